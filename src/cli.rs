@@ -1,0 +1,357 @@
+//! The command line: clap types and help texts, no logic.
+//!
+//! Values stay as they were typed; [`crate::config`] turns them into checked types, so that every
+//! mistake of a command line is reported at once and not one per try.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Two kube-apiservers share one node and one secure port, so that an upgrade loses nothing.
+#[derive(Debug, Parser)]
+#[command(
+    name = "berth",
+    version,
+    max_term_width = 100,
+    propagate_version = true,
+    after_help = "Exit status: 0 done, 1 no (not ready, something was lost), 64 wrong command line or \
+                  configuration, 69 a port or file that is needed cannot be had, 70 a bug in berth."
+)]
+pub struct Cli {
+    /// Where the log goes and how much of it.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Share the secure port and relay to one apiserver (the shim, as a side-container)
+    Serve(Box<ServeArgs>),
+    /// Give an apiserver its own 127.x address and become it (the main container)
+    Exec(ExecArgs),
+    /// `exec` and `serve` in one: start an apiserver and relay to it (bare metal, rehearsals)
+    Run(Box<RunArgs>),
+    /// Exit 0 when the own apiserver is ready and its shim listens (readiness probe)
+    Ready(AskArgs),
+    /// Exit 0 when the own apiserver answers /livez (liveness probe)
+    Live(Box<LiveArgs>),
+    /// Show the berths and apiservers on this node
+    Status(StatusArgs),
+    /// Upgrade two stand-in apiservers under load on this machine, and say what was lost
+    #[cfg(feature = "rehearse")]
+    Rehearse(RehearseArgs),
+    /// A small apiserver with kube-apiserver's flags and phases, for rehearsals and tests
+    #[cfg(feature = "rehearse")]
+    #[command(hide = true, disable_version_flag = true)]
+    StandIn(StandInArgs),
+    /// Write man pages or shell completions
+    Generate(GenerateArgs),
+}
+
+const LOGGING: &str = "Logging";
+const ADDRESSES: &str = "Addresses";
+const PROBE: &str = "Probe";
+const CONNECTIONS: &str = "Connections";
+const OPERATION: &str = "Operation";
+
+/// Logging options, valid with every subcommand.
+#[derive(Debug, Clone, Args)]
+pub struct LogArgs {
+    /// How log lines look; they go to standard error
+    #[arg(long, global = true, env = "BERTH_LOG_FORMAT", hide_env_values = true, default_value = "text", value_name = "FORMAT", help_heading = LOGGING)]
+    pub log_format: LogFormat,
+    /// Least severity that is logged
+    #[arg(long, global = true, env = "BERTH_LOG_LEVEL", hide_env_values = true, default_value = "info", value_name = "LEVEL", help_heading = LOGGING)]
+    pub log_level: LogLevel,
+}
+
+/// Form of a log line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// One readable line an event
+    Text,
+    /// One JSON object an event
+    Json,
+}
+
+/// Least severity that is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// Only what needs somebody
+    Error,
+    /// And what may need somebody
+    Warn,
+    /// And the life cycle
+    Info,
+    /// And each connection
+    Debug,
+    /// And each step of it
+    Trace,
+}
+
+/// Options of `berth serve`.
+#[derive(Debug, Clone, Args)]
+pub struct ServeArgs {
+    /// Which berth and which instance.
+    #[command(flatten)]
+    pub place: PlaceArgs,
+    /// Address of the apiserver; without it, the address that `berth exec` recorded is waited for
+    #[arg(long, env = "BERTH_BACKEND", hide_env_values = true, value_name = "ADDR:PORT", help_heading = ADDRESSES)]
+    pub backend: Option<String>,
+    /// All that `berth run` has in common with `berth serve`.
+    #[command(flatten)]
+    pub shim: ShimArgs,
+}
+
+/// Options of `berth run`.
+#[derive(Debug, Clone, Args)]
+pub struct RunArgs {
+    /// Which berth and which instance.
+    #[command(flatten)]
+    pub place: PlaceArgs,
+    /// All that `berth run` has in common with `berth serve`.
+    #[command(flatten)]
+    pub shim: ShimArgs,
+    /// The apiserver's command; {instance} in its arguments becomes the instance's ID
+    #[arg(last = true, required = true, value_name = "COMMAND", num_args = 1..)]
+    pub command: Vec<std::ffi::OsString>,
+}
+
+/// Options of `berth exec`.
+#[derive(Debug, Clone, Args)]
+pub struct ExecArgs {
+    /// Which berth and which instance.
+    #[command(flatten)]
+    pub place: PlaceArgs,
+    /// The apiserver's command; {instance} in its arguments becomes the instance's ID
+    #[arg(last = true, required = true, value_name = "COMMAND", num_args = 1..)]
+    pub command: Vec<std::ffi::OsString>,
+}
+
+/// Which berth, which instance of it, and where the shims meet.
+#[derive(Debug, Clone, Args)]
+pub struct PlaceArgs {
+    /// Public address of the apiserver, e.g. 10.0.0.5:6443; may be given several times, the first
+    /// names the berth. `,freebind` binds an address that is not there yet (a virtual IP). In the
+    /// environment: separated by spaces
+    #[arg(long, required = true, env = "BERTH_LISTEN", hide_env_values = true, value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES)]
+    pub listen: Vec<String>,
+    /// Name of this instance among those of the berth, the same again after a restart (in a pod: its
+    /// UID) [default: a random one]
+    #[arg(long, env = "BERTH_INSTANCE", hide_env_values = true, value_name = "ID", help_heading = ADDRESSES)]
+    pub instance: Option<String>,
+    /// Where the shims of this node meet.
+    #[command(flatten)]
+    pub run_dir: RunDirArgs,
+}
+
+/// Where the shims of this node meet.
+#[derive(Debug, Clone, Args)]
+pub struct RunDirArgs {
+    /// Directory where the shims of this node meet [default: /run/berth, or $XDG_RUNTIME_DIR/berth
+    /// when not root]
+    #[arg(long, env = "BERTH_RUN_DIR", hide_env_values = true, value_name = "DIR", help_heading = ADDRESSES)]
+    pub run_dir: Option<PathBuf>,
+}
+
+/// Options that `berth serve` and `berth run` share.
+#[derive(Debug, Clone, Args)]
+pub struct ShimArgs {
+    /// How long a port that cannot be had is tried again before exit 69
+    #[arg(long, env = "BERTH_BIND_WAIT", hide_env_values = true, default_value = "0s", value_name = "DURATION", help_heading = ADDRESSES)]
+    pub bind_wait: String,
+    /// How the apiserver is asked whether it is ready.
+    #[command(flatten)]
+    pub probe: ProbeArgs,
+    /// How often, and how many answers in a row decide.
+    #[command(flatten)]
+    pub pace: PaceArgs,
+    /// How long a client is kept waiting while no apiserver is ready
+    #[arg(long, env = "BERTH_HOLD", hide_env_values = true, default_value = "8s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    pub hold: String,
+    /// How long connections may go on after SIGTERM, counted from when the own apiserver stopped
+    /// listening
+    #[arg(long, env = "BERTH_DRAIN_TIMEOUT", hide_env_values = true, default_value = "60s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    pub drain_timeout: String,
+    /// Most connections at once; further ones wait in the backlog [default: what the file limit
+    /// allows]
+    #[arg(long, env = "BERTH_MAX_CONNECTIONS", hide_env_values = true, value_name = "N", help_heading = CONNECTIONS)]
+    pub max_connections: Option<String>,
+    /// Length of the accept queue; the kernel caps it at net.core.somaxconn
+    #[arg(long, env = "BERTH_BACKLOG", hide_env_values = true, default_value = "4096", value_name = "N", help_heading = CONNECTIONS)]
+    pub backlog: String,
+    /// Idle time after which TCP asks whether the peer is still there; 0s: never
+    #[arg(long, env = "BERTH_KEEPALIVE_IDLE", hide_env_values = true, default_value = "30s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    pub keepalive_idle: String,
+    /// Time between two such questions
+    #[arg(long, env = "BERTH_KEEPALIVE_INTERVAL", hide_env_values = true, default_value = "10s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    pub keepalive_interval: String,
+    /// Unanswered questions after which the peer is gone
+    #[arg(long, env = "BERTH_KEEPALIVE_PROBES", hide_env_values = true, default_value = "3", value_name = "N", help_heading = CONNECTIONS)]
+    pub keepalive_probes: String,
+    /// TCP_USER_TIMEOUT; 0s: off. It also cuts readers that pause for that long (`kubectl logs -f |
+    /// less`)
+    #[arg(long, env = "BERTH_USER_TIMEOUT", hide_env_values = true, default_value = "0s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    pub user_timeout: String,
+    /// Threads that relay [default: one per core]
+    #[arg(long, env = "BERTH_THREADS", hide_env_values = true, value_name = "N", help_heading = CONNECTIONS)]
+    pub threads: Option<String>,
+    /// Serve /metrics, /livez, /readyz and /status by HTTP here; may be shared by several shims
+    /// [default: off]
+    #[arg(long, env = "BERTH_ADMIN", hide_env_values = true, value_name = "ADDR:PORT", help_heading = OPERATION)]
+    pub admin: Option<String>,
+    /// Log the end of each connection at info instead of debug
+    #[arg(long, env = "BERTH_LOG_CONNECTIONS", hide_env_values = true, help_heading = OPERATION)]
+    pub log_connections: bool,
+}
+
+/// How the apiserver is asked.
+#[derive(Debug, Clone, Args)]
+pub struct ProbeArgs {
+    /// Ask by HTTPS, or only whether the port accepts connections
+    #[arg(long, env = "BERTH_PROBE", hide_env_values = true, default_value = "https", value_name = "KIND", help_heading = PROBE)]
+    pub probe: ProbeKind,
+    /// Path that answers 200 when the apiserver is ready
+    #[arg(long, env = "BERTH_PROBE_PATH", hide_env_values = true, default_value = "/readyz", value_name = "PATH", help_heading = PROBE)]
+    pub probe_path: String,
+    /// PEM file with the authorities that the apiserver's certificate is checked against
+    #[arg(long, env = "BERTH_PROBE_CA", hide_env_values = true, value_name = "FILE", help_heading = PROBE)]
+    pub probe_ca: Option<PathBuf>,
+    /// PEM file with the probe's client certificate, for an apiserver without anonymous access
+    #[arg(long, env = "BERTH_PROBE_CERT", hide_env_values = true, value_name = "FILE", help_heading = PROBE)]
+    pub probe_cert: Option<PathBuf>,
+    /// PEM file with the key of --probe-cert
+    #[arg(long, env = "BERTH_PROBE_KEY", hide_env_values = true, value_name = "FILE", help_heading = PROBE)]
+    pub probe_key: Option<PathBuf>,
+    /// File with a bearer token for the probe
+    #[arg(long, env = "BERTH_PROBE_TOKEN_FILE", hide_env_values = true, value_name = "FILE", help_heading = PROBE)]
+    pub probe_token_file: Option<PathBuf>,
+    /// Name that the apiserver's certificate must carry
+    #[arg(long, env = "BERTH_PROBE_SERVER_NAME", hide_env_values = true, default_value = "kubernetes", value_name = "NAME", help_heading = PROBE)]
+    pub probe_server_name: String,
+    /// Do not check the apiserver's certificate; no credentials are sent then
+    #[arg(long, env = "BERTH_PROBE_INSECURE", hide_env_values = true, help_heading = PROBE)]
+    pub probe_insecure: bool,
+    /// How long an answer may take
+    #[arg(long, env = "BERTH_PROBE_TIMEOUT", hide_env_values = true, default_value = "2s", value_name = "DURATION", help_heading = PROBE)]
+    pub probe_timeout: String,
+}
+
+/// How often the apiserver is asked, and how many answers in a row decide.
+#[derive(Debug, Clone, Args)]
+pub struct PaceArgs {
+    /// Time between two probes
+    #[arg(long, env = "BERTH_PROBE_INTERVAL", hide_env_values = true, default_value = "1s", value_name = "DURATION", help_heading = PROBE)]
+    pub probe_interval: String,
+    /// Good answers in a row that make it ready
+    #[arg(long, env = "BERTH_RISE", hide_env_values = true, default_value = "2", value_name = "N", help_heading = PROBE)]
+    pub rise: String,
+    /// Bad answers in a row that make it unready
+    #[arg(long, env = "BERTH_FALL", hide_env_values = true, default_value = "3", value_name = "N", help_heading = PROBE)]
+    pub fall: String,
+}
+
+/// Kind of probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ProbeKind {
+    /// GET --probe-path by HTTPS
+    Https,
+    /// Connect only
+    Tcp,
+}
+
+/// Options of `berth ready`.
+#[derive(Debug, Clone, Args)]
+pub struct AskArgs {
+    /// Which instance [default: the only one there]
+    #[arg(long, env = "BERTH_INSTANCE", hide_env_values = true, value_name = "ID", help_heading = ADDRESSES)]
+    pub instance: Option<String>,
+    /// Where the shims of this node meet.
+    #[command(flatten)]
+    pub run_dir: RunDirArgs,
+}
+
+/// Options of `berth live`.
+#[derive(Debug, Clone, Args)]
+pub struct LiveArgs {
+    /// Which instance.
+    #[command(flatten)]
+    pub ask: AskArgs,
+    /// How the apiserver is asked.
+    #[command(flatten)]
+    pub probe: ProbeArgs,
+}
+
+/// Options of `berth status`.
+#[derive(Debug, Clone, Args)]
+pub struct StatusArgs {
+    /// Where the shims of this node meet.
+    #[command(flatten)]
+    pub run_dir: RunDirArgs,
+    /// Print JSON instead of a table
+    #[arg(long, env = "BERTH_STATUS_JSON", hide_env_values = true)]
+    pub json: bool,
+    /// Print again every second until interrupted
+    #[arg(long, env = "BERTH_STATUS_WATCH", hide_env_values = true)]
+    pub watch: bool,
+}
+
+/// Options of `berth rehearse`.
+#[cfg(feature = "rehearse")]
+#[derive(Debug, Clone, Args)]
+pub struct RehearseArgs {
+    /// New TLS connections a second
+    #[arg(long, env = "BERTH_REHEARSE_RATE", hide_env_values = true, default_value = "100", value_name = "N")]
+    pub rate: String,
+    /// Clients that keep their connection
+    #[arg(long, env = "BERTH_REHEARSE_CLIENTS", hide_env_values = true, default_value = "8", value_name = "N")]
+    pub clients: String,
+    /// Watches of ConfigMaps
+    #[arg(long, env = "BERTH_REHEARSE_WATCHES", hide_env_values = true, default_value = "8", value_name = "N")]
+    pub watches: String,
+    /// kube-apiserver's flag of that name: time between SIGTERM and the end of listening
+    #[arg(
+        long,
+        env = "BERTH_REHEARSE_SHUTDOWN_DELAY_DURATION",
+        hide_env_values = true,
+        default_value = "0s",
+        value_name = "DURATION"
+    )]
+    pub shutdown_delay_duration: String,
+}
+
+/// Arguments of the stand-in apiserver.
+#[cfg(feature = "rehearse")]
+#[derive(Debug, Clone, Args)]
+pub struct StandInArgs {
+    /// kube-apiserver's flags
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
+    pub flags: Vec<String>,
+}
+
+/// Options of `berth generate`.
+#[derive(Debug, Clone, Args)]
+pub struct GenerateArgs {
+    /// What to write.
+    #[command(subcommand)]
+    pub what: Generate,
+}
+
+/// What `berth generate` writes.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Generate {
+    /// Write a man page for berth and one for each subcommand
+    Man {
+        /// Directory to write them to; made if it is not there
+        #[arg(default_value = ".", value_name = "DIR")]
+        dir: PathBuf,
+    },
+    /// Write a shell's completions to standard output
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+}

@@ -1,0 +1,81 @@
+//! One file a subcommand: from checked options to an exit status.
+//!
+//! Here is what the subcommands share: exit statuses, the log, and the dispatch.
+
+use crate::cli::{Command, LogArgs, LogFormat, LogLevel};
+use std::process::ExitCode;
+use tracing_subscriber::filter::LevelFilter;
+
+mod generate;
+#[cfg(feature = "rehearse")]
+mod rehearse;
+
+/// How a command ended, as an exit status after sysexits(3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// 0: done.
+    Ok,
+    /// 1: the answer is no: not ready, not alive, something was lost.
+    No,
+    /// 64 (EX_USAGE): wrong command line or configuration; nothing was started.
+    Usage,
+    /// 69 (EX_UNAVAILABLE): a port or file that is needed cannot be had.
+    Unavailable,
+    /// 70 (EX_SOFTWARE): a bug in berth.
+    Bug,
+    /// The exit status of the child.
+    Child(u8),
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(match exit {
+            Exit::Ok => 0,
+            Exit::No => 1,
+            Exit::Usage => 64,
+            Exit::Unavailable => 69,
+            Exit::Bug => 70,
+            Exit::Child(status) => status,
+        })
+    }
+}
+
+/// Sets up the log on standard error. Does nothing the second time.
+pub fn init_log(args: &LogArgs) {
+    let level = match args.log_level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
+    let _ = match args.log_format {
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+        LogFormat::Text => {
+            use std::io::IsTerminal;
+            let color = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+            builder.with_target(false).with_ansi(color).try_init()
+        }
+    };
+}
+
+/// Runs a subcommand. Errors are printed here, once, with their causes.
+pub fn dispatch(command: Command) -> ExitCode {
+    let result: anyhow::Result<Exit> = match command {
+        Command::Generate(args) => generate::run(&args),
+        #[cfg(feature = "rehearse")]
+        Command::Rehearse(args) => rehearse::run(&args),
+        #[cfg(feature = "rehearse")]
+        Command::StandIn(args) => rehearse::stand_in(&args),
+        _ => unreachable!(),
+    };
+    match result {
+        Ok(exit) => exit,
+        Err(error) => {
+            eprintln!("berth: {error:#}");
+            Exit::Bug
+        }
+    }
+    .into()
+}

@@ -1,0 +1,6 @@
+//! berth.
+
+pub mod cli;
+pub mod commands;
+#[cfg(feature = "rehearse")]
+pub mod rehearse;
