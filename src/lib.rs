@@ -2,5 +2,8 @@
 
 pub mod cli;
 pub mod commands;
+pub mod config;
+pub mod instance;
+pub mod os;
 #[cfg(feature = "rehearse")]
 pub mod rehearse;
