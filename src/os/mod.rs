@@ -2,3 +2,4 @@
 #![allow(unsafe_code, reason = "raw system calls live here and nowhere else, each block with its SAFETY comment")]
 
 pub mod holder;
+pub mod inotify;
