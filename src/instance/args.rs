@@ -80,7 +80,7 @@ pub fn check(argv: &[OsString]) -> Vec<ArgsError> {
     if argv.is_empty() {
         return vec![ArgsError::NoCommand];
     }
-    read(argv).0.into_iter().filter_map(|part| part.err()).collect()
+    read(argv).0.into_iter().filter_map(Result::err).collect()
 }
 
 /// The advertise address that the command line sets itself, if it does and it is an address.
