@@ -155,7 +155,7 @@ fn mend(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => " (is it in this container, and in PATH? Else give its full path after --)",
         io::ErrorKind::PermissionDenied => {
-            " (is it a file that this uid may execute, on a file system not mounted noexec?)"
+            " (is it a file that this uid may execute, on a file system not mounted noexec, and may it search all of PATH?)"
         }
         _ => "",
     }
