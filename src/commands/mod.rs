@@ -6,6 +6,7 @@ use crate::cli::{Command, LogArgs, LogFormat, LogLevel};
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 
+mod exec;
 mod generate;
 #[cfg(feature = "rehearse")]
 mod rehearse;
@@ -63,6 +64,7 @@ pub fn init_log(args: &LogArgs) {
 /// Runs a subcommand. Errors are printed here, once, with their causes.
 pub fn dispatch(command: Command) -> ExitCode {
     let result: anyhow::Result<Exit> = match command {
+        Command::Exec(args) => exec::run(&args),
         Command::Generate(args) => generate::run(&args),
         #[cfg(feature = "rehearse")]
         Command::Rehearse(args) => rehearse::run(&args),
