@@ -5,7 +5,7 @@
 //! that accept(2) can say ends the loop, except that the listener listens no more.
 
 use crate::metrics::{AcceptErrorLabels, Metrics};
-use crate::os::socket;
+use crate::os::{self, socket};
 use crate::relay::{self, Context, Open};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -109,7 +109,7 @@ impl Dealer {
     }
 
     async fn accept(&self, listener: OwnedFd, stop: CancellationToken) -> io::Result<OwnedFd> {
-        let listener = AsyncFd::with_interest(listener, Interest::READABLE)?;
+        let listener = os::awaitable(listener, Interest::READABLE)?;
         loop {
             let mut ready = tokio::select! {
                 biased;

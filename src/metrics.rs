@@ -162,8 +162,12 @@ impl Collector for Sums {
         let open = encoder.encode_descriptor("berth_connections_open", "Connections now", None, MetricType::Gauge)?;
         ConstGauge::new(sum(|w| w.open.get())).encode(open)?;
 
-        let mut ended =
-            encoder.encode_descriptor("berth_connections", "Connections by how they ended", None, MetricType::Counter)?;
+        let mut ended = encoder.encode_descriptor(
+            "berth_connections",
+            "Connections by how they ended",
+            None,
+            MetricType::Counter,
+        )?;
         for how in How::ALL {
             let labels = [("outcome", how.as_str())];
             let count = self.workers.iter().map(|w| w.ended[how as usize].get()).sum::<u64>();

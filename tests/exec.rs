@@ -264,7 +264,7 @@ fn wildcards_are_refused_with_the_way_out() {
     assert!(stderr(&output).contains("10.0.0.5:6443"), "{}", stderr(&output));
 
     node.listen = "10.0.0.5:6443".parse().unwrap();
-    let output = node.output(&["--listen", "[::]:6443"], &["true"]);
+    let output = node.output(&["--listen", "0.0.0.0:6443"], &["true"]);
     assert_eq!(output.status.code(), Some(64));
     assert!(stderr(&output).contains("10.0.0.5:7443"), "{}", stderr(&output));
     assert_eq!(node.output(&[], &[]).status.code(), Some(64), "no command");

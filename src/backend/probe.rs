@@ -267,7 +267,11 @@ impl Probe {
         let token = std::fs::read_to_string(path)
             .map_err(|error| format!("cannot read --probe-token-file {}: {error}", path.display()))?;
         let token = token.trim();
-        if token.is_empty() { Err(format!("--probe-token-file {} is empty", path.display())) } else { Ok(Some(token.to_owned())) }
+        if token.is_empty() {
+            Err(format!("--probe-token-file {} is empty", path.display()))
+        } else {
+            Ok(Some(token.to_owned()))
+        }
     }
 }
 

@@ -8,16 +8,18 @@ pub mod args;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// Longest ID, in bytes: with its suffix it stays far below the 255 of a file name, and a pod's UID
 /// (36) or a DNS label (63) fits.
 const MAX_LEN: usize = 63;
 
 /// Name of an instance among those of its berth: 1 to 63 of `A-Z a-z 0-9 . _ -`, not beginning
-/// with a dot or a dash. It becomes a file name, so nothing else may pass.
+/// with a dot or a dash. It becomes a file name, so nothing else may pass. Cheap to
+/// clone: each connection has one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct InstanceId(String);
+pub struct InstanceId(Arc<str>);
 
 /// Why a text is no [`InstanceId`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -57,7 +59,7 @@ impl InstanceId {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         match text.chars().find(|c| !allowed(*c)) {
             Some(bad) => Err(InstanceIdError::Character(text.to_owned(), bad)),
-            None => Ok(Self(text.to_owned())),
+            None => Ok(Self(text.into())),
         }
     }
 
@@ -67,7 +69,7 @@ impl InstanceId {
     /// [`InstanceIdError::Random`].
     pub fn random() -> Result<Self, InstanceIdError> {
         let drawn = getrandom::u32().map_err(InstanceIdError::Random)?;
-        Ok(Self(format!("{drawn:08x}")))
+        Ok(Self(format!("{drawn:08x}").into()))
     }
 
     /// The ID as text.
@@ -101,7 +103,7 @@ impl TryFrom<String> for InstanceId {
 
 impl From<InstanceId> for String {
     fn from(id: InstanceId) -> Self {
-        id.0
+        id.0.as_ref().to_owned()
     }
 }
 

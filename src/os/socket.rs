@@ -61,10 +61,7 @@ pub fn start_listening(socket: BorrowedFd<'_>, backlog: u32) -> io::Result<()> {
 /// # Errors
 /// What getsockname(2) says, or `EAFNOSUPPORT` for a socket that is not of the Internet.
 pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
-    SockRef::from(&socket)
-        .local_addr()?
-        .as_socket()
-        .ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
+    SockRef::from(&socket).local_addr()?.as_socket().ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
 }
 
 /// Takes one connection out of the accept queue, non-blocking and close-on-exec.

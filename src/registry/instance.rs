@@ -75,6 +75,9 @@ pub struct Record {
     /// When it was started, wall clock, in full seconds. For people: nothing is decided by it.
     #[serde(with = "rfc3339")]
     pub started: SystemTime,
+    /// How it ended, where that is known. For people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
 }
 
 /// Why bytes are no record of an instance.
@@ -300,6 +303,7 @@ pub fn claim(
         advertise: claimant.advertise,
         pid: claimant.pid,
         started: SystemTime::now(),
+        ended: None,
     };
 
     let new = folder.join(format!(".{}.new", claimant.instance));
@@ -314,6 +318,28 @@ pub fn claim(
         return Err(failed("put a new record in the place of", &path)(error));
     }
     Ok(Claim { record, path, lock })
+}
+
+/// Adds to a dead instance's record how it ended, so that [`list`] can tell.
+///
+/// # Errors
+/// See [`ClaimError`]: it lives again, or the record cannot be written.
+pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), ClaimError> {
+    let folder = berth.instances();
+    let _names = lock_names(&folder, LOCK_WAIT)?;
+    let path = folder.join(format!("{id}.json"));
+    let Ok(Some(mut file)) = open(berth, &path) else { return Ok(()) };
+    let parsed = read(&mut file).ok().and_then(|bytes| Record::parse(&bytes, id).ok());
+    if is_locked(file).map_err(failed("lock", &path))? {
+        return Err(ClaimError::Alive { instance: id.clone(), path, pid: parsed.and_then(|record| record.pid) });
+    }
+    let Some(mut record) = parsed else { return Ok(()) };
+    record.ended = Some(how.to_owned());
+    let new = folder.join(format!(".{id}.new"));
+    let _ = fs::remove_file(&new);
+    // Unlocked by drop, after it has its name: dead from the start.
+    let _lock = write_locked(&new, &record).inspect_err(|_| drop(fs::remove_file(&new)))?;
+    fs::rename(&new, &path).map_err(failed("put a new record in the place of", &path))
 }
 
 /// The records of a berth, each with whether its process lives, and what is there besides.

@@ -8,7 +8,7 @@
 //! A future that ended by [`End`] has done what the other end must see: after [`End::Closed`] both
 //! sockets got their FIN; after any other both are set to reset at close.
 
-use crate::os::socket::reset_on_close;
+use crate::os::{self, socket::reset_on_close};
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
@@ -16,7 +16,6 @@ use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
@@ -177,10 +176,10 @@ impl Watch {
 /// Waits for EPOLLERR on a duplicate of a socket. Where that cannot be had (no descriptor left), it
 /// waits for ever and keepalive or the other end ends the connection.
 async fn until_error(duplicate: io::Result<std::os::fd::OwnedFd>) {
-    if let Ok(fd) = duplicate.and_then(|fd| AsyncFd::with_interest(fd, Interest::ERROR)) {
+    if let Ok(fd) = duplicate.and_then(|fd| os::awaitable(fd, Interest::ERROR)) {
         let _ = fd.ready(Interest::ERROR).await;
     } else {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
