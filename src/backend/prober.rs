@@ -118,7 +118,7 @@ impl Shared {
             // A sibling's instance goes with every upgrade.
             (_, Standing::Unready) if self.is_own(id) => tracing::warn!(instance = %id, "not ready any more: {words}"),
             (_, Standing::Unready) => {
-                tracing::info!(instance = %id, "a sibling's instance is not ready any more: {words}")
+                tracing::info!(instance = %id, "a sibling's instance is not ready any more: {words}");
             }
         }
         after == Standing::Ready
