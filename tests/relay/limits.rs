@@ -2,6 +2,7 @@
 
 use crate::support::net::{Backend, echo, expect_silence, hello, ping, read};
 use crate::support::shim::{Shim, THREADS};
+use berth::app::Stop;
 use berth::backend::Book;
 use berth::metrics::Metrics;
 use berth::os::socket::Keepalive;
@@ -32,6 +33,27 @@ fn beyond_max_connections_clients_wait_in_the_backlog() {
             assert!(read(&mut client, 100) == hello(100));
             served.push(client);
         }
+    }
+}
+
+/// A shim that leaves closes its listener, and that resets what waits there: so nobody is left to wait.
+#[test]
+fn who_waits_in_the_backlog_of_a_leaving_shim_is_served() {
+    for threads in THREADS {
+        let shim = Shim::start(Backend::new().serve(echo), threads, &["--max-connections", "1"]);
+        let mut served = shim.client();
+        ping(&mut served, &hello(100));
+        let mut waiting: Vec<_> = (0..20).map(|_| shim.client()).collect();
+        for client in &mut waiting {
+            client.write_all(&hello(100)).unwrap();
+        }
+        shim.tell(Stop::Drain);
+        for client in &mut waiting {
+            assert!(read(client, 100) == hello(100));
+        }
+        ping(&mut served, b"still");
+        drop((served, waiting));
+        assert_eq!(shim.ended().cut, 0);
     }
 }
 
