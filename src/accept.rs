@@ -116,7 +116,7 @@ impl Dealer {
                 () = stop.cancelled() => break,
                 ready = listener.readable() => ready?,
             };
-            match self.take(&listener) {
+            match self.take(&listener, self.limit) {
                 None => tokio::task::yield_now().await,
                 Some(Trouble::Empty) => ready.clear_ready(),
                 Some(Trouble::Closed) => return Ok(listener.into_inner()),
@@ -128,17 +128,17 @@ impl Dealer {
             }
         }
         // What is in the queue would be reset at close. What comes between the last look and the close
-        // still is: that a guard mends.
-        while self.take(&listener).is_none() {
+        // still is: that a guard mends. The limit is for those who can wait.
+        while self.take(&listener, u64::MAX).is_none() {
             tokio::task::yield_now().await;
         }
         Ok(listener.into_inner())
     }
 
-    /// Accepts up to a batch; says what stopped it before.
-    fn take(&self, listener: &AsyncFd<OwnedFd>) -> Option<Trouble> {
+    /// Accepts up to a batch, while there are fewer than `limit` connections; says what stopped it before.
+    fn take(&self, listener: &AsyncFd<OwnedFd>, limit: u64) -> Option<Trouble> {
         for _ in 0..BATCH {
-            if self.metrics.open() >= self.limit {
+            if self.metrics.open() >= limit {
                 self.trouble("limit", &"--max-connections is reached: further clients wait in the backlog");
                 return Some(Trouble::Exhausted);
             }
