@@ -97,18 +97,18 @@ impl Dealer {
         Self { lanes, metrics, ended, limit, troubled: AtomicBool::new(false) }
     }
 
-    /// Accepts from a listener until `stop`, then takes out what is queued, and gives it back. Runs on
-    /// the first worker.
+    /// Accepts from a listener until `stop`, then takes out what is queued, and closes it. Runs on the
+    /// first worker.
     pub fn spawn(
         self: &Arc<Self>,
         listener: OwnedFd,
         stop: CancellationToken,
-    ) -> tokio::task::JoinHandle<io::Result<OwnedFd>> {
+    ) -> tokio::task::JoinHandle<io::Result<()>> {
         let this = self.clone();
         self.lanes[0].0.spawn(async move { this.accept(listener, stop).await })
     }
 
-    async fn accept(&self, listener: OwnedFd, stop: CancellationToken) -> io::Result<OwnedFd> {
+    async fn accept(&self, listener: OwnedFd, stop: CancellationToken) -> io::Result<()> {
         let listener = os::awaitable(listener, Interest::READABLE)?;
         loop {
             let mut ready = tokio::select! {
@@ -119,7 +119,7 @@ impl Dealer {
             match self.take(&listener, self.limit) {
                 None => tokio::task::yield_now().await,
                 Some(Trouble::Empty) => ready.clear_ready(),
-                Some(Trouble::Closed) => return Ok(listener.into_inner()),
+                Some(Trouble::Closed) => return Ok(()),
                 Some(_) => tokio::select! {
                     () = stop.cancelled() => break,
                     () = self.ended.notified() => {}
@@ -128,11 +128,13 @@ impl Dealer {
             }
         }
         // What is in the queue would be reset at close. What comes between the last look and the close
-        // still is: that a guard mends. The limit is for those who can wait.
+        // still is: that a guard mends. The limit is for those who can wait. It is closed here, within
+        // microseconds: another thread would have to wake up for it first.
         while self.take(&listener, u64::MAX).is_none() {
             tokio::task::yield_now().await;
         }
-        Ok(listener.into_inner())
+        drop(listener);
+        Ok(())
     }
 
     /// Accepts up to a batch, while there are fewer than `limit` connections; says what stopped it before.

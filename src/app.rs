@@ -374,7 +374,7 @@ struct Group {
     /// Bound, not listening.
     waiting: Vec<OwnedFd>,
     /// Listening.
-    joined: Vec<(CancellationToken, JoinHandle<io::Result<OwnedFd>>)>,
+    joined: Vec<(CancellationToken, JoinHandle<io::Result<()>>)>,
 }
 
 impl Group {
@@ -403,7 +403,7 @@ impl Group {
         }
         for (_, accepting) in self.joined.drain(..) {
             match accepting.await {
-                Ok(Ok(listener)) => drop(listener),
+                Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::error!(%error, "a listener could not be waited for"),
                 Err(error) => tracing::error!(%error, "an accept loop ended before its time: a bug"),
             }
