@@ -4,5 +4,6 @@ pub mod certs;
 pub mod hub;
 pub mod plan;
 pub mod record;
+pub mod stand_in;
 pub mod store;
 pub mod wire;
