@@ -77,7 +77,7 @@ async fn live(flags: Flags) -> io::Result<()> {
     let ready = async {
         life.start(server.flags.start_delay).await;
         server.store.mark(Mark::Ready, Stamp::now()).await;
-        std::future::pending().await
+        std::future::pending::<()>().await;
     };
     tokio::select! {
         () = stop.requested() => {}

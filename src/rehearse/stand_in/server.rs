@@ -176,3 +176,41 @@ pub(super) fn tls(flags: &Flags) -> io::Result<TlsAcceptor> {
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rehearse::{certs, hub, record::Recorder, store::Store};
+    use tokio::io::AsyncReadExt;
+
+    #[tokio::test]
+    async fn what_waits_when_listening_ends_is_reset() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("store");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let hub = tokio::spawn(hub::serve(listener, Arc::new(Store::default()), Arc::new(Recorder::default())));
+        let certs = certs::make(dir.path(), &[]).unwrap();
+        let flags = Flags::parse(&[
+            format!("--etcd-servers=unix://{}", socket.display()),
+            format!("--tls-cert-file={}", certs.cert_file.display()),
+            format!("--tls-private-key-file={}", certs.key_file.display()),
+        ]);
+        let flags = flags.unwrap();
+        let tls = tls(&flags).unwrap();
+        let store = StoreClient::connect(&socket, "it").await.unwrap();
+        let server = Arc::new(Server::new(flags, store, Life::default(), None));
+
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut waiting = Vec::new();
+        for _ in 0..3 {
+            waiting.push(TcpStream::connect(listener.local_addr().unwrap()).await.unwrap());
+        }
+        server.life.closing.cancel();
+        Arc::clone(&server).accept(listener, tls).await;
+        for mut client in waiting {
+            let error = client.read_u8().await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        }
+        hub.abort();
+    }
+}
