@@ -258,7 +258,8 @@ impl<'a> Judge<'a> {
             self.object(format!("{count} requests failed on this machine's own account ({why}): a lower --rate helps"));
         }
         let connections = self.verdict.new_connections;
-        let planned = u64::from(plan.rate) * (plan.before + plan.together + plan.after).as_secs();
+        let load = plan.before + plan.together + plan.after;
+        let planned = (f64::from(plan.rate) * load.as_secs_f64()) as u64;
         let fewest = FEWEST.min(planned);
         if connections < fewest {
             self.object(format!("only {connections} new connections; fewer than {fewest} say nothing"));
