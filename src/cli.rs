@@ -166,7 +166,7 @@ pub struct ShimArgs {
     /// How the apiserver is asked whether it is ready.
     #[command(flatten)]
     pub probe: ProbeArgs,
-    /// How often, and how many answers in a row decide.
+    /// What it is asked, how often, and how many answers in a row decide.
     #[command(flatten)]
     pub pace: PaceArgs,
     /// How long a client is kept waiting while no apiserver is ready
@@ -214,9 +214,6 @@ pub struct ProbeArgs {
     /// Ask by HTTPS, or only whether the port accepts connections
     #[arg(long, env = "BERTH_PROBE", hide_env_values = true, default_value = "https", value_name = "KIND", help_heading = PROBE)]
     pub probe: ProbeKind,
-    /// Path that answers 200 when the apiserver is ready
-    #[arg(long, env = "BERTH_PROBE_PATH", hide_env_values = true, default_value = "/readyz", value_name = "PATH", help_heading = PROBE)]
-    pub probe_path: String,
     /// PEM file with the authorities that the apiserver's certificate is checked against
     #[arg(long, env = "BERTH_PROBE_CA", hide_env_values = true, value_name = "FILE", help_heading = PROBE)]
     pub probe_ca: Option<PathBuf>,
@@ -240,9 +237,12 @@ pub struct ProbeArgs {
     pub probe_timeout: String,
 }
 
-/// How often the apiserver is asked, and how many answers in a row decide.
+/// What the apiserver is asked, how often, and how many answers in a row decide.
 #[derive(Debug, Clone, Args)]
 pub struct PaceArgs {
+    /// Path that answers 200 when the apiserver is ready
+    #[arg(long, env = "BERTH_PROBE_PATH", hide_env_values = true, default_value = "/readyz", value_name = "PATH", help_heading = PROBE)]
+    pub probe_path: String,
     /// Time between two probes
     #[arg(long, env = "BERTH_PROBE_INTERVAL", hide_env_values = true, default_value = "1s", value_name = "DURATION", help_heading = PROBE)]
     pub probe_interval: String,

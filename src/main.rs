@@ -11,6 +11,6 @@ fn main() -> ExitCode {
             return if error.use_stderr() { berth::commands::Exit::Usage.into() } else { ExitCode::SUCCESS };
         }
     };
-    berth::commands::init_log(&cli.log);
-    berth::commands::dispatch(cli.command)
+    // A panic is a bug; sysexits has a status for that. Those of a connection end only that connection.
+    std::panic::catch_unwind(|| berth::commands::dispatch(cli)).unwrap_or_else(|_| berth::commands::Exit::Bug.into())
 }

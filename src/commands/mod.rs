@@ -2,13 +2,20 @@
 //!
 //! Here is what the subcommands share: exit statuses, the log, and the dispatch.
 
-use crate::cli::{Command, LogArgs, LogFormat, LogLevel};
+use crate::cli::{Cli, Command, LogArgs, LogFormat, LogLevel};
+use crate::config::Mistakes;
+use anyhow::Context;
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 
+mod ask;
+mod exec;
 mod generate;
 #[cfg(feature = "rehearse")]
 mod rehearse;
+mod run;
+mod serve;
+mod status;
 
 /// How a command ended, as an exit status after sysexits(3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,8 +47,28 @@ impl From<Exit> for ExitCode {
     }
 }
 
+/// Prints all that is wrong with a command line.
+fn mistaken(mistakes: &Mistakes) -> Exit {
+    for mistake in &mistakes.0 {
+        eprintln!("berth: {mistake}");
+    }
+    Exit::Usage
+}
+
+/// Prints why something cannot be had.
+fn unavailable(error: &dyn std::fmt::Display) -> Exit {
+    eprintln!("berth: {error}");
+    Exit::Unavailable
+}
+
+/// Runs the control plane: on this thread, which the children of `berth run` follow into death.
+fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
+    Ok(runtime.block_on(future))
+}
+
 /// Sets up the log on standard error. Does nothing the second time.
-pub fn init_log(args: &LogArgs) {
+fn init_log(args: &LogArgs) {
     let level = match args.log_level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
@@ -61,21 +88,25 @@ pub fn init_log(args: &LogArgs) {
 }
 
 /// Runs a subcommand. Errors are printed here, once, with their causes.
-pub fn dispatch(command: Command) -> ExitCode {
-    let result: anyhow::Result<Exit> = match command {
-        Command::Generate(args) => generate::run(&args),
+#[must_use]
+pub fn dispatch(cli: Cli) -> ExitCode {
+    init_log(&cli.log);
+    let result = match cli.command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Exec(args) => exec::run(&args),
+        Command::Run(args) => run::run(&args, &cli.log),
+        Command::Ready(args) => ask::ready(&args),
+        Command::Live(args) => ask::live(&args),
+        Command::Status(args) => status::run(&args),
         #[cfg(feature = "rehearse")]
         Command::Rehearse(args) => rehearse::run(&args),
         #[cfg(feature = "rehearse")]
         Command::StandIn(args) => rehearse::stand_in(&args),
-        _ => unreachable!(),
+        Command::Generate(args) => generate::run(&args),
     };
-    match result {
-        Ok(exit) => exit,
-        Err(error) => {
-            eprintln!("berth: {error:#}");
-            Exit::Bug
-        }
-    }
-    .into()
+    let exit = result.unwrap_or_else(|error| {
+        eprintln!("berth: {error:#} (this should not happen: please report it)");
+        Exit::Bug
+    });
+    exit.into()
 }

@@ -1,0 +1,192 @@
+//! From the kernel's accept queue to the worker that relays: accept loop, caps and back-off.
+//!
+//! One task a listener, all on the first worker; connections are dealt to the worker with the fewest.
+//! (Two epolls on duplicates of one listener share very unevenly: 1,748 to 252 were seen.) Nothing
+//! that accept(2) can say ends the loop, except that the listener listens no more.
+
+use crate::metrics::{AcceptErrorLabels, Metrics};
+use crate::os::{self, socket};
+use crate::relay::{self, Context, Open};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// Connections that are accepted before other tasks of the worker get their turn.
+const BATCH: usize = 64;
+
+/// Longest pause when descriptors or memory ran out; a connection that ends cuts it short.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What a failed accept means (errors of accept(2)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    /// The queue is empty.
+    Empty,
+    /// The client went away, or the network had something to say of it: on to the next.
+    Client,
+    /// No descriptor or memory left: wait.
+    Exhausted,
+    /// The socket listens no more.
+    Closed,
+    /// Something that accept(2) does not name: wait, so as not to spin.
+    Unknown,
+}
+
+impl Trouble {
+    /// What an error means.
+    #[must_use]
+    pub fn of(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EAGAIN) => Self::Empty,
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => Self::Exhausted,
+            Some(
+                libc::ECONNABORTED
+                | libc::EINTR
+                | libc::EPERM
+                | libc::EPROTO
+                | libc::ENETDOWN
+                | libc::ENOPROTOOPT
+                | libc::EHOSTDOWN
+                | libc::ENONET
+                | libc::EHOSTUNREACH
+                | libc::EOPNOTSUPP
+                | libc::ENETUNREACH
+                | libc::ETIMEDOUT,
+            ) => Self::Client,
+            Some(libc::EINVAL | libc::EBADF | libc::ENOTSOCK) => Self::Closed,
+            _ => Self::Unknown,
+        }
+    }
+
+    /// The word for the metric `berth_accept_errors_total{kind}`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Empty => "empty",
+            Self::Client => "client",
+            Self::Exhausted => "exhausted",
+            Self::Closed => "closed",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Deals accepted connections to workers, up to a limit.
+#[derive(Debug)]
+pub struct Dealer {
+    lanes: Vec<(Handle, Arc<Context>)>,
+    metrics: Arc<Metrics>,
+    ended: Arc<Notify>,
+    limit: u64,
+    /// Whether the last accept failed for a reason that lasts; told once, not at each try.
+    troubled: AtomicBool,
+}
+
+impl Dealer {
+    /// Deals to workers, each with the context of its connections; at most `limit` connections at once.
+    #[must_use]
+    pub fn new(lanes: Vec<(Handle, Arc<Context>)>, metrics: Arc<Metrics>, ended: Arc<Notify>, limit: u64) -> Self {
+        Self { lanes, metrics, ended, limit, troubled: AtomicBool::new(false) }
+    }
+
+    /// Accepts from a listener until `stop`, then takes out what is queued, and gives it back. Runs on
+    /// the first worker.
+    pub fn spawn(
+        self: &Arc<Self>,
+        listener: OwnedFd,
+        stop: CancellationToken,
+    ) -> tokio::task::JoinHandle<io::Result<OwnedFd>> {
+        let this = self.clone();
+        self.lanes[0].0.spawn(async move { this.accept(listener, stop).await })
+    }
+
+    async fn accept(&self, listener: OwnedFd, stop: CancellationToken) -> io::Result<OwnedFd> {
+        let listener = os::awaitable(listener, Interest::READABLE)?;
+        loop {
+            let mut ready = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                ready = listener.readable() => ready?,
+            };
+            match self.take(&listener) {
+                None => tokio::task::yield_now().await,
+                Some(Trouble::Empty) => ready.clear_ready(),
+                Some(Trouble::Closed) => return Ok(listener.into_inner()),
+                Some(_) => tokio::select! {
+                    () = stop.cancelled() => break,
+                    () = self.ended.notified() => {}
+                    () = tokio::time::sleep(PAUSE) => {}
+                },
+            }
+        }
+        // What is in the queue would be reset at close. What comes between the last look and the close
+        // still is: that a guard mends.
+        while self.take(&listener).is_none() {
+            tokio::task::yield_now().await;
+        }
+        Ok(listener.into_inner())
+    }
+
+    /// Accepts up to a batch; says what stopped it before.
+    fn take(&self, listener: &AsyncFd<OwnedFd>) -> Option<Trouble> {
+        for _ in 0..BATCH {
+            if self.metrics.open() >= self.limit {
+                self.trouble("limit", &"--max-connections is reached: further clients wait in the backlog");
+                return Some(Trouble::Exhausted);
+            }
+            match socket::accept(listener.as_fd()) {
+                Ok((stream, peer)) => {
+                    self.troubled.store(false, Relaxed);
+                    let Some((worker, context)) = self.lanes.iter().min_by_key(|(_, c)| c.stats.open.get()) else {
+                        return Some(Trouble::Closed);
+                    };
+                    let open = Open::new(context);
+                    worker.spawn(relay::serve(context.clone(), stream, peer, open));
+                }
+                Err(error) => match Trouble::of(&error) {
+                    Trouble::Empty => return Some(Trouble::Empty),
+                    Trouble::Client => self.count(Trouble::Client.as_str()),
+                    trouble => {
+                        self.trouble(trouble.as_str(), &error);
+                        return Some(trouble);
+                    }
+                },
+            }
+        }
+        None
+    }
+
+    fn trouble(&self, kind: &'static str, what: &dyn std::fmt::Display) {
+        self.count(kind);
+        if !self.troubled.swap(true, Relaxed) {
+            tracing::warn!(kind, open = self.metrics.open(), "cannot accept, trying again: {what}");
+        }
+    }
+
+    fn count(&self, kind: &'static str) {
+        self.metrics.accept_errors.get_or_create(&AcceptErrorLabels { kind }).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_told_apart() {
+        let of = |code| Trouble::of(&io::Error::from_raw_os_error(code));
+        assert_eq!(of(libc::EAGAIN), Trouble::Empty);
+        assert_eq!(of(libc::ECONNABORTED), Trouble::Client);
+        assert_eq!(of(libc::EMFILE), Trouble::Exhausted);
+        assert_eq!(of(libc::EINVAL), Trouble::Closed);
+        assert_eq!(of(libc::EIO), Trouble::Unknown);
+    }
+}

@@ -1,0 +1,453 @@
+//! The wiring of a shim, and the only place where it is done: [`build`] takes what a shim needs (ports,
+//! threads, files) and fails before anything is served, [`Bound::run`] serves until it is told to stop.
+//!
+//! A [`Bound`] knows its real addresses, so that a test runs a whole shim on port 0.
+//!
+//! The control plane (probes, records, socket, admin, this loop) runs on the caller's runtime, which
+//! should be current-thread; connections run on the [`Workers`]' own.
+
+use crate::accept::Dealer;
+use crate::admin::Admin;
+use crate::backend::health::Standing;
+use crate::backend::probe::Probe;
+use crate::backend::prober::Probers;
+use crate::backend::{Book, Table};
+use crate::config::{Config, Listen};
+use crate::control;
+use crate::control::wire::{self, Ask, InstanceStatus, Reply, Status};
+use crate::drain::drain;
+use crate::instance::InstanceId;
+use crate::metrics::Metrics;
+use crate::os::{holder, process, socket};
+use crate::phase::Phase;
+use crate::registry::follow::{Own, follow};
+use crate::registry::{self, BerthDir, RunDir};
+use crate::relay::{Context, Refusal};
+use crate::workers::Workers;
+use humantime::{format_duration, format_rfc3339_seconds};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Most clients that are held at once (design: 1,024).
+const HELD: usize = 1024;
+
+/// Descriptors that are not connections: listeners, epolls, probes, admin, run directory.
+const RESERVED: u64 = 128;
+
+/// Descriptors of a connection: client and instance.
+const PER_CONNECTION: u64 = 2;
+
+/// Time between two tries for a port, within `--bind-wait`.
+const BIND_PAUSE: Duration = Duration::from_millis(250);
+
+/// Why a shim cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A port cannot be had.
+    #[error("{0}")]
+    Port(String),
+    /// The run directory or a socket in it cannot be had.
+    #[error(transparent)]
+    Registry(#[from] registry::Error),
+    /// Another process serves the instance.
+    #[error("a shim of instance {instance} runs already ({path} answers): stop it, or give another --instance")]
+    Taken {
+        /// The instance.
+        instance: InstanceId,
+        /// The socket that answers.
+        path: String,
+    },
+    /// A file of the probe does not hold what it should.
+    #[error("{0}")]
+    Probe(String),
+    /// The system gave no thread, descriptor or random bytes.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What failed.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
+    move |source| BuildError::System { what, source }
+}
+
+/// What a shim is told from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stop {
+    /// Go on.
+    No,
+    /// Leave, let connections end, then end.
+    Drain,
+    /// End at once.
+    Now,
+}
+
+/// How a shim ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// Connections that were cut: by the drain deadline or a second signal.
+    pub cut: u64,
+}
+
+/// A shim with all that it needs, serving nobody yet.
+#[derive(Debug)]
+pub struct Bound {
+    config: Config,
+    instance: InstanceId,
+    sockets: Vec<OwnedFd>,
+    listen: Vec<SocketAddr>,
+    berth: BerthDir,
+    metrics: Arc<Metrics>,
+    book: Book,
+    probe: Probe,
+    dealer: Arc<Dealer>,
+    ended: Arc<Notify>,
+    refusals: mpsc::UnboundedReceiver<Refusal>,
+    server: control::Server,
+    admin: Option<Admin>,
+    phase: watch::Sender<(Phase, SystemTime)>,
+    workers: Workers,
+}
+
+/// Takes everything that a shim needs.
+///
+/// # Errors
+/// What cannot be had, with its mend.
+pub async fn build(config: Config) -> Result<Bound, BuildError> {
+    let files = process::raise_file_limit().map_err(system("raise the limit of open files"))?;
+    let limit = config.max_connections.unwrap_or((files.saturating_sub(RESERVED) / PER_CONNECTION).max(1));
+    let instance = match &config.place.instance {
+        Some(instance) => instance.clone(),
+        None => InstanceId::random().map_err(|error| BuildError::Probe(error.to_string()))?,
+    };
+    let probe = Probe::new(config.probe.clone());
+    probe.check().map_err(BuildError::Probe)?;
+    let run_dir = RunDir::open(&config.place.run_dir)?;
+
+    let sockets = bind_all(&config.place.listen, config.bind_wait).await?;
+    let listen: Vec<_> = sockets
+        .iter()
+        .map(|socket| socket::local_address(socket.as_fd()))
+        .collect::<Result<_, _>>()
+        .map_err(system("read the address of a socket"))?;
+    for socket in &sockets {
+        socket::set_options(socket.as_fd(), &config.keepalive).map_err(system("set TCP options"))?;
+    }
+    let berth = run_dir.berth(listen[0])?;
+    let path = berth.socket_path(&instance)?;
+    let server = control::Server::bind(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => BuildError::Taken { instance: instance.clone(), path: path.display().to_string() },
+        _ => system("listen on the shim's socket in the run directory")(error),
+    })?;
+
+    let threads = config.threads.or_else(|| std::thread::available_parallelism().ok().map(Into::into)).unwrap_or(1);
+    let workers = Workers::start(threads).map_err(system("start a thread"))?;
+    let book = Book::new(config.rise, config.fall);
+    let metrics = Arc::new(Metrics::new(workers.handles().len(), HELD, book.subscribe()));
+    let (report, refusals) = mpsc::unbounded_channel();
+    let ended = Arc::new(Notify::new());
+    let lanes = workers.handles().iter().zip(metrics.workers()).map(|(worker, stats)| {
+        let context = Context {
+            table: book.subscribe(),
+            keepalive: config.keepalive,
+            hold: config.hold,
+            held: metrics.held.clone(),
+            refusals: report.clone(),
+            stats: stats.clone(),
+            connect_seconds: metrics.connect_seconds.clone(),
+            ended: ended.clone(),
+            log_connections: config.log_connections,
+        };
+        (worker.clone(), Arc::new(context))
+    });
+    let dealer = Arc::new(Dealer::new(lanes.collect(), metrics.clone(), ended.clone(), limit));
+    let admin = match config.admin {
+        Some(address) => Some(Admin::bind(address).map_err(|error| port_error(address, &error))?),
+        None => None,
+    };
+    let phase = watch::Sender::new((Phase::Waiting, SystemTime::now()));
+    tracing::info!(
+        version = crate::VERSION,
+        berth = %listen[0],
+        listen = ?listen,
+        %instance,
+        backend = config.backend.map(tracing::field::display),
+        run_dir = %config.place.run_dir.display(),
+        probe = ?config.probe.kind,
+        path = config.probe.path,
+        rise = config.rise,
+        fall = config.fall,
+        hold = %format_duration(config.hold),
+        drain_timeout = %format_duration(config.drain_timeout),
+        max_connections = limit,
+        threads,
+        "berth"
+    );
+    if config.probe.ca.is_none() && config.probe.kind == crate::cli::ProbeKind::Https {
+        tracing::warn!("--probe-insecure: the probe does not check who answers it; give --probe-ca instead");
+    }
+    Ok(Bound {
+        config,
+        instance,
+        sockets,
+        listen,
+        berth,
+        metrics,
+        book,
+        probe,
+        dealer,
+        ended,
+        refusals,
+        server,
+        admin,
+        phase,
+        workers,
+    })
+}
+
+async fn bind_all(listen: &[Listen], wait: Duration) -> Result<Vec<OwnedFd>, BuildError> {
+    let deadline = Instant::now() + wait;
+    let mut told = None;
+    let mut sockets = Vec::new();
+    for Listen { addr, freebind } in listen {
+        loop {
+            let error = match socket::bind(*addr, *freebind) {
+                Ok(socket) => break sockets.push(socket),
+                Err(error) => error,
+            };
+            let retry = matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable);
+            let error = port_error(*addr, &error);
+            if !retry || Instant::now() >= deadline {
+                return Err(error);
+            }
+            if told != Some(*addr) {
+                told = Some(*addr);
+                tracing::warn!(bind_wait = %format_duration(wait), "{error}; trying again");
+            }
+            tokio::time::sleep_until((Instant::now() + BIND_PAUSE).min(deadline)).await;
+        }
+    }
+    Ok(sockets)
+}
+
+fn port_error(address: SocketAddr, error: &io::Error) -> BuildError {
+    BuildError::Port(match error.raw_os_error() {
+        Some(libc::EADDRINUSE) => holder::explain(address, nix::unistd::geteuid().as_raw()),
+        Some(libc::EADDRNOTAVAIL) => format!(
+            "{address} is no address of this node: check --listen, or for a virtual IP that may come later add ,freebind"
+        ),
+        Some(libc::EACCES) => format!("{address}: ports below 1024 need CAP_NET_BIND_SERVICE: take a higher one"),
+        _ => format!("cannot bind {address}: {error}"),
+    })
+}
+
+impl Bound {
+    /// The addresses that are bound, the berth's first.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.listen
+    }
+
+    /// The address of the admin server.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().map(Admin::address)
+    }
+
+    /// The name of the own instance.
+    #[must_use]
+    pub fn instance(&self) -> &InstanceId {
+        &self.instance
+    }
+
+    /// The folder of the berth.
+    #[must_use]
+    pub fn berth(&self) -> &BerthDir {
+        &self.berth
+    }
+
+    /// The run directory.
+    #[must_use]
+    pub fn run_dir(&self) -> &Path {
+        &self.config.place.run_dir
+    }
+
+    /// The phase, now and at each change.
+    #[must_use]
+    pub fn phase(&self) -> watch::Receiver<(Phase, SystemTime)> {
+        self.phase.subscribe()
+    }
+
+    /// Serves until it is told to stop and its connections have ended.
+    pub async fn run(self, mut stop: watch::Receiver<Stop>) -> Ended {
+        let Self { config, instance, listen, berth, metrics, book, phase, workers, ended, .. } = self;
+        let table = book.subscribe();
+        let view = Arc::new(View {
+            berth: listen[0],
+            listen,
+            instance: instance.clone(),
+            phase: phase.clone(),
+            table: table.clone(),
+            metrics: metrics.clone(),
+        });
+        let mut tasks = JoinSet::new();
+        let answer = view.clone();
+        tasks.spawn(self.server.serve(move |ask| match ask {
+            Ask::Status => Reply::Status(Box::new(answer.status())),
+        }));
+        if let Some(admin) = self.admin {
+            tasks.spawn(admin.serve(view));
+        }
+        let kind = config.probe.kind;
+        let mut probers = Probers::new(book, self.probe, kind, config.probe_interval, metrics.clone());
+        probers.take_refusals(self.refusals);
+        if let Some(backend) = config.backend {
+            probers.enter(&instance, backend, true, false);
+        } else {
+            tracing::info!(%instance, folder = %berth.instances().display(), "waiting for the instance's record");
+        }
+        let own = Own { id: instance, given: config.backend.is_some() };
+        tasks.spawn(follow(berth, own, probers));
+
+        let mut group =
+            Group { dealer: self.dealer, backlog: config.backlog, waiting: self.sockets, joined: Vec::new() };
+        let mut table = table;
+        loop {
+            let own_ready = table.borrow_and_update().own().is_some_and(|own| own.standing == Standing::Ready);
+            let stopping = *stop.borrow_and_update() != Stop::No;
+            let now = phase.borrow().0;
+            let next = now.next(own_ready, stopping);
+            if next != now {
+                match next {
+                    Phase::Joined => {
+                        if let Err(error) = group.join() {
+                            tracing::error!("cannot join, trying again: {error}");
+                            tokio::time::sleep(BIND_PAUSE).await;
+                            continue;
+                        }
+                    }
+                    Phase::Left => group.leave().await,
+                    Phase::Waiting => {}
+                }
+                tracing::info!(connections = metrics.open(), "{}", next.as_str());
+                phase.send_replace((next, SystemTime::now()));
+            }
+            if next == Phase::Left {
+                break;
+            }
+            tokio::select! {
+                changed = table.changed() => if changed.is_err() { break },
+                changed = stop.changed() => if changed.is_err() { break },
+            }
+        }
+        let cut = drain(&metrics, &ended, table, stop, config.drain_timeout).await;
+        // Connections that are left end with their threads; nothing serves from here on.
+        drop(workers);
+        Ended { cut }
+    }
+}
+
+/// The shim's part in the reuseport group.
+struct Group {
+    dealer: Arc<Dealer>,
+    backlog: u32,
+    /// Bound, not listening.
+    waiting: Vec<OwnedFd>,
+    /// Listening.
+    joined: Vec<(CancellationToken, JoinHandle<io::Result<OwnedFd>>)>,
+}
+
+impl Group {
+    /// Listens on every address.
+    fn join(&mut self) -> Result<(), String> {
+        for socket in &self.waiting {
+            socket::start_listening(socket.as_fd(), self.backlog).map_err(|error| {
+                match (error.raw_os_error(), socket::local_address(socket.as_fd())) {
+                    (Some(libc::EADDRINUSE), Ok(address)) => holder::explain(address, nix::unistd::geteuid().as_raw()),
+                    _ => format!("cannot listen: {error}"),
+                }
+            })?;
+        }
+        for socket in self.waiting.drain(..) {
+            let stop = CancellationToken::new();
+            self.joined.push((stop.clone(), self.dealer.spawn(socket, stop)));
+        }
+        Ok(())
+    }
+
+    /// Takes out what is queued and closes.
+    async fn leave(&mut self) {
+        self.waiting.clear();
+        for (stop, _) in &self.joined {
+            stop.cancel();
+        }
+        for (_, accepting) in self.joined.drain(..) {
+            match accepting.await {
+                Ok(Ok(listener)) => drop(listener),
+                Ok(Err(error)) => tracing::error!(%error, "a listener could not be waited for"),
+                Err(error) => tracing::error!(%error, "an accept loop ended before its time: a bug"),
+            }
+        }
+    }
+}
+
+/// What can be said of a shim while it runs.
+#[derive(Debug)]
+pub struct View {
+    berth: SocketAddr,
+    listen: Vec<SocketAddr>,
+    instance: InstanceId,
+    phase: watch::Sender<(Phase, SystemTime)>,
+    table: watch::Receiver<Arc<Table>>,
+    metrics: Arc<Metrics>,
+}
+
+impl View {
+    /// The metrics in OpenMetrics' text form.
+    #[must_use]
+    pub fn metrics(&self) -> String {
+        self.metrics.encode()
+    }
+
+    /// How the shim is now.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let (state, since) = *self.phase.borrow();
+        let table = self.table.borrow();
+        let instances = table.instances.iter().map(|instance| InstanceStatus {
+            instance: instance.id.clone(),
+            address: instance.address,
+            own: instance.own,
+            standing: instance.standing,
+            since: format_rfc3339_seconds(instance.since).to_string(),
+            kube_version: instance.version.as_deref().map(ToOwned::to_owned),
+            last_probe: instance.last_probe.to_string(),
+        });
+        Status {
+            version: wire::VERSION,
+            berth: self.berth,
+            listen: self.listen.clone(),
+            instance: self.instance.clone(),
+            shim_version: crate::VERSION.to_owned(),
+            pid: std::process::id(),
+            state,
+            since: format_rfc3339_seconds(since).to_string(),
+            connections_open: self.metrics.open(),
+            connections_total: self.metrics.total(),
+            held: self.metrics.held_now() as u64,
+            fail_open: table.pick(|_| true).is_some_and(|picked| picked.standing == Standing::Failing),
+            instances: instances.collect(),
+        }
+    }
+}

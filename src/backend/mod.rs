@@ -1,0 +1,238 @@
+//! The instances that connections can go to.
+//!
+//! [`Table`] is what the relay picks from: a snapshot without locks, made anew by [`Book`] whenever
+//! something changes. "Which instance gets a new connection" is decided in [`Table::pick`] and
+//! nowhere else; who relays its bytes is another matter. [`prober`] asks the instances, [`probe`] is
+//! one question, [`health`] says what a row of answers means.
+
+pub mod health;
+pub mod probe;
+pub mod prober;
+
+use crate::instance::InstanceId;
+use health::{Health, Seen, Standing};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+use tokio::sync::watch;
+
+/// One instance, as the relay sees it.
+#[derive(Debug, Clone)]
+pub struct Instance {
+    /// Its name.
+    pub id: InstanceId,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Whether it is the shim's own.
+    pub own: bool,
+    /// What it is good for.
+    pub standing: Standing,
+    /// Another number for each process that listened at the address, and for each time that it
+    /// refused and came back: what a connection tried once, it does not try again in one epoch.
+    pub epoch: u64,
+    /// Since when it has this standing.
+    pub since: SystemTime,
+    /// The last probe's answer, for people.
+    pub last_probe: Arc<str>,
+    /// What it calls its version, once it was ready.
+    pub version: Option<Arc<str>>,
+}
+
+/// The instances of a berth at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct Table {
+    /// The own instance first, then the siblings' in the order in which they came.
+    pub instances: Vec<Instance>,
+}
+
+impl Table {
+    /// The instance that a new connection goes to: the own one if it is ready, else a ready
+    /// sibling's, else (fail open) one that was ready and never refused since. `usable` leaves out
+    /// what the connection tried in vain.
+    #[must_use]
+    pub fn pick(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
+        let with = |standing| self.instances.iter().find(|i| i.standing == standing && usable(i));
+        with(Standing::Ready).or_else(|| with(Standing::Failing))
+    }
+
+    /// The shim's own instance, if it is known.
+    #[must_use]
+    pub fn own(&self) -> Option<&Instance> {
+        self.instances.iter().find(|i| i.own)
+    }
+}
+
+/// Keeps the [`Table`]: the only writer, on the control runtime.
+#[derive(Debug)]
+pub struct Book {
+    table: watch::Sender<Arc<Table>>,
+    health: Vec<Health>,
+    rise: u32,
+    fall: u32,
+    next_epoch: u64,
+}
+
+impl Book {
+    /// An empty table, where `rise` and `fall` decide about instances.
+    #[must_use]
+    pub fn new(rise: u32, fall: u32) -> Self {
+        Self { table: watch::Sender::new(Arc::default()), health: Vec::new(), rise, fall, next_epoch: 1 }
+    }
+
+    /// The table, now and at each change.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Arc<Table>> {
+        self.table.subscribe()
+    }
+
+    /// The table now.
+    #[must_use]
+    pub fn table(&self) -> Arc<Table> {
+        self.table.borrow().clone()
+    }
+
+    /// Takes in an instance; a known one at another address, or with `renewed`, starts anew. Returns
+    /// its epoch if it is to be probed from the start.
+    pub fn enter(&mut self, id: &InstanceId, address: SocketAddr, own: bool, renewed: bool) -> Option<u64> {
+        let mut table = (*self.table()).clone();
+        let known = table.instances.iter().position(|i| i.id == *id);
+        if let Some(at) = known {
+            if table.instances[at].address == address && !renewed {
+                return None;
+            }
+            table.instances.remove(at);
+            self.health.remove(at);
+        }
+        let epoch = self.take_epoch();
+        let at = if own { 0 } else { table.instances.len() };
+        let instance = Instance {
+            id: id.clone(),
+            address,
+            own,
+            standing: Standing::Unready,
+            epoch,
+            since: SystemTime::now(),
+            last_probe: "not probed yet".into(),
+            version: None,
+        };
+        table.instances.insert(at, instance);
+        self.health.insert(at, Health::new(self.rise, self.fall));
+        self.table.send_replace(Arc::new(table));
+        Some(epoch)
+    }
+
+    /// Forgets an instance.
+    pub fn strike(&mut self, id: &InstanceId) {
+        let mut table = (*self.table()).clone();
+        if let Some(at) = table.instances.iter().position(|i| i.id == *id) {
+            table.instances.remove(at);
+            self.health.remove(at);
+            self.table.send_replace(Arc::new(table));
+        }
+    }
+
+    /// Takes in what was seen of an instance in an epoch, and how a person would say it. Returns
+    /// the standing before and after, or `None` for an instance or epoch that is over.
+    pub fn saw(&mut self, id: &InstanceId, epoch: u64, seen: Seen, words: &str) -> Option<(Standing, Standing)> {
+        let mut table = (*self.table()).clone();
+        let at = table.instances.iter().position(|i| i.id == *id && i.epoch == epoch)?;
+        let before = table.instances[at].standing;
+        let after = self.health[at].saw(seen);
+        let instance = &mut table.instances[at];
+        if *instance.last_probe != *words {
+            instance.last_probe = words.into();
+        }
+        if before != after {
+            instance.standing = after;
+            instance.since = SystemTime::now();
+            if after == Standing::Unready {
+                instance.epoch = self.take_epoch();
+            }
+        }
+        self.table.send_replace(Arc::new(table));
+        Some((before, after))
+    }
+
+    /// Notes what an instance calls its version.
+    pub fn set_version(&mut self, id: &InstanceId, version: Option<Arc<str>>) {
+        let mut table = (*self.table()).clone();
+        if let Some(instance) = table.instances.iter_mut().find(|i| i.id == *id) {
+            instance.version = version;
+            self.table.send_replace(Arc::new(table));
+        }
+    }
+
+    /// The epoch of an instance now, and whether it is rising.
+    #[must_use]
+    pub fn epoch(&self, id: &InstanceId) -> Option<(u64, bool)> {
+        let table = self.table.borrow();
+        let at = table.instances.iter().position(|i| i.id == *id)?;
+        Some((table.instances[at].epoch, self.health[at].is_rising()))
+    }
+
+    fn take_epoch(&mut self) -> u64 {
+        let epoch = self.next_epoch;
+        self.next_epoch += 1;
+        epoch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn book() -> (Book, InstanceId, InstanceId) {
+        let (own, sibling) = ("own".parse().unwrap(), "sibling".parse().unwrap());
+        let mut book = Book::new(1, 1);
+        book.enter(&sibling, "127.2.0.1:6443".parse().unwrap(), false, false);
+        book.enter(&own, "127.1.0.1:6443".parse().unwrap(), true, false);
+        (book, own, sibling)
+    }
+
+    fn see(book: &mut Book, id: &InstanceId, seen: Seen) {
+        let (epoch, _) = book.epoch(id).unwrap();
+        book.saw(id, epoch, seen, "").unwrap();
+    }
+
+    fn picked(book: &Book) -> Option<InstanceId> {
+        book.table().pick(|_| true).map(|i| i.id.clone())
+    }
+
+    #[test]
+    fn own_first_then_sibling_then_fail_open() {
+        let (mut book, own, sibling) = book();
+        assert_eq!(picked(&book), None, "nobody was ready yet");
+        see(&mut book, &sibling, Seen::Pass);
+        assert_eq!(picked(&book), Some(sibling.clone()));
+        see(&mut book, &own, Seen::Pass);
+        assert_eq!(picked(&book), Some(own.clone()));
+        see(&mut book, &own, Seen::Fail);
+        assert_eq!(picked(&book), Some(sibling.clone()), "a failing own one comes after a ready sibling's");
+        see(&mut book, &sibling, Seen::Fail);
+        assert_eq!(picked(&book), Some(own.clone()), "both fail: open");
+        see(&mut book, &own, Seen::Refused);
+        assert_eq!(picked(&book), Some(sibling.clone()));
+        see(&mut book, &sibling, Seen::Refused);
+        assert_eq!(picked(&book), None, "fail open ends at a refused connect");
+    }
+
+    #[test]
+    fn a_refusal_of_an_epoch_that_is_over_is_not_held_against_the_next() {
+        let (mut book, own, _) = book();
+        see(&mut book, &own, Seen::Pass);
+        let (old, _) = book.epoch(&own).unwrap();
+        see(&mut book, &own, Seen::Refused);
+        see(&mut book, &own, Seen::Pass);
+        assert!(book.saw(&own, old, Seen::Refused, "late").is_none());
+        assert_eq!(picked(&book), Some(own));
+    }
+
+    #[test]
+    fn a_new_record_starts_anew() {
+        let (mut book, own, _) = book();
+        see(&mut book, &own, Seen::Pass);
+        assert!(book.enter(&own, "127.1.0.1:6443".parse().unwrap(), true, false).is_none());
+        assert!(book.enter(&own, "127.1.0.1:6443".parse().unwrap(), true, true).is_some());
+        assert_eq!(picked(&book), None);
+    }
+}

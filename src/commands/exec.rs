@@ -1,0 +1,109 @@
+//! `berth exec`: give an apiserver its own address and become it.
+
+use super::{Exit, mistaken};
+use crate::cli::ExecArgs;
+use crate::config::{Checks, Mistakes, Place};
+use crate::instance::InstanceId;
+use crate::instance::address;
+use crate::instance::args::{self, Replaced, Rewritten, Wanted};
+use crate::registry::RunDir;
+use crate::registry::instance::{Claimant, claim};
+use anyhow::Context;
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+pub(super) fn run(args: &ExecArgs) -> anyhow::Result<Exit> {
+    let plan = match Plan::check(args) {
+        Ok(plan) => plan,
+        Err(mistakes) => return Ok(mistaken(&mistakes)),
+    };
+    match plan.carry_out() {
+        Ok(never) => match never {},
+        Err(error) => {
+            eprintln!("berth: {error:#}");
+            Ok(Exit::Unavailable)
+        }
+    }
+}
+
+/// A checked command line.
+struct Plan {
+    place: Place,
+    argv: Vec<OsString>,
+}
+
+impl Plan {
+    fn check(args: &ExecArgs) -> Result<Self, Mistakes> {
+        let mut checks = Checks::default();
+        let place = Place::check(&args.place, &mut checks);
+        if let Some(place) = &place {
+            place.check_beside_instance(&mut checks);
+        }
+        for error in args::check(&args.command) {
+            checks.wrong(format!("command after --: {error}"));
+        }
+        checks.finish(place.map(|place| Self { place, argv: args.command.clone() }))
+    }
+
+    /// Claims, rewrites and becomes the apiserver; comes back only if one of them fails.
+    fn carry_out(self) -> anyhow::Result<Infallible> {
+        let listen: Vec<_> = self.place.addresses().collect();
+        let (public, port) = (self.place.berth().ip(), self.place.berth().port());
+        let berth = RunDir::open(&self.place.run_dir)?.berth(self.place.berth())?;
+        let instance = self.place.instance.map_or_else(InstanceId::random, Ok)?;
+        let advertise = args::advertised(&self.argv).unwrap_or(public);
+        let claimant = Claimant { instance: &instance, advertise, pid: Some(std::process::id()) };
+        let claim =
+            claim(&berth, &claimant, |previous, taken| address::choose(port, previous, &[taken, &listen].concat()))?;
+
+        let address = claim.record().address;
+        // A record's address is always in 127.0.0.0/8; this is for the type.
+        let IpAddr::V4(ip) = address.ip() else { anyhow::bail!("{address} is no IPv4 address") };
+        let wanted = Wanted { address: ip, port, advertise: public, instance: &instance };
+        let rewritten = args::rewrite(&self.argv, &wanted)?;
+        tell(&instance, address, advertise, &rewritten);
+
+        let Some((program, arguments)) = rewritten.argv.split_first() else { anyhow::bail!("there is no command") };
+        let kept = claim.keep_through_exec()?;
+        // The signal mask and what is ignored pass through as they are, but for SIGPIPE: Rust's runtime
+        // ignores it from the start, and `exec` sets it back to its default.
+        let error = Command::new(program).args(arguments).exec();
+        kept.remove();
+        let mend = mend(&error);
+        Err(error).with_context(|| format!("cannot run {}{mend}", program.display()))
+    }
+}
+
+fn tell(instance: &InstanceId, address: SocketAddr, advertise: IpAddr, rewritten: &Rewritten) {
+    for Replaced { flag, was, now } in &rewritten.replaced {
+        let was = was.display();
+        match now {
+            Some(now) => tracing::info!(flag, %was, now, "argument replaced"),
+            None => tracing::info!(flag, %was, "repeated argument removed"),
+        }
+    }
+    match &rewritten.kept_advertise {
+        Some(kept) if kept.to_str().is_none_or(|kept| kept.trim().parse::<IpAddr>().is_err()) => tracing::warn!(
+            kept = %kept.display(),
+            "--advertise-address is kept and is no IP address: leave it out and berth sets it"
+        ),
+        Some(_) => tracing::info!(%advertise, "--advertise-address kept"),
+        None => {}
+    }
+    let program = rewritten.argv.first().map(|program| program.display());
+    tracing::info!(%instance, %address, %advertise, program = program.map(tracing::field::display), "becoming the apiserver");
+}
+
+fn mend(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => " (is it in this container, and in PATH? Else give its full path after --)",
+        io::ErrorKind::PermissionDenied => {
+            " (is it a file that this uid may execute, on a file system not mounted noexec, and may it search all of PATH?)"
+        }
+        _ => "",
+    }
+}

@@ -1,0 +1,119 @@
+//! `berth run`: `berth exec` as a child, and the shim beside it.
+//!
+//! The shim leaves the group before the child hears of SIGTERM, so that no new connection comes to an
+//! apiserver that is stopping; then it drains, and the child's exit status becomes its own.
+
+use super::serve::{Signals, build};
+use super::{Exit, block_on, mistaken, unavailable};
+use crate::app::{Bound, Stop};
+use crate::cli::{LogArgs, RunArgs};
+use crate::config::Config;
+use crate::os::process::die_with_parent;
+use crate::phase::Phase;
+use crate::registry::instance::note_end;
+use clap::ValueEnum;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::ffi::OsStr;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::ExitStatus;
+use tokio::process::Child;
+use tokio::sync::watch;
+
+pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
+    let config = match Config::run(args) {
+        Ok(config) => config,
+        Err(mistakes) => return Ok(mistaken(&mistakes)),
+    };
+    block_on(async {
+        let bound = match build(config).await {
+            Ok(bound) => bound,
+            Err(exit) => return Ok(exit),
+        };
+        let mut signals = Signals::new()?;
+        let mut child = match start(&bound, args, log) {
+            Ok(child) => child,
+            Err(error) => return Ok(unavailable(&format!("cannot start `berth exec`: {error}"))),
+        };
+        let status = supervise(bound, &mut child, &mut signals).await?;
+        Ok(Exit::Child(exit_code(status)))
+    })?
+}
+
+/// Starts `berth exec` with the same place and command. In a process group of its own: Ctrl-C on a
+/// terminal is passed on once, by us, as SIGTERM.
+fn start(bound: &Bound, args: &RunArgs, log: &LogArgs) -> std::io::Result<Child> {
+    let mut command = std::process::Command::new("/proc/self/exe");
+    command.arg0("berth").arg("exec");
+    for listen in &args.place.listen {
+        command.arg("--listen").arg(listen);
+    }
+    command.arg("--instance").arg(bound.instance().as_str()).arg("--run-dir").arg(bound.run_dir());
+    for (option, value) in
+        [("--log-format", log.log_format.to_possible_value()), ("--log-level", log.log_level.to_possible_value())]
+    {
+        command.args(value.map(|value| [OsStr::new(option).to_owned(), value.get_name().into()]).into_iter().flatten());
+    }
+    command.arg("--").args(&args.command).process_group(0);
+    die_with_parent(&mut command);
+    tokio::process::Command::from(command).spawn()
+}
+
+/// Serves until the child has ended and its connections too.
+async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> anyhow::Result<ExitStatus> {
+    let (instance, berth) = (bound.instance().clone(), bound.berth().clone());
+    let mut phase = bound.phase();
+    let (stop, told) = watch::channel(Stop::No);
+    let serving = bound.run(told);
+    tokio::pin!(serving);
+    let mut drained = false;
+    let mut terminated = false;
+    let mut ended: Option<ExitStatus> = None;
+    loop {
+        if let (Some(status), true) = (ended, drained) {
+            return Ok(status);
+        }
+        tokio::select! {
+            _ = &mut serving, if !drained => drained = true,
+            status = child.wait(), if ended.is_none() => {
+                let status = status?;
+                ended = Some(status);
+                if terminated {
+                    tracing::info!(%instance, %status, "the apiserver ended");
+                } else {
+                    tracing::error!(%instance, %status, "the apiserver ended by itself; its own log says why");
+                }
+                if let Err(error) = note_end(&berth, &instance, &status.to_string()) {
+                    tracing::debug!(%error, "cannot note the end in the instance's record");
+                }
+                stop.send_if_modified(|stop| std::mem::replace(stop, (*stop).max(Stop::Drain)) == Stop::No);
+            }
+            left = phase.wait_for(|(phase, _)| *phase == Phase::Left), if !terminated && ended.is_none() => {
+                terminated = true;
+                drop(left);
+                signal_child(child, Signal::SIGTERM);
+            }
+            () = signals.next() => {
+                stop.send_modify(Signals::more);
+                if *stop.borrow() == Stop::Now {
+                    signal_child(child, Signal::SIGKILL);
+                }
+            }
+        }
+    }
+}
+
+fn signal_child(child: &Child, signal: Signal) {
+    // No ID: it has ended and was waited for.
+    let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) else { return };
+    match kill(Pid::from_raw(pid), signal) {
+        Ok(()) => tracing::info!(pid, %signal, "passed on to the apiserver"),
+        Err(error) => tracing::warn!(pid, %signal, %error, "cannot signal the apiserver"),
+    }
+}
+
+/// As a shell says it: 128 and the signal's number for a child that a signal ended.
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(70);
+    u8::try_from(code).unwrap_or(u8::MAX)
+}

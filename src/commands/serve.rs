@@ -1,0 +1,65 @@
+//! `berth serve`: the shim of a side-container.
+
+use super::{Exit, block_on, mistaken, unavailable};
+use crate::app::{self, Bound, BuildError, Stop};
+use crate::cli::ServeArgs;
+use crate::config::Config;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
+    let config = match Config::serve(args) {
+        Ok(config) => config,
+        Err(mistakes) => return Ok(mistaken(&mistakes)),
+    };
+    block_on(async {
+        let bound = match build(config).await {
+            Ok(bound) => bound,
+            Err(exit) => return Ok(exit),
+        };
+        let mut signals = Signals::new()?;
+        let (stop, told) = watch::channel(Stop::No);
+        let serving = bound.run(told);
+        tokio::pin!(serving);
+        loop {
+            tokio::select! {
+                _ = &mut serving => return Ok(Exit::Ok),
+                () = signals.next() => { stop.send_modify(Signals::more); }
+            }
+        }
+    })?
+}
+
+/// Builds a shim or says why not.
+pub(super) async fn build(config: Config) -> Result<Bound, Exit> {
+    app::build(config).await.map_err(|error| match error {
+        BuildError::Probe(mistake) => mistaken(&crate::config::Mistakes(vec![mistake])),
+        error => unavailable(&error),
+    })
+}
+
+/// SIGTERM and SIGINT.
+pub(super) struct Signals {
+    term: Signal,
+    int: Signal,
+}
+
+impl Signals {
+    pub(super) fn new() -> anyhow::Result<Self> {
+        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+    }
+
+    /// The next of them.
+    pub(super) async fn next(&mut self) {
+        let name = tokio::select! {
+            _ = self.term.recv() => "SIGTERM",
+            _ = self.int.recv() => "SIGINT",
+        };
+        tracing::info!("{name}");
+    }
+
+    /// What one more signal means: the first drains, the second ends.
+    pub(super) fn more(stop: &mut Stop) {
+        *stop = if *stop == Stop::No { Stop::Drain } else { Stop::Now };
+    }
+}

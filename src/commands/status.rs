@@ -1,0 +1,199 @@
+//! `berth status`: the berths and apiservers on this node.
+
+use super::{Exit, block_on, unavailable};
+use crate::cli::StatusArgs;
+use crate::control;
+use crate::control::wire::{Ask, InstanceStatus, Reply, Status};
+use crate::node::{Known, Node};
+use crate::phase::Phase;
+use crate::registry::instance::Record;
+use anyhow::Context;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+/// Version of the JSON form.
+const VERSION: u32 = 1;
+
+pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
+    block_on(async {
+        loop {
+            let node = match Node::look(args.run_dir.run_dir.as_deref()) {
+                Ok(node) => node,
+                Err(error) => return Ok(unavailable(&error)),
+            };
+            for problem in &node.problems {
+                eprintln!("berth: {problem}");
+            }
+            let mut rows = Vec::new();
+            for known in node.instances {
+                rows.push(Row::look(known).await);
+            }
+            let text = if args.json { json(rows)? } else { table(&rows, SystemTime::now()) };
+            let mut out = std::io::stdout().lock();
+            // Home, and what is below away: a table that is printed again stays in its place.
+            let clear = if args.watch && !args.json && out.is_terminal() { "\x1b[H\x1b[J" } else { "" };
+            // Whoever reads it has enough: `berth status | head`.
+            if write!(out, "{clear}{text}").and_then(|()| out.flush()).is_err() || !args.watch {
+                return Ok(Exit::Ok);
+            }
+            drop(out);
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+                _ = tokio::signal::ctrl_c() => return Ok(Exit::Ok),
+            }
+        }
+    })?
+}
+
+/// An instance, with what its shim says.
+#[derive(Debug, Serialize)]
+struct Row {
+    berth: SocketAddr,
+    instance: String,
+    /// What `berth exec` recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    record: Option<Record>,
+    /// Whether the recorded process lives.
+    running: bool,
+    /// What the shim says of itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shim: Option<Status>,
+    /// Why it says nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    silent: Option<String>,
+}
+
+impl Row {
+    async fn look(known: Known) -> Self {
+        let asked = match known.berth.socket_path(&known.id) {
+            _ if !known.socket => Err("it has no shim".to_owned()),
+            Ok(path) => match control::ask(&path, Ask::Status).await {
+                Ok(Reply::Status(status)) => Ok(*status),
+                Ok(Reply::Refused(why)) => Err(why),
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Err("its shim is dead".into()),
+                Err(error) => Err(format!("its shim does not answer: {error}")),
+            },
+            Err(error) => Err(error.to_string()),
+        };
+        let (shim, silent) = match asked {
+            Ok(status) => (Some(status), None),
+            Err(why) => (None, Some(why)),
+        };
+        Self {
+            berth: known.berth.address(),
+            instance: known.id.to_string(),
+            running: known.record.as_ref().is_some_and(|listed| listed.alive),
+            record: known.record.map(|listed| listed.record),
+            shim,
+            silent,
+        }
+    }
+
+    fn own(&self) -> Option<&InstanceStatus> {
+        self.shim.as_ref()?.instances.iter().find(|instance| instance.own)
+    }
+
+    fn cells(&self, now: SystemTime) -> [String; 10] {
+        let none = || "-".to_owned();
+        let shim = self.shim.as_ref();
+        let own = self.own();
+        let address = own.map(|own| own.address).or(self.record.as_ref().map(|record| record.address));
+        let said = own.map(|own| own.last_probe.clone()).or_else(|| self.silent.clone());
+        let ended = self.record.as_ref().and_then(|record| record.ended.as_deref());
+        let last = match (self.running || own.is_some(), ended, said) {
+            (true, _, Some(said)) => said,
+            (false, Some(ended), _) => format!("the apiserver ended: {ended}"),
+            (false, None, _) if self.record.is_some() => "the apiserver's process ended".into(),
+            (false, ..) => "waiting for `berth exec`".into(),
+            (true, _, None) => none(),
+        };
+        [
+            self.berth.to_string(),
+            self.instance.clone(),
+            shim.map_or_else(none, |shim| shim.state.as_str().to_owned()),
+            match own {
+                Some(own) => own.standing.as_str().to_owned(),
+                None if self.running => "running".into(),
+                None => "ended".into(),
+            },
+            address.map_or_else(none, |address| address.to_string()),
+            own.and_then(|own| own.kube_version.clone()).unwrap_or_else(none),
+            shim.map_or_else(none, |shim| shim.connections_open.to_string()),
+            shim.map_or_else(none, |shim| shim.connections_total.to_string()),
+            shim.map_or_else(none, |shim| age(&shim.since, now)),
+            last,
+        ]
+    }
+}
+
+fn json(instances: Vec<Row>) -> anyhow::Result<String> {
+    #[derive(Serialize)]
+    struct Document {
+        version: u32,
+        instances: Vec<Row>,
+    }
+    let document = Document { version: VERSION, instances };
+    Ok(serde_json::to_string_pretty(&document).context("cannot write the status as JSON")? + "\n")
+}
+
+fn table(rows: &[Row], now: SystemTime) -> String {
+    const HEAD: [&str; 10] =
+        ["BERTH", "INSTANCE", "SHIM", "APISERVER", "ADDRESS", "VERSION", "NOW", "TOTAL", "SINCE", "LAST PROBE"];
+    if rows.is_empty() {
+        return "no berth on this node\n".into();
+    }
+    let lines: Vec<_> =
+        std::iter::once(HEAD.map(ToOwned::to_owned)).chain(rows.iter().map(|row| row.cells(now))).collect();
+    let mut widths = [0; HEAD.len()];
+    for line in &lines {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    for line in lines {
+        let mut row = String::new();
+        for (cell, width) in line.iter().zip(widths) {
+            let _ = write!(row, "{cell:width$}  ");
+        }
+        text.push_str(row.trim_end());
+        text.push('\n');
+    }
+    let open = |row: &&Row| row.shim.as_ref().is_some_and(|shim| shim.fail_open && shim.state == Phase::Joined);
+    for row in rows.iter().filter(open) {
+        let _ = writeln!(
+            text,
+            "{} of {}: no apiserver passes its probe; connections go to one that did before (fail open)",
+            row.instance, row.berth
+        );
+    }
+    text
+}
+
+/// How long ago, in its largest unit.
+fn age(since: &str, now: SystemTime) -> String {
+    let seconds = humantime::parse_rfc3339(since).ok().and_then(|since| now.duration_since(since).ok());
+    match seconds.map_or(0, |age| age.as_secs()) {
+        seconds @ 0..120 => format!("{seconds}s"),
+        seconds @ 120..7200 => format!("{}m", seconds / 60),
+        seconds @ 7200..172_800 => format!("{}h", seconds / 3600),
+        seconds => format!("{}d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_short() {
+        let now = humantime::parse_rfc3339("2026-01-03T00:00:00Z").unwrap();
+        assert_eq!(age("2026-01-02T23:59:01Z", now), "59s");
+        assert_eq!(age("2026-01-02T23:00:00Z", now), "60m");
+        assert_eq!(age("2025-12-01T00:00:00Z", now), "33d");
+        assert_eq!(age("nonsense", now), "0s");
+    }
+}

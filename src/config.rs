@@ -1,0 +1,449 @@
+//! Arguments to checked types. Every mistake names the option and the mend, and all are reported at
+//! once.
+
+use crate::backend::probe::ProbeConfig;
+use crate::cli::{PaceArgs, PlaceArgs, ProbeArgs, ProbeKind, RunArgs, ServeArgs, ShimArgs};
+use crate::instance::InstanceId;
+use crate::os::socket::Keepalive;
+use crate::registry::RunDir;
+use rustls::pki_types::ServerName;
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// All that is wrong with a command line, a sentence each.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.join("\n"))]
+pub struct Mistakes(pub Vec<String>);
+
+/// A checked `berth serve` or `berth run`.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Which berth and instance.
+    pub place: Place,
+    /// The instance's address where it is given and not looked up.
+    pub backend: Option<SocketAddr>,
+    /// How long a port that cannot be had is tried again.
+    pub bind_wait: Duration,
+    /// How instances are asked.
+    pub probe: ProbeConfig,
+    /// Time between two probes.
+    pub probe_interval: Duration,
+    /// Good answers in a row that make an instance ready.
+    pub rise: u32,
+    /// Bad answers in a row that make it unready.
+    pub fall: u32,
+    /// How long a client waits for an instance.
+    pub hold: Duration,
+    /// How long connections may go on after the own instance stopped listening.
+    pub drain_timeout: Duration,
+    /// Most connections; `None`: what the file limit allows.
+    pub max_connections: Option<u64>,
+    /// Length of the accept queue.
+    pub backlog: u32,
+    /// TCP options of both legs.
+    pub keepalive: Keepalive,
+    /// Relaying threads; `None`: one per core.
+    pub threads: Option<usize>,
+    /// Where /metrics and its kind are served.
+    pub admin: Option<SocketAddr>,
+    /// Whether ends of connections are logged at info.
+    pub log_connections: bool,
+}
+
+/// Which berth, which instance of it, and where the shims meet.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// At least one; the first names the berth.
+    pub listen: Vec<Listen>,
+    /// The instance's name, if it was given.
+    pub instance: Option<InstanceId>,
+    /// The run directory.
+    pub run_dir: PathBuf,
+}
+
+impl Place {
+    /// The address that names the berth.
+    #[must_use]
+    pub fn berth(&self) -> SocketAddr {
+        self.listen[0].addr
+    }
+
+    /// The addresses without their options.
+    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> + '_ {
+        self.listen.iter().map(|listen| listen.addr)
+    }
+
+    /// Checks the options that say where. A mistake found leaves `None`.
+    pub fn check(args: &PlaceArgs, checks: &mut Checks) -> Option<Self> {
+        let parsed = args.listen.iter().map(|text| text.parse::<Listen>());
+        let listen: Vec<_> = parsed.filter_map(|parsed| checks.note(parsed)).collect();
+        for (at, address) in listen.iter().enumerate() {
+            if listen[..at].iter().any(|earlier| earlier.addr == address.addr) {
+                checks.wrong(format!("--listen {}: is there twice: give it once", address.addr));
+            }
+        }
+        // Of the addresses that could be read; the first of them names the berth only if all could.
+        if listen.len() == args.listen.len()
+            && let Some(first) = listen.first().map(|first| first.addr)
+            && first.ip().is_unspecified()
+        {
+            checks.wrong(format!(
+                "--listen {first}: the first address names the berth and is advertised, so it cannot be a wildcard: \
+                 give the node's own first, such as 10.0.0.5:{}",
+                first.port()
+            ));
+        }
+        let instance = args.instance.as_deref().map(InstanceId::parse).transpose();
+        let instance = checks.note(instance.map_err(|error| format!("--instance: {error}"))).flatten();
+        let run_dir = args.run_dir.run_dir.clone().unwrap_or_else(RunDir::default_path);
+        (!listen.is_empty()).then_some(Self { listen, instance, run_dir })
+    }
+
+    /// Checks that an instance on a 127.x address of its own fits beside the listen addresses.
+    pub fn check_beside_instance(&self, checks: &mut Checks) {
+        let berth = self.berth();
+        for address in self.addresses() {
+            if address.port() == 0 {
+                checks.wrong(format!(
+                    "--listen {address}: an apiserver needs a port that is known: give one, such as 6443"
+                ));
+            } else if address.ip().is_unspecified() && address.ip().is_ipv4() && address.port() == berth.port() {
+                checks.wrong(wildcard_clash(address, berth));
+            }
+        }
+    }
+}
+
+fn wildcard_clash(address: SocketAddr, berth: SocketAddr) -> String {
+    format!(
+        "--listen {address}: a wildcard listener clashes with the apiserver's own 127.x address on port {}: list the \
+         addresses instead, or give the berth another port (--listen {} --listen {address})",
+        address.port(),
+        SocketAddr::new(berth.ip(), if berth.port() == 7443 { 8443 } else { 7443 })
+    )
+}
+
+/// Collects what is wrong.
+#[derive(Debug, Default)]
+pub struct Checks(Vec<String>);
+
+impl Checks {
+    /// Notes a mistake.
+    pub fn wrong(&mut self, mistake: impl Into<String>) {
+        self.0.push(mistake.into());
+    }
+
+    /// The value, or its mistake noted.
+    pub fn note<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
+        result.map_err(|error| self.0.push(error.to_string())).ok()
+    }
+
+    /// A duration such as `8s`, `500ms` or `1m30s`, not below `least`.
+    pub fn duration(&mut self, option: &str, text: &str, least: Duration) -> Duration {
+        match humantime::parse_duration(text) {
+            Ok(duration) if duration < least => {
+                self.wrong(format!("{option} {text}: at least {}", humantime::format_duration(least)));
+                least
+            }
+            Ok(duration) => duration,
+            Err(error) => {
+                self.wrong(format!("{option} {text}: {error}: give a number with a unit, such as 8s, 500ms or 1m30s"));
+                least
+            }
+        }
+    }
+
+    /// A whole number in a range.
+    pub fn number<T>(&mut self, option: &str, text: &str, range: RangeInclusive<T>) -> T
+    where
+        T: FromStr + PartialOrd + Copy + Display,
+    {
+        match text.parse() {
+            Ok(number) if range.contains(&number) => number,
+            _ => {
+                self.wrong(format!("{option} {text}: give a whole number from {} to {}", range.start(), range.end()));
+                *range.start()
+            }
+        }
+    }
+
+    /// An address with a port.
+    pub fn address(&mut self, option: &str, text: &str) -> Option<SocketAddr> {
+        self.note(text.parse().map_err(|_| {
+            format!("{option} {text:?}: give an IP address with a port, such as 127.0.0.1:6443 or [::1]:6443")
+        }))
+    }
+
+    /// The value if nothing was wrong.
+    ///
+    /// # Errors
+    /// All that was wrong.
+    pub fn finish<T>(self, value: Option<T>) -> Result<T, Mistakes> {
+        match value {
+            Some(value) if self.0.is_empty() => Ok(value),
+            _ => Err(Mistakes(self.0)),
+        }
+    }
+}
+
+impl Config {
+    /// Checks the options of `berth serve`.
+    ///
+    /// # Errors
+    /// All that is wrong.
+    pub fn serve(args: &ServeArgs) -> Result<Self, Mistakes> {
+        let mut checks = Checks::default();
+        let place = Place::check(&args.place, &mut checks);
+        let backend = args.backend.as_deref().and_then(|text| checks.address("--backend", text));
+        if args.backend.is_none() && args.place.instance.is_none() {
+            checks.wrong(
+                "neither --backend nor --instance is given: name the apiserver's address, or the instance that \
+                 `berth exec` records",
+            );
+        }
+        if let (Some(place), Some(backend)) = (&place, backend) {
+            check_backend(place, backend, &mut checks);
+        }
+        if let (Some(place), None) = (&place, &args.backend) {
+            place.check_beside_instance(&mut checks);
+        }
+        Self::check(place, backend, &args.shim, checks)
+    }
+
+    /// Checks the options of `berth run`.
+    ///
+    /// # Errors
+    /// All that is wrong.
+    pub fn run(args: &RunArgs) -> Result<Self, Mistakes> {
+        let mut checks = Checks::default();
+        let place = Place::check(&args.place, &mut checks);
+        if let Some(place) = &place {
+            place.check_beside_instance(&mut checks);
+        }
+        for error in crate::instance::args::check(&args.command) {
+            checks.wrong(format!("command after --: {error}"));
+        }
+        Self::check(place, None, &args.shim, checks)
+    }
+
+    fn check(
+        place: Option<Place>,
+        backend: Option<SocketAddr>,
+        args: &ShimArgs,
+        mut checks: Checks,
+    ) -> Result<Self, Mistakes> {
+        const TICK: Duration = Duration::from_millis(10);
+        let PaceArgs { probe_path, probe_interval, rise, fall } = &args.pace;
+        let optional = |duration: Duration| (!duration.is_zero()).then_some(duration);
+        let seconds = Duration::from_secs(1);
+        let c = &mut checks;
+        let keepalive = Keepalive {
+            idle: optional(whole_seconds(c, "--keepalive-idle", &args.keepalive_idle)),
+            interval: whole_seconds(c, "--keepalive-interval", &args.keepalive_interval).max(seconds),
+            probes: c.number("--keepalive-probes", &args.keepalive_probes, 1..=127),
+            user_timeout: optional(c.duration("--user-timeout", &args.user_timeout, Duration::ZERO)),
+        };
+        let probe = check_probe(&args.probe, probe_path, true, c);
+        let probe_interval = c.duration("--probe-interval", probe_interval, TICK);
+        let rise = c.number("--rise", rise, 1..=100);
+        let fall = c.number("--fall", fall, 1..=100);
+        let bind_wait = c.duration("--bind-wait", &args.bind_wait, Duration::ZERO);
+        let hold = c.duration("--hold", &args.hold, Duration::ZERO);
+        let drain_timeout = c.duration("--drain-timeout", &args.drain_timeout, Duration::ZERO);
+        let max_connections =
+            args.max_connections.as_deref().map(|text| c.number("--max-connections", text, 1..=10_000_000));
+        let backlog = c.number("--backlog", &args.backlog, 1..=1_000_000);
+        let threads = args.threads.as_deref().map(|text| c.number("--threads", text, 1..=1024));
+        let admin = args.admin.as_deref().and_then(|text| c.address("--admin", text));
+        if let (Some(place), Some(admin)) = (&place, admin)
+            && place.addresses().any(|listen| overlaps(listen, admin))
+        {
+            c.wrong(format!("--admin {admin}: the apiserver's clients come there: give it another port"));
+        }
+        let log_connections = args.log_connections;
+        let config = place.zip(probe).map(|(place, probe)| Self {
+            place,
+            backend,
+            bind_wait,
+            probe,
+            probe_interval,
+            rise,
+            fall,
+            hold,
+            drain_timeout,
+            max_connections,
+            backlog,
+            keepalive,
+            threads,
+            admin,
+            log_connections,
+        });
+        checks.finish(config)
+    }
+}
+
+/// TCP keepalive counts in whole seconds.
+fn whole_seconds(checks: &mut Checks, option: &str, text: &str) -> Duration {
+    let duration = checks.duration(option, text, Duration::ZERO);
+    if duration.subsec_nanos() != 0 || duration.as_secs() > 32_767 {
+        checks.wrong(format!("{option} {text}: the kernel takes whole seconds, at most 32767s"));
+    }
+    duration
+}
+
+/// Checks how an apiserver is asked. With `strict`, an HTTPS probe must say what it trusts.
+pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Checks) -> Option<ProbeConfig> {
+    let https = args.probe == ProbeKind::Https;
+    if !path.starts_with('/') || path.parse::<hyper::Uri>().is_err() {
+        checks.wrong(format!("--probe-path {path:?}: give a path such as /readyz"));
+    }
+    if https && args.probe_insecure && args.probe_ca.is_some() {
+        checks
+            .wrong("--probe-insecure with --probe-ca: the first says not to check, the second against what: drop one");
+    }
+    if https && strict && !args.probe_insecure && args.probe_ca.is_none() {
+        checks.wrong(
+            "--probe-ca is not given: name the file with the authority of the apiserver's serving certificate \
+             (kubeadm: /etc/kubernetes/pki/ca.crt), or give --probe-insecure, or --probe tcp",
+        );
+    }
+    let client = match (&args.probe_cert, &args.probe_key) {
+        (Some(cert), Some(key)) => Some((cert.clone(), key.clone())),
+        (None, None) => None,
+        (Some(_), None) => {
+            checks.wrong("--probe-cert without --probe-key: name the file with its key");
+            None
+        }
+        (None, Some(_)) => {
+            checks.wrong("--probe-key without --probe-cert: name the file with its certificate");
+            None
+        }
+    };
+    let checked = args.probe_ca.is_some();
+    if https && !checked && (client.is_some() || args.probe_token_file.is_some()) {
+        checks.wrong(
+            "--probe-cert or --probe-token-file without --probe-ca: credentials go only to an apiserver whose \
+             certificate is checked: name --probe-ca",
+        );
+    }
+    let server_name = checks.note(ServerName::try_from(args.probe_server_name.clone()).map_err(|_| {
+        format!("--probe-server-name {:?}: give a DNS name or IP address from the certificate", args.probe_server_name)
+    }));
+    let timeout = checks.duration("--probe-timeout", &args.probe_timeout, Duration::from_millis(10));
+    for file in [&args.probe_ca, &args.probe_cert, &args.probe_key, &args.probe_token_file].into_iter().flatten() {
+        if https {
+            checks.note(readable(file));
+        }
+    }
+    Some(ProbeConfig {
+        kind: args.probe,
+        path: path.to_owned(),
+        ca: args.probe_ca.clone(),
+        client,
+        token: args.probe_token_file.clone(),
+        server_name: server_name?,
+        timeout,
+    })
+}
+
+fn readable(file: &Path) -> Result<(), String> {
+    match std::fs::File::open(file) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("cannot read {}: {error}: check the path and who may read it", file.display())),
+    }
+}
+
+/// Refuses to listen where the backend is.
+fn check_backend(place: &Place, backend: SocketAddr, checks: &mut Checks) {
+    if backend.ip().is_unspecified() || backend.port() == 0 {
+        checks.wrong(format!("--backend {backend}: give the apiserver's own address and port"));
+        return;
+    }
+    for listen in place.addresses() {
+        if listen == backend {
+            checks.wrong(format!(
+                "--backend {backend} is a --listen address: the shim would relay to itself; give the apiserver its own \
+                 127.x address"
+            ));
+        } else if overlaps(listen, backend) {
+            checks.wrong(wildcard_clash(listen, place.berth()));
+        }
+    }
+}
+
+/// Whether both cannot be listened on by different sockets: same port, and the same address or one of
+/// them is the wildcard of the family.
+fn overlaps(a: SocketAddr, b: SocketAddr) -> bool {
+    a.port() == b.port()
+        && a.port() != 0
+        && a.is_ipv4() == b.is_ipv4()
+        && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
+}
+
+/// An address to listen on, from `--listen ADDR:PORT[,freebind]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listen {
+    /// Address and port; port 0 lets the kernel choose.
+    pub addr: SocketAddr,
+    /// Whether the address may be one that this node does not have yet (IP_FREEBIND).
+    pub freebind: bool,
+}
+
+/// Why a text is no [`Listen`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ListenError {
+    /// What stands before the first comma is no address with a port.
+    #[error("--listen {0:?}: give an IP address with a port, such as 10.0.0.5:6443 or [fd00::5]:6443")]
+    Address(String),
+    /// What follows a comma is unknown.
+    #[error("--listen {0:?}: {1:?} is no option of an address: only ,freebind is")]
+    Option(String, String),
+}
+
+impl FromStr for Listen {
+    type Err = ListenError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut parts = text.split(',');
+        let first = parts.next().unwrap_or_default();
+        let mut addr: SocketAddr = first.parse().map_err(|_| ListenError::Address(text.to_owned()))?;
+        // Sockets are of one family only, so ::ffff:10.0.0.5 would never bind as IPv6.
+        if addr.ip().to_canonical() != addr.ip() {
+            addr.set_ip(addr.ip().to_canonical());
+        }
+        let mut freebind = false;
+        for option in parts {
+            match option {
+                "freebind" => freebind = true,
+                other => return Err(ListenError::Option(text.to_owned(), other.to_owned())),
+            }
+        }
+        Ok(Self { addr, freebind })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_addresses_of_both_families() {
+        let listen = |text: &str| text.parse::<Listen>().map(|listen| (listen.addr.to_string(), listen.freebind));
+        assert_eq!(listen("10.0.0.5:6443"), Ok(("10.0.0.5:6443".into(), false)));
+        assert_eq!(listen("[fd00::5]:6443,freebind"), Ok(("[fd00::5]:6443".into(), true)));
+        assert_eq!(listen("[::ffff:10.0.0.5]:6443"), Ok(("10.0.0.5:6443".into(), false)));
+    }
+
+    #[test]
+    fn names_what_is_wrong() {
+        for bad in ["", "10.0.0.5", ":6443", "localhost:6443", "fd00::5:6443", "10.0.0.5:65536", " 10.0.0.5:6443"] {
+            assert_eq!(bad.parse::<Listen>(), Err(ListenError::Address(bad.into())));
+        }
+        let error = "10.0.0.5:6443,reuse".parse::<Listen>().unwrap_err().to_string();
+        assert!(error.contains("--listen") && error.contains("\"reuse\"") && error.contains(",freebind"), "{error}");
+    }
+}

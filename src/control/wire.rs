@@ -1,0 +1,165 @@
+//! What is said on a shim's socket: one JSON object a message. No I/O.
+//!
+//! A request names its version. Version N answers N and N−1: at every upgrade two versions meet. Fields
+//! that a reader does not know are ignored, fields that may come later have defaults.
+
+use crate::backend::health::Standing;
+use crate::instance::InstanceId;
+use crate::phase::Phase;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+
+/// Version of this text.
+pub const VERSION: u32 = 1;
+
+/// What is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Version of the asker.
+    pub version: u32,
+    /// What it wants.
+    pub ask: Ask,
+}
+
+/// What can be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ask {
+    /// How the shim is.
+    Status,
+}
+
+/// What is answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// To [`Ask::Status`].
+    Status(Box<Status>),
+    /// The request was not understood or not granted, and why.
+    Refused(String),
+}
+
+/// How a shim is. Also the JSON of `/status` and `berth status --json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Version of this object.
+    pub version: u32,
+    /// The berth's address.
+    pub berth: SocketAddr,
+    /// Every address that the shim has.
+    pub listen: Vec<SocketAddr>,
+    /// Name of the shim's own instance.
+    pub instance: InstanceId,
+    /// Version of the shim's berth.
+    pub shim_version: String,
+    /// Its process, in its own PID namespace.
+    pub pid: u32,
+    /// Where it is in its life.
+    pub state: Phase,
+    /// Since when, RFC 3339.
+    pub since: String,
+    /// Connections now.
+    pub connections_open: u64,
+    /// Connections since it started.
+    pub connections_total: u64,
+    /// Clients that wait for an instance.
+    pub held: u64,
+    /// Whether no instance is ready and one that fails its probe gets the connections.
+    pub fail_open: bool,
+    /// The instances that it knows, the own one first.
+    pub instances: Vec<InstanceStatus>,
+}
+
+/// An instance as a shim sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceStatus {
+    /// Its name.
+    pub instance: InstanceId,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Whether it is the shim's own.
+    pub own: bool,
+    /// What it is good for.
+    pub standing: Standing,
+    /// Since when, RFC 3339.
+    pub since: String,
+    /// What it calls its version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kube_version: Option<String>,
+    /// The last probe's answer.
+    pub last_probe: String,
+}
+
+impl Status {
+    /// Whether the own instance is ready and the shim listens, or in one line why not.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn ready(&self) -> Result<(), String> {
+        let own = self.instances.iter().find(|instance| instance.own);
+        match (own, self.state) {
+            (None, _) => Err(format!("instance {} is not running: `berth exec` has recorded none", self.instance)),
+            (Some(own), _) if own.standing != Standing::Ready => {
+                Err(format!("instance {} is {}: {}", self.instance, own.standing.as_str(), own.last_probe))
+            }
+            (Some(_), Phase::Joined) => Ok(()),
+            (Some(_), state) => Err(format!("the shim of instance {} is {}", self.instance, state.as_str())),
+        }
+    }
+}
+
+/// Reads a request.
+///
+/// # Errors
+/// What the asker is told: it is no request, or one of a version that is not known here.
+pub fn parse_request(message: &[u8]) -> Result<Request, String> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let Versioned { version } = serde_json::from_slice(message).map_err(|error| format!("not a request: {error}"))?;
+    if version == 0 || version > VERSION {
+        return Err(format!("version {version} is not known, this is berth {} with version {VERSION}", crate::VERSION));
+    }
+    serde_json::from_slice(message).map_err(|error| format!("not a request of version {version}: {error}"))
+}
+
+/// Reads a reply.
+///
+/// # Errors
+/// It is none.
+pub fn parse_reply(message: &[u8]) -> Result<Reply, String> {
+    serde_json::from_slice(message).map_err(|error| format!("not a reply: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_request_keeps_its_form() {
+        let bytes = br#"{"version":1,"ask":"status"}"#;
+        let request = Request { version: 1, ask: Ask::Status };
+        assert_eq!(serde_json::to_vec(&request).unwrap(), bytes);
+        assert_eq!(parse_request(bytes), Ok(request));
+        assert_eq!(
+            parse_request(br#"{"version":1,"ask":"status","later":[]}"#),
+            Ok(Request { version: 1, ask: Ask::Status })
+        );
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        assert!(parse_request(br#"{"version":99,"ask":"fly"}"#).unwrap_err().contains("version 99"));
+        assert!(parse_request(br#"{"version":1,"ask":"fly"}"#).unwrap_err().contains("fly"));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse_request(&bytes);
+            let _ = parse_reply(&bytes);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! After leaving: wait until the last connection ended, up to a deadline that begins when the own
+//! instance stopped listening, because the shim outlives its apiserver (invariant 8).
+
+use crate::app::Stop;
+use crate::backend::Table;
+use crate::backend::health::Standing;
+use crate::metrics::Metrics;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep_until};
+
+/// Time between two lines of log about what is waited for.
+const TOLD: Duration = Duration::from_secs(10);
+
+/// Waits. Returns how many connections are left, which end now.
+pub async fn drain(
+    metrics: &Metrics,
+    ended: &Notify,
+    mut table: watch::Receiver<Arc<Table>>,
+    mut stop: watch::Receiver<Stop>,
+    timeout: Duration,
+) -> u64 {
+    let started = Instant::now();
+    let mut tell = started + TOLD;
+    let mut deadline = None;
+    loop {
+        let open = metrics.open();
+        if open == 0 {
+            tracing::info!(ms = started.elapsed().as_millis() as u64, "drained");
+            return 0;
+        }
+        if *stop.borrow_and_update() == Stop::Now {
+            tracing::warn!(connections = open, "told to end at once: connections are cut");
+            return open;
+        }
+        let listens = table.borrow_and_update().own().is_some_and(|own| own.standing != Standing::Unready);
+        if !listens && deadline.is_none() {
+            deadline = Some(Instant::now() + timeout);
+            tracing::info!(connections = open, timeout = %humantime::format_duration(timeout), "the instance listens no more: draining");
+        }
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            tracing::warn!(connections = open, "--drain-timeout is over: connections are cut");
+            return open;
+        }
+        if tell <= Instant::now() {
+            tell += TOLD;
+            tracing::info!(connections = open, instance_listens = listens, "draining");
+        }
+        tokio::select! {
+            () = ended.notified() => {}
+            Ok(()) = table.changed() => {}
+            Ok(()) = stop.changed() => {}
+            () = sleep_until(deadline.map_or(tell, |deadline| deadline.min(tell))) => {}
+        }
+    }
+}

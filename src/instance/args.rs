@@ -1,0 +1,396 @@
+//! Rewriting of kube-apiserver's arguments. Pure: no I/O, no log.
+//!
+//! Flags are read as kube-apiserver's pflag reads them: `--flag value` and `--flag=value`, `_` as
+//! good as `-` in a name, the last occurrence wins, a bare `--` ends the flags. Which other flags take
+//! a value is not known here and need not be: an argument that is not one of the three flags is
+//! never changed, but for `{instance}` in it.
+//!
+//! Arguments are bytes: what is not UTF-8 passes through as it is.
+
+use super::InstanceId;
+use std::ffi::{OsStr, OsString};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+const BIND: &str = "--bind-address";
+const PORT: &str = "--secure-port";
+const ADVERTISE: &str = "--advertise-address";
+const INSTANCE: &[u8] = b"{instance}";
+
+/// What the arguments shall say.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// `--bind-address`: the instance's own address.
+    pub address: Ipv4Addr,
+    /// `--secure-port`: the berth's port.
+    pub port: u16,
+    /// `--advertise-address`, unless there is one.
+    pub advertise: IpAddr,
+    /// Stands in for `{instance}`.
+    pub instance: &'a InstanceId,
+}
+
+/// A command line that is ready to be run, and what had to give way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rewritten {
+    /// Program and arguments.
+    pub argv: Vec<OsString>,
+    /// What was there and is not any more, in order; for the log.
+    pub replaced: Vec<Replaced>,
+    /// Value of the `--advertise-address` that was there and was kept (the last one: it wins).
+    pub kept_advertise: Option<OsString>,
+}
+
+/// A value that had to give way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replaced {
+    /// Name of the flag, with its dashes.
+    pub flag: &'static str,
+    /// The value that was there.
+    pub was: OsString,
+    /// The value that stands in its place; none: it was a repetition and is gone.
+    pub now: Option<String>,
+}
+
+/// Why a command line cannot be rewritten.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ArgsError {
+    /// There is not even a program.
+    #[error("there is no command: give the apiserver's after --")]
+    NoCommand,
+    /// The flag is the last argument.
+    #[error("{flag} is the last argument and has no value: give one, or leave {flag} out and berth sets it")]
+    NoValue {
+        /// Name of the flag, with its dashes.
+        flag: &'static str,
+    },
+    /// What follows is the next flag, so the value was forgotten: taken literally, that flag would vanish.
+    #[error("{flag} has no value, {next:?} follows: give one, or leave {flag} out and berth sets it")]
+    FlagForValue {
+        /// Name of the flag, with its dashes.
+        flag: &'static str,
+        /// The argument that stands where the value belongs.
+        next: OsString,
+    },
+}
+
+/// All that is wrong with a command line; empty if [`rewrite`] will do.
+#[must_use]
+pub fn check(argv: &[OsString]) -> Vec<ArgsError> {
+    if argv.is_empty() {
+        return vec![ArgsError::NoCommand];
+    }
+    read(argv).0.into_iter().filter_map(Result::err).collect()
+}
+
+/// The advertise address that the command line sets itself, if it does and it is an address.
+#[must_use]
+pub fn advertised(argv: &[OsString]) -> Option<IpAddr> {
+    kept_advertise(&read(argv).0)?.to_str()?.trim().parse().ok()
+}
+
+/// Sets the three flags and expands `{instance}`, in everything but the program's name.
+///
+/// An `--advertise-address` that is there is kept. Of the other two the first occurrence gets the new
+/// value in its place and form, later ones are removed. What is absent is put at the end, before a
+/// bare `--`.
+///
+/// # Errors
+/// The first of those that [`check`] finds.
+pub fn rewrite(argv: &[OsString], wanted: &Wanted<'_>) -> Result<Rewritten, ArgsError> {
+    let (program, _) = argv.split_first().ok_or(ArgsError::NoCommand)?;
+    let (parts, rest) = read(argv);
+    let kept_advertise = kept_advertise(&parts);
+
+    let mut out = vec![program.clone()];
+    let mut replaced = Vec::new();
+    let mut missing = vec![
+        (BIND, wanted.address.to_string()),
+        (PORT, wanted.port.to_string()),
+        (ADVERTISE, wanted.advertise.to_string()),
+    ];
+    let values = missing.clone();
+    for part in parts {
+        let part = part?;
+        let Part::Ours { flag, name, value, joined } = part else {
+            out.extend(part.into_arguments().into_iter().map(|arg| expand(arg, wanted.instance)));
+            continue;
+        };
+        let first = missing.iter().any(|(absent, _)| *absent == flag);
+        missing.retain(|(absent, _)| *absent != flag);
+        if flag == ADVERTISE {
+            let kept = Part::Ours { flag, name, value, joined };
+            out.extend(kept.into_arguments().into_iter().map(|arg| expand(arg, wanted.instance)));
+            continue;
+        }
+        let new = values.iter().find(|(known, _)| *known == flag).map(|(_, new)| new.clone()).filter(|_| first);
+        if new.as_deref().is_none_or(|new| value != new) {
+            replaced.push(Replaced { flag, was: value.to_owned(), now: new.clone() });
+        }
+        if let Some(new) = new {
+            out.extend(Part::Ours { flag, name, value: OsStr::new(&new), joined }.into_arguments());
+        }
+    }
+    out.extend(missing.into_iter().map(|(flag, value)| format!("{flag}={value}").into()));
+    out.extend(rest.iter().map(|arg| expand(arg.clone(), wanted.instance)));
+    Ok(Rewritten { argv: out, replaced, kept_advertise })
+}
+
+/// An argument, or a flag of ours with its value.
+enum Part<'a> {
+    Other(&'a OsStr),
+    Ours { flag: &'static str, name: &'a OsStr, value: &'a OsStr, joined: bool },
+}
+
+impl Part<'_> {
+    fn into_arguments(self) -> Vec<OsString> {
+        match self {
+            Self::Other(arg) => vec![arg.to_owned()],
+            Self::Ours { name, value, joined: false, .. } => vec![name.to_owned(), value.to_owned()],
+            Self::Ours { name, value, joined: true, .. } => {
+                let mut arg = name.to_owned();
+                arg.push("=");
+                arg.push(value);
+                vec![arg]
+            }
+        }
+    }
+}
+
+/// The arguments after the program's name in parts, and what follows from a bare `--` on.
+fn read(argv: &[OsString]) -> (Vec<Result<Part<'_>, ArgsError>>, &[OsString]) {
+    let mut parts = Vec::new();
+    let mut rest = argv.get(1..).unwrap_or_default();
+    while let Some((arg, after)) = rest.split_first() {
+        if arg == "--" {
+            break;
+        }
+        rest = after;
+        let (name, joined) = split(arg);
+        parts.push(match (ours(name), joined, after.first()) {
+            (None, ..) => Ok(Part::Other(arg)),
+            (Some(flag), Some(value), _) => Ok(Part::Ours { flag, name, value, joined: true }),
+            (Some(flag), None, None) => Err(ArgsError::NoValue { flag }),
+            (Some(flag), None, Some(next)) if next.as_bytes().starts_with(b"--") => {
+                Err(ArgsError::FlagForValue { flag, next: next.clone() })
+            }
+            (Some(flag), None, Some(value)) => {
+                rest = after.get(1..).unwrap_or_default();
+                Ok(Part::Ours { flag, name, value, joined: false })
+            }
+        });
+    }
+    (parts, rest)
+}
+
+fn kept_advertise(parts: &[Result<Part<'_>, ArgsError>]) -> Option<OsString> {
+    parts.iter().rev().find_map(|part| match part {
+        Ok(Part::Ours { flag: ADVERTISE, value, .. }) => Some((*value).to_owned()),
+        _ => None,
+    })
+}
+
+/// A flag's name and, if it is joined to it by `=`, its value.
+fn split(arg: &OsStr) -> (&OsStr, Option<&OsStr>) {
+    let bytes = arg.as_bytes();
+    match bytes.iter().position(|b| *b == b'=') {
+        Some(at) => (OsStr::from_bytes(&bytes[..at]), Some(OsStr::from_bytes(&bytes[at + 1..]))),
+        None => (arg, None),
+    }
+}
+
+/// Which of our flags a name is. pflag's normaliser takes `_` for `-` in a name, but the two dashes
+/// before it must be dashes.
+fn ours(name: &OsStr) -> Option<&'static str> {
+    let name = name.as_bytes();
+    let same = |flag: &&str| {
+        let flag = flag.as_bytes();
+        name.len() == flag.len()
+            && name.starts_with(b"--")
+            && name.iter().zip(flag).all(|(a, b)| a == b || (*a == b'_' && *b == b'-'))
+    };
+    [BIND, PORT, ADVERTISE].into_iter().find(same)
+}
+
+fn expand(arg: OsString, instance: &InstanceId) -> OsString {
+    let bytes = arg.as_bytes();
+    if !bytes.windows(INSTANCE.len()).any(|window| window == INSTANCE) {
+        return arg;
+    }
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some(at) = rest.windows(INSTANCE.len()).position(|window| window == INSTANCE) {
+        out.extend_from_slice(&rest[..at]);
+        out.extend_from_slice(instance.as_str().as_bytes());
+        rest = &rest[at + INSTANCE.len()..];
+    }
+    out.extend_from_slice(rest);
+    OsString::from_vec(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn argv(args: &[&str]) -> Vec<OsString> {
+        std::iter::once("kube-apiserver").chain(args.iter().copied()).map(OsString::from).collect()
+    }
+
+    fn run(args: &[OsString]) -> Result<Rewritten, ArgsError> {
+        let id = InstanceId::parse("a1").unwrap();
+        let wanted = Wanted {
+            address: Ipv4Addr::new(127, 1, 2, 3),
+            port: 6443,
+            advertise: Ipv4Addr::new(10, 0, 0, 5).into(),
+            instance: &id,
+        };
+        rewrite(args, &wanted)
+    }
+
+    fn rewritten(args: &[&str]) -> Vec<String> {
+        run(&argv(args)).unwrap().argv.into_iter().skip(1).map(|arg| arg.into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn appends_what_is_absent_before_the_terminator() {
+        let set = ["--bind-address=127.1.2.3", "--secure-port=6443", "--advertise-address=10.0.0.5"];
+        assert_eq!(rewritten(&[]), set);
+        assert_eq!(rewritten(&["--v=2", "--", "--secure-port=1"])[..4], [&["--v=2"][..], &set].concat());
+        assert_eq!(rewritten(&["--v=2", "--", "--secure-port=1"])[4..], ["--", "--secure-port=1"]);
+    }
+
+    #[test]
+    fn replaces_in_place_and_form_and_says_so() {
+        let args = argv(&["--bind_address", "0.0.0.0", "--a", "--secure-port=443", "--bind-address=::", "--b"]);
+        let done = run(&args).unwrap();
+        let expected =
+            ["--bind_address", "127.1.2.3", "--a", "--secure-port=6443", "--b", "--advertise-address=10.0.0.5"];
+        assert_eq!(done.argv[1..], expected);
+        let replaced =
+            |flag, was: &str, now: Option<&str>| Replaced { flag, was: was.into(), now: now.map(Into::into) };
+        assert_eq!(
+            done.replaced,
+            [
+                replaced(BIND, "0.0.0.0", Some("127.1.2.3")),
+                replaced(PORT, "443", Some("6443")),
+                replaced(BIND, "::", None)
+            ]
+        );
+        assert_eq!(run(&argv(&["--secure-port=6443"])).unwrap().replaced, []);
+    }
+
+    #[test]
+    fn keeps_every_advertise_address() {
+        let args = ["--advertise-address", "10.9.9.9", "--advertise_address=10.8.8.8"];
+        assert_eq!(rewritten(&args)[..3], args);
+        assert_eq!(rewritten(&args).len(), 5);
+        assert_eq!(run(&argv(&args)).unwrap().kept_advertise.unwrap(), "10.8.8.8");
+        assert_eq!(advertised(&argv(&args)), Some(Ipv4Addr::new(10, 8, 8, 8).into()));
+        assert_eq!(advertised(&argv(&["--advertise-address="])), None);
+    }
+
+    #[test]
+    fn leaves_lookalikes_alone() {
+        let args = ["-bind-address=1", "--bind-addresses=1", "__bind-address=1", "--Bind-address=1", "bind-address"];
+        assert_eq!(rewritten(&args)[..5], args);
+    }
+
+    #[test]
+    fn expands_the_instance_but_not_in_the_program() {
+        let args: Vec<OsString> = ["{instance}", "--audit-log-path=/{instance}/{instance}.log", "--", "{instance}"]
+            .map(OsString::from)
+            .to_vec();
+        let done = run(&args).unwrap().argv;
+        assert_eq!(done[..2], ["{instance}", "--audit-log-path=/a1/a1.log"]);
+        assert_eq!(done.last().unwrap(), "a1");
+        let odd = OsString::from_vec(b"--x=\xff{instance}\xfe".to_vec());
+        assert_eq!(run(&["k".into(), odd]).unwrap().argv[1].as_bytes(), b"--x=\xffa1\xfe");
+    }
+
+    #[test]
+    fn names_every_flag_without_a_value() {
+        let errors = check(&argv(&["--secure-port", "--bind-address=1", "--advertise-address"]));
+        assert_eq!(
+            errors,
+            [
+                ArgsError::FlagForValue { flag: PORT, next: "--bind-address=1".into() },
+                ArgsError::NoValue { flag: ADVERTISE }
+            ]
+        );
+        assert!(errors[1].to_string().contains("--advertise-address is the last argument"));
+        assert_eq!(run(&argv(&["--bind-address"])).unwrap_err(), ArgsError::NoValue { flag: BIND });
+        assert_eq!(check(&[]), [ArgsError::NoCommand]);
+    }
+
+    /// Values of a flag as pflag takes them; of the other flags every one is taken to be joined.
+    fn pflag(args: &[OsString], wanted: &str) -> Vec<OsString> {
+        let mut values = Vec::new();
+        let mut args = args.iter().skip(1);
+        while let Some(arg) = args.next() {
+            if arg == "--" {
+                break;
+            }
+            let (name, value) = split(arg);
+            let name = String::from_utf8_lossy(name.as_bytes()).into_owned();
+            let normal = name.strip_prefix("--").map(|name| name.replace('_', "-")).unwrap_or_default();
+            if ["bind-address", "secure-port", "advertise-address"].contains(&normal.as_str()) {
+                let value = value.or_else(|| args.next().map(OsString::as_os_str));
+                if format!("--{normal}") == wanted {
+                    values.push(value.unwrap().to_owned());
+                }
+            }
+        }
+        values
+    }
+
+    fn others(args: &[OsString]) -> Vec<OsString> {
+        let (parts, rest) = read(args);
+        let other = |part| match part {
+            Ok(Part::Other(arg)) => Some(arg.to_owned()),
+            _ => None,
+        };
+        parts.into_iter().filter_map(other).chain(rest.iter().cloned()).collect()
+    }
+
+    fn arguments() -> impl Strategy<Value = Vec<OsString>> {
+        let name = prop_oneof![
+            Just("--bind-address"),
+            Just("--bind_address"),
+            Just("--secure-port"),
+            Just("--secure_port"),
+            Just("--advertise-address"),
+            Just("--advertise_address")
+        ];
+        let ours = (name, "[0-9a-f.:]{0,9}", any::<bool>()).prop_map(|(name, value, joined)| match joined {
+            true => vec![OsString::from(format!("{name}={value}"))],
+            false => vec![name.into(), value.into()],
+        });
+        let bytes = prop::collection::vec(1..=255_u8, 0..12).prop_map(|bytes| vec![OsString::from_vec(bytes)]);
+        let text = "(--)?[a-z_-]{0,8}(=[ -z]{0,8})?".prop_map(|text| vec![OsString::from(text)]);
+        prop::collection::vec(prop_oneof![3 => ours, 1 => bytes, 3 => text, 1 => Just(vec!["--".into()])], 0..12)
+            .prop_map(|args| std::iter::once("kube-apiserver".into()).chain(args.into_iter().flatten()).collect())
+    }
+
+    proptest! {
+        #[test]
+        fn one_value_each_and_all_else_as_it_was(args in arguments()) {
+            let done = run(&args).unwrap();
+            prop_assert_eq!(pflag(&done.argv, BIND), vec![OsString::from("127.1.2.3")]);
+            prop_assert_eq!(pflag(&done.argv, PORT), vec![OsString::from("6443")]);
+            let before = pflag(&args, ADVERTISE);
+            let expected = if before.is_empty() { vec!["10.0.0.5".into()] } else { before };
+            prop_assert_eq!(pflag(&done.argv, ADVERTISE), expected);
+            prop_assert_eq!(others(&done.argv), others(&args));
+            let again = run(&done.argv).unwrap();
+            prop_assert_eq!(&again.argv, &done.argv);
+            prop_assert_eq!(again.replaced, vec![]);
+        }
+
+        #[test]
+        fn nothing_panics(args in prop::collection::vec("(--(bind|secure|advertise)[_-](address|port)|--|=|.){0,3}", 0..6)) {
+            let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+            prop_assert_eq!(run(&args).is_err(), !check(&args).is_empty());
+        }
+    }
+}

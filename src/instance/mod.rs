@@ -1,0 +1,130 @@
+//! One kube-apiserver: its ID, its own 127.x address, and the arguments that give it both.
+//!
+//! What is recorded about an instance, and who else is there, is in [`crate::registry`].
+
+pub mod address;
+pub mod args;
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// Longest ID, in bytes: with its suffix it stays far below the 255 of a file name, and a pod's UID
+/// (36) or a DNS label (63) fits.
+const MAX_LEN: usize = 63;
+
+/// Name of an instance among those of its berth: 1 to 63 of `A-Z a-z 0-9 . _ -`, not beginning
+/// with a dot or a dash. It becomes a file name, so nothing else may pass. Cheap to
+/// clone: each connection has one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct InstanceId(Arc<str>);
+
+/// Why a text is no [`InstanceId`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InstanceIdError {
+    /// It is empty.
+    #[error("an instance ID is empty: give 1 to {MAX_LEN} of A-Z a-z 0-9 . _ -")]
+    Empty,
+    /// It is too long.
+    #[error("the instance ID is {0} bytes long, at most {MAX_LEN} fit: shorten it")]
+    Long(usize),
+    /// It would be a hidden file, or look like an option.
+    #[error("the instance ID {0:?} begins with {1:?}: begin it with a letter, a digit or an underscore")]
+    Begin(String, char),
+    /// It has a character that is not allowed.
+    #[error("the instance ID {0:?} has a {1:?}: use only A-Z a-z 0-9 . _ -")]
+    Character(String, char),
+    /// A random one could not be drawn.
+    #[error("the system gives no random bytes for an instance ID: {0}: give one with --instance")]
+    Random(getrandom::Error),
+}
+
+impl InstanceId {
+    /// Checks a text.
+    ///
+    /// # Errors
+    /// The first rule of [`InstanceId`] that the text breaks.
+    pub fn parse(text: &str) -> Result<Self, InstanceIdError> {
+        if text.is_empty() {
+            return Err(InstanceIdError::Empty);
+        }
+        if text.len() > MAX_LEN {
+            return Err(InstanceIdError::Long(text.len()));
+        }
+        if let Some(first @ ('.' | '-')) = text.chars().next() {
+            return Err(InstanceIdError::Begin(text.to_owned(), first));
+        }
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        match text.chars().find(|c| !allowed(*c)) {
+            Some(bad) => Err(InstanceIdError::Character(text.to_owned(), bad)),
+            None => Ok(Self(text.into())),
+        }
+    }
+
+    /// An ID of eight random hexadecimal digits.
+    ///
+    /// # Errors
+    /// [`InstanceIdError::Random`].
+    pub fn random() -> Result<Self, InstanceIdError> {
+        let drawn = getrandom::u32().map_err(InstanceIdError::Random)?;
+        Ok(Self(format!("{drawn:08x}").into()))
+    }
+
+    /// The ID as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for InstanceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for InstanceId {
+    type Err = InstanceIdError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::parse(text)
+    }
+}
+
+impl TryFrom<String> for InstanceId {
+    type Error = InstanceIdError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        Self::parse(&text)
+    }
+}
+
+impl From<InstanceId> for String {
+    fn from(id: InstanceId) -> Self {
+        id.0.as_ref().to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepts_pod_uids_and_names() {
+        for good in ["a", "_", "0f2c6e3a-8f4e-4c7e-9a57-1f2d3c4b5a69", "v1.34_b", &"x".repeat(63)] {
+            assert_eq!(InstanceId::parse(good).unwrap().to_string(), good);
+        }
+        assert_eq!(InstanceId::random().unwrap().as_str().len(), 8);
+    }
+
+    #[test]
+    fn refuses_what_is_no_plain_file_name() {
+        for bad in ["", ".", "..", ".hidden", "-a", "a/b", "a b", "ä", "a\0", "a\n", &"x".repeat(64)] {
+            assert!(InstanceId::parse(bad).is_err(), "{bad:?}");
+        }
+        assert!(serde_json::from_str::<InstanceId>("\"../a\"").is_err());
+        assert_eq!(serde_json::to_string(&InstanceId::parse("a").unwrap()).unwrap(), "\"a\"");
+    }
+}

@@ -1,0 +1,209 @@
+//! Every metric family, and the counters behind them.
+//!
+//! What connections count lies in one [`WorkerStats`] a worker, so that no two cores write to one
+//! cache line; it is summed when somebody asks.
+
+use crate::backend::Table;
+use crate::relay::How;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::{Semaphore, watch};
+
+/// A number that one thread writes and others read now and then.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    /// Adds.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Takes away.
+    pub fn sub(&self, n: u64) {
+        self.0.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    /// The number now.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What the connections of one worker count, on cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct WorkerStats {
+    /// Connections dealt to the worker and not ended.
+    pub open: Count,
+    /// Bytes from clients to instances.
+    pub bytes_up: Count,
+    /// Bytes from instances to clients.
+    pub bytes_down: Count,
+    /// Legs that were refused or ended before the instance's first byte.
+    pub replays: Count,
+    ended: [Count; How::ALL.len()],
+}
+
+impl WorkerStats {
+    /// Counts the end of a connection.
+    pub fn ended(&self, how: How) {
+        self.ended[how as usize].add(1);
+    }
+}
+
+/// Labels of `berth_probe_total`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ProbeLabels {
+    /// See [`crate::backend::probe::Answer::result`].
+    pub result: &'static str,
+}
+
+/// Labels of `berth_accept_errors_total`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct AcceptErrorLabels {
+    /// See [`crate::accept::Trouble`].
+    pub kind: &'static str,
+}
+
+/// Everything that is counted in a shim.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    workers: Vec<Arc<WorkerStats>>,
+    /// Places for held clients; those that are taken are held.
+    pub held: Arc<Semaphore>,
+    held_limit: usize,
+    /// `berth_backend_connect_seconds`.
+    pub connect_seconds: Histogram,
+    /// `berth_probe_total{result}`.
+    pub probes: Family<ProbeLabels, Counter>,
+    /// `berth_accept_errors_total{kind}`.
+    pub accept_errors: Family<AcceptErrorLabels, Counter>,
+}
+
+impl Metrics {
+    /// The metrics of a shim with so many workers and places for held clients.
+    #[must_use]
+    pub fn new(workers: usize, held_limit: usize, table: watch::Receiver<Arc<Table>>) -> Self {
+        let workers: Vec<_> = (0..workers).map(|_| Arc::<WorkerStats>::default()).collect();
+        let held = Arc::new(Semaphore::new(held_limit));
+        // Loopback connects take some 20 µs; 10 µs to 5 s.
+        let connect_seconds = Histogram::new(exponential_buckets(1e-5, 3.0, 13));
+        let (probes, accept_errors) = (Family::default(), Family::default());
+        let mut registry = Registry::default();
+        registry.register("berth_backend_connect_seconds", "Time to connect to an instance", connect_seconds.clone());
+        registry.register("berth_probe", "Probes by result", Family::clone(&probes));
+        registry.register("berth_accept_errors", "Failed accepts by kind", Family::clone(&accept_errors));
+        registry.register_collector(Box::new(Sums { workers: workers.clone(), held: held.clone(), held_limit, table }));
+        Self { registry, workers, held, held_limit, connect_seconds, probes, accept_errors }
+    }
+
+    /// The counters of each worker.
+    #[must_use]
+    pub fn workers(&self) -> &[Arc<WorkerStats>] {
+        &self.workers
+    }
+
+    /// Connections that are open now.
+    #[must_use]
+    pub fn open(&self) -> u64 {
+        sum(&self.workers, |w| w.open.get())
+    }
+
+    /// Connections that were ever accepted: those that ended and those that are open.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.open() + sum(&self.workers, |w| w.ended.iter().map(Count::get).sum())
+    }
+
+    /// Clients that wait for an instance now.
+    #[must_use]
+    pub fn held_now(&self) -> usize {
+        self.held_limit - self.held.available_permits()
+    }
+
+    /// All of it in OpenMetrics' text form.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        text
+    }
+}
+
+fn sum(workers: &[Arc<WorkerStats>], of: impl Fn(&WorkerStats) -> u64) -> u64 {
+    workers.iter().map(|worker| of(worker)).sum()
+}
+
+/// What is summed or looked up when somebody asks.
+#[derive(Debug)]
+struct Sums {
+    workers: Vec<Arc<WorkerStats>>,
+    held: Arc<Semaphore>,
+    held_limit: usize,
+    table: watch::Receiver<Arc<Table>>,
+}
+
+impl Collector for Sums {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let sum = |of: fn(&WorkerStats) -> u64| sum(&self.workers, of);
+
+        let open = encoder.encode_descriptor("berth_connections_open", "Connections now", None, MetricType::Gauge)?;
+        ConstGauge::new(sum(|w| w.open.get())).encode(open)?;
+
+        let mut ended = encoder.encode_descriptor(
+            "berth_connections",
+            "Connections by how they ended",
+            None,
+            MetricType::Counter,
+        )?;
+        for how in How::ALL {
+            let labels = [("outcome", how.as_str())];
+            let count = self.workers.iter().map(|w| w.ended[how as usize].get()).sum::<u64>();
+            ConstCounter::new(count).encode(ended.encode_family(&labels)?)?;
+        }
+
+        let mut bytes = encoder.encode_descriptor("berth_bytes", "Bytes relayed", None, MetricType::Counter)?;
+        for (direction, count) in [("up", sum(|w| w.bytes_up.get())), ("down", sum(|w| w.bytes_down.get()))] {
+            ConstCounter::new(count).encode(bytes.encode_family(&[("direction", direction)])?)?;
+        }
+
+        let replays = encoder.encode_descriptor(
+            "berth_replays",
+            "Legs that were refused or ended before the instance's first byte",
+            None,
+            MetricType::Counter,
+        )?;
+        ConstCounter::new(sum(|w| w.replays.get())).encode(replays)?;
+
+        let held = encoder.encode_descriptor("berth_held_clients", "Clients that wait", None, MetricType::Gauge)?;
+        ConstGauge::new((self.held_limit - self.held.available_permits()) as u64).encode(held)?;
+
+        let mut state =
+            encoder.encode_descriptor("berth_instance_state", "1 for the state it is in", None, MetricType::Gauge)?;
+        for instance in &self.table.borrow().instances {
+            for standing in crate::backend::health::Standing::ALL {
+                let labels = [("instance", instance.id.as_str()), ("state", standing.as_str())];
+                let is = u64::from(instance.standing == standing);
+                ConstGauge::new(is).encode(state.encode_family(&labels)?)?;
+            }
+        }
+
+        for (name, help, value) in crate::os::process::usage() {
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(value).encode(metric)?;
+        }
+        Ok(())
+    }
+}

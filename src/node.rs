@@ -1,0 +1,70 @@
+//! What is there on this node: every berth, instance and shim of a run directory, for the commands
+//! that look from outside.
+
+use crate::instance::InstanceId;
+use crate::registry::instance::{Listed, Problem, list};
+use crate::registry::{BerthDir, Error, RunDir};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// A run directory, looked at once.
+#[derive(Debug)]
+pub struct Node {
+    /// Where.
+    pub path: PathBuf,
+    /// By berth and name.
+    pub instances: Vec<Known>,
+    /// Files that are no records.
+    pub problems: Vec<Problem>,
+}
+
+/// An instance of which there is a record, a shim's socket, or both.
+#[derive(Debug)]
+pub struct Known {
+    /// Its berth.
+    pub berth: BerthDir,
+    /// Its name.
+    pub id: InstanceId,
+    /// What `berth exec` recorded.
+    pub record: Option<Listed>,
+    /// Whether there is a shim's socket; it may be of a dead one.
+    pub socket: bool,
+}
+
+impl Node {
+    /// Looks. A run directory that is not there is an empty one.
+    ///
+    /// # Errors
+    /// It is there and cannot be read, or others may write to it.
+    pub fn look(path: Option<&Path>) -> Result<Self, Error> {
+        let path = path.map_or_else(RunDir::default_path, Path::to_path_buf);
+        let mut node = Self { path, instances: Vec::new(), problems: Vec::new() };
+        let Some(run_dir) = RunDir::find(&node.path)? else { return Ok(node) };
+        for berth in run_dir.berths()? {
+            let listing = list(&berth).map_err(|source| Error::Read { path: berth.instances(), source })?;
+            node.problems.extend(listing.problems);
+            let mut sockets = sockets(&berth)?;
+            for listed in listing.instances {
+                let id = listed.record.instance.clone();
+                let socket = sockets.remove(&id);
+                node.instances.push(Known { berth: berth.clone(), id, record: Some(listed), socket });
+            }
+            for id in sockets {
+                node.instances.push(Known { berth: berth.clone(), id, record: None, socket: true });
+            }
+        }
+        node.instances.sort_by(|a, b| (a.berth.address(), &a.id).cmp(&(b.berth.address(), &b.id)));
+        Ok(node)
+    }
+}
+
+fn sockets(berth: &BerthDir) -> Result<BTreeSet<InstanceId>, Error> {
+    let error = |source| Error::Read { path: berth.path().to_owned(), source };
+    let mut found = BTreeSet::new();
+    for entry in std::fs::read_dir(berth.path()).map_err(error)? {
+        let name = entry.map_err(error)?.file_name();
+        let id = name.to_str().and_then(|name| name.strip_suffix(".sock")).and_then(|id| InstanceId::parse(id).ok());
+        found.extend(id);
+    }
+    Ok(found)
+}

@@ -1,0 +1,285 @@
+//! Who holds a port, from /proc, so that a bind that fails explains itself.
+//!
+//! Only for messages: nothing is decided by what is found here.
+
+use nix::unistd::Uid;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+
+/// State of a listening socket in /proc/net/tcp (TCP_LISTEN in the kernel's tcp_states.h).
+const LISTEN: u8 = 0x0a;
+
+/// A line of /proc/net/tcp or /proc/net/tcp6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// Address that the socket is bound to.
+    pub local: SocketAddr,
+    /// State, after the kernel's tcp_states.h; 0x0a is listening.
+    pub state: u8,
+    /// Effective user ID of who made the socket.
+    pub uid: u32,
+    /// Inode of the socket; 0 if it has no file any more.
+    pub inode: u64,
+}
+
+/// A process that has a socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Process ID, as this process sees it.
+    pub pid: u32,
+    /// Its name, at most 15 bytes, without control characters.
+    pub name: String,
+}
+
+/// The entries of /proc/net/tcp or /proc/net/tcp6. A line that is not one is passed over, so the
+/// heading is too.
+#[must_use]
+pub fn parse(text: &str) -> Vec<Entry> {
+    text.lines().filter_map(parse_line).collect()
+}
+
+/// The listening sockets with this port in this thread's network namespace.
+///
+/// A socket that is bound and does not listen is not there: the kernel does not show it.
+///
+/// # Errors
+/// /proc/net/tcp cannot be read. A missing tcp6 means that there is no IPv6.
+pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
+    let mut found = sockets(port)?;
+    found.retain(|entry| entry.state == LISTEN);
+    Ok(found)
+}
+
+/// The first process found that has the socket with this inode. None if it is in another process
+/// namespace or may not be looked into.
+#[must_use]
+pub fn process_of(inode: u64) -> Option<Process> {
+    let wanted = PathBuf::from(format!("socket:[{inode}]"));
+    let pids = fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.find_map(|pid| {
+        let mut fds = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+        fds.find(|fd| fs::read_link(fd.path()).is_ok_and(|target| target == wanted))?;
+        let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let name = String::from_utf8_lossy(&name).trim_end().replace(char::is_control, "?");
+        Some(Process { pid, name })
+    })
+}
+
+/// One sentence on who holds `wanted` and what mends it, for a bind that failed with EADDRINUSE.
+/// `our_uid` is the effective user ID of who wants it.
+#[must_use]
+pub fn explain(wanted: SocketAddr, our_uid: u32) -> String {
+    let port = wanted.port();
+    match sockets(port) {
+        Ok(entries) => describe(wanted, our_uid, &entries, process_of),
+        Err(error) => format!("{wanted} is held by an unknown process (/proc/net/tcp cannot be read: {error})"),
+    }
+}
+
+fn sockets(port: u16) -> io::Result<Vec<Entry>> {
+    // thread-self, because /proc/net shows the namespace of the process's first thread.
+    let mut text = fs::read_to_string("/proc/thread-self/net/tcp")?;
+    match fs::read_to_string("/proc/thread-self/net/tcp6") {
+        Ok(more) => text.push_str(&more),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let mut entries = parse(&text);
+    entries.retain(|entry| entry.local.port() == port);
+    Ok(entries)
+}
+
+fn describe(
+    wanted: SocketAddr,
+    our_uid: u32,
+    entries: &[Entry],
+    process_of: impl Fn(u64) -> Option<Process>,
+) -> String {
+    let clashing = || entries.iter().filter(|entry| clashes(wanted, entry.local));
+    let listening = || clashing().filter(|entry| entry.state == LISTEN);
+    // The very address first: a dual-stack guess must not hide it.
+    let same = listening().find(|entry| entry.local.ip().to_canonical() == wanted.ip().to_canonical());
+    let Some(entry) = same.or_else(|| listening().next()) else {
+        return match clashing().next() {
+            Some(entry) => format!(
+                "{wanted} is held by a connection from that port (state {:#04x}, {}), not by a listener: it is free \
+                 when that ends",
+                entry.state,
+                Owner(entry.uid, process_of(entry.inode))
+            ),
+            None => format!(
+                "{wanted} is held by a socket that is bound and does not listen (a waiting shim of another uid or \
+                 without SO_REUSEPORT): /proc does not show whose; this process is uid {our_uid}"
+            ),
+        };
+    };
+    let owner = Owner(entry.uid, process_of(entry.inode));
+    let port = wanted.port();
+    if entry.local.ip().is_unspecified() != wanted.ip().is_unspecified() {
+        let holder = entry.local;
+        // Where the in-cluster port moves to is the design's choice; a berth that is there already moves on.
+        let other = if port == 7443 { 8443 } else { 7443 };
+        return format!(
+            "{wanted} is held by {holder} of {owner}: a wildcard listener takes the port on every address, and so \
+             clashes with a 127.x listener on the same port. List the addresses instead, each with its own --listen \
+             (--listen HOST_IP:{port} --listen 127.0.0.1:{port}); or, where truly all addresses are needed, move the \
+             apiserver to another port (--listen HOST_IP:{other} --listen 0.0.0.0:{port})"
+        );
+    }
+    if entry.uid == our_uid {
+        format!("{wanted} is held by {owner}, which listens without SO_REUSEPORT: stop it, or take another port")
+    } else {
+        format!("{wanted} is held by {owner}, this process is uid {our_uid}: SO_REUSEPORT needs the same effective uid")
+    }
+}
+
+/// Whether two sockets of one port are in each other's way. A listener on `::` is taken for one of
+/// both families, as it is by default; berth's own IPv6 sockets are of IPv6 only.
+fn clashes(wanted: SocketAddr, other: SocketAddr) -> bool {
+    let (wanted_ip, other_ip) = (wanted.ip().to_canonical(), other.ip().to_canonical());
+    let any_family = other_ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    wanted.port() == other.port()
+        && (wanted_ip == other_ip
+            || any_family
+            || (wanted_ip.is_ipv4() == other_ip.is_ipv4() && (wanted_ip.is_unspecified() || other_ip.is_unspecified())))
+}
+
+struct Owner(u32, Option<Process>);
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "uid {}", self.0)?;
+        match &self.1 {
+            Some(Process { pid, name }) => write!(f, " (pid {pid}, {name})"),
+            None if Uid::effective().is_root() => write!(f, " (in another process namespace)"),
+            None => write!(f, " (process not readable from here)"),
+        }
+    }
+}
+
+fn parse_line(line: &str) -> Option<Entry> {
+    let mut fields = line.split_ascii_whitespace();
+    fields.next()?.strip_suffix(':')?;
+    let local = parse_address(fields.next()?)?;
+    parse_address(fields.next()?)?;
+    let state = u8::try_from(hex(fields.next()?, 2)?).ok()?;
+    // tx_queue:rx_queue, tr:tm->when, retrnsmt
+    let uid = fields.nth(3)?.parse().ok()?;
+    let inode = fields.nth(1)?.parse().ok()?;
+    Some(Entry { local, state, uid, inode })
+}
+
+/// Addresses stand there as 32-bit words of the machine's byte order that hold network byte order,
+/// ports as numbers.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.split_once(':')?;
+    let port = u16::try_from(hex(port, 4)?).ok()?;
+    let word = |at: usize| Some(hex(ip.get(at * 8..at * 8 + 8)?, 8)?.to_ne_bytes());
+    let ip = match ip.len() {
+        8 => Ipv4Addr::from(word(0)?).into(),
+        32 => {
+            let mut octets = [0; 16];
+            for (at, chunk) in octets.chunks_exact_mut(4).enumerate() {
+                chunk.copy_from_slice(&word(at)?);
+            }
+            Ipv6Addr::from(octets).into()
+        }
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, port))
+}
+
+/// A number of exactly so many hexadecimal digits; `from_str_radix` alone would take a sign.
+fn hex(text: &str, digits: usize) -> Option<u32> {
+    let plain = text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
+    plain.then(|| u32::from_str_radix(text, 16).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::net::TcpListener;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    fn listener(local: &str, uid: u32) -> Entry {
+        Entry { local: address(local), state: LISTEN, uid, inode: 7 }
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn reads_lines_of_both_families() {
+        let text = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:192B 00000000:0000 0A 00000000:00000000 00:00000000 00000000 65534        0 4711 1 0000000000000000 100 0 0 10 0
+   1: 0500000A:192B 0600000A:B3C2 01 00000000:00000000 02:000A7D8C 00000000     0        0 4712 2 0000000000000000 20 4 30 10 -1
+   2: B80D0120000000000000000001000000:192B 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 99 1 0000000000000000 100 0 0 10 0
+   3: 0100007F:192B garbage
+";
+        let entry = |local: &str, state, uid, inode| Entry { local: address(local), state, uid, inode };
+        assert_eq!(
+            parse(text),
+            [
+                entry("127.0.0.1:6443", LISTEN, 65534, 4711),
+                entry("10.0.0.5:6443", 1, 0, 4712),
+                entry("[2001:db8::1]:6443", LISTEN, 0, 99)
+            ]
+        );
+    }
+
+    #[test]
+    fn finds_listeners_of_this_process() {
+        for local in ["127.83.1.2:0", "[::1]:0"] {
+            let Ok(socket) = TcpListener::bind(local) else { continue };
+            let bound = socket.local_addr().unwrap();
+            let found = listeners(bound.port()).unwrap();
+            let entry = found.iter().find(|entry| entry.local == bound).unwrap();
+            assert_eq!(entry.uid, Uid::effective().as_raw());
+            assert_eq!(process_of(entry.inode).unwrap().pid, std::process::id());
+            assert!(explain(bound, entry.uid).contains("without SO_REUSEPORT"));
+            assert!(explain(bound, entry.uid + 1).contains("needs the same effective uid"));
+        }
+        assert_eq!(process_of(0), None);
+    }
+
+    #[test]
+    fn explains_by_kind_of_holder() {
+        let shown = |wanted: &str, entries: &[Entry]| {
+            let process = |inode| (inode == 7).then(|| Process { pid: 812, name: "kube-apiserver".into() });
+            describe(address(wanted), 65534, entries, process)
+        };
+        assert_eq!(
+            shown("10.0.0.5:6443", &[listener("10.0.0.5:6443", 0)]),
+            "10.0.0.5:6443 is held by uid 0 (pid 812, kube-apiserver), this process is uid 65534: SO_REUSEPORT needs \
+             the same effective uid"
+        );
+        assert!(shown("10.0.0.5:6443", &[listener("10.0.0.5:6443", 65534)]).contains("listens without SO_REUSEPORT"));
+        for wildcard in ["0.0.0.0:6443", "[::]:6443"] {
+            let text = shown("127.1.2.3:6443", &[listener(wildcard, 0)]);
+            assert!(text.contains(wildcard) && text.contains("wildcard") && text.contains("HOST_IP:7443"), "{text}");
+        }
+        assert!(shown("0.0.0.0:6443", &[listener("127.1.2.3:6443", 0)]).contains("wildcard"));
+        assert!(shown("10.0.0.5:6443", &[listener("10.0.0.6:6443", 0)]).contains("does not listen"));
+        assert!(shown("[::1]:6443", &[listener("0.0.0.0:6443", 0)]).contains("does not listen"));
+        let connection = Entry { state: 1, ..listener("10.0.0.5:6443", 0) };
+        assert!(shown("10.0.0.5:6443", &[connection]).contains("a connection from that port"));
+    }
+
+    proptest! {
+        #[test]
+        fn takes_any_text(text in any::<String>()) {
+            let _ = parse(&text);
+        }
+
+        #[test]
+        fn takes_any_fields(fields in prop::collection::vec("[0-9A-Fa-f:+é]{0,34}|[0-9]{1,22}", 0..14)) {
+            let _ = parse(&fields.join(" "));
+        }
+    }
+}

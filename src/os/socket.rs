@@ -1,0 +1,129 @@
+//! TCP sockets with the options that std and tokio do not offer.
+//!
+//! Every function is one system call or a fixed short row of them; what to do about a failure is
+//! decided by the caller.
+
+use nix::sys::socket::{Backlog, listen};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+/// What keeps a dead peer from being held for ever. On a listener the accepted sockets inherit it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Idle time before the first question; `None` asks never.
+    pub idle: Option<Duration>,
+    /// Time between two questions.
+    pub interval: Duration,
+    /// Unanswered questions after which the peer is gone.
+    pub probes: u32,
+    /// `TCP_USER_TIMEOUT`; `None` leaves it off.
+    pub user_timeout: Option<Duration>,
+}
+
+/// A socket that is bound but does not listen: it reserves the port and gets nothing.
+///
+/// `SO_REUSEPORT` lets siblings of the same effective uid bind too. `SO_REUSEADDR` lets connections
+/// in TIME_WAIT of an apiserver that held the port alone be there still.
+///
+/// # Errors
+/// What socket(2), setsockopt(2) and bind(2) say; `EADDRINUSE` is explained by [`super::holder`].
+pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    if freebind {
+        match address {
+            SocketAddr::V4(_) => socket.set_freebind_v4(true)?,
+            SocketAddr::V6(_) => socket.set_freebind_v6(true)?,
+        }
+    }
+    socket.bind(&address.into())?;
+    Ok(socket.into())
+}
+
+/// Starts to listen, or changes the backlog of a socket that listens.
+///
+/// # Errors
+/// `EADDRINUSE` when a socket of another uid came to listen on the port in the meantime.
+pub fn start_listening(socket: BorrowedFd<'_>, backlog: u32) -> io::Result<()> {
+    let backlog = Backlog::new(i32::try_from(backlog).unwrap_or(i32::MAX)).unwrap_or(Backlog::MAXCONN);
+    Ok(listen(&socket, backlog)?)
+}
+
+/// The address that a socket is bound to.
+///
+/// # Errors
+/// What getsockname(2) says, or `EAFNOSUPPORT` for a socket that is not of the Internet.
+pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
+    SockRef::from(&socket).local_addr()?.as_socket().ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
+}
+
+/// Takes one connection out of the accept queue, non-blocking and close-on-exec.
+///
+/// # Errors
+/// `EWOULDBLOCK` when the queue is empty; see accept(2) for the others.
+pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(TcpStream, SocketAddr)> {
+    // SAFETY: `storage` and `length` are valid for accept4 to write the peer's address to, and
+    // try_init hands them out for exactly that; the descriptor is new and owned by nobody else.
+    let (stream, peer) = unsafe {
+        SockAddr::try_init(|storage, length| {
+            let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+            match libc::accept4(listener.as_raw_fd(), storage.cast(), length, flags) {
+                -1 => Err(io::Error::last_os_error()),
+                fd => Ok(TcpStream::from_raw_fd(fd)),
+            }
+        })?
+    };
+    let peer = peer.as_socket().ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
+    Ok((stream, peer))
+}
+
+/// Sets `TCP_NODELAY` and keepalive.
+///
+/// # Errors
+/// What setsockopt(2) says.
+pub fn set_options(socket: BorrowedFd<'_>, keepalive: &Keepalive) -> io::Result<()> {
+    let socket = SockRef::from(&socket);
+    socket.set_tcp_nodelay(true)?;
+    if let Some(idle) = keepalive.idle {
+        let options =
+            TcpKeepalive::new().with_time(idle).with_interval(keepalive.interval).with_retries(keepalive.probes);
+        socket.set_tcp_keepalive(&options)?;
+    }
+    if keepalive.user_timeout.is_some() {
+        socket.set_tcp_user_timeout(keepalive.user_timeout)?;
+    }
+    Ok(())
+}
+
+/// Lets a bind to a source address leave the port open until connect, so that the 28,000 ephemeral
+/// ports count for each pair of addresses and not for the source address alone.
+///
+/// # Errors
+/// What setsockopt(2) says.
+pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    // SAFETY: the option's value is a C int that lives for the call, and its size is given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_BIND_ADDRESS_NO_PORT,
+            (&raw const on).cast(),
+            libc::socklen_t::try_from(size_of_val(&on)).unwrap_or(4),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Makes the close of this socket a reset: what a reset of the other end becomes here.
+pub fn reset_on_close(socket: &impl AsFd) {
+    // A socket that cannot be told so is gone already, and its peer knows.
+    let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
+}

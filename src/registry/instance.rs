@@ -1,0 +1,557 @@
+//! Records of instances: which apiserver has which address, and whether it lives.
+//!
+//! A record is `instances/ID.json`. The process that it is about holds an exclusive lock (flock) on the
+//! file, from before the file has its name until the process ends, through execve. So:
+//!
+//! * **Alive means locked.** Only the owner ever takes an exclusive lock. Everybody who wants to know asks for a
+//!   shared one and lets go at once: two who ask do not see each other, and one who asks is never in the way
+//!   of an owner, who locks a new file that nobody knows yet.
+//! * **Dead is for ever.** A file that was seen unlocked is never locked again: a restarted instance writes a
+//!   new file and renames it over the old one.
+//! * **Since when it is dead** is known from who saw it first: that one sets the file's modification time and
+//!   then takes away the write permission (mode 0400) as the sign that the time now means that. After
+//!   [`KEEP_DEAD`] the record is pruned; until then a restart finds its address in it. The time is the wall
+//!   clock's: if it jumps, an address is forgotten early or late, which costs nothing else.
+//! * **Those who write names** (a claim, a prune) hold a lock on `instances/.lock`, so no record is removed that
+//!   was renamed into place a moment ago, and no two claims choose one address.
+//!
+//! Nothing is synced to disk: /run is a tmpfs, no record outlives the processes that it is about, and a torn
+//! file is ignored.
+//!
+//! The lock belongs to the open file. A child that an apiserver leaves behind and that inherited the
+//! descriptor keeps the record alive; the address is dead all the same, which probes see.
+
+use super::BerthDir;
+use crate::instance::InstanceId;
+use crate::instance::address::AddressError;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Format of the records that are written, and the only one that is read. Added fields do not
+/// change it: unknown ones are passed over.
+const VERSION: u32 = 1;
+
+/// Time after which the record of a dead instance is pruned: ten minutes, longer than the kubelet's
+/// longest pause between two restarts (five).
+pub const KEEP_DEAD: Duration = Duration::from_secs(600);
+
+/// Largest record that is read, in bytes. Real ones have some 250.
+const MAX_SIZE: u64 = 64 * 1024;
+
+/// How long a claim waits for another one. A claim takes milliseconds; who holds the lock longer is
+/// stopped (SIGSTOP), and shall not stop a node from starting silently.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+
+/// Pause between two looks at the lock. There is no waiting for a flock with a time limit but by a
+/// signal.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
+/// Mode of a record whose modification time says since when it is dead.
+const SEEN_DEAD: u32 = 0o400;
+
+/// What is recorded about an instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Format of the record; 1.
+    pub version: u32,
+    /// Its name among the instances of the berth.
+    pub instance: InstanceId,
+    /// Where it listens: an address in 127.0.0.0/8 and the berth's port.
+    pub address: SocketAddr,
+    /// The address that it tells clients.
+    pub advertise: IpAddr,
+    /// Its process ID in its own process namespace. For people: nothing is decided by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// When it was started, wall clock, in full seconds. For people: nothing is decided by it.
+    #[serde(with = "rfc3339")]
+    pub started: SystemTime,
+    /// How it ended, where that is known. For people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+}
+
+/// Why bytes are no record of an instance.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// They are not JSON, or lack a field. Torn, maybe.
+    #[error("not a record: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Another version of berth wrote it.
+    #[error("format {0}, this berth reads {VERSION}")]
+    Version(u32),
+    /// It names another instance than its file.
+    #[error("it is about the instance {0}")]
+    Name(InstanceId),
+    /// Connections would leave the node, or go to nowhere.
+    #[error("the address {0} is none in 127.0.0.0/8 with a port")]
+    Address(SocketAddr),
+}
+
+impl Record {
+    /// Reads a record from the bytes of the file that is named after `id`.
+    ///
+    /// # Errors
+    /// See [`RecordError`].
+    pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, RecordError> {
+        #[derive(Deserialize)]
+        struct Format {
+            version: u32,
+        }
+        // First the format alone, so that a later one is named as such and not by a missing field.
+        let Format { version } = serde_json::from_slice(bytes)?;
+        if version != VERSION {
+            return Err(RecordError::Version(version));
+        }
+        let record: Self = serde_json::from_slice(bytes)?;
+        if record.instance != *id {
+            return Err(RecordError::Name(record.instance));
+        }
+        match record.address {
+            SocketAddr::V4(address) if address.ip().is_loopback() && address.port() != 0 => Ok(record),
+            other => Err(RecordError::Address(other)),
+        }
+    }
+}
+
+/// Why an instance cannot be claimed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// There is a live one of that ID.
+    #[error(
+        "the instance {instance} is alive{}: its record {} is locked. Stop that one, or start this one with another \
+         --instance",
+        pid.map(|pid| format!(" (pid {pid} by its own account)")).unwrap_or_default(),
+        path.display()
+    )]
+    Alive {
+        /// The ID.
+        instance: InstanceId,
+        /// The record.
+        path: PathBuf,
+        /// Process ID in the record.
+        pid: Option<u32>,
+    },
+    /// Another claim does not come to an end.
+    #[error(
+        "another process has held {} for {} s: one that starts an apiserver is stopped or hangs; end it",
+        path.display(),
+        LOCK_WAIT.as_secs()
+    )]
+    Busy {
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// There is no address to be had.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// A system call failed.
+    #[error(
+        "cannot {what} {}: {source}: is the file system full or read-only? Another can be given with --run-dir",
+        path.display()
+    )]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// Who claims.
+#[derive(Debug, Clone, Copy)]
+pub struct Claimant<'a> {
+    /// Its ID.
+    pub instance: &'a InstanceId,
+    /// The address that it tells clients.
+    pub advertise: IpAddr,
+    /// Its process ID, if that is known yet.
+    pub pid: Option<u32>,
+}
+
+/// A record that is written and locked: the instance is alive for all who look, until this is dropped
+/// or, after [`Claim::keep_through_exec`], until the process ends.
+///
+/// Dropping it leaves the record, dead, so that the next one of that ID gets the same address.
+/// The lock is one for all who inherited the descriptor: dropping it in the parent ends it for a child
+/// too. Who starts the apiserver as a child keeps the claim until the child has ended.
+#[derive(Debug)]
+pub struct Claim {
+    record: Record,
+    path: PathBuf,
+    lock: Flock<File>,
+}
+
+impl Claim {
+    /// What was recorded.
+    #[must_use]
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// The record's file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Lets the lock go on through execve and until the process ends: the descriptor is left open on
+    /// purpose, for nobody. Any child that is started from here on inherits it. The result removes the
+    /// record if execve fails.
+    ///
+    /// # Errors
+    /// The descriptor's flag cannot be changed; the record is removed.
+    pub fn keep_through_exec(self) -> Result<Kept, ClaimError> {
+        if let Err(errno) = fcntl(&*self.lock, FcntlArg::F_SETFD(FdFlag::empty())) {
+            let error = failed("clear the close-on-exec flag of", &self.path)(errno.into());
+            self.remove();
+            return Err(error);
+        }
+        std::mem::forget(self.lock);
+        Ok(Kept { path: self.path })
+    }
+
+    /// Removes the record, for an instance that never came to be. A failure only leaves a dead record.
+    pub fn remove(self) {
+        // Nobody replaces or prunes it while it is locked, so it is this one that goes.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// What [`Claim::keep_through_exec`] leaves to do, if execve fails.
+#[derive(Debug)]
+pub struct Kept {
+    path: PathBuf,
+}
+
+impl Kept {
+    /// Removes the record, for an instance that never came to be. A failure only leaves a record
+    /// that is dead as soon as this process is.
+    pub fn remove(self) {
+        let _ = fs::remove_file(self.path);
+    }
+}
+
+/// A record and whether its process lives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// The record.
+    pub record: Record,
+    /// Whether its lock is held.
+    pub alive: bool,
+}
+
+/// A file among the records that is ignored.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Problem {
+    /// The file.
+    pub path: PathBuf,
+    /// Why it is ignored.
+    pub reason: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is ignored: {}", self.path.display(), self.reason)
+    }
+}
+
+/// The records of a berth.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// The good ones, by their IDs.
+    pub instances: Vec<Listed>,
+    /// The others. The same again each time, so the caller logs what it has not logged yet.
+    pub problems: Vec<Problem>,
+}
+
+/// Records an instance of a berth, with an address that `choose` gives: from the address that the instance
+/// had before, if any, and those of the berth's other instances, live or not long dead.
+///
+/// It first waits, at most 5 s, for other claims in this berth to end, and prunes.
+///
+/// # Errors
+/// See [`ClaimError`]; in each case nothing is recorded, and an earlier record is as it was.
+pub fn claim(
+    berth: &BerthDir,
+    claimant: &Claimant<'_>,
+    choose: impl FnOnce(Option<SocketAddr>, &[SocketAddr]) -> Result<SocketAddr, AddressError>,
+) -> Result<Claim, ClaimError> {
+    let folder = berth.instances();
+    let _names = lock_names(&folder, LOCK_WAIT)?;
+    let path = folder.join(format!("{}.json", claimant.instance));
+    let previous = previous(berth, claimant.instance, &path)?;
+    let listing = list(berth).map_err(failed("list", &folder))?;
+    prune_names(berth, SystemTime::now()).map_err(failed("list", &folder))?;
+    let others = listing.instances.into_iter().filter(|other| other.record.instance != *claimant.instance);
+    let taken: Vec<_> = others.map(|other| other.record.address).collect();
+    let record = Record {
+        version: VERSION,
+        instance: claimant.instance.clone(),
+        address: choose(previous, &taken)?,
+        advertise: claimant.advertise,
+        pid: claimant.pid,
+        started: SystemTime::now(),
+        ended: None,
+    };
+
+    let new = folder.join(format!(".{}.new", claimant.instance));
+    // Only a claim that died can have left it: claims of a berth follow one another.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &new)(error)),
+        _ => {}
+    }
+    let lock = write_locked(&new, &record).inspect_err(|_| drop(fs::remove_file(&new)))?;
+    if let Err(error) = fs::rename(&new, &path) {
+        let _ = fs::remove_file(&new);
+        return Err(failed("put a new record in the place of", &path)(error));
+    }
+    Ok(Claim { record, path, lock })
+}
+
+/// Adds to a dead instance's record how it ended, so that [`list`] can tell.
+///
+/// # Errors
+/// See [`ClaimError`]: it lives again, or the record cannot be written.
+pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), ClaimError> {
+    let folder = berth.instances();
+    let _names = lock_names(&folder, LOCK_WAIT)?;
+    let path = folder.join(format!("{id}.json"));
+    let Ok(Some(mut file)) = open(berth, &path) else { return Ok(()) };
+    let parsed = read(&mut file).ok().and_then(|bytes| Record::parse(&bytes, id).ok());
+    if is_locked(file).map_err(failed("lock", &path))? {
+        return Err(ClaimError::Alive { instance: id.clone(), path, pid: parsed.and_then(|record| record.pid) });
+    }
+    let Some(mut record) = parsed else { return Ok(()) };
+    record.ended = Some(how.to_owned());
+    let new = folder.join(format!(".{id}.new"));
+    let _ = fs::remove_file(&new);
+    // Unlocked by drop, after it has its name: dead from the start.
+    let _lock = write_locked(&new, &record).inspect_err(|_| drop(fs::remove_file(&new)))?;
+    fs::rename(&new, &path).map_err(failed("put a new record in the place of", &path))
+}
+
+/// The records of a berth, each with whether its process lives, and what is there besides.
+///
+/// # Errors
+/// The folder cannot be listed. If it is not there, there are none.
+pub fn list(berth: &BerthDir) -> io::Result<Listing> {
+    let mut listing = Listing::default();
+    for name in names(&berth.instances())? {
+        if name.as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        let path = berth.instances().join(&name);
+        match look(berth, &name, &path) {
+            Ok(Some(listed)) => listing.instances.push(listed),
+            Ok(None) => {}
+            Err(reason) => listing.problems.push(Problem { path, reason }),
+        }
+    }
+    listing.instances.sort_by(|a, b| a.record.instance.cmp(&b.record.instance));
+    listing.problems.sort();
+    Ok(listing)
+}
+
+/// Removes the records that have been dead for more than [`KEEP_DEAD`] at the time `now` (wall clock),
+/// and what claims that died have left. Gives how many. Does nothing while a claim goes on.
+///
+/// # Errors
+/// The folder cannot be listed, or a file not removed.
+pub fn prune(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
+    match lock_names(&berth.instances(), Duration::ZERO) {
+        Ok(_names) => prune_names(berth, now),
+        Err(ClaimError::Busy { .. }) => Ok(0),
+        Err(ClaimError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(ClaimError::Io { source, .. }) => Err(source),
+        Err(other) => Err(io::Error::other(other)),
+    }
+}
+
+/// To be called with the lock on names held.
+fn prune_names(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
+    let mut removed = 0;
+    for name in names(&berth.instances())? {
+        let path = berth.instances().join(&name);
+        let bytes = name.as_encoded_bytes();
+        let left_over = bytes.starts_with(b".") && bytes.ends_with(b".new");
+        if left_over || (id_of(&name).is_some() && is_long_dead(berth, &path, now)) {
+            match fs::remove_file(&path) {
+                Ok(()) => removed += 1,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(removed)
+}
+
+fn is_long_dead(berth: &BerthDir, path: &Path, now: SystemTime) -> bool {
+    let Ok(Some(file)) = open(berth, path) else { return false };
+    let Ok(meta) = file.metadata() else { return false };
+    let since = meta.modified().ok().filter(|_| meta.mode() & 0o777 == SEEN_DEAD);
+    let long = since.and_then(|since| now.duration_since(since).ok()).is_some_and(|dead| dead > KEEP_DEAD);
+    long && is_locked(file).is_ok_and(|locked| !locked)
+}
+
+/// The address in an earlier record of that ID, if it is dead and readable.
+fn previous(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<SocketAddr>, ClaimError> {
+    // What cannot be opened as a record (a link, another's file) gives way to the new record.
+    let Ok(Some(mut file)) = open(berth, path) else { return Ok(None) };
+    // What is locked is alive, whatever it says: maybe a later berth wrote it.
+    let record = read(&mut file).ok().and_then(|bytes| Record::parse(&bytes, id).ok());
+    if is_locked(file).map_err(failed("lock", path))? {
+        let pid = record.and_then(|record| record.pid);
+        return Err(ClaimError::Alive { instance: id.clone(), path: path.to_owned(), pid });
+    }
+    Ok(record.map(|record| record.address))
+}
+
+/// None: it is gone. The error says why it is ignored.
+fn look(berth: &BerthDir, name: &OsStr, path: &Path) -> Result<Option<Listed>, String> {
+    let id = id_of(name).ok_or("its name is not that of a record")?;
+    let Some(mut file) = open(berth, path)? else { return Ok(None) };
+    let parsed = read(&mut file).map_err(|error| error.to_string());
+    let parsed = parsed.and_then(|bytes| Record::parse(&bytes, &id).map_err(|error| error.to_string()));
+    let alive = {
+        let marked = file.try_clone().map_err(|error| error.to_string())?;
+        let alive = is_locked(file).map_err(|error| format!("its lock cannot be looked at: {error}"))?;
+        if !alive {
+            mark_dead(&marked);
+        }
+        alive
+    };
+    Ok(Some(Listed { record: parsed?, alive }))
+}
+
+/// Notes since when a record is dead, unless that is noted. The time first: with the mode first, a crash
+/// in between would leave the time of writing as the time of death.
+///
+/// A failure (a read-only mount, a file of another user's) only keeps the record longer.
+fn mark_dead(file: &File) {
+    let noted = file.metadata().is_ok_and(|meta| meta.mode() & 0o777 == SEEN_DEAD);
+    if !noted && file.set_times(FileTimes::new().set_modified(SystemTime::now())).is_ok() {
+        let _ = file.set_permissions(Permissions::from_mode(SEEN_DEAD));
+    }
+}
+
+fn names(folder: &Path) -> io::Result<Vec<std::ffi::OsString>> {
+    match fs::read_dir(folder) {
+        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.file_name())).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+fn id_of(name: &OsStr) -> Option<InstanceId> {
+    InstanceId::parse(name.to_str()?.strip_suffix(".json")?).ok()
+}
+
+/// Opens a file among the records for reading, whatever it may be. None: there is none.
+fn open(berth: &BerthDir, path: &Path) -> Result<Option<File>, String> {
+    // O_NONBLOCK, or a FIFO would stop us.
+    let file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err("it is a symbolic link".into()),
+        Err(error) => return Err(format!("it cannot be opened: {error}")),
+    };
+    let meta = file.metadata().map_err(|error| error.to_string())?;
+    if !meta.is_file() {
+        return Err("it is no regular file".into());
+    }
+    if !berth.trusts(meta.uid()) {
+        return Err(format!("it is owned by uid {}", meta.uid()));
+    }
+    if meta.len() > MAX_SIZE {
+        return Err(format!("it is {} bytes long, at most {MAX_SIZE} are read", meta.len()));
+    }
+    Ok(Some(file))
+}
+
+fn read(file: &mut File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(MAX_SIZE).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Whether an owner holds its lock.
+fn is_locked(file: File) -> io::Result<bool> {
+    match Flock::lock(file, FlockArg::LockSharedNonblock) {
+        Ok(_released_by_drop) => Ok(false),
+        Err((_, Errno::EWOULDBLOCK)) => Ok(true),
+        Err((_, errno)) => Err(errno.into()),
+    }
+}
+
+/// The lock that claims and prunes hold. Opened for reading, so that closing it is no event for a
+/// [`super::watch::Watch`].
+fn lock_names(folder: &Path, wait: Duration) -> Result<Flock<File>, ClaimError> {
+    let path = folder.join(".lock");
+    let nofollow = nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK;
+    let flags = nofollow | nix::fcntl::OFlag::O_CREAT | nix::fcntl::OFlag::O_CLOEXEC;
+    let mode = nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR;
+    let mut file = nix::fcntl::open(&path, flags, mode).map(File::from).map_err(|e| failed("open", &path)(e.into()))?;
+    let until = Instant::now() + wait;
+    loop {
+        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((file, Errno::EWOULDBLOCK)) if Instant::now() < until => file,
+            Err((_, Errno::EWOULDBLOCK)) => return Err(ClaimError::Busy { path }),
+            Err((_, errno)) => return Err(failed("lock", &path)(errno.into())),
+        };
+        std::thread::sleep(LOCK_PAUSE);
+    }
+}
+
+/// Writes a record to a new file and locks it. The file stays open for writing: so its closing, when the
+/// process ends, is an event for a [`super::watch::Watch`].
+fn write_locked(path: &Path, record: &Record) -> Result<Flock<File>, ClaimError> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+        .map_err(failed("make", path))?;
+    let mut file =
+        Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| failed("lock", path)(errno.into()))?;
+    let mut bytes = serde_json::to_vec_pretty(record).map_err(|error| failed("write", path)(error.into()))?;
+    bytes.push(b'\n');
+    file.write_all(&bytes).map_err(failed("write", path))?;
+    Ok(file)
+}
+
+fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ClaimError {
+    let path = path.to_owned();
+    move |source| ClaimError::Io { what, path, source }
+}
+
+/// A wall clock time as `2026-05-04T03:02:01Z`.
+mod rfc3339 {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use std::time::SystemTime;
+
+    pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&humantime::format_rfc3339_seconds(*time))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        humantime::parse_rfc3339(&text).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests;

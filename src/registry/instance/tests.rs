@@ -1,0 +1,236 @@
+//! Tests of the records; in a file of their own for its length.
+
+use super::*;
+use crate::registry::RunDir;
+use proptest::prelude::*;
+use std::os::unix::fs::symlink;
+use tempfile::TempDir;
+
+const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 5));
+
+fn berth() -> (TempDir, BerthDir) {
+    let temp = tempfile::tempdir().unwrap();
+    let run = RunDir::open(&temp.path().join("run")).unwrap();
+    let berth = run.berth(SocketAddr::new(HOST, 6443)).unwrap();
+    (temp, berth)
+}
+
+fn id(text: &str) -> InstanceId {
+    InstanceId::parse(text).unwrap()
+}
+
+fn addr(last: u8) -> SocketAddr {
+    SocketAddr::from(([127, 1, 2, last], 6443))
+}
+
+fn claim_with(berth: &BerthDir, instance: &str, address: SocketAddr) -> Result<Claim, ClaimError> {
+    let claimant = Claimant { instance: &id(instance), advertise: HOST, pid: Some(7) };
+    claim(berth, &claimant, |previous, _| Ok(previous.unwrap_or(address)))
+}
+
+fn states(berth: &BerthDir) -> Vec<(String, SocketAddr, bool)> {
+    let listing = list(berth).unwrap();
+    assert_eq!(listing.problems, []);
+    let state = |l: Listed| (l.record.instance.to_string(), l.record.address, l.alive);
+    listing.instances.into_iter().map(state).collect()
+}
+
+#[test]
+fn alive_while_claimed_then_dead_with_its_address_kept() {
+    let (_temp, berth) = berth();
+    let a = claim_with(&berth, "a", addr(1)).unwrap();
+    let b = claim_with(&berth, "b", addr(2)).unwrap();
+    assert_eq!(states(&berth), [("a".into(), addr(1), true), ("b".into(), addr(2), true)]);
+    let refused = claim_with(&berth, "a", addr(3)).unwrap_err().to_string();
+    assert!(refused.contains("instance a is alive (pid 7") && refused.contains("--instance"), "{refused}");
+    drop(a);
+    assert_eq!(states(&berth), [("a".into(), addr(1), false), ("b".into(), addr(2), true)]);
+    let a = claim_with(&berth, "a", addr(3)).unwrap();
+    assert_eq!(a.record().address, addr(1));
+    assert_eq!(fs::metadata(a.path()).unwrap().mode() & 0o777, 0o600);
+    b.remove();
+    assert_eq!(states(&berth), [("a".into(), addr(1), true)]);
+}
+
+#[test]
+fn the_chooser_is_told_what_others_have() {
+    let (_temp, berth) = berth();
+    let _live = claim_with(&berth, "live", addr(1)).unwrap();
+    drop(claim_with(&berth, "dead", addr(2)).unwrap());
+    drop(claim_with(&berth, "own", addr(3)).unwrap());
+    let claimant = Claimant { instance: &id("own"), advertise: HOST, pid: None };
+    let own = claim(&berth, &claimant, |previous, taken| {
+        assert_eq!((previous, taken), (Some(addr(3)), &[addr(2), addr(1)][..]));
+        Ok(addr(4))
+    });
+    assert_eq!(own.unwrap().record().address, addr(4));
+}
+
+#[test]
+fn a_choice_that_fails_leaves_the_earlier_record() {
+    let (_temp, berth) = berth();
+    drop(claim_with(&berth, "a", addr(1)).unwrap());
+    let claimant = Claimant { instance: &id("a"), advertise: HOST, pid: None };
+    let refused = claim(&berth, &claimant, |_, _| Err(AddressError::Held { port: 6443, why: "x".into() }));
+    assert!(matches!(refused, Err(ClaimError::Address(_))));
+    assert_eq!(states(&berth), [("a".into(), addr(1), false)]);
+}
+
+#[test]
+fn those_who_ask_are_in_nobodys_way() {
+    let (_temp, berth) = berth();
+    let _kept = claim_with(&berth, "kept", addr(1)).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..300 {
+                    for listed in list(&berth).unwrap().instances {
+                        assert!(listed.alive || listed.record.instance != id("kept"));
+                    }
+                    prune(&berth, SystemTime::now()).unwrap();
+                }
+            });
+        }
+        for _ in 0..200 {
+            drop(claim_with(&berth, "b", addr(2)).unwrap());
+        }
+    });
+}
+
+#[test]
+fn two_claims_of_one_id_at_once_give_one() {
+    let (_temp, berth) = berth();
+    let claims: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (1..=4)
+            .map(|n| {
+                scope.spawn({
+                    let berth = &berth;
+                    move || claim_with(berth, "a", addr(n))
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(claims.iter().filter(|claim| claim.is_ok()).count(), 1);
+}
+
+#[test]
+fn the_dead_are_pruned_ten_minutes_after_they_were_seen_dead() {
+    let (_temp, berth) = berth();
+    let claim = claim_with(&berth, "a", addr(1)).unwrap();
+    let path = claim.path().to_owned();
+    // Written long ago, and alive until now.
+    let old = SystemTime::now() - 10 * KEEP_DEAD;
+    claim.lock.set_times(FileTimes::new().set_modified(old)).unwrap();
+    let later = |wait| SystemTime::now() + wait;
+    assert_eq!(prune(&berth, later(2 * KEEP_DEAD)).unwrap(), 0);
+    drop(claim);
+    assert_eq!(prune(&berth, later(2 * KEEP_DEAD)).unwrap(), 0, "nobody has seen it dead");
+    states(&berth);
+    let seen = fs::metadata(&path).unwrap().modified().unwrap();
+    assert!(seen > old);
+    states(&berth);
+    assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), seen, "noted once");
+    assert_eq!(prune(&berth, seen + KEEP_DEAD).unwrap(), 0);
+    fs::write(berth.instances().join(".b.new"), "left over").unwrap();
+    assert_eq!(prune(&berth, seen + KEEP_DEAD + Duration::from_secs(1)).unwrap(), 2);
+    assert_eq!(states(&berth), []);
+}
+
+#[test]
+fn prune_waits_for_no_claim() {
+    let (_temp, berth) = berth();
+    let _names = lock_names(&berth.instances(), Duration::ZERO).unwrap();
+    assert_eq!(prune(&berth, SystemTime::now()).unwrap(), 0);
+    assert!(matches!(lock_names(&berth.instances(), Duration::ZERO), Err(ClaimError::Busy { .. })));
+}
+
+#[test]
+fn hostile_files_are_reported_and_ignored() {
+    let (_temp, berth) = berth();
+    let _good = claim_with(&berth, "good", addr(1)).unwrap();
+    let path = |name: &str| berth.instances().join(name);
+    let good = fs::read_to_string(path("good.json")).unwrap();
+    fs::write(path("torn.json"), &good[..good.len() / 2]).unwrap();
+    fs::write(path("empty.json"), "").unwrap();
+    fs::write(path("other.json"), &good).unwrap();
+    fs::write(path("later.json"), r#"{"version": 2}"#).unwrap();
+    fs::write(path("away.json"), good.replace("good", "away").replace("127.1.2.1", "10.0.0.9")).unwrap();
+    fs::write(path("six.json"), good.replace("good", "six").replace("127.1.2.1", "[::1]")).unwrap();
+    fs::write(path("huge.json"), vec![b' '; 70_000]).unwrap();
+    fs::write(path("readme.txt"), "").unwrap();
+    fs::create_dir(path("folder.json")).unwrap();
+    symlink(path("good.json"), path("link.json")).unwrap();
+    nix::unistd::mkfifo(&path("fifo.json"), nix::sys::stat::Mode::S_IRUSR).unwrap();
+    let foreign = nix::unistd::geteuid().is_root();
+    if foreign {
+        fs::write(path("foreign.json"), good.replace("good", "foreign")).unwrap();
+        std::os::unix::fs::chown(path("foreign.json"), Some(65534), None).unwrap();
+    }
+    let listing = list(&berth).unwrap();
+    assert_eq!(listing.instances.len(), 1);
+    let reasons: Vec<_> = listing
+        .problems
+        .iter()
+        .map(|problem| format!("{}: {}", problem.path.file_name().unwrap().display(), problem.reason))
+        .collect();
+    let mut expected = vec![
+        ("away.json", "10.0.0.9:6443"),
+        ("empty.json", "not a record"),
+        ("fifo.json", "no regular file"),
+        ("folder.json", "no regular file"),
+        ("huge.json", "70000 bytes"),
+        ("later.json", "format 2"),
+        ("link.json", "symbolic link"),
+        ("other.json", "about the instance good"),
+        ("readme.txt", "name"),
+        ("six.json", "[::1]"),
+        ("torn.json", "not a record"),
+    ];
+    if foreign {
+        expected.insert(4, ("foreign.json", "uid 65534"));
+    }
+    assert_eq!(reasons.len(), expected.len(), "{reasons:#?}");
+    for (reason, (name, part)) in reasons.iter().zip(expected) {
+        assert!(reason.starts_with(name) && reason.contains(part), "{reason}");
+    }
+    for name in ["torn", "link", "fifo"] {
+        assert_eq!(claim_with(&berth, name, addr(9)).unwrap().record().address, addr(9));
+    }
+    assert!(fs::symlink_metadata(path("link.json")).unwrap().is_file());
+    assert!(claim_with(&berth, "folder", addr(9)).is_err());
+    assert_eq!(fs::read_to_string(path("good.json")).unwrap(), good, "a link's target is not written");
+}
+
+#[test]
+fn a_locked_record_of_a_later_format_is_alive() {
+    let (_temp, berth) = berth();
+    fs::write(berth.instances().join("a.json"), r#"{"version": 2}"#).unwrap();
+    let file = File::open(berth.instances().join("a.json")).unwrap();
+    let _lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
+    assert!(matches!(claim_with(&berth, "a", addr(1)), Err(ClaimError::Alive { pid: None, .. })));
+}
+
+#[test]
+fn the_format_stays() {
+    let golden = br#"{
+  "version": 1,
+  "instance": "a",
+  "address": "127.1.2.3:6443",
+  "advertise": "10.0.0.5",
+  "pid": 7,
+  "started": "2026-05-04T03:02:01Z"
+}"#;
+    let record = Record::parse(golden, &id("a")).unwrap();
+    assert_eq!(serde_json::to_vec_pretty(&record).unwrap(), golden);
+    let minimal = br#"{"version":1,"instance":"a","address":"127.1.2.3:6443","advertise":"::1",
+        "started":"2026-05-04T03:02:01Z","later":[1]}"#;
+    assert_eq!(Record::parse(minimal, &id("a")).unwrap().pid, None);
+}
+
+proptest! {
+    #[test]
+    fn takes_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        prop_assert!(Record::parse(&bytes, &id("a")).is_err());
+    }
+}

@@ -1,0 +1,230 @@
+//! Notice of changes among a berth's instance records.
+//!
+//! An owner keeps its record open for writing until it ends, so its death is an event as well: the
+//! kernel closes the file. But a notice says only "look again": who gets one lists the records anew.
+
+use super::BerthDir;
+use crate::os::inotify::Events;
+use nix::sys::inotify::{AddWatchFlags, InotifyEvent};
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until};
+
+/// Longest time between two notices, whatever events come: one that is lost costs no more.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Time from an event to a second notice. When a process ends, the kernel sends the event of a file's
+/// closing before it lets go of the lock on it (`__fput`: fsnotify_close, then locks_remove_file), so
+/// who looks at once may still see it locked.
+const ECHO: Duration = Duration::from_millis(20);
+
+/// Watches the instance records of a berth.
+#[derive(Debug)]
+pub struct Watch {
+    folder: PathBuf,
+    events: Option<Events>,
+    watched: bool,
+    tick: Duration,
+    next: Instant,
+    told: bool,
+}
+
+impl Watch {
+    /// Begins to watch. Without inotify (EMFILE: the user has too many) there are only the notices each
+    /// second, and a warning in the log.
+    ///
+    /// To be called within a tokio runtime that has I/O and time.
+    #[must_use]
+    pub fn new(berth: &BerthDir) -> Self {
+        Self::with_tick(berth, TICK)
+    }
+
+    fn with_tick(berth: &BerthDir, tick: Duration) -> Self {
+        let mut watch = Self {
+            folder: berth.instances(),
+            events: None,
+            watched: false,
+            tick,
+            next: Instant::now() + tick,
+            told: false,
+        };
+        watch.begin();
+        watch
+    }
+
+    /// Waits until something may have changed: on an event, shortly after one, and at least each second.
+    /// Events that came while nobody waited are not lost. May be dropped at any time and called
+    /// again; that does not put off the next notice.
+    pub async fn changed(&mut self) {
+        loop {
+            let next = self.next;
+            let event = async {
+                match &self.events {
+                    Some(events) => events.next().await.map(|read| sort(&read)),
+                    None => std::future::pending().await,
+                }
+            };
+            let outcome = tokio::select! {
+                outcome = event => outcome,
+                () = sleep_until(next) => {
+                    self.next = Instant::now() + self.tick;
+                    // The folder was removed, or there was no inotify to be had: maybe now.
+                    if !self.watched {
+                        self.begin();
+                    }
+                    return;
+                }
+            };
+            match outcome {
+                Ok(Seen::Nothing) => {}
+                Ok(seen) => {
+                    self.watched &= seen != Seen::End;
+                    self.next = Instant::now() + ECHO.min(self.tick);
+                    return;
+                }
+                Err(error) => {
+                    self.events = None;
+                    self.watched = false;
+                    self.tell(&error);
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self) {
+        match self.try_begin() {
+            Ok(()) => self.watched = true,
+            Err(error) => self.tell(&error),
+        }
+    }
+
+    fn try_begin(&mut self) -> io::Result<()> {
+        let wanted = AddWatchFlags::IN_CLOSE_WRITE
+            | AddWatchFlags::IN_MOVED_TO
+            | AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_CREATE
+            | AddWatchFlags::IN_ONLYDIR;
+        let events = match self.events.take() {
+            Some(events) => events,
+            None => Events::new()?,
+        };
+        self.events.insert(events).watch(&self.folder, wanted)
+    }
+
+    fn tell(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.told, true) {
+            let folder = self.folder.display();
+            tracing::warn!(
+                %folder, %error,
+                "no notice of changes by inotify: instance records are read each second (see \
+                 fs.inotify.max_user_instances and max_user_watches)"
+            );
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Seen {
+    Nothing,
+    Change,
+    /// The folder is not watched any more.
+    End,
+}
+
+fn sort(events: &[InotifyEvent]) -> Seen {
+    if events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_IGNORED)) {
+        return Seen::End;
+    }
+    // Names with a dot are the registry's own: the lock, and records that are not in place yet. An
+    // overflow of the queue has no name and means that anything may have changed.
+    let own = |event: &InotifyEvent| event.name.as_ref().is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
+    if events.iter().all(own) { Seen::Nothing } else { Seen::Change }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instance::InstanceId;
+    use crate::registry::RunDir;
+    use crate::registry::instance::{Claim, Claimant, claim, list, prune};
+    use std::time::SystemTime;
+    use tokio::time::timeout;
+
+    const LONG: Duration = Duration::from_secs(3600);
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn berth() -> (tempfile::TempDir, BerthDir) {
+        let temp = tempfile::tempdir().unwrap();
+        let run = RunDir::open(&temp.path().join("run")).unwrap();
+        let berth = run.berth("10.0.0.5:6443".parse().unwrap()).unwrap();
+        (temp, berth)
+    }
+
+    fn claim_a(berth: &BerthDir) -> Claim {
+        let id = InstanceId::parse("a").unwrap();
+        let claimant = Claimant { instance: &id, advertise: "10.0.0.5".parse().unwrap(), pid: None };
+        claim(berth, &claimant, |_, _| Ok("127.1.2.3:6443".parse().unwrap())).unwrap()
+    }
+
+    /// Waits by notices alone until the living are as many.
+    async fn until_alive(watch: &mut Watch, berth: &BerthDir, count: usize) {
+        let alive = || list(berth).unwrap().instances.iter().filter(|listed| listed.alive).count();
+        timeout(PATIENCE, async {
+            while alive() != count {
+                watch.changed().await;
+            }
+        })
+        .await
+        .expect("no notice");
+    }
+
+    #[tokio::test]
+    async fn birth_death_and_removal_are_events() {
+        let (_temp, berth) = berth();
+        let mut watch = Watch::with_tick(&berth, LONG);
+        for _ in 0..3 {
+            let claimed = claim_a(&berth);
+            until_alive(&mut watch, &berth, 1).await;
+            drop(claimed);
+            until_alive(&mut watch, &berth, 0).await;
+        }
+        let removed = claim_a(&berth);
+        until_alive(&mut watch, &berth, 1).await;
+        removed.remove();
+        until_alive(&mut watch, &berth, 0).await;
+    }
+
+    #[tokio::test]
+    async fn looking_is_no_event() {
+        let (_temp, berth) = berth();
+        drop(claim_a(&berth));
+        prune(&berth, SystemTime::now()).unwrap();
+        let mut watch = Watch::with_tick(&berth, LONG);
+        list(&berth).unwrap();
+        prune(&berth, SystemTime::now()).unwrap();
+        assert!(timeout(Duration::from_millis(100), watch.changed()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn without_inotify_or_folder_the_ticks_go_on() {
+        let (_temp, berth) = berth();
+        let mut watch = Watch::with_tick(&berth, Duration::from_millis(10));
+        std::fs::remove_file(berth.instances().join(".lock")).ok();
+        std::fs::remove_dir(berth.instances()).unwrap();
+        for _ in 0..3 {
+            timeout(PATIENCE, watch.changed()).await.unwrap();
+        }
+        // Watched again once the folder is back.
+        std::fs::create_dir(berth.instances()).unwrap();
+        timeout(PATIENCE, async {
+            while !watch.watched {
+                watch.changed().await;
+            }
+        })
+        .await
+        .unwrap();
+        watch.events = None;
+        timeout(PATIENCE, watch.changed()).await.unwrap();
+    }
+}

@@ -1,0 +1,224 @@
+//! Bytes both ways between two sockets, until both directions ended or one end was reset.
+//!
+//! One future holds both directions, so that a connection is one task, and no buffer: what can be
+//! read goes through a buffer that the thread's connections share and is written at once. Only what
+//! the other end does not take yet is kept, in a [`Spill`] of its exact size; until it is gone,
+//! nothing more is read (backpressure).
+//!
+//! A future that ended by [`End`] has done what the other end must see: after [`End::Closed`] both
+//! sockets got their FIN; after any other both are set to reset at close.
+
+use crate::os::{self, socket::reset_on_close};
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::io;
+use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Sleep;
+
+/// Size of the buffer that the connections of a thread share. Larger ones were not faster; with
+/// 64 KiB and less, bulk slows down.
+const SHARED: usize = 128 * 1024;
+
+/// Reads a direction may do before other connections of the thread get their turn.
+const TURN: usize = 16;
+
+/// How long a connection is half closed before its closed side is watched for a reset. Most are so
+/// for a moment only, and watching costs system calls.
+const HALF_CLOSED: Duration = Duration::from_secs(1);
+
+thread_local! {
+    static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SHARED].into_boxed_slice());
+}
+
+/// Runs `f` with the thread's shared buffer, which holds nothing of worth before or after.
+pub(super) fn with_buffer<T>(f: impl FnOnce(&mut [u8]) -> T) -> T {
+    BUFFER.with(|buffer| f(&mut buffer.borrow_mut()))
+}
+
+/// How the copying ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Both ends said that they are done.
+    Closed,
+    /// The client's end was reset, or keepalive found it gone.
+    Client,
+    /// The instance's end was reset, or keepalive found it gone.
+    Backend,
+}
+
+/// Bytes that were moved, for the connection's record and for counters that go along with it.
+pub trait Meter {
+    /// So many bytes went to the instance.
+    fn up(&mut self, bytes: usize);
+    /// So many bytes went to the client.
+    fn down(&mut self, bytes: usize);
+}
+
+/// What was read and not taken yet.
+#[derive(Debug, Default)]
+struct Spill {
+    bytes: Vec<u8>,
+    written: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Bytes flow.
+    Open,
+    /// The source is done and the destination knows.
+    Finished,
+    /// The destination takes no more. What it still has to say is heard out first, as a client without
+    /// a relay would: an answer that came before a reset can be read before it.
+    Broken,
+}
+
+#[derive(Debug)]
+struct Direction {
+    phase: Phase,
+    spill: Option<Box<Spill>>,
+}
+
+/// The source was reset, or keepalive found it gone.
+struct SourceGone;
+
+impl Direction {
+    fn new(pending: Vec<u8>) -> Self {
+        let spill = (!pending.is_empty()).then(|| Box::new(Spill { bytes: pending, written: 0 }));
+        Self { phase: Phase::Open, spill }
+    }
+
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: &mut TcpStream,
+        destination: &mut TcpStream,
+        buffer: &mut [u8],
+        mut count: impl FnMut(usize),
+    ) -> Poll<Result<(), SourceGone>> {
+        for _ in 0..TURN {
+            if self.phase != Phase::Open {
+                return Poll::Ready(Ok(()));
+            }
+            if let Some(spill) = &mut self.spill {
+                match ready!(Pin::new(&mut *destination).poll_write(cx, &spill.bytes[spill.written..])) {
+                    Ok(written) => {
+                        count(written);
+                        spill.written += written;
+                        if spill.written == spill.bytes.len() {
+                            self.spill = None;
+                        }
+                    }
+                    Err(_) => {
+                        self.spill = None;
+                        self.phase = Phase::Broken;
+                    }
+                }
+                continue;
+            }
+            let mut read = ReadBuf::new(buffer);
+            if ready!(Pin::new(&mut *source).poll_read(cx, &mut read)).is_err() {
+                return Poll::Ready(Err(SourceGone));
+            }
+            let bytes = read.filled();
+            if bytes.is_empty() {
+                self.phase = match ready!(Pin::new(&mut *destination).poll_shutdown(cx)) {
+                    Ok(()) => Phase::Finished,
+                    Err(_) => Phase::Broken,
+                };
+                continue;
+            }
+            let written = match Pin::new(&mut *destination).poll_write(cx, bytes) {
+                Poll::Ready(Ok(written)) => written,
+                Poll::Ready(Err(_)) => {
+                    self.phase = Phase::Broken;
+                    continue;
+                }
+                Poll::Pending => 0,
+            };
+            count(written);
+            if written < bytes.len() {
+                self.spill = Some(Box::new(Spill { bytes: bytes[written..].to_vec(), written: 0 }));
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+/// Watches an end that has nothing more to say for a reset, which no read would show any more.
+enum Watch {
+    Off,
+    Soon(Pin<Box<Sleep>>),
+    On(Pin<Box<dyn Future<Output = ()> + Send>>),
+}
+
+impl Watch {
+    /// Ready when the end is known to be gone.
+    fn poll(&mut self, cx: &mut Context<'_>, end: &TcpStream) -> Poll<()> {
+        loop {
+            match self {
+                Self::Off => *self = Self::Soon(Box::pin(tokio::time::sleep(HALF_CLOSED))),
+                Self::Soon(sleep) => {
+                    ready!(sleep.as_mut().poll(cx));
+                    *self = Self::On(Box::pin(until_error(end.as_fd().try_clone_to_owned())));
+                }
+                Self::On(error) => return error.as_mut().poll(cx),
+            }
+        }
+    }
+}
+
+/// Waits for EPOLLERR on a duplicate of a socket. Where that cannot be had (no descriptor left), it
+/// waits for ever and keepalive or the other end ends the connection.
+async fn until_error(duplicate: io::Result<std::os::fd::OwnedFd>) {
+    if let Ok(fd) = duplicate.and_then(|fd| os::awaitable(fd, Interest::ERROR)) {
+        let _ = fd.ready(Interest::ERROR).await;
+    } else {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Copies until the end. `up` and `down` are bytes that were read before and not yet written.
+pub async fn copy<M: Meter>(
+    client: &mut TcpStream,
+    backend: &mut TcpStream,
+    up: Vec<u8>,
+    down: Vec<u8>,
+    meter: &mut M,
+) -> End {
+    let (mut up, mut down) = (Direction::new(up), Direction::new(down));
+    let mut watch = Watch::Off;
+    let end = poll_fn(|cx| {
+        with_buffer(|buffer| {
+            let upward = up.poll(cx, client, backend, buffer, |n| meter.up(n));
+            if let Poll::Ready(Err(SourceGone)) = upward {
+                return Poll::Ready(End::Client);
+            }
+            let downward = down.poll(cx, backend, client, buffer, |n| meter.down(n));
+            if let Poll::Ready(Err(SourceGone)) = downward {
+                return Poll::Ready(End::Backend);
+            }
+            match (up.phase, down.phase) {
+                (Phase::Finished, Phase::Finished) => Poll::Ready(End::Closed),
+                (Phase::Open, Phase::Open) => Poll::Pending,
+                // The instance was broken and has said all that it had; likewise the client.
+                (Phase::Broken, Phase::Finished | Phase::Broken) => Poll::Ready(End::Backend),
+                (Phase::Finished, Phase::Broken) => Poll::Ready(End::Client),
+                // Half closed: one end is silent for good, and may be gone.
+                (Phase::Finished | Phase::Broken, Phase::Open) => watch.poll(cx, client).map(|()| End::Client),
+                (Phase::Open, Phase::Finished | Phase::Broken) => watch.poll(cx, backend).map(|()| End::Backend),
+            }
+        })
+    })
+    .await;
+    if end != End::Closed {
+        reset_on_close(client);
+        reset_on_close(backend);
+    }
+    end
+}

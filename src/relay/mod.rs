@@ -1,0 +1,208 @@
+//! One connection, from accept to its end.
+//!
+//! [`opening`] finds an instance and brings the client's first bytes there, as often as it takes;
+//! [`copy`](mod@copy) moves bytes both ways from then on; here is the frame around both: counting and the
+//! line of log. TLS is never opened.
+
+pub mod copy;
+mod opening;
+
+use crate::backend::{Instance, Table};
+use crate::instance::InstanceId;
+use crate::metrics::WorkerStats;
+use crate::os::socket::Keepalive;
+use prometheus_client::metrics::histogram::Histogram;
+use std::net::{SocketAddr, TcpStream as StdTcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
+
+/// How a connection ended, as the metric `berth_connections_total{outcome}` and the log say it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// Both ends said that they are done.
+    Closed,
+    /// The client's end was reset, or keepalive found it gone.
+    ClientReset,
+    /// The instance's end was reset, or keepalive found it gone.
+    BackendReset,
+    /// The client gave up while it was held.
+    ClientLeft,
+    /// No instance became ready within `--hold`.
+    HoldExpired,
+    /// No instance was ready, and too many clients were held already.
+    HoldFull,
+    /// It could not be taken over from the accept loop (no descriptor, no memory).
+    Failed,
+}
+
+impl How {
+    /// Every outcome, in the order of the counters.
+    pub const ALL: [Self; 7] = [
+        Self::Closed,
+        Self::ClientReset,
+        Self::BackendReset,
+        Self::ClientLeft,
+        Self::HoldExpired,
+        Self::HoldFull,
+        Self::Failed,
+    ];
+
+    /// The word for log and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::ClientReset => "client_reset",
+            Self::BackendReset => "backend_reset",
+            Self::ClientLeft => "client_left",
+            Self::HoldExpired => "hold_expired",
+            Self::HoldFull => "hold_full",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// An instance refused a connection in an epoch.
+#[derive(Debug, Clone)]
+pub struct Refusal {
+    /// Which.
+    pub id: InstanceId,
+    /// In which epoch; one that is over means nothing.
+    pub epoch: u64,
+}
+
+/// What the connections of one worker share.
+#[derive(Debug)]
+pub struct Context {
+    /// The instances.
+    pub table: watch::Receiver<Arc<Table>>,
+    /// For the legs towards instances; accepted sockets inherit theirs from the listener.
+    pub keepalive: Keepalive,
+    /// How long a client waits for an instance.
+    pub hold: Duration,
+    /// Places for clients that wait, all workers together.
+    pub held: Arc<Semaphore>,
+    /// Where refusals are told.
+    pub refusals: mpsc::UnboundedSender<Refusal>,
+    /// The worker's counters.
+    pub stats: Arc<WorkerStats>,
+    /// `berth_backend_connect_seconds`.
+    pub connect_seconds: Histogram,
+    /// Told whenever a connection ended.
+    pub ended: Arc<Notify>,
+    /// Whether ends are logged at info.
+    pub log_connections: bool,
+}
+
+impl Context {
+    fn report_refused(&self, instance: &Instance) {
+        // Nobody listens any more when the shim ends.
+        let _ = self.refusals.send(Refusal { id: instance.id.clone(), epoch: instance.epoch });
+    }
+}
+
+/// Counts a connection as open from when it is dealt to a worker until it is dropped, however it ends.
+#[derive(Debug)]
+pub struct Open {
+    stats: Arc<WorkerStats>,
+    ended: Arc<Notify>,
+}
+
+impl Open {
+    /// Counts one more.
+    #[must_use]
+    pub fn new(context: &Context) -> Self {
+        context.stats.open.add(1);
+        Self { stats: context.stats.clone(), ended: context.ended.clone() }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.stats.open.sub(1);
+        self.ended.notify_one();
+    }
+}
+
+/// Counts bytes for the connection and for the worker.
+struct Bytes<'a> {
+    stats: &'a WorkerStats,
+    up: u64,
+    down: u64,
+}
+
+impl copy::Meter for Bytes<'_> {
+    fn up(&mut self, bytes: usize) {
+        self.up += bytes as u64;
+        self.stats.bytes_up.add(bytes as u64);
+    }
+
+    fn down(&mut self, bytes: usize) {
+        self.down += bytes as u64;
+        self.stats.bytes_down.add(bytes as u64);
+    }
+}
+
+/// Relays one accepted connection to its end.
+pub async fn serve(context: Arc<Context>, client: StdTcpStream, peer: SocketAddr, _open: Open) {
+    let started = Instant::now();
+    let mut bytes = Bytes { stats: &context.stats, up: 0, down: 0 };
+    let mut instance = None;
+    let mut source = None;
+    let how = match TcpStream::from_std(client) {
+        Err(error) => {
+            tracing::warn!(client = %peer, %error, "cannot serve an accepted connection");
+            How::Failed
+        }
+        Ok(mut client) => {
+            // Boxed: what is needed only until the first byte is not part of a connection's memory
+            // for the rest of its life.
+            match Box::pin(opening::open(&context, &mut client, peer)).await {
+                Err(how) => how,
+                Ok(opening::Opened { mut backend, instance: id, said }) => {
+                    if context.log_connections || tracing::enabled!(tracing::Level::DEBUG) {
+                        source = backend.local_addr().ok();
+                        instance = Some(id);
+                    }
+                    copy::Meter::up(&mut bytes, said.sent);
+                    match copy::copy(&mut client, &mut backend, said.up, said.down, &mut bytes).await {
+                        copy::End::Closed => How::Closed,
+                        copy::End::Client => How::ClientReset,
+                        copy::End::Backend => How::BackendReset,
+                    }
+                }
+            }
+        }
+    };
+    let (up, down) = (bytes.up, bytes.down);
+    context.stats.ended(how);
+    log_end(&context, peer, source, instance.as_ref(), (up, down), started, how);
+}
+
+fn log_end(
+    context: &Context,
+    client: SocketAddr,
+    source: Option<SocketAddr>,
+    instance: Option<&InstanceId>,
+    (up, down): (u64, u64),
+    started: Instant,
+    how: How,
+) {
+    macro_rules! log {
+        ($level:ident) => {
+            tracing::$level!(
+                %client,
+                source = source.map(tracing::field::display),
+                instance = instance.map(tracing::field::display),
+                up,
+                down,
+                ms = started.elapsed().as_millis() as u64,
+                how = how.as_str(),
+                "connection ended"
+            )
+        };
+    }
+    if context.log_connections { log!(info) } else { log!(debug) }
+}

@@ -1,0 +1,342 @@
+//! From an accepted client to an instance that answered: pick, connect, replay, hold.
+//!
+//! Invariant 3: a completed connect is not yet an accepted connection. A backend that closes its
+//! listener resets what waits there, and a process that ends drops what it accepted last. A TLS
+//! client speaks first and its hello can be said again, so what it sent is kept until the instance's
+//! first byte, and a leg that is refused or ends before that is replayed to the next instance. While
+//! there is none, the client is held.
+
+use super::copy::with_buffer;
+use super::{Context, How};
+use crate::backend::{Instance, Table};
+use crate::instance::InstanceId;
+use crate::os::socket;
+use std::future::poll_fn;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{self, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+/// Most bytes of a client that are kept for a replay; then reading pauses. A TLS hello is 0.3 to 2 KB.
+const KEPT: usize = 16 * 1024;
+
+/// First byte of a TLS record with a handshake message (RFC 8446, section 5.1).
+const TLS_HANDSHAKE: u8 = 0x16;
+
+/// Legs to one instance in one epoch. The second finds out whether the first met a process that was
+/// just ending; an instance that ends two without a byte means it.
+const LEGS: u8 = 2;
+
+/// How long a connect to a loopback address may take: longer means a full accept queue.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Other source addresses that are tried when one has no port left or cannot be bound.
+const SOURCES: usize = 3;
+
+/// A client and an instance that answered it, or whose first bytes cannot be said again.
+pub(super) struct Opened {
+    pub(super) backend: TcpStream,
+    pub(super) instance: InstanceId,
+    pub(super) said: Said,
+}
+
+/// What both ends said so far.
+pub(super) struct Said {
+    /// Bytes of the client that the instance has already.
+    pub(super) sent: usize,
+    /// What the client sent and the instance does not have yet.
+    pub(super) up: Vec<u8>,
+    /// What the instance sent and the client does not have yet.
+    pub(super) down: Vec<u8>,
+}
+
+/// What a client sent so far.
+#[derive(Default)]
+struct Kept {
+    bytes: Vec<u8>,
+    /// The client is done.
+    finished: bool,
+}
+
+impl Kept {
+    /// Whether what an instance already got can be said again to another.
+    fn is_replayable(&self) -> bool {
+        self.bytes.first().is_none_or(|first| *first == TLS_HANDSHAKE)
+    }
+
+    fn is_full(&self) -> bool {
+        self.bytes.len() >= KEPT
+    }
+
+    /// Takes in what the client sends next.
+    fn poll_fill(&mut self, cx: &mut task::Context<'_>, client: &mut TcpStream) -> Poll<io::Result<()>> {
+        with_buffer(|buffer| {
+            let mut read = ReadBuf::new(&mut buffer[..KEPT - self.bytes.len()]);
+            ready!(Pin::new(client).poll_read(cx, &mut read))?;
+            self.finished = read.filled().is_empty();
+            self.bytes.extend_from_slice(read.filled());
+            Poll::Ready(Ok(()))
+        })
+    }
+}
+
+/// How a leg went.
+enum Leg {
+    Answered(Said),
+    /// The instance ended it without a byte: by FIN or by reset.
+    Ended(How),
+    /// The client was reset.
+    ClientReset,
+}
+
+/// Epochs of instances that this connection tried, and how many legs it had to each.
+#[derive(Default)]
+struct Tried(Vec<(u64, u8)>);
+
+impl Tried {
+    fn allows(&self, instance: &Instance) -> bool {
+        self.legs(instance.epoch) < LEGS
+    }
+
+    fn refused(&self, instance: &Instance) -> bool {
+        self.legs(instance.epoch) > LEGS
+    }
+
+    fn legs(&self, epoch: u64) -> u8 {
+        self.0.iter().find(|(known, _)| *known == epoch).map_or(0, |(_, legs)| *legs)
+    }
+
+    fn add(&mut self, epoch: u64) {
+        match self.0.iter_mut().find(|(known, _)| *known == epoch) {
+            Some((_, legs)) => *legs = (*legs + 1).min(LEGS),
+            None => self.0.push((epoch, 1)),
+        }
+    }
+
+    /// Nobody listens: no more of this epoch, however few legs there were.
+    fn refuse(&mut self, epoch: u64) {
+        self.0.retain(|(known, _)| *known != epoch);
+        self.0.push((epoch, LEGS + 1));
+    }
+}
+
+/// Finds an instance that answers the client.
+///
+/// # Errors
+/// How it ended instead; the client is set to be reset where that is due.
+pub(super) async fn open(context: &Context, client: &mut TcpStream, peer: SocketAddr) -> Result<Opened, How> {
+    let mut table = context.table.clone();
+    let mut kept = Kept::default();
+    let mut tried = Tried::default();
+    let mut held = Held::default();
+    // How the last leg ended; said to the client if no instance does better.
+    let mut ended = None;
+    loop {
+        let picked = table.borrow_and_update().pick(|instance| tried.allows(instance)).cloned();
+        let Some(instance) = picked else {
+            if let Some(how) = ended
+                && table.borrow().pick(|instance| !tried.refused(instance)).is_some()
+            {
+                // It is ready and ended two legs: it means it.
+                if how != How::Closed {
+                    socket::reset_on_close(client);
+                }
+                return Err(how);
+            }
+            if let Err(how) = held.wait(context, client, &mut kept, &mut table, &tried).await {
+                socket::reset_on_close(client);
+                return Err(how);
+            }
+            continue;
+        };
+        let mut backend = match connect(context, instance.address, peer).await {
+            Ok(backend) => backend,
+            Err(error) => {
+                tracing::debug!(instance = %instance.id, address = %instance.address, %error, "cannot connect");
+                if error.kind() == io::ErrorKind::ConnectionRefused {
+                    context.report_refused(&instance);
+                    tried.refuse(instance.epoch);
+                } else {
+                    tried.add(instance.epoch);
+                    ended = Some(How::BackendReset);
+                }
+                context.stats.replays.add(1);
+                continue;
+            }
+        };
+        match first_byte(client, &mut backend, &mut kept).await {
+            Leg::Answered(said) => return Ok(Opened { backend, instance: instance.id, said }),
+            Leg::ClientReset => {
+                socket::reset_on_close(&backend);
+                return Err(How::ClientReset);
+            }
+            Leg::Ended(how) => {
+                tracing::debug!(instance = %instance.id, how = how.as_str(), "ended before its first byte: replay");
+                tried.add(instance.epoch);
+                ended = Some(how);
+                context.stats.replays.add(1);
+            }
+        }
+    }
+}
+
+/// Connects to an instance from an address that names the client.
+async fn connect(context: &Context, to: SocketAddr, client: SocketAddr) -> io::Result<TcpStream> {
+    let mut source = source_for(to, client);
+    for _ in 0..SOURCES {
+        match connect_from(context, source, to).await {
+            // No port left at this address, or not an address to bind (127.255.255.255).
+            Err(error) if source.is_some() && error.kind() == io::ErrorKind::AddrNotAvailable => {
+                source = Some(random_loopback());
+            }
+            result => return result,
+        }
+    }
+    connect_from(context, None, to).await
+}
+
+async fn connect_from(context: &Context, source: Option<Ipv4Addr>, to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket::set_options(socket.as_fd(), &context.keepalive)?;
+    if let Some(source) = source {
+        socket::set_bind_address_no_port(socket.as_fd())?;
+        socket.bind(SocketAddr::from((source, 0)))?;
+    }
+    let started = Instant::now();
+    let stream = timeout(CONNECT_TIMEOUT, socket.connect(to)).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    context.connect_seconds.observe(started.elapsed().as_secs_f64());
+    Ok(stream)
+}
+
+/// The source address towards an instance: for an IPv4 client a.b.c.d it is 127.b.c.d, so that the
+/// `sourceIPs` of an audit log tell clients apart. `None` towards an instance that is not on loopback.
+fn source_for(to: SocketAddr, client: SocketAddr) -> Option<Ipv4Addr> {
+    match to.ip() {
+        IpAddr::V4(to) if to.is_loopback() => {}
+        _ => return None,
+    }
+    Some(match client.ip() {
+        IpAddr::V4(client) => {
+            let [_, b, c, d] = client.octets();
+            Ipv4Addr::new(127, b, c, d)
+        }
+        IpAddr::V6(_) => random_loopback(),
+    })
+}
+
+fn random_loopback() -> Ipv4Addr {
+    let mut octets = [0; 3];
+    // Without randomness all unnamed clients share one address: worse for logs, good for bytes.
+    let _ = getrandom::fill(&mut octets);
+    Ipv4Addr::new(127, octets[0].max(1), octets[1], octets[2].clamp(1, 254))
+}
+
+/// Passes the client's bytes on, keeping them, until the instance's first byte.
+async fn first_byte(client: &mut TcpStream, backend: &mut TcpStream, kept: &mut Kept) -> Leg {
+    let mut sent = 0;
+    let mut finished = false;
+    poll_fn(|cx| {
+        loop {
+            if !kept.is_replayable() {
+                return Poll::Ready(Leg::Answered(Said { sent, up: kept.bytes.split_off(sent), down: Vec::new() }));
+            }
+            let answer = with_buffer(|buffer| {
+                let mut read = ReadBuf::new(buffer);
+                Pin::new(&mut *backend).poll_read(cx, &mut read).map_ok(|()| read.filled().to_vec())
+            });
+            match answer {
+                Poll::Ready(Ok(down)) if down.is_empty() => return Poll::Ready(Leg::Ended(How::Closed)),
+                Poll::Ready(Ok(down)) => {
+                    return Poll::Ready(Leg::Answered(Said { sent, up: kept.bytes.split_off(sent), down }));
+                }
+                Poll::Ready(Err(_)) => return Poll::Ready(Leg::Ended(How::BackendReset)),
+                Poll::Pending => {}
+            }
+            if sent < kept.bytes.len() {
+                match ready!(Pin::new(&mut *backend).poll_write(cx, &kept.bytes[sent..])) {
+                    Ok(written) => sent += written,
+                    Err(_) => return Poll::Ready(Leg::Ended(How::BackendReset)),
+                }
+            } else if kept.finished {
+                if !finished {
+                    finished = true;
+                    if ready!(Pin::new(&mut *backend).poll_shutdown(cx)).is_err() {
+                        return Poll::Ready(Leg::Ended(How::BackendReset));
+                    }
+                }
+                return Poll::Pending;
+            } else if kept.is_full() {
+                return Poll::Pending;
+            } else if ready!(kept.poll_fill(cx, client)).is_err() {
+                return Poll::Ready(Leg::ClientReset);
+            }
+        }
+    })
+    .await
+}
+
+/// The waiting of one client for an instance, all its waits together bounded by `--hold`.
+#[derive(Default)]
+struct Held {
+    until: Option<Instant>,
+}
+
+impl Held {
+    /// Returns when there is an instance to try.
+    async fn wait(
+        &mut self,
+        context: &Context,
+        client: &mut TcpStream,
+        kept: &mut Kept,
+        table: &mut watch::Receiver<Arc<Table>>,
+        tried: &Tried,
+    ) -> Result<(), How> {
+        let until = *self.until.get_or_insert_with(|| Instant::now() + context.hold);
+        let _place = context.held.try_acquire().map_err(|_| How::HoldFull)?;
+        let found = async {
+            // The sender lives as long as the workers do.
+            let _ = table.wait_for(|table| table.pick(|instance| tried.allows(instance)).is_some()).await;
+        };
+        tokio::select! {
+            () = found => Ok(()),
+            () = tokio::time::sleep_until(until) => Err(How::HoldExpired),
+            how = left(client, kept) => Err(how),
+        }
+    }
+}
+
+/// Waits until a held client gave up.
+async fn left(client: &mut TcpStream, kept: &mut Kept) -> How {
+    while !kept.is_full() && !kept.finished {
+        if poll_fn(|cx| kept.poll_fill(cx, client)).await.is_err() {
+            return How::ClientReset;
+        }
+    }
+    // Whoever is done before the TLS handshake wants nothing any more.
+    if kept.finished && kept.is_replayable() {
+        return How::ClientLeft;
+    }
+    let _ = client.ready(Interest::ERROR).await;
+    How::ClientReset
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_source_names_the_client() {
+        let to = "127.9.201.77:6443".parse().unwrap();
+        let source = |client: &str| source_for(to, client.parse().unwrap());
+        assert_eq!(source("10.1.2.3:999"), Some(Ipv4Addr::new(127, 1, 2, 3)));
+        assert!(source("[2001:db8::1]:999").unwrap().is_loopback());
+        assert_eq!(source_for("[::1]:6443".parse().unwrap(), "10.1.2.3:9".parse().unwrap()), None);
+    }
+}

@@ -1,0 +1,51 @@
+//! The data plane's threads: one current-thread runtime per core. A connection stays on the worker
+//! that it was dealt to, so that its two sockets, its buffer and its counters never change cores.
+
+use std::io;
+use std::thread::JoinHandle;
+use tokio::runtime::{Builder, Handle};
+use tokio_util::sync::CancellationToken;
+
+/// The threads that relay. Dropping it ends them and every connection on them.
+#[derive(Debug)]
+pub struct Workers {
+    handles: Vec<Handle>,
+    threads: Vec<JoinHandle<()>>,
+    stop: CancellationToken,
+}
+
+impl Workers {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// When a thread or its epoll cannot be had.
+    pub fn start(count: usize) -> io::Result<Self> {
+        let mut workers = Self { handles: Vec::new(), threads: Vec::new(), stop: CancellationToken::new() };
+        for number in 0..count.max(1) {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            workers.handles.push(runtime.handle().clone());
+            let stop = workers.stop.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("berth-relay-{number}"))
+                .spawn(move || runtime.block_on(stop.cancelled()))?;
+            workers.threads.push(thread);
+        }
+        Ok(workers)
+    }
+
+    /// The runtimes of the threads, at least one.
+    #[must_use]
+    pub fn handles(&self) -> &[Handle] {
+        &self.handles
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}

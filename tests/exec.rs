@@ -1,0 +1,296 @@
+//! The life of `berth exec`, with the real binary and a shell in the apiserver's place.
+
+use berth::instance::InstanceId;
+use berth::registry::instance::{Listed, list};
+use berth::registry::{BerthDir, RunDir};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::unistd::Pid;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// Says who it is and with what arguments it was started, then lives until its input ends.
+const LIVE: &str = r#"echo $$; for arg; do echo "$arg"; done; echo end; read -r line; exit 7"#;
+
+/// A run directory and a berth of its own.
+struct Node {
+    temp: TempDir,
+    listen: SocketAddr,
+    /// Keeps the port from the wildcard listeners of other tests, and is in no instance's way.
+    _port: TcpListener,
+}
+
+impl Node {
+    fn new() -> Self {
+        let held = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = held.local_addr().unwrap().port();
+        let listen = SocketAddr::from(([10, 0, 0, 5], port));
+        Self { temp: tempfile::tempdir().unwrap(), listen, _port: held }
+    }
+
+    fn berth_dir(&self) -> BerthDir {
+        RunDir::open(&self.temp.path().join("run")).unwrap().berth(self.listen).unwrap()
+    }
+
+    fn listed(&self) -> Vec<Listed> {
+        let listing = list(&self.berth_dir()).unwrap();
+        assert_eq!(listing.problems, []);
+        listing.instances
+    }
+
+    fn alive(&self, id: &str) -> Option<bool> {
+        let id = InstanceId::parse(id).unwrap();
+        self.listed().iter().find(|listed| listed.record.instance == id).map(|listed| listed.alive)
+    }
+
+    fn exec(&self, options: &[&str], command: &[&str]) -> Command {
+        let mut berth = Command::new(assert_cmd::cargo::cargo_bin!("berth"));
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_")) {
+            berth.env_remove(name);
+        }
+        berth.args(["exec", "--listen", &self.listen.to_string(), "--run-dir"]);
+        berth.arg(self.temp.path().join("run")).args(options).arg("--").args(command);
+        berth
+    }
+
+    fn output(&self, options: &[&str], command: &[&str]) -> Output {
+        self.exec(options, command).stdin(Stdio::null()).output().unwrap()
+    }
+
+    fn start(&self, id: &str, arguments: &[&str]) -> Live {
+        let command = [&["sh", "-c", LIVE, "kube-apiserver"], arguments].concat();
+        let mut berth = self.exec(&["--instance", id], &command);
+        let mut child = berth.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let input = child.stdin.take();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        let mut said = Vec::new();
+        loop {
+            let mut line = String::new();
+            if lines.read_line(&mut line).unwrap() == 0 {
+                let mut log = String::new();
+                child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+                child.wait().unwrap();
+                panic!("it ended early: {log}");
+            }
+            match line.trim_end() {
+                "end" => break,
+                line => said.push(line.to_owned()),
+            }
+        }
+        let pid = said.remove(0).parse().unwrap();
+        Live { child, input, _lines: lines, pid, arguments: said }
+    }
+}
+
+/// A stand-in that runs.
+struct Live {
+    child: Child,
+    input: Option<ChildStdin>,
+    _lines: BufReader<ChildStdout>,
+    /// As it said itself.
+    pid: u32,
+    arguments: Vec<String>,
+}
+
+impl Live {
+    fn value(&self, flag: &str) -> &str {
+        let values: Vec<_> = self.arguments.iter().filter_map(|arg| arg.strip_prefix(flag)).collect();
+        assert_eq!(values.len(), 1, "{flag} in {:?}", self.arguments);
+        values[0].strip_prefix('=').unwrap()
+    }
+
+    fn end(mut self) -> (std::process::ExitStatus, String) {
+        drop(self.input.take());
+        let status = self.child.wait().unwrap();
+        let mut log = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        (status, log)
+    }
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn becomes_the_apiserver_with_its_address() {
+    let node = Node::new();
+    let live = node.start("a", &["--audit-log-path=/var/log/{instance}.log", "--bind-address=0.0.0.0", "--v=2"]);
+    assert_eq!(live.pid, live.child.id(), "the same process");
+    let listed = node.listed();
+    assert!(listed[0].alive);
+    let record = &listed[0].record;
+    assert_eq!(record.pid, Some(live.pid));
+    let address = record.address.ip().to_string();
+    let port = node.listen.port().to_string();
+    let expected = [
+        "--audit-log-path=/var/log/a.log",
+        &format!("--bind-address={address}"),
+        "--v=2",
+        &format!("--secure-port={port}"),
+        "--advertise-address=10.0.0.5",
+    ];
+    assert_eq!(live.arguments, expected);
+    let (status, log) = live.end();
+    assert_eq!(status.code(), Some(7), "the exit status passes");
+    for part in ["argument replaced", "0.0.0.0", &address, "10.0.0.5"] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    assert_eq!(node.alive("a"), Some(false));
+}
+
+#[test]
+fn a_kept_advertise_address_is_recorded() {
+    let node = Node::new();
+    let live = node.start("a", &["--advertise-address=192.0.2.7"]);
+    assert_eq!(live.value("--advertise-address"), "192.0.2.7");
+    assert_eq!(node.listed()[0].record.advertise.to_string(), "192.0.2.7");
+    assert!(live.end().1.contains("--advertise-address kept"));
+}
+
+#[test]
+fn the_same_address_after_a_restart_and_none_twice() {
+    let node = Node::new();
+    let first = node.start("a", &[]);
+    let other = node.start("b", &[]);
+    let address = first.value("--bind-address").to_owned();
+    assert_ne!(other.value("--bind-address"), address);
+
+    let refused = node.output(&["--instance", "a"], &["true"]);
+    assert_eq!(refused.status.code(), Some(69));
+    assert!(stderr(&refused).contains("instance a is alive") && stderr(&refused).contains("another --instance"));
+    assert_eq!(node.alive("a"), Some(true), "the refused one took nothing away");
+
+    first.end();
+    let again = node.start("a", &[]);
+    assert_eq!(again.value("--bind-address"), address);
+    again.end();
+    other.end();
+
+    // Held by somebody meanwhile: another one.
+    let _held = TcpListener::bind((address.as_str(), node.listen.port())).unwrap();
+    let moved = node.start("a", &[]);
+    assert_ne!(moved.value("--bind-address"), address);
+    moved.end();
+}
+
+#[test]
+fn signals_reach_it_and_kill_its_record() {
+    let node = Node::new();
+    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+        let live = node.start("a", &[]);
+        assert_eq!(node.alive("a"), Some(true));
+        kill(Pid::from_raw(live.pid.try_into().unwrap()), signal).unwrap();
+        let mut child = live.child;
+        assert_eq!(child.wait().unwrap().signal(), Some(signal as i32));
+        assert_eq!(node.alive("a"), Some(false));
+    }
+}
+
+#[test]
+fn signal_mask_and_dispositions_are_as_without_berth() {
+    let signals = |mut command: Command| {
+        let output = command.output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines = text.lines().filter(|line| line.starts_with("Sig") && !line.starts_with("SigQ"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    // awk, since a shell may change its mask; it does not look at what follows its program.
+    let script = r#"BEGIN { while ((getline line < "/proc/self/status") > 0) print line }"#;
+    let node = Node::new();
+    // Of this thread, and so of what it starts.
+    let mut blocked = SigSet::empty();
+    blocked.add(Signal::SIGUSR2);
+    blocked.thread_block().unwrap();
+    let through = signals(node.exec(&[], &["awk", script]));
+    let mut direct = Command::new("awk");
+    direct.arg(script);
+    assert_eq!(through, signals(direct));
+
+    let field = |name: &str| {
+        let line = through.iter().find_map(|line| line.strip_prefix(name)).unwrap();
+        u64::from_str_radix(line.trim_start_matches(':').trim(), 16).unwrap()
+    };
+    let bit = |signal: Signal| 1_u64 << (signal as i32 - 1);
+    assert_eq!(field("SigIgn") & bit(Signal::SIGPIPE), 0);
+    assert_eq!(field("SigBlk"), bit(Signal::SIGUSR2));
+}
+
+#[test]
+fn without_an_id_each_gets_its_own() {
+    let node = Node::new();
+    for count in 1..=2 {
+        assert!(node.output(&[], &["true"]).status.success());
+        assert_eq!(node.listed().len(), count);
+    }
+}
+
+#[test]
+fn a_program_that_cannot_be_run_leaves_no_record() {
+    let node = Node::new();
+    let plain = node.temp.path().join("plain");
+    fs::write(&plain, "").unwrap();
+    for (program, part) in [("no-such-apiserver", "PATH"), (plain.to_str().unwrap(), "may execute")] {
+        // A folder in PATH that may not be searched would make it another error.
+        let output = node.exec(&["--instance", "a"], &[program]).env("PATH", "/usr/bin:/bin").output().unwrap();
+        assert_eq!(output.status.code(), Some(69));
+        assert!(stderr(&output).contains(program) && stderr(&output).contains(part), "{}", stderr(&output));
+        assert_eq!(node.listed(), []);
+    }
+}
+
+#[test]
+fn every_mistake_is_told_at_once() {
+    let node = Node::new();
+    let options = ["--listen", "nowhere", "--listen", "10.0.0.5:1,fast", "--instance", "../a"];
+    let output = node.output(&options, &["kube-apiserver", "--secure-port"]);
+    assert_eq!(output.status.code(), Some(64));
+    for part in ["--listen \"nowhere\"", "\"fast\"", "--instance: ", "--secure-port is the last argument"] {
+        assert!(stderr(&output).contains(part), "{part} in {}", stderr(&output));
+    }
+    assert_eq!(stderr(&output).lines().count(), 4);
+    assert!(!node.temp.path().join("run").exists(), "nothing was begun");
+}
+
+#[test]
+fn wildcards_are_refused_with_the_way_out() {
+    let mut node = Node::new();
+    node.listen = "0.0.0.0:6443".parse().unwrap();
+    let output = node.output(&[], &["true"]);
+    assert_eq!(output.status.code(), Some(64));
+    assert!(stderr(&output).contains("10.0.0.5:6443"), "{}", stderr(&output));
+
+    node.listen = "10.0.0.5:6443".parse().unwrap();
+    let output = node.output(&["--listen", "0.0.0.0:6443"], &["true"]);
+    assert_eq!(output.status.code(), Some(64));
+    assert!(stderr(&output).contains("10.0.0.5:7443"), "{}", stderr(&output));
+    assert_eq!(node.output(&[], &[]).status.code(), Some(64), "no command");
+}
+
+#[test]
+fn a_wildcard_listener_of_another_is_explained() {
+    let mut node = Node::new();
+    let wildcard = TcpListener::bind("0.0.0.0:0").unwrap();
+    node.listen.set_port(wildcard.local_addr().unwrap().port());
+    let output = node.output(&[], &["true"]);
+    assert_eq!(output.status.code(), Some(69));
+    for part in ["wildcard", "--listen HOST_IP:7443", &format!("pid {}", std::process::id())] {
+        assert!(stderr(&output).contains(part), "{part} in {}", stderr(&output));
+    }
+    assert_eq!(node.listed(), []);
+}
+
+#[test]
+fn an_unsafe_run_directory_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let node = Node::new();
+    let run = node.temp.path().join("run");
+    fs::create_dir(&run).unwrap();
+    fs::set_permissions(&run, fs::Permissions::from_mode(0o777)).unwrap();
+    let output = node.output(&[], &["true"]);
+    assert_eq!(output.status.code(), Some(69));
+    assert!(stderr(&output).contains("chmod 0700"), "{}", stderr(&output));
+}
