@@ -68,8 +68,10 @@ pub async fn rehearse(plan: &Plan) -> Result<Outcome, Error> {
 
 async fn script(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> Result<Verdict, Error> {
     let store = Arc::new(Store::default());
-    let socket = UnixListener::bind(stage.socket())
-        .map_err(|e| Error::Unavailable(format!("cannot make the socket {}: {e}", stage.socket().display())))?;
+    let socket = UnixListener::bind(stage.socket()).map_err(|e| {
+        let path = stage.socket();
+        Error::Unavailable(format!("cannot make the socket {} (TMPDIR names another place): {e}", path.display()))
+    })?;
     // Aborted with this future when it is dropped.
     let mut background = tokio::task::JoinSet::new();
     background.spawn(hub::serve(socket, Arc::clone(&store), Arc::clone(recorder)));

@@ -16,6 +16,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Time between two questions whether an instance is ready.
@@ -29,6 +30,9 @@ const ABORT: Duration = Duration::from_secs(2);
 
 /// Lines of an instance's log that are kept, for when it fails.
 const LOG_LINES: usize = 12;
+
+/// How long the output of an instance that has ended may take to arrive.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Addresses that are tried before it is said that none is free.
 const TRIES: usize = 100;
@@ -75,6 +79,8 @@ struct Instance {
     name: &'static str,
     child: Child,
     log: Arc<Mutex<VecDeque<String>>>,
+    /// The tasks that read its output; they end with it.
+    readers: Vec<JoinHandle<()>>,
 }
 
 /// How an instance ended when it was stopped.
@@ -118,13 +124,14 @@ impl Stage {
             .spawn()
             .map_err(|error| Error::Unavailable(format!("cannot start {} for {name}: {error}", self.exe.display())))?;
         let log = Arc::default();
+        let mut readers = Vec::new();
         if let Some(out) = child.stdout.take() {
-            tokio::spawn(keep_log(out, Arc::clone(&log)));
+            readers.push(tokio::spawn(keep_log(out, Arc::clone(&log))));
         }
         if let Some(err) = child.stderr.take() {
-            tokio::spawn(keep_log(err, Arc::clone(&log)));
+            readers.push(tokio::spawn(keep_log(err, Arc::clone(&log))));
         }
-        self.instances.push(Instance { name, child, log });
+        self.instances.push(Instance { name, child, log, readers });
         Ok(())
     }
 
@@ -142,10 +149,10 @@ impl Stage {
                 Err(_) => why = format!("`berth ready` did not answer within {ASK_TIMEOUT:?}"),
             }
             if let Some(status) = self.exited(name) {
-                return Err(self.failed(name, format!("ended before it was ready ({status})")));
+                return Err(self.failed(name, format!("ended before it was ready ({status})")).await);
             }
             if began.elapsed() > within {
-                return Err(self.failed(name, format!("was not ready within {within:?} ({why})")));
+                return Err(self.failed(name, format!("was not ready within {within:?} ({why})")).await);
             }
             sleep(ASK_EVERY).await;
         }
@@ -172,11 +179,24 @@ impl Stage {
         Stopped { status, early }
     }
 
-    /// The last lines that an instance logged.
-    pub async fn log(&self, name: &str) -> String {
-        // Its pipe may still hold the last line when its end is noticed.
-        sleep(Duration::from_millis(50)).await;
-        self.log_now(name)
+    /// The last lines that an instance logged. When it has ended, all of its output is waited for.
+    pub async fn log(&mut self, name: &str) -> String {
+        let ended = self.exited(name).is_some();
+        let Some(instance) = self.instances.iter_mut().find(|i| i.name == name) else {
+            return String::new();
+        };
+        if ended {
+            let output = async {
+                for reader in &mut instance.readers {
+                    let _ = reader.await;
+                }
+            };
+            // A child of its own may still hold the pipe.
+            let _ = timeout(LAST_WORDS, output).await;
+            instance.readers.retain(|reader| !reader.is_finished());
+        }
+        let log = instance.log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.iter().map(|line| format!("  {}", readable(line))).collect::<Vec<_>>().join("\n")
     }
 
     /// Ends what still runs, and removes the folder.
@@ -205,6 +225,7 @@ impl Stage {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_")) {
             command.env_remove(name);
         }
+        crate::os::process::die_with_parent(command.as_std_mut());
         command.stdin(Stdio::null()).kill_on_drop(true);
         command
     }
@@ -236,16 +257,8 @@ impl Stage {
         ]
     }
 
-    fn failed(&self, name: &str, what: String) -> Error {
-        Error::Instance { instance: name.to_owned(), what, log: self.log_now(name) }
-    }
-
-    fn log_now(&self, name: &str) -> String {
-        let Some(instance) = self.instances.iter().find(|i| i.name == name) else {
-            return String::new();
-        };
-        let log = instance.log.lock().unwrap_or_else(PoisonError::into_inner);
-        log.iter().map(|line| format!("  {}", readable(line))).collect::<Vec<_>>().join("\n")
+    async fn failed(&mut self, name: &str, what: String) -> Error {
+        Error::Instance { instance: name.to_owned(), what, log: self.log(name).await }
     }
 }
 
@@ -322,6 +335,20 @@ mod tests {
             assert!(a == 127 && x != 0 && z != 0 && z != 255, "{address}");
             assert!((10_000..30_000).contains(&address.port()), "{address}");
         }
+    }
+
+    /// This test's own binary knows no `run --listen`: it ends at once and says so.
+    #[tokio::test]
+    async fn an_instance_that_cannot_start_is_shown_with_its_log() {
+        let mut stage = Stage::new(&Plan::new(100, 2, 1, Duration::ZERO)).unwrap();
+        let dir = stage.dir.path().to_owned();
+        stage.start("old", "v1").unwrap();
+        let error = stage.ready("old", Duration::from_secs(30)).await.unwrap_err().to_string();
+        assert!(error.contains("old ended before it was ready (exit status: ") && error.contains("listen"), "{error}");
+        let stopped = stage.stop("old", Duration::from_secs(30)).await;
+        assert!(stopped.early && !stopped.status.unwrap().success());
+        stage.close().await;
+        assert!(!dir.exists());
     }
 
     #[test]

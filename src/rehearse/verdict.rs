@@ -22,6 +22,9 @@ pub const NEW: &str = "new";
 const FEWEST: u64 = 200;
 const FEWEST_EACH: u64 = 20;
 
+/// Longest wait that the histogram tells apart, in microseconds: far beyond what a client waits.
+const LONGEST_WAIT: u64 = 120_000_000;
+
 /// The verdict.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Verdict {
@@ -237,8 +240,7 @@ impl<'a> Judge<'a> {
     }
 
     fn waits(&mut self) {
-        let mut waits = Histogram::<u64>::new(3).expect("3 digits are allowed");
-        waits.auto(true);
+        let mut waits = Histogram::<u64>::new_with_bounds(1, LONGEST_WAIT, 3).expect("the bounds are in order");
         for attempt in &self.record.attempts {
             let wait = attempt.done.since(attempt.due);
             self.verdict.longest_wait = self.verdict.longest_wait.max(wait);
@@ -346,6 +348,7 @@ mod tests {
         assert!(verdict.held(), "{verdict:#?}");
         assert_eq!((verdict.requests, verdict.connections[OLD], verdict.connections[NEW]), (300, 200, 100));
         assert_eq!(verdict.longest_wait, Duration::from_millis(1));
+        assert_eq!((verdict.median_wait, verdict.p99_wait), (verdict.longest_wait, verdict.longest_wait));
     }
 
     #[test]
