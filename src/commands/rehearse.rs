@@ -1,7 +1,8 @@
 //! `berth rehearse` and the stand-in apiserver that it starts.
 
-use super::Exit;
+use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::{RehearseArgs, StandInArgs};
+use crate::config::Mistakes;
 use crate::rehearse::plan::{self, Plan};
 use crate::rehearse::stage::Error;
 use crate::rehearse::{Outcome, rehearse, stand_in, table};
@@ -12,17 +13,11 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
-    let plan = match check(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan).map_err(|e| vec![e])) {
+    let plan = match check(args) {
         Ok(plan) => plan,
-        Err(errors) => {
-            for error in errors {
-                eprintln!("berth: {error}");
-            }
-            return Ok(Exit::Usage);
-        }
+        Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
-    Ok(match runtime.block_on(rehearse(&plan)) {
+    Ok(match block_on(rehearse(&plan))? {
         Ok(Outcome::Judged(verdict)) => {
             let written = std::io::stdout().write_all(table::render(&verdict).as_bytes());
             written.context("cannot write to standard output")?;
@@ -32,10 +27,7 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
             eprintln!("berth: the rehearsal was aborted; nothing can be concluded from it");
             Exit::Child(u8::try_from(128 + signal).unwrap_or(1))
         }
-        Err(error @ Error::Unavailable(_)) => {
-            eprintln!("berth: {error}");
-            Exit::Unavailable
-        }
+        Err(error @ Error::Unavailable(_)) => unavailable(&error),
         Err(error @ Error::Instance { .. }) => {
             eprintln!("berth: {error}");
             Exit::No
@@ -51,7 +43,7 @@ pub(super) fn stand_in(args: &StandInArgs) -> anyhow::Result<Exit> {
 }
 
 /// Checks everything and reports all mistakes, each with the option and the mend.
-fn check(args: &RehearseArgs) -> Result<Plan, Vec<String>> {
+fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let mut errors = Vec::new();
     let rate = number("--rate", &args.rate, plan::RATE, &mut errors);
     let clients = number("--clients", &args.clients, plan::CLIENTS, &mut errors);
@@ -65,7 +57,12 @@ fn check(args: &RehearseArgs) -> Result<Plan, Vec<String>> {
         let longest = humantime::format_duration(plan::LONGEST_DELAY);
         errors.push(format!("--shutdown-delay-duration {text}: give {longest} or less"));
     }
-    if errors.is_empty() { Ok(Plan::new(rate, clients, watches, delay)) } else { Err(errors) }
+    if !errors.is_empty() {
+        return Err(Mistakes(errors));
+    }
+    let plan = Plan::new(rate, clients, watches, delay);
+    raise_file_limit(&plan).map_err(|error| Mistakes(vec![error]))?;
+    Ok(plan)
 }
 
 fn number(option: &str, text: &str, range: RangeInclusive<u32>, errors: &mut Vec<String>) -> u32 {
@@ -112,19 +109,19 @@ mod tests {
 
     #[test]
     fn every_mistake_is_reported_with_its_option() {
-        let errors = check(&args("0", "many", "-1", "soon")).unwrap_err();
+        let errors = check(&args("0", "many", "-1", "soon")).unwrap_err().0;
         let options = ["--rate", "--clients", "--watches", "--shutdown-delay-duration"];
         assert_eq!(errors.len(), options.len());
         for (error, option) in errors.iter().zip(options) {
             assert!(error.starts_with(option) && error.contains("give"), "{error}");
         }
-        assert_eq!(check(&args("100", "8", "8", "2m")).unwrap_err().len(), 1);
+        assert_eq!(check(&args("100", "8", "8", "2m")).unwrap_err().0.len(), 1);
     }
 
     #[test]
     fn what_is_typed_becomes_the_plan() {
-        let plan = check(&args("250", "2", "500", "1s 500ms")).unwrap();
-        assert_eq!((plan.rate, plan.clients, plan.watches), (250, 2, 500));
+        let plan = check(&args("20", "2", "7", "1s 500ms")).unwrap();
+        assert_eq!((plan.rate, plan.clients, plan.watches), (20, 2, 7));
         assert_eq!(plan.shutdown_delay, Duration::from_millis(1500));
     }
 }

@@ -19,6 +19,9 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+/// This very binary, even if its file was replaced meanwhile.
+const THIS: &str = "/proc/self/exe";
+
 /// Time between two questions whether an instance is ready.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
@@ -65,7 +68,6 @@ impl From<certs::Error> for Error {
 #[derive(Debug)]
 pub struct Stage {
     dir: TempDir,
-    exe: PathBuf,
     /// The berth.
     pub address: SocketAddr,
     /// For the clients.
@@ -96,14 +98,13 @@ impl Stage {
     /// Makes the folder and the certificates, and finds an address.
     pub fn new(plan: &Plan) -> Result<Self, Error> {
         let missing = |what: &str, error: io::Error| Error::Unavailable(format!("{what}: {error}"));
-        let exe = std::env::current_exe().map_err(|e| missing("cannot find this program's own file", e))?;
         let dir = tempfile::Builder::new()
             .prefix("berth-rehearse-")
             .tempdir()
             .map_err(|e| missing("cannot make a temporary folder (TMPDIR names another place)", e))?;
         let address = free_address().map_err(|e| missing("no free address in 127.0.0.0/8", e))?;
         let certs = certs::make(dir.path(), &[address.ip()])?;
-        Ok(Self { dir, exe, address, certs, shutdown_delay: plan.shutdown_delay, instances: Vec::new() })
+        Ok(Self { dir, address, certs, shutdown_delay: plan.shutdown_delay, instances: Vec::new() })
     }
 
     /// Socket of the store.
@@ -122,7 +123,7 @@ impl Stage {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command
             .spawn()
-            .map_err(|error| Error::Unavailable(format!("cannot start {} for {name}: {error}", self.exe.display())))?;
+            .map_err(|error| Error::Unavailable(format!("cannot start `berth run` for {name}: {error}")))?;
         let log = Arc::default();
         let mut readers = Vec::new();
         if let Some(out) = child.stdout.take() {
@@ -144,7 +145,7 @@ impl Stage {
             command.args(["ready", "--instance", name, "--run-dir"]).arg(self.run_dir());
             match timeout(ASK_TIMEOUT, command.output()).await {
                 Ok(Ok(output)) if output.status.success() => return Ok(began.elapsed()),
-                Ok(Ok(output)) => why = last_line(&output.stderr),
+                Ok(Ok(output)) => why = last_line(&[output.stderr, output.stdout].concat()),
                 Ok(Err(error)) => why = format!("cannot ask: {error}"),
                 Err(_) => why = format!("`berth ready` did not answer within {ASK_TIMEOUT:?}"),
             }
@@ -221,7 +222,8 @@ impl Stage {
 
     /// This binary, without settings of the environment: the rehearsal is what it says it is.
     fn command(&self) -> Command {
-        let mut command = Command::new(&self.exe);
+        let mut command = Command::new(THIS);
+        command.arg0("berth");
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_")) {
             command.env_remove(name);
         }
@@ -245,7 +247,7 @@ impl Stage {
             "--probe-server-name=kubernetes".into(),
             "--log-format=json".into(),
             "--".into(),
-            self.exe.clone().into(),
+            THIS.into(),
             "stand-in".into(),
             flag("--etcd-servers=unix://", &self.socket()),
             flag("--tls-cert-file=", &self.certs.cert_file),
