@@ -211,6 +211,8 @@ pub struct Record {
     pub marks: BTreeMap<String, BTreeMap<Mark, Stamp>>,
     /// One a watch.
     pub watches: Vec<WatchSum>,
+    /// How far the clients were behind their timetable at most.
+    pub behind: Duration,
     /// What went wrong with processes, in words.
     pub faults: Vec<String>,
 }

@@ -22,6 +22,9 @@ pub const NEW: &str = "new";
 const FEWEST: u64 = 200;
 const FEWEST_EACH: u64 = 20;
 
+/// How far clients may be behind their timetable before a run says more of the machine than of berth.
+const MOST_BEHIND: Duration = Duration::from_secs(1);
+
 /// Longest wait that the histogram tells apart, in microseconds: far beyond what a client waits.
 const LONGEST_WAIT: u64 = 120_000_000;
 
@@ -259,6 +262,14 @@ impl<'a> Judge<'a> {
         for (why, count) in std::mem::take(&mut self.local) {
             self.object(format!("{count} requests failed on this machine's own account ({why}): a lower --rate helps"));
         }
+        let behind = self.record.behind;
+        if behind > MOST_BEHIND {
+            let rate = plan.rate;
+            self.object(format!(
+                "the clients were up to {behind:.1?} behind their timetable: this machine is too slow or too busy for \
+                 --rate {rate}, and waits are its own"
+            ));
+        }
         let connections = self.verdict.new_connections;
         let load = plan.before + plan.together + plan.after;
         let planned = (f64::from(plan.rate) * load.as_secs_f64()) as u64;
@@ -436,7 +447,8 @@ mod tests {
             r.marks.get_mut(name).unwrap()
         }
         type Spoil = fn(&mut Record);
-        let spoils: [Spoil; 10] = [
+        let spoils: [Spoil; 11] = [
+            |r| r.behind = Duration::from_secs(2),
             |r| r.attempts.truncate(30),
             |r| r.attempts.retain(|a| matches!(&a.answer, Answer::Good { instance } if instance == OLD)),
             |r| r.watches.clear(),

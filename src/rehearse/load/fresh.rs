@@ -2,6 +2,7 @@
 
 use super::dial::Protocol;
 use super::{Client, Due, READ};
+use crate::rehearse::record::Stamp;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
@@ -16,6 +17,8 @@ pub(super) async fn run(client: Client, rate: u32) {
         if client.stop.run_until_cancelled(tokio::time::sleep_until(due.instant)).await.is_none() {
             break;
         }
+        let behind = Stamp::now().since(due.stamp);
+        client.recorder.note(|r| r.behind = r.behind.max(behind));
         let client = client.clone();
         attempts.spawn(async move {
             client.open(Protocol::of(number), format!("new-{number}"), READ, due).await;

@@ -1,8 +1,8 @@
 //! The load: open-loop clients that never retry.
 //!
 //! Requests are due by a fixed timetable and waits are counted from there, so a slow answer delays no
-//! other request and hides none (no coordinated omission). [`fresh`] opens new connections, [`kept`]
-//! keeps them, [`watch`] watches what [`Load`]'s writer writes straight into the store. All of them
+//! other request and hides none (no coordinated omission). `fresh` opens new connections, `kept`
+//! keeps them, `watch` watches what [`Load`]'s writer writes straight into the store. All of them
 //! only write down what they saw.
 
 mod dial;

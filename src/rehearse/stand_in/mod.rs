@@ -1,10 +1,10 @@
 //! A stand-in for kube-apiserver: its flags, its phases, and just enough of its API.
 //!
 //! What it is for: to be started, loaded and stopped by `berth run` exactly as the real one is, on a
-//! machine that has none. So flags ([`flags`]), phases on SIGTERM ([`life`], [`server`]) and the API
-//! ([`api`]) behave as kube-apiserver's do; objects come from the rehearsal's store
-//! ([`store_client`]), as kube-apiserver's come from etcd. Beyond the real one, it reports to the
-//! rehearsal which connections it ended itself ([`connection`]): nobody else can know.
+//! machine that has none. So flags (`flags`), phases on SIGTERM (`life`, `server`) and the API
+//! (`api`) behave as kube-apiserver's do; objects come from the rehearsal's store
+//! (`store_client`), as kube-apiserver's come from etcd. Beyond the real one, it reports to the
+//! rehearsal which connections it ended itself (`connection`): nobody else can know.
 //!
 //! What it is not: authentication, authorization, other kinds than ConfigMaps, DELETE and PATCH.
 
@@ -87,7 +87,7 @@ async fn live(flags: Flags) -> io::Result<()> {
     Ok(())
 }
 
-/// kube-apiserver's way out, phase by phase (see [`life`]).
+/// kube-apiserver's way out, phase by phase (see `life`).
 async fn shut_down(server: &Server, mut stop: Stop) {
     let (flags, life) = (&server.flags, &server.life);
     life.terminating.cancel();
