@@ -58,7 +58,7 @@ fn gone(tmp: &Path) {
 #[test]
 fn an_upgrade_loses_nothing() {
     let tmp = tempfile::tempdir().unwrap();
-    let output = rehearse(tmp.path(), &["--rate=40"]).output().unwrap();
+    let output = rehearse(tmp.path(), &["--rate=30"]).output().unwrap();
     let (table, progress) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{table}\n{progress}");
     for row in [
