@@ -158,7 +158,7 @@ impl Checks {
             }
             Ok(duration) => duration,
             Err(_) => {
-                self.wrong(format!("{option} {text:?}: give a number with a unit, such as 8s, 500ms or 1m30s"));
+                self.wrong(format!("{option} {text}: give a number with a unit, such as 8s, 500ms or 1m30s"));
                 least
             }
         }
@@ -480,8 +480,8 @@ mod tests {
             "--probe-server-name \"a_b!\": ",
             "--probe-interval 1: ",
             "--probe-timeout 0s: ",
-            "cannot read /nonexistent/ca: ",
-            "cannot read /nonexistent/key: ",
+            "--probe-ca /nonexistent/ca: ",
+            "--probe-key /nonexistent/key: ",
             "--rise 0: ",
             "--fall many: ",
             "--hold 8: ",
