@@ -338,7 +338,7 @@ impl Bound {
                         }
                     }
                     Phase::Left => group.leave().await,
-                    Phase::Waiting => {}
+                    Phase::Waiting | Phase::Dry => {}
                 }
                 tracing::info!(connections = metrics.open(), "{}", next.as_str());
                 phase.send_replace((next, SystemTime::now()));

@@ -9,6 +9,7 @@ pub mod commands;
 pub mod config;
 pub mod control;
 pub mod drain;
+pub mod handover;
 pub mod instance;
 pub mod metrics;
 pub mod node;

@@ -1,0 +1,3 @@
+//! handover
+
+pub mod machine;
