@@ -1,9 +1,11 @@
-//! What is said on a shim's socket: one JSON object a message. No I/O.
+//! What is said on a shim's socket: one JSON object a message, and after a line feed what is not JSON.
+//! No I/O.
 //!
 //! A request names its version. Version N answers N and N−1: at every upgrade two versions meet. Fields
 //! that a reader does not know are ignored, fields that may come later have defaults.
 
 use crate::backend::health::Standing;
+use crate::handover::machine::{Announce, Cookie, Holder};
 use crate::instance::InstanceId;
 use crate::phase::Phase;
 use serde::{Deserialize, Serialize};
@@ -22,11 +24,34 @@ pub struct Request {
 }
 
 /// What can be asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ask {
     /// How the shim is.
     Status,
+    /// Its metrics.
+    Metrics,
+    /// Leave the group, and let connections end.
+    Drain,
+    /// From a sibling: take a client's connection, which comes with the message. What the client sent so
+    /// far follows the line feed.
+    Pass,
+    /// From a sibling: from here on both say [`Update`]s.
+    Join {
+        /// Who it is.
+        holder: Holder,
+    },
+}
+
+/// What siblings tell one another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Update {
+    /// Version of the teller.
+    pub version: u32,
+    /// How it is now.
+    pub announce: Announce,
+    /// The listeners of which duplicates come with the message, in their order.
+    pub guards: Vec<(Cookie, SocketAddr)>,
 }
 
 /// What is answered.
@@ -35,6 +60,15 @@ pub enum Ask {
 pub enum Reply {
     /// To [`Ask::Status`].
     Status(Box<Status>),
+    /// To [`Ask::Metrics`], in OpenMetrics' text form.
+    Metrics(String),
+    /// To [`Ask::Drain`] and [`Ask::Pass`].
+    Done,
+    /// To [`Ask::Join`]: who it is.
+    Joined {
+        /// Who it is.
+        holder: Holder,
+    },
     /// The request was not understood or not granted, and why.
     Refused(String),
 }
@@ -122,6 +156,24 @@ pub fn parse_request(message: &[u8]) -> Result<Request, String> {
         return Err(format!("version {version} is not known, this is berth {} with version {VERSION}", crate::VERSION));
     }
     serde_json::from_slice(message).map_err(|error| format!("not a request of version {version}: {error}"))
+}
+
+/// What is JSON of a message, and what follows it.
+#[must_use]
+pub fn split(message: &[u8]) -> (&[u8], &[u8]) {
+    match message.iter().position(|byte| *byte == b'\n') {
+        Some(at) => (&message[..at], &message[at + 1..]),
+        None => (message, &[]),
+    }
+}
+
+/// Reads what a sibling tells.
+///
+/// # Errors
+/// It is no update, or of a version that is not known here.
+pub fn parse_update(message: &[u8]) -> Result<Update, String> {
+    let update: Update = serde_json::from_slice(message).map_err(|error| format!("not an update: {error}"))?;
+    if update.version == 0 { Err("an update of version 0".into()) } else { Ok(update) }
 }
 
 /// Reads a reply.

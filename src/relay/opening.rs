@@ -17,6 +17,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{self, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -131,15 +132,28 @@ impl Tried {
 ///
 /// # Errors
 /// How it ended instead; the client is set to be reset where that is due.
-pub(super) async fn open(context: &Context, client: &mut TcpStream, peer: SocketAddr) -> Result<Opened, How> {
+pub(super) async fn open(
+    context: &Context,
+    client: &mut TcpStream,
+    peer: SocketAddr,
+    said: Vec<u8>,
+) -> Result<Opened, How> {
     let mut table = context.table.clone();
-    let mut kept = Kept::default();
+    let mut kept = Kept { bytes: said, finished: false };
+    let mut passed = false;
     let mut tried = Tried::default();
     let mut held = Held::default();
     // How the last leg ended; said to the client if no instance does better.
     let mut ended = None;
     loop {
         let picked = table.borrow_and_update().pick(|instance| tried.allows(instance)).cloned();
+        // A leaving shim's relay would end with it: a sibling should have the socket itself.
+        if !passed && context.passing.leaving.load(Relaxed) && picked.as_ref().is_none_or(|instance| !instance.own) {
+            passed = true;
+            if context.passing.pass(client, &kept.bytes).await {
+                return Err(How::Passed);
+            }
+        }
         let Some(instance) = picked else {
             if let Some(how) = ended
                 && table.borrow().pick(|instance| !tried.refused(instance)).is_some()
