@@ -24,6 +24,7 @@ use crate::registry::follow::{Own, follow};
 use crate::registry::{self, BerthDir, RunDir};
 use crate::relay::{Context, Refusal};
 use crate::workers::Workers;
+use clap::ValueEnum;
 use humantime::{format_duration, format_rfc3339_seconds};
 use std::io;
 use std::net::SocketAddr;
@@ -184,7 +185,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         %instance,
         backend = config.backend.map(tracing::field::display),
         run_dir = %config.place.run_dir.display(),
-        probe = ?config.probe.kind,
+        probe = config.probe.kind.to_possible_value().map(|kind| kind.get_name().to_owned()),
         path = config.probe.path,
         rise = config.rise,
         fall = config.fall,

@@ -137,7 +137,7 @@ pub struct PlaceArgs {
     /// Public address of the apiserver, e.g. 10.0.0.5:6443; may be given several times, the first
     /// names the berth. `,freebind` binds an address that is not there yet (a virtual IP). In the
     /// environment: separated by spaces
-    #[arg(long, required = true, env = "BERTH_LISTEN", hide_env_values = true, value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES)]
+    #[arg(long, env = "BERTH_LISTEN", hide_env_values = true, value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES)]
     pub listen: Vec<String>,
     /// Name of this instance among those of the berth, the same again after a restart (in a pod: its
     /// UID) [default: a random one]

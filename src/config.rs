@@ -81,6 +81,9 @@ impl Place {
     pub fn check(args: &PlaceArgs, checks: &mut Checks) -> Option<Self> {
         let parsed = args.listen.iter().map(|text| text.parse::<Listen>());
         let listen: Vec<_> = parsed.filter_map(|parsed| checks.note(parsed)).collect();
+        if args.listen.is_empty() {
+            checks.wrong("--listen is not given: name the apiserver's public address, such as 10.0.0.5:6443");
+        }
         for (at, address) in listen.iter().enumerate() {
             if listen[..at].iter().any(|earlier| earlier.addr == address.addr) {
                 checks.wrong(format!("--listen {}: is there twice: give it once", address.addr));
@@ -119,6 +122,10 @@ impl Place {
 }
 
 fn wildcard_clash(address: SocketAddr, berth: SocketAddr) -> String {
+    if berth.ip().is_unspecified() {
+        // That the first address is no wildcard is said already, and how to mend it.
+        return format!("--listen {address}: a wildcard listener clashes with the apiserver's own 127.x address");
+    }
     format!(
         "--listen {address}: a wildcard listener clashes with the apiserver's own 127.x address on port {}: list the \
          addresses instead, or give the berth another port (--listen {} --listen {address})",
@@ -150,8 +157,8 @@ impl Checks {
                 least
             }
             Ok(duration) => duration,
-            Err(error) => {
-                self.wrong(format!("{option} {text}: {error}: give a number with a unit, such as 8s, 500ms or 1m30s"));
+            Err(_) => {
+                self.wrong(format!("{option} {text:?}: give a number with a unit, such as 8s, 500ms or 1m30s"));
                 least
             }
         }
@@ -334,9 +341,15 @@ pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Chec
         format!("--probe-server-name {:?}: give a DNS name or IP address from the certificate", args.probe_server_name)
     }));
     let timeout = checks.duration("--probe-timeout", &args.probe_timeout, Duration::from_millis(10));
-    for file in [&args.probe_ca, &args.probe_cert, &args.probe_key, &args.probe_token_file].into_iter().flatten() {
+    let files = [
+        ("--probe-ca", &args.probe_ca),
+        ("--probe-cert", &args.probe_cert),
+        ("--probe-key", &args.probe_key),
+        ("--probe-token-file", &args.probe_token_file),
+    ];
+    for (option, file) in files.into_iter().filter_map(|(option, file)| Some((option, file.as_ref()?))) {
         if https {
-            checks.note(readable(file));
+            checks.note(readable(option, file));
         }
     }
     Some(ProbeConfig {
@@ -350,10 +363,10 @@ pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Chec
     })
 }
 
-fn readable(file: &Path) -> Result<(), String> {
+fn readable(option: &str, file: &Path) -> Result<(), String> {
     match std::fs::File::open(file) {
         Ok(_) => Ok(()),
-        Err(error) => Err(format!("cannot read {}: {error}: check the path and who may read it", file.display())),
+        Err(error) => Err(format!("{option} {}: {error}: check the path and who may read it", file.display())),
     }
 }
 

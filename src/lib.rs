@@ -1,4 +1,76 @@
-//! berth.
+//! berth lets two kube-apiservers share one node and one secure port, so that a control plane
+//! upgrade loses nothing.
+//!
+//! A *shim* (`berth serve`) listens on the node's public API address, the *berth*, and relays to an
+//! *instance*: one kube-apiserver, bound to a 127.x address of its own by `berth exec`. During an
+//! upgrade there are two of each. Both shims listen on the same address with `SO_REUSEPORT`, so the
+//! kernel deals new connections out among them.
+//!
+//! # The way of a connection
+//!
+//! 1. The kernel puts it into the accept queue of one shim's listener ([`os::socket`]).
+//! 2. [`accept`] takes it out and deals it to the relaying thread that has the fewest ([`workers`]). It
+//!    stays there: its sockets and counters never change threads.
+//! 3. [`relay`] asks [`backend::Table::pick`] which instance gets it: the own one if it is ready, else a
+//!    ready sibling's, else one that was ready and never refused since. If there is none, the client
+//!    is held.
+//! 4. It connects, from a source address that names the client, and keeps what the client said until
+//!    the instance's first byte; a leg that ends before that is said again to the next instance.
+//! 5. [`relay::copy`] moves bytes both ways until an end closes or resets it; TLS is never opened.
+//! 6. Its end is counted ([`metrics`]) and logged. After SIGTERM, [`drain`](mod@drain) waits for it.
+//!
+//! # Control plane and data plane
+//!
+//! The control plane is one current-thread runtime, on the main thread: probes, instance records, the
+//! shim's socket, the admin port, signals, and the [phase](phase::Phase) of the shim. The data plane
+//! is one current-thread runtime per core, and does steps 2 to 5. So no probe waits behind bytes and
+//! no byte behind a scrape. Between the two there are a snapshot of the instances (a watch channel of
+//! [`backend::Table`]) one way, and counters and refused connects the other way.
+//!
+//! # Map of the code
+//!
+//! In the order in which data flows. [`app`] is the only place where these are wired together.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`cli`] | options and help texts as clap types, no logic |
+//! | [`config`] | what was typed to checked types; every mistake is reported at once |
+//! | [`commands`] | one file a subcommand: options to an exit status |
+//! | [`app`] | `build` takes what a shim needs, `Bound::run` serves until it is told to stop |
+//! | [`phase`] | waiting, joined, left: the states of a shim, pure |
+//! | [`accept`] | accept loop, cap on connections, back-off |
+//! | [`workers`] | the relaying threads |
+//! | [`relay`] | one connection: pick, connect, replay, hold, copy, how it ended |
+//! | [`backend`] | table of instances; `probe` is one question, `health` rise and fall, `prober` asks on |
+//! | [`drain`](mod@drain) | after leaving: wait for connections, deadline, force |
+//! | [`instance`] | an instance's ID, its 127.x address, the rewriting of its arguments |
+//! | [`registry`] | the run directory: records of instances, who lives, notice of changes |
+//! | [`control`] | the shim's Unix socket: what commands ask it, and the wire format |
+//! | [`node`] | a run directory looked at from outside, for `ready`, `live` and `status` |
+//! | [`metrics`] | every metric family and the counters behind them |
+//! | [`admin`] | /metrics, /livez, /readyz and /status by HTTP |
+//! | [`os`] | all raw system calls and all `unsafe`; who holds a port |
+//! | `rehearse` | two stand-in apiservers, load and a verdict (feature `rehearse`) |
+//!
+//! # Invariants
+//!
+//! A change may find a better way to keep one, but may not weaken it.
+//!
+//! | invariant | kept by |
+//! | --- | --- |
+//! | A shim listens only after its own instance passed its probe `--rise` times in a row. A version that never gets ready never gets a connection | [`backend::health`], [`phase`] |
+//! | No listener with queued connections is closed while somebody could accept them | [`accept`], **in part**: a leaving shim accepts what is queued and then closes; what arrives in between is reset. *Later:* siblings hold duplicates of each other's listeners (guards) and accept from those whose owner left or died |
+//! | Until the instance's first byte, nothing that a TLS client said is lost: it is said again to the next instance, or the client is held up to `--hold` | [`relay`] (`opening`) |
+//! | A shim does not cut an established connection for its age, idleness or a slow reader | [`relay::copy`] (no timers on bytes), [`os::socket`] (`TCP_USER_TIMEOUT` off), [`drain`](mod@drain) (the deadline) |
+//! | Each end sees what the other did: FIN becomes FIN, RST becomes RST | [`relay::copy`] |
+//! | When no instance passes its probe, one that did before and never refused since still gets connections; one that never passed does not | [`backend::health`], [`backend::Table::pick`] |
+//! | Who is there is known from what lives, not from a configured number | [`registry::instance`]: an instance lives while its record is locked. *Later:* leases of shims, which also tell one that hangs |
+//! | The shim outlives its apiserver: after it left, its deadline begins when the instance stopped listening | [`drain`](mod@drain), [`commands`] (`run`), **in part**. *Later:* connections that its instance cannot serve any more go to a sibling as sockets; today they are relayed to the sibling's instance and end with the shim |
+//! | Two versions that meet understand each other: messages and files carry a version, unknown fields are passed over | [`control::wire`], [`registry::instance`] |
+//!
+//! *Later* as well: when nothing has been reachable for longer than `--hold`, a shim ends listening (the
+//! state *dry*), so that clients are refused at once. Today it goes on to accept and each client is
+//! held for `--hold`, then reset.
 
 pub mod accept;
 pub mod admin;

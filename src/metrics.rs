@@ -49,7 +49,7 @@ pub struct WorkerStats {
     pub bytes_up: Count,
     /// Bytes from instances to clients.
     pub bytes_down: Count,
-    /// Legs that were refused or ended before the instance's first byte.
+    /// Times that a connection was made to another instance, or again, before the first byte.
     pub replays: Count,
     ended: [Count; How::ALL.len()],
 }
@@ -181,7 +181,7 @@ impl Collector for Sums {
 
         let replays = encoder.encode_descriptor(
             "berth_replays",
-            "Legs that were refused or ended before the instance's first byte",
+            "Connections that went on to another instance before the first byte",
             None,
             MetricType::Counter,
         )?;
@@ -200,6 +200,13 @@ impl Collector for Sums {
             }
         }
 
+        let cpu = encoder.encode_descriptor(
+            "process_cpu_seconds",
+            "Processor time, user and system",
+            None,
+            MetricType::Counter,
+        )?;
+        ConstCounter::new(crate::os::process::cpu_seconds()).encode(cpu)?;
         for (name, help, value) in crate::os::process::usage() {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             ConstGauge::new(value).encode(metric)?;

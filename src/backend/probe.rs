@@ -182,7 +182,8 @@ impl Probe {
                 fail("unauthorized", format!("alive, but it does not know the probe (401 for {path}): {credentials}"))
             }
             StatusCode::FORBIDDEN => {
-                fail("forbidden", format!("alive, but the probe may not ask (403 for {path}): {credentials}"))
+                let new = "a new cluster answers so until its default roles are there; if it lasts";
+                fail("forbidden", format!("alive, but the probe may not ask (403 for {path}): {new}, {credentials}"))
             }
             _ => {
                 // kube-apiserver lists its checks, one a line; the failed ones begin with [-].

@@ -115,9 +115,17 @@ impl Shared {
             (_, Standing::Failing) => {
                 tracing::warn!(instance = %id, "fails its probe; it still gets connections if no other is ready: {words}");
             }
-            (_, Standing::Unready) => tracing::warn!(instance = %id, "not ready any more: {words}"),
+            // A sibling's instance goes with every upgrade.
+            (_, Standing::Unready) if self.is_own(id) => tracing::warn!(instance = %id, "not ready any more: {words}"),
+            (_, Standing::Unready) => {
+                tracing::info!(instance = %id, "a sibling's instance is not ready any more: {words}");
+            }
         }
         after == Standing::Ready
+    }
+
+    fn is_own(&self, id: &InstanceId) -> bool {
+        self.book().table().own().is_some_and(|own| own.id == *id)
     }
 
     async fn version(&self, address: SocketAddr) -> Option<Arc<str>> {

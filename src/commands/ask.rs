@@ -55,8 +55,13 @@ fn find(args: &AskArgs) -> Result<Known, Exit> {
     let id = args.instance.as_deref().map(InstanceId::parse).transpose();
     let id = id.map_err(|error| mistaken(&Mistakes(vec![format!("--instance: {error}")])))?;
     let node = Node::look(args.run_dir.run_dir.as_deref()).map_err(|error| unavailable(&error))?;
-    let mut known: Vec<_> =
-        node.instances.into_iter().filter(|known| id.as_ref().is_none_or(|id| known.id == *id)).collect();
+    let asked = |known: &Known| id.as_ref().is_none_or(|id| known.id == *id);
+    let mut known: Vec<_> = node.instances.into_iter().filter(asked).collect();
+    // What an earlier instance left behind is not meant where one runs.
+    let runs = |known: &Known| known.socket || known.record.as_ref().is_some_and(|listed| listed.alive);
+    if known.iter().any(runs) {
+        known.retain(runs);
+    }
     match (known.pop(), known.is_empty()) {
         (Some(known), true) => Ok(known),
         (Some(last), false) => {

@@ -19,12 +19,18 @@ pub fn raise_file_limit() -> io::Result<u64> {
     Ok(hard)
 }
 
-/// This process's use of the machine, after the names that Prometheus' client libraries agreed on
-/// (processor seconds are a gauge here: the value is read, not counted). What /proc does not tell is
-/// left out.
+/// Processor time of this process, user and system, in seconds.
+#[must_use]
+pub fn cpu_seconds() -> f64 {
+    use nix::sys::resource::{UsageWho, getrusage};
+    let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()))
+}
+
+/// This process's use of the machine, after the names that Prometheus' client libraries agreed on. What
+/// /proc does not tell is left out.
 #[must_use]
 pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
-    use nix::sys::resource::{UsageWho, getrusage};
     let mut all = Vec::new();
     let resident = std::fs::read_to_string("/proc/self/statm")
         .ok()
@@ -38,11 +44,6 @@ pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
     }
     if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) {
         all.push(("process_max_fds", "Most file descriptors", soft as f64));
-    }
-    if let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) {
-        let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
-        let total = seconds(usage.user_time()) + seconds(usage.system_time());
-        all.push(("process_cpu_seconds_total", "Processor time", total));
     }
     all
 }

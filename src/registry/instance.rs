@@ -337,8 +337,8 @@ pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), Clai
     record.ended = Some(how.to_owned());
     let new = folder.join(format!(".{id}.new"));
     let _ = fs::remove_file(&new);
-    // Unlocked by drop, after it has its name: dead from the start.
-    let _lock = write_locked(&new, &record).inspect_err(|_| drop(fs::remove_file(&new)))?;
+    // Unlocked before it has its name: dead from the start for all who look.
+    drop(write_locked(&new, &record).inspect_err(|_| drop(fs::remove_file(&new)))?);
     fs::rename(&new, &path).map_err(failed("put a new record in the place of", &path))
 }
 

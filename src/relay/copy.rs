@@ -2,7 +2,7 @@
 //!
 //! One future holds both directions, so that a connection is one task, and no buffer: what can be
 //! read goes through a buffer that the thread's connections share and is written at once. Only what
-//! the other end does not take yet is kept, in a [`Spill`] of its exact size; until it is gone,
+//! the other end does not take yet is kept, in a `Spill` of its exact size; until it is gone,
 //! nothing more is read (backpressure).
 //!
 //! A future that ended by [`End`] has done what the other end must see: after [`End::Closed`] both

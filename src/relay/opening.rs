@@ -145,6 +145,7 @@ pub(super) async fn open(
     let mut held = Held::default();
     // How the last leg ended; said to the client if no instance does better.
     let mut ended = None;
+    let mut again = false;
     loop {
         let picked = table.borrow_and_update().pick(|instance| tried.allows(instance)).cloned();
         // A leaving shim's relay would end with it: a sibling should have the socket itself.
@@ -181,10 +182,13 @@ pub(super) async fn open(
                     tried.add(instance.epoch);
                     ended = Some(How::BackendReset);
                 }
-                context.stats.replays.add(1);
+                again = true;
                 continue;
             }
         };
+        if std::mem::take(&mut again) {
+            context.stats.replays.add(1);
+        }
         match first_byte(client, &mut backend, &mut kept).await {
             Leg::Answered(said) => return Ok(Opened { backend, instance: instance.id, said }),
             Leg::ClientReset => {
@@ -195,7 +199,7 @@ pub(super) async fn open(
                 tracing::debug!(instance = %instance.id, how = how.as_str(), "ended before its first byte: replay");
                 tried.add(instance.epoch);
                 ended = Some(how);
-                context.stats.replays.add(1);
+                again = true;
             }
         }
     }
