@@ -101,6 +101,10 @@ pub struct ServeArgs {
     /// Address of the apiserver; without it, the address that `berth exec` recorded is waited for
     #[arg(long, env = "BERTH_BACKEND", hide_env_values = true, value_name = "ADDR:PORT", help_heading = ADDRESSES)]
     pub backend: Option<String>,
+    /// Serve every apiserver that `berth exec` records for this berth: one shim for a node, through all
+    /// upgrades
+    #[arg(long, env = "BERTH_DISCOVER", hide_env_values = true, conflicts_with = "backend", help_heading = ADDRESSES)]
+    pub discover: bool,
     /// All that `berth run` has in common with `berth serve`.
     #[command(flatten)]
     pub shim: ShimArgs,
@@ -196,6 +200,12 @@ pub struct ShimArgs {
     /// less`)
     #[arg(long, env = "BERTH_USER_TIMEOUT", hide_env_values = true, default_value = "0s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub user_timeout: String,
+    /// How long siblings wait for a sign of life of this shim before they accept from its listeners
+    #[arg(long, env = "BERTH_LEASE", hide_env_values = true, default_value = "3s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    pub lease: String,
+    /// Close listeners without handing them over: what the tests compare with
+    #[arg(long, hide = true)]
+    pub plain_close: bool,
     /// Threads that relay [default: one per core]
     #[arg(long, env = "BERTH_THREADS", hide_env_values = true, value_name = "N", help_heading = CONNECTIONS)]
     pub threads: Option<String>,

@@ -75,6 +75,15 @@ pub struct AcceptErrorLabels {
     pub kind: &'static str,
 }
 
+/// Labels of `berth_handover_total`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct HandoverLabels {
+    /// What was done: connect, guard, listen, accept, refuse, close, pass, take, renew, or a phase.
+    pub phase: &'static str,
+    /// `ok`, or how it failed.
+    pub result: &'static str,
+}
+
 /// Everything that is counted in a shim.
 #[derive(Debug)]
 pub struct Metrics {
@@ -89,6 +98,8 @@ pub struct Metrics {
     pub probes: Family<ProbeLabels, Counter>,
     /// `berth_accept_errors_total{kind}`.
     pub accept_errors: Family<AcceptErrorLabels, Counter>,
+    /// `berth_handover_total{phase,result}`.
+    pub handover: Family<HandoverLabels, Counter>,
 }
 
 impl Metrics {
@@ -99,13 +110,14 @@ impl Metrics {
         let held = Arc::new(Semaphore::new(held_limit));
         // Loopback connects take some 20 µs; 10 µs to 5 s.
         let connect_seconds = Histogram::new(exponential_buckets(1e-5, 3.0, 13));
-        let (probes, accept_errors) = (Family::default(), Family::default());
+        let (probes, accept_errors, handover) = (Family::default(), Family::default(), Family::default());
         let mut registry = Registry::default();
         registry.register("berth_backend_connect_seconds", "Time to connect to an instance", connect_seconds.clone());
         registry.register("berth_probe", "Probes by result", Family::clone(&probes));
         registry.register("berth_accept_errors", "Failed accepts by kind", Family::clone(&accept_errors));
+        registry.register("berth_handover", "Steps of the handover by result", Family::clone(&handover));
         registry.register_collector(Box::new(Sums { workers: workers.clone(), held: held.clone(), held_limit, table }));
-        Self { registry, workers, held, held_limit, connect_seconds, probes, accept_errors }
+        Self { registry, workers, held, held_limit, connect_seconds, probes, accept_errors, handover }
     }
 
     /// The counters of each worker.

@@ -31,15 +31,3 @@ impl Phase {
         }
     }
 }
-
-impl Phase {
-    #[allow(missing_docs)]
-    pub fn next(self, own_ready: bool, stopping: bool) -> Self {
-        match self {
-            Self::Left => Self::Left,
-            _ if stopping => Self::Left,
-            Self::Waiting if own_ready => Self::Joined,
-            phase => phase,
-        }
-    }
-}

@@ -6,7 +6,7 @@ use crate::backend::probe::Probe;
 use crate::cli::{AskArgs, LiveArgs};
 use crate::config::{Checks, Mistakes, check_probe};
 use crate::control;
-use crate::control::wire::{Ask, Reply, Status};
+use crate::control::wire::Status;
 use crate::instance::InstanceId;
 use crate::node::{Known, Node};
 use std::net::SocketAddr;
@@ -83,11 +83,8 @@ fn find(args: &AskArgs) -> Result<Known, Exit> {
 
 async fn status(known: &Known) -> Result<Status, String> {
     let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
-    match control::ask(&path, Ask::Status).await {
-        Ok(Reply::Status(status)) => Ok(*status),
-        Ok(Reply::Refused(why)) => Err(format!("the shim of instance {} refused to answer: {why}", known.id)),
-        Err(error) => Err(format!("the shim of instance {} does not answer: {error}", known.id)),
-    }
+    let status = control::status(&path).await;
+    status.map(|status| *status).map_err(|why| format!("the shim of instance {}: {why}", known.id))
 }
 
 async fn address(known: &Known) -> Result<SocketAddr, String> {

@@ -86,7 +86,7 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
                 if let Err(error) = note_end(&berth, &instance, &status.to_string()) {
                     tracing::debug!(%error, "cannot note the end in the instance's record");
                 }
-                stop.send_if_modified(|stop| std::mem::replace(stop, (*stop).max(Stop::Drain)) == Stop::No);
+                stop.send_modify(|stop| *stop = (*stop).max(Stop::Drain));
             }
             left = phase.wait_for(|(phase, _)| *phase == Phase::Left), if !terminated && ended.is_none() => {
                 terminated = true;
@@ -94,8 +94,10 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
                 signal_child(child, Signal::SIGTERM);
             }
             () = signals.next() => {
-                stop.send_modify(Signals::more);
-                if *stop.borrow() == Stop::Now {
+                // The first: leave; the shim drains when its apiserver has ended, and outlives it.
+                let first = *stop.borrow() == Stop::No;
+                stop.send_modify(|stop| *stop = if first { Stop::Leave } else { Stop::Now });
+                if !first {
                     signal_child(child, Signal::SIGKILL);
                 }
             }

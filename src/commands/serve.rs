@@ -60,6 +60,6 @@ impl Signals {
 
     /// What one more signal means: the first drains, the second ends.
     pub(super) fn more(stop: &mut Stop) {
-        *stop = if *stop == Stop::No { Stop::Drain } else { Stop::Now };
+        *stop = if *stop < Stop::Drain { Stop::Drain } else { Stop::Now };
     }
 }

@@ -3,7 +3,7 @@
 use super::{Exit, block_on, unavailable};
 use crate::cli::StatusArgs;
 use crate::control;
-use crate::control::wire::{Ask, InstanceStatus, Reply, Status};
+use crate::control::wire::{InstanceStatus, Status};
 use crate::node::{Known, Node};
 use crate::phase::Phase;
 use crate::registry::instance::Record;
@@ -69,13 +69,7 @@ struct Row {
 impl Row {
     async fn look(known: Known) -> Self {
         let asked = match known.berth.socket_path(&known.id) {
-            _ if !known.socket => Err("it has no shim".to_owned()),
-            Ok(path) => match control::ask(&path, Ask::Status).await {
-                Ok(Reply::Status(status)) => Ok(*status),
-                Ok(Reply::Refused(why)) => Err(why),
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Err("its shim is dead".into()),
-                Err(error) => Err(format!("its shim does not answer: {error}")),
-            },
+            Ok(path) => control::status(&path).await.map(|status| *status).map_err(|why| format!("its shim: {why}")),
             Err(error) => Err(error.to_string()),
         };
         let (shim, silent) = match asked {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
-use wire::{Ask, Reply, Request};
+use wire::{Ask, Reply, Request, Status};
 
 /// How long one side waits for the other; both are on this machine.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -134,6 +134,24 @@ async fn hear(socket: OwnedFd) -> io::Result<Option<Asked>> {
 /// says is no reply.
 pub async fn ask(path: &Path, ask: Ask) -> io::Result<Reply> {
     Ok(ask_with(path, ask, &[], &[]).await?.0)
+}
+
+/// Asks a shim how it is.
+///
+/// # Errors
+/// Why it does not say.
+pub async fn status(path: &Path) -> Result<Box<Status>, String> {
+    match ask(path, Ask::Status).await {
+        Ok(Reply::Status(status)) => Ok(status),
+        Ok(Reply::Refused(why)) => Err(format!("it refuses: {why}")),
+        Ok(_) => Err("it says something else".into()),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err("it is dead".into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err("there is none".into()),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            Err(format!("it does not answer within {}", humantime::format_duration(PATIENCE)))
+        }
+        Err(error) => Err(format!("it cannot be asked: {error}")),
+    }
 }
 
 /// Asks with what is not JSON and with descriptors; gives the connection for what may follow.

@@ -168,6 +168,18 @@ impl Machine {
         self.phase
     }
 
+    /// The shim's addresses, the berth's first.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.rules.addresses
+    }
+
+    /// Whether a sibling's process is known to be gone.
+    #[must_use]
+    pub fn is_dead(&self, holder: Holder) -> bool {
+        self.dead.contains(&holder)
+    }
+
     /// What siblings are told now.
     #[must_use]
     pub fn announce(&self) -> Announce {

@@ -102,6 +102,7 @@ struct Keeper {
     alive: Arc<AtomicU64>,
     transitions: u32,
     acquired: SystemTime,
+    /// On the clock of leases.
     renewed: Time,
     retry: Option<Instant>,
     told_problems: BTreeSet<String>,
@@ -395,8 +396,8 @@ impl Keeper {
 /// Leases.
 impl Keeper {
     fn transitions(&self) -> u32 {
-        let found = lease::list(&self.setup.berth).unwrap_or_default().leases;
-        found.iter().find(|lease| lease.instance == self.setup.instance).map_or(0, |lease| lease.lease_transitions + 1)
+        let found = lease::read(&self.setup.berth, &self.setup.instance).ok().flatten();
+        found.map_or(0, |lease| lease.transitions_to(self.me))
     }
 
     /// Asks every worker for a sign of life.
@@ -430,14 +431,14 @@ impl Keeper {
         self.read_leases();
     }
 
-    fn write_lease(&self) {
+    fn lease(&self) -> Lease {
         let announce = self.machine.announce();
-        let lease = Lease {
+        Lease {
             version: lease::VERSION,
-            holder_identity: lease::identity(self.me),
+            holder_identity: self.me,
             lease_duration_seconds: u32::try_from(self.setup.lease.as_secs()).unwrap_or(u32::MAX).max(1),
-            acquire_time: self.acquired.into(),
-            renew_time: SystemTime::now().into(),
+            acquire_time: self.acquired,
+            renew_time: SystemTime::now(),
             lease_transitions: self.transitions,
             instance: self.setup.instance.clone(),
             backend: self.setup.backend,
@@ -448,8 +449,11 @@ impl Keeper {
             berth_version: crate::VERSION.to_owned(),
             boot_id: self.boot_id.clone(),
             expires_boottime_ms: u64::try_from((self.renewed + self.setup.lease).as_millis()).unwrap_or(u64::MAX),
-        };
-        if let Err(error) = lease::write(&self.setup.berth, &lease) {
+        }
+    }
+
+    fn write_lease(&self) {
+        if let Err(error) = lease::write(&self.setup.berth, &self.lease()) {
             tracing::warn!(%error, "cannot write the lease: siblings will think this shim hangs");
             self.count("renew", "failed");
         }
@@ -472,12 +476,14 @@ impl Keeper {
             }
         }
         self.tick();
-        for lease in leases.iter().filter(|lease| lease.is_live(&self.boot_id, now)) {
-            let Some(holder) = lease.holder() else { continue };
+        for lease in &leases {
+            if !lease.is_live(&self.boot_id, now) {
+                continue;
+            }
+            let holder = lease.holder_identity;
             if holder == self.me {
                 continue;
             }
-            let until = Duration::from_millis(lease.expires_boottime_ms);
             if self.siblings.insert(holder, lease.instance.clone()).is_none() {
                 let same: BTreeSet<_> = self.machine.addresses().iter().collect();
                 if lease.listen.iter().collect::<BTreeSet<_>>() != same {
@@ -489,7 +495,7 @@ impl Keeper {
                     );
                 }
             }
-            let actions = self.machine.leased(holder, until);
+            let actions = self.machine.leased(holder, lease.expires());
             self.act(actions);
             let stands = self.writers.contains_key(&holder) || self.dialing.contains(&holder);
             if self.me < holder && !stands && !self.machine.is_dead(holder) {
@@ -592,6 +598,6 @@ impl Drop for Keeper {
         for (_, accepting) in std::mem::take(&mut self.loops) {
             accepting.told.send_replace(Accepting::No);
         }
-        let _ = lease::remove(&self.setup.berth, &lease::identity(self.me), &self.setup.instance);
+        let _ = lease::remove(&self.setup.berth, &self.lease());
     }
 }

@@ -101,11 +101,7 @@ async fn tell(socket: Arc<AsyncFd<OwnedFd>>, desk: Arc<Mutex<Desk>>, changed: Ar
     }
 }
 
-async fn hear(
-    socket: &AsyncFd<OwnedFd>,
-    holder: Holder,
-    events: &mpsc::UnboundedSender<Event>,
-) -> io::Result<()> {
+async fn hear(socket: &AsyncFd<OwnedFd>, holder: Holder, events: &mpsc::UnboundedSender<Event>) -> io::Result<()> {
     let lie = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("what it says is not so: {what}"));
     let mut buffer = vec![0; seqpacket::MESSAGE];
     loop {

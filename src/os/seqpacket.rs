@@ -74,8 +74,7 @@ pub struct Received {
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
     let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS]);
     let mut parts = [IoSliceMut::new(buffer)];
-    let message =
-        recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+    let message = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
     let mut descriptors = Vec::new();
     for part in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(raw) = part {
