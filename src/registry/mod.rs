@@ -12,6 +12,7 @@
 //! writable by nobody else. What is in it is checked all the same, because versions differ and disks
 //! fill up.
 
+mod file;
 pub mod follow;
 pub mod instance;
 pub mod watch;
