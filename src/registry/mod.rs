@@ -4,7 +4,7 @@
 //! /run/berth/                  mode 0700, owned by the shims' uid
 //!   10.0.0.5:6443/             a folder a berth, named by its address
 //!     instances/ID.json        an apiserver that `berth exec` started; see [`instance`]
-//!     leases/ID.json           a live shim
+//!     leases/ID.json           a live shim; see [`lease`]
 //!     ID.sock                  its socket
 //! ```
 //!
@@ -15,6 +15,7 @@
 mod file;
 pub mod follow;
 pub mod instance;
+pub mod lease;
 pub mod watch;
 
 use crate::instance::InstanceId;
