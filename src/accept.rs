@@ -126,7 +126,7 @@ impl Dealer {
                 _ = told.wait_for(|told| *told != Accepting::Yes) => break,
                 ready = listener.readable() => ready?,
             };
-            match self.take(&listener) {
+            match self.take(&listener, self.limit) {
                 None => tokio::task::yield_now().await,
                 Some(Trouble::Empty) => ready.clear_ready(),
                 Some(Trouble::Closed) => return Ok(()),
@@ -137,11 +137,13 @@ impl Dealer {
                 },
             }
         }
-        // What is in the queue would be reset at close, where nobody holds a guard.
+        // What is in the queue would be reset at close, where nobody holds a guard. The limit is for those
+        // who can wait. It is closed here, within microseconds: another thread would have to wake up for it.
         let queued = *told.borrow() == Accepting::Rest;
-        while queued && self.take(&listener).is_none() {
+        while queued && self.take(&listener, u64::MAX).is_none() {
             tokio::task::yield_now().await;
         }
+        drop(listener);
         Ok(())
     }
 
@@ -157,10 +159,10 @@ impl Dealer {
         }
     }
 
-    /// Accepts up to a batch; says what stopped it before.
-    fn take(&self, listener: &AsyncFd<OwnedFd>) -> Option<Trouble> {
+    /// Accepts up to a batch, while there are fewer than `limit` connections; says what stopped it before.
+    fn take(&self, listener: &AsyncFd<OwnedFd>, limit: u64) -> Option<Trouble> {
         for _ in 0..BATCH {
-            if self.metrics.open() >= self.limit {
+            if self.metrics.open() >= limit {
                 self.trouble("limit", &"--max-connections is reached: further clients wait in the backlog");
                 return Some(Trouble::Exhausted);
             }

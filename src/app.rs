@@ -132,7 +132,9 @@ pub struct Bound {
 /// What cannot be had, with its mend.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let files = process::raise_file_limit().map_err(system("raise the limit of open files"))?;
-    let limit = config.max_connections.unwrap_or((files.saturating_sub(RESERVED) / PER_CONNECTION).max(1));
+    // Beyond that, an accepted client could be left without a descriptor for its instance.
+    let most = (files.saturating_sub(RESERVED) / PER_CONNECTION).max(1);
+    let limit = config.max_connections.unwrap_or(most).min(most);
     let instance = match &config.place.instance {
         Some(instance) => instance.clone(),
         None => InstanceId::random().map_err(|error| BuildError::Probe(error.to_string()))?,
@@ -203,6 +205,12 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         threads,
         "berth"
     );
+    if let Some(wanted) = config.max_connections.filter(|wanted| *wanted > limit) {
+        tracing::warn!(
+            "--max-connections {wanted} is more than a limit of {files} open files allows, {limit} are taken: raise the \
+             hard limit (ulimit -Hn, LimitNOFILE=)"
+        );
+    }
     if config.probe.ca.is_none() && config.probe.kind == crate::cli::ProbeKind::Https {
         tracing::warn!("--probe-insecure: the probe does not check who answers it; give --probe-ca instead");
     }

@@ -164,7 +164,7 @@ impl Checks {
             }
             Ok(duration) => duration,
             Err(_) => {
-                self.wrong(format!("{option} {text:?}: give a number with a unit, such as 8s, 500ms or 1m30s"));
+                self.wrong(format!("{option} {text}: give a number with a unit, such as 8s, 500ms or 1m30s"));
                 least
             }
         }
@@ -454,6 +454,139 @@ impl FromStr for Listen {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn serve(args: &str) -> Result<Config, Vec<String>> {
+        let cli = Cli::try_parse_from(["berth", "serve"].into_iter().chain(args.split_whitespace())).unwrap();
+        let Command::Serve(args) = cli.command else { unreachable!() };
+        Config::serve(&args).map_err(|mistakes| mistakes.0)
+    }
+
+    /// Mistakes of `berth serve` with a place and a probe that are right.
+    fn mistakes(args: &str) -> Vec<String> {
+        let place = "--listen 10.0.0.5:6443 --backend 127.1.2.3:6443 --probe tcp";
+        serve(&format!("{place} {args}")).err().unwrap_or_default()
+    }
+
+    #[test]
+    fn every_mistake_is_reported_at_once() {
+        let args = "--listen 10.0.0.5:6443 --listen nowhere --listen 10.0.0.5:6443 --listen [::]:6443,fast \
+                    --instance .. --backend here --probe-ca /nonexistent/ca --probe-insecure --probe-key /nonexistent/key \
+                    --probe-path readyz --probe-server-name a_b! --probe-interval 1 --probe-timeout 0s --rise 0 \
+                    --fall many --hold 8 --drain-timeout -8s --max-connections 0 --backlog 0 --threads 0 \
+                    --keepalive-idle 1500ms --keepalive-interval 1h60000s --keepalive-probes 0 --user-timeout x \
+                    --admin 10.0.0.5:6443 --bind-wait soon"
+            .replace("--drain-timeout -8s", "--drain-timeout=-8s");
+        let told = serve(&args).unwrap_err();
+        let expected = [
+            "--listen \"nowhere\": ",
+            "--listen \"[::]:6443,fast\": ",
+            "--listen 10.0.0.5:6443: is there twice",
+            "--instance: ",
+            "--backend \"here\": ",
+            "--probe-path \"readyz\": ",
+            "--probe-insecure with --probe-ca",
+            "--probe-key without --probe-cert",
+            "--probe-server-name \"a_b!\": ",
+            "--probe-interval 1: ",
+            "--probe-timeout 0s: ",
+            "--probe-ca /nonexistent/ca: ",
+            "--probe-key /nonexistent/key: ",
+            "--rise 0: ",
+            "--fall many: ",
+            "--hold 8: ",
+            "--drain-timeout -8s: ",
+            "--max-connections 0: ",
+            "--backlog 0: ",
+            "--threads 0: ",
+            "--keepalive-idle 1500ms: ",
+            "--keepalive-interval 1h60000s: ",
+            "--keepalive-probes 0: ",
+            "--user-timeout x: ",
+            "--admin 10.0.0.5:6443: ",
+            "--bind-wait soon: ",
+        ];
+        for start in expected {
+            assert_eq!(told.iter().filter(|told| told.starts_with(start)).count(), 1, "{start} in {told:#?}");
+        }
+        assert_eq!(told.len(), expected.len(), "{told:#?}");
+        assert!(told.iter().all(|told| !told.contains('\n') && told.contains(": ")), "{told:#?}");
+    }
+
+    #[test]
+    fn a_plain_command_line_has_the_defaults_of_the_design() {
+        let config = serve("--listen 10.0.0.5:6443 --instance a --probe-insecure").unwrap();
+        let seconds = Duration::from_secs;
+        assert_eq!(config.backend, None);
+        assert_eq!((config.probe_interval, config.probe.timeout), (seconds(1), seconds(2)));
+        assert_eq!((config.rise, config.fall), (2, 3));
+        assert_eq!((config.hold, config.drain_timeout), (seconds(8), seconds(60)));
+        let keepalive = Keepalive { idle: Some(seconds(30)), interval: seconds(10), probes: 3, user_timeout: None };
+        assert_eq!(config.keepalive, keepalive);
+        assert_eq!((config.backlog, config.max_connections, config.threads), (4096, None, None));
+        assert_eq!((config.bind_wait, config.admin), (Duration::ZERO, None));
+        assert_eq!(config.probe.path, "/readyz");
+    }
+
+    #[test]
+    fn zero_switches_off() {
+        let config = serve(
+            "--listen 10.0.0.5:6443 --backend 127.1.2.3:6443 --probe tcp --keepalive-idle 0s --user-timeout 0s --hold 0s",
+        )
+        .unwrap();
+        assert_eq!((config.keepalive.idle, config.keepalive.user_timeout), (None, None));
+        assert_eq!(config.hold, Duration::ZERO);
+    }
+
+    #[test]
+    fn somebody_must_say_where_the_apiserver_is() {
+        let told = serve("--listen 10.0.0.5:6443 --probe tcp").unwrap_err();
+        assert_eq!(told.len(), 1);
+        assert!(told[0].contains("--backend") && told[0].contains("--instance"), "{told:?}");
+        // A random name would never get a record, but with an address it names the shim.
+        assert_eq!(serve("--listen 10.0.0.5:6443 --probe tcp --backend 127.1.2.3:1").unwrap().place.instance, None);
+    }
+
+    #[test]
+    fn an_https_probe_says_what_it_trusts() {
+        let place = "--listen 10.0.0.5:6443 --instance a";
+        let told = |args: &str| serve(&format!("{place} {args}")).err().unwrap_or_default();
+        let none = told("");
+        assert!(none.len() == 1 && none[0].contains("--probe-ca") && none[0].contains("--probe-insecure"), "{none:?}");
+        assert_eq!(told("--probe-insecure"), [""; 0]);
+        assert_eq!(told("--probe tcp"), [""; 0]);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let file = file.path().display();
+        assert_eq!(told(&format!("--probe-ca {file} --probe-token-file {file}")), [""; 0]);
+        let leaked = told(&format!("--probe-insecure --probe-token-file {file}"));
+        assert!(leaked.len() == 1 && leaked[0].contains("credentials go only to"), "{leaked:?}");
+        assert_eq!(told("--probe tcp --probe-ca /nonexistent"), [""; 0], "a TCP probe reads no files");
+    }
+
+    #[test]
+    fn listening_where_the_backend_is_is_refused() {
+        assert_eq!(mistakes(""), [""; 0]);
+        let told = |args: &str, part: &str| {
+            let told = serve(&format!("--probe tcp {args}")).unwrap_err();
+            assert!(told.len() == 1 && told[0].contains(part), "{part} in {told:?}");
+        };
+        told("--listen 127.1.2.3:6443 --backend 127.1.2.3:6443", "relay to itself");
+        told("--listen [::ffff:127.1.2.3]:6443 --backend 127.1.2.3:6443", "relay to itself");
+        told("--listen 10.0.0.5:6443 --listen 0.0.0.0:6443 --backend 127.1.2.3:6443", "--listen 10.0.0.5:7443");
+        told("--listen 10.0.0.5:7443 --listen 0.0.0.0:7443 --backend 127.1.2.3:7443", "--listen 10.0.0.5:8443");
+        told("--listen 0.0.0.0:6443 --backend 127.1.2.3:7443", "cannot be a wildcard");
+        told("--listen 10.0.0.5:6443 --backend 0.0.0.0:6443", "--backend 0.0.0.0:6443");
+        told("--listen 10.0.0.5:6443 --backend 127.1.2.3:0", "--backend 127.1.2.3:0");
+        told("--listen 10.0.0.5:6443 --instance a --listen 0.0.0.0:6443", "clashes");
+        told("--listen 10.0.0.5:0 --instance a", "an apiserver needs a port that is known");
+        assert!(serve("--probe tcp --listen 10.0.0.5:7443 --listen 0.0.0.0:6443 --backend 127.1.2.3:7443").is_ok());
+        assert!(serve("--probe tcp --listen 10.0.0.5:6443 --listen [::]:6443 --backend 127.1.2.3:6443").is_ok());
+        assert_eq!(mistakes("--admin 10.0.0.5:6443").len(), 1);
+        assert_eq!(mistakes("--admin 0.0.0.0:6443").len(), 1);
+        assert_eq!(mistakes("--admin 10.0.0.5:6444"), [""; 0]);
+    }
 
     #[test]
     fn reads_addresses_of_both_families() {

@@ -198,9 +198,10 @@ impl Probe {
     fn explain_tls(&self, error: &io::Error) -> Answer {
         let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
         let mend = match cause {
-            Some(rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer)) => {
-                "; --probe-ca must hold the authority that signed its serving certificate"
-            }
+            // A new authority often has the old one's name, and then it is its signature that does not fit.
+            Some(rustls::Error::InvalidCertificate(
+                rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
+            )) => "; --probe-ca must hold the authority that signed its serving certificate",
             Some(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::NotValidForName | rustls::CertificateError::NotValidForNameContext { .. },
             )) => "; set --probe-server-name to a name that is in its serving certificate",
@@ -330,3 +331,6 @@ impl ServerCertVerifier for AnyCertificate {
         self.0.signature_verification_algorithms.supported_schemes()
     }
 }
+
+#[cfg(test)]
+mod tests;

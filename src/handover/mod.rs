@@ -25,6 +25,7 @@ use crate::registry::watch::Watch;
 use crate::relay::Pass;
 use machine::{Action, Cookie, Facts, Holder, Machine, Rules, Time};
 use peers::{Desk, Event, lock, talk};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -91,6 +92,8 @@ struct Keeper {
     /// Own sockets that do not listen yet.
     waiting: BTreeMap<SocketAddr, Arc<OwnedFd>>,
     loops: BTreeMap<Cookie, Loop>,
+    /// Loops that take out what is queued and close.
+    closing: Vec<JoinHandle<()>>,
     /// What tells the writers of the connections to siblings.
     writers: BTreeMap<Holder, Arc<Notify>>,
     /// Instances of the siblings that have a lease, for their sockets.
@@ -144,6 +147,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
         desk: Arc::default(),
         waiting,
         loops: BTreeMap::new(),
+        closing: Vec::new(),
         writers: BTreeMap::new(),
         siblings: BTreeMap::new(),
         dialing: BTreeSet::new(),
@@ -161,7 +165,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
     keeper.write_lease();
     keeper.ping();
     keeper.read_leases();
-    let mut renew = tokio::time::interval(third);
+    let mut renew = tokio::time::interval_at(Instant::now() + third, third);
     renew.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         keeper.facts(&mut table, &mut stop);
@@ -273,10 +277,15 @@ impl Keeper {
                     self.stop_accepting(cookie, Accepting::No);
                 }
                 Action::Close(cookie) => {
-                    self.stop_accepting(cookie, Accepting::Rest);
-                    if let Some((address, _)) = lock(&self.desk).held.remove(&cookie) {
+                    if let Some(address) = lock(&self.desk).held.get(&cookie).map(|(address, _)| *address) {
                         self.tell_of_strangers(address);
                     }
+                    // The loop's own duplicate is the last: it closes when the queue is empty.
+                    lock(&self.desk).held.remove(&cookie);
+                    self.closing.extend(self.loops.remove(&cookie).map(|accepting| {
+                        accepting.told.send_replace(Accepting::Rest);
+                        accepting.task
+                    }));
                     self.count("close", "ok");
                 }
                 Action::Announce => {
@@ -289,11 +298,22 @@ impl Keeper {
                 Action::Phase(phase) => {
                     let siblings = self.writers.len();
                     let connections = self.setup.metrics.open();
-                    let listeners = self.loops.len();
-                    tracing::info!(connections, listeners, siblings, "{}", phase.as_str());
+                    tracing::info!(connections, siblings, "{}", phase.as_str());
                     self.setup.leaving.store(phase == Phase::Left, Relaxed);
-                    self.setup.phase.send_replace((phase, SystemTime::now()));
                     self.count(phase.as_str(), "ok");
+                    let closing = std::mem::take(&mut self.closing);
+                    if closing.is_empty() {
+                        self.setup.phase.send_replace((phase, SystemTime::now()));
+                    } else {
+                        // It has left when the queues are empty, not before.
+                        let told = self.setup.phase.clone();
+                        tokio::spawn(async move {
+                            for task in closing {
+                                let _ = task.await;
+                            }
+                            told.send_replace((phase, SystemTime::now()));
+                        });
+                    }
                 }
             }
         }
@@ -324,10 +344,10 @@ impl Keeper {
                 self.count("listen", "failed");
                 self.machine.cannot_listen(address);
                 self.retry = Some(Instant::now() + RETRY);
-                // A socket whose listening ended elsewhere is bound still; one that is gone is made anew.
-                if !self.waiting.contains_key(&address) {
+                // The own socket was handed over: another is bound.
+                if let Entry::Vacant(free) = self.waiting.entry(address) {
                     match socket::bind(address, true) {
-                        Ok(fresh) => drop(self.waiting.insert(address, Arc::new(fresh))),
+                        Ok(fresh) => drop(free.insert(Arc::new(fresh))),
                         Err(error) => tracing::error!(%address, %error, "cannot bind"),
                     }
                 }
@@ -376,8 +396,11 @@ impl Keeper {
 
     /// Others that listen on the port without being siblings: they get no guard.
     fn tell_of_strangers(&self, address: SocketAddr) {
+        let desk = lock(&self.desk);
+        let ours: Vec<_> = desk.held.values().filter_map(|(_, listener)| socket::inode(listener.as_fd())).collect();
         let listeners = holder::listeners(address.port()).unwrap_or_default();
-        let others = listeners.iter().filter(|listener| listener.local == address).count();
+        let strange = |listener: &&holder::Entry| listener.local == address && !ours.contains(&listener.inode);
+        let others = listeners.iter().filter(strange).count();
         if others > 0 {
             tracing::warn!(
                 %address,

@@ -143,6 +143,12 @@ pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The inode that /proc/net/tcp names a socket by.
+#[must_use]
+pub fn inode(socket: BorrowedFd<'_>) -> Option<u64> {
+    nix::sys::stat::fstat(socket).ok().map(|stat| stat.st_ino)
+}
+
 /// Ends listening for every holder of a duplicate: what is queued is reset, new clients are refused.
 /// [`start_listening`] comes back from it; the port stays bound.
 ///

@@ -80,6 +80,9 @@ enum Phase {
 #[derive(Debug)]
 struct Direction {
     phase: Phase,
+    /// The destination was reset, and a write was told so. The kernel says it once: when the other
+    /// direction has read what is left, it reads what looks like an end (FIN) and is none.
+    reset: bool,
     spill: Option<Box<Spill>>,
 }
 
@@ -89,7 +92,15 @@ struct SourceGone;
 impl Direction {
     fn new(pending: Vec<u8>) -> Self {
         let spill = (!pending.is_empty()).then(|| Box::new(Spill { bytes: pending, written: 0 }));
-        Self { phase: Phase::Open, spill }
+        Self { phase: Phase::Open, reset: false, spill }
+    }
+
+    /// The destination takes no more. A reset that came after its end (FIN) says EPIPE: then the end that
+    /// is read is one.
+    fn break_off(&mut self, error: &io::Error) {
+        self.phase = Phase::Broken;
+        self.reset = error.kind() != io::ErrorKind::BrokenPipe;
+        self.spill = None;
     }
 
     fn poll(
@@ -97,6 +108,7 @@ impl Direction {
         cx: &mut Context<'_>,
         source: &mut TcpStream,
         destination: &mut TcpStream,
+        source_reset: bool,
         buffer: &mut [u8],
         mut count: impl FnMut(usize),
     ) -> Poll<Result<(), SourceGone>> {
@@ -113,10 +125,7 @@ impl Direction {
                             self.spill = None;
                         }
                     }
-                    Err(_) => {
-                        self.spill = None;
-                        self.phase = Phase::Broken;
-                    }
+                    Err(error) => self.break_off(&error),
                 }
                 continue;
             }
@@ -126,16 +135,19 @@ impl Direction {
             }
             let bytes = read.filled();
             if bytes.is_empty() {
-                self.phase = match ready!(Pin::new(&mut *destination).poll_shutdown(cx)) {
-                    Ok(()) => Phase::Finished,
-                    Err(_) => Phase::Broken,
-                };
+                if source_reset {
+                    return Poll::Ready(Err(SourceGone));
+                }
+                match ready!(Pin::new(&mut *destination).poll_shutdown(cx)) {
+                    Ok(()) => self.phase = Phase::Finished,
+                    Err(error) => self.break_off(&error),
+                }
                 continue;
             }
             let written = match Pin::new(&mut *destination).poll_write(cx, bytes) {
                 Poll::Ready(Ok(written)) => written,
-                Poll::Ready(Err(_)) => {
-                    self.phase = Phase::Broken;
+                Poll::Ready(Err(error)) => {
+                    self.break_off(&error);
                     continue;
                 }
                 Poll::Pending => 0,
@@ -150,8 +162,10 @@ impl Direction {
     }
 }
 
-/// Watches an end that has nothing more to say for a reset, which no read would show any more.
-enum Watch {
+/// Watches an end that is not read, because it has nothing more to say or has said enough, for a reset.
+#[derive(Default)]
+pub(super) enum Watch {
+    #[default]
     Off,
     Soon(Pin<Box<Sleep>>),
     On(Pin<Box<dyn Future<Output = ()> + Send>>),
@@ -159,16 +173,25 @@ enum Watch {
 
 impl Watch {
     /// Ready when the end is known to be gone.
-    fn poll(&mut self, cx: &mut Context<'_>, end: &TcpStream) -> Poll<()> {
-        loop {
-            match self {
-                Self::Off => *self = Self::Soon(Box::pin(tokio::time::sleep(HALF_CLOSED))),
-                Self::Soon(sleep) => {
-                    ready!(sleep.as_mut().poll(cx));
-                    *self = Self::On(Box::pin(until_error(end.as_fd().try_clone_to_owned())));
-                }
-                Self::On(error) => return error.as_mut().poll(cx),
-            }
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, end: &TcpStream) -> Poll<()> {
+        ready!(self.poll_soon(cx));
+        if let Self::Soon(_) = self {
+            *self = Self::On(Box::pin(until_error(end.as_fd().try_clone_to_owned())));
+        }
+        match self {
+            Self::On(error) => error.as_mut().poll(cx),
+            Self::Off | Self::Soon(_) => Poll::Pending,
+        }
+    }
+
+    /// Ready when it is time to watch.
+    fn poll_soon(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Self::Off = self {
+            *self = Self::Soon(Box::pin(tokio::time::sleep(HALF_CLOSED)));
+        }
+        match self {
+            Self::Soon(sleep) => sleep.as_mut().poll(cx),
+            Self::Off | Self::On(_) => Poll::Ready(()),
         }
     }
 }
@@ -192,14 +215,14 @@ pub async fn copy<M: Meter>(
     meter: &mut M,
 ) -> End {
     let (mut up, mut down) = (Direction::new(up), Direction::new(down));
-    let mut watch = Watch::Off;
+    let mut watch = Watch::default();
     let end = poll_fn(|cx| {
         with_buffer(|buffer| {
-            let upward = up.poll(cx, client, backend, buffer, |n| meter.up(n));
+            let upward = up.poll(cx, client, backend, down.reset, buffer, |n| meter.up(n));
             if let Poll::Ready(Err(SourceGone)) = upward {
                 return Poll::Ready(End::Client);
             }
-            let downward = down.poll(cx, backend, client, buffer, |n| meter.down(n));
+            let downward = down.poll(cx, backend, client, up.reset, buffer, |n| meter.down(n));
             if let Poll::Ready(Err(SourceGone)) = downward {
                 return Poll::Ready(End::Backend);
             }
@@ -209,9 +232,12 @@ pub async fn copy<M: Meter>(
                 // The instance was broken and has said all that it had; likewise the client.
                 (Phase::Broken, Phase::Finished | Phase::Broken) => Poll::Ready(End::Backend),
                 (Phase::Finished, Phase::Broken) => Poll::Ready(End::Client),
-                // Half closed: one end is silent for good, and may be gone.
+                // The client is gone, and what it said last may wait for an instance that takes nothing.
+                (Phase::Open, Phase::Broken) => watch.poll_soon(cx).map(|()| End::Client),
+                // Half closed: one end is silent for good, and may be gone. A client may take its time for
+                // what an instance that is gone said last.
                 (Phase::Finished | Phase::Broken, Phase::Open) => watch.poll(cx, client).map(|()| End::Client),
-                (Phase::Open, Phase::Finished | Phase::Broken) => watch.poll(cx, backend).map(|()| End::Backend),
+                (Phase::Open, Phase::Finished) => watch.poll(cx, backend).map(|()| End::Backend),
             }
         })
     })

@@ -6,7 +6,7 @@
 //! first byte, and a leg that is refused or ends before that is replayed to the next instance. While
 //! there is none, the client is held.
 
-use super::copy::with_buffer;
+use super::copy::{Watch, with_buffer};
 use super::{Context, How};
 use crate::backend::{Instance, Table};
 use crate::instance::InstanceId;
@@ -260,6 +260,7 @@ fn random_loopback() -> Ipv4Addr {
 async fn first_byte(client: &mut TcpStream, backend: &mut TcpStream, kept: &mut Kept) -> Leg {
     let mut sent = 0;
     let mut finished = false;
+    let mut watch = Watch::default();
     poll_fn(|cx| {
         loop {
             if !kept.is_replayable() {
@@ -289,9 +290,9 @@ async fn first_byte(client: &mut TcpStream, backend: &mut TcpStream, kept: &mut 
                         return Poll::Ready(Leg::Ended(How::BackendReset));
                     }
                 }
-                return Poll::Pending;
+                return watch.poll(cx, client).map(|()| Leg::ClientReset);
             } else if kept.is_full() {
-                return Poll::Pending;
+                return watch.poll(cx, client).map(|()| Leg::ClientReset);
             } else if ready!(kept.poll_fill(cx, client)).is_err() {
                 return Poll::Ready(Leg::ClientReset);
             }

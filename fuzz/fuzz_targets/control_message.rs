@@ -1,0 +1,20 @@
+//! What comes in on a shim's socket, and what comes back to whoever asked one: a process of another
+//! version may be at the other end, or one that lies.
+#![no_main]
+
+use berth::control::wire::{parse_reply, parse_request};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(request) = parse_request(bytes) {
+        let again = serde_json::to_vec(&request).expect("what was read can be written");
+        assert_eq!(parse_request(&again), Ok(request));
+    }
+    if let Ok(reply) = parse_reply(bytes) {
+        let again = serde_json::to_vec(&reply).expect("what was read can be written");
+        assert_eq!(parse_reply(&again).as_ref(), Ok(&reply));
+        if let berth::control::wire::Reply::Status(status) = reply {
+            let _ = status.ready();
+        }
+    }
+});

@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# Two real kube-apiservers change places behind one port, while real clients look on: first with a flag
+# that does not exist, then as it should be. What is asserted is seen from outside (the clients,
+# the audit logs, /proc), not in berth's own words.
+set -Eeuo pipefail
+export LC_ALL=C
+
+readonly EX_USAGE=64 EX_UNAVAILABLE=69
+# All the time that it may take, in seconds; 25 to 35 are needed.
+readonly LIMIT=180
+
+# The node's end and the client's end of a veth (RFC 5737), and a client from farther away, because
+# only 127.b.c.d with a b that is not 0 shows that every octet is kept.
+readonly HOST_IP=192.0.2.2 CLIENT_IP=192.0.2.1 FAR_CLIENT_IP=10.23.45.67 PORT=6443
+# Fewest new TLS connections a second that are a test.
+readonly LEAST_RATE=50
+# Watches through the berth.
+readonly WATCHES=3
+# kube-apiserver's --shutdown-delay-duration, in seconds: that long it serves after SIGTERM.
+readonly DELAY=3
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/e2e.sh [--rate N] [--keep] [--help]
+
+An upgrade of a real kube-apiserver behind berth, in network namespaces that it makes and removes.
+Needs root, ip, openssl, jq, cargo and the binaries of scripts/kube-apiserver.sh, which it builds if
+they are not there.
+
+  --rate N   new TLS connections a second (80)
+  --keep     keep the folder with the logs, and say where it is; failures keep it too
+  --help     this text
+
+Variables:
+  BERTH      the berth to test; built with cargo if not given
+  CARGO      the cargo command, if not the one on PATH
+  and those of scripts/kube-apiserver.sh
+
+Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
+TEXT
+}
+
+main() {
+    keep=false rate=80
+    while (($#)); do
+        case $1 in
+            --keep) keep=true ;;
+            --rate)
+                [[ ${2:-} =~ ^[0-9]{2,4}$ ]] || { usage >&2 && exit $EX_USAGE; }
+                rate=$2
+                shift
+                ;;
+            -h | --help) usage && exit 0 ;;
+            *) usage >&2 && exit $EX_USAGE ;;
+        esac
+        shift
+    done
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+    # shellcheck source=scripts/e2e/stage.sh
+    . "$root/scripts/e2e/stage.sh"
+    # shellcheck source=scripts/e2e/clients.sh
+    . "$root/scripts/e2e/clients.sh"
+    # shellcheck source=scripts/e2e/checks.sh
+    . "$root/scripts/e2e/checks.sh"
+
+    need_tools
+    need_binaries
+    set_stage
+
+    first_instance
+    upgrade_that_must_not_be
+    upgrade
+    end_clients
+
+    check_all
+    report
+}
+
+# a alone, with everything that looks on.
+first_instance() {
+    say "starting a, kube-apiserver $version"
+    start_shim a a
+    needed[a]=
+    await 60 "a to listen on $HOST_IP:$PORT" listeners_are 1
+    await 30 "the namespace default" kubectl get --raw /api/v1/namespaces/default
+    await 30 "the Service kubernetes to have an address" service_has_addresses
+    a_endpoints=$(service_addresses)
+    start_watches
+    now load_start
+    start_load
+    start_writer
+    await 10 "the first 100 connections" answers_are 100
+}
+
+# The new version's manifest has a flag that the new version does not know.
+upgrade_that_must_not_be() {
+    say "starting b with a flag that does not exist"
+    now broken_start
+    start_shim broken b --no-such-flag
+    await 30 "b to end" has_ended broken
+    now broken_end
+    take_exit broken_exit broken
+    "$BERTH" status --run-dir "$work/run" >"$work/broken.status"
+    "$BERTH" status --run-dir "$work/run" --json >"$work/broken.status.json"
+    await 10 "100 connections more" answers_are $(($(answers) + 100))
+    now broken_over
+}
+
+upgrade() {
+    say "starting b as it should be"
+    now join_start
+    start_shim b b
+    needed[b]=
+    await 60 "b to listen on $HOST_IP:$PORT too" listeners_are 2
+    now joined
+    await 20 "both to serve 100 connections" both_served 100
+    both_endpoints=$(service_addresses)
+    now leave_start
+    say "stopping a"
+    stop a 60
+    now left
+    take_exit a_exit a
+    await 10 "100 connections more" answers_are $(($(answers) + 100))
+    # kube-apiserver's own reconciler puts the survivor's address back within 10 s (design).
+    await 20 "the Service kubernetes to have an address again" service_has_addresses
+    now service_back
+    b_endpoints=$(service_addresses)
+}
+
+main "$@"

@@ -1,0 +1,250 @@
+# shellcheck shell=bash
+# Part of scripts/e2e.sh: tools, namespaces, certificates, processes, and how all of it goes away again.
+
+# -g: this is read within a function.
+declare -gA pid=()
+# Processes whose end would be the end of the test.
+declare -gA needed=()
+declare -ga failures=() rows=()
+work='' node='' client=''
+
+stderr=2
+say() { printf 'e2e: %s\n' "$*" >&"$stderr"; }
+
+need_tools() {
+    local tool missing=()
+    [[ $(id -u) == 0 ]] || unavailable "network namespaces need root"
+    for tool in ip openssl jq "${CARGO:=cargo}"; do
+        type -P "$tool" >/dev/null || missing+=("$tool")
+    done
+    ((!${#missing[@]})) || unavailable "missing: ${missing[*]}"
+}
+
+need_binaries() {
+    local found target
+    found=$("$root/scripts/kube-apiserver.sh") || exit
+    eval "$found"
+    version=$("$KUBE_APISERVER" --version)
+    version=${version#Kubernetes }
+    target=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)
+    [[ -n ${BERTH:-} ]] || (cd "$root" && "$CARGO" build --locked --bin berth)
+    (cd "$root" && "$CARGO" build --locked --example tls-load)
+    BERTH=$(realpath -- "${BERTH:-$target/debug/berth}")
+    TLS_LOAD=$target/debug/examples/tls-load
+    # Only now, for the builds may need them. What the options here do not say is to be the default,
+    # and nobody but the berth may stand between clients and node.
+    unset "${!BERTH_@}" "${!ETCD_@}" KUBECONFIG {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY
+}
+
+unavailable() {
+    say "$*"
+    exit $EX_UNAVAILABLE
+}
+
+set_stage() {
+    # A trap may find standard error redirected.
+    exec {stderr}>&2
+    work=$(mktemp -d -t berth-e2e.XXXXXX)
+    trap clear_stage EXIT
+    # What nobody thought of must not end it without a word. A subshell's end is its caller's to judge.
+    trap '((BASH_SUBSHELL)) || {
+        failures+=("$BASH_COMMAND")
+        say "FAILED: $BASH_COMMAND (${FUNCNAME[0]:-main}, line $LINENO)"
+    }' ERR
+    trap 'exit 130' INT
+    trap 'keep=true; exit 143' TERM
+    # Read from, it gives nothing for as long as one likes: a sleep without a process.
+    mkfifo "$work/never"
+    exec {never}<>"$work/never"
+    {
+        pause $LIMIT
+        say "FAILED: not done within $LIMIT s"
+        kill -TERM $$
+    } &
+    pid[watchdog]=$!
+
+    make_namespaces
+    make_certificates
+    start etcd "$node" "$ETCD" --name e2e --data-dir "$work/etcd" \
+        --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
+        --listen-peer-urls http://127.0.0.1:0 --unsafe-no-fsync --log-level warn
+    needed[etcd]=
+    sample_listeners &
+    pid[sampler]=$!
+}
+
+make_namespaces() {
+    local id=berth-e2e-$$
+    node=$id-node client=$id-client
+    ip netns add "$node"
+    ip netns add "$client"
+    ip link add name host netns "$node" type veth peer name client netns "$client"
+    ip -n "$node" link set lo up
+    ip -n "$client" link set lo up
+    ip -n "$node" addr add $HOST_IP/24 dev host
+    ip -n "$client" addr add $CLIENT_IP/24 dev client
+    ip -n "$client" addr add $FAR_CLIENT_IP/32 dev client
+    ip -n "$node" link set host up
+    ip -n "$client" link set client up
+    ip -n "$node" route add $FAR_CLIENT_IP/32 dev host
+}
+
+make_certificates() {
+    (
+        cd "$work"
+        openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -days 2 -subj /CN=e2e-ca \
+            -keyout ca.key -out ca.crt
+        certificate server /CN=kube-apiserver serverAuth "DNS:kubernetes,IP:$HOST_IP"
+        certificate admin /O=system:masters/CN=admin clientAuth DNS:admin
+        certificate direct /O=system:masters/CN=direct clientAuth DNS:direct
+        openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out sa.key
+        openssl pkey -in sa.key -pubout -out sa.pub
+    ) 2>"$work/openssl.log" || {
+        cat "$work/openssl.log" >&2
+        exit 1
+    }
+    kubectl_options=(
+        --server "https://$HOST_IP:$PORT" --tls-server-name kubernetes --cache-dir "$work/cache"
+        --certificate-authority "$work/ca.crt" --client-certificate "$work/admin.crt" --client-key "$work/admin.key"
+        --request-timeout 15s
+    )
+    export KUBERC=off
+}
+
+# certificate NAME SUBJECT USAGE NAMES
+certificate() {
+    openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -subj "$2" -keyout "$1.key" -out "$1.csr"
+    openssl x509 -req -in "$1.csr" -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -out "$1.crt" \
+        -extfile <(printf 'extendedKeyUsage=%s\nsubjectAltName=%s\n' "$3" "$4")
+}
+
+# start NAME NAMESPACE COMMAND…: in the background, with NAME.out and NAME.log. `ip netns exec` becomes
+# the command, so the process ID is the command's own.
+start() {
+    local name=$1 namespace=$2
+    shift 2
+    ip netns exec "$namespace" "$@" >"$work/$name.out" 2>"$work/$name.log" &
+    pid[$name]=$!
+}
+
+# start_shim NAME INSTANCE FLAGS…
+start_shim() {
+    local name=$1 instance=$2
+    shift 2
+    start "$name" "$node" "$BERTH" run --listen $HOST_IP:$PORT --instance "$instance" --run-dir "$work/run" \
+        --probe-ca "$work/ca.crt" --log-connections -- \
+        "$KUBE_APISERVER" --etcd-servers=http://127.0.0.1:2379 --service-cluster-ip-range=10.96.0.0/24 \
+        --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$work/sa.pub" \
+        --service-account-signing-key-file="$work/sa.key" --authorization-mode=RBAC \
+        --client-ca-file="$work/ca.crt" --tls-cert-file="$work/server.crt" --tls-private-key-file="$work/server.key" \
+        --audit-policy-file="$root/scripts/e2e/audit.yaml" --audit-log-path="$work/audit-{instance}.json" \
+        --shutdown-delay-duration=${DELAY}s --shutdown-watch-termination-grace-period=10s "$@"
+}
+
+kubectl() { ip netns exec "$client" "$KUBECTL" "${kubectl_options[@]}" "$@"; }
+
+# now VARIABLE: Unix time in microseconds
+now() { printf -v "$1" %s "${EPOCHREALTIME/./}"; }
+
+# pause SECONDS, without starting a process
+pause() { read -rt "$1" -u "$never" || :; }
+
+# await SECONDS WHAT COMMAND…: until the command says yes
+await() {
+    local deadline=$((SECONDS + $1)) what=$2 name
+    shift 2
+    until "$@" >/dev/null 2>"$work/await.log"; do
+        for name in "${!needed[@]}"; do
+            kill -0 "${pid[$name]}" 2>/dev/null || fail "$name ended while waiting for $what" "$name.log"
+        done
+        ((SECONDS < deadline)) || fail "waited in vain for $what"
+        pause 0.02
+    done
+}
+
+has_ended() { ! kill -0 "${pid[$1]}" 2>/dev/null; }
+
+# stop NAME SECONDS: ends it and waits for that
+stop() {
+    unset "needed[$1]"
+    kill -TERM "${pid[$1]}" 2>/dev/null || :
+    await "$2" "$1 to end" has_ended "$1"
+}
+
+# take_exit VARIABLE NAME: the exit status of what has ended
+take_exit() {
+    local status=0
+    wait "${pid[$2]}" || status=$?
+    unset "pid[$2]"
+    printf -v "$1" %s "$status"
+}
+
+# fail WHAT LOG…: there is no going on
+fail() {
+    failures+=("$1")
+    say "FAILED: $1"
+    shift
+    (($#)) || set -- await.log a.log b.log
+    show_logs "$@"
+    exit 1
+}
+
+show_logs() {
+    local log
+    for log in "$@"; do
+        [[ -s $work/$log ]] || continue
+        say "the last lines of $log:"
+        # Each connection's line would fill it.
+        grep -v 'connection ended' "$work/$log" | tail -n 15 | cut -c 1-300 >&"$stderr"
+    done
+}
+
+# Ends what was started, by its process ID: etcd last, for an apiserver does not end well without it.
+clear_stage() {
+    local status=$?
+    trap - EXIT ERR
+    trap '' INT TERM
+    ((!${#failures[@]})) || keep=true
+    touch "$work/over"
+    signal_all TERM
+    # A shim that is told twice ends at once, and its apiserver with it.
+    all_end_within 1 || signal_all TERM
+    all_end_within 5 || :
+    if [[ -n ${pid[etcd]:-} ]]; then
+        kill -TERM "${pid[etcd]}" 2>/dev/null || :
+        all_end_within 3 etcd || :
+    fi
+    signal_all KILL
+    ip netns del "$node" 2>/dev/null || :
+    ip netns del "$client" 2>/dev/null || :
+    rm -rf -- "$work/etcd" "$work/never"
+    if $keep; then
+        say "logs: $work"
+    else
+        rm -rf -- "$work"
+    fi
+    exit "$status"
+}
+
+# All but etcd.
+signal_all() {
+    local name
+    for name in "${!pid[@]}"; do
+        [[ $1 != KILL && $name == etcd ]] || kill "-$1" "${pid[$name]}" 2>/dev/null || :
+    done
+}
+
+# all_end_within SECONDS [NAME…]: all but etcd if no name is given
+all_end_within() {
+    local deadline=$((SECONDS + $1)) name
+    shift
+    (($#)) || for name in "${!pid[@]}"; do
+        [[ $name == etcd ]] || set -- "$@" "$name"
+    done
+    for name in "$@"; do
+        until has_ended "$name"; do
+            ((SECONDS <= deadline)) || return 1
+            pause 0.02
+        done
+    done
+}

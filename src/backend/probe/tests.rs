@@ -1,0 +1,282 @@
+//! Tests of one question, against a small HTTPS server; in a file of their own for its length.
+
+use super::*;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::ServerConfig;
+use rustls::server::WebPkiClientVerifier;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
+
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    /// A certificate and its key in PEM form.
+    fn issue(&self, name: &str) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
+    }
+
+    fn acceptor(&self, name: &str) -> TlsAcceptor {
+        let (certificate, key) = self.issue(name);
+        let mut roots = RootCertStore::empty();
+        roots.add(self.0.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let clients = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone());
+        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = builder.with_client_cert_verifier(clients.allow_unauthenticated().build().unwrap());
+        let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+        TlsAcceptor::from(Arc::new(config.with_single_cert(chain, key).unwrap()))
+    }
+}
+
+/// What a server was asked: the request's head, and the client's certificate.
+type Asked = (String, Option<CertificateDer<'static>>);
+
+/// Answers every request with the same bytes; with none, it is silent.
+async fn serve(acceptor: TlsAcceptor, answer: &str) -> (SocketAddr, mpsc::UnboundedReceiver<Asked>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (tell, asked) = mpsc::unbounded_channel();
+    let answer = answer.to_owned();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let Ok(mut tls) = acceptor.accept(stream).await else { continue };
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                match tls.read_u8().await {
+                    Ok(byte) => head.push(byte),
+                    Err(_) => break,
+                }
+            }
+            let certificate = tls.get_ref().1.peer_certificates().map(|chain| chain[0].clone().into_owned());
+            let _ = tell.send((String::from_utf8(head).unwrap(), certificate));
+            if answer.is_empty() {
+                std::future::pending::<()>().await;
+            }
+            // It may have heard enough before all is said.
+            let _ = tls.write_all(answer.as_bytes()).await;
+            let _ = tls.shutdown().await;
+        }
+    });
+    (address, asked)
+}
+
+fn status(status: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+}
+
+/// A folder with the probe's files.
+struct Files {
+    temp: TempDir,
+    config: ProbeConfig,
+}
+
+impl Files {
+    fn new(authority: &Authority) -> Self {
+        let temp = tempfile::tempdir().unwrap();
+        let config = ProbeConfig {
+            kind: ProbeKind::Https,
+            path: "/readyz".into(),
+            ca: Some(temp.path().join("ca.crt")),
+            client: None,
+            token: None,
+            server_name: ServerName::try_from("kubernetes").unwrap(),
+            timeout: Duration::from_secs(20),
+        };
+        let files = Self { temp, config };
+        files.write("ca.crt", &authority.0.pem());
+        files
+    }
+
+    fn write(&self, name: &str, content: &str) {
+        std::fs::write(self.temp.path().join(name), content).unwrap();
+    }
+
+    fn with_token(mut self, token: &str) -> Self {
+        self.write("token", token);
+        self.config.token = Some(self.temp.path().join("token"));
+        self
+    }
+
+    fn with_client(mut self, (certificate, key): &(String, String)) -> Self {
+        self.write("client.crt", certificate);
+        self.write("client.key", key);
+        self.config.client = Some((self.temp.path().join("client.crt"), self.temp.path().join("client.key")));
+        self
+    }
+
+    fn probe(&self) -> Probe {
+        Probe::new(self.config.clone())
+    }
+}
+
+#[track_caller]
+fn assert_failed(answer: &Answer, result: &str, parts: &[&str]) {
+    assert_eq!((answer.seen, answer.result), (Seen::Fail, result), "{}", answer.words);
+    for part in parts {
+        assert!(answer.words.contains(part), "{part} in {}", answer.words);
+    }
+}
+
+#[tokio::test]
+async fn asks_as_it_should_and_takes_200() {
+    let authority = Authority::new();
+    let (address, mut asked) = serve(authority.acceptor("kubernetes"), &status("200 OK", "ok")).await;
+    let files = Files::new(&authority).with_token(" secret\n");
+    let answer = files.probe().ready(address).await;
+    assert_eq!((answer.seen, answer.result), (Seen::Pass, "ok"), "{}", answer.words);
+    let (head, certificate) = asked.recv().await.unwrap();
+    assert!(head.starts_with("GET /readyz HTTP/1.1\r\n") && certificate.is_none(), "{head}");
+    for part in ["host: kubernetes\r\n", "authorization: Bearer secret\r\n", "user-agent: berth-probe/"] {
+        assert!(head.contains(part), "{part} in {head}");
+    }
+    assert_eq!(files.probe().get(address, "/version").await.unwrap(), "ok");
+    assert!(asked.recv().await.unwrap().0.starts_with("GET /version "));
+}
+
+#[tokio::test]
+async fn refused_credentials_name_the_option_that_mends_it() {
+    let authority = Authority::new();
+    for (code, result) in [("401 Unauthorized", "unauthorized"), ("403 Forbidden", "forbidden")] {
+        let (address, _asked) = serve(authority.acceptor("kubernetes"), &status(code, "")).await;
+        let none = Files::new(&authority).probe().ready(address).await;
+        assert_failed(&none, result, &["alive", &code[..3], "/readyz", "--probe-cert", "--probe-token-file"]);
+        let token = Files::new(&authority).with_token("x").probe().ready(address).await;
+        assert_failed(&token, result, &["alive", "the token of --probe-token-file"]);
+        let client = Files::new(&authority).with_client(&authority.issue("probe")).probe().ready(address).await;
+        assert_failed(&client, result, &["alive", "the user of --probe-cert"]);
+    }
+}
+
+#[tokio::test]
+async fn other_answers_are_not_ready() {
+    let authority = Authority::new();
+    let checks = "[+]ping ok\n[-]etcd failed: reason withheld\n[+]log ok\nreadyz check failed\n";
+    let answers = [
+        (status("500 Internal Server Error", checks), "status", "500 for /readyz: [-]etcd failed: reason withheld"),
+        (status("429 Too Many Requests", ""), "status", "429 for /readyz"),
+        (status("302 Found", ""), "status", "302 for /readyz"),
+        (status("204 No Content", ""), "status", "204 for /readyz"),
+        // More than is read, and without an end.
+        (format!("HTTP/1.1 503 No\r\n\r\n{}", "x".repeat(1 << 20)), "status", "503 for /readyz"),
+        ("SSH-2.0-OpenSSH\r\n".to_owned(), "http", "no HTTP answer"),
+        ("HTTP/1.1 ".to_owned(), "http", "no HTTP answer"),
+    ];
+    for (bytes, result, words) in answers {
+        let (address, _asked) = serve(authority.acceptor("kubernetes"), &bytes).await;
+        assert_failed(&Files::new(&authority).probe().ready(address).await, result, &[words]);
+    }
+}
+
+#[tokio::test]
+async fn silence_is_a_timeout_and_nobody_there_a_refusal() {
+    let authority = Authority::new();
+    let mut files = Files::new(&authority);
+    files.config.timeout = Duration::from_millis(100);
+    let (silent_in_http, _asked) = serve(authority.acceptor("kubernetes"), "").await;
+    // Never accepted: the connection stands and nothing is said.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let silent_in_tls = listener.local_addr().unwrap();
+    for address in [silent_in_http, silent_in_tls] {
+        assert_failed(&files.probe().ready(address).await, "timeout", &["100ms", "--probe-timeout"]);
+    }
+    drop(listener);
+    for kind in [ProbeKind::Https, ProbeKind::Tcp] {
+        files.config.kind = kind;
+        let refused = files.probe().ready(silent_in_tls).await;
+        assert_eq!((refused.seen, refused.result), (Seen::Refused, "refused"), "{}", refused.words);
+        assert!(refused.words.contains("nobody listens on 127.0.0.1:"), "{}", refused.words);
+    }
+    let tcp = files.probe().ready(silent_in_http).await;
+    assert_eq!((tcp.seen, tcp.result), (Seen::Pass, "ok"), "a TCP probe asks for no more: {}", tcp.words);
+}
+
+#[tokio::test]
+async fn a_certificate_that_does_not_fit_names_the_option_that_mends_it() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let (address, _asked) = serve(authority.acceptor("kubernetes"), &status("200 OK", "")).await;
+    assert_failed(&Files::new(&other).probe().ready(address).await, "tls", &["--probe-ca"]);
+    let mut files = Files::new(&authority);
+    files.config.server_name = ServerName::try_from("example.com").unwrap();
+    assert_failed(&files.probe().ready(address).await, "tls", &["--probe-server-name"]);
+    files.config.ca = None;
+    assert_eq!(files.probe().ready(address).await.seen, Seen::Pass, "--probe-insecure");
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let plain = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
+        let _ = stream.read_to_end(&mut Vec::new()).await;
+    });
+    assert_failed(&Files::new(&authority).probe().ready(plain).await, "tls", &["does it speak TLS there?"]);
+}
+
+#[tokio::test]
+async fn certificates_and_tokens_are_read_again_when_they_change() {
+    let (old, new) = (Authority::new(), Authority::new());
+    let files = Files::new(&old).with_token("one").with_client(&old.issue("probe-one"));
+    let probe = files.probe();
+    let (at_old, mut asked_old) = serve(old.acceptor("kubernetes"), &status("200 OK", "")).await;
+    let (at_new, mut asked_new) = serve(new.acceptor("kubernetes"), &status("200 OK", "")).await;
+    assert_eq!(probe.ready(at_old).await.seen, Seen::Pass);
+    let (head, first) = asked_old.recv().await.unwrap();
+    assert!(head.contains("Bearer one\r\n") && first.is_some());
+    assert_failed(&probe.ready(at_new).await, "tls", &["--probe-ca"]);
+
+    // Both authorities, as in a rotation.
+    files.write("ca.crt", &format!("{}{}", old.0.pem(), new.0.pem()));
+    let (certificate, key) = new.issue("probe-two");
+    // A moment in which they do not fit together costs one answer and no more.
+    files.write("client.crt", &certificate);
+    assert_failed(&probe.ready(at_new).await, "config", &["--probe-key", "--probe-cert"]);
+    files.write("client.key", &key);
+    files.write("token", "two\n");
+    assert_eq!(probe.ready(at_new).await.seen, Seen::Pass);
+    let (head, second) = asked_new.recv().await.unwrap();
+    assert!(head.contains("Bearer two\r\n") && second.is_some() && second != first);
+
+    files.write("token", "\n");
+    assert_failed(&probe.ready(at_new).await, "config", &["--probe-token-file", "is empty"]);
+    std::fs::remove_file(files.temp.path().join("ca.crt")).unwrap();
+    assert_failed(&probe.ready(at_new).await, "config", &["cannot read --probe-ca"]);
+}
+
+#[test]
+fn files_that_do_not_hold_what_they_should_are_told_at_start() {
+    let authority = Authority::new();
+    let credentials = authority.issue("probe");
+    let files = || Files::new(&authority).with_client(&credentials).with_token("x");
+    assert_eq!(files().probe().check(), Ok(()));
+    let other_key = authority.issue("probe").1;
+    let broken = [
+        ("ca.crt", "", "--probe-ca"),
+        ("ca.crt", credentials.1.as_str(), "--probe-ca"),
+        ("client.crt", "nonsense", "--probe-cert"),
+        ("client.key", "nonsense", "--probe-key"),
+        ("client.key", other_key.as_str(), "does not fit --probe-cert"),
+        ("token", " ", "--probe-token-file"),
+    ];
+    for (name, content, part) in broken {
+        let files = files();
+        files.write(name, content);
+        let told = files.probe().check().unwrap_err();
+        assert!(told.contains(part), "{part} in {told}");
+    }
+    // A TCP probe reads none of them.
+    let mut tcp = files();
+    tcp.write("ca.crt", "");
+    tcp.config.kind = ProbeKind::Tcp;
+    assert_eq!(tcp.probe().check(), Ok(()));
+}

@@ -1,0 +1,151 @@
+//! The socket where stand-ins reach the store and the record.
+
+use super::record::Recorder;
+use super::store::Store;
+use super::wire::{self, Call, Reason, Reply};
+use std::io;
+use std::sync::Arc;
+use tokio::io::BufReader;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+
+/// Serves stand-ins until the future is dropped.
+pub async fn serve(listener: UnixListener, store: Arc<Store>, recorder: Arc<Recorder>) {
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let (store, recorder) = (Arc::clone(&store), Arc::clone(&recorder));
+                connections.spawn(async move {
+                    if let Err(error) = answer(stream, &store, &recorder).await {
+                        tracing::debug!(%error, "a stand-in's connection failed");
+                    }
+                });
+            }
+            // No descriptors left, most likely: the stand-in's call waits in the backlog meanwhile.
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a stand-in");
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        }
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn answer(stream: UnixStream, store: &Store, recorder: &Recorder) -> io::Result<()> {
+    let (reader, mut writer) = stream.into_split();
+    let mut reader = BufReader::new(reader);
+    let Some(Call::Hello { version: wire::VERSION, instance }) = wire::read(&mut reader).await? else {
+        return wire::write(&mut writer, &Reply::Failed { reason: Reason::Protocol }).await;
+    };
+    wire::write(&mut writer, &Reply::Noted).await?;
+    while let Some(call) = wire::read(&mut reader).await? {
+        let reply = match call {
+            Call::Get { namespace, name } => object(store.get(&namespace, &name)),
+            Call::Create { object: new } => object(store.create(new)),
+            Call::Update { object: new } => object(store.update(new)),
+            Call::List { namespace } => {
+                let (revision, items) = store.list(namespace.as_deref());
+                Reply::List { revision, items }
+            }
+            Call::Watch { namespace, after } => {
+                return stream_changes(store, namespace.as_deref(), after, reader, writer).await;
+            }
+            Call::Mark { mark, at } => {
+                recorder.note(|r| {
+                    r.marks.entry(instance.clone()).or_default().insert(mark, at);
+                });
+                Reply::Noted
+            }
+            Call::Ended(report) => {
+                recorder.note(|r| r.reports.push((instance.clone(), report)));
+                Reply::Noted
+            }
+            Call::Hello { .. } => Reply::Failed { reason: Reason::Protocol },
+        };
+        wire::write(&mut writer, &reply).await?;
+    }
+    Ok(())
+}
+
+async fn stream_changes(
+    store: &Store,
+    namespace: Option<&str>,
+    after: u64,
+    mut reader: BufReader<OwnedReadHalf>,
+    mut writer: OwnedWriteHalf,
+) -> io::Result<()> {
+    let mut changes = store.watch(after);
+    loop {
+        let batch = tokio::select! {
+            batch = changes.next() => batch,
+            // The stand-in has nothing more to say: whatever comes, this watch is over.
+            _ = wire::read::<Call>(&mut reader) => return Ok(()),
+        };
+        match batch {
+            Ok(batch) => {
+                for change in batch {
+                    if namespace.is_none_or(|n| change.object["metadata"]["namespace"] == n) {
+                        wire::write(&mut writer, &Reply::Change(change)).await?;
+                    }
+                }
+            }
+            Err(reason) => return wire::write(&mut writer, &Reply::Failed { reason }).await,
+        }
+    }
+}
+
+fn object(result: Result<serde_json::Value, Reason>) -> Reply {
+    match result {
+        Ok(object) => Reply::Object { object },
+        Err(reason) => Reply::Failed { reason },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    async fn dial(path: &std::path::Path, version: u32) -> (BufReader<OwnedReadHalf>, OwnedWriteHalf, Reply) {
+        let (reader, mut writer) = UnixStream::connect(path).await.unwrap().into_split();
+        let mut reader = BufReader::new(reader);
+        wire::write(&mut writer, &Call::Hello { version, instance: "old".into() }).await.unwrap();
+        let reply = wire::read(&mut reader).await.unwrap().unwrap();
+        (reader, writer, reply)
+    }
+
+    #[tokio::test]
+    async fn calls_watches_and_a_wrong_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let (store, recorder) = (Arc::new(Store::default()), Arc::new(Recorder::default()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let served = tokio::spawn(serve(listener, Arc::clone(&store), Arc::clone(&recorder)));
+
+        assert_eq!(dial(&path, 999).await.2, Reply::Failed { reason: Reason::Protocol });
+
+        let (mut reader, mut writer, hello) = dial(&path, wire::VERSION).await;
+        assert_eq!(hello, Reply::Noted);
+        let new = json!({"metadata": {"namespace": "n", "name": "a"}});
+        for (call, good) in [
+            (Call::Create { object: new.clone() }, true),
+            (Call::Create { object: new }, false),
+            (Call::Get { namespace: "n".into(), name: "a".into() }, true),
+            (Call::Get { namespace: "n".into(), name: "b".into() }, false),
+        ] {
+            wire::write(&mut writer, &call).await.unwrap();
+            let reply: Reply = wire::read(&mut reader).await.unwrap().unwrap();
+            assert_eq!(matches!(reply, Reply::Object { .. }), good, "{call:?}: {reply:?}");
+        }
+
+        wire::write(&mut writer, &Call::Watch { namespace: Some("n".into()), after: 1 }).await.unwrap();
+        let first: Reply = wire::read(&mut reader).await.unwrap().unwrap();
+        assert!(matches!(first, Reply::Change(c) if c.revision == 2 && c.added));
+        store.create(json!({"metadata": {"namespace": "other", "name": "a"}})).unwrap();
+        store.create(json!({"metadata": {"namespace": "n", "name": "b"}})).unwrap();
+        let second: Reply = wire::read(&mut reader).await.unwrap().unwrap();
+        assert!(matches!(second, Reply::Change(c) if c.revision == 4));
+        served.abort();
+    }
+}

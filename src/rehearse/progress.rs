@@ -1,0 +1,63 @@
+//! What a person sees meanwhile, on standard error: a line a phase, and on a terminal live counters
+//! below. No colours, so there is nothing that `NO_COLOR` has to turn off.
+
+use super::record::Recorder;
+use super::table::count;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
+
+/// Time between two updates of the counters.
+const UPDATE: Duration = Duration::from_millis(200);
+
+/// Progress of one rehearsal. Dropping it clears the counters.
+#[derive(Debug)]
+pub struct Progress {
+    began: Instant,
+    bar: Option<ProgressBar>,
+    ticker: Option<JoinHandle<()>>,
+}
+
+impl Progress {
+    /// Live counters when standard error is a terminal, plain lines when not.
+    pub fn new(recorder: &Arc<Recorder>) -> Self {
+        let bar = std::io::stderr().is_terminal().then(ProgressBar::new_spinner);
+        let ticker = bar.clone().map(|bar| {
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
+                bar.set_style(style);
+            }
+            let recorder = Arc::clone(recorder);
+            tokio::spawn(async move {
+                loop {
+                    tokio::time::sleep(UPDATE).await;
+                    let (all, bad) = recorder.counts();
+                    bar.set_message(format!("{} requests, {} without a good answer", count(all as u64), bad));
+                    bar.tick();
+                }
+            })
+        });
+        Self { began: Instant::now(), bar, ticker }
+    }
+
+    /// A phase began or ended.
+    pub fn say(&self, what: &str) {
+        let line = format!("{:5.1} s  {what}", self.began.elapsed().as_secs_f64());
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            None => eprintln!("{line}"),
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(ticker) = &self.ticker {
+            ticker.abort();
+        }
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! What a rehearsal writes down: every attempt of a client, every end that a client saw, and every
+//! end that an instance reports of itself. [`super::verdict`] judges it afterwards.
+//!
+//! Nothing is judged here: while the load runs, nobody can know yet what the other side will report.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A moment on `CLOCK_MONOTONIC`, in nanoseconds: the one clock that the processes of a rehearsal
+/// share, so that a client's end can be put before or after an instance's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Stamp(pub u64);
+
+impl Stamp {
+    /// This moment.
+    pub fn now() -> Self {
+        // The clock is part of every Linux; were it not, all stamps would be equal and the verdict
+        // would find no real test.
+        let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map(Duration::from);
+        Self(time.map_or(0, |t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// Time since `earlier`, zero if that is later.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// The moment `after` later.
+    #[must_use]
+    pub fn plus(self, after: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// Name of a stream: one client's one connection. It travels in the header [`STREAM_HEADER`].
+pub type StreamId = String;
+
+/// Request header that carries the [`StreamId`], so that an instance can name what it ended.
+pub const STREAM_HEADER: &str = "x-rehearse-stream";
+
+/// Response header with the name of the instance that answered.
+pub const INSTANCE_HEADER: &str = "x-stand-in";
+
+/// One request that a client had in its timetable.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    /// On a new connection or a kept one.
+    pub kind: Kind,
+    /// The connection that it used.
+    pub stream: StreamId,
+    /// When the timetable wanted it; waits are counted from here.
+    pub due: Stamp,
+    /// When the answer was complete, or the failure seen.
+    pub done: Stamp,
+    /// What came of it.
+    pub answer: Answer,
+}
+
+/// Whether an [`Attempt`] had to connect first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Connect, TLS handshake, request.
+    New,
+    /// A request on a connection that answered before.
+    Kept,
+}
+
+/// What came of an [`Attempt`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// A whole answer with a status below 400.
+    Good {
+        /// Who answered.
+        instance: String,
+    },
+    /// A whole answer with an error status.
+    Bad {
+        /// Who answered.
+        instance: String,
+        /// The HTTP status.
+        status: u16,
+    },
+    /// No answer.
+    Failed(Failure),
+}
+
+/// Why there was no answer, or why a stream ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    /// Connect was refused.
+    Refused,
+    /// The connection was reset.
+    Reset,
+    /// The connection was closed, with or without a TLS close before.
+    Closed,
+    /// Nothing for [`super::plan::UNANSWERED`].
+    Unanswered,
+    /// TLS failed: an x509 error or a broken handshake.
+    Tls(String),
+    /// HTTP failed otherwise.
+    Http(String),
+    /// This process failed (no descriptors, no ports): says nothing about the berth.
+    Local(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused => f.write_str("refused"),
+            Self::Reset => f.write_str("reset"),
+            Self::Closed => f.write_str("closed"),
+            Self::Unanswered => f.write_str("unanswered"),
+            Self::Tls(why) => write!(f, "TLS: {why}"),
+            Self::Http(why) => write!(f, "HTTP: {why}"),
+            Self::Local(why) => write!(f, "this machine: {why}"),
+        }
+    }
+}
+
+/// The end of a kept connection or watch that its client did not want.
+#[derive(Debug, Clone)]
+pub struct StreamEnd {
+    /// Which one.
+    pub stream: StreamId,
+    /// What it was.
+    pub what: What,
+    /// When the client saw it.
+    pub at: Stamp,
+    /// How.
+    pub how: Failure,
+    /// A request was under way (always so for a watch).
+    pub in_flight: bool,
+}
+
+/// What a stream was for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// One request after the other.
+    Kept,
+    /// A watch.
+    Watch,
+}
+
+/// An instance's own report about a connection that is over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndReport {
+    /// As the client named it.
+    pub stream: StreamId,
+    /// The other end of the connection as the instance saw it.
+    pub peer: std::net::SocketAddr,
+    /// Who ended it.
+    pub by: EndedBy,
+    /// When the instance began to end it, or saw that it was over.
+    pub at: Stamp,
+    /// Requests that it turned away with 429 or 503 because it was shutting down.
+    pub turned_away: u32,
+}
+
+/// Who ended a connection, seen from the instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EndedBy {
+    /// The instance, because it shuts down.
+    Instance,
+    /// The other end closed it while nothing was under way.
+    Peer,
+    /// The other end closed or reset it while an answer was under way.
+    PeerEarly,
+}
+
+/// A moment in an instance's life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mark {
+    /// It listens.
+    Listening,
+    /// `/readyz` is 200 from here on.
+    Ready,
+    /// It got SIGTERM: `/readyz` is 500 from here on.
+    Terminating,
+    /// It takes no new connections (or turns requests away).
+    Draining,
+    /// All connections are over.
+    Drained,
+}
+
+/// What one watch saw in all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WatchSum {
+    /// Events by the instance that sent them.
+    pub events: BTreeMap<String, u64>,
+    /// Writes that it never saw.
+    pub missed: u64,
+    /// Writes that it saw again, or too late.
+    pub doubled: u64,
+}
+
+/// All that was written down.
+#[derive(Debug, Default)]
+pub struct Record {
+    /// In the order in which they were done.
+    pub attempts: Vec<Attempt>,
+    /// Ends that clients saw.
+    pub ends: Vec<StreamEnd>,
+    /// Reports by instance.
+    pub reports: Vec<(String, EndReport)>,
+    /// Moments by instance.
+    pub marks: BTreeMap<String, BTreeMap<Mark, Stamp>>,
+    /// One a watch.
+    pub watches: Vec<WatchSum>,
+    /// How far the clients were behind their timetable at most.
+    pub behind: Duration,
+    /// What went wrong with processes, in words.
+    pub faults: Vec<String>,
+}
+
+/// The shared notebook.
+#[derive(Debug, Default)]
+pub struct Recorder(Mutex<Record>);
+
+impl Recorder {
+    /// Writes into the record.
+    pub fn note(&self, write: impl FnOnce(&mut Record)) {
+        write(&mut self.lock());
+    }
+
+    /// Attempts so far, and how many of them got no good answer.
+    pub fn counts(&self) -> (usize, usize) {
+        let record = self.lock();
+        let bad = |a: &&Attempt| !matches!(a.answer, Answer::Good { .. });
+        (record.attempts.len(), record.attempts.iter().filter(bad).count())
+    }
+
+    /// Takes the record out; what is written afterwards is not in it.
+    pub fn take(&self) -> Record {
+        std::mem::take(&mut *self.lock())
+    }
+
+    /// A panic elsewhere does not spoil what was written: each note is whole.
+    fn lock(&self) -> MutexGuard<'_, Record> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stamps_go_forward_and_do_not_overflow() {
+        let a = Stamp::now();
+        let b = Stamp::now();
+        assert!(b >= a && a.0 > 0);
+        assert_eq!(a.since(b.plus(Duration::from_secs(1))), Duration::ZERO);
+        assert_eq!(Stamp(u64::MAX).plus(Duration::MAX), Stamp(u64::MAX));
+        assert_eq!(Stamp(5).plus(Duration::from_nanos(2)).since(Stamp(5)), Duration::from_nanos(2));
+    }
+}

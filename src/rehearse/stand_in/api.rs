@@ -1,0 +1,260 @@
+//! From a request to its answer.
+
+use super::super::record::INSTANCE_HEADER;
+use super::super::wire::{Call, Reason, Reply};
+use super::audit::Line;
+use super::body::{Body, Payload};
+use super::connection::Connection;
+use super::objects::{self, failure};
+use super::protobuf;
+use super::request::{Query, Resource};
+use super::server::Server;
+use super::store_client::unexpected;
+use super::watch::{self, Ending, Wanted};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode, Version};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// Largest request body (kube-apiserver's limit).
+const MAX_BODY: usize = 3 << 20;
+
+/// Answers one request. Never fails: what goes wrong is a `Status`.
+pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
+    let received = SystemTime::now();
+    connection.request(request.headers());
+    let resource = Resource::parse(request.uri().path());
+    let query = Query::parse(request.uri());
+    let watch = query.as_ref().is_ok_and(|q| q.watch) && matches!(resource, Resource::Maps { .. });
+    let verb = verb(request.method(), &resource, watch);
+    let (method, version) = (request.method().clone(), request.version());
+    let uri = request.uri().path_and_query().map_or("/", |p| p.as_str()).to_owned();
+    let user_agent = request.headers().get(header::USER_AGENT).cloned();
+
+    // Watches and health checks are not waited for and not turned away, as in kube-apiserver.
+    let under_way = if watch || resource.is_probe() { None } else { server.life.begin_request() };
+    let turned_away = under_way.is_none() && !watch && !resource.is_probe();
+    let mut response = if turned_away {
+        connection.turn_away();
+        turn_away(server, version)
+    } else {
+        let asked = Asked { server, connection: &connection, resource, query, watch };
+        asked.answer(request).await
+    };
+    if let Ok(name) = HeaderValue::from_str(&server.flags.name) {
+        response.headers_mut().insert(INSTANCE_HEADER, name);
+    }
+    if let Some(audit) = &server.audit {
+        audit.log(&Line {
+            peer: connection.peer,
+            user_agent: user_agent.as_ref().and_then(|v| v.to_str().ok()).unwrap_or_default(),
+            verb,
+            uri: &uri,
+            status: response.status().as_u16(),
+            received,
+            started_only: matches!(response.body(), Payload::Lines(_)),
+        });
+    }
+    if method == Method::HEAD {
+        *response.body_mut() = Payload::Whole(hyper::body::Bytes::new());
+    }
+    response.map(|payload| Body::new(payload, connection, under_way))
+}
+
+fn verb(method: &Method, resource: &Resource, watch: bool) -> &'static str {
+    match (method.as_str(), resource) {
+        ("GET" | "HEAD", Resource::Maps { .. }) if watch => "watch",
+        ("GET" | "HEAD", Resource::Maps { .. }) => "list",
+        ("GET" | "HEAD", _) => "get",
+        ("POST", _) => "create",
+        ("PUT", _) => "update",
+        ("PATCH", _) => "patch",
+        ("DELETE", _) => "delete",
+        _ => "unknown",
+    }
+}
+
+/// What kube-apiserver says while it shuts down: 429 while it keeps listening
+/// (`--shutdown-send-retry-after`), else 503 on what connections are left.
+fn turn_away(server: &Server, version: Version) -> Response<Payload> {
+    let (status, reason, after) = if server.flags.shutdown_send_retry_after {
+        (StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", "5")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", "1")
+    };
+    let mut response = failure(status, reason, "apiserver is shutting down", "");
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(after));
+    if version < Version::HTTP_2 {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// A request that is answered.
+struct Asked<'a> {
+    server: &'a Server,
+    connection: &'a Arc<Connection>,
+    resource: Resource,
+    query: Result<Query, String>,
+    watch: bool,
+}
+
+impl Asked<'_> {
+    async fn answer(self, request: Request<Incoming>) -> Response<Payload> {
+        let server = self.server;
+        let flags = &server.flags;
+        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+        let fixed = match &self.resource {
+            Resource::Unknown => {
+                return failure(
+                    StatusCode::NOT_FOUND,
+                    "NotFound",
+                    "the server could not find the requested resource",
+                    "",
+                );
+            }
+            Resource::Maps { .. } | Resource::Map { .. } => return self.maps(request).await,
+            _ if !reads => return not_allowed(),
+            Resource::Live => return objects::text(StatusCode::OK, "ok"),
+            Resource::Ready if server.life.is_ready() => return objects::text(StatusCode::OK, "ok"),
+            Resource::Ready => {
+                let text = if server.life.terminating.is_cancelled() {
+                    "[-]shutdown failed: reason withheld\nreadyz check failed\n"
+                } else {
+                    "[-]poststarthook/stand-in-start-delay failed: not finished\nreadyz check failed\n"
+                };
+                return objects::text(StatusCode::INTERNAL_SERVER_ERROR, text);
+            }
+            Resource::Version => objects::version(&flags.version),
+            Resource::Apis => objects::api_groups(),
+            Resource::ApiV1 => objects::api_resources(),
+            Resource::Api => {
+                let ip = flags.advertise_address.unwrap_or(flags.bind_address);
+                objects::api_versions(&std::net::SocketAddr::new(ip, flags.secure_port).to_string())
+            }
+        };
+        objects::answer(StatusCode::OK, &fixed)
+    }
+
+    async fn maps(self, request: Request<Incoming>) -> Response<Payload> {
+        let name = match &self.resource {
+            Resource::Map { name, .. } => name.clone(),
+            _ => String::new(),
+        };
+        let result = match (request.method().as_str(), self.resource, self.query) {
+            (_, _, Err(message)) => return failure(StatusCode::BAD_REQUEST, "BadRequest", &message, ""),
+            ("GET" | "HEAD", Resource::Maps { namespace }, Ok(query)) => {
+                let wanted = Wanted::new(namespace, &query);
+                if self.watch {
+                    watch(self.server, self.connection, wanted, &query).await
+                } else {
+                    list(self.server, &wanted).await
+                }
+            }
+            ("GET" | "HEAD", Resource::Map { namespace, name }, _) => {
+                self.server.store.call(Call::Get { namespace, name }).await.map(|r| one(r, StatusCode::OK, ""))
+            }
+            ("POST", Resource::Maps { namespace: Some(namespace) }, _) => {
+                write(self.server, request, &namespace, None).await
+            }
+            ("PUT", Resource::Map { namespace, name }, _) => write(self.server, request, &namespace, Some(&name)).await,
+            _ => return not_allowed(),
+        };
+        match result {
+            Ok(response) if response.status() == StatusCode::NOT_FOUND => {
+                let message = format!("configmaps {name:?} not found");
+                failure(StatusCode::NOT_FOUND, "NotFound", &message, &name)
+            }
+            Ok(response) => response,
+            Err(error) => {
+                let message = format!("the store does not answer: {error}");
+                failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", &message, "")
+            }
+        }
+    }
+}
+
+async fn list(server: &Server, wanted: &Wanted) -> io::Result<Response<Payload>> {
+    let (revision, mut items) = server.store.list(wanted.namespace.clone()).await?;
+    items.retain(|object| wanted.matches(object));
+    Ok(objects::answer(StatusCode::OK, &objects::list(revision, &items)))
+}
+
+async fn watch(
+    server: &Server,
+    connection: &Arc<Connection>,
+    wanted: Wanted,
+    query: &Query,
+) -> io::Result<Response<Payload>> {
+    let grace = server.flags.shutdown_watch_termination_grace_period;
+    // kube-apiserver ends watches at a limited rate over the grace period; a random point in it has
+    // the same rate.
+    let share = if grace.is_zero() { 0.0 } else { f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX) };
+    let ending = Ending { life: server.life.clone(), after: grace.mul_f64(share), connection: Arc::clone(connection) };
+    let lines = watch::start(&server.store, wanted, query, ending).await?;
+    let mut response = Response::new(Payload::Lines(lines));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
+}
+
+async fn write(
+    server: &Server,
+    request: Request<Incoming>,
+    namespace: &str,
+    name: Option<&str>,
+) -> io::Result<Response<Payload>> {
+    let kind = request.headers().get(header::CONTENT_TYPE).map_or(Ok("application/json"), HeaderValue::to_str);
+    let protobuf = match kind.unwrap_or_default().split(';').next().map(str::trim) {
+        Some("application/json") => false,
+        Some(protobuf::MEDIA_TYPE) => true,
+        _ => {
+            let message = "the body must be JSON or Kubernetes protobuf";
+            return Ok(failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message, ""));
+        }
+    };
+    let body =
+        tokio::time::timeout(Duration::from_secs(60), Limited::new(request.into_body(), MAX_BODY).collect()).await;
+    let body = match body {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
+            let message = format!("the body is larger than {MAX_BODY} bytes");
+            return Ok(failure(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", &message, ""));
+        }
+        Ok(Err(error)) => return Ok(failure(StatusCode::BAD_REQUEST, "BadRequest", &error.to_string(), "")),
+        Err(_) => return Ok(failure(StatusCode::GATEWAY_TIMEOUT, "Timeout", "the body did not come", "")),
+    };
+    let object = if protobuf { protobuf::config_map(&body) } else { serde_json::from_slice(&body).ok() };
+    let (object, given) = match objects::admit(object.unwrap_or_default(), namespace, name) {
+        Ok(admitted) => admitted,
+        Err((status, reason, message)) => return Ok(failure(status, reason, &message, "")),
+    };
+    let (call, good) = match name {
+        Some(_) => (Call::Update { object }, StatusCode::OK),
+        None => (Call::Create { object }, StatusCode::CREATED),
+    };
+    Ok(one(server.store.call(call).await?, good, &given))
+}
+
+/// The answer with one object, or why there is none.
+fn one(reply: Reply, good: StatusCode, name: &str) -> Response<Payload> {
+    let conflict =
+        |reason, why: &str| failure(StatusCode::CONFLICT, reason, &format!("configmaps {name:?} {why}"), name);
+    match reply {
+        Reply::Object { object } => objects::answer(good, &object),
+        Reply::Failed { reason: Reason::NotFound } => failure(StatusCode::NOT_FOUND, "NotFound", "", ""),
+        Reply::Failed { reason: Reason::Exists } => conflict("AlreadyExists", "already exists"),
+        Reply::Failed { reason: Reason::Conflict } => conflict(
+            "Conflict",
+            "cannot be updated: the object has been modified; apply your changes to the latest version",
+        ),
+        other => failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", &unexpected(&other).to_string(), ""),
+    }
+}
+
+fn not_allowed() -> Response<Payload> {
+    let message = "the server does not allow this method on the requested resource";
+    failure(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message, "")
+}

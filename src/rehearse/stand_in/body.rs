@@ -1,0 +1,76 @@
+//! The body of an answer: whole, or a watch's lines as they come. It knows whether it was sent to
+//! its end.
+
+use super::connection::Connection;
+use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::sync::mpsc;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+/// What is to be sent.
+#[derive(Debug)]
+pub(super) enum Payload {
+    /// All of it.
+    Whole(Bytes),
+    /// Lines until the sender is dropped.
+    Lines(mpsc::Receiver<Bytes>),
+}
+
+/// A [`Payload`] on its way.
+#[derive(Debug)]
+pub(super) struct Body {
+    payload: Payload,
+    finished: bool,
+    connection: Arc<Connection>,
+    /// Held until the answer is handed over, so that a drain waits for it.
+    _under_way: Option<TaskTrackerToken>,
+}
+
+impl Body {
+    pub(super) fn new(payload: Payload, connection: Arc<Connection>, under_way: Option<TaskTrackerToken>) -> Self {
+        let finished = matches!(&payload, Payload::Whole(bytes) if bytes.is_empty());
+        Self { payload, finished, connection, _under_way: under_way }
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = self.get_mut();
+        match &mut this.payload {
+            Payload::Whole(bytes) => {
+                this.finished = true;
+                let bytes = std::mem::take(bytes);
+                Poll::Ready((!bytes.is_empty()).then(|| Ok(Frame::data(bytes))))
+            }
+            Payload::Lines(lines) => lines.poll_recv(cx).map(|line| {
+                this.finished = line.is_none();
+                line.map(|line| Ok(Frame::data(line)))
+            }),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.finished
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.payload {
+            Payload::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Payload::Lines(_) => SizeHint::default(),
+        }
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.connection.cut();
+        }
+    }
+}

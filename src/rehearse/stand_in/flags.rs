@@ -1,0 +1,288 @@
+//! kube-apiserver's flag syntax, for the few flags that a stand-in has.
+//!
+//! As its flag library (pflag) does it: `--flag value` and `--flag=value`, `_` counts as `-` in names,
+//! a boolean takes its value only after `=`, the last one wins, and the first mistake ends the
+//! process.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A stand-in's checked flags.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Flags {
+    /// Where it listens.
+    pub(super) bind_address: IpAddr,
+    /// On which port.
+    pub(super) secure_port: u16,
+    /// What it calls its address in `/api`.
+    pub(super) advertise_address: Option<IpAddr>,
+    pub(super) tls_cert_file: PathBuf,
+    pub(super) tls_private_key_file: PathBuf,
+    /// Socket of the rehearsal's store.
+    pub(super) store: PathBuf,
+    /// From SIGTERM to the end of listening.
+    pub(super) shutdown_delay_duration: Duration,
+    /// Go on listening while draining, and answer 429.
+    pub(super) shutdown_send_retry_after: bool,
+    /// Time over which watches are ended; zero: all at once.
+    pub(super) shutdown_watch_termination_grace_period: Duration,
+    pub(super) audit_log_path: Option<PathBuf>,
+    /// Name by which it signs answers and reports.
+    pub(super) name: String,
+    /// What `/version` says.
+    pub(super) version: String,
+    /// From listening to `/readyz` 200.
+    pub(super) start_delay: Duration,
+}
+
+/// What was typed, one field a flag.
+#[derive(Debug, Default)]
+struct Typed {
+    bind_address: Option<IpAddr>,
+    secure_port: Option<u16>,
+    advertise_address: Option<IpAddr>,
+    tls_cert_file: PathBuf,
+    tls_private_key_file: PathBuf,
+    etcd_servers: String,
+    shutdown_delay_duration: Duration,
+    shutdown_send_retry_after: bool,
+    shutdown_watch_termination_grace_period: Duration,
+    audit_log_path: PathBuf,
+    stand_in_name: Option<String>,
+    stand_in_version: Option<String>,
+    stand_in_start_delay: Duration,
+}
+
+impl Flags {
+    /// Reads a command line. The error is the text after `Error: `, in kube-apiserver's words.
+    pub(super) fn parse(args: &[String]) -> Result<Self, String> {
+        let mut typed = Typed::default();
+        let mut positional = Vec::new();
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            let Some(flag) = arg.strip_prefix("--") else {
+                match arg.strip_prefix('-').and_then(|rest| rest.chars().next()) {
+                    Some(short) => return Err(format!("unknown shorthand flag: '{short}' in {arg}")),
+                    None => positional.push(arg.clone()),
+                }
+                continue;
+            };
+            if flag.is_empty() {
+                positional.extend(args.by_ref().cloned());
+                break;
+            }
+            if flag.starts_with(['-', '=']) {
+                return Err(format!("bad flag syntax: {arg}"));
+            }
+            let (name, value) = flag.split_once('=').map_or((flag, None), |(n, v)| (n, Some(v)));
+            let known = name.replace('_', "-");
+            let value = match value {
+                Some(value) => value,
+                None if known == "shutdown-send-retry-after" => "true",
+                None if !FLAGS.contains(&known.as_str()) => return Err(format!("unknown flag: --{name}")),
+                None => args.next().ok_or_else(|| format!("flag needs an argument: --{name}"))?,
+            };
+            typed.set(&known, name, value)?;
+        }
+        if !positional.is_empty() {
+            return Err(format!("\"kube-apiserver\" does not take any arguments, got {positional:?}"));
+        }
+        typed.check()
+    }
+}
+
+/// Names of the flags that take a value.
+const FLAGS: [&str; 12] = [
+    "bind-address",
+    "secure-port",
+    "advertise-address",
+    "tls-cert-file",
+    "tls-private-key-file",
+    "etcd-servers",
+    "shutdown-delay-duration",
+    "shutdown-watch-termination-grace-period",
+    "audit-log-path",
+    "stand-in-name",
+    "stand-in-version",
+    "stand-in-start-delay",
+];
+
+impl Typed {
+    fn set(&mut self, known: &str, name: &str, value: &str) -> Result<(), String> {
+        let invalid = |why: String| format!("invalid argument {value:?} for \"--{name}\" flag: {why}");
+        let ip = || value.trim().parse().map_err(|_| invalid(format!("failed to parse IP: {value:?}")));
+        let time = || duration(value).map_err(invalid);
+        match known {
+            "bind-address" => self.bind_address = Some(ip()?),
+            "advertise-address" => self.advertise_address = Some(ip()?),
+            "secure-port" => {
+                let port = value.parse().map_err(|_| {
+                    invalid(format!("strconv.ParseInt: parsing {value:?}: not a port between 1 and 65535"))
+                })?;
+                self.secure_port = Some(port);
+            }
+            "tls-cert-file" => self.tls_cert_file = value.into(),
+            "tls-private-key-file" => self.tls_private_key_file = value.into(),
+            "etcd-servers" => self.etcd_servers = value.into(),
+            "shutdown-delay-duration" => self.shutdown_delay_duration = time()?,
+            "shutdown-watch-termination-grace-period" => self.shutdown_watch_termination_grace_period = time()?,
+            "audit-log-path" => self.audit_log_path = value.into(),
+            "stand-in-name" => self.stand_in_name = Some(value.into()),
+            "stand-in-version" => self.stand_in_version = Some(value.into()),
+            "stand-in-start-delay" => self.stand_in_start_delay = time()?,
+            "shutdown-send-retry-after" => {
+                self.shutdown_send_retry_after = match value {
+                    "1" | "t" | "T" | "true" | "TRUE" | "True" => true,
+                    "0" | "f" | "F" | "false" | "FALSE" | "False" => false,
+                    _ => return Err(invalid(format!("strconv.ParseBool: parsing {value:?}: invalid syntax"))),
+                };
+            }
+            _ => return Err(format!("unknown flag: --{name}")),
+        }
+        Ok(())
+    }
+
+    fn check(self) -> Result<Flags, String> {
+        let mut errors = Vec::new();
+        if self.etcd_servers.is_empty() {
+            errors.push("--etcd-servers must be specified".to_owned());
+        }
+        let store = self.etcd_servers.strip_prefix("unix://").unwrap_or_default();
+        if !self.etcd_servers.is_empty() && store.is_empty() {
+            errors.push("--etcd-servers of a stand-in must be unix:///PATH, the socket of a rehearsal's store".into());
+        }
+        if self.tls_cert_file.as_os_str().is_empty() || self.tls_private_key_file.as_os_str().is_empty() {
+            errors.push("--tls-cert-file and --tls-private-key-file must be specified: a stand-in makes none".into());
+        }
+        if self.secure_port == Some(0) {
+            errors
+                .push("--secure-port 0 must be between 1 and 65535, inclusive. It cannot be turned off with 0".into());
+        }
+        match errors.len() {
+            0 => {}
+            1 => return Err(errors.remove(0)),
+            _ => return Err(format!("[{}]", errors.join(", "))),
+        }
+        Ok(Flags {
+            bind_address: self.bind_address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+            secure_port: self.secure_port.unwrap_or(6443),
+            advertise_address: self.advertise_address,
+            tls_cert_file: self.tls_cert_file,
+            tls_private_key_file: self.tls_private_key_file,
+            store: store.into(),
+            shutdown_delay_duration: self.shutdown_delay_duration,
+            shutdown_send_retry_after: self.shutdown_send_retry_after,
+            shutdown_watch_termination_grace_period: self.shutdown_watch_termination_grace_period,
+            audit_log_path: Some(self.audit_log_path).filter(|p| !p.as_os_str().is_empty()),
+            name: self.stand_in_name.unwrap_or_else(|| "stand-in".into()),
+            version: self.stand_in_version.unwrap_or_else(|| "v1.33.0".into()),
+            start_delay: self.stand_in_start_delay,
+        })
+    }
+}
+
+/// A duration in Go's syntax: `1m30s`, `1.5s`, `0`. Negative ones make no sense here.
+fn duration(text: &str) -> Result<Duration, String> {
+    let invalid = || format!("time: invalid duration {text:?}");
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    if rest == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let mut sum = 0.0;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let (number, tail) = rest.split_at(digits);
+        let number: f64 = number.parse().map_err(|_| invalid())?;
+        let end = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(end);
+        sum += number
+            * match unit {
+                "ns" => 1e-9,
+                "us" | "µs" | "μs" => 1e-6,
+                "ms" => 1e-3,
+                "s" => 1.0,
+                "m" => 60.0,
+                "h" => 3600.0,
+                "" => return Err(format!("time: missing unit in duration {text:?}")),
+                _ => return Err(format!("time: unknown unit {unit:?} in duration {text:?}")),
+            };
+        rest = tail;
+    }
+    if text.is_empty() {
+        return Err(invalid());
+    }
+    Duration::try_from_secs_f64(sum).map_err(|_| invalid())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parse(args: &[&str]) -> Result<Flags, String> {
+        Flags::parse(&args.iter().map(ToString::to_string).collect::<Vec<_>>())
+    }
+
+    const NEEDED: [&str; 3] = ["--etcd-servers=unix:///s", "--tls-cert-file=c", "--tls-private-key-file=k"];
+
+    #[test]
+    fn both_forms_underscores_and_the_last_wins() {
+        let mut args = NEEDED.to_vec();
+        args.extend(["--secure_port", "1", "--secure-port=7443", "--bind-address", "127.1.2.3"]);
+        args.extend(["--shutdown-send-retry-after", "--shutdown_delay_duration=1m1.5s", "--stand-in-name", "--x"]);
+        let flags = parse(&args).unwrap();
+        assert_eq!((flags.secure_port, flags.bind_address), (7443, "127.1.2.3".parse().unwrap()));
+        assert!(flags.shutdown_send_retry_after);
+        assert_eq!(flags.shutdown_delay_duration, Duration::from_millis(61_500));
+        assert_eq!((flags.store, flags.name), ("/s".into(), "--x".into()));
+    }
+
+    #[test]
+    fn mistakes_in_kube_apiservers_words() {
+        let errors: Vec<String> = [
+            &["--no-such_flag=1"][..],
+            &["--no-such-flag"],
+            &["--secure-port"],
+            &["--secure-port=x"],
+            &["--shutdown-delay-duration=5"],
+            &["--shutdown-delay-duration=5y"],
+            &["--shutdown-send-retry-after=maybe"],
+            &["--bind-address=here"],
+            &["-x"],
+            &["--=1"],
+            &["--", "serve"],
+            &["--etcd-servers=https://e:2379"],
+            &[],
+        ]
+        .map(|args| parse(args).unwrap_err())
+        .into();
+        insta::assert_snapshot!(errors.join("\n"), @r#"
+        unknown flag: --no-such_flag
+        unknown flag: --no-such-flag
+        flag needs an argument: --secure-port
+        invalid argument "x" for "--secure-port" flag: strconv.ParseInt: parsing "x": not a port between 1 and 65535
+        invalid argument "5" for "--shutdown-delay-duration" flag: time: missing unit in duration "5"
+        invalid argument "5y" for "--shutdown-delay-duration" flag: time: unknown unit "y" in duration "5y"
+        invalid argument "maybe" for "--shutdown-send-retry-after" flag: strconv.ParseBool: parsing "maybe": invalid syntax
+        invalid argument "here" for "--bind-address" flag: failed to parse IP: "here"
+        unknown shorthand flag: 'x' in -x
+        bad flag syntax: --=1
+        "kube-apiserver" does not take any arguments, got ["serve"]
+        [--etcd-servers of a stand-in must be unix:///PATH, the socket of a rehearsal's store, --tls-cert-file and --tls-private-key-file must be specified: a stand-in makes none]
+        [--etcd-servers must be specified, --tls-cert-file and --tls-private-key-file must be specified: a stand-in makes none]
+        "#);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(args in proptest::collection::vec("(--)?[a-z_=.-]{0,12}[0-9µ.hms]{0,6}", 0..6)) {
+            let _ = Flags::parse(&args);
+        }
+
+        #[test]
+        fn milliseconds_come_back(ms in 0_u64..10_000_000) {
+            prop_assert_eq!(duration(&format!("{ms}ms")), Ok(Duration::from_millis(ms)));
+        }
+    }
+}

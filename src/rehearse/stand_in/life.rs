@@ -1,0 +1,92 @@
+//! The phases of a stand-in, as kube-apiserver goes through them, and who waits for which.
+
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+/// How long requests may take after the end of listening (kube-apiserver's request timeout).
+pub(super) const DRAIN: Duration = Duration::from_secs(60);
+
+/// How long connections may linger after the drain when it was kept listening meanwhile
+/// (`--shutdown-send-retry-after`).
+pub(super) const LINGER: Duration = Duration::from_secs(2);
+
+/// The phases. Each token is cancelled when its phase begins, in this order.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Life {
+    /// `/readyz` may be 200.
+    pub(super) ready: CancellationToken,
+    /// SIGTERM: `/readyz` is 500, everything else goes on.
+    pub(super) terminating: CancellationToken,
+    /// New requests on connections that are there are turned away; watches end.
+    pub(super) draining: CancellationToken,
+    /// The listener is closed, and connections as soon as nothing is under way on them.
+    pub(super) closing: CancellationToken,
+    /// Requests under way, watches not counted.
+    requests: TaskTracker,
+}
+
+impl Life {
+    /// Counts a request until the token is dropped; `None`: turn it away.
+    pub(super) fn begin_request(&self) -> Option<TaskTrackerToken> {
+        (!self.draining.is_cancelled()).then(|| self.requests.token())
+    }
+
+    /// Whether `/readyz` is 200.
+    pub(super) fn is_ready(&self) -> bool {
+        self.ready.is_cancelled() && !self.terminating.is_cancelled()
+    }
+
+    /// Ready after `delay`, unless it is stopped before.
+    pub(super) async fn start(&self, delay: Duration) {
+        if self.terminating.run_until_cancelled(tokio::time::sleep(delay)).await.is_some() {
+            self.ready.cancel();
+        }
+    }
+
+    /// Draining, and closing when it should be: at once, or with `answer_meanwhile` only when
+    /// nothing is under way any more.
+    pub(super) async fn drain(&self, answer_meanwhile: bool) {
+        self.draining.cancel();
+        if answer_meanwhile {
+            self.requests.close();
+            let _ = tokio::time::timeout(DRAIN, self.requests.wait()).await;
+        }
+        self.closing.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn closing_waits_for_requests_only_when_it_answers_meanwhile() {
+        let life = Life::default();
+        let request = life.begin_request();
+        life.drain(false).await;
+        assert!(life.closing.is_cancelled() && life.begin_request().is_none());
+        drop(request);
+
+        let life = Life::default();
+        let request = life.begin_request().unwrap();
+        let drain = tokio::spawn({
+            let life = life.clone();
+            async move { life.drain(true).await }
+        });
+        life.draining.cancelled().await;
+        assert!(!life.closing.is_cancelled());
+        drop(request);
+        drain.await.unwrap();
+        assert!(life.closing.is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn one_that_is_stopped_before_it_is_ready_never_gets_ready() {
+        let life = Life::default();
+        life.terminating.cancel();
+        life.start(Duration::from_secs(3600)).await;
+        assert!(!life.is_ready() && !life.ready.is_cancelled());
+    }
+}

@@ -1,0 +1,135 @@
+//! A stand-in for kube-apiserver: its flags, its phases, and just enough of its API.
+//!
+//! What it is for: to be started, loaded and stopped by `berth run` exactly as the real one is, on a
+//! machine that has none. So flags (`flags`), phases on SIGTERM (`life`, `server`) and the API
+//! (`api`) behave as kube-apiserver's do; objects come from the rehearsal's store
+//! (`store_client`), as kube-apiserver's come from etcd. Beyond the real one, it reports to the
+//! rehearsal which connections it ended itself (`connection`): nobody else can know.
+//!
+//! What it is not: authentication, authorization, other kinds than ConfigMaps, DELETE and PATCH.
+
+mod api;
+mod audit;
+mod body;
+mod connection;
+mod flags;
+mod life;
+mod objects;
+mod protobuf;
+mod request;
+mod server;
+mod store_client;
+mod watch;
+
+use super::record::{Mark, Stamp};
+use flags::Flags;
+use life::{DRAIN, LINGER, Life};
+use server::Server;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use store_client::StoreClient;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Runs a stand-in with kube-apiserver's flags until it is stopped. Returns the exit status: 0 after a
+/// drain, 1 for a wrong flag or when it cannot start (said on standard error). A second SIGTERM ends
+/// the process at once with 1.
+pub fn run(args: &[String]) -> u8 {
+    let flags = match Flags::parse(args) {
+        Ok(flags) => flags,
+        Err(error) => return fail(&error),
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error.to_string()),
+    };
+    match runtime.block_on(live(flags)) {
+        Ok(()) => 0,
+        Err(error) => fail(&error.to_string()),
+    }
+}
+
+fn fail(error: &str) -> u8 {
+    eprintln!("Error: {error}");
+    1
+}
+
+async fn live(flags: Flags) -> io::Result<()> {
+    let mut stop = Stop::new()?;
+    let tls = server::tls(&flags)?;
+    let audit = flags.audit_log_path.as_deref().map(|path| {
+        audit::Audit::open(path).map_err(|e| io::Error::other(format!("failed to open {}: {e}", path.display())))
+    });
+    let audit = audit.transpose()?;
+    let store = StoreClient::connect(&flags.store, &flags.name).await?;
+    let address = SocketAddr::new(flags.bind_address, flags.secure_port);
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|e| io::Error::other(format!("failed to create listener: failed to listen on {address}: {e}")))?;
+
+    let life = Life::default();
+    let server = Arc::new(Server::new(flags, store, life.clone(), audit));
+    tracing::info!(%address, name = server.flags.name, version = server.flags.version, "serving securely");
+    server.tasks.spawn(Arc::clone(&server).accept(listener, tls));
+    server.store.mark(Mark::Listening, Stamp::now()).await;
+
+    let ready = async {
+        life.start(server.flags.start_delay).await;
+        server.store.mark(Mark::Ready, Stamp::now()).await;
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = stop.requested() => {}
+        () = ready => {}
+    }
+    shut_down(&server, stop).await;
+    Ok(())
+}
+
+/// kube-apiserver's way out, phase by phase (see `life`).
+async fn shut_down(server: &Server, mut stop: Stop) {
+    let (flags, life) = (&server.flags, &server.life);
+    life.terminating.cancel();
+    let told = Stamp::now();
+    tokio::spawn(async move {
+        stop.requested().await;
+        tracing::warn!("stopped for the second time");
+        std::process::exit(1);
+    });
+    tracing::info!(delay = ?flags.shutdown_delay_duration, "terminating: readyz fails from here on");
+    server.store.mark(Mark::Terminating, told).await;
+    tokio::time::sleep(flags.shutdown_delay_duration).await;
+
+    tracing::info!("draining");
+    let began = Stamp::now();
+    life.drain(flags.shutdown_send_retry_after).await;
+    server.store.mark(Mark::Draining, began).await;
+    server.tasks.close();
+    let patience = if flags.shutdown_send_retry_after { LINGER } else { DRAIN };
+    let patience = patience.max(flags.shutdown_watch_termination_grace_period);
+    if tokio::time::timeout(patience, server.tasks.wait()).await.is_err() {
+        tracing::warn!("connections are left after the drain");
+    }
+    server.abandon().await;
+    server.store.mark(Mark::Drained, Stamp::now()).await;
+}
+
+/// SIGTERM and SIGINT.
+struct Stop {
+    term: Signal,
+    int: Signal,
+}
+
+impl Stop {
+    fn new() -> io::Result<Self> {
+        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+    }
+
+    async fn requested(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+}

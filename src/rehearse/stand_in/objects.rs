@@ -1,0 +1,188 @@
+//! The Kubernetes objects of a stand-in: ConfigMaps, `Status`, and the discovery documents.
+
+use super::body::Payload;
+use hyper::body::Bytes;
+use hyper::{Response, StatusCode, header};
+use serde_json::{Value, json};
+
+/// A JSON answer.
+pub(super) fn answer(status: StatusCode, object: &Value) -> Response<Payload> {
+    with_type(status, "application/json", Bytes::from(object.to_string()))
+}
+
+/// A text answer, as health checks have.
+pub(super) fn text(status: StatusCode, text: &'static str) -> Response<Payload> {
+    with_type(status, "text/plain; charset=utf-8", Bytes::from_static(text.as_bytes()))
+}
+
+fn with_type(status: StatusCode, kind: &'static str, bytes: Bytes) -> Response<Payload> {
+    let mut response = Response::new(Payload::Whole(bytes));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+    response
+}
+
+/// An error as kube-apiserver words it.
+pub(super) fn failure(status: StatusCode, reason: &str, message: &str, name: &str) -> Response<Payload> {
+    answer(status, &status_object(status, reason, message, name))
+}
+
+/// The `Status` object of an error; `name` may be empty.
+pub(super) fn status_object(status: StatusCode, reason: &str, message: &str, name: &str) -> Value {
+    let mut object = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": message, "reason": reason, "code": status.as_u16(),
+    });
+    if !name.is_empty() {
+        object["details"] = json!({"name": name, "kind": "configmaps"});
+    }
+    object
+}
+
+/// `/api`.
+pub(super) fn api_versions(address: &str) -> Value {
+    json!({
+        "kind": "APIVersions", "versions": ["v1"],
+        "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": address}],
+    })
+}
+
+/// `/apis`: no groups.
+pub(super) fn api_groups() -> Value {
+    json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []})
+}
+
+/// `/api/v1`: ConfigMaps and nothing else.
+pub(super) fn api_resources() -> Value {
+    json!({
+        "kind": "APIResourceList", "groupVersion": "v1",
+        "resources": [{
+            "name": "configmaps", "singularName": "configmap", "namespaced": true, "kind": "ConfigMap",
+            "verbs": ["create", "get", "list", "update", "watch"], "shortNames": ["cm"],
+        }],
+    })
+}
+
+/// `/version`.
+pub(super) fn version(git: &str) -> Value {
+    let mut parts = git.trim_start_matches('v').split('.');
+    let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    json!({
+        "major": major, "minor": minor, "gitVersion": git, "gitCommit": "", "gitTreeState": "clean",
+        "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none (berth stand-in)", "compiler": "rustc",
+        "platform": concat!("linux/", "berth"),
+    })
+}
+
+/// A `ConfigMapList`.
+pub(super) fn list(revision: u64, items: &[Value]) -> Value {
+    json!({
+        "kind": "ConfigMapList", "apiVersion": "v1",
+        "metadata": {"resourceVersion": revision.to_string()}, "items": items,
+    })
+}
+
+/// One line of a watch.
+pub(super) fn event(kind: &str, object: &Value) -> Bytes {
+    let mut line = json!({"type": kind, "object": object}).to_string();
+    line.push('\n');
+    line.into()
+}
+
+/// A bookmark: nothing but a revision.
+pub(super) fn bookmark(revision: &str) -> Bytes {
+    let object = json!({"kind": "ConfigMap", "apiVersion": "v1",
+        "metadata": {"resourceVersion": revision, "creationTimestamp": null}});
+    event("BOOKMARK", &object)
+}
+
+/// Why a ConfigMap was not taken: status, reason, message.
+pub(super) type Rejected = (StatusCode, &'static str, String);
+
+/// Checks a ConfigMap that a client sent to `namespace` (and to `name`, if it is an update), and
+/// fills in what a client may leave out.
+pub(super) fn admit(mut object: Value, namespace: &str, name: Option<&str>) -> Result<(Value, String), Rejected> {
+    let bad = |message: String| (StatusCode::BAD_REQUEST, "BadRequest", message);
+    let invalid = |field: &str, why: &str| {
+        let message = format!("ConfigMap is invalid: {field}: {why}");
+        (StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
+    };
+    if !object.is_object() {
+        return Err(bad("the body is no ConfigMap".into()));
+    }
+    for (field, wanted) in [("kind", "ConfigMap"), ("apiVersion", "v1")] {
+        match object.get(field) {
+            None => object[field] = json!(wanted),
+            Some(value) if value == wanted => {}
+            Some(value) => return Err(bad(format!("{field} is {value}, only {wanted} is known here"))),
+        }
+    }
+    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
+        return Err(invalid("metadata.name", "Required value: name is required"));
+    };
+    match metadata.get("namespace").map(|n| n.as_str().unwrap_or_default()) {
+        None | Some("") => {
+            metadata.insert("namespace".into(), json!(namespace));
+        }
+        Some(there) if there == namespace => {}
+        Some(_) => return Err(bad("the namespace of the object does not match the namespace of the request".into())),
+    }
+    let given = metadata.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+    if !is_subdomain(&given) {
+        return Err(invalid("metadata.name", "Invalid value: a lowercase RFC 1123 subdomain is required"));
+    }
+    if name.is_some_and(|n| n != given) {
+        return Err(bad("the name of the object does not match the name of the request".into()));
+    }
+    for field in ["data", "binaryData"] {
+        let strings = |v: &Value| v.as_object().is_some_and(|map| map.values().all(Value::is_string));
+        if object.get(field).is_some_and(|v| !v.is_null() && !strings(v)) {
+            return Err(bad(format!("{field} must be a map of strings")));
+        }
+    }
+    Ok((object, given))
+}
+
+/// DNS subdomain as RFC 1123 has it.
+fn is_subdomain(name: &str) -> bool {
+    let word = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let label = |label: &str| {
+        let bytes = label.as_bytes();
+        let ends = bytes.first().is_some_and(|&b| word(b)) && bytes.last().is_some_and(|&b| word(b));
+        ends && bytes.iter().all(|&b| word(b) || b == b'-')
+    };
+    name.len() <= 253 && name.split('.').all(label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rejected(body: &str) -> u16 {
+        admit(serde_json::from_str(body).unwrap_or_default(), "n", None).unwrap_err().0.as_u16()
+    }
+
+    #[test]
+    fn what_is_left_out_is_filled_in() {
+        let (object, name) = admit(json!({"metadata": {"name": "a.b-c"}, "data": {"k": "v"}}), "n", None).unwrap();
+        assert_eq!(
+            (name.as_str(), &object["kind"], &object["metadata"]["namespace"]),
+            ("a.b-c", &json!("ConfigMap"), &json!("n"))
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_not_taken() {
+        assert_eq!(rejected("k8s\0\n"), 400);
+        assert_eq!(rejected("[]"), 400);
+        assert_eq!(rejected(r#"{"kind":"Secret","metadata":{"name":"a"}}"#), 400);
+        assert_eq!(rejected(r#"{"metadata":{"name":"a","namespace":"other"}}"#), 400);
+        assert_eq!(rejected(r#"{"metadata":{"name":"a"},"data":{"k":1}}"#), 400);
+        assert_eq!(rejected(r#"{"metadata":7}"#), 422);
+        assert_eq!(rejected("{}"), 422);
+        for name in ["", "A", "-a", "a-", "a..b", "a/b"] {
+            assert_eq!(rejected(&json!({"metadata": {"name": name}}).to_string()), 422, "{name}");
+        }
+        assert!(admit(json!({"metadata": {"name": "a"}}), "n", Some("b")).is_err());
+    }
+}

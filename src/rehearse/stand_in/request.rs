@@ -1,0 +1,189 @@
+//! What a request asks for: path and query, without I/O.
+
+use hyper::Uri;
+
+/// What a path names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Resource {
+    /// `/livez`, `/healthz`.
+    Live,
+    /// `/readyz`.
+    Ready,
+    Version,
+    /// `/api`.
+    Api,
+    /// `/api/v1`.
+    ApiV1,
+    /// `/apis`.
+    Apis,
+    /// ConfigMaps of one namespace, or of all.
+    Maps {
+        namespace: Option<String>,
+    },
+    /// One ConfigMap.
+    Map {
+        namespace: String,
+        name: String,
+    },
+    Unknown,
+}
+
+impl Resource {
+    pub(super) fn parse(path: &str) -> Self {
+        let path = path.strip_prefix('/').unwrap_or(path);
+        let Some(parts) =
+            path.trim_end_matches('/').split('/').map(|part| decode(part, false)).collect::<Option<Vec<_>>>()
+        else {
+            return Self::Unknown;
+        };
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        match parts[..] {
+            ["livez" | "healthz"] => Self::Live,
+            ["readyz"] => Self::Ready,
+            ["version"] => Self::Version,
+            ["api"] => Self::Api,
+            ["api", "v1"] => Self::ApiV1,
+            ["apis"] => Self::Apis,
+            ["api", "v1", "configmaps"] => Self::Maps { namespace: None },
+            ["api", "v1", "namespaces", n, "configmaps"] if !n.is_empty() => Self::Maps { namespace: Some(n.into()) },
+            ["api", "v1", "namespaces", n, "configmaps", name] if !n.is_empty() && !name.is_empty() => {
+                Self::Map { namespace: n.into(), name: name.into() }
+            }
+            _ => Self::Unknown,
+        }
+    }
+
+    /// A health check, which is answered in every phase.
+    pub(super) fn is_probe(&self) -> bool {
+        matches!(self, Self::Live | Self::Ready)
+    }
+}
+
+/// The parts of a query that a stand-in knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Query {
+    pub(super) watch: bool,
+    /// None: not given or 0, which both mean any.
+    pub(super) resource_version: Option<u64>,
+    pub(super) bookmarks: bool,
+    pub(super) timeout_seconds: Option<u64>,
+    /// From `fieldSelector=metadata.name=…`.
+    pub(super) name: Option<String>,
+    /// From `fieldSelector=metadata.namespace=…`.
+    pub(super) namespace: Option<String>,
+}
+
+impl Query {
+    /// Reads a query; what changes the answer and is not known here is an error, in words.
+    pub(super) fn parse(uri: &Uri) -> Result<Self, String> {
+        let mut query = Self::default();
+        for pair in uri.query().unwrap_or_default().split('&').filter(|p| !p.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let bad = || format!("invalid query parameter: {pair}");
+            let value = decode(value, true).ok_or_else(bad)?;
+            let flag = || matches!(value.as_str(), "1" | "t" | "true" | "True" | "TRUE");
+            match key {
+                "watch" => query.watch = flag(),
+                "allowWatchBookmarks" => query.bookmarks = flag(),
+                "resourceVersion" if !value.is_empty() => {
+                    query.resource_version = Some(value.parse().map_err(|_| bad())?).filter(|&v| v != 0);
+                }
+                "timeoutSeconds" => query.timeout_seconds = Some(value.parse().map_err(|_| bad())?).filter(|&v| v != 0),
+                "fieldSelector" => query.select(&value)?,
+                "labelSelector" if !value.is_empty() => return Err("a stand-in knows no label selectors".into()),
+                "sendInitialEvents" if flag() => return Err("a stand-in knows no streaming lists".into()),
+                _ => {}
+            }
+        }
+        Ok(query)
+    }
+
+    fn select(&mut self, selector: &str) -> Result<(), String> {
+        for term in selector.split(',').filter(|t| !t.is_empty()) {
+            let (key, value) = term.split_once('=').unwrap_or((term, ""));
+            let value = value.strip_prefix('=').unwrap_or(value).to_owned();
+            match key {
+                "metadata.name" => self.name = Some(value),
+                "metadata.namespace" => self.namespace = Some(value),
+                _ => return Err(format!("field label not supported: {term}")),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Percent-decodes; `None` if it is broken or no UTF-8.
+fn decode(text: &str, plus_is_space: bool) -> Option<String> {
+    let mut bytes = text.bytes();
+    let mut decoded = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        decoded.push(match byte {
+            b'%' => {
+                let high = char::from(bytes.next()?).to_digit(16)?;
+                let low = char::from(bytes.next()?).to_digit(16)?;
+                u8::try_from(high * 16 + low).ok()?
+            }
+            b'+' if plus_is_space => b' ',
+            other => other,
+        });
+    }
+    String::from_utf8(decoded).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn query(text: &str) -> Result<Query, String> {
+        Query::parse(&format!("/x?{text}").parse().unwrap())
+    }
+
+    #[test]
+    fn paths() {
+        let maps = |n: &str| Resource::Maps { namespace: Some(n.into()) };
+        assert_eq!(Resource::parse("/api/v1/namespaces/kube%2Dsystem/configmaps"), maps("kube-system"));
+        assert_eq!(Resource::parse("/api/v1/configmaps/"), Resource::Maps { namespace: None });
+        assert_eq!(
+            Resource::parse("/api/v1/namespaces/n/configmaps/a"),
+            Resource::Map { namespace: "n".into(), name: "a".into() }
+        );
+        for unknown in ["/", "", "/api/v1/pods", "/api/v1/namespaces//configmaps", "/api/%zz", "/apis/apps/v1"] {
+            assert_eq!(Resource::parse(unknown), Resource::Unknown, "{unknown}");
+        }
+    }
+
+    #[test]
+    fn queries() {
+        let all = query(
+            "watch=1&resourceVersion=12&allowWatchBookmarks=true&timeoutSeconds=5&fieldSelector=metadata.name%3Da",
+        )
+        .unwrap();
+        let wanted = Query {
+            watch: true,
+            resource_version: Some(12),
+            bookmarks: true,
+            timeout_seconds: Some(5),
+            name: Some("a".into()),
+            namespace: None,
+        };
+        assert_eq!(all, wanted);
+        assert_eq!(query("resourceVersion=0&limit=500&labelSelector="), Ok(Query::default()));
+        for bad in
+            ["resourceVersion=x", "labelSelector=a%3Db", "fieldSelector=data%3D1", "timeoutSeconds=-1", "watch=%f"]
+        {
+            assert!(query(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(text in "[ -~]{0,60}") {
+            let _ = decode(&text, true);
+            let _ = Resource::parse(&text);
+            if let Ok(uri) = format!("/?{text}").parse() {
+                let _ = Query::parse(&uri);
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The verdict as a short table, for standard output.
+
+use super::verdict::{Loss, NEW, OLD, Verdict};
+use std::fmt::Write;
+use std::time::Duration;
+
+/// The table and one line of verdict below.
+pub fn render(verdict: &Verdict) -> String {
+    let mut text = String::new();
+    let mut row = |name: &str, value: String, note: String| {
+        let line = format!("{name:<32}{value:>10}   {note}");
+        let _ = writeln!(text, "{}", line.trim_end());
+    };
+    let new = verdict.new_connections;
+    row("requests", count(verdict.requests), format!("{} on a new connection", count(new)));
+    row("lost", count(verdict.lost()), String::new());
+    for (loss, number) in &verdict.lost {
+        row(&format!("  {loss}"), count(*number), String::new());
+    }
+    let waits = format!("median {}, 99 % within {}", time(verdict.median_wait), time(verdict.p99_wait));
+    row("longest wait", time(verdict.longest_wait), waits);
+    row("streams ended by berth", count(verdict.ended_by_berth), String::new());
+    row("streams ended by the instance", count(verdict.ended_by_instance), "counted apart: it shut down".into());
+    row("turned away by the instance", count(verdict.turned_away), "503 or 429 while it shut down".into());
+    let gaps = [Loss::EventMissed, Loss::EventDoubled].iter().any(|loss| verdict.lost.contains_key(loss));
+    let seen = if gaps { "with gaps" } else { "no write missed or doubled" };
+    row("watch events", count(verdict.watch_events), seen.into());
+    for name in [OLD, NEW] {
+        let served = verdict.connections.get(name).copied().unwrap_or(0);
+        row(&format!("connections on {name}"), count(served), String::new());
+    }
+    text.push('\n');
+    for example in &verdict.examples {
+        let _ = writeln!(text, "lost: {example}");
+    }
+    for objection in &verdict.objections {
+        let _ = writeln!(text, "not as it should be: {objection}");
+    }
+    text.push_str(match (verdict.lost(), verdict.objections.is_empty()) {
+        (0, true) => "verdict: nothing was lost\n",
+        (0, false) => "verdict: nothing was seen to be lost, but the run proves nothing\n",
+        _ => "verdict: something was lost\n",
+    });
+    text
+}
+
+/// A number with separators between thousands.
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn time(time: Duration) -> String {
+    let ms = time.as_secs_f64() * 1e3;
+    match ms {
+        0.0..10.0 => format!("{ms:.1} ms"),
+        10.0..10_000.0 => format!("{ms:.0} ms"),
+        _ => format!("{:.1} s", ms / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_lost() {
+        let verdict = Verdict {
+            requests: 2_134,
+            new_connections: 1_031,
+            longest_wait: Duration::from_millis(38),
+            median_wait: Duration::from_micros(1_240),
+            p99_wait: Duration::from_micros(9_949),
+            ended_by_instance: 16,
+            watch_events: 820,
+            connections: [(OLD.to_owned(), 600), (NEW.to_owned(), 431)].into(),
+            ..Verdict::default()
+        };
+        insta::assert_snapshot!(render(&verdict), @r#"
+        requests                             2,134   1,031 on a new connection
+        lost                                     0
+        longest wait                         38 ms   median 1.2 ms, 99 % within 9.9 ms
+        streams ended by berth                   0
+        streams ended by the instance           16   counted apart: it shut down
+        turned away by the instance              0   503 or 429 while it shut down
+        watch events                           820   no write missed or doubled
+        connections on old                     600
+        connections on new                     431
+
+        verdict: nothing was lost
+        "#);
+    }
+
+    #[test]
+    fn something_lost() {
+        let verdict = Verdict {
+            requests: 12,
+            lost: [(Loss::Reset, 2), (Loss::StreamEnded, 1), (Loss::EventMissed, 2)].into(),
+            examples: vec!["new-7: reset after 1.2ms".into()],
+            ended_by_berth: 1,
+            longest_wait: Duration::from_secs(15),
+            objections: vec!["new never got ready".into()],
+            ..Verdict::default()
+        };
+        insta::assert_snapshot!(render(&verdict), @r#"
+        requests                                12   0 on a new connection
+        lost                                     5
+          reset                                  2
+          streams ended by berth                 1
+          watch events missed                    2
+        longest wait                        15.0 s   median 0.0 ms, 99 % within 0.0 ms
+        streams ended by berth                   1
+        streams ended by the instance            0   counted apart: it shut down
+        turned away by the instance              0   503 or 429 while it shut down
+        watch events                             0   with gaps
+        connections on old                       0
+        connections on new                       0
+
+        lost: new-7: reset after 1.2ms
+        not as it should be: new never got ready
+        verdict: something was lost
+        "#);
+    }
+
+    #[test]
+    fn thousands() {
+        assert_eq!([0, 999, 1_000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
+    }
+}

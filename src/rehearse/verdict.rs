@@ -1,0 +1,471 @@
+//! From the record to the verdict: what was lost, what the instances ended themselves, and whether
+//! the run was a test at all. Pure.
+//!
+//! **Lost** (the design's word) is a new connection that was refused, reset, or not answered within
+//! 15 s, or a stream that ended before its instance ended it. Who ended a stream is decided by the
+//! instance's own report; no report means that the instance did not end it.
+
+use super::plan::Plan;
+use super::record::{Answer, Attempt, EndReport, EndedBy, Failure, Kind, Mark, Record, Stamp};
+use hdrhistogram::Histogram;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::time::Duration;
+
+/// The instance that is replaced.
+pub const OLD: &str = "old";
+
+/// The instance that replaces it.
+pub const NEW: &str = "new";
+
+/// Fewest new connections, and of those fewest on either instance, for a verdict.
+const FEWEST: u64 = 200;
+const FEWEST_EACH: u64 = 20;
+
+/// How far clients may be behind their timetable before a run says more of the machine than of berth.
+const MOST_BEHIND: Duration = Duration::from_secs(1);
+
+/// Longest wait that the histogram tells apart, in microseconds: far beyond what a client waits.
+const LONGEST_WAIT: u64 = 120_000_000;
+
+/// The verdict.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Verdict {
+    /// All requests of all clients.
+    pub requests: u64,
+    /// Those that had to connect first.
+    pub new_connections: u64,
+    /// What was lost, by kind.
+    pub lost: BTreeMap<Loss, u64>,
+    /// The first of each kind of failure, in words.
+    pub examples: Vec<String>,
+    /// Longest time from when a request was due to its whole answer.
+    pub longest_wait: Duration,
+    /// Median of the same.
+    pub median_wait: Duration,
+    /// 99 % of requests waited no longer.
+    pub p99_wait: Duration,
+    /// Kept connections and watches that ended although their instance did not end them.
+    pub ended_by_berth: u64,
+    /// Those that their instance ended.
+    pub ended_by_instance: u64,
+    /// Requests that an instance answered with 429 or 503 because it was shutting down.
+    pub turned_away: u64,
+    /// New connections by the instance that answered.
+    pub connections: BTreeMap<String, u64>,
+    /// Events that watches saw.
+    pub watch_events: u64,
+    /// Why nothing can be concluded, or what else was not as it should be.
+    pub objections: Vec<String>,
+}
+
+/// A kind of loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Loss {
+    /// A new connection was refused.
+    Refused,
+    /// A new connection was reset.
+    Reset,
+    /// A new connection was closed without an answer.
+    Closed,
+    /// No answer within 15 s.
+    Unanswered,
+    /// TLS failed.
+    Tls,
+    /// HTTP failed.
+    Http,
+    /// An error status that no shutdown explains.
+    BadStatus,
+    /// A stream ended although its instance did not end it.
+    StreamEnded,
+    /// A write that a watch never saw.
+    EventMissed,
+    /// A write that a watch saw twice or too late.
+    EventDoubled,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Refused => "refused",
+            Self::Reset => "reset",
+            Self::Closed => "closed without an answer",
+            Self::Unanswered => "unanswered for 15 s",
+            Self::Tls => "TLS errors",
+            Self::Http => "HTTP errors",
+            Self::BadStatus => "error statuses",
+            Self::StreamEnded => "streams ended by berth",
+            Self::EventMissed => "watch events missed",
+            Self::EventDoubled => "watch events doubled",
+        })
+    }
+}
+
+impl Verdict {
+    /// All losses.
+    pub fn lost(&self) -> u64 {
+        self.lost.values().sum()
+    }
+
+    /// Nothing was lost in a run that would have shown it.
+    pub fn held(&self) -> bool {
+        self.lost() == 0 && self.objections.is_empty()
+    }
+
+    fn lose(&mut self, loss: Loss, count: u64) {
+        if count > 0 {
+            *self.lost.entry(loss).or_default() += count;
+        }
+    }
+}
+
+/// Judges a record.
+pub fn judge(record: &Record, plan: &Plan) -> Verdict {
+    let mut judge = Judge::new(record);
+    for attempt in &record.attempts {
+        judge.attempt(attempt);
+    }
+    judge.ends();
+    judge.watches(plan);
+    judge.waits();
+    judge.objections(plan);
+    judge.verdict
+}
+
+struct Judge<'a> {
+    record: &'a Record,
+    reports: HashMap<&'a str, &'a EndReport>,
+    /// Requests turned away by stream, less those that were seen already.
+    turned_away: HashMap<&'a str, u32>,
+    local: BTreeMap<String, u64>,
+    verdict: Verdict,
+}
+
+impl<'a> Judge<'a> {
+    fn new(record: &'a Record) -> Self {
+        let reports = record.reports.iter().map(|(_, report)| (report.stream.as_str(), report)).collect();
+        let turned_away = record.reports.iter().map(|(_, r)| (r.stream.as_str(), r.turned_away)).collect();
+        Self { record, reports, turned_away, local: BTreeMap::new(), verdict: Verdict::default() }
+    }
+
+    /// Whether the instance says that it ended a stream, and before the client saw the end.
+    fn instance_ended(&self, stream: &str, seen: Stamp) -> bool {
+        self.reports.get(stream).is_some_and(|r| r.by == EndedBy::Instance && r.at <= seen)
+    }
+
+    fn attempt(&mut self, attempt: &Attempt) {
+        self.verdict.requests += 1;
+        let new = attempt.kind == Kind::New;
+        self.verdict.new_connections += u64::from(new);
+        match &attempt.answer {
+            Answer::Good { instance } | Answer::Bad { instance, .. } if new => {
+                *self.verdict.connections.entry(instance.clone()).or_default() += 1;
+            }
+            _ => {}
+        }
+        match &attempt.answer {
+            Answer::Good { .. } => {}
+            Answer::Bad { instance, status } => self.bad_status(attempt, instance, *status),
+            Answer::Failed(failure) => self.failed(attempt, failure),
+        }
+    }
+
+    fn bad_status(&mut self, attempt: &Attempt, instance: &str, status: u16) {
+        if let Some(left) = self.turned_away.get_mut(attempt.stream.as_str()).filter(|left| **left > 0) {
+            *left -= 1;
+            self.verdict.turned_away += 1;
+        } else {
+            self.lose(Loss::BadStatus, format!("{}: {status} from {instance}", attempt.stream));
+        }
+    }
+
+    fn failed(&mut self, attempt: &Attempt, failure: &Failure) {
+        let loss = match failure {
+            Failure::Local(why) => {
+                *self.local.entry(why.clone()).or_default() += 1;
+                return;
+            }
+            Failure::Unanswered => Loss::Unanswered,
+            // The end of a kept connection is judged once, as the end of a stream.
+            _ if attempt.kind == Kind::Kept => return,
+            Failure::Reset | Failure::Closed if self.instance_ended(&attempt.stream, attempt.done) => {
+                self.verdict.ended_by_instance += 1;
+                return;
+            }
+            Failure::Refused => Loss::Refused,
+            Failure::Reset => Loss::Reset,
+            Failure::Closed => Loss::Closed,
+            Failure::Tls(_) => Loss::Tls,
+            Failure::Http(_) => Loss::Http,
+        };
+        let waited = attempt.done.since(attempt.due);
+        self.lose(loss, format!("{}: {failure} after {waited:.1?}", attempt.stream));
+    }
+
+    fn ends(&mut self) {
+        for end in &self.record.ends {
+            if let Failure::Local(why) = &end.how {
+                *self.local.entry(why.clone()).or_default() += 1;
+            } else if self.instance_ended(&end.stream, end.at) {
+                self.verdict.ended_by_instance += 1;
+            } else {
+                self.verdict.ended_by_berth += 1;
+                let report = match self.reports.get(end.stream.as_str()) {
+                    None => "its instance reports nothing",
+                    Some(r) if r.by == EndedBy::Instance => "its instance ended it only later",
+                    Some(_) => "its instance saw the other side end it",
+                };
+                let while_what = if end.in_flight { "with a request under way" } else { "between requests" };
+                let words = format!("{} ({:?}): {} {while_what}, {report}", end.stream, end.what, end.how);
+                self.lose(Loss::StreamEnded, words);
+            }
+        }
+    }
+
+    fn lose(&mut self, loss: Loss, example: String) {
+        if !self.verdict.lost.contains_key(&loss) {
+            self.verdict.examples.push(example);
+        }
+        self.verdict.lose(loss, 1);
+    }
+
+    fn watches(&mut self, plan: &Plan) {
+        let watches = &self.record.watches;
+        self.verdict.watch_events = watches.iter().flat_map(|w| w.events.values()).sum();
+        self.verdict.lose(Loss::EventMissed, watches.iter().map(|w| w.missed).sum());
+        self.verdict.lose(Loss::EventDoubled, watches.iter().map(|w| w.doubled).sum());
+        if watches.len() < plan.watches as usize {
+            self.object(format!("only {} of {} watches came to their end", watches.len(), plan.watches));
+        }
+        if !watches.iter().any(|w| [OLD, NEW].iter().all(|name| w.events.get(*name).is_some_and(|n| *n > 0))) {
+            self.object("no watch saw events from both instances".into());
+        }
+    }
+
+    fn waits(&mut self) {
+        let mut waits = Histogram::<u64>::new_with_bounds(1, LONGEST_WAIT, 3).expect("the bounds are in order");
+        for attempt in &self.record.attempts {
+            let wait = attempt.done.since(attempt.due);
+            self.verdict.longest_wait = self.verdict.longest_wait.max(wait);
+            waits.saturating_record(u64::try_from(wait.as_micros()).unwrap_or(u64::MAX));
+        }
+        self.verdict.median_wait = Duration::from_micros(waits.value_at_quantile(0.5));
+        self.verdict.p99_wait = Duration::from_micros(waits.value_at_quantile(0.99));
+    }
+
+    /// What makes a run worthless although nothing was lost, and promises that were broken without
+    /// a loss.
+    fn objections(&mut self, plan: &Plan) {
+        for fault in &self.record.faults {
+            self.object(fault.clone());
+        }
+        for (why, count) in std::mem::take(&mut self.local) {
+            self.object(format!("{count} requests failed on this machine's own account ({why}): a lower --rate helps"));
+        }
+        let behind = self.record.behind;
+        if behind > MOST_BEHIND {
+            let rate = plan.rate;
+            self.object(format!(
+                "the clients were up to {behind:.1?} behind their timetable: this machine is too slow or too busy for \
+                 --rate {rate}, and waits are its own"
+            ));
+        }
+        let connections = self.verdict.new_connections;
+        let load = plan.before + plan.together + plan.after;
+        let planned = (f64::from(plan.rate) * load.as_secs_f64()) as u64;
+        let fewest = FEWEST.min(planned);
+        if connections < fewest {
+            self.object(format!("only {connections} new connections; fewer than {fewest} say nothing"));
+        }
+        for name in [OLD, NEW] {
+            let served = self.verdict.connections.get(name).copied().unwrap_or(0);
+            if served < FEWEST_EACH {
+                self.object(format!("{name} served only {served} new connections"));
+            }
+        }
+        self.upgrade();
+    }
+
+    /// Whether the upgrade happened, in the right order.
+    fn upgrade(&mut self) {
+        let mark = |name: &str, mark| self.record.marks.get(name).and_then(|m| m.get(&mark)).copied();
+        let ready = mark(NEW, Mark::Ready);
+        let served = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == NEW);
+        let early = self.record.attempts.iter().filter(served).filter(|a| ready.is_none_or(|r| a.done < r)).count();
+        let after = |gone: Stamp| self.record.attempts.iter().filter(served).any(|a| a.due > gone);
+        let objection = match (mark(OLD, Mark::Terminating), mark(OLD, Mark::Drained), ready) {
+            (None, ..) => Some("old was never told to stop"),
+            (_, None, _) => Some("old did not come to the end of its drain"),
+            (_, _, None) => Some("new never got ready"),
+            (Some(told), _, Some(ready)) if told < ready => Some("old was stopped before new was ready"),
+            (_, Some(gone), _) if !after(gone) => Some("new served nothing after old was gone"),
+            _ => None,
+        };
+        if let Some(objection) = objection {
+            self.object(objection.to_owned());
+        }
+        if early > 0 {
+            self.object(format!("new answered {early} requests before its /readyz was 200"));
+        }
+    }
+
+    fn object(&mut self, objection: String) {
+        self.verdict.objections.push(objection);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rehearse::record::{StreamEnd, WatchSum, What};
+
+    fn plan() -> Plan {
+        Plan::new(100, 8, 1, Duration::ZERO)
+    }
+
+    fn attempt(kind: Kind, stream: &str, at: u64, answer: Answer) -> Attempt {
+        Attempt { kind, stream: stream.into(), due: Stamp(at), done: Stamp(at + 1_000_000), answer }
+    }
+
+    /// A run in which all went well: new is ready at 1000 ms, old stops from 2000 to 2100 ms.
+    fn good() -> Record {
+        let mut record = Record::default();
+        for n in 0..300_u64 {
+            let at = n * 10_000_000;
+            let instance = if at < 2_000_000_000 { OLD } else { NEW }.to_owned();
+            record.attempts.push(attempt(Kind::New, &format!("new-{n}"), at, Answer::Good { instance }));
+        }
+        let marks = |marks: &[(Mark, u64)]| marks.iter().map(|&(m, ms)| (m, Stamp(ms * 1_000_000))).collect();
+        let old = [(Mark::Ready, 0), (Mark::Terminating, 2000), (Mark::Drained, 2100)];
+        record.marks.insert(OLD.into(), marks(&old));
+        record.marks.insert(NEW.into(), marks(&[(Mark::Ready, 1000)]));
+        let events = [(OLD.to_owned(), 20), (NEW.to_owned(), 10)].into();
+        record.watches.push(WatchSum { events, missed: 0, doubled: 0 });
+        record
+    }
+
+    fn report(stream: &str, by: EndedBy, at: u64) -> (String, EndReport) {
+        let peer = ([127, 0, 0, 1], 1).into();
+        (OLD.into(), EndReport { stream: stream.into(), peer, by, at: Stamp(at), turned_away: 0 })
+    }
+
+    fn end(stream: &str, at: u64) -> StreamEnd {
+        StreamEnd { stream: stream.into(), what: What::Kept, at: Stamp(at), how: Failure::Closed, in_flight: false }
+    }
+
+    #[test]
+    fn a_good_run_holds() {
+        let verdict = judge(&good(), &plan());
+        assert!(verdict.held(), "{verdict:#?}");
+        assert_eq!((verdict.requests, verdict.connections[OLD], verdict.connections[NEW]), (300, 200, 100));
+        assert_eq!(verdict.longest_wait, Duration::from_millis(1));
+        assert_eq!((verdict.median_wait, verdict.p99_wait), (verdict.longest_wait, verdict.longest_wait));
+    }
+
+    #[test]
+    fn every_failure_of_a_new_connection_is_lost() {
+        for (failure, loss) in [
+            (Failure::Refused, Loss::Refused),
+            (Failure::Reset, Loss::Reset),
+            (Failure::Closed, Loss::Closed),
+            (Failure::Unanswered, Loss::Unanswered),
+            (Failure::Tls("x509".into()), Loss::Tls),
+            (Failure::Http("h2".into()), Loss::Http),
+        ] {
+            let mut record = good();
+            record.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(failure)));
+            let verdict = judge(&record, &plan());
+            assert_eq!(verdict.lost, [(loss, 1)].into());
+            assert!(!verdict.held() && verdict.examples.len() == 1);
+        }
+    }
+
+    #[test]
+    fn an_instance_cannot_excuse_what_never_reached_it() {
+        for failure in [Failure::Refused, Failure::Unanswered, Failure::Tls("x509".into())] {
+            let mut record = good();
+            record.attempts.push(attempt(Kind::New, "x", 5, Answer::Failed(failure)));
+            record.reports.push(report("x", EndedBy::Instance, 1));
+            assert_eq!(judge(&record, &plan()).lost(), 1);
+        }
+    }
+
+    #[test]
+    fn streams_that_their_instance_ended_are_counted_apart() {
+        let mut record = good();
+        record.ends.push(end("kept", 10));
+        record.attempts.push(attempt(Kind::Kept, "kept", 9, Answer::Failed(Failure::Reset)));
+        record.reports.push(report("kept", EndedBy::Instance, 10));
+        let verdict = judge(&record, &plan());
+        assert!(verdict.held(), "{verdict:#?}");
+        assert_eq!((verdict.ended_by_instance, verdict.ended_by_berth), (1, 0));
+    }
+
+    #[test]
+    fn other_ends_are_berths() {
+        let others = [
+            None,
+            Some(report("kept", EndedBy::Peer, 5)),
+            Some(report("kept", EndedBy::PeerEarly, 5)),
+            // The instance ended it after the client had seen the end.
+            Some(report("kept", EndedBy::Instance, 11)),
+            Some(report("another", EndedBy::Instance, 5)),
+        ];
+        for other in others {
+            let mut record = good();
+            record.ends.push(end("kept", 10));
+            record.reports.extend(other);
+            let verdict = judge(&record, &plan());
+            assert_eq!((verdict.ended_by_instance, verdict.ended_by_berth), (0, 1));
+            assert_eq!(verdict.lost, [(Loss::StreamEnded, 1)].into());
+        }
+    }
+
+    #[test]
+    fn error_statuses_are_lost_unless_the_instance_turned_them_away() {
+        let bad = |stream: &str| attempt(Kind::Kept, stream, 1, Answer::Bad { instance: OLD.into(), status: 503 });
+        let mut record = good();
+        record.attempts.extend([bad("a"), bad("a"), bad("b")]);
+        let (name, mut once) = report("a", EndedBy::Instance, 2);
+        once.turned_away = 1;
+        record.reports.push((name, once));
+        let verdict = judge(&record, &plan());
+        assert_eq!((verdict.turned_away, verdict.lost()), (1, 2));
+    }
+
+    #[test]
+    fn gaps_in_watches_are_lost() {
+        let mut record = good();
+        record.watches[0].missed = 3;
+        record.watches[0].doubled = 1;
+        assert_eq!(judge(&record, &plan()).lost(), 4);
+    }
+
+    #[test]
+    fn a_run_that_tests_nothing_does_not_hold() {
+        fn marks<'a>(r: &'a mut Record, name: &str) -> &'a mut BTreeMap<Mark, Stamp> {
+            r.marks.get_mut(name).unwrap()
+        }
+        type Spoil = fn(&mut Record);
+        let spoils: [Spoil; 11] = [
+            |r| r.behind = Duration::from_secs(2),
+            |r| r.attempts.truncate(30),
+            |r| r.attempts.retain(|a| matches!(&a.answer, Answer::Good { instance } if instance == OLD)),
+            |r| r.watches.clear(),
+            |r| r.watches[0].events.retain(|name, _| name == OLD),
+            |r| marks(r, OLD).clear(),
+            |r| marks(r, NEW).clear(),
+            |r| marks(r, OLD).retain(|mark, _| *mark != Mark::Drained),
+            |r| *marks(r, NEW).get_mut(&Mark::Ready).unwrap() = Stamp(2_500_000_000),
+            |r| r.faults.push("old had to be killed".into()),
+            |r| r.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Local("EMFILE".into())))),
+        ];
+        for (n, spoil) in spoils.iter().enumerate() {
+            let mut record = good();
+            spoil(&mut record);
+            let verdict = judge(&record, &plan());
+            assert!(!verdict.held() && verdict.lost() == 0 && !verdict.objections.is_empty(), "{n}: {verdict:#?}");
+        }
+        assert!(!judge(&Record::default(), &plan()).held());
+    }
+}

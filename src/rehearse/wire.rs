@@ -1,0 +1,172 @@
+//! What a stand-in says to the rehearsal over a Unix socket, and what it hears: one JSON object a
+//! line, the version in the first.
+//!
+//! A connection carries calls in turn, or, after [`Call::Watch`], changes until it is closed.
+
+use super::record::{EndReport, Mark, Stamp};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
+use std::io;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// Version of this protocol. Both ends are the same binary; a difference is said and not guessed at.
+pub const VERSION: u32 = 1;
+
+/// Longest line. A list of some ten thousand small ConfigMaps fits.
+const MAX_LINE: u64 = 64 << 20;
+
+/// What a stand-in says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "call", rename_all = "kebab-case")]
+pub enum Call {
+    /// First line of a connection.
+    Hello {
+        /// [`VERSION`].
+        version: u32,
+        /// Name of the instance.
+        instance: String,
+    },
+    /// Read one object.
+    Get {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// Read all objects, or those of one namespace.
+    List {
+        /// Which namespace; none: all.
+        namespace: Option<String>,
+    },
+    /// Write an object that is not there yet.
+    Create {
+        /// A ConfigMap with namespace and name.
+        object: Value,
+    },
+    /// Write an object that is there; a `resourceVersion` in it must be the present one.
+    Update {
+        /// A ConfigMap with namespace and name.
+        object: Value,
+    },
+    /// Read all changes after a revision, and go on.
+    Watch {
+        /// Which namespace; none: all.
+        namespace: Option<String>,
+        /// The revision after which changes are wanted.
+        after: u64,
+    },
+    /// A moment in the instance's life.
+    Mark {
+        /// Which.
+        mark: Mark,
+        /// When.
+        at: Stamp,
+    },
+    /// A connection is over.
+    Ended(EndReport),
+}
+
+/// What it hears.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "kebab-case")]
+pub enum Reply {
+    /// Done, nothing to tell.
+    Noted,
+    /// To get, create and update.
+    Object {
+        /// As it is now.
+        object: Value,
+    },
+    /// To list.
+    List {
+        /// The store's revision.
+        revision: u64,
+        /// In order of namespace and name.
+        items: Vec<Value>,
+    },
+    /// To watch: one change.
+    Change(Change),
+    /// It cannot be done.
+    Failed {
+        /// Why.
+        reason: Reason,
+    },
+}
+
+/// One write.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// The revision that it made.
+    pub revision: u64,
+    /// False: it changed an object that was there.
+    pub added: bool,
+    /// The object as written.
+    pub object: Value,
+}
+
+/// Why a call failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reason {
+    /// No such object.
+    #[error("no such object")]
+    NotFound,
+    /// There is one already.
+    #[error("the object exists already")]
+    Exists,
+    /// It was changed by somebody else.
+    #[error("the object was changed by somebody else")]
+    Conflict,
+    /// The history does not go back that far.
+    #[error("the history does not go back that far")]
+    Gone,
+    /// Not a call of this protocol and version.
+    #[error("not a call of protocol version {VERSION}")]
+    Protocol,
+}
+
+/// Writes one line.
+pub async fn write<T: Serialize>(to: &mut (impl AsyncWrite + Unpin), message: &T) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    to.write_all(&line).await
+}
+
+/// Reads one line; `None` at the end. A line that is too long, cut off or not a message is
+/// [`io::ErrorKind::InvalidData`].
+pub async fn read<T: DeserializeOwned>(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<T>> {
+    let mut line = Vec::new();
+    if from.take(MAX_LINE).read_until(b'\n', &mut line).await? == 0 {
+        return Ok(None);
+    }
+    if line.last() != Some(&b'\n') {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a line was cut off"));
+    }
+    Ok(Some(serde_json::from_slice(&line)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn lines_come_back_and_cut_ones_do_not() {
+        let calls = [
+            Call::Hello { version: VERSION, instance: "old".into() },
+            Call::Watch { namespace: None, after: 7 },
+            Call::Mark { mark: Mark::Ready, at: Stamp(9) },
+        ];
+        let mut bytes = Vec::new();
+        for call in &calls {
+            write(&mut bytes, call).await.unwrap();
+        }
+        let mut from = &bytes[..];
+        for call in calls {
+            assert_eq!(read::<Call>(&mut from).await.unwrap(), Some(call));
+        }
+        assert_eq!(read::<Call>(&mut from).await.unwrap(), None);
+        for bad in [&b"{\"call\":\"list\""[..], b"nonsense\n", b"{\"call\":\"fly\"}\n", b"\n", b"\xff\n"] {
+            assert!(read::<Call>(&mut &bad[..]).await.is_err());
+        }
+    }
+}

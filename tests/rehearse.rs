@@ -1,0 +1,115 @@
+//! `berth rehearse` as a user runs it.
+#![cfg(feature = "rehearse")]
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Far beyond what anything here takes.
+const BOUND: Duration = Duration::from_secs(60);
+
+fn rehearse(tmp: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    // Settings of the environment must not reach the instances.
+    command.env("TMPDIR", tmp).env("BERTH_LISTEN", "nonsense").env("BERTH_PROBE_CA", "/nonexistent");
+    command.arg("rehearse").args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Processes with a word in their command line.
+fn processes(word: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        if line.contains(word) {
+            found.push(line);
+        }
+    }
+    found
+}
+
+/// A rehearsal whose old instance is ready.
+fn started(tmp: &Path) -> Child {
+    let mut child = rehearse(tmp, &["--rate=20"]).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("old is ready and joined")));
+    // Read on, so that it never waits for a reader.
+    std::thread::spawn(move || lines.for_each(drop));
+    assert!(!processes(&tmp.display().to_string()).is_empty());
+    child
+}
+
+fn gone(tmp: &Path) {
+    let deadline = Instant::now() + BOUND;
+    loop {
+        let left = processes(&tmp.display().to_string());
+        if left.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{left:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn an_upgrade_loses_nothing() {
+    let tmp = tempfile::tempdir().unwrap();
+    let output = rehearse(tmp.path(), &["--rate=30"]).output().unwrap();
+    let (table, progress) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{table}\n{progress}");
+    for row in [
+        "requests ",
+        "lost  ",
+        "longest wait ",
+        "streams ended by berth  ",
+        "streams ended by the instance ",
+        "connections on new ",
+    ] {
+        assert!(table.lines().any(|line| line.starts_with(row)), "{row}: {table}");
+    }
+    assert!(table.ends_with("verdict: nothing was lost\n"), "{table}");
+    assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
+    gone(tmp.path());
+}
+
+#[test]
+fn an_interrupt_leaves_nothing_behind() {
+    for (signal, status) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut child = started(tmp.path());
+        kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(status));
+        assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
+        gone(tmp.path());
+    }
+}
+
+#[test]
+fn children_die_with_a_rehearsal_that_is_killed() {
+    let tmp = tempfile::tempdir().unwrap();
+    let mut child = started(tmp.path());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    gone(tmp.path());
+}
+
+#[test]
+fn all_mistakes_are_reported_at_once() {
+    let tmp = tempfile::tempdir().unwrap();
+    let output =
+        rehearse(tmp.path(), &["--rate=0", "--clients=x", "--watches=-1", "--shutdown-delay-duration=soon"]).output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), said.lines().count()), (Some(64), 4), "{said}");
+}
+
+#[test]
+fn without_a_place_for_its_files_it_says_so() {
+    let output = rehearse(Path::new("/nonexistent"), &[]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(69) && said.contains("TMPDIR"), "{said}");
+}

@@ -1,0 +1,410 @@
+//! A stand-in apiserver alone, as a process: its flags, its API, its phases on SIGTERM.
+#![cfg(feature = "rehearse")]
+
+use berth::rehearse::record::{EndedBy, Mark, Recorder, STREAM_HEADER};
+use berth::rehearse::store::Store;
+use berth::rehearse::{certs, hub, stage};
+use http_body_util::{BodyExt, Full, combinators::BoxBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::net::{TcpStream, UnixListener};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// Far beyond what anything here takes; only a hang comes near it.
+const BOUND: Duration = Duration::from_secs(30);
+
+const MAPS: &str = "/api/v1/namespaces/n/configmaps";
+
+struct StandIn {
+    child: Child,
+    address: SocketAddr,
+    recorder: Arc<Recorder>,
+    store: Arc<Store>,
+    tls: [tokio_rustls::TlsConnector; 2],
+    _hub: tokio::task::JoinSet<()>,
+    dir: tempfile::TempDir,
+}
+
+impl StandIn {
+    async fn start(flags: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let address = stage::free_address().unwrap();
+        let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
+        let (store, recorder) = (Arc::new(Store::with_history(8)), Arc::new(Recorder::default()));
+        let socket = dir.path().join("store");
+        let mut hub = tokio::task::JoinSet::new();
+        hub.spawn(hub::serve(UnixListener::bind(&socket).unwrap(), Arc::clone(&store), Arc::clone(&recorder)));
+        let child = Command::new(env!("CARGO_BIN_EXE_berth"))
+            .args(["stand-in", "--secure-port", &address.port().to_string(), "--stand-in-name=it"])
+            .arg(format!("--bind_address={}", address.ip()))
+            .arg(format!("--etcd-servers=unix://{}", socket.display()))
+            .arg(format!("--tls-cert-file={}", certs.cert_file.display()))
+            .arg(format!("--tls-private-key-file={}", certs.key_file.display()))
+            .arg(format!("--audit-log-path={}", dir.path().join("audit").display()))
+            .args(flags)
+            .stderr(std::process::Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(certs.ca).unwrap();
+        let roots = Arc::new(roots);
+        let tls = [&b"http/1.1"[..], b"h2"].map(|alpn| {
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let builder = rustls::ClientConfig::builder_with_provider(provider);
+            let builder = builder.with_safe_default_protocol_versions().unwrap();
+            let mut config = builder.with_root_certificates(Arc::clone(&roots)).with_no_client_auth();
+            config.alpn_protocols = vec![alpn.to_vec()];
+            tokio_rustls::TlsConnector::from(Arc::new(config))
+        });
+        let it = Self { child, address, recorder, store, tls, _hub: hub, dir };
+        it.marked(Mark::Listening).await;
+        it
+    }
+
+    async fn marked(&self, mark: Mark) {
+        until(|| {
+            let mut there = false;
+            self.recorder.note(|r| there = r.marks.get("it").is_some_and(|m| m.contains_key(&mark)));
+            there
+        })
+        .await;
+    }
+
+    /// Who ended a stream, once the instance has reported it.
+    async fn ended_by(&self, stream: &str) -> EndedBy {
+        let mut by = None;
+        until(|| {
+            self.recorder.note(|r| by = r.reports.iter().find(|(_, r)| r.stream == stream).map(|(_, r)| r.by));
+            by.is_some()
+        })
+        .await;
+        by.unwrap()
+    }
+
+    fn signal(&self) {
+        kill(Pid::from_raw(self.child.id().unwrap().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    }
+
+    async fn exit(&mut self) -> ExitStatus {
+        tokio::time::timeout(BOUND, self.child.wait()).await.unwrap().unwrap()
+    }
+
+    async fn connect(&self, http2: bool, stream: &'static str) -> std::io::Result<Client> {
+        let tcp = TcpStream::connect(self.address).await?;
+        let tls = self.tls[usize::from(http2)].connect("kubernetes".try_into().unwrap(), tcp).await?;
+        let io = TokioIo::new(tls);
+        Ok(if http2 {
+            let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+            Client { sender: Sender::Two(sender), driver: tokio::spawn(connection), stream }
+        } else {
+            let (sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
+            Client { sender: Sender::One(sender), driver: tokio::spawn(connection), stream }
+        })
+    }
+
+    async fn client(&self) -> Client {
+        self.connect(false, "other").await.unwrap()
+    }
+
+    async fn refuses(&self) {
+        let deadline = tokio::time::Instant::now() + BOUND;
+        while TcpStream::connect(self.address).await.is_ok() {
+            assert!(tokio::time::Instant::now() < deadline, "still listens");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// Waits for something that another process does.
+async fn until(mut condition: impl FnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + BOUND;
+    while !condition() {
+        assert!(tokio::time::Instant::now() < deadline, "it does not happen");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A request body that is sent bit by bit.
+struct Slow(mpsc::Receiver<Bytes>);
+
+impl hyper::body::Body for Slow {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(cx).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}
+
+type Body = BoxBody<Bytes, Infallible>;
+
+enum Sender {
+    One(hyper::client::conn::http1::SendRequest<Body>),
+    Two(hyper::client::conn::http2::SendRequest<Body>),
+}
+
+struct Client {
+    sender: Sender,
+    driver: JoinHandle<hyper::Result<()>>,
+    stream: &'static str,
+}
+
+impl Client {
+    async fn send(&mut self, method: &str, path: &str, body: Body) -> hyper::Result<Response<Incoming>> {
+        let uri = match self.sender {
+            Sender::One(_) => path.to_owned(),
+            Sender::Two(_) => format!("https://kubernetes{path}"),
+        };
+        let request = Request::builder().method(method).uri(uri).header("host", "kubernetes");
+        let request = request.header(STREAM_HEADER, self.stream).body(body).unwrap();
+        match &mut self.sender {
+            Sender::One(sender) => sender.send_request(request).await,
+            Sender::Two(sender) => sender.send_request(request).await,
+        }
+    }
+
+    async fn get(&mut self, path: &str) -> (StatusCode, Value) {
+        let response = self.send("GET", path, Full::default().boxed()).await.unwrap();
+        answer(response).await
+    }
+
+    /// The same connection once more.
+    fn another(&self) -> Client {
+        let Sender::Two(sender) = &self.sender else { panic!("only HTTP/2 can") };
+        Client { sender: Sender::Two(sender.clone()), driver: tokio::spawn(async { Ok(()) }), stream: self.stream }
+    }
+
+    async fn post(&mut self, body: &Value) -> (StatusCode, Value) {
+        let response = self.send("POST", MAPS, Full::from(body.to_string()).boxed()).await.unwrap();
+        answer(response).await
+    }
+
+    async fn watch(&mut self, from: u64) -> Watch {
+        let path = format!("{MAPS}?watch=1&resourceVersion={from}");
+        let response = self.send("GET", &path, Full::default().boxed()).await.unwrap();
+        assert_eq!(response.status(), 200);
+        Watch { body: response.into_body(), rest: Vec::new() }
+    }
+}
+
+async fn answer(response: Response<Incoming>) -> (StatusCode, Value) {
+    let status = response.status();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&body).unwrap_or_else(|_| json!(String::from_utf8_lossy(&body))))
+}
+
+struct Watch {
+    body: Incoming,
+    rest: Vec<u8>,
+}
+
+impl Watch {
+    /// The next event; none when the watch ended as it should.
+    async fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Some(end) = self.rest.iter().position(|&b| b == b'\n') {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                return Some(serde_json::from_slice(&line).unwrap());
+            }
+            match tokio::time::timeout(BOUND, self.body.frame()).await.unwrap() {
+                Some(frame) => self.rest.extend_from_slice(&frame.unwrap().into_data().unwrap()),
+                None => return None,
+            }
+        }
+    }
+}
+
+fn map(name: &str) -> Value {
+    json!({"metadata": {"name": name, "namespace": "n"}, "data": {"k": name}})
+}
+
+#[test]
+fn an_unknown_flag_ends_it() {
+    let output = assert_cmd::Command::new(env!("CARGO_BIN_EXE_berth"))
+        .args(["stand-in", "--bind-address=127.0.0.1", "--no-such-flag=1"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "Error: unknown flag: --no-such-flag\n");
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_ends_it() {
+    let it = StandIn::start(&[]).await;
+    let file = |name: &str| it.dir.path().join(name).display().to_string();
+    let output = Command::new(env!("CARGO_BIN_EXE_berth"))
+        .args(["stand-in", &format!("--bind-address={}", it.address.ip())])
+        .arg(format!("--secure-port={}", it.address.port()))
+        .arg(format!("--etcd-servers=unix://{}", file("store")))
+        .arg(format!("--tls-cert-file={}", file("apiserver.crt")))
+        .arg(format!("--tls-private-key-file={}", file("apiserver.key")))
+        .output()
+        .await
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && error.contains("failed to listen on"), "{error}");
+}
+
+#[tokio::test]
+async fn config_maps_are_created_read_and_watched() {
+    for http2 in [false, true] {
+        let it = StandIn::start(&["--stand-in-version", "v1.2.3"]).await;
+        let mut client = it.connect(http2, "a").await.unwrap();
+        assert_eq!(client.get("/version").await.1["gitVersion"], "v1.2.3");
+        assert_eq!(client.get("/api/v1").await.1["resources"][0]["name"], "configmaps");
+        assert_eq!(client.get(MAPS).await.1["items"], json!([]));
+
+        assert_eq!(client.post(&map("a")).await.0, 201);
+        let (status, conflict) = client.post(&map("a")).await;
+        assert_eq!((status.as_u16(), &conflict["reason"]), (409, &json!("AlreadyExists")));
+        let (status, missing) = client.get(&format!("{MAPS}/b")).await;
+        assert_eq!((status.as_u16(), &missing["details"]["name"]), (404, &json!("b")));
+        assert_eq!(client.post(&json!([])).await.0, 400);
+        assert_eq!(client.get("/api/v1/pods").await.0, 404);
+        assert_eq!(client.get(&format!("{MAPS}/a")).await.1["data"]["k"], "a");
+
+        let (_, list) = client.get(MAPS).await;
+        let revision: u64 = list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+        let mut watch = it.connect(http2, "w").await.unwrap();
+        let mut events = watch.watch(revision).await;
+        for name in ["b", "c"] {
+            client.post(&map(name)).await;
+            let event = events.next().await.unwrap();
+            assert_eq!((&event["type"], &event["object"]["metadata"]["name"]), (&json!("ADDED"), &json!(name)));
+        }
+        // From the beginning, through another connection: the same in the same order.
+        let mut again = it.connect(http2, "again").await.unwrap();
+        let mut events = again.watch(1).await;
+        for name in ["a", "b", "c"] {
+            assert_eq!(events.next().await.unwrap()["object"]["metadata"]["name"], name);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_watch_from_before_the_history_is_told_410() {
+    let it = StandIn::start(&[]).await;
+    for n in 0..20 {
+        it.store.create(map(&format!("m-{n}"))).unwrap();
+    }
+    let mut client = it.client().await;
+    let mut events = client.watch(3).await;
+    let event = events.next().await.unwrap();
+    assert_eq!((&event["type"], &event["object"]["code"]), (&json!("ERROR"), &json!(410)));
+    assert_eq!(events.next().await, None);
+}
+
+#[tokio::test]
+async fn readyz_waits_for_the_start_and_the_audit_log_names_the_client() {
+    let it = StandIn::start(&["--stand-in-start-delay=1h"]).await;
+    let mut client = it.client().await;
+    assert_eq!(client.get("/readyz").await.0, 500);
+    assert_eq!(client.get("/livez").await.0, 200);
+    let audit = std::fs::read_to_string(it.dir.path().join("audit")).unwrap();
+    let line: Value = serde_json::from_str(audit.lines().next().unwrap()).unwrap();
+    assert_eq!((&line["sourceIPs"][0], &line["requestURI"]), (&json!("127.0.0.1"), &json!("/readyz")));
+}
+
+#[tokio::test]
+async fn after_sigterm_it_is_unready_and_goes_on_serving() {
+    let it = StandIn::start(&["--shutdown-delay-duration=1h"]).await;
+    it.marked(Mark::Ready).await;
+    let mut kept = it.client().await;
+    assert_eq!(kept.get("/readyz").await.0, 200);
+    let mut watch = it.connect(true, "watch").await.unwrap();
+    let mut events = watch.watch(1).await;
+
+    it.signal();
+    it.marked(Mark::Terminating).await;
+    assert_eq!(kept.get("/readyz").await.0, 500);
+    assert_eq!(it.client().await.get(MAPS).await.0, 200);
+    it.store.create(map("late")).unwrap();
+    assert_eq!(events.next().await.unwrap()["object"]["metadata"]["name"], "late");
+}
+
+#[tokio::test]
+async fn then_it_closes_what_is_idle_ends_its_watches_and_exits() {
+    let mut it = StandIn::start(&[]).await;
+    let mut idle = it.connect(false, "idle").await.unwrap();
+    let mut idle2 = it.connect(true, "idle2").await.unwrap();
+    let mut watch = it.connect(true, "watch").await.unwrap();
+    let mut events = watch.watch(1).await;
+    let mut gone = it.connect(false, "gone").await.unwrap();
+    for client in [&mut idle, &mut idle2, &mut gone] {
+        assert_eq!(client.get("/livez").await.0, 200);
+    }
+    drop(gone);
+    assert_eq!(it.ended_by("gone").await, EndedBy::Peer);
+
+    it.signal();
+    it.marked(Mark::Draining).await;
+    it.refuses().await;
+    assert_eq!(events.next().await, None);
+    for client in [idle.driver, idle2.driver] {
+        tokio::time::timeout(BOUND, client).await.unwrap().unwrap().unwrap();
+    }
+    assert_eq!(it.exit().await.code(), Some(0));
+    for stream in ["idle", "idle2", "watch"] {
+        assert_eq!(it.ended_by(stream).await, EndedBy::Instance, "{stream}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_under_way_is_finished() {
+    for retry_after in [false, true] {
+        let flag = format!("--shutdown-send-retry-after={retry_after}");
+        let mut it = StandIn::start(&[&flag]).await;
+        let (half, body) = mpsc::channel(2);
+        let mut slow = it.connect(true, "slow").await.unwrap();
+        let mut same = slow.another();
+        let (sent, ()) = tokio::join!(slow.send("POST", MAPS, Slow(body).boxed()), async {
+            half.send(Bytes::from_static(b"{\"metadata\":")).await.unwrap();
+            // Sent later on the same connection, so what was sent before is under way.
+            assert_eq!(same.get("/livez").await.0, 200);
+            it.signal();
+            it.marked(Mark::Terminating).await;
+            if retry_after {
+                let turned_away = loop {
+                    // Until the drain has begun, requests are served.
+                    let (status, body) = it.client().await.get(MAPS).await;
+                    if status != 200 {
+                        break (status.as_u16(), body["reason"].clone());
+                    }
+                };
+                assert_eq!(turned_away, (429, json!("TooManyRequests")));
+                assert_eq!(it.client().await.get("/livez").await.0, 200);
+            } else {
+                it.refuses().await;
+            }
+            half.send(Bytes::from_static(b"{\"name\":\"a\"}}")).await.unwrap();
+            drop(half);
+        });
+        assert_eq!(answer(sent.unwrap()).await.0, 201);
+        assert_eq!(it.exit().await.code(), Some(0));
+        assert_eq!(it.ended_by("slow").await, EndedBy::Instance);
+        it.refuses().await;
+    }
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_it_at_once() {
+    let mut it = StandIn::start(&["--shutdown-delay-duration=1h"]).await;
+    it.signal();
+    it.marked(Mark::Terminating).await;
+    it.signal();
+    assert_eq!(it.exit().await.code(), Some(1));
+}

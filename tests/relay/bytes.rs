@@ -1,0 +1,176 @@
+//! What goes in comes out: all of it, in order, once, whatever the pace.
+
+use crate::support::net::{Backend, Pattern, echo, expect_end, hello, ping, read};
+use crate::support::shim::{Shim, THREADS};
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+const MB: u64 = 1_000_000;
+
+#[test]
+fn one_byte_writes_both_ways() {
+    for threads in THREADS {
+        let shim = Shim::start(Backend::new().serve(echo), threads, &[]);
+        for first in [hello(2000), b"G".repeat(2000)] {
+            let mut client = shim.client();
+            let mut writer = client.try_clone().unwrap();
+            let sent = first.clone();
+            let writing = thread::spawn(move || {
+                for byte in sent {
+                    writer.write_all(&[byte]).unwrap();
+                }
+                writer.shutdown(Shutdown::Write).unwrap();
+            });
+            assert!(read(&mut client, first.len()) == first);
+            expect_end(&mut client);
+            writing.join().unwrap();
+        }
+    }
+}
+
+/// Both talk at once, then both are done.
+fn talk(mut stream: TcpStream, mine: u64, theirs: u64) {
+    let mut writer = stream.try_clone().unwrap();
+    let writing = thread::spawn(move || {
+        Pattern(1).send(&mut writer, mine);
+        writer.shutdown(Shutdown::Write).unwrap();
+    });
+    Pattern(1).receive(&mut stream, theirs);
+    expect_end(&mut stream);
+    writing.join().unwrap();
+}
+
+#[test]
+fn ten_megabytes_each_way_at_once() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &[]);
+        let both = thread::spawn(move || {
+            let stream = backend.accept();
+            talk(stream, 10 * MB, 10 * MB);
+        });
+        talk(shim.client(), 10 * MB, 10 * MB);
+        both.join().unwrap();
+        shim.until("both directions are counted and the connection is over", |s| s.connections_open == 0);
+    }
+}
+
+#[test]
+fn the_client_is_done_first() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &[]);
+        for request in [hello(300), b"GET".to_vec(), Vec::new()] {
+            let mut client = shim.client();
+            client.write_all(&request).unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            let mut instance = backend.accept();
+            assert_eq!(read(&mut instance, request.len()), request);
+            expect_end(&mut instance);
+            // Long after: more than what fits between.
+            let sending = thread::spawn(move || Pattern(2).send(&mut instance, 10 * MB));
+            Pattern(2).receive(&mut client, 10 * MB);
+            expect_end(&mut client);
+            sending.join().unwrap();
+        }
+        shim.until("no connection is left", |status| status.connections_open == 0);
+    }
+}
+
+#[test]
+fn the_instance_is_done_first() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &[]);
+        for request in [hello(300), b"GET".to_vec()] {
+            let mut client = shim.client();
+            client.write_all(&request).unwrap();
+            let mut instance = backend.accept();
+            assert_eq!(read(&mut instance, request.len()), request);
+            instance.write_all(b"answer").unwrap();
+            instance.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(read(&mut client, 6), b"answer");
+            expect_end(&mut client);
+            let sending = thread::spawn(move || Pattern(3).send(&mut client, 10 * MB));
+            Pattern(3).receive(&mut instance, 10 * MB);
+            expect_end(&mut instance);
+            sending.join().unwrap();
+        }
+        shim.until("no connection is left", |status| status.connections_open == 0);
+    }
+}
+
+/// Both ends are done while the shim has yet to see either: nothing may be taken for a reset.
+#[test]
+fn an_answer_and_both_ends_at_once() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &[]);
+        for request in [hello(300), b"GET".to_vec()].iter().cycle().take(100) {
+            let mut client = shim.client();
+            client.write_all(request).unwrap();
+            let mut instance = backend.accept();
+            read(&mut instance, request.len());
+            client.shutdown(Shutdown::Write).unwrap();
+            instance.write_all(b"answer").unwrap();
+            expect_end(&mut instance);
+            drop(instance);
+            assert_eq!(read(&mut client, 6), b"answer");
+            expect_end(&mut client);
+        }
+    }
+}
+
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
+/// Ten periods of keepalive with a window of zero; a relay that keeps what the reader does not take would
+/// grow by 100 MB.
+#[test]
+fn a_reader_that_pauses_gets_every_byte() {
+    const PAUSE: Duration = Duration::from_secs(11);
+    let keepalive = ["--keepalive-idle", "1s", "--keepalive-interval", "1s", "--keepalive-probes", "1"];
+    let backend = Backend::new();
+    let shim = Shim::start(backend.address(), "1", &keepalive);
+    let mut readers = Vec::new();
+    let mut writers = Vec::new();
+    // One that pauses before a download, one before an upload, and one that neither says nor gets anything.
+    for upload in [false, true] {
+        let mut client = shim.client();
+        client.write_all(&hello(10)).unwrap();
+        let mut instance = backend.accept();
+        read(&mut instance, 10);
+        instance.write_all(b"!").unwrap();
+        read(&mut client, 1);
+        let (mut from, to) = if upload { (client, instance) } else { (instance, client) };
+        writers.push(thread::spawn(move || {
+            Pattern(4).send(&mut from, 100 * MB);
+            from.shutdown(Shutdown::Write).unwrap();
+            from
+        }));
+        readers.push(to);
+    }
+    let mut idle = shim.client();
+    idle.write_all(b"idle").unwrap();
+    let idle_instance = backend.accept();
+
+    let before = resident();
+    thread::sleep(PAUSE);
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 50_000_000, "{grown} bytes more are resident");
+    assert!(writers.iter().all(|writer| !writer.is_finished()), "nothing is behind the readers");
+    for mut reader in readers {
+        Pattern(4).receive(&mut reader, 100 * MB);
+        expect_end(&mut reader);
+    }
+    for writer in writers {
+        writer.join().unwrap();
+    }
+    thread::spawn(move || echo(idle_instance));
+    assert_eq!(read(&mut idle, 4), b"idle");
+    ping(&mut idle, b"still there");
+}

@@ -1,0 +1,241 @@
+//! The ends see what the other end did: FIN for FIN, RST for RST (invariant 5).
+
+use crate::support::MOMENT;
+use crate::support::net::{
+    Backend, Pattern, expect_end, expect_error, expect_reset, expect_silence, fill, hello, read, reset,
+};
+use crate::support::shim::{Shim, THREADS};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::thread;
+
+/// What a client says first: something that may be replayed, and something that may not.
+fn requests() -> [Vec<u8>; 2] {
+    [hello(300), b"GET /".to_vec()]
+}
+
+/// A client and the instance's end of its connection, which has read the request.
+fn pair(shim: &Shim, backend: &Backend, request: &[u8]) -> (TcpStream, TcpStream) {
+    let mut client = shim.client();
+    client.write_all(request).unwrap();
+    let mut instance = backend.accept();
+    assert_eq!(read(&mut instance, request.len()), request);
+    (client, instance)
+}
+
+/// The same, and the instance has answered.
+fn answered(shim: &Shim, backend: &Backend, request: &[u8]) -> (TcpStream, TcpStream) {
+    let (mut client, mut instance) = pair(shim, backend, request);
+    instance.write_all(b"answer").unwrap();
+    assert_eq!(read(&mut client, 6), b"answer");
+    (client, instance)
+}
+
+fn each(test: impl Fn(&Shim, &Backend, &[u8])) {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &[]);
+        for request in requests() {
+            test(&shim, &backend, &request);
+            shim.until("no connection is left", |status| status.connections_open == 0);
+        }
+    }
+}
+
+#[test]
+fn the_client_resets_before_the_answer() {
+    each(|shim, backend, request| {
+        let (client, mut instance) = pair(shim, backend, request);
+        reset(client);
+        expect_reset(&mut instance);
+    });
+}
+
+#[test]
+fn the_client_resets_after_the_answer() {
+    each(|shim, backend, request| {
+        let (client, mut instance) = answered(shim, backend, request);
+        reset(client);
+        expect_reset(&mut instance);
+    });
+}
+
+/// A second leg finds out whether the first met a process that was just ending. What is not TLS gets one
+/// only if the reset came before a byte was sent.
+#[test]
+fn the_instance_resets_at_accept() {
+    each(|shim, backend, request| {
+        let mut client = shim.client();
+        client.write_all(request).unwrap();
+        reset(backend.accept());
+        let mut legs = 1;
+        client.set_read_timeout(Some(MOMENT)).unwrap();
+        loop {
+            match client.read(&mut [0]) {
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    for next in backend.waiting() {
+                        legs += 1;
+                        reset(next);
+                    }
+                }
+                other => panic!("no reset but {other:?}"),
+            }
+        }
+        assert!(legs <= 2 && (legs == 2 || request[0] != 0x16), "{legs} legs");
+    });
+}
+
+#[test]
+fn the_instance_resets_after_the_hello() {
+    each(|shim, backend, request| {
+        let (mut client, instance) = pair(shim, backend, request);
+        reset(instance);
+        if request[0] == 0x16 {
+            let mut instance = backend.accept();
+            assert_eq!(read(&mut instance, request.len()), request, "said again, once");
+            expect_silence(&mut instance);
+            reset(instance);
+        }
+        expect_reset(&mut client);
+        assert_eq!(backend.waiting().len(), 0, "no third leg");
+    });
+}
+
+/// An instance that ends two legs by FIN means it: so does the client's.
+#[test]
+fn the_instance_ends_without_a_byte() {
+    each(|shim, backend, request| {
+        let (mut client, instance) = pair(shim, backend, request);
+        drop(instance);
+        if request[0] == 0x16 {
+            let mut instance = backend.accept();
+            read(&mut instance, request.len());
+        }
+        expect_end(&mut client);
+    });
+}
+
+#[test]
+fn the_instance_resets_in_the_middle() {
+    each(|shim, backend, request| {
+        let (mut client, mut instance) = answered(shim, backend, request);
+        Pattern(0).send(&mut instance, 100_000);
+        Pattern(0).receive(&mut client, 100_000);
+        reset(instance);
+        expect_reset(&mut client);
+    });
+}
+
+#[test]
+fn a_half_closed_client_resets() {
+    each(|shim, backend, request| {
+        for with_answer in [false, true] {
+            let begin = if with_answer { answered } else { pair };
+            let (client, mut instance) = begin(shim, backend, request);
+            client.shutdown(Shutdown::Write).unwrap();
+            expect_end(&mut instance);
+            reset(client);
+            // It has had its FIN, so a read shows nothing any more.
+            expect_error(&instance);
+        }
+    });
+}
+
+/// It said all that it will say, and the first byte of an answer is still to come.
+#[test]
+fn a_client_with_more_than_is_kept_resets() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &[]);
+        let mut client = shim.client();
+        client.write_all(&hello(40_000)).unwrap();
+        let mut instance = backend.accept();
+        read(&mut instance, 16 * 1024);
+        reset(client);
+        expect_reset(&mut instance);
+    }
+}
+
+#[test]
+fn a_half_closed_instance_resets() {
+    each(|shim, backend, request| {
+        let (mut client, instance) = answered(shim, backend, request);
+        instance.shutdown(Shutdown::Write).unwrap();
+        expect_end(&mut client);
+        reset(instance);
+        expect_error(&client);
+    });
+}
+
+/// Closing with the request's body unread resets: the answer was sent before.
+#[test]
+fn an_answer_before_a_reset_arrives() {
+    each(|shim, backend, request| {
+        for answer in [10, 100_000] {
+            let mut client = shim.client();
+            client.write_all(request).unwrap();
+            client.write_all(&[0; 5000]).unwrap();
+            let mut instance = backend.accept();
+            read(&mut instance, request.len());
+            // Something is there that will not be read.
+            instance.peek(&mut [0]).unwrap();
+            Pattern(0).send(&mut instance, answer);
+            drop(instance);
+            Pattern(0).receive(&mut client, answer);
+            expect_reset(&mut client);
+        }
+    });
+}
+
+/// The same with a body that fills the whole way, so that the shim notices by a write that fails.
+#[test]
+fn an_answer_before_a_reset_arrives_against_a_full_way() {
+    each(|shim, backend, request| {
+        let (mut client, mut instance) = answered(shim, backend, request);
+        fill(&mut client);
+        Pattern(0).send(&mut instance, 10_000);
+        drop(instance);
+        Pattern(0).receive(&mut client, 10_000);
+        expect_reset(&mut client);
+    });
+}
+
+#[test]
+fn last_words_before_a_clients_reset_arrive_against_a_full_way() {
+    each(|shim, backend, request| {
+        let (mut client, mut instance) = answered(shim, backend, request);
+        fill(&mut instance);
+        Pattern(0).send(&mut client, 10_000);
+        drop(client);
+        Pattern(0).receive(&mut instance, 10_000);
+        expect_reset(&mut instance);
+    });
+}
+
+/// A client that is gone is told to an instance that takes no more; an answer that is on its way to a
+/// client that pauses is not cut short.
+#[test]
+fn a_reset_against_ways_that_are_full() {
+    each(|shim, backend, request| {
+        for client_resets in [false, true] {
+            let (client, instance) = answered(shim, backend, request);
+            let ends = [client, instance].map(|mut end| {
+                thread::spawn(move || {
+                    fill(&mut end);
+                    end
+                })
+            });
+            let [mut client, instance] = ends.map(|end| end.join().unwrap());
+            if client_resets {
+                reset(client);
+                expect_error(&instance);
+            } else {
+                reset(instance);
+                // What its kernel had not sent yet is lost by its reset, as without a shim.
+                let got = Pattern(0).receive_until_reset(&mut client);
+                assert!(got > 100_000, "only {got} bytes");
+            }
+        }
+    });
+}

@@ -1,0 +1,89 @@
+//! How many connections there may be, and what one costs.
+
+use crate::support::net::{Backend, echo, expect_silence, hello, ping, read};
+use crate::support::shim::{Shim, THREADS};
+use berth::app::Stop;
+use berth::backend::Book;
+use berth::metrics::Metrics;
+use berth::os::socket::Keepalive;
+use berth::relay::{Context, Open, serve};
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+
+#[test]
+fn beyond_max_connections_clients_wait_in_the_backlog() {
+    for threads in THREADS {
+        let shim = Shim::start(Backend::new().serve(echo), threads, &["--max-connections", "2"]);
+        let mut served: Vec<_> = (0..2).map(|_| shim.client()).collect();
+        for client in &mut served {
+            ping(client, &hello(100));
+        }
+        let mut waiting: Vec<_> = (0..4).map(|_| shim.client()).collect();
+        for client in &mut waiting {
+            client.write_all(&hello(100)).unwrap();
+            expect_silence(client);
+        }
+        assert_eq!(shim.status().connections_open, 2);
+        // Whenever one ends, the one that waited longest is served.
+        for mut client in waiting {
+            drop(served.remove(0));
+            assert!(read(&mut client, 100) == hello(100));
+            served.push(client);
+        }
+    }
+}
+
+/// A shim that leaves closes its listener, and that resets what waits there: so nobody is left to wait.
+#[test]
+fn who_waits_in_the_backlog_of_a_leaving_shim_is_served() {
+    for threads in THREADS {
+        let shim = Shim::start(Backend::new().serve(echo), threads, &["--max-connections", "1"]);
+        let mut served = shim.client();
+        ping(&mut served, &hello(100));
+        let mut waiting: Vec<_> = (0..20).map(|_| shim.client()).collect();
+        for client in &mut waiting {
+            client.write_all(&hello(100)).unwrap();
+        }
+        shim.tell(Stop::Drain);
+        for client in &mut waiting {
+            assert!(read(client, 100) == hello(100));
+        }
+        ping(&mut served, b"still");
+        drop((served, waiting));
+        assert_eq!(shim.ended().cut, 0);
+    }
+}
+
+/// Kernel buffers aside, this is what an idle connection costs, besides two registrations of tokio's.
+#[test]
+fn a_connection_is_small() {
+    // 688 when this was written.
+    const LIMIT: usize = 768;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _entered = runtime.enter();
+    let book = Book::new(1, 1);
+    let metrics = Metrics::new(1, 1, book.subscribe());
+    let (refusals, _) = mpsc::unbounded_channel();
+    let context = Arc::new(Context {
+        table: book.subscribe(),
+        keepalive: Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None },
+        hold: Duration::from_secs(1),
+        held: metrics.held.clone(),
+        refusals,
+        stats: metrics.workers()[0].clone(),
+        connect_seconds: metrics.connect_seconds.clone(),
+        ended: Arc::new(Notify::new()),
+        passing: berth::relay::Passing { leaving: Arc::default(), to: mpsc::unbounded_channel().0 },
+        log_connections: false,
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let peer = client.local_addr().unwrap();
+    let open = Open::new(&context);
+    let size = size_of_val(&serve(context, client, peer, Vec::new(), open));
+    println!("{size} bytes");
+    assert!(size <= LIMIT, "a connection's future grew to {size} bytes");
+}

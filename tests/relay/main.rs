@@ -1,0 +1,8 @@
+//! The relay through hostile I/O: a whole shim in this process, with plain sockets before and behind it.
+
+mod bytes;
+mod ends;
+mod limits;
+mod opening;
+#[path = "../support/mod.rs"]
+mod support;

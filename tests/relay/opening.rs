@@ -1,0 +1,384 @@
+//! Nothing is lost before the backend's first byte (invariant 3), and fail open (invariant 6).
+
+use crate::support::net::{
+    Backend, connect_from, echo, expect_end, expect_no_service, expect_reset, expect_silence, free_address, fresh_ip,
+    hello, ping, queued, read, reset, unread,
+};
+use crate::support::shim::{Shim, THREADS};
+use crate::support::tls::{Api, Authority};
+use crate::support::{MOMENT, eventually};
+use berth::app::Stop;
+use berth::phase::Phase;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// For what is seen by probes.
+const OFTEN: [&str; 2] = ["--probe-interval", "20ms"];
+
+/// Reads a hello of at least this length, answers, and gives it with all that comes after it.
+fn answer_hello(mut stream: TcpStream, length: usize) -> Vec<u8> {
+    let mut said = read(&mut stream, length);
+    stream.write_all(b"answer").unwrap();
+    stream.read_to_end(&mut said).unwrap();
+    said
+}
+
+/// A backend that closes its listener resets what waits in its queue.
+#[test]
+fn what_waits_at_a_closing_backend_is_served_by_the_next() {
+    const CLIENTS: usize = 20;
+    for threads in THREADS {
+        let (old, new) = (Backend::new(), Backend::new());
+        let shim = Shim::start(old.address(), threads, &[]);
+        let _record = shim.sibling("next", new.address());
+        shim.until_standing(new.address(), "ready");
+
+        let hellos: Vec<_> = (0..CLIENTS).map(|n| hello(200 + n)).collect();
+        let mut clients: Vec<_> = hellos
+            .iter()
+            .map(|hello| {
+                let mut client = shim.client();
+                client.write_all(hello).unwrap();
+                client
+            })
+            .collect();
+        let sent: usize = hellos.iter().map(Vec::len).sum();
+        eventually("every hello is in the old backend's queue", || {
+            (queued(old.address()) >= CLIENTS as u64 && unread(old.address()) == sent as u64).then_some(())
+        });
+        drop(old);
+
+        let served: Vec<_> = (0..CLIENTS)
+            .map(|_| {
+                let stream = new.accept();
+                thread::spawn(move || answer_hello(stream, 200))
+            })
+            .collect();
+        for client in &mut clients {
+            assert_eq!(read(client, 6), b"answer");
+        }
+        drop(clients);
+        let mut said: Vec<_> = served.into_iter().map(|served| served.join().unwrap()).collect();
+        said.sort_by_key(Vec::len);
+        assert!(said == hellos, "each hello once and nothing else");
+        assert_eq!(new.waiting().len(), 0, "no leg too many");
+    }
+}
+
+/// What is not TLS may have done something already: said once, it is not said again.
+#[test]
+fn what_is_not_tls_is_not_replayed() {
+    for threads in THREADS {
+        let (old, new) = (Backend::new(), Backend::new());
+        let shim = Shim::start(old.address(), threads, &[]);
+        let _record = shim.sibling("next", new.address());
+        shim.until_standing(new.address(), "ready");
+        let mut clients: Vec<_> = (0..5).map(|_| shim.client()).collect();
+        for client in &mut clients {
+            client.write_all(b"POST /once").unwrap();
+        }
+        eventually("every request is at the old backend", || (unread(old.address()) == 50).then_some(()));
+        drop(old);
+        for client in &mut clients {
+            expect_reset(client);
+        }
+        assert_eq!(new.waiting().len(), 0);
+        // What was never sent anywhere may go to the next.
+        let mut client = shim.client();
+        client.write_all(b"POST /once").unwrap();
+        assert_eq!(read(&mut new.accept(), 10), b"POST /once");
+    }
+}
+
+/// A silent client has said nothing that could be lost.
+#[test]
+fn a_silent_client_is_passed_on() {
+    for threads in THREADS {
+        let (old, new) = (Backend::new(), Backend::new());
+        let shim = Shim::start(old.address(), threads, &[]);
+        let _record = shim.sibling("next", new.address());
+        shim.until_standing(new.address(), "ready");
+        let mut client = shim.client();
+        let at_old = old.accept();
+        drop(old);
+        drop(at_old);
+        let at_new = new.accept();
+        thread::spawn(move || echo(at_new));
+        ping(&mut client, b"what is not TLS");
+    }
+}
+
+#[test]
+fn a_hello_in_pieces() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &[]);
+        let hello = hello(1000);
+        let mut client = shim.client();
+        let mut instance = backend.accept();
+        for piece in hello.chunks(77) {
+            client.write_all(piece).unwrap();
+            assert_eq!(read(&mut instance, piece.len()), piece, "each piece goes on at once");
+        }
+        reset(instance);
+        let next = backend.accept();
+        let served = thread::spawn(move || answer_hello(next, 1000));
+        assert_eq!(read(&mut client, 6), b"answer");
+        client.write_all(b"more").unwrap();
+        drop(client);
+        assert!(served.join().unwrap() == [&hello[..], b"more"].concat(), "all again, once, then what follows");
+    }
+}
+
+#[test]
+fn a_hello_larger_than_what_is_kept() {
+    const LARGE: usize = 100_000;
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &[]);
+        let hello = hello(LARGE);
+        let mut client = shim.client();
+        client.write_all(&hello).unwrap();
+        for last in [false, true] {
+            let mut instance = backend.accept();
+            assert!(read(&mut instance, 16 * 1024) == hello[..16 * 1024]);
+            expect_silence(&mut instance);
+            if !last {
+                reset(instance);
+                continue;
+            }
+            instance.write_all(b"a").unwrap();
+            assert_eq!(read(&mut client, 1), b"a");
+            assert!(read(&mut instance, LARGE - 16 * 1024) == hello[16 * 1024..]);
+            instance.write_all(b"answer").unwrap();
+            assert_eq!(read(&mut client, 6), b"answer");
+        }
+    }
+}
+
+#[test]
+fn a_refused_client_is_held_until_its_instance_is_back() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let address = backend.address();
+        let shim = Shim::start(address, threads, &[&OFTEN[..], &["--hold", "60s"]].concat());
+        drop(backend);
+        let requests = [hello(300), b"GET /".to_vec(), Vec::new()];
+        let mut clients: Vec<_> = requests
+            .iter()
+            .map(|request| {
+                let mut client = shim.client();
+                client.write_all(request).unwrap();
+                client
+            })
+            .collect();
+        shim.until("three clients are held", |status| status.held == 3);
+        shim.until_standing(address, "unready");
+        Backend::at(address).serve(echo);
+        for (client, request) in clients.iter_mut().zip(&requests) {
+            assert!(read(client, request.len()) == *request);
+            ping(client, b"and on");
+        }
+        assert_eq!(shim.status().held, 0);
+    }
+}
+
+/// The first connection that is refused ends the instance's standing, whatever its last probe said.
+#[test]
+fn an_instance_that_refuses_must_rise_again() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let address = backend.address();
+        let shim = Shim::start(address, threads, &[]);
+        assert_eq!(shim.status().instances[0].standing.as_str(), "ready");
+        drop(backend);
+        let _client = shim.client();
+        shim.until_standing(address, "unready");
+        let _back = Backend::at(address);
+        shim.until("it is held: it listens, but no probe has said so", |status| status.held == 1);
+    }
+}
+
+#[test]
+fn beyond_hold_a_client_is_reset() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &["--hold", "300ms"]);
+        drop(backend);
+        for request in [hello(300), b"GET /".to_vec(), Vec::new()] {
+            let began = Instant::now();
+            let mut client = shim.client();
+            client.write_all(&request).unwrap();
+            expect_reset(&mut client);
+            assert!(began.elapsed() >= Duration::from_millis(300), "held for {:?} only", began.elapsed());
+        }
+        shim.until("none is held", |status| status.held == 0 && status.connections_open == 0);
+    }
+}
+
+#[test]
+fn a_held_client_that_gives_up_frees_its_place() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &["--hold", "1h"]);
+        drop(backend);
+        for request in [hello(300), b"GET /".to_vec(), Vec::new(), hello(40_000)] {
+            for by_reset in [false, true] {
+                let mut client = shim.client();
+                client.write_all(&request).unwrap();
+                shim.until("a client is held", |status| status.held == 1);
+                let unread = request.len() > 16 * 1024;
+                if by_reset || request.starts_with(b"G") || unread {
+                    // Of one that only ends it is not known whether it still waits for an answer.
+                    reset(client);
+                } else {
+                    drop(client);
+                }
+                shim.until("its place is free", |status| status.held == 0 && status.connections_open == 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn more_than_1024_are_not_held() {
+    const PLACES: u64 = 1024;
+    for threads in THREADS {
+        let backend = Backend::new();
+        let address = backend.address();
+        let shim = Shim::start(address, threads, &[&OFTEN[..], &["--hold", "1h"]].concat());
+        drop(backend);
+        let source = IpAddr::from(fresh_ip());
+        let mut held: Vec<_> = (0..PLACES).map(|_| connect_from(source, shim.address)).collect();
+        shim.until("every place is taken", |status| status.held == PLACES);
+        let began = Instant::now();
+        expect_no_service(shim.address);
+        assert!(began.elapsed() < Duration::from_secs(20), "not at once but after {:?}", began.elapsed());
+        reset(held.pop().unwrap());
+        shim.until("a place is free", |status| status.held == PLACES - 1);
+        let mut next = shim.client();
+        shim.until("it is taken", |status| status.held == PLACES);
+        Backend::at(address).serve(echo);
+        ping(&mut next, b"served");
+        for client in held.iter_mut().step_by(100) {
+            ping(client, b"served");
+        }
+    }
+}
+
+/// A probe that fails under load must not take the API off the air.
+#[test]
+fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
+    let authority = Authority::new();
+    for threads in THREADS {
+        let api = Api::start(&authority);
+        let folder = tempfile::tempdir().unwrap();
+        let ca = folder.path().join("ca.crt");
+        std::fs::write(&ca, authority.pem()).unwrap();
+        let https = ["--probe", "https", "--probe-ca", ca.to_str().unwrap(), "--probe-timeout", "10s"];
+        let shim = Shim::start(api.address, threads, &[&OFTEN[..], &https].concat());
+        let get = |path: &str| authority.get(shim.client(), path);
+        assert!(get("/readyz").starts_with("HTTP/1.1 200"));
+        api.answer("500 Internal Server Error");
+        shim.until_standing(api.address, "failing");
+        assert!(shim.status().fail_open);
+        assert!(get("/readyz").starts_with("HTTP/1.1 500"), "connections still come to it");
+        // A ready one goes before it.
+        let (sibling, other) = (Api::start(&authority), "other");
+        let record = shim.sibling(other, sibling.address);
+        shim.until_standing(sibling.address, "ready");
+        assert!(get("/readyz").starts_with("HTTP/1.1 200"));
+        drop(record);
+        shim.until("the sibling is gone", |status| status.instances.len() == 1);
+        assert!(get("/readyz").starts_with("HTTP/1.1 500"));
+        api.answer("200 OK");
+        shim.until_standing(api.address, "ready");
+        assert!(!shim.status().fail_open);
+    }
+}
+
+/// A shim does not listen before its own instance is ready, and an unready one gets nothing.
+#[test]
+fn ready_before_joined() {
+    let authority = Authority::new();
+    for threads in THREADS {
+        let api = Api::start(&authority);
+        api.answer("500 Internal Server Error");
+        let shim = Shim::launch(
+            "127.0.0.1:0",
+            api.address,
+            threads,
+            &[&OFTEN[..], &["--probe", "https", "--probe-insecure"]].concat(),
+        );
+        shim.until("it is probed", |status| status.instances.iter().any(|i| i.last_probe.contains("500")));
+        let refused = TcpStream::connect(shim.address).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        api.answer("200 OK");
+        shim.until_phase(Phase::Joined);
+        assert!(authority.get(shim.client(), "/").starts_with("HTTP/1.1 200"));
+    }
+}
+
+#[test]
+fn the_source_address_names_the_client() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &[]);
+        let client = Ipv4Addr::new(127, 5, 6, 7);
+        let _client = connect_from(client.into(), shim.address);
+        assert_eq!(backend.accept().peer_addr().unwrap().ip(), client);
+    }
+}
+
+#[test]
+fn ipv6_clients_reach_an_ipv4_instance() {
+    if let Err(error) = TcpListener::bind("[::1]:0") {
+        return eprintln!("left out: this machine has no [::1]: {error}");
+    }
+    for threads in THREADS {
+        let address = Backend::new().serve(echo);
+        let shim = Shim::launch("[::1]:0", address, threads, &[]);
+        shim.until_phase(Phase::Joined);
+        for _ in 0..20 {
+            ping(&mut shim.client(), &hello(500));
+        }
+    }
+}
+
+/// What is queued when a shim leaves is still served.
+#[test]
+fn what_is_queued_when_a_shim_leaves_is_served() {
+    const CLIENTS: usize = 50;
+    for threads in THREADS {
+        let shim = Shim::start(Backend::new().serve(echo), threads, &[]);
+        let mut clients: Vec<_> = (0..CLIENTS).map(|_| shim.client()).collect();
+        shim.tell(Stop::Drain);
+        for client in &mut clients {
+            ping(client, b"still");
+        }
+        shim.until_phase(Phase::Left);
+        let refused = TcpStream::connect(shim.address).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        drop(clients);
+        assert_eq!(shim.ended().cut, 0);
+    }
+}
+
+#[test]
+fn an_address_without_an_instance_refuses() {
+    let address: SocketAddr = free_address();
+    let shim = Shim::launch("127.0.0.1:0", address, "1", &OFTEN);
+    thread::sleep(MOMENT);
+    assert_eq!(TcpStream::connect(shim.address).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+    assert_eq!(shim.status().state, Phase::Waiting);
+    let backend = Backend::at(address);
+    shim.until_phase(Phase::Joined);
+    let mut client = shim.client();
+    client.write_all(&hello(20)).unwrap();
+    let mut instance = backend.accept();
+    read(&mut instance, 20);
+    drop(client);
+    expect_end(&mut instance);
+}

@@ -1,0 +1,287 @@
+//! The life of `berth run`, with the real binary and a stand-in for the apiserver: a shell where it
+//! needs no port, else this test binary itself ([`stand_in`]).
+
+#[path = "support/mod.rs"]
+mod support;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use support::eventually;
+use support::net::{connect, expect_end, free_address, hello, listening, ping};
+use support::process::{Running, berth, gone, said};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// The flags that the stand-in was started with. Set: this process is one.
+const FLAGS: &str = "STAND_IN_FLAGS";
+
+/// Not a test but the apiserver's stand-in. It gives back what it gets; after SIGTERM it listens no more,
+/// and ends with status 3 when its last connection has ended.
+#[test]
+fn stand_in() {
+    let Ok(flags) = std::env::var(FLAGS) else { return };
+    let value = |name: &str| {
+        let found = flags.split(' ').find_map(|flag| flag.strip_prefix(name)?.strip_prefix('='));
+        found.unwrap_or_else(|| panic!("no {name} in {flags}")).to_owned()
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut term = signal(SignalKind::terminate()).unwrap();
+        let listener = TcpListener::bind(format!("{}:{}", value("--bind-address"), value("--secure-port")));
+        let listener = listener.await.unwrap();
+        println!("listening, pid {}", std::process::id());
+        let mut connections = tokio::task::JoinSet::new();
+        loop {
+            tokio::select! {
+                _ = term.recv() => break,
+                Ok((mut stream, _)) = listener.accept() => {
+                    connections.spawn(async move {
+                        let mut buffer = [0; 1024];
+                        while let Ok(length @ 1..) = stream.read(&mut buffer).await {
+                            stream.write_all(&buffer[..length]).await.unwrap();
+                        }
+                    });
+                }
+            }
+        }
+        println!("told to end");
+        drop(listener);
+        loop {
+            tokio::select! {
+                _ = term.recv() => println!("told again"),
+                ended = connections.join_next() => if ended.is_none() { break },
+            }
+        }
+    });
+    std::process::exit(3);
+}
+
+/// Runs the stand-in with the flags that berth adds, and hides them from the test harness.
+const STAND_IN: &str = r#"STAND_IN_FLAGS="$*" exec "$TEST_BINARY" --exact stand_in --nocapture"#;
+
+/// A run directory and a berth of its own.
+struct Node {
+    temp: TempDir,
+    listen: SocketAddr,
+}
+
+impl Node {
+    fn new() -> Self {
+        Self { temp: tempfile::tempdir().unwrap(), listen: free_address() }
+    }
+
+    fn run_dir(&self) -> String {
+        self.temp.path().join("run").display().to_string()
+    }
+
+    fn command(&self, options: &[&str], command: &[&str]) -> Command {
+        let mut run = berth(["run", "--listen", &self.listen.to_string(), "--run-dir", &self.run_dir()]);
+        run.args(["--probe", "tcp", "--probe-interval", "20ms", "--rise", "1"]);
+        if !options.contains(&"--instance") {
+            run.args(["--instance", "a"]);
+        }
+        run.args(options).arg("--").args(command);
+        run.env("TEST_BINARY", std::env::current_exe().unwrap());
+        run
+    }
+
+    /// With a shell's script in the apiserver's place.
+    fn script(&self, script: &str) -> Command {
+        self.command(&[], &["sh", "-c", script, "kube-apiserver"])
+    }
+
+    /// With a stand-in, joined.
+    fn joined(&self, options: &[&str]) -> (Running, u32) {
+        let run = Running::start(&mut self.command(options, &["sh", "-c", STAND_IN, "kube-apiserver"]));
+        let line = run.says("listening, pid ");
+        run.logs("joined");
+        (run, line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+}
+
+#[test]
+fn the_exit_status_and_the_output_pass() {
+    let node = Node::new();
+    for status in [0, 1, 7, 255] {
+        let script = format!("echo to output; echo to the log >&2; exit {status}");
+        let (code, out, log) = said(&mut node.script(&script));
+        assert_eq!(code, Some(status), "{log}");
+        assert_eq!(out, "to output\n");
+        assert!(log.lines().any(|line| line == "to the log"), "{log}");
+        assert!(log.contains("the apiserver ended by itself"), "{log}");
+    }
+}
+
+#[test]
+fn a_signal_becomes_128_and_its_number() {
+    let node = Node::new();
+    for signal in [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGTERM] {
+        let (code, _, log) = said(&mut node.script(&format!("kill -{} $$", signal as i32)));
+        assert_eq!(code, Some(128 + signal as i32), "{log}");
+    }
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    let node = Node::new();
+    let (code, out, log) = said(&mut node.command(&[], &["/no/such/kube-apiserver"]));
+    assert_eq!((code, out.as_str()), (Some(69), ""), "{log}");
+    assert!(log.contains("cannot run /no/such/kube-apiserver"), "{log}");
+    assert!(listening(node.listen).is_empty());
+}
+
+#[test]
+fn wrong_command_lines_are_64() {
+    let node = Node::new();
+    let (code, _, log) = said(&mut node.command(&["--hold", "soon"], &["kube-apiserver", "--secure-port"]));
+    assert_eq!(code, Some(64), "{log}");
+    for part in ["--hold soon", "--secure-port is the last argument"] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    let (code, _, _) = said(&mut node.command(&[], &[]));
+    assert_eq!(code, Some(64), "no command");
+    assert!(!node.temp.path().join("run").exists(), "nothing was begun");
+}
+
+/// A new version with a flag that does not exist: it never joins, and status says why.
+#[test]
+fn an_apiserver_that_never_serves_never_gets_a_connection() {
+    let node = Node::new();
+    let mut run = node.script("echo 'unknown flag: --nope' >&2; exit 1");
+    let (code, _, log) = said(&mut run);
+    assert_eq!(code, Some(1));
+    assert!(log.contains("unknown flag: --nope") && !log.contains("joined"), "{log}");
+    let (_, out, _) = said(&mut berth(["status", "--run-dir", &node.run_dir()]));
+    assert!(out.contains("the apiserver ended: exit status: 1"), "{out}");
+}
+
+#[test]
+fn sigterm_is_passed_on_once_after_leaving() {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&[]);
+    let mut client = connect(node.listen);
+    ping(&mut client, &hello(100));
+    run.signal(Signal::SIGTERM);
+    run.says("told to end");
+    assert!(listening(node.listen).is_empty(), "it left before the apiserver heard of it");
+    ping(&mut client, b"still served");
+    run.logs("the instance listens no more: draining");
+    assert!(run.is_running());
+    drop(client);
+    assert_eq!(run.ended().code(), Some(3), "{}", run.log());
+    gone(pid);
+    assert!(!run.out().contains("told again"), "{}", run.out());
+    let log = run.log();
+    assert_eq!(log.matches("passed on to the apiserver").count(), 1, "{log}");
+    assert!(!log.contains("by itself"), "{log}");
+}
+
+/// One that ends before it is ready gets its SIGTERM too.
+#[test]
+fn sigterm_before_ready() {
+    let node = Node::new();
+    let script = "trap 'echo told; exit 5' TERM; echo begun; while :; do sleep 0.05; done";
+    let mut run = Running::start(&mut node.script(script));
+    run.says("begun");
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.ended().code(), Some(5), "{}", run.log());
+    assert_eq!(run.out().matches("told").count(), 1);
+}
+
+#[test]
+fn a_second_sigterm_ends_both_at_once() {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&["--drain-timeout", "1h"]);
+    let mut client = connect(node.listen);
+    ping(&mut client, &hello(100));
+    run.signal(Signal::SIGTERM);
+    run.says("told to end");
+    ping(&mut client, b"still served");
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.ended().code(), Some(128 + Signal::SIGKILL as i32), "{}", run.log());
+    gone(pid);
+}
+
+#[test]
+fn the_drain_deadline_cuts_what_is_left() {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&["--drain-timeout", "500ms"]);
+    let mut client = connect(node.listen);
+    ping(&mut client, &hello(100));
+    let told = Instant::now();
+    run.signal(Signal::SIGTERM);
+    // The stand-in ends with its last connection, which the shim cuts.
+    assert_eq!(run.ended().code(), Some(3), "{}", run.log());
+    assert!(told.elapsed() >= Duration::from_millis(500));
+    assert!(run.log().contains("--drain-timeout is over"), "{}", run.log());
+    gone(pid);
+}
+
+#[test]
+fn the_child_dies_with_berth() {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&[]);
+    run.signal(Signal::SIGKILL);
+    run.ended();
+    gone(pid);
+    let status = || said(&mut berth(["status", "--run-dir", &node.run_dir()])).1;
+    eventually("status says that it ended", || status().contains("process ended").then_some(()));
+}
+
+/// Its connections end as the kernel ends them, and its status becomes berth's.
+#[test]
+fn a_child_that_ends_by_itself() {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&[]);
+    let mut client = connect(node.listen);
+    ping(&mut client, &hello(100));
+    kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
+    run.logs("the apiserver ended by itself");
+    expect_end(&mut client);
+    assert!(run.is_running(), "the client has not ended yet");
+    drop(client);
+    assert_eq!(run.ended().code(), Some(128 + Signal::SIGKILL as i32), "{}", run.log());
+    let (_, out, _) = said(&mut berth(["status", "--run-dir", &node.run_dir()]));
+    assert!(out.contains("the apiserver ended: signal: 9"), "{out}");
+}
+
+/// The same address and port again for the same instance.
+#[test]
+fn it_can_be_started_again() {
+    let node = Node::new();
+    for _ in 0..2 {
+        let (mut run, _) = node.joined(&[]);
+        ping(&mut connect(node.listen), &hello(100));
+        run.signal(Signal::SIGTERM);
+        assert_eq!(run.ended().code(), Some(3), "{}", run.log());
+    }
+}
+
+/// Two of one berth, as in an upgrade: clients are served by either, all the time.
+#[test]
+fn an_upgrade_of_two() {
+    let node = Node::new();
+    let (mut old, _) = node.joined(&[]);
+    let mut kept = connect(node.listen);
+    ping(&mut kept, &hello(100));
+    let mut new = node.command(&["--instance", "b"], &["sh", "-c", STAND_IN, "kube-apiserver"]);
+    let new = Running::start(&mut new);
+    new.logs("joined");
+    assert_eq!(listening(node.listen).len(), 2);
+    for _ in 0..50 {
+        ping(&mut connect(node.listen), &hello(100));
+    }
+    old.signal(Signal::SIGTERM);
+    old.logs("left");
+    for _ in 0..50 {
+        ping(&mut connect(node.listen), &hello(100));
+    }
+    ping(&mut kept, b"still served by the old one");
+    drop(kept);
+    assert_eq!(old.ended().code(), Some(3));
+}

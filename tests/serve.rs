@@ -1,0 +1,434 @@
+//! The life of `berth serve`, and of the commands that ask it, with the real binary.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use nix::sys::signal::Signal;
+use socket2::{Domain, Socket, Type};
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use support::net::{
+    Backend, connect, connect_from, echo, expect_silence, free_address, fresh_ip, hello, listening, ping, read,
+};
+use support::process::{Running, berth, said};
+use support::tls::{Api, Authority};
+use support::{MOMENT, eventually};
+use tempfile::TempDir;
+
+/// A run directory and a berth of its own.
+struct Node {
+    temp: TempDir,
+    listen: SocketAddr,
+}
+
+impl Node {
+    fn new() -> Self {
+        Self { temp: tempfile::tempdir().unwrap(), listen: free_address() }
+    }
+
+    fn run_dir(&self) -> String {
+        self.temp.path().join("run").display().to_string()
+    }
+
+    fn command(&self, backend: SocketAddr, options: &[&str]) -> Command {
+        let mut command = berth(["serve", "--listen", &self.listen.to_string(), "--backend", &backend.to_string()]);
+        command.args(["--run-dir", &self.run_dir(), "--probe-interval", "20ms", "--rise", "1"]);
+        if !options.iter().any(|option| option.starts_with("--probe-")) {
+            command.args(["--probe", "tcp"]);
+        }
+        command.args(options);
+        command
+    }
+
+    fn serve(&self, backend: SocketAddr, options: &[&str]) -> Running {
+        Running::start(&mut self.command(backend, options))
+    }
+
+    /// Waits until it listens.
+    fn joined(&self, backend: SocketAddr, options: &[&str]) -> Running {
+        let shim = self.serve(backend, options);
+        shim.logs("joined");
+        shim
+    }
+
+    fn ask(&self, args: &[&str]) -> (Option<i32>, String, String) {
+        let mut command = berth(args);
+        command.args(["--run-dir", &self.run_dir()]);
+        said(&mut command)
+    }
+}
+
+#[test]
+fn a_port_of_another_is_explained() {
+    let node = Node::new();
+    let _holder = TcpListener::bind(node.listen).unwrap();
+    let (status, _, log) = said(&mut node.command(free_address(), &[]));
+    assert_eq!(status, Some(69), "{log}");
+    for part in [node.listen.to_string(), format!("pid {}", std::process::id()), "SO_REUSEPORT".to_owned()] {
+        assert!(log.contains(&part), "{part} in {log}");
+    }
+}
+
+#[test]
+fn bind_wait_takes_the_port_when_it_is_free() {
+    let node = Node::new();
+    let holder = TcpListener::bind(node.listen).unwrap();
+    let shim = node.serve(Backend::new().serve(echo), &["--bind-wait", "60s"]);
+    let line = shim.logs("trying again");
+    assert!(line.contains(&format!("pid {}", std::process::id())), "it names the holder: {line}");
+    drop(holder);
+    shim.logs("joined");
+    ping(&mut connect(node.listen), b"served");
+
+    let _holder = node.listen;
+    let other = Node::new();
+    let _held = TcpListener::bind(other.listen).unwrap();
+    let began = Instant::now();
+    let (status, _, log) = said(&mut other.command(free_address(), &["--bind-wait", "400ms"]));
+    assert_eq!(status, Some(69), "{log}");
+    assert!(began.elapsed() >= Duration::from_millis(400));
+}
+
+#[test]
+fn every_mistake_is_told_at_once() {
+    let mut command = berth(["serve", "--listen", "nowhere", "--listen", "10.0.0.5:1,fast", "--hold", "8"]);
+    command.args(["--rise", "0", "--threads", "many", "--admin", "here", "--backend", "there"]);
+    command.args(["--probe-cert", "/nonexistent/cert", "--instance", "../a", "--max-connections", "0"]);
+    let (status, out, log) = said(&mut command);
+    assert_eq!((status, out.as_str()), (Some(64), ""), "{log}");
+    let parts = [
+        "--listen \"nowhere\"",
+        "\"fast\"",
+        "--hold 8",
+        "--rise 0",
+        "--threads many",
+        "--max-connections 0",
+        "--admin \"here\"",
+        "--backend \"there\"",
+        "--probe-cert without --probe-key",
+        "/nonexistent/cert",
+        "--probe-ca",
+        "--instance: ",
+    ];
+    for part in parts {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    assert!(log.lines().all(|line| line.starts_with("berth: ")), "{log}");
+}
+
+#[test]
+fn wrong_command_lines_are_64() {
+    for args in [&["serve"][..], &["serve", "--no-such-option"], &["fly"], &[], &["serve", "--probe", "udp"]] {
+        let (status, out, log) = said(&mut berth(args));
+        assert_eq!((status, out.as_str()), (Some(64), ""), "{args:?}: {log}");
+        assert!(!log.is_empty());
+    }
+    for args in [&["--help"][..], &["--version"], &["serve", "--help"]] {
+        let (status, out, log) = said(&mut berth(args));
+        assert_eq!((status, log.as_str()), (Some(0), ""), "{args:?}");
+        assert!(out.contains("berth"));
+    }
+    // Files of the probe are looked into before anything is begun.
+    let node = Node::new();
+    let nothing = node.temp.path().join("nothing.pem");
+    std::fs::write(&nothing, "no certificate").unwrap();
+    let (status, _, log) = said(&mut node.command(free_address(), &["--probe-ca", nothing.to_str().unwrap()]));
+    assert_eq!(status, Some(64), "{log}");
+    assert!(log.contains("--probe-ca") && log.contains("no certificate"), "{log}");
+}
+
+#[test]
+fn listening_where_the_backend_is_is_refused() {
+    let node = Node::new();
+    let (status, _, log) = said(&mut node.command(node.listen, &[]));
+    assert_eq!(status, Some(64), "{log}");
+    assert!(log.contains("relay to itself"), "{log}");
+    let wildcard = format!("0.0.0.0:{}", node.listen.port());
+    let backend = SocketAddr::new(fresh_ip().into(), node.listen.port());
+    let (status, _, log) = said(&mut node.command(backend, &["--listen", &wildcard]));
+    assert_eq!(status, Some(64), "{log}");
+    assert!(log.contains("wildcard") && log.contains("7443"), "{log}");
+}
+
+/// The inodes of a process's sockets.
+fn sockets(pid: u32) -> Vec<u64> {
+    let links = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let targets = links.filter_map(|link| std::fs::read_link(link.path()).ok()?.into_os_string().into_string().ok());
+    targets.filter_map(|target| target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()).collect()
+}
+
+/// Invariant 1: a bound socket that does not listen gets nothing.
+#[test]
+fn bound_at_start_and_listening_when_ready() {
+    let node = Node::new();
+    let backend = free_address();
+    let shim = node.serve(backend, &[]);
+    shim.logs("probe: nobody listens");
+    assert!(listening(node.listen).is_empty(), "it listens before its instance does");
+    // Without SO_REUSEADDR, which std's listeners set.
+    let taken = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap().bind(&node.listen.into()).unwrap_err();
+    assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse, "the port is had from the start");
+    let refused = TcpStream::connect(node.listen).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    let before = sockets(shim.child.id());
+
+    Backend::at(backend).serve(echo);
+    shim.logs("joined");
+    let inodes = listening(node.listen);
+    assert_eq!(inodes.len(), 1);
+    assert!(before.contains(&inodes[0]), "the socket that was bound at start is the one that listens");
+    ping(&mut connect(node.listen), b"served");
+}
+
+#[test]
+fn ready_live_and_status() {
+    let node = Node::new();
+    let (status, out, _) = node.ask(&["ready"]);
+    assert_eq!((status, out.lines().count()), (Some(1), 1), "no instance: one line why: {out}");
+    assert_eq!(node.ask(&["status"]).0, Some(0));
+
+    let backend = free_address();
+    let shim = node.serve(backend, &["--instance", "a"]);
+    shim.logs("probe: nobody listens");
+    let (status, out, _) = node.ask(&["ready"]);
+    assert_eq!((status, out.lines().count()), (Some(1), 1), "{out}");
+    assert!(out.contains("instance a is unready: nobody listens"), "{out}");
+    let (status, out, _) = node.ask(&["live", "--probe", "tcp"]);
+    assert_eq!((status, out.lines().count()), (Some(1), 1), "{out}");
+    let (_, out, _) = node.ask(&["status"]);
+    for part in [&*node.listen.to_string(), "waiting", "unready", "nobody listens"] {
+        assert!(out.contains(part), "{part} in {out}");
+    }
+
+    Backend::at(backend).serve(echo);
+    shim.logs("joined");
+    assert_eq!(node.ask(&["ready"]), (Some(0), String::new(), String::new()));
+    assert_eq!(node.ask(&["ready", "--instance", "a"]).0, Some(0));
+    assert_eq!(node.ask(&["live", "--probe", "tcp"]).0, Some(0));
+    let mut client = connect(node.listen);
+    ping(&mut client, b"one");
+    let (status, out, _) = node.ask(&["status", "--json"]);
+    assert_eq!(status, Some(0));
+    let all: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let shown = &all["instances"][0];
+    assert_eq!(shown["instance"], "a");
+    assert_eq!(shown["berth"], node.listen.to_string());
+    assert_eq!(shown["shim"]["state"], "joined");
+    assert_eq!(shown["shim"]["connections_open"], 1);
+    assert_eq!(shown["shim"]["instances"][0]["standing"], "ready");
+
+    let (status, out, _) = node.ask(&["ready", "--instance", "b"]);
+    assert_eq!(status, Some(1));
+    assert!(out.contains("instance b is not there"), "{out}");
+    // A second one of the berth, with a backend of its own.
+    let other = node.joined(Backend::new().serve(echo), &["--instance", "b"]);
+    for command in ["ready", "live"] {
+        let (status, out, log) = node.ask(&[command]);
+        assert_eq!((status, out.as_str()), (Some(64), ""), "{log}");
+        for part in ["a at", "b at", "--instance"] {
+            assert!(log.contains(part), "{part} in {log}");
+        }
+        assert_eq!(log.lines().count(), 1, "{log}");
+    }
+    assert_eq!(node.ask(&["ready", "--instance", "b"]).0, Some(0));
+    drop(other);
+    let (_, out, _) = node.ask(&["status"]);
+    assert!(out.contains("its shim is dead") || out.contains("waiting for"), "killed without a word: {out}");
+}
+
+#[test]
+fn a_second_shim_of_an_instance_is_refused() {
+    let node = Node::new();
+    let backend = Backend::new().serve(echo);
+    let _shim = node.joined(backend, &["--instance", "a"]);
+    let (status, _, log) = said(&mut node.command(backend, &["--instance", "a"]));
+    assert_eq!(status, Some(69), "{log}");
+    assert!(log.contains("a shim of instance a runs already"), "{log}");
+    assert_eq!(node.ask(&["ready"]).0, Some(0), "the first one is as before");
+}
+
+#[test]
+fn https_probe_live_and_version() {
+    let (node, authority) = (Node::new(), Authority::new());
+    let api = Api::start(&authority);
+    let ca = node.temp.path().join("ca.crt");
+    std::fs::write(&ca, authority.pem()).unwrap();
+    let ca = ca.to_str().unwrap();
+    api.answer("403 Forbidden");
+    let shim = node.serve(api.address, &["--probe-ca", ca]);
+    let line = shim.logs("403 for");
+    assert!(line.contains("--probe-cert") && line.contains("--probe-token-file"), "what mends it: {line}");
+    assert!(listening(node.listen).is_empty());
+    api.answer("200 OK");
+    shim.logs("joined");
+    assert!(authority.get(connect(node.listen), "/").starts_with("HTTP/1.1 200"));
+    eventually("its version in the status", || node.ask(&["status"]).1.contains("v1.2.3").then_some(()));
+    assert_eq!(node.ask(&["live", "--probe-ca", ca]).0, Some(0));
+    api.answer("500 Internal Server Error");
+    let (status, out, _) = node.ask(&["live", "--probe-ca", ca]);
+    assert_eq!(status, Some(1));
+    assert!(out.contains("500 for /livez"), "{out}");
+}
+
+#[test]
+fn sigterm_drains_and_exits_0() {
+    let node = Node::new();
+    let mut shim = node.joined(Backend::new().serve(echo), &[]);
+    let mut client = connect(node.listen);
+    ping(&mut client, &hello(100));
+    shim.signal(Signal::SIGTERM);
+    shim.logs("left");
+    assert!(listening(node.listen).is_empty());
+    ping(&mut client, b"still served");
+    assert!(shim.is_running());
+    let (status, out, _) = node.ask(&["ready"]);
+    assert_eq!(status, Some(1));
+    assert!(out.contains("is left"), "{out}");
+    drop(client);
+    assert_eq!(shim.ended().code(), Some(0));
+    assert!(shim.log().contains("drained"), "{}", shim.log());
+    let left = std::fs::read_dir(node.run_dir()).unwrap().flatten();
+    let sockets = left.flat_map(|berth| std::fs::read_dir(berth.path()).unwrap().flatten());
+    let sockets: Vec<_> = sockets.filter(|file| file.file_name().to_string_lossy().ends_with(".sock")).collect();
+    assert!(sockets.is_empty(), "its socket is gone: {sockets:?}");
+}
+
+#[test]
+fn sigterm_while_waiting_exits_0() {
+    let node = Node::new();
+    let mut shim = node.serve(free_address(), &[]);
+    shim.logs("probe: nobody listens");
+    shim.signal(Signal::SIGTERM);
+    assert_eq!(shim.ended().code(), Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let node = Node::new();
+    for second in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut shim = node.joined(Backend::new().serve(echo), &["--drain-timeout", "1h"]);
+        let mut client = connect(node.listen);
+        ping(&mut client, &hello(100));
+        shim.signal(Signal::SIGTERM);
+        shim.logs("left");
+        ping(&mut client, b"still served");
+        shim.signal(second);
+        assert!(shim.ended().code() == Some(0) && shim.log().contains("connections are cut"), "{}", shim.log());
+    }
+}
+
+/// The shim outlives its apiserver: while that listens, the deadline has not begun.
+#[test]
+fn the_deadline_begins_when_the_instance_listens_no_more() {
+    const DEADLINE: Duration = Duration::from_secs(1);
+    let node = Node::new();
+    let backend = Backend::new();
+    let mut shim = node.joined(backend.address(), &["--drain-timeout", "1s"]);
+    let mut client = connect(node.listen);
+    client.write_all(b"hello").unwrap();
+    let mut instance = backend.accept();
+    read(&mut instance, 5);
+    std::thread::spawn(move || echo(instance));
+    shim.signal(Signal::SIGTERM);
+    shim.logs("left");
+    std::thread::sleep(DEADLINE * 2);
+    ping(&mut client, b"still served");
+    assert!(shim.is_running());
+
+    let closed = Instant::now();
+    drop(backend);
+    shim.logs("the instance listens no more");
+    ping(&mut client, b"still served");
+    assert_eq!(shim.ended().code(), Some(0));
+    assert!(closed.elapsed() >= DEADLINE, "it ended after {:?}", closed.elapsed());
+    assert!(shim.log().contains("--drain-timeout is over"), "{}", shim.log());
+}
+
+/// Sets the soft limit of open files of a process that runs.
+fn limit_files(pid: u32, soft: &str) {
+    let status = Command::new("prlimit").args(["--pid", &pid.to_string(), &format!("--nofile={soft}:")]).status();
+    assert!(status.expect("prlimit of util-linux").success());
+}
+
+#[test]
+fn running_out_of_descriptors_pauses_and_recovers() {
+    let node = Node::new();
+    let mut shim = node.joined(Backend::new().serve(echo), &["--threads", "1"]);
+    let pid = shim.child.id();
+    let mut client = connect(node.listen);
+    ping(&mut client, &hello(100));
+    // Room for nobody: the limit is the lowest number that is free.
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let used: Vec<u32> = fds.filter_map(|fd| fd.file_name().to_str()?.parse().ok()).collect();
+    limit_files(pid, &(0..).find(|number| !used.contains(number)).unwrap().to_string());
+    let mut waiting: Vec<_> = (0..20).map(|_| connect(node.listen)).collect();
+    for client in &mut waiting {
+        client.write_all(&hello(100)).unwrap();
+    }
+    shim.logs("cannot accept, trying again");
+    expect_silence(&mut waiting[0]);
+    ping(&mut client, b"those who are there are served");
+    let before = cpu_ticks(pid);
+    std::thread::sleep(MOMENT * 4);
+    let ticks = cpu_ticks(pid) - before;
+    assert!(ticks < 30, "it spins: {ticks} ticks of 10 ms in {:?}", MOMENT * 4);
+
+    limit_files(pid, "1000");
+    for client in &mut waiting {
+        assert!(read(client, 100) == hello(100));
+    }
+    let log = shim.log();
+    assert_eq!(log.matches("cannot accept").count(), 1, "told once: {log}");
+    drop((client, waiting));
+    shim.signal(Signal::SIGTERM);
+    assert_eq!(shim.ended().code(), Some(0));
+}
+
+/// Processor time of a process, in the clock ticks of /proc.
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_ascii_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// An accepted client needs a second descriptor for its instance: without one it would be reset.
+#[test]
+fn more_connections_than_descriptors_are_not_taken() {
+    let node = Node::new();
+    let command = node.command(Backend::new().serve(echo), &["--threads", "1", "--max-connections", "1000"]);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", r#"ulimit -n 200; exec "$0" "$@""#]).arg(command.get_program()).args(command.get_args());
+    let shim = Running::start(&mut limited);
+    shim.logs("--max-connections 1000 is more than");
+    shim.logs("joined");
+    let source = fresh_ip().into();
+    let mut clients: Vec<_> = (0..150).map(|_| connect_from(source, node.listen)).collect();
+    for client in &mut clients {
+        client.write_all(&hello(100)).unwrap();
+    }
+    shim.logs("--max-connections is reached");
+    for mut client in clients {
+        assert!(read(&mut client, 100) == hello(100));
+    }
+}
+
+#[test]
+fn the_log_is_json_when_asked_and_names_connections() {
+    let node = Node::new();
+    let shim = node.joined(Backend::new().serve(echo), &["--log-format", "json", "--log-connections"]);
+    let client = connect(node.listen);
+    let address = client.local_addr().unwrap();
+    let mut same = client.try_clone().unwrap();
+    ping(&mut same, &hello(100));
+    drop((client, same));
+    let line = shim.logs("connection ended");
+    let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(event["client"], address.to_string());
+    assert_eq!((&event["up"], &event["down"], &event["how"]), (&100.into(), &100.into(), &"closed".into()));
+    assert!(event["source"].as_str().unwrap().starts_with(&address.ip().to_string()), "{line}");
+    let first: serde_json::Value = serde_json::from_str(shim.log().lines().next().unwrap()).unwrap();
+    assert_eq!(first["message"], "berth", "the first line is the effective configuration");
+    assert_eq!(first["berth"], node.listen.to_string());
+}

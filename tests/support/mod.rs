@@ -1,0 +1,32 @@
+//! What the tests of shims share: a shim in this process, or as the real binary, with plain sockets
+//! before and behind it.
+//!
+//! Every wait has a limit and says what it waited for. Probes come from 127.0.0.1 and clients never do,
+//! so that a backend can tell them apart.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+pub(crate) mod net;
+pub(crate) mod process;
+pub(crate) mod shim;
+pub(crate) mod tls;
+
+use std::time::{Duration, Instant};
+
+/// Longest wait for anything that should happen at once. Generous: machines are slow at times.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long it is looked whether something happens that must not.
+pub(crate) const MOMENT: Duration = Duration::from_millis(150);
+
+/// Looks again and again until there is something.
+#[track_caller]
+pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited {PATIENCE:?} in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,328 @@
+//! Blocking sockets with time limits, and what a test says about them.
+
+use super::PATIENCE;
+use berth::os::holder;
+use socket2::{Domain, SockRef, Socket, Type};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Where probes come from, and clients never do.
+const PROBES: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// An address in 127.0.0.0/8 that no other test uses now.
+pub(crate) fn fresh_ip() -> Ipv4Addr {
+    static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| AtomicU32::new(RandomState::new().hash_one(1) as u32));
+    let [_, b, c, d] = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    Ipv4Addr::new(127, 1 + b % 250, 1 + c % 250, 1 + d % 250)
+}
+
+/// An address with a port that nobody has.
+pub(crate) fn free_address() -> SocketAddr {
+    TcpListener::bind((fresh_ip(), 0)).unwrap().local_addr().unwrap()
+}
+
+/// Listens where an apiserver would.
+pub(crate) struct Backend(pub(crate) TcpListener);
+
+impl Backend {
+    pub(crate) fn new() -> Self {
+        Self::at((fresh_ip(), 0).into())
+    }
+
+    pub(crate) fn at(address: SocketAddr) -> Self {
+        let listener = TcpListener::bind(address).unwrap_or_else(|error| panic!("cannot listen on {address}: {error}"));
+        // It counts for accept too.
+        SockRef::from(&listener).set_read_timeout(Some(PATIENCE)).unwrap();
+        Self(listener)
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.0.local_addr().unwrap()
+    }
+
+    /// The next connection that is no probe.
+    #[track_caller]
+    pub(crate) fn accept(&self) -> TcpStream {
+        loop {
+            match self.0.accept() {
+                Ok((stream, peer)) if peer.ip() != PROBES => return with_limits(stream),
+                Ok(_) => {}
+                Err(error) => panic!("no connection came to the backend: {error}"),
+            }
+        }
+    }
+
+    /// The connections that wait now and are no probes.
+    pub(crate) fn waiting(&self) -> Vec<TcpStream> {
+        self.0.set_nonblocking(true).unwrap();
+        let mut found = Vec::new();
+        while let Ok((stream, peer)) = self.0.accept() {
+            if peer.ip() != PROBES {
+                stream.set_nonblocking(false).unwrap();
+                found.push(with_limits(stream));
+            }
+        }
+        self.0.set_nonblocking(false).unwrap();
+        found
+    }
+
+    /// Serves every connection on a thread of its own, until the process ends.
+    pub(crate) fn serve(self, how: impl Fn(TcpStream) + Clone + Send + 'static) -> SocketAddr {
+        let address = self.address();
+        std::thread::spawn(move || {
+            for stream in self.0.incoming().flatten() {
+                let how = how.clone();
+                std::thread::spawn(move || how(with_limits(stream)));
+            }
+        });
+        address
+    }
+}
+
+/// Gives back what comes, until the end.
+pub(crate) fn echo(mut stream: TcpStream) {
+    let mut buffer = [0; 16 * 1024];
+    while let Ok(length @ 1..) = stream.read(&mut buffer) {
+        if stream.write_all(&buffer[..length]).is_err() {
+            return;
+        }
+    }
+    let _ = stream.shutdown(Shutdown::Write);
+}
+
+fn with_limits(stream: TcpStream) -> TcpStream {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+}
+
+/// Connects from a source address.
+#[track_caller]
+pub(crate) fn connect_from(source: IpAddr, to: SocketAddr) -> TcpStream {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::new(source, 0).into()).unwrap();
+    socket.connect_timeout(&to.into(), PATIENCE).unwrap_or_else(|error| panic!("cannot connect to {to}: {error}"));
+    with_limits(socket.into())
+}
+
+/// Connects as a client: from an address that no probe has.
+#[track_caller]
+pub(crate) fn connect(to: SocketAddr) -> TcpStream {
+    match to {
+        SocketAddr::V4(_) => connect_from(fresh_ip().into(), to),
+        SocketAddr::V6(_) => with_limits(TcpStream::connect_timeout(&to, PATIENCE).unwrap()),
+    }
+}
+
+/// Ends it by a reset.
+pub(crate) fn reset(stream: TcpStream) {
+    SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(stream);
+}
+
+/// Reads so many bytes.
+#[track_caller]
+pub(crate) fn read(stream: &mut TcpStream, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    let mut at = 0;
+    while at < length {
+        match stream.read(&mut bytes[at..]) {
+            Ok(0) => panic!("the end after {at} of {length} bytes"),
+            Ok(more) => at += more,
+            Err(error) => panic!("after {at} of {length} bytes: {error}"),
+        }
+    }
+    bytes
+}
+
+/// Sends and reads what a backend that gives everything back gives back.
+#[track_caller]
+pub(crate) fn ping(stream: &mut TcpStream, bytes: &[u8]) {
+    stream.write_all(bytes).unwrap();
+    assert!(read(stream, bytes.len()) == bytes, "not what was sent");
+}
+
+/// The next thing that comes must be a reset.
+#[track_caller]
+pub(crate) fn expect_reset(stream: &mut TcpStream) {
+    match stream.read(&mut [0; 64]) {
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+        other => panic!("no reset but {other:?}"),
+    }
+}
+
+/// Connects as a client and must be reset, as early as that may be.
+#[track_caller]
+pub(crate) fn expect_no_service(to: SocketAddr) {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::new(fresh_ip().into(), 0).into()).unwrap();
+    match socket.connect_timeout(&to.into(), PATIENCE) {
+        Ok(()) => expect_reset(&mut with_limits(socket.into())),
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+        Err(error) => panic!("no reset but {error}"),
+    }
+}
+
+/// The next thing that comes must be the end.
+#[track_caller]
+pub(crate) fn expect_end(stream: &mut TcpStream) {
+    match stream.read(&mut [0; 64]) {
+        Ok(0) => {}
+        other => panic!("not the end but {other:?}"),
+    }
+}
+
+/// Nothing may come for a moment.
+#[track_caller]
+pub(crate) fn expect_silence(stream: &mut TcpStream) {
+    stream.set_read_timeout(Some(super::MOMENT)).unwrap();
+    match stream.read(&mut [0; 64]) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+        other => panic!("no silence but {other:?}"),
+    }
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+}
+
+/// Waits until the socket is known to be reset, without reading.
+#[track_caller]
+pub(crate) fn expect_error(stream: &TcpStream) {
+    super::eventually("an error on the socket", || stream.take_error().unwrap());
+}
+
+/// Writes until the way is full: nothing more went for a while.
+pub(crate) fn fill(stream: &mut TcpStream) {
+    stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut pattern = Pattern::default();
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let at = pattern.0;
+        pattern.fill(&mut buffer);
+        match stream.write(&buffer) {
+            Ok(written) => pattern.0 = at + written as u64,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                stream.set_write_timeout(Some(PATIENCE)).unwrap();
+                return;
+            }
+            Err(error) => panic!("cannot write: {error}"),
+        }
+    }
+}
+
+/// What looks like a TLS client's first record: the type of a handshake, then anything.
+pub(crate) fn hello(length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    Pattern::default().fill(&mut bytes);
+    bytes[0] = 0x16;
+    bytes
+}
+
+/// Bytes that show where they belong: they repeat only after a large prime number.
+#[derive(Default)]
+pub(crate) struct Pattern(pub(crate) u64);
+
+impl Pattern {
+    fn block() -> &'static [u8] {
+        static BLOCK: LazyLock<Vec<u8>> = LazyLock::new(|| {
+            let mut state = 1_u32;
+            let mut next = || {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            };
+            (0..1_000_003).map(|_| next()).collect()
+        });
+        &BLOCK
+    }
+
+    /// The next bytes.
+    pub(crate) fn fill(&mut self, buffer: &mut [u8]) {
+        let block = Self::block();
+        let mut at = 0;
+        while at < buffer.len() {
+            let from = (self.0 % block.len() as u64) as usize;
+            let length = (block.len() - from).min(buffer.len() - at);
+            buffer[at..at + length].copy_from_slice(&block[from..from + length]);
+            at += length;
+            self.0 += length as u64;
+        }
+    }
+
+    /// Sends so many bytes.
+    #[track_caller]
+    pub(crate) fn send(&mut self, stream: &mut TcpStream, length: u64) {
+        let mut buffer = vec![0; 64 * 1024];
+        let end = self.0 + length;
+        while self.0 < end {
+            let part = (end - self.0).min(buffer.len() as u64) as usize;
+            self.fill(&mut buffer[..part]);
+            stream.write_all(&buffer[..part]).unwrap_or_else(|error| panic!("at {} of {end}: {error}", self.0));
+        }
+    }
+
+    /// Receives so many bytes and compares each.
+    #[track_caller]
+    pub(crate) fn receive(&mut self, stream: &mut TcpStream, length: u64) {
+        let (mut buffer, mut expected) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
+        let end = self.0 + length;
+        while self.0 < end {
+            let part = (end - self.0).min(buffer.len() as u64) as usize;
+            let at = self.0;
+            match stream.read(&mut buffer[..part]) {
+                Ok(0) => panic!("the end after {at} of {end} bytes"),
+                Ok(more) => {
+                    self.fill(&mut expected[..more]);
+                    assert!(buffer[..more] == expected[..more], "another byte between {at} and {}", self.0);
+                }
+                Err(error) => panic!("after {at} of {end} bytes: {error}"),
+            }
+        }
+    }
+
+    /// Receives all that comes before a reset, compares each byte, and says how many there were.
+    #[track_caller]
+    pub(crate) fn receive_until_reset(&mut self, stream: &mut TcpStream) -> u64 {
+        let (mut buffer, mut expected) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
+        loop {
+            match stream.read(&mut buffer) {
+                Ok(more @ 1..) => {
+                    self.fill(&mut expected[..more]);
+                    assert!(buffer[..more] == expected[..more], "another byte before {}", self.0);
+                }
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return self.0,
+                other => panic!("no reset but {other:?} after {} bytes", self.0),
+            }
+        }
+    }
+}
+
+/// The sockets of this network namespace with a local address: state, bytes that wait to be read (of
+/// a listener: connections that wait to be accepted).
+fn sockets(local: SocketAddr) -> Vec<(u8, u64)> {
+    let text = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    let parse = |line: &str| {
+        let entry = *holder::parse(line).first().filter(|entry| entry.local == local)?;
+        let queues = line.split_ascii_whitespace().nth(4)?;
+        Some((entry.state, u64::from_str_radix(queues.split(':').nth(1)?, 16).ok()?))
+    };
+    text.lines().filter_map(parse).collect()
+}
+
+/// How many connections wait at a listener to be accepted.
+pub(crate) fn queued(listener: SocketAddr) -> u64 {
+    sockets(listener).iter().filter(|(state, _)| *state == 0x0a).map(|(_, waiting)| waiting).sum()
+}
+
+/// How many bytes wait to be read by the established connections of a local address.
+pub(crate) fn unread(local: SocketAddr) -> u64 {
+    sockets(local).iter().filter(|(state, _)| *state == 0x01).map(|(_, waiting)| waiting).sum()
+}
+
+/// The inodes of the sockets that listen on an address.
+pub(crate) fn listening(address: SocketAddr) -> Vec<u64> {
+    let entries = holder::listeners(address.port()).unwrap();
+    entries.into_iter().filter(|entry| entry.local == address).map(|entry| entry.inode).collect()
+}

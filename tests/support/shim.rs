@@ -1,0 +1,149 @@
+//! A shim in this process: the library, on a thread of its own, on port 0.
+
+use super::{PATIENCE, eventually, net};
+use berth::app::{self, Ended, Stop};
+use berth::cli::{Cli, Command};
+use berth::config::Config;
+use berth::control::{self, wire};
+use berth::instance::InstanceId;
+use berth::phase::Phase;
+use berth::registry::BerthDir;
+use berth::registry::instance::{Claim, Claimant, claim};
+use clap::Parser;
+use std::net::{SocketAddr, TcpStream};
+use std::thread::JoinHandle;
+use std::time::SystemTime;
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// Numbers of relaying threads that everything is tried with.
+pub(crate) const THREADS: [&str; 2] = ["1", "2"];
+
+/// A shim that runs. Dropping it ends it at once.
+pub(crate) struct Shim {
+    pub(crate) address: SocketAddr,
+    pub(crate) berth: BerthDir,
+    instance: InstanceId,
+    phase: watch::Receiver<(Phase, SystemTime)>,
+    stop: watch::Sender<Stop>,
+    thread: Option<JoinHandle<Ended>>,
+    runtime: Runtime,
+    _temp: TempDir,
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Options as `berth serve` reads them.
+#[track_caller]
+fn config(args: &[&str]) -> Config {
+    let cli = Cli::try_parse_from([&["berth", "serve"], args].concat()).unwrap_or_else(|error| panic!("{error}"));
+    let Command::Serve(args) = cli.command else { unreachable!() };
+    Config::serve(&args).unwrap_or_else(|mistakes| panic!("{mistakes}"))
+}
+
+impl Shim {
+    /// A shim of a backend that is there: waits until it listens.
+    #[track_caller]
+    pub(crate) fn start(backend: SocketAddr, threads: &str, options: &[&str]) -> Self {
+        let shim = Self::launch("127.0.0.1:0", backend, threads, options);
+        shim.until_phase(Phase::Joined);
+        shim
+    }
+
+    /// A shim that listens when it is time. By default one TCP probe at the
+    /// start decides: what it knows later, it learned from connections.
+    #[track_caller]
+    pub(crate) fn launch(listen: &str, backend: SocketAddr, threads: &str, options: &[&str]) -> Self {
+        let temp = tempfile::tempdir().unwrap();
+        let (run_dir, backend) = (temp.path().join("run"), backend.to_string());
+        let place = ["--listen", listen, "--backend", &backend, "--run-dir", run_dir.to_str().unwrap()];
+        let mut args = [&place[..], &["--threads", threads], options].concat();
+        let defaults = [["--probe", "tcp"], ["--rise", "1"], ["--fall", "1"], ["--probe-interval", "1h"]];
+        for [option, value] in defaults {
+            if !options.contains(&option) {
+                args.extend([option, value]);
+            }
+        }
+        let config = config(&args);
+        let (stop, told) = watch::channel(Stop::No);
+        let (tell, built) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            runtime().block_on(async {
+                let bound = app::build(config).await.unwrap_or_else(|error| panic!("cannot build: {error}"));
+                let about = (bound.addresses()[0], bound.berth().clone(), bound.instance().clone(), bound.phase());
+                tell.send(about).unwrap();
+                bound.run(told).await
+            })
+        });
+        let (address, berth, instance, phase) = built.recv_timeout(PATIENCE).expect("a shim that is built");
+        Self { address, berth, instance, phase, stop, thread: Some(thread), runtime: runtime(), _temp: temp }
+    }
+
+    #[track_caller]
+    pub(crate) fn until_phase(&self, wanted: Phase) {
+        let mut phase = self.phase.clone();
+        let reached = phase.wait_for(|(phase, _)| *phase == wanted);
+        let reached = self.runtime.block_on(async { timeout(PATIENCE, reached).await.is_ok() });
+        assert!(reached, "the shim did not come to {wanted:?} but {:?}", self.status());
+    }
+
+    /// How it says it is.
+    #[track_caller]
+    pub(crate) fn status(&self) -> wire::Status {
+        let path = self.berth.socket_path(&self.instance).unwrap();
+        match self.runtime.block_on(control::ask(&path, wire::Ask::Status)) {
+            Ok(wire::Reply::Status(status)) => *status,
+            other => panic!("no status: {other:?}"),
+        }
+    }
+
+    /// Waits until its status is as wanted.
+    #[track_caller]
+    pub(crate) fn until(&self, what: &str, wanted: impl Fn(&wire::Status) -> bool) -> wire::Status {
+        eventually(what, || Some(self.status()).filter(&wanted))
+    }
+
+    /// Waits until an instance has a standing.
+    #[track_caller]
+    pub(crate) fn until_standing(&self, address: SocketAddr, standing: &str) {
+        self.until(&format!("{address} is {standing}"), |status| {
+            status.instances.iter().any(|i| i.address == address && i.standing.as_str() == standing)
+        });
+    }
+
+    /// Records an instance beside its own, alive as long as the result.
+    pub(crate) fn sibling(&self, id: &str, address: SocketAddr) -> Claim {
+        let id = InstanceId::parse(id).unwrap();
+        let claimant = Claimant { instance: &id, advertise: self.address.ip(), pid: None };
+        claim(&self.berth, &claimant, |_, _| Ok(address)).unwrap()
+    }
+
+    #[track_caller]
+    pub(crate) fn client(&self) -> TcpStream {
+        net::connect(self.address)
+    }
+
+    pub(crate) fn tell(&self, stop: Stop) {
+        self.stop.send_replace(stop);
+    }
+
+    /// Waits for its end.
+    pub(crate) fn ended(mut self) -> Ended {
+        let thread = self.thread.take().unwrap();
+        eventually("the end of the shim", || thread.is_finished().then_some(()));
+        thread.join().unwrap()
+    }
+}
+
+impl Drop for Shim {
+    fn drop(&mut self) {
+        self.stop.send_replace(Stop::Now);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! A small HTTPS server in an apiserver's place, its certificate authority, and a client.
+
+use super::net::{Backend, fresh_ip};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex};
+
+/// Signs the certificates of apiservers.
+pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    pub(crate) fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    fn server_config(&self) -> Arc<ServerConfig> {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["kubernetes".to_owned()]).unwrap();
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        Arc::new(builder.with_no_client_auth().with_single_cert(vec![certificate.der().clone()], key).unwrap())
+    }
+
+    /// Asks for a path and gives the whole answer.
+    #[track_caller]
+    pub(crate) fn get(&self, stream: TcpStream, path: &str) -> String {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.0.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = Arc::new(builder.with_root_certificates(roots).with_no_client_auth());
+        let name = ServerName::try_from("kubernetes").unwrap();
+        let mut tls = StreamOwned::new(ClientConnection::new(config, name).unwrap(), stream);
+        tls.write_all(format!("GET {path} HTTP/1.1\r\nHost: kubernetes\r\n\r\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        tls.read_to_string(&mut answer).unwrap_or_else(|error| panic!("no answer: {error}"));
+        answer
+    }
+}
+
+/// Answers everything with one status.
+pub(crate) struct Api {
+    pub(crate) address: SocketAddr,
+    status: Arc<Mutex<&'static str>>,
+}
+
+impl Api {
+    pub(crate) fn start(authority: &Authority) -> Self {
+        Self::start_at(authority, (fresh_ip(), 0).into())
+    }
+
+    pub(crate) fn start_at(authority: &Authority, address: SocketAddr) -> Self {
+        let config = authority.server_config();
+        let status = Arc::new(Mutex::new("200 OK"));
+        let now = status.clone();
+        let address = Backend::at(address).serve(move |stream| {
+            let status = *now.lock().unwrap();
+            // Whoever goes away early is none of the test's business.
+            let _ = answer(&config, stream, status);
+        });
+        Self { address, status }
+    }
+
+    /// From now on.
+    pub(crate) fn answer(&self, status: &'static str) {
+        *self.status.lock().unwrap() = status;
+    }
+}
+
+fn answer(config: &Arc<ServerConfig>, stream: TcpStream, status: &str) -> std::io::Result<()> {
+    let mut tls = StreamOwned::new(ServerConnection::new(config.clone()).unwrap(), stream);
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        tls.read_exact(&mut byte)?;
+        head.push(byte[0]);
+    }
+    let body = r#"{"gitVersion":"v1.2.3"}"#;
+    let length = body.len();
+    tls.write_all(
+        format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").as_bytes(),
+    )?;
+    tls.conn.send_close_notify();
+    tls.flush()?;
+    // The client closes first: else its last bytes could meet a closed socket, and the answer a reset.
+    let _ = tls.sock.shutdown(std::net::Shutdown::Write);
+    let _ = std::io::copy(&mut tls.sock, &mut std::io::sink());
+    Ok(())
+}
