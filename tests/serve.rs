@@ -82,7 +82,6 @@ fn bind_wait_takes_the_port_when_it_is_free() {
     shim.logs("joined");
     ping(&mut connect(node.listen), b"served");
 
-    let _holder = node.listen;
     let other = Node::new();
     let _held = TcpListener::bind(other.listen).unwrap();
     let began = Instant::now();

@@ -286,8 +286,8 @@ fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
         assert!(shim.status().fail_open);
         assert!(get("/readyz").starts_with("HTTP/1.1 500"), "connections still come to it");
         // A ready one goes before it.
-        let (sibling, other) = (Api::start(&authority), "other");
-        let record = shim.sibling(other, sibling.address);
+        let sibling = Api::start(&authority);
+        let record = shim.sibling("other", sibling.address);
         shim.until_standing(sibling.address, "ready");
         assert!(get("/readyz").starts_with("HTTP/1.1 200"));
         drop(record);
