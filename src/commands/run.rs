@@ -94,10 +94,8 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
                 signal_child(child, Signal::SIGTERM);
             }
             () = signals.next() => {
-                // The first: leave; the shim drains when its apiserver has ended, and outlives it.
-                let first = *stop.borrow() == Stop::No;
-                stop.send_modify(|stop| *stop = if first { Stop::Leave } else { Stop::Now });
-                if !first {
+                stop.send_modify(Signals::more);
+                if *stop.borrow() == Stop::Now {
                     signal_child(child, Signal::SIGKILL);
                 }
             }

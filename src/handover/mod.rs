@@ -277,7 +277,8 @@ impl Keeper {
                     self.stop_accepting(cookie, Accepting::No);
                 }
                 Action::Close(cookie) => {
-                    if let Some(address) = lock(&self.desk).held.get(&cookie).map(|(address, _)| *address) {
+                    let address = lock(&self.desk).held.get(&cookie).map(|(address, _)| *address);
+                    if let Some(address) = address {
                         self.tell_of_strangers(address);
                     }
                     // The loop's own duplicate is the last: it closes when the queue is empty.
