@@ -8,14 +8,13 @@
 
 use crate::accept::Dealer;
 use crate::admin::Admin;
-use crate::backend::health::Standing;
+use crate::backend::Book;
 use crate::backend::probe::Probe;
 use crate::backend::prober::Probers;
-use crate::backend::{Book, Table};
 use crate::config::{Config, Listen};
-use crate::control::wire::{self, Ask, InstanceStatus, Reply, Status};
+use crate::control::wire::{Ask, Reply};
 use crate::control::{self, Asked};
-use crate::drain::drain;
+use crate::drain::{Stop, drain};
 use crate::handover::{Setup, keep};
 use crate::instance::InstanceId;
 use crate::metrics::Metrics;
@@ -24,9 +23,10 @@ use crate::phase::Phase;
 use crate::registry::follow::{Own, follow};
 use crate::registry::{self, BerthDir, RunDir};
 use crate::relay::{Context, Pass, Passing, Refusal};
+use crate::view::View;
 use crate::workers::Workers;
 use clap::ValueEnum;
-use humantime::{format_duration, format_rfc3339_seconds};
+use humantime::format_duration;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -82,19 +82,6 @@ pub enum BuildError {
 
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
     move |source| BuildError::System { what, source }
-}
-
-/// What a shim is told from outside.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stop {
-    /// Go on.
-    No,
-    /// Leave, let connections end, and stay.
-    Leave,
-    /// Leave, let connections end, then end.
-    Drain,
-    /// End at once.
-    Now,
 }
 
 /// How a shim ended.
@@ -162,7 +149,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let threads = config.threads.or_else(|| std::thread::available_parallelism().ok().map(Into::into)).unwrap_or(1);
     let workers = Workers::start(threads).map_err(system("start a thread"))?;
     let book = Book::new(config.rise, config.fall);
-    let metrics = Arc::new(Metrics::new(workers.handles().len(), HELD, book.subscribe()));
+    let metrics = Arc::new(Metrics::new(&instance, workers.handles().len(), HELD, book.subscribe()));
     let (report, refusals) = mpsc::unbounded_channel();
     let ended = Arc::new(Notify::new());
     let (pass, passes) = mpsc::unbounded_channel();
@@ -320,6 +307,7 @@ impl Bound {
             phase: phase.clone(),
             table: table.clone(),
             metrics: metrics.clone(),
+            folder: berth.clone(),
         });
         let mut tasks = JoinSet::new();
         let (ask, asked) = mpsc::unbounded_channel();
@@ -336,7 +324,7 @@ impl Bound {
         } else {
             tracing::info!(%instance, folder = %berth.instances().display(), "waiting for the instance's record");
         }
-        let own = Own { id: instance.clone(), given: config.backend.is_some() };
+        let own = Own { id: instance.clone(), given: config.backend.is_some(), any: config.discover };
         tasks.spawn(follow(berth.clone(), own, probers));
 
         let keeping = keep(Setup {
@@ -409,54 +397,4 @@ async fn answer(view: Arc<View>, told: watch::Sender<Stop>, handover: mpsc::Unbo
         }
     };
     asked.reply(&reply).await;
-}
-
-/// What can be said of a shim while it runs.
-#[derive(Debug)]
-pub struct View {
-    berth: SocketAddr,
-    listen: Vec<SocketAddr>,
-    instance: InstanceId,
-    phase: watch::Sender<(Phase, SystemTime)>,
-    table: watch::Receiver<Arc<Table>>,
-    metrics: Arc<Metrics>,
-}
-
-impl View {
-    /// The metrics in OpenMetrics' text form.
-    #[must_use]
-    pub fn metrics(&self) -> String {
-        self.metrics.encode()
-    }
-
-    /// How the shim is now.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        let (state, since) = *self.phase.borrow();
-        let table = self.table.borrow();
-        let instances = table.instances.iter().map(|instance| InstanceStatus {
-            instance: instance.id.clone(),
-            address: instance.address,
-            own: instance.own,
-            standing: instance.standing,
-            since: format_rfc3339_seconds(instance.since).to_string(),
-            kube_version: instance.version.as_deref().map(ToOwned::to_owned),
-            last_probe: instance.last_probe.to_string(),
-        });
-        Status {
-            version: wire::VERSION,
-            berth: self.berth,
-            listen: self.listen.clone(),
-            instance: self.instance.clone(),
-            shim_version: crate::VERSION.to_owned(),
-            pid: std::process::id(),
-            state,
-            since: format_rfc3339_seconds(since).to_string(),
-            connections_open: self.metrics.open(),
-            connections_total: self.metrics.total(),
-            held: self.metrics.held_now() as u64,
-            fail_open: table.pick(|_| true).is_some_and(|picked| picked.standing == Standing::Failing),
-            instances: instances.collect(),
-        }
-    }
 }

@@ -38,6 +38,8 @@ pub enum Command {
     Ready(AskArgs),
     /// Exit 0 when the own apiserver answers /livez (liveness probe)
     Live(Box<LiveArgs>),
+    /// Take a shim off the port now and let its connections end (preStop hook)
+    Drain(DrainArgs),
     /// Show the berths and apiservers on this node
     Status(StatusArgs),
     /// Upgrade two stand-in apiservers under load on this machine, and say what was lost
@@ -282,6 +284,21 @@ pub struct AskArgs {
     /// Where the shims of this node meet.
     #[command(flatten)]
     pub run_dir: RunDirArgs,
+}
+
+/// Options of `berth drain`.
+#[derive(Debug, Clone, Args)]
+pub struct DrainArgs {
+    /// Which instance.
+    #[command(flatten)]
+    pub ask: AskArgs,
+    /// Return when the siblings have taken over, not at once
+    #[arg(long, env = "BERTH_DRAIN_WAIT", hide_env_values = true)]
+    pub wait: bool,
+    /// Return when the connections have ended too, or with exit status 1 after this time and how
+    /// many are left; implies --wait
+    #[arg(long, env = "BERTH_DRAIN_WAIT_STREAMS", hide_env_values = true, value_name = "DURATION")]
+    pub wait_streams: Option<String>,
 }
 
 /// Options of `berth live`.

@@ -91,6 +91,7 @@ pub mod registry;
 #[cfg(feature = "rehearse")]
 pub mod rehearse;
 pub mod relay;
+pub mod view;
 pub mod workers;
 
 /// Version of this berth.

@@ -25,6 +25,9 @@ pub struct Instance {
     pub address: SocketAddr,
     /// Whether it is the shim's own.
     pub own: bool,
+    /// Whether it is used only where no other is ready: a node shim leaves an instance with a shim of
+    /// its own to that.
+    pub fallback: bool,
     /// What it is good for.
     pub standing: Standing,
     /// Another number for each process that listened at the address, and for each time that it
@@ -51,7 +54,10 @@ impl Table {
     /// what the connection tried in vain.
     #[must_use]
     pub fn pick(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
-        let with = |standing| self.instances.iter().find(|i| i.standing == standing && usable(i));
+        let with = |standing| {
+            let mut fit = self.instances.iter().filter(|i| i.standing == standing && usable(i));
+            fit.clone().find(|i| !i.fallback).or_else(|| fit.next())
+        };
         with(Standing::Ready).or_else(|| with(Standing::Failing))
     }
 
@@ -109,6 +115,7 @@ impl Book {
             id: id.clone(),
             address,
             own,
+            fallback: false,
             standing: Standing::Unready,
             epoch,
             since: SystemTime::now(),
@@ -151,6 +158,15 @@ impl Book {
         }
         self.table.send_replace(Arc::new(table));
         Some((before, after))
+    }
+
+    /// Makes an instance a fallback, or not.
+    pub fn set_fallback(&mut self, id: &InstanceId, fallback: bool) {
+        let mut table = (*self.table()).clone();
+        if let Some(instance) = table.instances.iter_mut().find(|i| i.id == *id && i.fallback != fallback) {
+            instance.fallback = fallback;
+            self.table.send_replace(Arc::new(table));
+        }
     }
 
     /// Notes what an instance calls its version.

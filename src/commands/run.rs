@@ -5,9 +5,10 @@
 
 use super::serve::{Signals, build};
 use super::{Exit, block_on, mistaken, unavailable};
-use crate::app::{Bound, Stop};
+use crate::app::Bound;
 use crate::cli::{LogArgs, RunArgs};
 use crate::config::Config;
+use crate::drain::Stop;
 use crate::os::process::die_with_parent;
 use crate::phase::Phase;
 use crate::registry::instance::note_end;

@@ -1,9 +1,10 @@
 //! `berth serve`: the shim of a side-container.
 
 use super::{Exit, block_on, mistaken, unavailable};
-use crate::app::{self, Bound, BuildError, Stop};
+use crate::app::{self, Bound, BuildError};
 use crate::cli::ServeArgs;
 use crate::config::Config;
+use crate::drain::Stop;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 

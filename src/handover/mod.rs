@@ -10,13 +10,13 @@ pub mod machine;
 pub mod peers;
 
 use crate::accept::{Accepting, Dealer};
-use crate::app::Stop;
 use crate::backend::Table;
 use crate::backend::health::Standing;
 use crate::control::wire::{Ask, Reply};
 use crate::control::{self, Asked};
+use crate::drain::Stop;
 use crate::instance::InstanceId;
-use crate::metrics::{HandoverLabels, Metrics};
+use crate::metrics::{HandoverLabels, Metrics, ProbeLabels};
 use crate::os::{clock, holder, socket};
 use crate::phase::Phase;
 use crate::registry::BerthDir;
@@ -447,12 +447,17 @@ impl Keeper {
         if self.alive.load(Relaxed) >= workers {
             self.renewed = now;
             self.write_lease();
+            self.count_renewal("ok");
             self.ping();
         } else {
             tracing::warn!("a relaying thread does not answer: the lease is not renewed, siblings will take over");
-            self.count("renew", "blocked");
+            self.count_renewal("blocked");
         }
         self.read_leases();
+    }
+
+    fn count_renewal(&self, result: &'static str) {
+        self.setup.metrics.renewals.get_or_create(&ProbeLabels { result }).inc();
     }
 
     fn lease(&self) -> Lease {
@@ -479,7 +484,7 @@ impl Keeper {
     fn write_lease(&self) {
         if let Err(error) = lease::write(&self.setup.berth, &self.lease()) {
             tracing::warn!(%error, "cannot write the lease: siblings will think this shim hangs");
-            self.count("renew", "failed");
+            self.count_renewal("failed");
         }
     }
 

@@ -2,8 +2,8 @@
 
 use crate::support::net::{Backend, echo, expect_silence, hello, ping, read};
 use crate::support::shim::{Shim, THREADS};
-use berth::app::Stop;
 use berth::backend::Book;
+use berth::drain::Stop;
 use berth::metrics::Metrics;
 use berth::os::socket::Keepalive;
 use berth::relay::{Context, Open, serve};
@@ -65,7 +65,7 @@ fn a_connection_is_small() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _entered = runtime.enter();
     let book = Book::new(1, 1);
-    let metrics = Metrics::new(1, 1, book.subscribe());
+    let metrics = Metrics::new(&"a".parse().unwrap(), 1, 1, book.subscribe());
     let (refusals, _) = mpsc::unbounded_channel();
     let context = Arc::new(Context {
         table: book.subscribe(),

@@ -7,7 +7,7 @@ use crate::support::net::{
 use crate::support::shim::{Shim, THREADS};
 use crate::support::tls::{Api, Authority};
 use crate::support::{MOMENT, eventually};
-use berth::app::Stop;
+use berth::drain::Stop;
 use berth::phase::Phase;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
