@@ -304,6 +304,7 @@ impl Bound {
             berth: listen[0],
             listen: listen.clone(),
             instance: instance.clone(),
+            discover: config.discover,
             phase: phase.clone(),
             table: table.clone(),
             metrics: metrics.clone(),
@@ -321,6 +322,8 @@ impl Bound {
         probers.take_refusals(self.refusals);
         if let Some(backend) = config.backend {
             probers.enter(&instance, backend, true, false);
+        } else if config.discover {
+            tracing::info!(folder = %berth.instances().display(), "serving every instance that is recorded");
         } else {
             tracing::info!(%instance, folder = %berth.instances().display(), "waiting for the instance's record");
         }

@@ -45,6 +45,8 @@ pub struct View {
     pub listen: Vec<SocketAddr>,
     /// Name of the own instance.
     pub instance: InstanceId,
+    /// A node shim.
+    pub discover: bool,
     /// Where it is in its life, and since when.
     pub phase: watch::Sender<(Phase, SystemTime)>,
     /// The instances.
@@ -132,6 +134,7 @@ impl View {
             berth: self.berth,
             listen: self.listen.clone(),
             instance: self.instance.clone(),
+            discover: self.discover,
             shim_version: crate::VERSION.to_owned(),
             pid: std::process::id(),
             state,

@@ -84,6 +84,9 @@ pub struct Status {
     pub listen: Vec<SocketAddr>,
     /// Name of the shim's own instance.
     pub instance: InstanceId,
+    /// A node shim: it serves every instance of the berth.
+    #[serde(default)]
+    pub discover: bool,
     /// Version of the shim's berth.
     pub shim_version: String,
     /// Its process, in its own PID namespace.
@@ -131,7 +134,10 @@ impl Status {
     /// Why not.
     pub fn ready(&self) -> Result<(), String> {
         let own = self.instances.iter().find(|instance| instance.own);
+        let any = self.discover && self.instances.iter().any(|instance| instance.standing == Standing::Ready);
         match (own, self.state) {
+            (_, Phase::Joined) if any => Ok(()),
+            (None, _) if self.discover => Err(format!("none of {} instances is ready", self.instances.len())),
             (None, _) => Err(format!("instance {} is not running: `berth exec` has recorded none", self.instance)),
             (Some(own), _) if own.standing != Standing::Ready => {
                 Err(format!("instance {} is {}: {}", self.instance, own.standing.as_str(), own.last_probe))

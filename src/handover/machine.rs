@@ -44,6 +44,9 @@ pub struct Announce {
     pub ready: bool,
     /// Whether it knows any instance that connections can go to.
     pub reachable: bool,
+    /// Whether it goes for good: it takes nothing over any more.
+    #[serde(default)]
+    pub leaving: bool,
     /// Listeners that are its own.
     pub owns: BTreeSet<Cookie>,
     /// Listeners that it accepts from.
@@ -188,6 +191,7 @@ impl Machine {
             phase: self.phase,
             ready: self.facts.ready,
             reachable: self.facts.reachable,
+            leaving: self.facts.leaving,
             // Who leaves disowns: siblings take over from here on.
             owns: if self.is_leaving() { BTreeSet::new() } else { with(|held| held.own) },
             accepts: with(|held| held.accepting),
@@ -343,7 +347,10 @@ impl Machine {
             phase if wants_out && phase != Phase::Left => {
                 let since = *self.leaving_since.get_or_insert(self.now);
                 let covered = self.uncovered().is_empty();
-                let alone = !self.peers.values().any(|peer| self.now < peer.fresh_until);
+                let alone = !self
+                    .peers
+                    .values()
+                    .any(|peer| self.now < peer.fresh_until && peer.told.as_ref().is_none_or(|told| !told.leaving));
                 if covered || alone || self.now >= since + self.rules.lease {
                     self.leave(alone, actions);
                     Phase::Left

@@ -61,7 +61,12 @@ pub async fn talk(
     let why = tasks.join_next().await;
     drop(tasks);
     match why {
-        Some(Ok(Err(error))) if error.kind() == io::ErrorKind::UnexpectedEof => {
+        Some(Ok(Err(error)))
+            if matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+            ) =>
+        {
             tracing::debug!(sibling = holder.0, "a sibling closed its connection");
         }
         Some(Ok(Err(error))) => tracing::warn!(sibling = holder.0, "the connection to a sibling ended: {error}"),

@@ -317,7 +317,7 @@ impl World {
                     let could = self.shims.iter().any(|(other, shim)| {
                         // Both have heard all that the other said.
                         let met = *other != holder && quiet(*other, holder) && quiet(holder, *other);
-                        met && !shim.hung && shim.lease > self.now
+                        met && !shim.hung && !shim.leaving && shim.lease > self.now
                     });
                     let socket = self.sockets.get_mut(&cookie).unwrap();
                     socket.acceptors.remove(&holder);
