@@ -118,6 +118,13 @@ async fn hear(socket: OwnedFd) -> io::Result<Option<Asked>> {
     let (message, descriptors) = read(&socket).await?;
     let (json, rest) = wire::split(&message);
     match wire::parse_request(json) {
+        // Root may look and command; listeners and connections go only to those who could listen here.
+        Ok(Request { ask: Ask::Join { .. } | Ask::Pass, .. }) if uid != own => {
+            tracing::warn!(uid, own, "a sibling of another uid was refused: run all shims of a berth with one uid");
+            let why = format!("a shim of uid {uid} cannot share the port of one of uid {own}: run both with one uid");
+            write(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
+            Ok(None)
+        }
         Ok(Request { ask, .. }) => Ok(Some(Asked { ask, rest: rest.to_vec(), descriptors, socket })),
         Err(why) => {
             tracing::warn!("a request on the shim's socket was refused: {why}");

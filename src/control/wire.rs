@@ -207,6 +207,38 @@ mod tests {
         );
     }
 
+    /// What version 1 says to siblings: it must be understood for as long as N−1 is.
+    #[test]
+    fn an_update_keeps_its_form() {
+        let bytes = include_bytes!("../../tests/golden/update-v1.json");
+        let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+        let update = Update {
+            version: 1,
+            announce: Announce {
+                phase: Phase::Joined,
+                ready: true,
+                reachable: true,
+                leaving: false,
+                owns: [Cookie(7)].into(),
+                accepts: [Cookie(7), Cookie(9)].into(),
+            },
+            guards: vec![(Cookie(7), "10.0.0.5:6443".parse().unwrap())],
+        };
+        assert_eq!(String::from_utf8(serde_json::to_vec(&update).unwrap()).unwrap(), String::from_utf8_lossy(bytes));
+        assert_eq!(parse_update(bytes), Ok(update));
+        for (ask, json) in [
+            (Ask::Metrics, r#"{"version":1,"ask":"metrics"}"#),
+            (Ask::Drain, r#"{"version":1,"ask":"drain"}"#),
+            (Ask::Pass, r#"{"version":1,"ask":"pass"}"#),
+            (Ask::Join { holder: Holder(5) }, r#"{"version":1,"ask":{"join":{"holder":5}}}"#),
+        ] {
+            assert_eq!(serde_json::to_string(&Request { version: 1, ask: ask.clone() }).unwrap(), json);
+            assert_eq!(parse_request(json.as_bytes()), Ok(Request { version: 1, ask }));
+        }
+        assert_eq!(serde_json::to_string(&Reply::Joined { holder: Holder(5) }).unwrap(), r#"{"joined":{"holder":5}}"#);
+        assert_eq!(serde_json::to_string(&Reply::Done).unwrap(), r#""done""#);
+    }
+
     #[test]
     fn another_version_is_named() {
         assert!(parse_request(br#"{"version":99,"ask":"fly"}"#).unwrap_err().contains("version 99"));
@@ -218,6 +250,9 @@ mod tests {
         fn nothing_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse_request(&bytes);
             let _ = parse_reply(&bytes);
+            let _ = parse_update(&bytes);
+            let (json, rest) = split(&bytes);
+            prop_assert!(json.len() + rest.len() <= bytes.len());
         }
     }
 }
