@@ -149,10 +149,10 @@ impl Dealer {
 
     /// Relays a connection that a sibling accepted.
     pub fn take_over(&self, stream: std::net::TcpStream, peer: std::net::SocketAddr, said: Vec<u8>) {
-        self.deal(stream, peer, said);
+        self.deal(stream, peer, Some(said));
     }
 
-    fn deal(&self, stream: std::net::TcpStream, peer: std::net::SocketAddr, said: Vec<u8>) {
+    fn deal(&self, stream: std::net::TcpStream, peer: std::net::SocketAddr, said: Option<Vec<u8>>) {
         if let Some((worker, context)) = self.lanes.iter().min_by_key(|(_, c)| c.stats.open.get()) {
             let open = Open::new(context);
             worker.spawn(relay::serve(context.clone(), stream, peer, said, open));
@@ -169,7 +169,7 @@ impl Dealer {
             match socket::accept(listener.as_fd()) {
                 Ok((stream, peer)) => {
                     self.troubled.store(false, Relaxed);
-                    self.deal(stream, peer, Vec::new());
+                    self.deal(stream, peer, None);
                 }
                 Err(error) => match Trouble::of(&error) {
                     Trouble::Empty => return Some(Trouble::Empty),

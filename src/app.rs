@@ -105,7 +105,7 @@ pub struct Bound {
     dealer: Arc<Dealer>,
     ended: Arc<Notify>,
     refusals: mpsc::UnboundedReceiver<Refusal>,
-    leaving: Arc<AtomicBool>,
+    pass_on: Arc<AtomicBool>,
     passes: mpsc::UnboundedReceiver<Pass>,
     server: control::Server,
     admin: Option<Admin>,
@@ -153,7 +153,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let (report, refusals) = mpsc::unbounded_channel();
     let ended = Arc::new(Notify::new());
     let (pass, passes) = mpsc::unbounded_channel();
-    let leaving = Arc::new(AtomicBool::new(false));
+    let pass_on = Arc::new(AtomicBool::new(!config.discover));
     let lanes = workers.handles().iter().zip(metrics.workers()).map(|(worker, stats)| {
         let context = Context {
             table: book.subscribe(),
@@ -164,7 +164,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
             stats: stats.clone(),
             connect_seconds: metrics.connect_seconds.clone(),
             ended: ended.clone(),
-            passing: Passing { leaving: leaving.clone(), to: pass.clone() },
+            passing: Passing { on: pass_on.clone(), to: pass.clone() },
             log_connections: config.log_connections,
         };
         (worker.clone(), Arc::new(context))
@@ -213,7 +213,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         dealer,
         ended,
         refusals,
-        leaving,
+        pass_on,
         passes,
         server,
         admin,
@@ -343,7 +343,7 @@ impl Bound {
             dealer: self.dealer,
             workers: workers.handles().to_vec(),
             metrics: metrics.clone(),
-            leaving: self.leaving,
+            pass_on: self.pass_on,
             passes: self.passes,
             asked,
             table: table.clone(),

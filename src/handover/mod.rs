@@ -68,8 +68,8 @@ pub struct Setup {
     pub workers: Vec<Handle>,
     /// Counters.
     pub metrics: Arc<Metrics>,
-    /// Set when connections are to be passed on.
-    pub leaving: Arc<AtomicBool>,
+    /// Whether connections that the own instance cannot serve are to be passed on.
+    pub pass_on: Arc<AtomicBool>,
     /// Connections to pass on.
     pub passes: mpsc::UnboundedReceiver<Pass>,
     /// Requests of siblings on the shim's socket.
@@ -108,6 +108,8 @@ struct Keeper {
     /// On the clock of leases.
     renewed: Time,
     retry: Option<Instant>,
+    /// Listeners that could not be accepted from.
+    failed: BTreeSet<Cookie>,
     told_problems: BTreeSet<String>,
 }
 
@@ -158,6 +160,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
         acquired: SystemTime::now(),
         renewed: now,
         retry: None,
+        failed: BTreeSet::new(),
         told_problems: BTreeSet::new(),
         setup,
     };
@@ -197,6 +200,7 @@ impl Keeper {
     }
 
     fn facts(&mut self, table: &mut watch::Receiver<Arc<Table>>, stop: &mut watch::Receiver<Stop>) {
+        self.tick();
         let facts = {
             let table = table.borrow_and_update();
             let own = table.own().is_some_and(|own| own.standing == Standing::Ready);
@@ -212,9 +216,15 @@ impl Keeper {
     }
 
     fn tick(&mut self) {
-        self.retry = None;
+        self.retry = self.retry.filter(|at| *at > Instant::now());
         let now = self.now();
-        let actions = self.machine.tick(now);
+        let mut actions = self.machine.tick(now);
+        if self.retry.is_none() {
+            // What could not be accepted from is as if it had been refused: the machine tries again.
+            for cookie in std::mem::take(&mut self.failed) {
+                actions.extend(self.machine.refused(cookie));
+            }
+        }
         self.act(actions);
     }
 
@@ -235,6 +245,14 @@ impl Keeper {
                     lock(&self.desk).held.entry(cookie).or_insert_with(|| (address, Arc::new(descriptor)));
                 }
                 self.machine.told(holder, announce, &known)
+            }
+            Event::Alone(holder, why) => {
+                self.dialing.remove(&holder);
+                if self.told_problems.insert(format!("{holder:?} {why}")) {
+                    tracing::warn!("a sibling does not share its listeners: {why}");
+                }
+                self.count("connect", "refused");
+                return;
             }
             Event::Gone(holder) => {
                 self.dialing.remove(&holder);
@@ -300,7 +318,7 @@ impl Keeper {
                     let siblings = self.writers.len();
                     let connections = self.setup.metrics.open();
                     tracing::info!(connections, siblings, "{}", phase.as_str());
-                    self.setup.leaving.store(phase == Phase::Left, Relaxed);
+                    self.setup.pass_on.store(!self.setup.any || phase == Phase::Left, Relaxed);
                     self.count(phase.as_str(), "ok");
                     let closing = std::mem::take(&mut self.closing);
                     if closing.is_empty() {
@@ -384,7 +402,7 @@ impl Keeper {
                 tracing::error!(%address, %error, "cannot accept, trying again");
                 self.count("accept", "failed");
                 self.retry = Some(Instant::now() + RETRY);
-                let _ = self.ended.send(cookie);
+                self.failed.insert(cookie);
             }
         }
     }
@@ -549,8 +567,7 @@ impl Keeper {
                     talk(socket, holder, desk, events).await;
                 }
                 Ok((reply, _)) => {
-                    tracing::warn!(path = %path.display(), ?reply, "a sibling does not share its listeners");
-                    let _ = events.send(Event::Gone(holder));
+                    let _ = events.send(Event::Alone(holder, format!("{} says {reply:?}", path.display())));
                 }
                 Err(error) => {
                     tracing::debug!(path = %path.display(), %error, "cannot reach a sibling");

@@ -32,6 +32,8 @@ pub enum Event {
     Connected(Holder, Arc<Notify>),
     /// It told something, with listeners that were checked.
     Told(Holder, Announce, Vec<(Cookie, SocketAddr, OwnedFd)>),
+    /// It was refused there, and why.
+    Alone(Holder, String),
     /// It ended.
     Gone(Holder),
 }

@@ -35,7 +35,7 @@ pub enum How {
     HoldExpired,
     /// No instance was ready, and too many clients were held already.
     HoldFull,
-    /// The shim left and gave it to a sibling.
+    /// The own instance could not serve it, and a sibling took it.
     Passed,
     /// It could not be taken over from the accept loop (no descriptor, no memory).
     Failed,
@@ -79,7 +79,7 @@ pub struct Refusal {
     pub epoch: u64,
 }
 
-/// A connection that a leaving shim accepted and its own instance cannot serve (invariant 8).
+/// A connection that was accepted here and that the own instance cannot serve (invariant 8).
 #[derive(Debug)]
 pub struct Pass {
     /// A duplicate of the client's socket.
@@ -93,8 +93,9 @@ pub struct Pass {
 /// The way to a sibling.
 #[derive(Debug, Clone)]
 pub struct Passing {
-    /// Whether the shim has left, or is about to.
-    pub leaving: Arc<AtomicBool>,
+    /// Whether what the own instance cannot serve goes to a sibling. Not so for a node shim that stays:
+    /// it has no instance of its own.
+    pub on: Arc<AtomicBool>,
     /// To the control plane, which knows the siblings.
     pub to: mpsc::UnboundedSender<Pass>,
 }
@@ -127,7 +128,7 @@ pub struct Context {
     pub connect_seconds: Histogram,
     /// Told whenever a connection ended.
     pub ended: Arc<Notify>,
-    /// Where a leaving shim's connections can be passed on.
+    /// Where connections can be passed on.
     pub passing: Passing,
     /// Whether ends are logged at info.
     pub log_connections: bool,
@@ -184,8 +185,8 @@ impl copy::Meter for Bytes<'_> {
 
 /// Relays one accepted connection to its end.
 ///
-/// `said` is what a sibling that accepted it read of the client already.
-pub async fn serve(context: Arc<Context>, client: StdTcpStream, peer: SocketAddr, said: Vec<u8>, _open: Open) {
+/// `said` is what a sibling that accepted it and passed it on read of the client already.
+pub async fn serve(context: Arc<Context>, client: StdTcpStream, peer: SocketAddr, said: Option<Vec<u8>>, _open: Open) {
     let started = Instant::now();
     let mut bytes = Bytes { stats: &context.stats, up: 0, down: 0 };
     let mut instance = None;

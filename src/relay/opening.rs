@@ -38,6 +38,9 @@ const LEGS: u8 = 2;
 /// How long a connect to a loopback address may take: longer means a full accept queue.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Times that a connection is offered to siblings: when it comes, and when it was held.
+const PASSES: u8 = 2;
+
 /// Other source addresses that are tried when one has no port left or cannot be bound.
 const SOURCES: usize = 3;
 
@@ -136,11 +139,12 @@ pub(super) async fn open(
     context: &Context,
     client: &mut TcpStream,
     peer: SocketAddr,
-    said: Vec<u8>,
+    said: Option<Vec<u8>>,
 ) -> Result<Opened, How> {
     let mut table = context.table.clone();
-    let mut kept = Kept { bytes: said, finished: false };
-    let mut passed = false;
+    // What a sibling passed on is not passed again.
+    let mut passes = if said.is_some() { 0 } else { PASSES };
+    let mut kept = Kept { bytes: said.unwrap_or_default(), finished: false };
     let mut tried = Tried::default();
     let mut held = Held::default();
     // How the last leg ended; said to the client if no instance does better.
@@ -148,9 +152,10 @@ pub(super) async fn open(
     let mut again = false;
     loop {
         let picked = table.borrow_and_update().pick(|instance| tried.allows(instance)).cloned();
-        // A leaving shim's relay would end with it: a sibling should have the socket itself.
-        if !passed && context.passing.leaving.load(Relaxed) && picked.as_ref().is_none_or(|instance| !instance.own) {
-            passed = true;
+        // A relay to a sibling's instance would end with this shim, which may be about to follow its own
+        // instance: the sibling should have the socket itself.
+        if passes > 0 && context.passing.on.load(Relaxed) && picked.as_ref().is_none_or(|instance| !instance.own) {
+            passes -= 1;
             if context.passing.pass(client, &kept.bytes).await {
                 return Err(How::Passed);
             }

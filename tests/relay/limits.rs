@@ -76,14 +76,14 @@ fn a_connection_is_small() {
         stats: metrics.workers()[0].clone(),
         connect_seconds: metrics.connect_seconds.clone(),
         ended: Arc::new(Notify::new()),
-        passing: berth::relay::Passing { leaving: Arc::default(), to: mpsc::unbounded_channel().0 },
+        passing: berth::relay::Passing { on: Arc::default(), to: mpsc::unbounded_channel().0 },
         log_connections: false,
     });
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let peer = client.local_addr().unwrap();
     let open = Open::new(&context);
-    let size = size_of_val(&serve(context, client, peer, Vec::new(), open));
+    let size = size_of_val(&serve(context, client, peer, None, open));
     println!("{size} bytes");
     assert!(size <= LIMIT, "a connection's future grew to {size} bytes");
 }
