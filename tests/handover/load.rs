@@ -19,6 +19,9 @@ use tokio::time::timeout;
 /// Who is not answered by then is lost (design: Lost).
 const ANSWERED: Duration = Duration::from_secs(15);
 
+/// Groups of clients.
+const GROUPS: u32 = 8;
+
 /// What became of the connections.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Record {
@@ -56,7 +59,8 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// So many clients, each with an address of its own, begin a connection in each period.
+    /// So many clients, each with an address of its own, begin a connection in each period, in groups that
+    /// begin at once: a queue that is always empty shows nothing.
     pub(crate) fn start(to: SocketAddr, clients: u32, period: Duration) -> Self {
         let record = Arc::<Mutex<Record>>::default();
         let (stop, stopped) = watch::channel(false);
@@ -65,7 +69,7 @@ impl Load {
             runtime().block_on(async move {
                 let mut all = JoinSet::new();
                 for client in 0..clients {
-                    let offset = period * client / clients;
+                    let offset = period * (client % GROUPS) / GROUPS;
                     all.spawn(one(to, offset, period, shared.clone(), stopped.clone()));
                 }
                 all.join_all().await;
