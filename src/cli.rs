@@ -205,7 +205,7 @@ pub struct ShimArgs {
     /// How long siblings wait for a sign of life of this shim before they accept from its listeners
     #[arg(long, env = "BERTH_LEASE", hide_env_values = true, default_value = "3s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub lease: String,
-    /// Close listeners without handing them over: what the tests compare with
+    /// Close listeners with what is queued in them: what the tests compare with
     #[arg(long, hide = true)]
     pub plain_close: bool,
     /// Threads that relay [default: one per core]

@@ -60,7 +60,7 @@ pub struct Setup {
     pub hold: Duration,
     /// Duration of a lease.
     pub lease: Duration,
-    /// Hidden option of the tests: closes plainly, as a listener without guards does.
+    /// Hidden option of the tests: closes plainly, as a proxy without guards does.
     pub plain_close: bool,
     /// Deals accepted connections.
     pub dealer: Arc<Dealer>,
@@ -301,8 +301,9 @@ impl Keeper {
                     }
                     // The loop's own duplicate is the last: it closes when the queue is empty.
                     lock(&self.desk).held.remove(&cookie);
+                    let how = if self.setup.plain_close { Accepting::No } else { Accepting::Rest };
                     self.closing.extend(self.loops.remove(&cookie).map(|accepting| {
-                        accepting.told.send_replace(Accepting::Rest);
+                        accepting.told.send_replace(how);
                         accepting.task
                     }));
                     self.count("close", "ok");
