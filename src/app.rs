@@ -32,7 +32,6 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -118,7 +117,7 @@ pub struct Bound {
     dealer: Arc<Dealer>,
     ended: Arc<Notify>,
     refusals: mpsc::UnboundedReceiver<Refusal>,
-    leaving: Arc<AtomicBool>,
+    leaving: watch::Sender<bool>,
     passes: mpsc::UnboundedReceiver<Pass>,
     server: control::Server,
     admin: Option<Admin>,
@@ -166,7 +165,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let (report, refusals) = mpsc::unbounded_channel();
     let ended = Arc::new(Notify::new());
     let (pass, passes) = mpsc::unbounded_channel();
-    let leaving = Arc::new(AtomicBool::new(false));
+    let leaving = watch::Sender::new(false);
     let lanes = workers.handles().iter().zip(metrics.workers()).map(|(worker, stats)| {
         let context = Context {
             table: book.subscribe(),
@@ -177,7 +176,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
             stats: stats.clone(),
             connect_seconds: metrics.connect_seconds.clone(),
             ended: ended.clone(),
-            passing: Passing { leaving: leaving.clone(), to: pass.clone() },
+            passing: Passing { leaving: leaving.subscribe(), to: pass.clone() },
             log_connections: config.log_connections,
         };
         (worker.clone(), Arc::new(context))

@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 use tokio::runtime::Handle;
@@ -69,7 +69,7 @@ pub struct Setup {
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Set when connections are to be passed on.
-    pub leaving: Arc<AtomicBool>,
+    pub leaving: watch::Sender<bool>,
     /// Connections to pass on.
     pub passes: mpsc::UnboundedReceiver<Pass>,
     /// Requests of siblings on the shim's socket.
@@ -300,7 +300,7 @@ impl Keeper {
                     let siblings = self.writers.len();
                     let connections = self.setup.metrics.open();
                     tracing::info!(connections, siblings, "{}", phase.as_str());
-                    self.setup.leaving.store(phase == Phase::Left, Relaxed);
+                    self.setup.leaving.send_replace(phase == Phase::Left);
                     self.count(phase.as_str(), "ok");
                     let closing = std::mem::take(&mut self.closing);
                     if closing.is_empty() {

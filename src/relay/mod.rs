@@ -15,7 +15,6 @@ use prometheus_client::metrics::histogram::Histogram;
 use std::net::{SocketAddr, TcpStream as StdTcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
@@ -94,7 +93,7 @@ pub struct Pass {
 #[derive(Debug, Clone)]
 pub struct Passing {
     /// Whether the shim has left, or is about to.
-    pub leaving: Arc<AtomicBool>,
+    pub leaving: watch::Receiver<bool>,
     /// To the control plane, which knows the siblings.
     pub to: mpsc::UnboundedSender<Pass>,
 }

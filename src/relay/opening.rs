@@ -17,7 +17,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::task::{self, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -149,7 +148,7 @@ pub(super) async fn open(
     loop {
         let picked = table.borrow_and_update().pick(|instance| tried.allows(instance)).cloned();
         // A leaving shim's relay would end with it: a sibling should have the socket itself.
-        if !passed && context.passing.leaving.load(Relaxed) && picked.as_ref().is_none_or(|instance| !instance.own) {
+        if !passed && *context.passing.leaving.borrow() && picked.as_ref().is_none_or(|instance| !instance.own) {
             passed = true;
             if context.passing.pass(client, &kept.bytes).await {
                 return Err(How::Passed);
@@ -165,7 +164,7 @@ pub(super) async fn open(
                 }
                 return Err(how);
             }
-            if let Err(how) = held.wait(context, client, &mut kept, &mut table, &tried).await {
+            if let Err(how) = held.wait(context, client, &mut kept, &mut table, &tried, passed).await {
                 socket::reset_on_close(client);
                 return Err(how);
             }
@@ -308,7 +307,7 @@ struct Held {
 }
 
 impl Held {
-    /// Returns when there is an instance to try.
+    /// Returns when there is an instance to try, or a sibling to pass the client to.
     async fn wait(
         &mut self,
         context: &Context,
@@ -316,6 +315,7 @@ impl Held {
         kept: &mut Kept,
         table: &mut watch::Receiver<Arc<Table>>,
         tried: &Tried,
+        passed: bool,
     ) -> Result<(), How> {
         let until = *self.until.get_or_insert_with(|| Instant::now() + context.hold);
         let _place = context.held.try_acquire().map_err(|_| How::HoldFull)?;
@@ -323,8 +323,11 @@ impl Held {
             // The sender lives as long as the workers do.
             let _ = table.wait_for(|table| table.pick(|instance| tried.allows(instance)).is_some()).await;
         };
+        let mut leaving = context.passing.leaving.clone();
         tokio::select! {
             () = found => Ok(()),
+            // The refusal that made it wait can be what makes the shim leave.
+            Ok(_) = leaving.wait_for(|leaving| *leaving), if !passed => Ok(()),
             () = tokio::time::sleep_until(until) => Err(How::HoldExpired),
             how = left(client, kept) => Err(how),
         }
