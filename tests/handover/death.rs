@@ -49,9 +49,8 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
         for client in &mut clients {
             assert_eq!(read(client, 64), hello(64));
         }
-        let fails = |client: &mut TcpStream| {
-            client.write_all(&hello(64)).is_err() || client.read_exact(&mut [0; 64]).is_err()
-        };
+        let fails =
+            |client: &mut TcpStream| client.write_all(&hello(64)).is_err() || client.read_exact(&mut [0; 64]).is_err();
         let lost = served.iter_mut().filter_map(|client| fails(client).then_some(())).count() as u64;
         assert!(lost <= accepted, "{lost} lost, {accepted} accepted");
         for _ in 0..50 {

@@ -3,7 +3,7 @@
 use super::load::Load;
 use super::node::{Echo, Node, alone};
 use super::support::eventually;
-use super::support::net::{connect, fresh_ip, free_address, hello, ping};
+use super::support::net::{connect, free_address, fresh_ip, hello, ping};
 use berth::instance::InstanceId;
 use berth::phase::Phase;
 use berth::registry::instance::{Claim, Claimant, claim};
@@ -26,7 +26,12 @@ fn a_siblings_instance_that_dies_is_not_missed() {
     load.more(500);
     b.until("left", |status| status.state == Phase::Left);
     let record = load.end();
-    println!("an instance died: {} connections, slowest {:?}, lost: {}", record.begun.len(), record.slowest, record.kinds());
+    println!(
+        "an instance died: {} connections, slowest {:?}, lost: {}",
+        record.begun.len(),
+        record.slowest,
+        record.kinds()
+    );
     assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), b.running.log());
     assert!(a.running.log().lines().all(|line| !line.contains("ERROR")), "{}", a.running.log());
 }
