@@ -278,13 +278,14 @@ impl Keeper {
                 }
                 Action::Close(cookie) => {
                     let address = lock(&self.desk).held.get(&cookie).map(|(address, _)| *address);
-                    if let Some(address) = address {
+                    if let Some(address) = address.filter(|_| !self.setup.plain_close) {
                         self.tell_of_strangers(address);
                     }
                     // The loop's own duplicate is the last: it closes when the queue is empty.
                     lock(&self.desk).held.remove(&cookie);
+                    let how = if self.setup.plain_close { Accepting::No } else { Accepting::Rest };
                     self.closing.extend(self.loops.remove(&cookie).map(|accepting| {
-                        accepting.told.send_replace(Accepting::Rest);
+                        accepting.told.send_replace(how);
                         accepting.task
                     }));
                     self.count("close", "ok");
