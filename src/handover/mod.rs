@@ -68,7 +68,7 @@ pub struct Setup {
     pub workers: Vec<Handle>,
     /// Counters.
     pub metrics: Arc<Metrics>,
-    /// Set when connections are to be passed on.
+    /// Set when connections are to go to siblings, and passed on if one takes them.
     pub leaving: Arc<AtomicBool>,
     /// Connections to pass on.
     pub passes: mpsc::UnboundedReceiver<Pass>,
@@ -189,6 +189,11 @@ impl Keeper {
         clock::boottime().unwrap_or(self.renewed)
     }
 
+    /// Told to leave for good.
+    fn is_stopping(&self) -> bool {
+        *self.setup.stop.borrow() != Stop::No
+    }
+
     fn wake(&self) -> Instant {
         let now = self.now();
         let machine = self.machine.wake().map(|at| Instant::now() + at.saturating_sub(now));
@@ -207,6 +212,11 @@ impl Keeper {
                 leaving: *stop.borrow_and_update() != Stop::No,
             }
         };
+        // From now on, not from when siblings took over: what is still accepted until then must not go to an
+        // instance that ends.
+        if facts.leaving {
+            self.setup.leaving.store(true, Relaxed);
+        }
         let actions = self.machine.facts(facts);
         self.act(actions);
     }
@@ -300,7 +310,7 @@ impl Keeper {
                     let siblings = self.writers.len();
                     let connections = self.setup.metrics.open();
                     tracing::info!(connections, siblings, "{}", phase.as_str());
-                    self.setup.leaving.store(phase == Phase::Left, Relaxed);
+                    self.setup.leaving.store(phase == Phase::Left || self.is_stopping(), Relaxed);
                     self.count(phase.as_str(), "ok");
                     let closing = std::mem::take(&mut self.closing);
                     if closing.is_empty() {
@@ -582,6 +592,10 @@ impl Keeper {
     fn take_over(&self, asked: &Asked) -> Result<(), String> {
         if self.machine.phase() != Phase::Joined {
             return Err(format!("this shim is {}", self.machine.phase().as_str()));
+        }
+        // Two that leave would pass it to and fro.
+        if self.is_stopping() {
+            return Err("this shim is leaving".to_owned());
         }
         let [client] = &asked.descriptors[..] else {
             return Err(format!("{} descriptors came, not one", asked.descriptors.len()));

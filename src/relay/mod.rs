@@ -93,7 +93,7 @@ pub struct Pass {
 /// The way to a sibling.
 #[derive(Debug, Clone)]
 pub struct Passing {
-    /// Whether the shim has left, or is about to.
+    /// Whether the shim has left, or was told to.
     pub leaving: Arc<AtomicBool>,
     /// To the control plane, which knows the siblings.
     pub to: mpsc::UnboundedSender<Pass>,

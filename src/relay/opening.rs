@@ -147,9 +147,14 @@ pub(super) async fn open(
     let mut ended = None;
     let mut again = false;
     loop {
-        let picked = table.borrow_and_update().pick(|instance| tried.allows(instance)).cloned();
+        let leaving = context.passing.leaving.load(Relaxed);
+        let picked = {
+            let table = table.borrow_and_update();
+            let usable = |instance: &Instance| tried.allows(instance);
+            if leaving { table.pick_leaving(usable) } else { table.pick(usable) }.cloned()
+        };
         // A leaving shim's relay would end with it: a sibling should have the socket itself.
-        if !passed && context.passing.leaving.load(Relaxed) && picked.as_ref().is_none_or(|instance| !instance.own) {
+        if !passed && leaving && picked.as_ref().is_none_or(|instance| !instance.own) {
             passed = true;
             if context.passing.pass(client, &kept.bytes).await {
                 return Err(How::Passed);
