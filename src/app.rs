@@ -106,6 +106,7 @@ pub struct Bound {
     ended: Arc<Notify>,
     refusals: mpsc::UnboundedReceiver<Refusal>,
     pass_on: Arc<AtomicBool>,
+    leaving: Arc<AtomicBool>,
     passes: mpsc::UnboundedReceiver<Pass>,
     server: control::Server,
     admin: Option<Admin>,
@@ -154,6 +155,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let ended = Arc::new(Notify::new());
     let (pass, passes) = mpsc::unbounded_channel();
     let pass_on = Arc::new(AtomicBool::new(!config.discover));
+    let leaving = Arc::<AtomicBool>::default();
     let lanes = workers.handles().iter().zip(metrics.workers()).map(|(worker, stats)| {
         let context = Context {
             table: book.subscribe(),
@@ -164,7 +166,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
             stats: stats.clone(),
             connect_seconds: metrics.connect_seconds.clone(),
             ended: ended.clone(),
-            passing: Passing { on: pass_on.clone(), to: pass.clone() },
+            passing: Passing { on: pass_on.clone(), leaving: leaving.clone(), to: pass.clone() },
             log_connections: config.log_connections,
         };
         (worker.clone(), Arc::new(context))
@@ -214,6 +216,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         ended,
         refusals,
         pass_on,
+        leaving,
         passes,
         server,
         admin,
@@ -344,6 +347,7 @@ impl Bound {
             workers: workers.handles().to_vec(),
             metrics: metrics.clone(),
             pass_on: self.pass_on,
+            leaving: self.leaving,
             passes: self.passes,
             asked,
             table: table.clone(),

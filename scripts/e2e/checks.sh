@@ -75,8 +75,9 @@ check_load() {
         sort -n | sed '1d;$d' | awk 'NR == 1 || $2 < least { least = $2 } END { print least + 0 }')
     row "new TLS connections" "$(words "$all"); $paced a second, at least $least"
     expect "new connections a second that this machine kept up" "$paced" -ge "$rate" load.log
-    # They begin by the clock; if it stood still for longer than a quarter of a second, so did the test.
-    expect "new connections in every second" "$least" -ge $((rate * 3 / 4)) load.log
+    # They begin by the clock, and those that were late all at once: a machine with a pause of half a second
+    # is no place for this test.
+    expect "new connections in every second" "$least" -ge $((rate / 2)) load.log
     part "  with a broken b" "${at[broken]}" "${at[broken-over]}"
     expect "connections lost" "$(lost "$all")" -eq 0 load.log
 }
@@ -166,7 +167,8 @@ listener_sets() {
     awk -v from="$1" -v to="$2" '$1 >= from && $1 <= to { $1 = ""; sub(/^ /, ""); print }' "$work/listeners" | sort -u
 }
 
-own_inodes() { find "/proc/${pid[$1]}/fd" -lname 'socket:*' -printf '%l\n' | tr -dc '0-9\n' | sort -u; }
+# Descriptors come and go while find looks.
+own_inodes() { { find "/proc/${pid[$1]}/fd" -lname 'socket:*' -printf '%l\n' 2>/dev/null || :; } | tr -dc '0-9\n' | sort -u; }
 
 check_tls() {
     local log found sum=0 handshakes=0

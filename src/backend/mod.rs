@@ -1,8 +1,8 @@
 //! The instances that connections can go to.
 //!
 //! [`Table`] is what the relay picks from: a snapshot without locks, made anew by [`Book`] whenever
-//! something changes. "Which instance gets a new connection" is decided in [`Table::pick`] and
-//! nowhere else; who relays its bytes is another matter. [`prober`] asks the instances, [`probe`] is
+//! something changes. "Which instance gets a new connection" is decided in [`Table::pick`] (leaving:
+//! [`Table::pick_leaving`]) and nowhere else; who relays its bytes is another matter. [`prober`] asks the instances, [`probe`] is
 //! one question, [`health`] says what a row of answers means.
 
 pub mod health;
@@ -59,6 +59,15 @@ impl Table {
             fit.clone().find(|i| !i.fallback).or_else(|| fit.next())
         };
         with(Standing::Ready).or_else(|| with(Standing::Failing))
+    }
+
+    /// The instance that a new connection goes to while the shim leaves: a ready sibling's before the
+    /// own one, which may have got its SIGTERM with the shim's and still pass its probe. A TLS handshake
+    /// that it finishes now may well be one whose request it ends without an answer.
+    #[must_use]
+    pub fn pick_leaving(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
+        let sibling = self.instances.iter().find(|i| !i.own && i.standing == Standing::Ready && usable(i));
+        sibling.or_else(|| self.pick(usable))
     }
 
     /// The shim's own instance, if it is known.
@@ -230,6 +239,18 @@ mod tests {
         assert_eq!(picked(&book), Some(sibling.clone()));
         see(&mut book, &sibling, Seen::Refused);
         assert_eq!(picked(&book), None, "fail open ends at a refused connect");
+    }
+
+    #[test]
+    fn a_leaving_shim_prefers_a_ready_sibling() {
+        let (mut book, own, sibling) = book();
+        let leaving = |book: &Book| book.table().pick_leaving(|_| true).map(|i| i.id.clone());
+        see(&mut book, &own, Seen::Pass);
+        assert_eq!(leaving(&book), Some(own.clone()), "nobody else is ready");
+        see(&mut book, &sibling, Seen::Pass);
+        assert_eq!(leaving(&book), Some(sibling.clone()));
+        see(&mut book, &sibling, Seen::Fail);
+        assert_eq!(leaving(&book), Some(own), "the own one is better than a failing sibling's");
     }
 
     #[test]

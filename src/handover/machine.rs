@@ -352,7 +352,7 @@ impl Machine {
                     .values()
                     .any(|peer| self.now < peer.fresh_until && peer.told.as_ref().is_none_or(|told| !told.leaving));
                 if covered || alone || self.now >= since + self.rules.lease {
-                    self.leave(alone, actions);
+                    self.leave(actions);
                     Phase::Left
                 } else {
                     phase
@@ -375,16 +375,14 @@ impl Machine {
         self.held.iter().filter(|(c, held)| held.accepting && !covered(c)).map(|(c, _)| *c).collect()
     }
 
-    fn leave(&mut self, alone: bool, actions: &mut Vec<Action>) {
+    fn leave(&mut self, actions: &mut Vec<Action>) {
         let uncovered = self.uncovered();
         self.leaving_since = None;
         self.asked.clear();
-        if alone {
-            // Nobody holds guards of these: what is queued is served here, then they end.
-            for cookie in uncovered {
-                self.held.remove(&cookie);
-                actions.push(Action::Close(cookie));
-            }
+        // Nobody accepts from these: what is queued is served here, then they are let go.
+        for cookie in uncovered {
+            self.held.remove(&cookie);
+            actions.push(Action::Close(cookie));
         }
         for held in self.held.values_mut() {
             held.own = false;

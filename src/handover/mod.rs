@@ -70,6 +70,8 @@ pub struct Setup {
     pub metrics: Arc<Metrics>,
     /// Whether connections that the own instance cannot serve are to be passed on.
     pub pass_on: Arc<AtomicBool>,
+    /// Whether the shim was told to leave.
+    pub leaving: Arc<AtomicBool>,
     /// Connections to pass on.
     pub passes: mpsc::UnboundedReceiver<Pass>,
     /// Requests of siblings on the shim's socket.
@@ -211,6 +213,10 @@ impl Keeper {
                 leaving: *stop.borrow_and_update() != Stop::No,
             }
         };
+        // From now on, not from when siblings took over: what is still accepted until then must not go to an
+        // instance that ends.
+        self.setup.leaving.store(facts.leaving, Relaxed);
+        self.setup.pass_on.store(!self.setup.any || facts.leaving, Relaxed);
         let actions = self.machine.facts(facts);
         self.act(actions);
     }
@@ -319,7 +325,6 @@ impl Keeper {
                     let siblings = self.writers.len();
                     let connections = self.setup.metrics.open();
                     tracing::info!(connections, siblings, "{}", phase.as_str());
-                    self.setup.pass_on.store(!self.setup.any || phase == Phase::Left, Relaxed);
                     self.count(phase.as_str(), "ok");
                     let closing = std::mem::take(&mut self.closing);
                     if closing.is_empty() {
@@ -562,10 +567,11 @@ impl Keeper {
         let Ok(path) = self.setup.berth.socket_path(instance) else { return };
         self.dialing.insert(holder);
         let (me, desk, events) = (self.me, self.desk.clone(), self.events.clone());
+        let addresses: Arc<[SocketAddr]> = self.machine.addresses().into();
         tokio::spawn(async move {
             match control::ask_with(&path, Ask::Join { holder: me }, &[], &[]).await {
                 Ok((Reply::Joined { holder: there }, socket)) if there == holder => {
-                    talk(socket, holder, desk, events).await;
+                    talk(socket, holder, addresses, desk, events).await;
                 }
                 Ok((reply, _)) => {
                     let _ = events.send(Event::Alone(holder, format!("{} says {reply:?}", path.display())));
@@ -582,9 +588,10 @@ impl Keeper {
         match asked.ask {
             Ask::Join { holder } if !self.setup.plain_close => {
                 let (me, desk, events) = (self.me, self.desk.clone(), self.events.clone());
+                let addresses: Arc<[SocketAddr]> = self.machine.addresses().into();
                 tokio::spawn(async move {
                     if let Some(socket) = asked.reply(&Reply::Joined { holder: me }).await {
-                        talk(socket, holder, desk, events).await;
+                        talk(socket, holder, addresses, desk, events).await;
                     }
                 });
             }
@@ -605,6 +612,10 @@ impl Keeper {
     fn take_over(&self, asked: &Asked) -> Result<(), String> {
         if self.machine.phase() != Phase::Joined {
             return Err(format!("this shim is {}", self.machine.phase().as_str()));
+        }
+        // Two that leave would pass it to and fro.
+        if *self.setup.stop.borrow() != Stop::No {
+            return Err("this shim is leaving".to_owned());
         }
         let [client] = &asked.descriptors[..] else {
             return Err(format!("{} descriptors came, not one", asked.descriptors.len()));

@@ -47,6 +47,7 @@ pub fn lock(desk: &Mutex<Desk>) -> MutexGuard<'_, Desk> {
 pub async fn talk(
     socket: AsyncFd<OwnedFd>,
     holder: Holder,
+    addresses: Arc<[SocketAddr]>,
     desk: Arc<Mutex<Desk>>,
     events: mpsc::UnboundedSender<Event>,
 ) {
@@ -58,7 +59,7 @@ pub async fn talk(
     let mut tasks = JoinSet::new();
     tasks.spawn(tell(socket.clone(), desk, changed));
     let told = events.clone();
-    tasks.spawn(async move { hear(&socket, holder, &told).await });
+    tasks.spawn(async move { hear(&socket, holder, &addresses, &told).await });
     // Whichever ends first ends the other.
     let why = tasks.join_next().await;
     drop(tasks);
@@ -108,7 +109,12 @@ async fn tell(socket: Arc<AsyncFd<OwnedFd>>, desk: Arc<Mutex<Desk>>, changed: Ar
     }
 }
 
-async fn hear(socket: &AsyncFd<OwnedFd>, holder: Holder, events: &mpsc::UnboundedSender<Event>) -> io::Result<()> {
+async fn hear(
+    socket: &AsyncFd<OwnedFd>,
+    holder: Holder,
+    addresses: &[SocketAddr],
+    events: &mpsc::UnboundedSender<Event>,
+) -> io::Result<()> {
     let lie = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("what it says is not so: {what}"));
     let mut buffer = vec![0; seqpacket::MESSAGE];
     loop {
@@ -125,7 +131,12 @@ async fn hear(socket: &AsyncFd<OwnedFd>, holder: Holder, events: &mpsc::Unbounde
         for ((cookie, address), descriptor) in guards.into_iter().zip(received.descriptors) {
             socket::check_listener(descriptor.as_fd(), address, cookie.0)
                 .map_err(|why| lie(format!("of the listener of {address}: {why}")))?;
-            checked.push((cookie, address, descriptor));
+            // The shims of a berth may differ in their addresses; a listener of another is not ours to keep.
+            if addresses.contains(&address) {
+                checked.push((cookie, address, descriptor));
+            } else {
+                tracing::info!(sibling = holder.0, %address, "a listener of an address that is not ours is refused");
+            }
         }
         if events.send(Event::Told(holder, announce, checked)).is_err() {
             return Ok(());

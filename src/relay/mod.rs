@@ -96,6 +96,8 @@ pub struct Passing {
     /// Whether what the own instance cannot serve goes to a sibling. Not so for a node shim that stays:
     /// it has no instance of its own.
     pub on: Arc<AtomicBool>,
+    /// Whether the shim was told to leave: then a ready sibling's instance comes before the own one.
+    pub leaving: Arc<AtomicBool>,
     /// To the control plane, which knows the siblings.
     pub to: mpsc::UnboundedSender<Pass>,
 }

@@ -151,7 +151,12 @@ pub(super) async fn open(
     let mut ended = None;
     let mut again = false;
     loop {
-        let picked = table.borrow_and_update().pick(|instance| tried.allows(instance)).cloned();
+        let picked = {
+            let table = table.borrow_and_update();
+            let usable = |instance: &Instance| tried.allows(instance);
+            let leaving = context.passing.leaving.load(Relaxed);
+            if leaving { table.pick_leaving(usable) } else { table.pick(usable) }.cloned()
+        };
         // A relay to a sibling's instance would end with this shim, which may be about to follow its own
         // instance: the sibling should have the socket itself.
         if passes > 0 && context.passing.on.load(Relaxed) && picked.as_ref().is_none_or(|instance| !instance.own) {

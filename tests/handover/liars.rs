@@ -120,7 +120,6 @@ fn a_peer_that_lies_is_refused() {
 }
 
 #[test]
-#[ignore = "fails: a shim holds, and accepts from, a listener of an address that is none of its own"]
 fn a_listener_of_another_address_is_not_taken() {
     let _alone = alone();
     let (node, instance) = (Node::new(), Echo::new());

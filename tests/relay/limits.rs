@@ -76,7 +76,7 @@ fn a_connection_is_small() {
         stats: metrics.workers()[0].clone(),
         connect_seconds: metrics.connect_seconds.clone(),
         ended: Arc::new(Notify::new()),
-        passing: berth::relay::Passing { on: Arc::default(), to: mpsc::unbounded_channel().0 },
+        passing: berth::relay::Passing { on: Arc::default(), leaving: Arc::default(), to: mpsc::unbounded_channel().0 },
         log_connections: false,
     });
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
