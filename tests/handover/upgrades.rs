@@ -16,6 +16,9 @@ const NEAR: Duration = Duration::from_millis(100);
 /// Most upgrades of the control until one loses something.
 const CONTROL: usize = 60;
 
+/// Most runs until one counts: the machine may pause.
+const RUNS: usize = 4;
+
 /// Upgrades until there were so many or `enough`; when each switch was.
 fn upgrade(times: usize, options: &[&str], enough: impl Fn(&Record) -> bool) -> (Record, Vec<Instant>) {
     let node = Node::new();
@@ -49,14 +52,24 @@ fn upgrades_in_a_row_lose_nothing() {
     assert_ne!(migrate.trim(), "1", "with net.ipv4.tcp_migrate_req=1 the kernel does it: nothing is shown");
 
     let times = number("BERTH_UPGRADES", 20);
-    let (record, switches) = upgrade(times, &[], |_| false);
-    let least = switches.iter().map(|switch| record.near(*switch, NEAR)).min().unwrap();
-    println!(
-        "{times} upgrades: {} connections, at least {least} within {NEAR:?} of a switch, slowest {:?}, lost: {}",
-        record.begun.len(),
-        record.slowest,
-        record.kinds()
-    );
+    // A run that does not count is made again; one that loses something counts always.
+    let mut least = 0;
+    for _ in 0..RUNS {
+        let (record, switches) = upgrade(times, &[], |_| false);
+        least = switches.iter().map(|switch| record.near(*switch, NEAR)).min().unwrap();
+        println!(
+            "{times} upgrades: {} connections, at least {least} within {NEAR:?} of a switch, slowest {:?}, lost: {}",
+            record.begun.len(),
+            record.slowest,
+            record.kinds()
+        );
+        assert_eq!(record.lost(), 0, "{}", record.kinds());
+        assert_eq!(record.begun.len(), record.served as usize);
+        if least >= LEAST {
+            break;
+        }
+    }
+    assert!(least >= LEAST, "none of {RUNS} runs counts: {least} connections near a switch in the last");
     let (control, plain) = upgrade(CONTROL.max(times), &["--plain-close"], |record| record.lost() > 0);
     println!(
         "control, plain close: {} upgrades, {} connections, lost: {}",
@@ -64,10 +77,7 @@ fn upgrades_in_a_row_lose_nothing() {
         control.begun.len(),
         control.kinds()
     );
-    assert!(least >= LEAST, "the run does not count: {least} connections near a switch");
     assert!(control.lost() > 0, "the test proves nothing: closing plainly lost none of {}", control.begun.len());
-    assert_eq!(record.lost(), 0, "{}", record.kinds());
-    assert_eq!(record.begun.len(), record.served as usize);
 }
 
 #[test]
