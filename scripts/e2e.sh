@@ -1,33 +1,40 @@
 #!/usr/bin/env bash
-# Two real kube-apiservers change places behind one port, while real clients look on: first with a flag
-# that does not exist, then as it should be. What is asserted is seen from outside (the clients,
-# the audit logs, /proc), not in berth's own words.
+# Real kube-apiservers change places behind one port, while real clients look on: first with a flag that
+# does not exist, then as it should be, three times. What is asserted is seen from outside (the
+# clients, the audit logs, /proc), not in berth's own words.
 set -Eeuo pipefail
 export LC_ALL=C
 
 readonly EX_USAGE=64 EX_UNAVAILABLE=69
-# All the time that it may take, in seconds; 25 to 35 are needed.
+# All the time that it may take, in seconds; 50 to 80 are needed.
 readonly LIMIT=180
 
 # The node's end and the client's end of a veth (RFC 5737), and a client from farther away, because
 # only 127.b.c.d with a b that is not 0 shows that every octet is kept.
 readonly HOST_IP=192.0.2.2 CLIENT_IP=192.0.2.1 FAR_CLIENT_IP=10.23.45.67 PORT=6443
 # Fewest new TLS connections a second that are a test.
-readonly LEAST_RATE=50
+readonly LEAST_RATE=100
 # Watches through the berth.
 readonly WATCHES=3
-# kube-apiserver's --shutdown-delay-duration, in seconds: that long it serves after SIGTERM.
-readonly DELAY=3
+# The instances, in the order in which they take over from one another. a is `berth run`; the others are
+# two processes each, `berth exec` and `berth serve`, as a pod with a side-container has them.
+readonly INSTANCES=(a b c d)
+# Each one's --shutdown-delay-duration, in seconds: that long it serves after SIGTERM.
+readonly -A DELAY=([a]=3 [b]=0 [c]=5 [d]=0)
+# terminationGracePeriodSeconds: from SIGTERM to all of a pod's containers to SIGKILL for what is left.
+readonly GRACE=30
 
 usage() {
     cat <<'TEXT'
 usage: scripts/e2e.sh [--rate N] [--keep] [--help]
 
-An upgrade of a real kube-apiserver behind berth, in network namespaces that it makes and removes.
+Upgrades of a real kube-apiserver behind berth, in network namespaces that it makes and removes: from
+`berth run` to `berth exec` and `berth serve` as a pod has them, then from pod to pod, each stopped as
+a kubelet does it, once with --shutdown-delay-duration=0 and once with 5s.
 Needs root, ip, openssl, jq, cargo and the binaries of scripts/kube-apiserver.sh, which it builds if
 they are not there.
 
-  --rate N   new TLS connections a second (80)
+  --rate N   new TLS connections a second (100, and no fewer); a machine that cannot keep it fails
   --keep     keep the folder with the logs, and say where it is; failures keep it too
   --help     this text
 
@@ -41,12 +48,12 @@ TEXT
 }
 
 main() {
-    keep=false rate=80
+    keep=false rate=$LEAST_RATE
     while (($#)); do
         case $1 in
             --keep) keep=true ;;
             --rate)
-                [[ ${2:-} =~ ^[0-9]{2,4}$ ]] || { usage >&2 && exit $EX_USAGE; }
+                [[ ${2:-} =~ ^[1-9][0-9]{2,3}$ ]] || { usage >&2 && exit $EX_USAGE; }
                 rate=$2
                 shift
                 ;;
@@ -69,7 +76,9 @@ main() {
 
     first_instance
     upgrade_that_must_not_be
-    upgrade
+    upgrade a b
+    upgrade b c
+    upgrade c d
     end_clients
 
     check_all
@@ -79,14 +88,14 @@ main() {
 # a alone, with everything that looks on.
 first_instance() {
     say "starting a, kube-apiserver $version"
-    start_shim a a
-    needed[a]=
+    start_run a a
     await 60 "a to listen on $HOST_IP:$PORT" listeners_are 1
     await 30 "the namespace default" kubectl get --raw /api/v1/namespaces/default
     await 30 "the Service kubernetes to have an address" service_has_addresses
-    a_endpoints=$(service_addresses)
+    endpoints[a]=$(service_addresses)
     start_watches
-    now load_start
+    watch_past_the_berth a
+    now 'at[load]'
     start_load
     start_writer
     await 10 "the first 100 connections" answers_are 100
@@ -95,36 +104,40 @@ first_instance() {
 # The new version's manifest has a flag that the new version does not know.
 upgrade_that_must_not_be() {
     say "starting b with a flag that does not exist"
-    now broken_start
-    start_shim broken b --no-such-flag
+    now 'at[broken]'
+    start_run broken b --no-such-flag
+    unset 'needed[broken]'
     await 30 "b to end" has_ended broken
-    now broken_end
-    take_exit broken_exit broken
+    now 'at[broken-ended]'
+    take_exit broken
     "$BERTH" status --run-dir "$work/run" >"$work/broken.status"
     "$BERTH" status --run-dir "$work/run" --json >"$work/broken.status.json"
     await 10 "100 connections more" answers_are $(($(answers) + 100))
-    now broken_over
+    now 'at[broken-over]'
 }
 
+# upgrade OLD NEW
 upgrade() {
-    say "starting b as it should be"
-    now join_start
-    start_shim b b
-    needed[b]=
-    await 60 "b to listen on $HOST_IP:$PORT too" listeners_are 2
-    now joined
-    await 20 "both to serve 100 connections" both_served 100
-    both_endpoints=$(service_addresses)
-    now leave_start
-    say "stopping a"
-    stop a 60
-    now left
-    take_exit a_exit a
+    local old=$1 new=$2 before
+    say "starting $new as it should be"
+    now "at[$new]"
+    start_pod "$new"
+    await 60 "$new to serve" has_served "$new" 1
+    now "at[$new-joined]"
+    before=$(served_by "$old")
+    await 20 "both to serve 100 connections" both_served "$old" $((before + 100)) "$new" 100
+    watch_past_the_berth "$new"
+    endpoints[$old$new]=$(service_addresses)
+    now "at[$old-stop]"
+    say "stopping $old"
+    stop_instance "$old"
+    now "at[$old-left]"
     await 10 "100 connections more" answers_are $(($(answers) + 100))
     # kube-apiserver's own reconciler puts the survivor's address back within 10 s (design).
     await 20 "the Service kubernetes to have an address again" service_has_addresses
-    now service_back
-    b_endpoints=$(service_addresses)
+    now "at[$old-service]"
+    endpoints[$new]=$(service_addresses)
+    held[$new]=$(own_inodes "$new")
 }
 
 main "$@"

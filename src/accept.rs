@@ -16,8 +16,7 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{Notify, watch};
 
 /// Connections that are accepted before other tasks of the worker get their turn.
 const BATCH: usize = 64;
@@ -79,6 +78,17 @@ impl Trouble {
     }
 }
 
+/// What an accept loop is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accepting {
+    /// Go on.
+    Yes,
+    /// Stop: somebody else accepts.
+    No,
+    /// Take what is queued, then stop: nobody else is there.
+    Rest,
+}
+
 /// Deals accepted connections to workers, up to a limit.
 #[derive(Debug)]
 pub struct Dealer {
@@ -97,23 +107,23 @@ impl Dealer {
         Self { lanes, metrics, ended, limit, troubled: AtomicBool::new(false) }
     }
 
-    /// Accepts from a listener until `stop`, then takes out what is queued, and closes it. Runs on the
+    /// Accepts from a listener until it is told otherwise or the listener listens no more. Runs on the
     /// first worker.
     pub fn spawn(
         self: &Arc<Self>,
         listener: OwnedFd,
-        stop: CancellationToken,
+        told: watch::Receiver<Accepting>,
     ) -> tokio::task::JoinHandle<io::Result<()>> {
         let this = self.clone();
-        self.lanes[0].0.spawn(async move { this.accept(listener, stop).await })
+        self.lanes[0].0.spawn(async move { this.accept(listener, told).await })
     }
 
-    async fn accept(&self, listener: OwnedFd, stop: CancellationToken) -> io::Result<()> {
+    async fn accept(&self, listener: OwnedFd, mut told: watch::Receiver<Accepting>) -> io::Result<()> {
         let listener = os::awaitable(listener, Interest::READABLE)?;
         loop {
             let mut ready = tokio::select! {
                 biased;
-                () = stop.cancelled() => break,
+                _ = told.wait_for(|told| *told != Accepting::Yes) => break,
                 ready = listener.readable() => ready?,
             };
             match self.take(&listener, self.limit) {
@@ -121,20 +131,32 @@ impl Dealer {
                 Some(Trouble::Empty) => ready.clear_ready(),
                 Some(Trouble::Closed) => return Ok(()),
                 Some(_) => tokio::select! {
-                    () = stop.cancelled() => break,
+                    _ = told.wait_for(|told| *told != Accepting::Yes) => break,
                     () = self.ended.notified() => {}
                     () = tokio::time::sleep(PAUSE) => {}
                 },
             }
         }
-        // What is in the queue would be reset at close. What comes between the last look and the close
-        // still is: that a guard mends. The limit is for those who can wait. It is closed here, within
-        // microseconds: another thread would have to wake up for it first.
-        while self.take(&listener, u64::MAX).is_none() {
+        // What is in the queue would be reset at close, where nobody holds a guard. The limit is for those
+        // who can wait. It is closed here, within microseconds: another thread would have to wake up for it.
+        let queued = *told.borrow() == Accepting::Rest;
+        while queued && self.take(&listener, u64::MAX).is_none() {
             tokio::task::yield_now().await;
         }
         drop(listener);
         Ok(())
+    }
+
+    /// Relays a connection that a sibling accepted.
+    pub fn take_over(&self, stream: std::net::TcpStream, peer: std::net::SocketAddr, said: Vec<u8>) {
+        self.deal(stream, peer, Some(said));
+    }
+
+    fn deal(&self, stream: std::net::TcpStream, peer: std::net::SocketAddr, said: Option<Vec<u8>>) {
+        if let Some((worker, context)) = self.lanes.iter().min_by_key(|(_, c)| c.stats.open.get()) {
+            let open = Open::new(context);
+            worker.spawn(relay::serve(context.clone(), stream, peer, said, open));
+        }
     }
 
     /// Accepts up to a batch, while there are fewer than `limit` connections; says what stopped it before.
@@ -147,11 +169,7 @@ impl Dealer {
             match socket::accept(listener.as_fd()) {
                 Ok((stream, peer)) => {
                     self.troubled.store(false, Relaxed);
-                    let Some((worker, context)) = self.lanes.iter().min_by_key(|(_, c)| c.stats.open.get()) else {
-                        return Some(Trouble::Closed);
-                    };
-                    let open = Open::new(context);
-                    worker.spawn(relay::serve(context.clone(), stream, peer, open));
+                    self.deal(stream, peer, None);
                 }
                 Err(error) => match Trouble::of(&error) {
                     Trouble::Empty => return Some(Trouble::Empty),

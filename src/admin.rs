@@ -1,9 +1,10 @@
 //! The admin server: /metrics, /livez, /readyz and /status by HTTP.
 //!
-//! Its port is shared (SO_REUSEPORT), because two pods of one template share the host's network.
+//! Its port is shared (SO_REUSEPORT), because two pods of one template share the host's network. So
+//! /metrics and /status answer for every live shim of the berth, whoever of them is asked.
 
-use crate::app::View;
 use crate::os::socket;
+use crate::view::View;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
@@ -68,8 +69,8 @@ impl Admin {
             let view = view.clone();
             tokio::spawn(async move {
                 let service = service_fn(|request| {
-                    let response = answer(&view, &request);
-                    async { Ok::<_, Infallible>(response) }
+                    let view = view.clone();
+                    async move { Ok::<_, Infallible>(answer(&view, &request).await) }
                 });
                 let served = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
@@ -85,19 +86,19 @@ impl Admin {
     }
 }
 
-fn answer(view: &View, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer(view: &View, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     const TEXT: &str = "text/plain; charset=utf-8";
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".into());
     }
     match request.uri().path() {
-        "/metrics" => response(StatusCode::OK, OPENMETRICS, view.metrics()),
+        "/metrics" => response(StatusCode::OK, OPENMETRICS, view.all_metrics().await),
         "/livez" => response(StatusCode::OK, TEXT, "ok\n".into()),
         "/readyz" => match view.status().ready() {
             Ok(()) => response(StatusCode::OK, TEXT, "ok\n".into()),
             Err(why) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{why}\n")),
         },
-        "/status" => match serde_json::to_string_pretty(&view.status()) {
+        "/status" => match serde_json::to_string_pretty(&view.all_status().await) {
             Ok(json) => response(StatusCode::OK, "application/json", json + "\n"),
             Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
         },

@@ -8,34 +8,35 @@
 
 use crate::accept::Dealer;
 use crate::admin::Admin;
-use crate::backend::health::Standing;
+use crate::backend::Book;
 use crate::backend::probe::Probe;
 use crate::backend::prober::Probers;
-use crate::backend::{Book, Table};
 use crate::config::{Config, Listen};
-use crate::control;
-use crate::control::wire::{self, Ask, InstanceStatus, Reply, Status};
-use crate::drain::drain;
+use crate::control::wire::{Ask, Reply};
+use crate::control::{self, Asked};
+use crate::drain::{Stop, drain};
+use crate::handover::{Setup, keep};
 use crate::instance::InstanceId;
 use crate::metrics::Metrics;
 use crate::os::{holder, process, socket};
 use crate::phase::Phase;
 use crate::registry::follow::{Own, follow};
 use crate::registry::{self, BerthDir, RunDir};
-use crate::relay::{Context, Refusal};
+use crate::relay::{Context, Pass, Passing, Refusal};
+use crate::view::View;
 use crate::workers::Workers;
 use clap::ValueEnum;
-use humantime::{format_duration, format_rfc3339_seconds};
+use humantime::format_duration;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 /// Most clients that are held at once (design: 1,024).
 const HELD: usize = 1024;
@@ -83,17 +84,6 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
     move |source| BuildError::System { what, source }
 }
 
-/// What a shim is told from outside.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stop {
-    /// Go on.
-    No,
-    /// Leave, let connections end, then end.
-    Drain,
-    /// End at once.
-    Now,
-}
-
 /// How a shim ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
@@ -115,6 +105,9 @@ pub struct Bound {
     dealer: Arc<Dealer>,
     ended: Arc<Notify>,
     refusals: mpsc::UnboundedReceiver<Refusal>,
+    pass_on: Arc<AtomicBool>,
+    leaving: Arc<AtomicBool>,
+    passes: mpsc::UnboundedReceiver<Pass>,
     server: control::Server,
     admin: Option<Admin>,
     phase: watch::Sender<(Phase, SystemTime)>,
@@ -157,9 +150,12 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let threads = config.threads.or_else(|| std::thread::available_parallelism().ok().map(Into::into)).unwrap_or(1);
     let workers = Workers::start(threads).map_err(system("start a thread"))?;
     let book = Book::new(config.rise, config.fall);
-    let metrics = Arc::new(Metrics::new(workers.handles().len(), HELD, book.subscribe()));
+    let metrics = Arc::new(Metrics::new(&instance, workers.handles().len(), HELD, book.subscribe()));
     let (report, refusals) = mpsc::unbounded_channel();
     let ended = Arc::new(Notify::new());
+    let (pass, passes) = mpsc::unbounded_channel();
+    let pass_on = Arc::new(AtomicBool::new(!config.discover));
+    let leaving = Arc::<AtomicBool>::default();
     let lanes = workers.handles().iter().zip(metrics.workers()).map(|(worker, stats)| {
         let context = Context {
             table: book.subscribe(),
@@ -170,6 +166,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
             stats: stats.clone(),
             connect_seconds: metrics.connect_seconds.clone(),
             ended: ended.clone(),
+            passing: Passing { on: pass_on.clone(), leaving: leaving.clone(), to: pass.clone() },
             log_connections: config.log_connections,
         };
         (worker.clone(), Arc::new(context))
@@ -218,6 +215,9 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         dealer,
         ended,
         refusals,
+        pass_on,
+        leaving,
+        passes,
         server,
         admin,
         phase,
@@ -302,19 +302,21 @@ impl Bound {
     pub async fn run(self, mut stop: watch::Receiver<Stop>) -> Ended {
         let Self { config, instance, listen, berth, metrics, book, phase, workers, ended, .. } = self;
         let table = book.subscribe();
+        let told = watch::Sender::new(*stop.borrow());
         let view = Arc::new(View {
             berth: listen[0],
-            listen,
+            listen: listen.clone(),
             instance: instance.clone(),
+            discover: config.discover,
             phase: phase.clone(),
             table: table.clone(),
             metrics: metrics.clone(),
+            folder: berth.clone(),
         });
         let mut tasks = JoinSet::new();
-        let answer = view.clone();
-        tasks.spawn(self.server.serve(move |ask| match ask {
-            Ask::Status => Reply::Status(Box::new(answer.status())),
-        }));
+        let (ask, asked) = mpsc::unbounded_channel();
+        let (answering, leave) = (view.clone(), told.clone());
+        tasks.spawn(self.server.serve(move |asked| answer(answering.clone(), leave.clone(), ask.clone(), asked)));
         if let Some(admin) = self.admin {
             tasks.spawn(admin.serve(view));
         }
@@ -323,140 +325,83 @@ impl Bound {
         probers.take_refusals(self.refusals);
         if let Some(backend) = config.backend {
             probers.enter(&instance, backend, true, false);
+        } else if config.discover {
+            tracing::info!(folder = %berth.instances().display(), "serving every instance that is recorded");
         } else {
             tracing::info!(%instance, folder = %berth.instances().display(), "waiting for the instance's record");
         }
-        let own = Own { id: instance, given: config.backend.is_some() };
-        tasks.spawn(follow(berth, own, probers));
+        let own = Own { id: instance.clone(), given: config.backend.is_some(), any: config.discover };
+        tasks.spawn(follow(berth.clone(), own, probers));
 
-        let mut group =
-            Group { dealer: self.dealer, backlog: config.backlog, waiting: self.sockets, joined: Vec::new() };
-        let mut table = table;
-        loop {
-            let own_ready = table.borrow_and_update().own().is_some_and(|own| own.standing == Standing::Ready);
-            let stopping = *stop.borrow_and_update() != Stop::No;
-            let now = phase.borrow().0;
-            let next = now.next(own_ready, stopping);
-            if next != now {
-                match next {
-                    Phase::Joined => {
-                        if let Err(error) = group.join() {
-                            tracing::error!("cannot join, trying again: {error}");
-                            tokio::time::sleep(BIND_PAUSE).await;
-                            continue;
-                        }
-                    }
-                    Phase::Left => group.leave().await,
-                    Phase::Waiting => {}
+        let keeping = keep(Setup {
+            berth,
+            instance,
+            backend: config.backend,
+            any: config.discover,
+            sockets: listen.into_iter().zip(self.sockets).collect(),
+            backlog: config.backlog,
+            hold: config.hold,
+            lease: config.lease,
+            plain_close: config.plain_close,
+            dealer: self.dealer,
+            workers: workers.handles().to_vec(),
+            metrics: metrics.clone(),
+            pass_on: self.pass_on,
+            leaving: self.leaving,
+            passes: self.passes,
+            asked,
+            table: table.clone(),
+            stop: told.subscribe(),
+            phase: phase.clone(),
+        });
+        let mut left = phase.subscribe();
+        let mut stopping = told.subscribe();
+        let draining = async {
+            let _ = stopping.wait_for(|stop| *stop >= Stop::Drain).await;
+            let _ = tokio::select! {
+                left = left.wait_for(|(phase, _)| *phase == Phase::Left) => left.map(drop).ok(),
+                now = stopping.wait_for(|stop| *stop == Stop::Now) => now.map(drop).ok(),
+            };
+            drain(&metrics, &ended, table, told.subscribe(), config.drain_timeout).await
+        };
+        let telling = async {
+            while stop.changed().await.is_ok() {
+                let outside = *stop.borrow_and_update();
+                told.send_if_modified(|told| std::mem::replace(told, (*told).max(outside)) < outside);
+            }
+            std::future::pending::<()>().await;
+        };
+        // Guards are held until the last connection ended.
+        let cut = tokio::select! {
+            cut = draining => cut,
+            () = telling => 0,
+            kept = keeping => {
+                if let Err(error) = kept {
+                    tracing::error!(%error, "leases cannot be kept");
                 }
-                tracing::info!(connections = metrics.open(), "{}", next.as_str());
-                phase.send_replace((next, SystemTime::now()));
+                metrics.open()
             }
-            if next == Phase::Left {
-                break;
-            }
-            tokio::select! {
-                changed = table.changed() => if changed.is_err() { break },
-                changed = stop.changed() => if changed.is_err() { break },
-            }
-        }
-        let cut = drain(&metrics, &ended, table, stop, config.drain_timeout).await;
+        };
         // Connections that are left end with their threads; nothing serves from here on.
         drop(workers);
         Ended { cut }
     }
 }
 
-/// The shim's part in the reuseport group.
-struct Group {
-    dealer: Arc<Dealer>,
-    backlog: u32,
-    /// Bound, not listening.
-    waiting: Vec<OwnedFd>,
-    /// Listening.
-    joined: Vec<(CancellationToken, JoinHandle<io::Result<()>>)>,
-}
-
-impl Group {
-    /// Listens on every address.
-    fn join(&mut self) -> Result<(), String> {
-        for socket in &self.waiting {
-            socket::start_listening(socket.as_fd(), self.backlog).map_err(|error| {
-                match (error.raw_os_error(), socket::local_address(socket.as_fd())) {
-                    (Some(libc::EADDRINUSE), Ok(address)) => holder::explain(address, nix::unistd::geteuid().as_raw()),
-                    _ => format!("cannot listen: {error}"),
-                }
-            })?;
+/// Answers on the shim's socket; what concerns siblings goes to the handover.
+async fn answer(view: Arc<View>, told: watch::Sender<Stop>, handover: mpsc::UnboundedSender<Asked>, asked: Asked) {
+    let reply = match asked.ask {
+        Ask::Status => Reply::Status(Box::new(view.status())),
+        Ask::Metrics => Reply::Metrics(view.metrics()),
+        Ask::Drain => {
+            tracing::info!("told to drain");
+            told.send_if_modified(|told| std::mem::replace(told, (*told).max(Stop::Leave)) < Stop::Leave);
+            Reply::Done
         }
-        for socket in self.waiting.drain(..) {
-            let stop = CancellationToken::new();
-            self.joined.push((stop.clone(), self.dealer.spawn(socket, stop)));
+        Ask::Pass | Ask::Join { .. } => {
+            let _ = handover.send(asked);
+            return;
         }
-        Ok(())
-    }
-
-    /// Takes out what is queued and closes.
-    async fn leave(&mut self) {
-        self.waiting.clear();
-        for (stop, _) in &self.joined {
-            stop.cancel();
-        }
-        for (_, accepting) in self.joined.drain(..) {
-            match accepting.await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::error!(%error, "a listener could not be waited for"),
-                Err(error) => tracing::error!(%error, "an accept loop ended before its time: a bug"),
-            }
-        }
-    }
-}
-
-/// What can be said of a shim while it runs.
-#[derive(Debug)]
-pub struct View {
-    berth: SocketAddr,
-    listen: Vec<SocketAddr>,
-    instance: InstanceId,
-    phase: watch::Sender<(Phase, SystemTime)>,
-    table: watch::Receiver<Arc<Table>>,
-    metrics: Arc<Metrics>,
-}
-
-impl View {
-    /// The metrics in OpenMetrics' text form.
-    #[must_use]
-    pub fn metrics(&self) -> String {
-        self.metrics.encode()
-    }
-
-    /// How the shim is now.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        let (state, since) = *self.phase.borrow();
-        let table = self.table.borrow();
-        let instances = table.instances.iter().map(|instance| InstanceStatus {
-            instance: instance.id.clone(),
-            address: instance.address,
-            own: instance.own,
-            standing: instance.standing,
-            since: format_rfc3339_seconds(instance.since).to_string(),
-            kube_version: instance.version.as_deref().map(ToOwned::to_owned),
-            last_probe: instance.last_probe.to_string(),
-        });
-        Status {
-            version: wire::VERSION,
-            berth: self.berth,
-            listen: self.listen.clone(),
-            instance: self.instance.clone(),
-            shim_version: crate::VERSION.to_owned(),
-            pid: std::process::id(),
-            state,
-            since: format_rfc3339_seconds(since).to_string(),
-            connections_open: self.metrics.open(),
-            connections_total: self.metrics.total(),
-            held: self.metrics.held_now() as u64,
-            fail_open: table.pick(|_| true).is_some_and(|picked| picked.standing == Standing::Failing),
-            instances: instances.collect(),
-        }
-    }
+    };
+    asked.reply(&reply).await;
 }

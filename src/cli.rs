@@ -38,6 +38,8 @@ pub enum Command {
     Ready(AskArgs),
     /// Exit 0 when the own apiserver answers /livez (liveness probe)
     Live(Box<LiveArgs>),
+    /// Take a shim off the port now and let its connections end (preStop hook)
+    Drain(DrainArgs),
     /// Show the berths and apiservers on this node
     Status(StatusArgs),
     /// Upgrade two stand-in apiservers under load on this machine, and say what was lost
@@ -101,6 +103,10 @@ pub struct ServeArgs {
     /// Address of the apiserver; without it, the address that `berth exec` recorded is waited for
     #[arg(long, env = "BERTH_BACKEND", hide_env_values = true, value_name = "ADDR:PORT", help_heading = ADDRESSES)]
     pub backend: Option<String>,
+    /// Serve every apiserver that `berth exec` records for this berth: one shim for a node, through all
+    /// upgrades
+    #[arg(long, env = "BERTH_DISCOVER", hide_env_values = true, conflicts_with = "backend", help_heading = ADDRESSES)]
+    pub discover: bool,
     /// All that `berth run` has in common with `berth serve`.
     #[command(flatten)]
     pub shim: ShimArgs,
@@ -196,6 +202,12 @@ pub struct ShimArgs {
     /// less`)
     #[arg(long, env = "BERTH_USER_TIMEOUT", hide_env_values = true, default_value = "0s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub user_timeout: String,
+    /// How long siblings wait for a sign of life of this shim before they accept from its listeners
+    #[arg(long, env = "BERTH_LEASE", hide_env_values = true, default_value = "3s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    pub lease: String,
+    /// Close listeners with what is queued in them: what the tests compare with
+    #[arg(long, hide = true)]
+    pub plain_close: bool,
     /// Threads that relay [default: one per core]
     #[arg(long, env = "BERTH_THREADS", hide_env_values = true, value_name = "N", help_heading = CONNECTIONS)]
     pub threads: Option<String>,
@@ -272,6 +284,21 @@ pub struct AskArgs {
     /// Where the shims of this node meet.
     #[command(flatten)]
     pub run_dir: RunDirArgs,
+}
+
+/// Options of `berth drain`.
+#[derive(Debug, Clone, Args)]
+pub struct DrainArgs {
+    /// Which instance.
+    #[command(flatten)]
+    pub ask: AskArgs,
+    /// Return when the siblings have taken over, not at once
+    #[arg(long, env = "BERTH_DRAIN_WAIT", hide_env_values = true)]
+    pub wait: bool,
+    /// Return when the connections have ended too, or with exit status 1 after this time and how
+    /// many are left; implies --wait
+    #[arg(long, env = "BERTH_DRAIN_WAIT_STREAMS", hide_env_values = true, value_name = "DURATION")]
+    pub wait_streams: Option<String>,
 }
 
 /// Options of `berth live`.

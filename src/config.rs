@@ -26,6 +26,12 @@ pub struct Config {
     pub place: Place,
     /// The instance's address where it is given and not looked up.
     pub backend: Option<SocketAddr>,
+    /// A node shim: every instance of the berth is served.
+    pub discover: bool,
+    /// How long siblings wait for a sign of life.
+    pub lease: Duration,
+    /// Close listeners without handing them over, for comparison.
+    pub plain_close: bool,
     /// How long a port that cannot be had is tried again.
     pub bind_wait: Duration,
     /// How instances are asked.
@@ -206,10 +212,10 @@ impl Config {
         let mut checks = Checks::default();
         let place = Place::check(&args.place, &mut checks);
         let backend = args.backend.as_deref().and_then(|text| checks.address("--backend", text));
-        if args.backend.is_none() && args.place.instance.is_none() {
+        if args.backend.is_none() && args.place.instance.is_none() && !args.discover {
             checks.wrong(
-                "neither --backend nor --instance is given: name the apiserver's address, or the instance that \
-                 `berth exec` records",
+                "neither --backend, --instance nor --discover is given: name the apiserver's address, or the instance \
+                 that `berth exec` records, or serve all that it records",
             );
         }
         if let (Some(place), Some(backend)) = (&place, backend) {
@@ -218,7 +224,8 @@ impl Config {
         if let (Some(place), None) = (&place, &args.backend) {
             place.check_beside_instance(&mut checks);
         }
-        Self::check(place, backend, &args.shim, checks)
+        let config = Self::check(place, backend, &args.shim, checks)?;
+        Ok(Self { discover: args.discover, ..config })
     }
 
     /// Checks the options of `berth run`.
@@ -263,6 +270,8 @@ impl Config {
         let drain_timeout = c.duration("--drain-timeout", &args.drain_timeout, Duration::ZERO);
         let max_connections =
             args.max_connections.as_deref().map(|text| c.number("--max-connections", text, 1..=10_000_000));
+        let lease = c.duration("--lease", &args.lease, Duration::from_millis(300));
+        let plain_close = args.plain_close;
         let backlog = c.number("--backlog", &args.backlog, 1..=1_000_000);
         let threads = args.threads.as_deref().map(|text| c.number("--threads", text, 1..=1024));
         let admin = args.admin.as_deref().and_then(|text| c.address("--admin", text));
@@ -275,6 +284,9 @@ impl Config {
         let config = place.zip(probe).map(|(place, probe)| Self {
             place,
             backend,
+            discover: false,
+            lease,
+            plain_close,
             bind_wait,
             probe,
             probe_interval,

@@ -1,7 +1,6 @@
 //! After leaving: wait until the last connection ended, up to a deadline that begins when the own
 //! instance stopped listening, because the shim outlives its apiserver (invariant 8).
 
-use crate::app::Stop;
 use crate::backend::Table;
 use crate::backend::health::Standing;
 use crate::metrics::Metrics;
@@ -9,6 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
+
+/// What a shim is told from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stop {
+    /// Go on.
+    No,
+    /// Leave, let connections end, and stay.
+    Leave,
+    /// Leave, let connections end, then end.
+    Drain,
+    /// End at once.
+    Now,
+}
 
 /// Time between two lines of log about what is waited for.
 const TOLD: Duration = Duration::from_secs(10);

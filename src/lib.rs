@@ -37,16 +37,18 @@
 //! | [`config`] | what was typed to checked types; every mistake is reported at once |
 //! | [`commands`] | one file a subcommand: options to an exit status |
 //! | [`app`] | `build` takes what a shim needs, `Bound::run` serves until it is told to stop |
-//! | [`phase`] | waiting, joined, left: the states of a shim, pure |
+//! | [`phase`] | waiting, joined, left, dry: the states of a shim |
+//! | [`handover`] | a shim among its siblings: `machine` decides who accepts from what (pure), `peers` talks to them |
 //! | [`accept`] | accept loop, cap on connections, back-off |
 //! | [`workers`] | the relaying threads |
 //! | [`relay`] | one connection: pick, connect, replay, hold, copy, how it ended |
 //! | [`backend`] | table of instances; `probe` is one question, `health` rise and fall, `prober` asks on |
 //! | [`drain`](mod@drain) | after leaving: wait for connections, deadline, force |
 //! | [`instance`] | an instance's ID, its 127.x address, the rewriting of its arguments |
-//! | [`registry`] | the run directory: records of instances, who lives, notice of changes |
-//! | [`control`] | the shim's Unix socket: what commands ask it, and the wire format |
-//! | [`node`] | a run directory looked at from outside, for `ready`, `live` and `status` |
+//! | [`registry`] | the run directory: records of instances, leases of shims, who lives, notice of changes |
+//! | [`control`] | the shim's Unix socket: what commands and siblings ask it, and the wire format |
+//! | [`view`] | what can be said of a running shim and its siblings |
+//! | [`node`] | a run directory looked at from outside, for `ready`, `live`, `drain` and `status` |
 //! | [`metrics`] | every metric family and the counters behind them |
 //! | [`admin`] | /metrics, /livez, /readyz and /status by HTTP |
 //! | [`os`] | all raw system calls and all `unsafe`; who holds a port |
@@ -58,19 +60,18 @@
 //!
 //! | invariant | kept by |
 //! | --- | --- |
-//! | A shim listens only after its own instance passed its probe `--rise` times in a row. A version that never gets ready never gets a connection | [`backend::health`], [`phase`] |
-//! | No listener with queued connections is closed while somebody could accept them | [`accept`], **in part**: a leaving shim accepts what is queued and then closes; what arrives in between is reset. *Later:* siblings hold duplicates of each other's listeners (guards) and accept from those whose owner left or died |
+//! | A shim listens only after its own instance passed its probe `--rise` times in a row. A version that never gets ready never gets a connection | [`backend::health`], [`handover::machine`] |
+//! | No listener with queued connections is closed while a live sibling could accept them | [`handover`]: every shim holds duplicates of its siblings' listeners (guards), and accepts from those whose owner left, died or hangs |
 //! | Until the instance's first byte, nothing that a TLS client said is lost: it is said again to the next instance, or the client is held up to `--hold` | [`relay`] (`opening`) |
 //! | A shim does not cut an established connection for its age, idleness or a slow reader | [`relay::copy`] (no timers on bytes), [`os::socket`] (`TCP_USER_TIMEOUT` off), [`drain`](mod@drain) (the deadline) |
 //! | Each end sees what the other did: FIN becomes FIN, RST becomes RST | [`relay::copy`] |
 //! | When no instance passes its probe, one that did before and never refused since still gets connections; one that never passed does not | [`backend::health`], [`backend::Table::pick`] |
-//! | Who is there is known from what lives, not from a configured number | [`registry::instance`]: an instance lives while its record is locked. *Later:* leases of shims, which also tell one that hangs |
-//! | The shim outlives its apiserver: after it left, its deadline begins when the instance stopped listening | [`drain`](mod@drain), [`commands`] (`run`), **in part**. *Later:* connections that its instance cannot serve any more go to a sibling as sockets; today they are relayed to the sibling's instance and end with the shim |
+//! | Who is there is known from what lives, not from a configured number | [`registry::instance`]: an instance lives while its record is locked; [`registry::lease`]: a shim lives while its lease is renewed, which it is only if every one of its threads gave a sign of life |
+//! | The shim outlives its apiserver: after it left, its deadline begins when the instance stopped listening; what it accepted and its instance cannot serve goes to a sibling as a socket | [`drain`](mod@drain), [`handover`] (`pass`) |
 //! | Two versions that meet understand each other: messages and files carry a version, unknown fields are passed over | [`control::wire`], [`registry::instance`] |
 //!
-//! *Later* as well: when nothing has been reachable for longer than `--hold`, a shim ends listening (the
-//! state *dry*), so that clients are refused at once. Today it goes on to accept and each client is
-//! held for `--hold`, then reset.
+//! When nothing has been reachable for longer than `--hold`, a shim ends listening (the state *dry*), so
+//! that clients are refused at once ([`handover::machine`]).
 
 pub mod accept;
 pub mod admin;
@@ -81,6 +82,7 @@ pub mod commands;
 pub mod config;
 pub mod control;
 pub mod drain;
+pub mod handover;
 pub mod instance;
 pub mod metrics;
 pub mod node;
@@ -90,6 +92,7 @@ pub mod registry;
 #[cfg(feature = "rehearse")]
 pub mod rehearse;
 pub mod relay;
+pub mod view;
 pub mod workers;
 
 /// Version of this berth.

@@ -4,6 +4,7 @@
 //! cache line; it is summed when somebody asks.
 
 use crate::backend::Table;
+use crate::instance::InstanceId;
 use crate::relay::How;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -61,10 +62,10 @@ impl WorkerStats {
     }
 }
 
-/// Labels of `berth_probe_total`.
+/// Labels of `berth_probe_total` and `berth_lease_renewals_total`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ProbeLabels {
-    /// See [`crate::backend::probe::Answer::result`].
+    /// See [`crate::backend::probe::Answer::result`] and [`Metrics::renewals`].
     pub result: &'static str,
 }
 
@@ -73,6 +74,15 @@ pub struct ProbeLabels {
 pub struct AcceptErrorLabels {
     /// See [`crate::accept::Trouble`].
     pub kind: &'static str,
+}
+
+/// Labels of `berth_handover_total`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct HandoverLabels {
+    /// What was done: connect, guard, listen, accept, refuse, close, pass, take, or a phase.
+    pub phase: &'static str,
+    /// `ok`, or how it failed.
+    pub result: &'static str,
 }
 
 /// Everything that is counted in a shim.
@@ -89,23 +99,32 @@ pub struct Metrics {
     pub probes: Family<ProbeLabels, Counter>,
     /// `berth_accept_errors_total{kind}`.
     pub accept_errors: Family<AcceptErrorLabels, Counter>,
+    /// `berth_handover_total{phase,result}`.
+    pub handover: Family<HandoverLabels, Counter>,
+    /// `berth_lease_renewals_total{result}`: ok, blocked (a thread gave no sign of life), failed.
+    pub renewals: Family<ProbeLabels, Counter>,
 }
 
 impl Metrics {
     /// The metrics of a shim with so many workers and places for held clients.
     #[must_use]
-    pub fn new(workers: usize, held_limit: usize, table: watch::Receiver<Arc<Table>>) -> Self {
+    pub fn new(instance: &InstanceId, workers: usize, held_limit: usize, table: watch::Receiver<Arc<Table>>) -> Self {
         let workers: Vec<_> = (0..workers).map(|_| Arc::<WorkerStats>::default()).collect();
         let held = Arc::new(Semaphore::new(held_limit));
         // Loopback connects take some 20 µs; 10 µs to 5 s.
         let connect_seconds = Histogram::new(exponential_buckets(1e-5, 3.0, 13));
-        let (probes, accept_errors) = (Family::default(), Family::default());
-        let mut registry = Registry::default();
+        let (probes, accept_errors, handover) = (Family::default(), Family::default(), Family::default());
+        // Whoever is asked answers for all shims of the berth: this tells them apart.
+        let label = ("instance".into(), instance.as_str().to_owned().into());
+        let mut registry = Registry::with_labels(std::iter::once(label));
         registry.register("berth_backend_connect_seconds", "Time to connect to an instance", connect_seconds.clone());
         registry.register("berth_probe", "Probes by result", Family::clone(&probes));
         registry.register("berth_accept_errors", "Failed accepts by kind", Family::clone(&accept_errors));
+        let renewals = Family::default();
+        registry.register("berth_lease_renewals", "Renewals of the own lease by result", Family::clone(&renewals));
+        registry.register("berth_handover", "Steps of the handover by result", Family::clone(&handover));
         registry.register_collector(Box::new(Sums { workers: workers.clone(), held: held.clone(), held_limit, table }));
-        Self { registry, workers, held, held_limit, connect_seconds, probes, accept_errors }
+        Self { registry, workers, held, held_limit, connect_seconds, probes, accept_errors, handover, renewals }
     }
 
     /// The counters of each worker.
@@ -140,6 +159,35 @@ impl Metrics {
         let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
         text
     }
+}
+
+/// Puts the pages of several shims together: each family once, with the samples of all.
+#[must_use]
+pub fn merge(pages: &[String]) -> String {
+    let mut families: Vec<(&str, Vec<&str>, Vec<&str>)> = Vec::new();
+    for page in pages {
+        let mut at = None;
+        for line in page.lines().filter(|line| !line.is_empty() && *line != "# EOF") {
+            let head = line.strip_prefix("# ").and_then(|head| head.split(' ').nth(1));
+            if let Some(name) = head {
+                at = Some(families.iter().position(|(known, ..)| *known == name).unwrap_or_else(|| {
+                    families.push((name, Vec::new(), Vec::new()));
+                    families.len() - 1
+                }));
+            }
+            // A sample before any head is of no family: a page that no shim wrote.
+            let Some((_, heads, samples)) = at.and_then(|at| families.get_mut(at)) else { continue };
+            match head {
+                Some(_) if heads.contains(&line) => {}
+                Some(_) => heads.push(line),
+                None => samples.push(line),
+            }
+        }
+    }
+    let lines = families.iter().flat_map(|(_, heads, samples)| heads.iter().chain(samples));
+    let mut text: String = lines.flat_map(|line| [line, "\n"]).collect();
+    text.push_str("# EOF\n");
+    text
 }
 
 fn sum(workers: &[Arc<WorkerStats>], of: impl Fn(&WorkerStats) -> u64) -> u64 {
@@ -194,7 +242,7 @@ impl Collector for Sums {
             encoder.encode_descriptor("berth_instance_state", "1 for the state it is in", None, MetricType::Gauge)?;
         for instance in &self.table.borrow().instances {
             for standing in crate::backend::health::Standing::ALL {
-                let labels = [("instance", instance.id.as_str()), ("state", standing.as_str())];
+                let labels = [("apiserver", instance.id.as_str()), ("state", standing.as_str())];
                 let is = u64::from(instance.standing == standing);
                 ConstGauge::new(is).encode(state.encode_family(&labels)?)?;
             }
@@ -212,5 +260,27 @@ impl Collector for Sums {
             ConstGauge::new(value).encode(metric)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_merged_by_family() {
+        let page = |instance: &str| {
+            let book = crate::backend::Book::new(1, 1);
+            Metrics::new(&instance.parse().unwrap(), 2, 8, book.subscribe()).encode()
+        };
+        let merged = merge(&[page("a"), page("b")]);
+        assert_eq!(merged.matches("# TYPE berth_connections_open gauge").count(), 1, "{merged}");
+        assert!(
+            merged.contains("berth_connections_open{instance=\"a\"} 0\nberth_connections_open{instance=\"b\"} 0"),
+            "{merged}"
+        );
+        assert!(merged.contains("berth_replays_total{instance=\"a\"} 0"), "{merged}");
+        assert!(merged.ends_with("# EOF\n") && merged.matches("# EOF").count() == 1);
+        assert_eq!(merge(&["nonsense\n".into()]), "# EOF\n");
     }
 }

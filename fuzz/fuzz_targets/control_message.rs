@@ -2,7 +2,7 @@
 //! version may be at the other end, or one that lies.
 #![no_main]
 
-use berth::control::wire::{parse_reply, parse_request};
+use berth::control::wire::{parse_reply, parse_request, parse_update, split};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -10,6 +10,11 @@ fuzz_target!(|bytes: &[u8]| {
         let again = serde_json::to_vec(&request).expect("what was read can be written");
         assert_eq!(parse_request(&again), Ok(request));
     }
+    if let Ok(update) = parse_update(bytes) {
+        let again = serde_json::to_vec(&update).expect("what was read can be written");
+        assert_eq!(parse_update(&again), Ok(update));
+    }
+    let _ = split(bytes);
     if let Ok(reply) = parse_reply(bytes) {
         let again = serde_json::to_vec(&reply).expect("what was read can be written");
         assert_eq!(parse_reply(&again).as_ref(), Ok(&reply));

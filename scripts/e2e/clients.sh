@@ -12,60 +12,80 @@ start_load() {
 answers() { wc -l <"$work/load.out"; }
 answers_are() { (($(answers) >= $1)); }
 
-# both_served NUMBER: the load's requests that each instance has answered
-both_served() {
-    local instance
-    for instance in a b; do
-        (($(grep -c 'ResponseComplete.*"tls-load/' "$work/audit-$instance.json") >= $1)) || return
-    done
-}
+# served_by INSTANCE: the load's requests that it has answered
+served_by() { grep -c 'ResponseComplete.*"tls-load/' "$work/audit-$1.json" || :; }
+has_served() { (($(served_by "$1") >= $2)); }
+both_served() { has_served "$1" "$2" && has_served "$3" "$4"; }
 
-# Watches through the berth, and one on the node that dials a's own address, past it: what that one
-# meets is the instance's doing.
+# Watches through the berth: each goes on with the next instance where one ended it.
 start_watches() {
-    local number own_address
-    own_address=$(own_addresses)
+    local number
     for ((number = 1; number <= WATCHES; number++)); do
-        follow "watch-$number" "$client" &
+        follow "watch-$number" &
         pid[watch-$number]=$!
     done
-    follow watch-direct "$node" --server "https://$own_address:$PORT" \
-        --client-certificate "$work/direct.crt" --client-key "$work/direct.key" &
-    pid[watch-direct]=$!
-    await 10 "the watches to begin" watches_are $((WATCHES + 1))
+    await 10 "the watches to begin" watches_are $WATCHES a 'watch-[0-9]'
 }
 
-watches_are() { (($(grep -c '"ResponseStarted".*metadata.name%21%3Dwatch-.*watch=true' "$work/audit-a.json") >= $1)); }
+# watch_past_the_berth INSTANCE: a watch on the node that dials the instance's own address; what that one
+# meets is the instance's doing.
+watch_past_the_berth() {
+    local name=watch-direct-$1
+    leg "$name" "$node" --server "https://$(own_address "$1"):$PORT" \
+        --client-certificate "$work/direct.crt" --client-key "$work/direct.key" &
+    pid[$name]=$!
+    await 10 "the watch past the berth to begin" watches_are 1 "$1" "$name"
+}
 
-# follow NAME NAMESPACE OPTIONS…: a watch until its end, then, if it was through the berth, another one
-# from where it ended. Each has a selector that names it in an audit log and leaves nothing out.
+watches_are() { (($(grep -cE "\"ResponseStarted\".*metadata.name%21%3D$3" "$work/audit-$2.json") >= $1)); }
+
+# follow NAME: watches one after another, one an instance, each from where the one before ended
 follow() {
-    local name=$1 namespace=$2 child status=0 time version
+    local instance from='' version
+    for instance in "${INSTANCES[@]}"; do
+        leg "$1-$instance" "$client" --request-timeout 0
+        version=$(versions_of "$1-$instance" | tail -n 1)
+        from=${version:-$from}
+    done
+}
+
+# leg NAME NAMESPACE OPTIONS…: a watch until its end. It has a selector that names it in an audit log and leaves
+# nothing out.
+leg() {
+    local name=$1 namespace=$2 child status=0 time
     shift 2
     trap 'kill "$child"; exit' TERM
-    ip netns exec "$namespace" "$KUBECTL" "${kubectl_options[@]}" "$@" --request-timeout 0 \
-        get configmaps --watch --field-selector "metadata.name!=$name" \
-        -o 'jsonpath={.metadata.name} {.metadata.resourceVersion}{"\n"}' >"$work/$name.out" 2>"$work/$name.log" &
+    if [[ -z ${from:-} ]]; then
+        set -- "$@" --request-timeout 0 get configmaps --watch --field-selector "metadata.name!=$name" \
+            -o 'jsonpath={.metadata.name} {.metadata.resourceVersion}{"\n"}'
+    else
+        set -- "$@" get --raw \
+            "/api/v1/namespaces/default/configmaps?watch=1&resourceVersion=$from&fieldSelector=metadata.name%21%3D$name"
+    fi
+    ip netns exec "$namespace" "$KUBECTL" "${kubectl_options[@]}" "$@" >"$work/$name.out" 2>"$work/$name.log" &
     child=$!
     wait "$child" || status=$?
     now time
     echo "$time $status" >"$work/$name.ended"
-    [[ $namespace == "$client" ]] || return 0
-
-    version=$(tail -n 1 "$work/$name.out")
-    version=${version#* }
-    ip netns exec "$namespace" "$KUBECTL" "${kubectl_options[@]}" --request-timeout 0 get --raw \
-        "/api/v1/namespaces/default/configmaps?watch=1&resourceVersion=$version&fieldSelector=metadata.name%21%3D$name" \
-        >"$work/$name-2.out" 2>"$work/$name-2.log" &
-    child=$!
-    wait "$child" || status=$?
-    echo "$status" >"$work/$name-2.ended"
 }
 
-# What a watch saw, in its order.
+# What a leg saw, in its order: lines "NAME VERSION" of the first, events of the others.
+names_of() { fields_of "$1" 1 .object.metadata.name; }
+versions_of() { fields_of "$1" 2 .object.metadata.resourceVersion; }
+fields_of() {
+    [[ -s $work/$1.out ]] || return 0
+    # Of a line that is being written, jq complains.
+    if [[ $(head -c 1 "$work/$1.out") == '{' ]]; then
+        jq -r "$3" "$work/$1.out" 2>/dev/null || :
+    else
+        cut -d' ' -f"$2" "$work/$1.out"
+    fi
+}
+
+# What a watch saw, all its legs together.
 seen_by() {
-    cut -d' ' -f1 "$work/$1.out"
-    [[ ! -e $work/$1-2.out ]] || jq -r '.object.metadata.name' "$work/$1-2.out"
+    local instance
+    for instance in "${INSTANCES[@]}"; do names_of "$1-$instance"; done
 }
 
 # Makes ConfigMaps, and asks for the version each time.
@@ -100,24 +120,24 @@ write_configmaps() {
 all_saw() {
     local number
     for ((number = 1; number <= WATCHES; number++)); do
-        # Of a line that is being written, jq complains.
-        [[ $'\n'$(seen_by "watch-$number" 2>/dev/null)$'\n' == *$'\n'"$1"$'\n'* ]] || return
+        [[ $'\n'$(seen_by "watch-$number")$'\n' == *$'\n'"$1"$'\n'* ]] || return
     done
 }
 
 end_clients() {
     say "ending the clients"
     stop load 20
-    now load_end
+    now 'at[load-end]'
     touch "$work/over"
     unset 'needed[writer]'
     await 40 "the writer to end" has_ended writer
     await 10 "the watches to see the last ConfigMap" all_saw "$(tail -n 1 "$work/written")"
-    local number
+    local number last=${INSTANCES[-1]}
     for ((number = 1; number <= WATCHES; number++)); do
-        [[ ! -e $work/watch-$number-2.ended ]] || touch "$work/watch-$number-2.early"
+        [[ ! -e $work/watch-$number-$last.ended ]] || touch "$work/watch-$number-$last.early"
         stop "watch-$number" 5
     done
+    stop "watch-direct-$last" 5
     stop sampler 5
 }
 
@@ -142,7 +162,13 @@ listeners() {
     done
 }
 listeners_are() { (($(listeners | grep -c "^$HOST_IP ") == $1)); }
-own_addresses() { listeners | sed -nE 's/^(127\..*) .*/\1/p'; }
+# own_address INSTANCE: the one that its record says and something listens on
+own_address() {
+    local address
+    address=$("$BERTH" status --run-dir "$work/run" --json |
+        jq -r --arg id "$1" '.instances[] | select(.instance == $id) | .record.address | split(":")[0]')
+    listeners | grep -oF "$address"
+}
 
 # Looks again and again, and writes a line a look: the time and the inodes of the berth's listeners.
 sample_listeners() {

@@ -5,6 +5,8 @@
 declare -gA pid=()
 # Processes whose end would be the end of the test.
 declare -gA needed=()
+# When something happened, the Service's addresses, exit statuses, sockets of shims: each by its name.
+declare -gA at=() endpoints=() exits=() held=()
 declare -ga failures=() rows=()
 work='' node='' client=''
 
@@ -127,18 +129,36 @@ start() {
     pid[$name]=$!
 }
 
-# start_shim NAME INSTANCE FLAGS…
-start_shim() {
-    local name=$1 instance=$2
+# start_run NAME INSTANCE FLAGS…: `berth run`
+start_run() {
+    local name=$1 instance=$2 command
     shift 2
-    start "$name" "$node" "$BERTH" run --listen $HOST_IP:$PORT --instance "$instance" --run-dir "$work/run" \
-        --probe-ca "$work/ca.crt" --log-connections -- \
-        "$KUBE_APISERVER" --etcd-servers=http://127.0.0.1:2379 --service-cluster-ip-range=10.96.0.0/24 \
-        --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$work/sa.pub" \
-        --service-account-signing-key-file="$work/sa.key" --authorization-mode=RBAC \
-        --client-ca-file="$work/ca.crt" --tls-cert-file="$work/server.crt" --tls-private-key-file="$work/server.key" \
-        --audit-policy-file="$root/scripts/e2e/audit.yaml" --audit-log-path="$work/audit-{instance}.json" \
-        --shutdown-delay-duration=${DELAY}s --shutdown-watch-termination-grace-period=10s "$@"
+    apiserver_of "$instance"
+    start "$name" "$node" "$BERTH" run "${place[@]}" "${shim[@]}" -- "${command[@]}" "$@"
+    needed[$name]=
+}
+
+# start_pod INSTANCE: `berth serve`, which has the instance's name here, and `berth exec`, as INSTANCE-api
+start_pod() {
+    local instance=$1 command
+    apiserver_of "$instance"
+    start "$instance" "$node" "$BERTH" serve "${place[@]}" "${shim[@]}"
+    start "$instance-api" "$node" "$BERTH" exec "${place[@]}" -- "${command[@]}"
+    needed[$instance]= needed[$instance-api]=
+}
+
+# apiserver_of INSTANCE: sets what is common to all ways to start it
+apiserver_of() {
+    place=(--listen "$HOST_IP:$PORT" --instance "$1" --run-dir "$work/run")
+    shim=(--probe-ca "$work/ca.crt" --log-connections)
+    command=(
+        "$KUBE_APISERVER" --etcd-servers=http://127.0.0.1:2379 --service-cluster-ip-range=10.96.0.0/24
+        --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$work/sa.pub"
+        --service-account-signing-key-file="$work/sa.key" --authorization-mode=RBAC
+        --client-ca-file="$work/ca.crt" --tls-cert-file="$work/server.crt" --tls-private-key-file="$work/server.key"
+        --audit-policy-file="$root/scripts/e2e/audit.yaml" --audit-log-path="$work/audit-{instance}.json"
+        --shutdown-delay-duration="${DELAY[$1]}s" --shutdown-watch-termination-grace-period=10s
+    )
 }
 
 kubectl() { ip netns exec "$client" "$KUBECTL" "${kubectl_options[@]}" "$@"; }
@@ -171,12 +191,39 @@ stop() {
     await "$2" "$1 to end" has_ended "$1"
 }
 
-# take_exit VARIABLE NAME: the exit status of what has ended
+# stop_instance INSTANCE: as a kubelet ends a pod, SIGTERM to all of it at once (the apiserver hears it first:
+# the worse order for its shim), SIGKILL to what is left when the grace period is over
+stop_instance() {
+    local name=$1 parts=("$1") part pids=() deadline=$((SECONDS + GRACE))
+    [[ -z ${pid[$name-api]:-} ]] || parts=("$name-api" "$name")
+    for part in "${parts[@]}"; do
+        unset "needed[$part]"
+        pids+=("${pid[$part]}")
+    done
+    kill -TERM "${pids[@]}" 2>/dev/null || :
+    while ((${#parts[@]})); do
+        pids=()
+        for part in "${!parts[@]}"; do
+            name=${parts[part]}
+            if has_ended "$name"; then
+                now "at[$name-ended]"
+                take_exit "$name"
+                unset "parts[part]"
+            else
+                pids+=("${pid[$name]}")
+            fi
+        done
+        ((SECONDS < deadline || !${#pids[@]})) || kill -KILL "${pids[@]}" 2>/dev/null || :
+        pause 0.02
+    done
+}
+
+# take_exit NAME: the exit status of what has ended
 take_exit() {
     local status=0
-    wait "${pid[$2]}" || status=$?
-    unset "pid[$2]"
-    printf -v "$1" %s "$status"
+    wait "${pid[$1]}" || status=$?
+    unset "pid[$1]"
+    exits[$1]=$status
 }
 
 # fail WHAT LOG…: there is no going on
@@ -184,7 +231,7 @@ fail() {
     failures+=("$1")
     say "FAILED: $1"
     shift
-    (($#)) || set -- await.log a.log b.log
+    (($#)) || set -- await.log {a,b,c,d}{,-api}.log
     show_logs "$@"
     exit 1
 }

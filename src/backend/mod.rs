@@ -1,8 +1,8 @@
 //! The instances that connections can go to.
 //!
 //! [`Table`] is what the relay picks from: a snapshot without locks, made anew by [`Book`] whenever
-//! something changes. "Which instance gets a new connection" is decided in [`Table::pick`] and
-//! nowhere else; who relays its bytes is another matter. [`prober`] asks the instances, [`probe`] is
+//! something changes. "Which instance gets a new connection" is decided in [`Table::pick`] (leaving:
+//! [`Table::pick_leaving`]) and nowhere else; who relays its bytes is another matter. [`prober`] asks the instances, [`probe`] is
 //! one question, [`health`] says what a row of answers means.
 
 pub mod health;
@@ -25,6 +25,9 @@ pub struct Instance {
     pub address: SocketAddr,
     /// Whether it is the shim's own.
     pub own: bool,
+    /// Whether it is used only where no other is ready: a node shim leaves an instance with a shim of
+    /// its own to that.
+    pub fallback: bool,
     /// What it is good for.
     pub standing: Standing,
     /// Another number for each process that listened at the address, and for each time that it
@@ -51,8 +54,20 @@ impl Table {
     /// what the connection tried in vain.
     #[must_use]
     pub fn pick(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
-        let with = |standing| self.instances.iter().find(|i| i.standing == standing && usable(i));
+        let with = |standing| {
+            let mut fit = self.instances.iter().filter(|i| i.standing == standing && usable(i));
+            fit.clone().find(|i| !i.fallback).or_else(|| fit.next())
+        };
         with(Standing::Ready).or_else(|| with(Standing::Failing))
+    }
+
+    /// The instance that a new connection goes to while the shim leaves: a ready sibling's before the
+    /// own one, which may have got its SIGTERM with the shim's and still pass its probe. A TLS handshake
+    /// that it finishes now may well be one whose request it ends without an answer.
+    #[must_use]
+    pub fn pick_leaving(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
+        let sibling = self.instances.iter().find(|i| !i.own && i.standing == Standing::Ready && usable(i));
+        sibling.or_else(|| self.pick(usable))
     }
 
     /// The shim's own instance, if it is known.
@@ -109,6 +124,7 @@ impl Book {
             id: id.clone(),
             address,
             own,
+            fallback: false,
             standing: Standing::Unready,
             epoch,
             since: SystemTime::now(),
@@ -151,6 +167,15 @@ impl Book {
         }
         self.table.send_replace(Arc::new(table));
         Some((before, after))
+    }
+
+    /// Makes an instance a fallback, or not.
+    pub fn set_fallback(&mut self, id: &InstanceId, fallback: bool) {
+        let mut table = (*self.table()).clone();
+        if let Some(instance) = table.instances.iter_mut().find(|i| i.id == *id && i.fallback != fallback) {
+            instance.fallback = fallback;
+            self.table.send_replace(Arc::new(table));
+        }
     }
 
     /// Notes what an instance calls its version.
@@ -214,6 +239,18 @@ mod tests {
         assert_eq!(picked(&book), Some(sibling.clone()));
         see(&mut book, &sibling, Seen::Refused);
         assert_eq!(picked(&book), None, "fail open ends at a refused connect");
+    }
+
+    #[test]
+    fn a_leaving_shim_prefers_a_ready_sibling() {
+        let (mut book, own, sibling) = book();
+        let leaving = |book: &Book| book.table().pick_leaving(|_| true).map(|i| i.id.clone());
+        see(&mut book, &own, Seen::Pass);
+        assert_eq!(leaving(&book), Some(own.clone()), "nobody else is ready");
+        see(&mut book, &sibling, Seen::Pass);
+        assert_eq!(leaving(&book), Some(sibling.clone()));
+        see(&mut book, &sibling, Seen::Fail);
+        assert_eq!(leaving(&book), Some(own), "the own one is better than a failing sibling's");
     }
 
     #[test]

@@ -50,6 +50,11 @@ impl Probers {
         }
     }
 
+    /// Makes an instance one that is only used where no other is ready, or not.
+    pub fn set_fallback(&self, id: &InstanceId, fallback: bool) {
+        self.shared.book().set_fallback(id, fallback);
+    }
+
     /// Forgets an instance.
     pub fn strike(&mut self, id: &InstanceId) {
         if let Some(task) = self.tasks.remove(id) {

@@ -1,15 +1,24 @@
-//! `berth ready` and `berth live`: the exec probes of an apiserver's container.
+//! `berth ready`, `berth live` and `berth drain`: the exec probes and the preStop hook of an apiserver's
+//! container.
 
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::backend::health::Seen;
 use crate::backend::probe::Probe;
-use crate::cli::{AskArgs, LiveArgs};
+use crate::cli::{AskArgs, DrainArgs, LiveArgs};
 use crate::config::{Checks, Mistakes, check_probe};
 use crate::control;
 use crate::control::wire::{Ask, Reply, Status};
 use crate::instance::InstanceId;
 use crate::node::{Known, Node};
+use crate::phase::Phase;
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// Longest that leaving can take: a lease for siblings to answer in, up to a day long, is not waited for.
+const LEAVING: Duration = Duration::from_secs(30);
+
+/// Time between two looks at a shim that leaves.
+const LOOK: Duration = Duration::from_millis(50);
 
 pub(super) fn ready(args: &AskArgs) -> anyhow::Result<Exit> {
     let known = match find(args) {
@@ -38,6 +47,53 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
         if answer.seen == Seen::Pass { Ok(()) } else { Err(answer.words) }
     })?;
     Ok(answer(live))
+}
+
+pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
+    let mut checks = Checks::default();
+    let streams = args.wait_streams.as_deref().map(|text| checks.duration("--wait-streams", text, Duration::ZERO));
+    if let Err(mistakes) = checks.finish(Some(())) {
+        return Ok(mistaken(&mistakes));
+    }
+    let known = match find(&args.ask) {
+        Ok(known) => known,
+        Err(exit) => return Ok(exit),
+    };
+    let drained = block_on(async {
+        let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
+        match control::ask(&path, Ask::Drain).await {
+            Ok(Reply::Done) => {}
+            Ok(reply) => return Err(format!("the shim of instance {} does not drain: {reply:?}", known.id)),
+            Err(error) => return Err(format!("the shim of instance {} cannot be asked: {error}", known.id)),
+        }
+        if args.wait || streams.is_some() {
+            until_left(&known, streams).await?;
+        }
+        Ok(())
+    })?;
+    Ok(answer(drained))
+}
+
+/// Waits until a shim has left the group, and its connections ended if that is asked for.
+async fn until_left(known: &Known, streams: Option<Duration>) -> Result<(), String> {
+    let began = Instant::now();
+    loop {
+        // It ended: then it has left, and its connections with it.
+        let Ok(status) = status(known).await else { return Ok(()) };
+        if status.state == Phase::Left {
+            match streams {
+                None => return Ok(()),
+                Some(_) if status.connections_open == 0 => return Ok(()),
+                Some(wait) if began.elapsed() >= wait => {
+                    return Err(format!("{} connections are left", status.connections_open));
+                }
+                Some(_) => {}
+            }
+        } else if began.elapsed() >= LEAVING {
+            return Err(format!("the shim of instance {} is {} still", known.id, status.state.as_str()));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 fn answer(result: Result<(), String>) -> Exit {
@@ -83,11 +139,8 @@ fn find(args: &AskArgs) -> Result<Known, Exit> {
 
 async fn status(known: &Known) -> Result<Status, String> {
     let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
-    match control::ask(&path, Ask::Status).await {
-        Ok(Reply::Status(status)) => Ok(*status),
-        Ok(Reply::Refused(why)) => Err(format!("the shim of instance {} refused to answer: {why}", known.id)),
-        Err(error) => Err(format!("the shim of instance {} does not answer: {error}", known.id)),
-    }
+    let status = control::status(&path).await;
+    status.map(|status| *status).map_err(|why| format!("the shim of instance {}: {why}", known.id))
 }
 
 async fn address(known: &Known) -> Result<SocketAddr, String> {

@@ -97,6 +97,7 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         Command::Run(args) => run::run(&args, &cli.log),
         Command::Ready(args) => ask::ready(&args),
         Command::Live(args) => ask::live(&args),
+        Command::Drain(args) => ask::drain(&args),
         Command::Status(args) => status::run(&args),
         #[cfg(feature = "rehearse")]
         Command::Rehearse(args) => rehearse::run(&args),

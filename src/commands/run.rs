@@ -5,9 +5,10 @@
 
 use super::serve::{Signals, build};
 use super::{Exit, block_on, mistaken, unavailable};
-use crate::app::{Bound, Stop};
+use crate::app::Bound;
 use crate::cli::{LogArgs, RunArgs};
 use crate::config::Config;
+use crate::drain::Stop;
 use crate::os::process::die_with_parent;
 use crate::phase::Phase;
 use crate::registry::instance::note_end;
@@ -86,7 +87,7 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
                 if let Err(error) = note_end(&berth, &instance, &status.to_string()) {
                     tracing::debug!(%error, "cannot note the end in the instance's record");
                 }
-                stop.send_if_modified(|stop| std::mem::replace(stop, (*stop).max(Stop::Drain)) == Stop::No);
+                stop.send_modify(|stop| *stop = (*stop).max(Stop::Drain));
             }
             left = phase.wait_for(|(phase, _)| *phase == Phase::Left), if !terminated && ended.is_none() => {
                 terminated = true;

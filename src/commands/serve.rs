@@ -1,9 +1,10 @@
 //! `berth serve`: the shim of a side-container.
 
 use super::{Exit, block_on, mistaken, unavailable};
-use crate::app::{self, Bound, BuildError, Stop};
+use crate::app::{self, Bound, BuildError};
 use crate::cli::ServeArgs;
 use crate::config::Config;
+use crate::drain::Stop;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
@@ -60,6 +61,6 @@ impl Signals {
 
     /// What one more signal means: the first drains, the second ends.
     pub(super) fn more(stop: &mut Stop) {
-        *stop = if *stop == Stop::No { Stop::Drain } else { Stop::Now };
+        *stop = if *stop < Stop::Drain { Stop::Drain } else { Stop::Now };
     }
 }

@@ -1,9 +1,10 @@
 //! `berth status`: the berths and apiservers on this node.
 
 use super::{Exit, block_on, unavailable};
+use crate::backend::health::Standing;
 use crate::cli::StatusArgs;
 use crate::control;
-use crate::control::wire::{Ask, InstanceStatus, Reply, Status};
+use crate::control::wire::{InstanceStatus, Status};
 use crate::node::{Known, Node};
 use crate::phase::Phase;
 use crate::registry::instance::Record;
@@ -64,18 +65,14 @@ struct Row {
     /// Why it says nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     silent: Option<String>,
+    #[serde(skip)]
+    socket: bool,
 }
 
 impl Row {
     async fn look(known: Known) -> Self {
         let asked = match known.berth.socket_path(&known.id) {
-            _ if !known.socket => Err("it has no shim".to_owned()),
-            Ok(path) => match control::ask(&path, Ask::Status).await {
-                Ok(Reply::Status(status)) => Ok(*status),
-                Ok(Reply::Refused(why)) => Err(why),
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Err("its shim is dead".into()),
-                Err(error) => Err(format!("its shim does not answer: {error}")),
-            },
+            Ok(path) => control::status(&path).await.map(|status| *status).map_err(|why| format!("its shim: {why}")),
             Err(error) => Err(error.to_string()),
         };
         let (shim, silent) = match asked {
@@ -89,6 +86,7 @@ impl Row {
             record: known.record.map(|listed| listed.record),
             shim,
             silent,
+            socket: known.socket,
         }
     }
 
@@ -103,7 +101,14 @@ impl Row {
         let address = own.map(|own| own.address).or(self.record.as_ref().map(|record| record.address));
         let said = own.map(|own| own.last_probe.clone()).or_else(|| self.silent.clone());
         let ended = self.record.as_ref().and_then(|record| record.ended.as_deref());
+        let discover = shim.is_some_and(|shim| shim.discover);
+        let of_node = |shim: &Status| {
+            let ready = shim.instances.iter().filter(|instance| instance.standing == Standing::Ready).count();
+            format!("serves every instance: {ready} of {} ready", shim.instances.len())
+        };
         let last = match (self.running || own.is_some(), ended, said) {
+            _ if discover => shim.map_or_else(none, of_node),
+            (true, _, Some(_)) if shim.is_none() && !self.socket => "no shim of its own".into(),
             (true, _, Some(said)) => said,
             (false, Some(ended), _) => format!("the apiserver ended: {ended}"),
             (false, None, _) if self.record.is_some() => "the apiserver's process ended".into(),
@@ -116,6 +121,7 @@ impl Row {
             shim.map_or_else(none, |shim| shim.state.as_str().to_owned()),
             match own {
                 Some(own) => own.standing.as_str().to_owned(),
+                None if discover => none(),
                 None if self.running => "running".into(),
                 None => "ended".into(),
             },

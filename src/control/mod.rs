@@ -1,20 +1,20 @@
 //! The Unix socket of a shim in the run directory: what commands (and siblings) ask it.
 //!
-//! [`wire`] is what is said, here is who may say it and how: one request, one reply, then the end. Only
-//! root and the shim's own uid are heard.
+//! [`wire`] is what is said, here is who may say it and how: one request, one reply, then the end, or
+//! between siblings what [`crate::handover::peers`] makes of it. Only root and the shim's own uid are heard.
 
 pub mod wire;
 
 use crate::os::{self, seqpacket};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
-use wire::{Ask, Reply, Request};
+use wire::{Ask, Reply, Request, Status};
 
 /// How long one side waits for the other; both are on this machine.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -51,16 +51,18 @@ impl Server {
         Ok(Self { listener: os::awaitable(listener, Interest::READABLE)?, path: path.to_owned() })
     }
 
-    /// Answers until it is dropped.
-    pub async fn serve(self, answer: impl Fn(Ask) -> Reply + Send + Sync + 'static) {
+    /// Hears requests until it is dropped; `answer` gets those of peers that may ask.
+    pub async fn serve<F: Future<Output = ()> + Send>(self, answer: impl Fn(Asked) -> F + Send + Sync + 'static) {
         let answer = Arc::new(answer);
         loop {
             match self.listener.async_io(Interest::READABLE, |listener| seqpacket::accept(listener.as_fd())).await {
                 Ok(socket) => {
                     let answer = answer.clone();
                     tokio::spawn(async move {
-                        if let Err(error) = converse(socket, &*answer).await {
-                            tracing::debug!(%error, "a request on the shim's socket came to nothing");
+                        match hear(socket).await {
+                            Ok(Some(asked)) => answer(asked).await,
+                            Ok(None) => {}
+                            Err(error) => tracing::debug!(%error, "a request on the shim's socket came to nothing"),
                         }
                     });
                 }
@@ -79,19 +81,57 @@ impl Drop for Server {
     }
 }
 
-async fn converse(socket: OwnedFd, answer: &(impl Fn(Ask) -> Reply + ?Sized)) -> io::Result<()> {
+/// A request from a peer that may ask.
+#[derive(Debug)]
+pub struct Asked {
+    /// What it wants.
+    pub ask: Ask,
+    /// What came with it and is not JSON.
+    pub rest: Vec<u8>,
+    /// Descriptors that came with it.
+    pub descriptors: Vec<OwnedFd>,
+    socket: AsyncFd<OwnedFd>,
+}
+
+impl Asked {
+    /// Replies; gives the connection for what may follow, if it stands still.
+    pub async fn reply(self, reply: &Reply) -> Option<AsyncFd<OwnedFd>> {
+        let written = match serde_json::to_vec(reply) {
+            Ok(message) => write(&self.socket, &message, &[]).await,
+            Err(error) => Err(error.into()),
+        };
+        written.inspect_err(|error| tracing::debug!(%error, "a reply on the shim's socket was not read")).ok()?;
+        Some(self.socket)
+    }
+}
+
+/// Hears one request. None: it was refused.
+async fn hear(socket: OwnedFd) -> io::Result<Option<Asked>> {
     let (uid, own) = (seqpacket::peer_uid(socket.as_fd())?, nix::unistd::geteuid().as_raw());
     let socket = os::awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
-    let reply = if uid == own || uid == 0 {
-        match wire::parse_request(&read(&socket).await?) {
-            Ok(Request { ask, .. }) => answer(ask),
-            Err(why) => Reply::Refused(why),
-        }
-    } else {
+    if uid != own && uid != 0 {
         tracing::warn!(uid, "a process of another uid asked and was refused");
-        Reply::Refused(format!("uid {uid} may not ask a shim of uid {own}: ask as that uid or as root"))
-    };
-    write(&socket, &serde_json::to_vec(&reply)?).await
+        let why = format!("uid {uid} may not ask a shim of uid {own}: ask as that uid or as root");
+        write(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
+        return Ok(None);
+    }
+    let (message, descriptors) = read(&socket).await?;
+    let (json, rest) = wire::split(&message);
+    match wire::parse_request(json) {
+        // Root may look and command; listeners and connections go only to those who could listen here.
+        Ok(Request { ask: Ask::Join { .. } | Ask::Pass, .. }) if uid != own => {
+            tracing::warn!(uid, own, "a sibling of another uid was refused: run all shims of a berth with one uid");
+            let why = format!("a shim of uid {uid} cannot share the port of one of uid {own}: run both with one uid");
+            write(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
+            Ok(None)
+        }
+        Ok(Request { ask, .. }) => Ok(Some(Asked { ask, rest: rest.to_vec(), descriptors, socket })),
+        Err(why) => {
+            tracing::warn!("a request on the shim's socket was refused: {why}");
+            write(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
+            Ok(None)
+        }
+    }
 }
 
 /// Asks the shim whose socket is at a path.
@@ -100,21 +140,56 @@ async fn converse(socket: OwnedFd, answer: &(impl Fn(Ask) -> Reply + ?Sized)) ->
 /// `ENOENT` or `ECONNREFUSED` when there is none, `TimedOut` when it hangs, `InvalidData` when what it
 /// says is no reply.
 pub async fn ask(path: &Path, ask: Ask) -> io::Result<Reply> {
-    let socket = os::awaitable(seqpacket::dial(path)?, Interest::READABLE | Interest::WRITABLE)?;
-    write(&socket, &serde_json::to_vec(&Request { version: wire::VERSION, ask })?).await?;
-    let reply = read(&socket).await?;
-    wire::parse_reply(&reply).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))
+    Ok(ask_with(path, ask, &[], &[]).await?.0)
 }
 
-async fn read(socket: &AsyncFd<OwnedFd>) -> io::Result<Vec<u8>> {
+/// Asks a shim how it is.
+///
+/// # Errors
+/// Why it does not say.
+pub async fn status(path: &Path) -> Result<Box<Status>, String> {
+    match ask(path, Ask::Status).await {
+        Ok(Reply::Status(status)) => Ok(status),
+        Ok(Reply::Refused(why)) => Err(format!("it refuses: {why}")),
+        Ok(_) => Err("it says something else".into()),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err("it is dead".into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err("there is none".into()),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            Err(format!("it does not answer within {}", humantime::format_duration(PATIENCE)))
+        }
+        Err(error) => Err(format!("it cannot be asked: {error}")),
+    }
+}
+
+/// Asks with what is not JSON and with descriptors; gives the connection for what may follow.
+///
+/// # Errors
+/// As [`ask`].
+pub async fn ask_with(
+    path: &Path,
+    ask: Ask,
+    rest: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<(Reply, AsyncFd<OwnedFd>)> {
+    let socket = os::awaitable(seqpacket::dial(path)?, Interest::READABLE | Interest::WRITABLE)?;
+    let mut message = serde_json::to_vec(&Request { version: wire::VERSION, ask })?;
+    message.push(b'\n');
+    message.extend_from_slice(rest);
+    write(&socket, &message, descriptors).await?;
+    let (reply, _) = read(&socket).await?;
+    let reply = wire::parse_reply(&reply).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
+    Ok((reply, socket))
+}
+
+async fn read(socket: &AsyncFd<OwnedFd>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut message = vec![0; seqpacket::MESSAGE];
     let receive = socket.async_io(Interest::READABLE, |socket| seqpacket::receive(socket.as_fd(), &mut message));
-    let length = timeout(PATIENCE, receive).await.map_err(|_| io::ErrorKind::TimedOut)??;
-    message.truncate(length);
-    if message.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(message) }
+    let received = timeout(PATIENCE, receive).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    message.truncate(received.length);
+    if message.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok((message, received.descriptors)) }
 }
 
-async fn write(socket: &AsyncFd<OwnedFd>, message: &[u8]) -> io::Result<()> {
-    let transmit = socket.async_io(Interest::WRITABLE, |socket| seqpacket::transmit(socket.as_fd(), message));
-    timeout(PATIENCE, transmit).await.map_err(|_| io::ErrorKind::TimedOut)?
+async fn write(socket: &AsyncFd<OwnedFd>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let send = socket.async_io(Interest::WRITABLE, |to| seqpacket::transmit(to.as_fd(), message, descriptors));
+    timeout(PATIENCE, send).await.map_err(|_| io::ErrorKind::TimedOut)?
 }

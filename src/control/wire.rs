@@ -1,9 +1,11 @@
-//! What is said on a shim's socket: one JSON object a message. No I/O.
+//! What is said on a shim's socket: one JSON object a message, and after a line feed what is not JSON.
+//! No I/O.
 //!
 //! A request names its version. Version N answers N and N−1: at every upgrade two versions meet. Fields
 //! that a reader does not know are ignored, fields that may come later have defaults.
 
 use crate::backend::health::Standing;
+use crate::handover::machine::{Announce, Cookie, Holder};
 use crate::instance::InstanceId;
 use crate::phase::Phase;
 use serde::{Deserialize, Serialize};
@@ -22,11 +24,34 @@ pub struct Request {
 }
 
 /// What can be asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ask {
     /// How the shim is.
     Status,
+    /// Its metrics.
+    Metrics,
+    /// Leave the group, and let connections end.
+    Drain,
+    /// From a sibling: take a client's connection, which comes with the message. What the client sent so
+    /// far follows the line feed.
+    Pass,
+    /// From a sibling: from here on both say [`Update`]s.
+    Join {
+        /// Who it is.
+        holder: Holder,
+    },
+}
+
+/// What siblings tell one another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Update {
+    /// Version of the teller.
+    pub version: u32,
+    /// How it is now.
+    pub announce: Announce,
+    /// The listeners of which duplicates come with the message, in their order.
+    pub guards: Vec<(Cookie, SocketAddr)>,
 }
 
 /// What is answered.
@@ -35,6 +60,15 @@ pub enum Ask {
 pub enum Reply {
     /// To [`Ask::Status`].
     Status(Box<Status>),
+    /// To [`Ask::Metrics`], in OpenMetrics' text form.
+    Metrics(String),
+    /// To [`Ask::Drain`] and [`Ask::Pass`].
+    Done,
+    /// To [`Ask::Join`]: who it is.
+    Joined {
+        /// Who it is.
+        holder: Holder,
+    },
     /// The request was not understood or not granted, and why.
     Refused(String),
 }
@@ -50,6 +84,9 @@ pub struct Status {
     pub listen: Vec<SocketAddr>,
     /// Name of the shim's own instance.
     pub instance: InstanceId,
+    /// A node shim: it serves every instance of the berth.
+    #[serde(default)]
+    pub discover: bool,
     /// Version of the shim's berth.
     pub shim_version: String,
     /// Its process, in its own PID namespace.
@@ -97,7 +134,10 @@ impl Status {
     /// Why not.
     pub fn ready(&self) -> Result<(), String> {
         let own = self.instances.iter().find(|instance| instance.own);
+        let any = self.discover && self.instances.iter().any(|instance| instance.standing == Standing::Ready);
         match (own, self.state) {
+            (_, Phase::Joined) if any => Ok(()),
+            (None, _) if self.discover => Err(format!("none of {} instances is ready", self.instances.len())),
             (None, _) => Err(format!("instance {} is not running: `berth exec` has recorded none", self.instance)),
             (Some(own), _) if own.standing != Standing::Ready => {
                 Err(format!("instance {} is {}: {}", self.instance, own.standing.as_str(), own.last_probe))
@@ -122,6 +162,24 @@ pub fn parse_request(message: &[u8]) -> Result<Request, String> {
         return Err(format!("version {version} is not known, this is berth {} with version {VERSION}", crate::VERSION));
     }
     serde_json::from_slice(message).map_err(|error| format!("not a request of version {version}: {error}"))
+}
+
+/// What is JSON of a message, and what follows it.
+#[must_use]
+pub fn split(message: &[u8]) -> (&[u8], &[u8]) {
+    match message.iter().position(|byte| *byte == b'\n') {
+        Some(at) => (&message[..at], &message[at + 1..]),
+        None => (message, &[]),
+    }
+}
+
+/// Reads what a sibling tells.
+///
+/// # Errors
+/// It is no update, or of a version that is not known here.
+pub fn parse_update(message: &[u8]) -> Result<Update, String> {
+    let update: Update = serde_json::from_slice(message).map_err(|error| format!("not an update: {error}"))?;
+    if update.version == 0 { Err("an update of version 0".into()) } else { Ok(update) }
 }
 
 /// Reads a reply.
@@ -149,6 +207,38 @@ mod tests {
         );
     }
 
+    /// What version 1 says to siblings: it must be understood for as long as N−1 is.
+    #[test]
+    fn an_update_keeps_its_form() {
+        let bytes = include_bytes!("../../tests/golden/update-v1.json");
+        let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+        let update = Update {
+            version: 1,
+            announce: Announce {
+                phase: Phase::Joined,
+                ready: true,
+                reachable: true,
+                leaving: false,
+                owns: [Cookie(7)].into(),
+                accepts: [Cookie(7), Cookie(9)].into(),
+            },
+            guards: vec![(Cookie(7), "10.0.0.5:6443".parse().unwrap())],
+        };
+        assert_eq!(String::from_utf8(serde_json::to_vec(&update).unwrap()).unwrap(), String::from_utf8_lossy(bytes));
+        assert_eq!(parse_update(bytes), Ok(update));
+        for (ask, json) in [
+            (Ask::Metrics, r#"{"version":1,"ask":"metrics"}"#),
+            (Ask::Drain, r#"{"version":1,"ask":"drain"}"#),
+            (Ask::Pass, r#"{"version":1,"ask":"pass"}"#),
+            (Ask::Join { holder: Holder(5) }, r#"{"version":1,"ask":{"join":{"holder":5}}}"#),
+        ] {
+            assert_eq!(serde_json::to_string(&Request { version: 1, ask: ask.clone() }).unwrap(), json);
+            assert_eq!(parse_request(json.as_bytes()), Ok(Request { version: 1, ask }));
+        }
+        assert_eq!(serde_json::to_string(&Reply::Joined { holder: Holder(5) }).unwrap(), r#"{"joined":{"holder":5}}"#);
+        assert_eq!(serde_json::to_string(&Reply::Done).unwrap(), r#""done""#);
+    }
+
     #[test]
     fn another_version_is_named() {
         assert!(parse_request(br#"{"version":99,"ask":"fly"}"#).unwrap_err().contains("version 99"));
@@ -160,6 +250,9 @@ mod tests {
         fn nothing_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse_request(&bytes);
             let _ = parse_reply(&bytes);
+            let _ = parse_update(&bytes);
+            let (json, rest) = split(&bytes);
+            prop_assert!(json.len() + rest.len() <= bytes.len());
         }
     }
 }

@@ -1,15 +1,18 @@
 //! Unix sockets that keep messages apart (`SOCK_SEQPACKET`), non-blocking and close-on-exec.
 
 use nix::sys::socket::{
-    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt, listen, recv,
-    send, socket, sockopt,
+    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind,
+    connect, getsockopt, listen, recvmsg, sendmsg, socket, sockopt,
 };
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 /// Largest message, in bytes.
 pub const MESSAGE: usize = 64 * 1024;
+
+/// Most descriptors with a message; the kernel takes 253 (SCM_MAX_FD).
+pub const DESCRIPTORS: usize = 64;
 
 fn new() -> io::Result<OwnedFd> {
     Ok(socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?)
@@ -54,20 +57,46 @@ pub fn peer_uid(socket: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(getsockopt(&socket, sockopt::PeerCredentials)?.uid())
 }
 
-/// Receives one message; 0 bytes are the end.
-///
-/// # Errors
-/// `EWOULDBLOCK` when there is none; `EMSGSIZE` when it did not fit.
-pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
-    let length = recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_TRUNC)?;
-    if length > buffer.len() { Err(io::Error::from_raw_os_error(libc::EMSGSIZE)) } else { Ok(length) }
+/// A message and the descriptors that came with it.
+#[derive(Debug)]
+pub struct Received {
+    /// Its length in the buffer; 0 is the end.
+    pub length: usize,
+    /// In the order in which they were sent.
+    pub descriptors: Vec<OwnedFd>,
 }
 
-/// Sends one message.
+/// Receives one message.
 ///
 /// # Errors
-/// `EWOULDBLOCK` when the other end does not read; `EPIPE` when it is gone.
-pub fn transmit(socket: BorrowedFd<'_>, message: &[u8]) -> io::Result<()> {
-    send(socket.as_raw_fd(), message, MsgFlags::MSG_NOSIGNAL)?;
+/// `EWOULDBLOCK` when there is none; `EMSGSIZE` when it or its descriptors did not fit: those that did
+/// are closed.
+pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
+    let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS]);
+    let mut parts = [IoSliceMut::new(buffer)];
+    let message = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+    let mut descriptors = Vec::new();
+    for part in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(raw) = part {
+            // SAFETY: recvmsg made these descriptors for us, and each comes up once.
+            descriptors.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    if message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
+        return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+    }
+    Ok(Received { length: message.bytes, descriptors })
+}
+
+/// Sends one message with duplicates of descriptors, at most [`DESCRIPTORS`].
+///
+/// # Errors
+/// `EWOULDBLOCK` when the other end does not read; `EPIPE` when it is gone; `ETOOMANYREFS` when too many
+/// descriptors are under way.
+pub fn transmit(socket: BorrowedFd<'_>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let raw: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&raw)];
+    let control = if raw.is_empty() { &rights[..0] } else { &rights[..] };
+    sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(message)], control, MsgFlags::MSG_NOSIGNAL, None)?;
     Ok(())
 }

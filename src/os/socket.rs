@@ -122,6 +122,84 @@ pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The kernel's name of a socket, the same for all duplicates and for no other socket of the network
+/// namespace (`SO_COOKIE`).
+///
+/// # Errors
+/// What getsockopt(2) says, `ENOTSOCK` for one.
+pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut cookie = 0u64;
+    let mut length = libc::socklen_t::try_from(size_of_val(&cookie)).unwrap_or(8);
+    // SAFETY: the option's value is a u64 that lives for the call, and its size is given.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The inode that /proc/net/tcp names a socket by.
+#[must_use]
+pub fn inode(socket: BorrowedFd<'_>) -> Option<u64> {
+    nix::sys::stat::fstat(socket).ok().map(|stat| stat.st_ino)
+}
+
+/// Ends listening for every holder of a duplicate: what is queued is reset, new clients are refused.
+/// [`start_listening`] comes back from it; the port stays bound.
+///
+/// # Errors
+/// `ENOTCONN` when it did not listen.
+pub fn refuse(listener: BorrowedFd<'_>) -> io::Result<()> {
+    SockRef::from(&listener).shutdown(std::net::Shutdown::Read)
+}
+
+/// Whether a descriptor of another process is what it is said to be: a TCP socket bound to an address,
+/// sharing its port, of this name.
+///
+/// # Errors
+/// What it is instead.
+pub fn check_listener(socket: BorrowedFd<'_>, address: SocketAddr, name: u64) -> Result<(), String> {
+    let said = |error: io::Error| format!("it is no socket that can be asked: {error}");
+    let asked = SockRef::from(&socket);
+    if asked.r#type().map_err(said)? != Type::STREAM || asked.protocol().map_err(said)? != Some(Protocol::TCP) {
+        return Err("it is no TCP socket".into());
+    }
+    if cookie(socket).map_err(said)? != name {
+        return Err("it is another socket than announced".into());
+    }
+    match local_address(socket).map_err(said)? {
+        bound if bound != address => return Err(format!("it is bound to {bound}, not to {address}")),
+        _ => {}
+    }
+    if asked.peer_addr().is_ok() {
+        return Err("it is a connection, not a listener".into());
+    }
+    if !asked.reuse_port().map_err(said)? {
+        return Err("it does not share its port".into());
+    }
+    Ok(())
+}
+
+/// Whether a descriptor of another process is a TCP connection; the peer's address if it is.
+///
+/// # Errors
+/// What it is instead.
+pub fn check_connection(socket: BorrowedFd<'_>) -> Result<SocketAddr, String> {
+    let said = |error: io::Error| format!("it is no connection: {error}");
+    let asked = SockRef::from(&socket);
+    if asked.r#type().map_err(said)? != Type::STREAM || asked.protocol().map_err(said)? != Some(Protocol::TCP) {
+        return Err("it is no TCP socket".into());
+    }
+    let peer = asked.peer_addr().map_err(said)?;
+    asked.set_nonblocking(true).map_err(said)?;
+    peer.as_socket().ok_or_else(|| "it is no connection of the Internet".into())
+}
+
 /// Makes the close of this socket a reset: what a reset of the other end becomes here.
 pub fn reset_on_close(socket: &impl AsFd) {
     // A socket that cannot be told so is gone already, and its peer knows.

@@ -22,15 +22,15 @@
 //! descriptor keeps the record alive; the address is dead all the same, which probes see.
 
 use super::BerthDir;
+pub use super::file::Problem;
+use super::file::{id_of, look_at_all, names, open, read};
 use crate::instance::InstanceId;
 use crate::instance::address::AddressError;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 use serde::{Deserialize, Serialize};
-use std::ffi::OsStr;
-use std::fmt;
 use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -43,9 +43,6 @@ const VERSION: u32 = 1;
 /// Time after which the record of a dead instance is pruned: ten minutes, longer than the kubelet's
 /// longest pause between two restarts (five).
 pub const KEEP_DEAD: Duration = Duration::from_secs(600);
-
-/// Largest record that is read, in bytes. Real ones have some 250.
-const MAX_SIZE: u64 = 64 * 1024;
 
 /// How long a claim waits for another one. A claim takes milliseconds; who holds the lock longer is
 /// stopped (SIGSTOP), and shall not stop a node from starting silently.
@@ -252,21 +249,6 @@ pub struct Listed {
     pub alive: bool,
 }
 
-/// A file among the records that is ignored.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Problem {
-    /// The file.
-    pub path: PathBuf,
-    /// Why it is ignored.
-    pub reason: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is ignored: {}", self.path.display(), self.reason)
-    }
-}
-
 /// The records of a berth.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listing {
@@ -347,21 +329,9 @@ pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), Clai
 /// # Errors
 /// The folder cannot be listed. If it is not there, there are none.
 pub fn list(berth: &BerthDir) -> io::Result<Listing> {
-    let mut listing = Listing::default();
-    for name in names(&berth.instances())? {
-        if name.as_encoded_bytes().starts_with(b".") {
-            continue;
-        }
-        let path = berth.instances().join(&name);
-        match look(berth, &name, &path) {
-            Ok(Some(listed)) => listing.instances.push(listed),
-            Ok(None) => {}
-            Err(reason) => listing.problems.push(Problem { path, reason }),
-        }
-    }
-    listing.instances.sort_by(|a, b| a.record.instance.cmp(&b.record.instance));
-    listing.problems.sort();
-    Ok(listing)
+    let (mut instances, problems) = look_at_all(&berth.instances(), |id, path| look(berth, id, path))?;
+    instances.sort_by(|a, b| a.record.instance.cmp(&b.record.instance));
+    Ok(Listing { instances, problems })
 }
 
 /// Removes the records that have been dead for more than [`KEEP_DEAD`] at the time `now` (wall clock),
@@ -419,11 +389,10 @@ fn previous(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Soc
 }
 
 /// None: it is gone. The error says why it is ignored.
-fn look(berth: &BerthDir, name: &OsStr, path: &Path) -> Result<Option<Listed>, String> {
-    let id = id_of(name).ok_or("its name is not that of a record")?;
+fn look(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Listed>, String> {
     let Some(mut file) = open(berth, path)? else { return Ok(None) };
     let parsed = read(&mut file).map_err(|error| error.to_string());
-    let parsed = parsed.and_then(|bytes| Record::parse(&bytes, &id).map_err(|error| error.to_string()));
+    let parsed = parsed.and_then(|bytes| Record::parse(&bytes, id).map_err(|error| error.to_string()));
     let alive = {
         let marked = file.try_clone().map_err(|error| error.to_string())?;
         let alive = is_locked(file).map_err(|error| format!("its lock cannot be looked at: {error}"))?;
@@ -444,46 +413,6 @@ fn mark_dead(file: &File) {
     if !noted && file.set_times(FileTimes::new().set_modified(SystemTime::now())).is_ok() {
         let _ = file.set_permissions(Permissions::from_mode(SEEN_DEAD));
     }
-}
-
-fn names(folder: &Path) -> io::Result<Vec<std::ffi::OsString>> {
-    match fs::read_dir(folder) {
-        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.file_name())).collect(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
-}
-
-fn id_of(name: &OsStr) -> Option<InstanceId> {
-    InstanceId::parse(name.to_str()?.strip_suffix(".json")?).ok()
-}
-
-/// Opens a file among the records for reading, whatever it may be. None: there is none.
-fn open(berth: &BerthDir, path: &Path) -> Result<Option<File>, String> {
-    // O_NONBLOCK, or a FIFO would stop us.
-    let file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err("it is a symbolic link".into()),
-        Err(error) => return Err(format!("it cannot be opened: {error}")),
-    };
-    let meta = file.metadata().map_err(|error| error.to_string())?;
-    if !meta.is_file() {
-        return Err("it is no regular file".into());
-    }
-    if !berth.trusts(meta.uid()) {
-        return Err(format!("it is owned by uid {}", meta.uid()));
-    }
-    if meta.len() > MAX_SIZE {
-        return Err(format!("it is {} bytes long, at most {MAX_SIZE} are read", meta.len()));
-    }
-    Ok(Some(file))
-}
-
-fn read(file: &mut File) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    file.take(MAX_SIZE).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Whether an owner holds its lock.

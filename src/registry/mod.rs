@@ -4,7 +4,7 @@
 //! /run/berth/                  mode 0700, owned by the shims' uid
 //!   10.0.0.5:6443/             a folder a berth, named by its address
 //!     instances/ID.json        an apiserver that `berth exec` started; see [`instance`]
-//!     leases/ID.json           a live shim
+//!     leases/ID.json           a live shim; see [`lease`]
 //!     ID.sock                  its socket
 //! ```
 //!
@@ -12,8 +12,10 @@
 //! writable by nobody else. What is in it is checked all the same, because versions differ and disks
 //! fill up.
 
+mod file;
 pub mod follow;
 pub mod instance;
+pub mod lease;
 pub mod watch;
 
 use crate::instance::InstanceId;

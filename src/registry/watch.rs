@@ -1,7 +1,8 @@
-//! Notice of changes among a berth's instance records.
+//! Notice of changes among a berth's instance records and leases.
 //!
 //! An owner keeps its record open for writing until it ends, so its death is an event as well: the
-//! kernel closes the file. But a notice says only "look again": who gets one lists the records anew.
+//! kernel closes the file. A lease that is renewed, each second by each shim and by this one too, is an event; one
+//! that runs out is none, and found by the tick. But a notice says only "look again": who gets one lists anew.
 
 use super::BerthDir;
 use crate::os::inotify::Events;
@@ -19,10 +20,10 @@ const TICK: Duration = Duration::from_secs(1);
 /// who looks at once may still see it locked.
 const ECHO: Duration = Duration::from_millis(20);
 
-/// Watches the instance records of a berth.
+/// Watches the instance records and leases of a berth.
 #[derive(Debug)]
 pub struct Watch {
-    folder: PathBuf,
+    folders: [(PathBuf, AddWatchFlags); 2],
     events: Option<Events>,
     watched: bool,
     tick: Duration,
@@ -41,8 +42,12 @@ impl Watch {
     }
 
     fn with_tick(berth: &BerthDir, tick: Duration) -> Self {
+        // Both come into place by rename. How a record's file ends tells of its owner's death, which
+        // a lease cannot tell.
+        let named = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_ONLYDIR;
+        let written = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_CREATE;
         let mut watch = Self {
-            folder: berth.instances(),
+            folders: [(berth.instances(), named | written), (berth.leases(), named)],
             events: None,
             watched: false,
             tick,
@@ -69,7 +74,7 @@ impl Watch {
                 outcome = event => outcome,
                 () = sleep_until(next) => {
                     self.next = Instant::now() + self.tick;
-                    // The folder was removed, or there was no inotify to be had: maybe now.
+                    // A folder was removed, or there was no inotify to be had: maybe now.
                     if !self.watched {
                         self.begin();
                     }
@@ -100,24 +105,22 @@ impl Watch {
     }
 
     fn try_begin(&mut self) -> io::Result<()> {
-        let wanted = AddWatchFlags::IN_CLOSE_WRITE
-            | AddWatchFlags::IN_MOVED_TO
-            | AddWatchFlags::IN_DELETE
-            | AddWatchFlags::IN_CREATE
-            | AddWatchFlags::IN_ONLYDIR;
         let events = match self.events.take() {
             Some(events) => events,
             None => Events::new()?,
         };
-        self.events.insert(events).watch(&self.folder, wanted)
+        let events = self.events.insert(events);
+        // Each, also if another fails.
+        let [instances, leases] = self.folders.each_ref().map(|(folder, wanted)| events.watch(folder, *wanted));
+        instances.and(leases)
     }
 
     fn tell(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.told, true) {
-            let folder = self.folder.display();
+            let [(instances, _), (leases, _)] = &self.folders;
             tracing::warn!(
-                %folder, %error,
-                "no notice of changes by inotify: instance records are read each second (see \
+                instances = %instances.display(), leases = %leases.display(), %error,
+                "no notice of changes by inotify: instance records and leases are read each second (see \
                  fs.inotify.max_user_instances and max_user_watches)"
             );
         }
@@ -128,7 +131,7 @@ impl Watch {
 enum Seen {
     Nothing,
     Change,
-    /// The folder is not watched any more.
+    /// A folder is not watched any more.
     End,
 }
 
@@ -136,7 +139,7 @@ fn sort(events: &[InotifyEvent]) -> Seen {
     if events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_IGNORED)) {
         return Seen::End;
     }
-    // Names with a dot are the registry's own: the lock, and records that are not in place yet. An
+    // Names with a dot are the registry's own: the lock, and records and leases that are not in place yet. An
     // overflow of the queue has no name and means that anything may have changed.
     let own = |event: &InotifyEvent| event.name.as_ref().is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
     if events.iter().all(own) { Seen::Nothing } else { Seen::Change }
@@ -148,6 +151,7 @@ mod tests {
     use crate::instance::InstanceId;
     use crate::registry::RunDir;
     use crate::registry::instance::{Claim, Claimant, claim, list, prune};
+    use crate::registry::lease;
     use std::time::SystemTime;
     use tokio::time::timeout;
 
@@ -195,14 +199,39 @@ mod tests {
         until_alive(&mut watch, &berth, 0).await;
     }
 
+    /// One event has two notices: at once, and its echo.
+    async fn two_notices(watch: &mut Watch) {
+        for _ in 0..2 {
+            timeout(PATIENCE, watch.changed()).await.expect("no notice");
+        }
+        assert!(timeout(Duration::from_millis(100), watch.changed()).await.is_err(), "a third notice");
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_comes_is_renewed_or_goes_is_an_event() {
+        let (_temp, berth) = berth();
+        let mut watch = Watch::with_tick(&berth, LONG);
+        let lease = lease::tests::golden();
+        for _ in 0..2 {
+            lease::write(&berth, &lease).unwrap();
+            two_notices(&mut watch).await;
+        }
+        lease::remove(&berth, &lease).unwrap();
+        two_notices(&mut watch).await;
+    }
+
     #[tokio::test]
     async fn looking_is_no_event() {
         let (_temp, berth) = berth();
         drop(claim_a(&berth));
         prune(&berth, SystemTime::now()).unwrap();
+        let lease = lease::tests::golden();
+        lease::write(&berth, &lease).unwrap();
         let mut watch = Watch::with_tick(&berth, LONG);
         list(&berth).unwrap();
         prune(&berth, SystemTime::now()).unwrap();
+        lease::list(&berth).unwrap();
+        lease::prune(&berth, &lease.boot_id, Duration::ZERO).unwrap();
         assert!(timeout(Duration::from_millis(100), watch.changed()).await.is_err());
     }
 
@@ -212,11 +241,17 @@ mod tests {
         let mut watch = Watch::with_tick(&berth, Duration::from_millis(10));
         std::fs::remove_file(berth.instances().join(".lock")).ok();
         std::fs::remove_dir(berth.instances()).unwrap();
+        std::fs::remove_dir(berth.leases()).unwrap();
         for _ in 0..3 {
             timeout(PATIENCE, watch.changed()).await.unwrap();
         }
-        // Watched again once the folder is back.
+        // Watched again once both folders are back.
         std::fs::create_dir(berth.instances()).unwrap();
+        for _ in 0..3 {
+            timeout(PATIENCE, watch.changed()).await.unwrap();
+        }
+        assert!(!watch.watched, "one folder of two");
+        std::fs::create_dir(berth.leases()).unwrap();
         timeout(PATIENCE, async {
             while !watch.watched {
                 watch.changed().await;

@@ -13,10 +13,12 @@ use crate::metrics::WorkerStats;
 use crate::os::socket::Keepalive;
 use prometheus_client::metrics::histogram::Histogram;
 use std::net::{SocketAddr, TcpStream as StdTcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
 /// How a connection ended, as the metric `berth_connections_total{outcome}` and the log say it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,19 +35,22 @@ pub enum How {
     HoldExpired,
     /// No instance was ready, and too many clients were held already.
     HoldFull,
+    /// The own instance could not serve it, and a sibling took it.
+    Passed,
     /// It could not be taken over from the accept loop (no descriptor, no memory).
     Failed,
 }
 
 impl How {
     /// Every outcome, in the order of the counters.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Closed,
         Self::ClientReset,
         Self::BackendReset,
         Self::ClientLeft,
         Self::HoldExpired,
         Self::HoldFull,
+        Self::Passed,
         Self::Failed,
     ];
 
@@ -59,6 +64,7 @@ impl How {
             Self::ClientLeft => "client_left",
             Self::HoldExpired => "hold_expired",
             Self::HoldFull => "hold_full",
+            Self::Passed => "passed",
             Self::Failed => "failed",
         }
     }
@@ -71,6 +77,38 @@ pub struct Refusal {
     pub id: InstanceId,
     /// In which epoch; one that is over means nothing.
     pub epoch: u64,
+}
+
+/// A connection that was accepted here and that the own instance cannot serve (invariant 8).
+#[derive(Debug)]
+pub struct Pass {
+    /// A duplicate of the client's socket.
+    pub client: OwnedFd,
+    /// What the client sent so far.
+    pub said: Vec<u8>,
+    /// Told whether a sibling has it.
+    pub taken: oneshot::Sender<bool>,
+}
+
+/// The way to a sibling.
+#[derive(Debug, Clone)]
+pub struct Passing {
+    /// Whether what the own instance cannot serve goes to a sibling. Not so for a node shim that stays:
+    /// it has no instance of its own.
+    pub on: Arc<AtomicBool>,
+    /// Whether the shim was told to leave: then a ready sibling's instance comes before the own one.
+    pub leaving: Arc<AtomicBool>,
+    /// To the control plane, which knows the siblings.
+    pub to: mpsc::UnboundedSender<Pass>,
+}
+
+impl Passing {
+    /// Gives a connection to a sibling. True: it has it, and what is here may be dropped.
+    async fn pass(&self, client: &TcpStream, said: &[u8]) -> bool {
+        let Ok(client) = client.as_fd().try_clone_to_owned() else { return false };
+        let (taken, answer) = oneshot::channel();
+        self.to.send(Pass { client, said: said.to_vec(), taken }).is_ok() && answer.await.unwrap_or(false)
+    }
 }
 
 /// What the connections of one worker share.
@@ -92,6 +130,8 @@ pub struct Context {
     pub connect_seconds: Histogram,
     /// Told whenever a connection ended.
     pub ended: Arc<Notify>,
+    /// Where connections can be passed on.
+    pub passing: Passing,
     /// Whether ends are logged at info.
     pub log_connections: bool,
 }
@@ -146,7 +186,9 @@ impl copy::Meter for Bytes<'_> {
 }
 
 /// Relays one accepted connection to its end.
-pub async fn serve(context: Arc<Context>, client: StdTcpStream, peer: SocketAddr, _open: Open) {
+///
+/// `said` is what a sibling that accepted it and passed it on read of the client already.
+pub async fn serve(context: Arc<Context>, client: StdTcpStream, peer: SocketAddr, said: Option<Vec<u8>>, _open: Open) {
     let started = Instant::now();
     let mut bytes = Bytes { stats: &context.stats, up: 0, down: 0 };
     let mut instance = None;
@@ -159,7 +201,7 @@ pub async fn serve(context: Arc<Context>, client: StdTcpStream, peer: SocketAddr
         Ok(mut client) => {
             // Boxed: what is needed only until the first byte is not part of a connection's memory
             // for the rest of its life.
-            match Box::pin(opening::open(&context, &mut client, peer)).await {
+            match Box::pin(opening::open(&context, &mut client, peer, said)).await {
                 Err(how) => how,
                 Ok(opening::Opened { mut backend, instance: id, said }) => {
                     if context.log_connections || tracing::enabled!(tracing::Level::DEBUG) {

@@ -17,6 +17,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{self, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -36,6 +37,9 @@ const LEGS: u8 = 2;
 
 /// How long a connect to a loopback address may take: longer means a full accept queue.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Times that a connection is offered to siblings: when it comes, and when it was held.
+const PASSES: u8 = 2;
 
 /// Other source addresses that are tried when one has no port left or cannot be bound.
 const SOURCES: usize = 3;
@@ -131,16 +135,36 @@ impl Tried {
 ///
 /// # Errors
 /// How it ended instead; the client is set to be reset where that is due.
-pub(super) async fn open(context: &Context, client: &mut TcpStream, peer: SocketAddr) -> Result<Opened, How> {
+pub(super) async fn open(
+    context: &Context,
+    client: &mut TcpStream,
+    peer: SocketAddr,
+    said: Option<Vec<u8>>,
+) -> Result<Opened, How> {
     let mut table = context.table.clone();
-    let mut kept = Kept::default();
+    // What a sibling passed on is not passed again.
+    let mut passes = if said.is_some() { 0 } else { PASSES };
+    let mut kept = Kept { bytes: said.unwrap_or_default(), finished: false };
     let mut tried = Tried::default();
     let mut held = Held::default();
     // How the last leg ended; said to the client if no instance does better.
     let mut ended = None;
     let mut again = false;
     loop {
-        let picked = table.borrow_and_update().pick(|instance| tried.allows(instance)).cloned();
+        let picked = {
+            let table = table.borrow_and_update();
+            let usable = |instance: &Instance| tried.allows(instance);
+            let leaving = context.passing.leaving.load(Relaxed);
+            if leaving { table.pick_leaving(usable) } else { table.pick(usable) }.cloned()
+        };
+        // A relay to a sibling's instance would end with this shim, which may be about to follow its own
+        // instance: the sibling should have the socket itself.
+        if passes > 0 && context.passing.on.load(Relaxed) && picked.as_ref().is_none_or(|instance| !instance.own) {
+            passes -= 1;
+            if context.passing.pass(client, &kept.bytes).await {
+                return Err(How::Passed);
+            }
+        }
         let Some(instance) = picked else {
             if let Some(how) = ended
                 && table.borrow().pick(|instance| !tried.refused(instance)).is_some()

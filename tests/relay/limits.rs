@@ -2,8 +2,8 @@
 
 use crate::support::net::{Backend, echo, expect_silence, hello, ping, read};
 use crate::support::shim::{Shim, THREADS};
-use berth::app::Stop;
 use berth::backend::Book;
+use berth::drain::Stop;
 use berth::metrics::Metrics;
 use berth::os::socket::Keepalive;
 use berth::relay::{Context, Open, serve};
@@ -65,7 +65,7 @@ fn a_connection_is_small() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _entered = runtime.enter();
     let book = Book::new(1, 1);
-    let metrics = Metrics::new(1, 1, book.subscribe());
+    let metrics = Metrics::new(&"a".parse().unwrap(), 1, 1, book.subscribe());
     let (refusals, _) = mpsc::unbounded_channel();
     let context = Arc::new(Context {
         table: book.subscribe(),
@@ -76,13 +76,14 @@ fn a_connection_is_small() {
         stats: metrics.workers()[0].clone(),
         connect_seconds: metrics.connect_seconds.clone(),
         ended: Arc::new(Notify::new()),
+        passing: berth::relay::Passing { on: Arc::default(), leaving: Arc::default(), to: mpsc::unbounded_channel().0 },
         log_connections: false,
     });
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let peer = client.local_addr().unwrap();
     let open = Open::new(&context);
-    let size = size_of_val(&serve(context, client, peer, open));
+    let size = size_of_val(&serve(context, client, peer, None, open));
     println!("{size} bytes");
     assert!(size <= LIMIT, "a connection's future grew to {size} bytes");
 }

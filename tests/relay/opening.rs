@@ -7,7 +7,7 @@ use crate::support::net::{
 use crate::support::shim::{Shim, THREADS};
 use crate::support::tls::{Api, Authority};
 use crate::support::{MOMENT, eventually};
-use berth::app::Stop;
+use berth::drain::Stop;
 use berth::phase::Phase;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -202,19 +202,25 @@ fn an_instance_that_refuses_must_rise_again() {
 }
 
 #[test]
-fn beyond_hold_a_client_is_reset() {
+fn beyond_hold_a_client_is_reset_and_the_next_is_refused() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--hold", "300ms"]);
         drop(backend);
-        for request in [hello(300), b"GET /".to_vec(), Vec::new()] {
-            let began = Instant::now();
+        let began = Instant::now();
+        let mut clients = [hello(300), b"GET /".to_vec(), Vec::new()].map(|request| {
             let mut client = shim.client();
             client.write_all(&request).unwrap();
-            expect_reset(&mut client);
-            assert!(began.elapsed() >= Duration::from_millis(300), "held for {:?} only", began.elapsed());
+            client
+        });
+        for client in &mut clients {
+            expect_reset(client);
         }
+        assert!(began.elapsed() >= Duration::from_millis(300), "held for {:?} only", began.elapsed());
         shim.until("none is held", |status| status.held == 0 && status.connections_open == 0);
+        shim.until("it is dry", |status| status.state == Phase::Dry);
+        let refused = TcpStream::connect(shim.address).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
     }
 }
 

@@ -316,6 +316,16 @@ pub(crate) fn queued(listener: SocketAddr) -> u64 {
     sockets(listener).iter().filter(|(state, _)| *state == 0x0a).map(|(_, waiting)| waiting).sum()
 }
 
+/// How many connections wait at one listener of an address, by its inode; none: it does not listen.
+pub(crate) fn queued_at(inode: u64) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    text.lines().find_map(|line| {
+        let entry = *holder::parse(line).first().filter(|entry| entry.inode == inode && entry.state == 0x0a)?;
+        let queues = line.split_ascii_whitespace().nth(4).filter(|_| entry.inode != 0)?;
+        u64::from_str_radix(queues.split(':').nth(1)?, 16).ok()
+    })
+}
+
 /// How many bytes wait to be read by the established connections of a local address.
 pub(crate) fn unread(local: SocketAddr) -> u64 {
     sockets(local).iter().filter(|(state, _)| *state == 0x01).map(|(_, waiting)| waiting).sum()

@@ -1,10 +1,11 @@
 //! A shim in this process: the library, on a thread of its own, on port 0.
 
 use super::{PATIENCE, eventually, net};
-use berth::app::{self, Ended, Stop};
+use berth::app::{self, Ended};
 use berth::cli::{Cli, Command};
 use berth::config::Config;
 use berth::control::{self, wire};
+use berth::drain::Stop;
 use berth::instance::InstanceId;
 use berth::phase::Phase;
 use berth::registry::BerthDir;

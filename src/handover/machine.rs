@@ -1,0 +1,456 @@
+//! Who accepts from which listener, as a pure state machine: no I/O, no clock of its own.
+//!
+//! The shims of a berth tell one another one thing, again at each change: their phase, the listeners
+//! that they own, and those that they accept from ([`Announce`]), each listener with a duplicate of
+//! it (a guard) the first time. Everything follows from these, from leases and from the own instance:
+//!
+//! * A listener that no live shim owns is an orphan. Every shim that may accepts from it, until somebody
+//!   who joins makes it its own. So a crash (end of file), a hang (the lease ran out) and a leave
+//!   are one thing to the siblings.
+//! * Who leaves disowns its listeners and goes on accepting until a live sibling says that it accepts
+//!   from each: the announcement is the acknowledgement. With nobody there, the queue is taken out and
+//!   the listener closed.
+//! * Who joins takes an orphan over before it makes a listener of its own, so that there are never
+//!   more listeners of an address than there were ever shims alive together.
+//!
+//! Because announcements tell a state and no change, one that is lost, late or said twice breaks
+//! nothing, and any order of events leads to the same end.
+
+use crate::phase::Phase;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// A shim's process: random, never a pid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Holder(pub u64);
+
+/// A listening socket, whoever holds duplicates of it (`SO_COOKIE`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Cookie(pub u64);
+
+/// Time on a clock that does not jump, since its start.
+pub type Time = Duration;
+
+/// What a shim tells its siblings.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Announce {
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// Whether its own instance is ready.
+    pub ready: bool,
+    /// Whether it knows any instance that connections can go to.
+    pub reachable: bool,
+    /// Whether it goes for good: it takes nothing over any more.
+    #[serde(default)]
+    pub leaving: bool,
+    /// Listeners that are its own.
+    pub owns: BTreeSet<Cookie>,
+    /// Listeners that it accepts from.
+    pub accepts: BTreeSet<Cookie>,
+}
+
+/// What is known of oneself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Facts {
+    /// The own instance is ready (node shim: any is).
+    pub ready: bool,
+    /// Some instance can get connections.
+    pub reachable: bool,
+    /// Told to leave for good.
+    pub leaving: bool,
+}
+
+/// What is to be done. Each is idempotent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Listen on the own, bound socket of an address; answered by [`Machine::listening`].
+    Listen(SocketAddr),
+    /// Listen on a held socket (again) and accept from it.
+    Accept(Cookie),
+    /// Accept no more; hold it as a guard.
+    Guard(Cookie),
+    /// End listening for every holder: nobody can be served. Clients are refused at once.
+    Refuse(Cookie),
+    /// Take out what is queued and close: nobody is there to hold it.
+    Close(Cookie),
+    /// Tell every sibling [`Machine::announce`].
+    Announce,
+    /// The phase changed.
+    Phase(Phase),
+}
+
+/// A sibling.
+#[derive(Debug, Clone)]
+struct Peer {
+    /// What it told last; none before the first.
+    told: Option<Announce>,
+    /// When it was first heard of.
+    since: Time,
+    /// Its lease, or what stands for it before the first, holds until then.
+    fresh_until: Time,
+    /// The connection to it stands.
+    connected: bool,
+}
+
+impl Peer {
+    fn new(now: Time) -> Self {
+        Self { told: None, since: now, fresh_until: now, connected: false }
+    }
+
+    /// Its word counts: it is connected, it told something, and it does not hang.
+    fn live(&self, now: Time) -> Option<&Announce> {
+        self.told.as_ref().filter(|_| self.connected && now < self.fresh_until)
+    }
+}
+
+/// A listener that is held.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    address: SocketAddr,
+    own: bool,
+    accepting: bool,
+}
+
+/// Fixed for a shim's life.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    /// Addresses of the shim.
+    pub addresses: Vec<SocketAddr>,
+    /// How long nothing may be reachable before clients are refused.
+    pub hold: Duration,
+    /// Duration of a lease: how long a sibling may be silent.
+    pub lease: Duration,
+}
+
+/// One shim's part in its berth.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    rules: Rules,
+    phase: Phase,
+    facts: Facts,
+    now: Time,
+    held: BTreeMap<Cookie, Held>,
+    peers: BTreeMap<Holder, Peer>,
+    /// Addresses whose own socket was asked to listen and has not answered yet.
+    asked: BTreeSet<SocketAddr>,
+    /// Since when nothing is reachable, for oneself or for a live sibling.
+    unreachable_since: Option<Time>,
+    /// Since when it waits that siblings cover its listeners.
+    leaving_since: Option<Time>,
+    /// Siblings that are gone, whatever a lease may still say of them.
+    dead: BTreeSet<Holder>,
+    told: Announce,
+}
+
+impl Machine {
+    /// A shim that waits.
+    #[must_use]
+    pub fn new(rules: Rules, now: Time) -> Self {
+        Self {
+            rules,
+            phase: Phase::Waiting,
+            facts: Facts::default(),
+            now,
+            held: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            asked: BTreeSet::new(),
+            unreachable_since: Some(now),
+            leaving_since: None,
+            dead: BTreeSet::new(),
+            told: Announce::default(),
+        }
+    }
+
+    /// Where it is in its life.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// The shim's addresses, the berth's first.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.rules.addresses
+    }
+
+    /// Whether a sibling's process is known to be gone.
+    #[must_use]
+    pub fn is_dead(&self, holder: Holder) -> bool {
+        self.dead.contains(&holder)
+    }
+
+    /// What siblings are told now.
+    #[must_use]
+    pub fn announce(&self) -> Announce {
+        let with = |of: fn(&Held) -> bool| self.held.iter().filter(|(_, h)| of(h)).map(|(c, _)| *c).collect();
+        Announce {
+            phase: self.phase,
+            ready: self.facts.ready,
+            reachable: self.facts.reachable,
+            leaving: self.facts.leaving,
+            // Who leaves disowns: siblings take over from here on.
+            owns: if self.is_leaving() { BTreeSet::new() } else { with(|held| held.own) },
+            accepts: with(|held| held.accepting),
+        }
+    }
+
+    /// Listeners that a sibling should have duplicates of: all that are held.
+    #[must_use]
+    pub fn guards(&self) -> Vec<(Cookie, SocketAddr)> {
+        self.held.iter().map(|(cookie, held)| (*cookie, held.address)).collect()
+    }
+
+    /// Siblings that are joined and ready, for connections that the own instance cannot serve.
+    #[must_use]
+    pub fn joined_siblings(&self) -> Vec<Holder> {
+        let joined = |peer: &Peer| peer.live(self.now).is_some_and(|told| told.phase == Phase::Joined && told.ready);
+        self.peers.iter().filter(|(_, peer)| joined(peer)).map(|(holder, _)| *holder).collect()
+    }
+
+    /// When it should be asked again although nothing happened.
+    #[must_use]
+    pub fn wake(&self) -> Option<Time> {
+        let waits = [
+            self.unreachable_since.map(|since| since + self.rules.hold),
+            self.leaving_since.map(|since| since + self.rules.lease),
+        ];
+        let peers = self.peers.values().flat_map(|peer| [peer.fresh_until, peer.since + self.rules.lease]);
+        waits.into_iter().flatten().chain(peers).filter(|at| *at > self.now).min()
+    }
+
+    /// Time went on.
+    pub fn tick(&mut self, now: Time) -> Vec<Action> {
+        self.now = self.now.max(now);
+        self.settle()
+    }
+
+    /// Something changed about oneself.
+    pub fn facts(&mut self, facts: Facts) -> Vec<Action> {
+        self.facts = facts;
+        self.settle()
+    }
+
+    /// A sibling's lease was seen that holds until `until`.
+    pub fn leased(&mut self, holder: Holder, until: Time) -> Vec<Action> {
+        if !self.dead.contains(&holder) {
+            let peer = self.peer(holder);
+            peer.fresh_until = peer.fresh_until.max(until);
+        }
+        self.settle()
+    }
+
+    /// The connection to a sibling stands.
+    pub fn connected(&mut self, holder: Holder) -> Vec<Action> {
+        let until = self.now + self.rules.lease;
+        self.dead.remove(&holder);
+        let peer = self.peer(holder);
+        peer.connected = true;
+        peer.fresh_until = peer.fresh_until.max(until);
+        let mut actions = self.settle();
+        if !actions.contains(&Action::Announce) {
+            actions.push(Action::Announce);
+        }
+        actions
+    }
+
+    /// A sibling told something, and gave duplicates of listeners that were not held yet.
+    pub fn told(&mut self, holder: Holder, announce: Announce, guards: &[(Cookie, SocketAddr)]) -> Vec<Action> {
+        for (cookie, address) in guards {
+            let guard = Held { address: *address, own: false, accepting: false };
+            self.held.entry(*cookie).or_insert(guard);
+        }
+        self.peer(holder).told = Some(announce);
+        self.settle()
+    }
+
+    /// A sibling's process is gone.
+    pub fn gone(&mut self, holder: Holder) -> Vec<Action> {
+        self.peers.remove(&holder);
+        self.dead.insert(holder);
+        self.settle()
+    }
+
+    /// A listener that it accepts from listens no more: a sibling found nothing reachable and refused.
+    pub fn refused(&mut self, cookie: Cookie) -> Vec<Action> {
+        if let Some(held) = self.held.get_mut(&cookie) {
+            held.accepting = false;
+        }
+        self.settle()
+    }
+
+    /// The own socket of an address listens, as this listener.
+    pub fn listening(&mut self, address: SocketAddr, cookie: Cookie) -> Vec<Action> {
+        self.asked.remove(&address);
+        self.held.insert(cookie, Held { address, own: true, accepting: false });
+        self.settle()
+    }
+
+    /// The own socket of an address cannot listen; it is tried again at the next tick.
+    pub fn cannot_listen(&mut self, address: SocketAddr) {
+        self.asked.remove(&address);
+    }
+
+    fn peer(&mut self, holder: Holder) -> &mut Peer {
+        let now = self.now;
+        self.peers.entry(holder).or_insert_with(|| Peer::new(now))
+    }
+
+    fn live(&self) -> impl Iterator<Item = &Announce> {
+        self.peers.values().filter_map(|peer| peer.live(self.now))
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.leaving_since.is_some() || self.phase == Phase::Left
+    }
+
+    /// Brings everything in line with what is known.
+    fn settle(&mut self) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.note_reachable();
+        let before = self.phase;
+        self.change_phase(&mut actions);
+        self.change_listeners(&mut actions);
+        if self.phase != before {
+            actions.push(Action::Phase(self.phase));
+        }
+        let told = self.announce();
+        if told != self.told {
+            self.told = told;
+            actions.push(Action::Announce);
+        }
+        actions
+    }
+
+    fn note_reachable(&mut self) {
+        let reachable = self.facts.reachable || self.live().any(|told| told.reachable);
+        self.unreachable_since = if reachable { None } else { self.unreachable_since.or(Some(self.now)) };
+    }
+
+    fn is_dry(&self) -> bool {
+        self.unreachable_since.is_some_and(|since| self.now >= since + self.rules.hold)
+    }
+
+    fn change_phase(&mut self, actions: &mut Vec<Action>) {
+        let Facts { ready, leaving, .. } = self.facts;
+        // Its instance is down and another shim's is up: better it takes the connections.
+        let relieved = !ready && self.live().any(|told| told.phase == Phase::Joined && told.ready);
+        let wants_out = leaving || (relieved && self.phase != Phase::Waiting);
+        if !wants_out {
+            self.leaving_since = None;
+        }
+        let next = match self.phase {
+            Phase::Left if leaving => Phase::Left,
+            phase if wants_out && phase != Phase::Left => {
+                let since = *self.leaving_since.get_or_insert(self.now);
+                let covered = self.uncovered().is_empty();
+                let alone = !self
+                    .peers
+                    .values()
+                    .any(|peer| self.now < peer.fresh_until && peer.told.as_ref().is_none_or(|told| !told.leaving));
+                if covered || alone || self.now >= since + self.rules.lease {
+                    self.leave(actions);
+                    Phase::Left
+                } else {
+                    phase
+                }
+            }
+            Phase::Waiting | Phase::Left if ready && self.knows_siblings() => Phase::Joined,
+            Phase::Dry if ready => Phase::Joined,
+            // Nobody relieves it any more: it holds clients rather than let them wait for nobody.
+            Phase::Left if !wants_out && !self.is_dry() => Phase::Joined,
+            Phase::Joined if self.is_dry() => Phase::Dry,
+            Phase::Dry if !self.is_dry() => Phase::Joined,
+            phase => phase,
+        };
+        self.phase = next;
+    }
+
+    /// What it accepts from and no live sibling accepts from.
+    fn uncovered(&self) -> Vec<Cookie> {
+        let covered = |cookie: &Cookie| self.live().any(|told| told.accepts.contains(cookie));
+        self.held.iter().filter(|(c, held)| held.accepting && !covered(c)).map(|(c, _)| *c).collect()
+    }
+
+    fn leave(&mut self, actions: &mut Vec<Action>) {
+        let uncovered = self.uncovered();
+        self.leaving_since = None;
+        self.asked.clear();
+        // Nobody accepts from these: what is queued is served here, then they are let go.
+        for cookie in uncovered {
+            self.held.remove(&cookie);
+            actions.push(Action::Close(cookie));
+        }
+        for held in self.held.values_mut() {
+            held.own = false;
+        }
+    }
+
+    /// Every sibling that was heard of has told what it owns and holds, or had a lease's time to.
+    fn knows_siblings(&self) -> bool {
+        self.peers.values().all(|peer| peer.told.is_some() || self.now >= peer.since + self.rules.lease)
+    }
+
+    fn change_listeners(&mut self, actions: &mut Vec<Action>) {
+        if self.phase == Phase::Joined && self.leaving_since.is_none() {
+            for address in self.rules.addresses.clone() {
+                self.own_a_listener(address, actions);
+            }
+        }
+        let owned_elsewhere =
+            |cookie: &Cookie| self.live().any(|told| told.owns.contains(cookie) && told.accepts.contains(cookie));
+        let (dry, knows) = (self.is_dry(), self.knows_siblings());
+        let may = match self.phase {
+            Phase::Joined => true,
+            // Whoever goes takes no orphan over, but keeps what it has until it is covered.
+            Phase::Waiting => !dry && !self.facts.leaving,
+            Phase::Left | Phase::Dry => false,
+        };
+        let leaving = self.leaving_since.is_some();
+        let wanted: Vec<(Cookie, bool)> = self
+            .held
+            .iter()
+            .map(|(cookie, held)| {
+                let orphan = !owned_elsewhere(cookie) && (knows || held.accepting);
+                let takes = held.own || if leaving { held.accepting } else { orphan };
+                (*cookie, may && takes)
+            })
+            .collect();
+        for (cookie, wants) in wanted {
+            let Some(held) = self.held.get_mut(&cookie) else { continue };
+            match (held.accepting, wants) {
+                (false, true) => {
+                    held.accepting = true;
+                    actions.push(Action::Accept(cookie));
+                }
+                (true, false) => {
+                    held.accepting = false;
+                    actions.push(if dry { Action::Refuse(cookie) } else { Action::Guard(cookie) });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Keeps, takes over or makes a listener for an address.
+    fn own_a_listener(&mut self, address: SocketAddr, actions: &mut Vec<Action>) {
+        if self.held.values().any(|held| held.own && held.address == address) || self.asked.contains(&address) {
+            return;
+        }
+        let owned: BTreeSet<Cookie> = self.live().flat_map(|told| told.owns.iter().copied()).collect();
+        let orphan = self.held.iter_mut().find(|(cookie, held)| held.address == address && !owned.contains(cookie));
+        match orphan {
+            Some((_, held)) => held.own = true,
+            None => {
+                self.asked.insert(address);
+                actions.push(Action::Listen(address));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,408 @@
+//! Up to five shims, a kernel and a network in a box: every order of joins, leaves, crashes, hangs and
+//! wake-ups that proptest thinks of, with messages delivered one by one or late.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+const LEASE: Time = Duration::from_secs(3);
+const HOLD: Time = Duration::from_secs(8);
+const STEP: Time = Duration::from_millis(500);
+
+fn address() -> SocketAddr {
+    "10.0.0.5:6443".parse().unwrap()
+}
+
+#[derive(Debug, Clone)]
+enum Message {
+    Connected,
+    Told(Announce, Vec<(Cookie, SocketAddr)>),
+    Gone,
+    /// From the kernel: a listener that it accepts from listens no more.
+    Refused(Cookie),
+}
+
+const KERNEL: Holder = Holder(0);
+
+#[derive(Debug)]
+struct Shim {
+    machine: Machine,
+    ready: bool,
+    leaving: bool,
+    hung: bool,
+    lease: Time,
+    /// From each sibling, in order.
+    inbox: BTreeMap<Holder, VecDeque<Message>>,
+}
+
+/// A kernel's listening socket.
+#[derive(Debug, Default)]
+struct Socket {
+    holders: BTreeSet<Holder>,
+    acceptors: BTreeSet<Holder>,
+    listening: bool,
+    /// Since when nobody who runs accepts from it, while it listens.
+    alone_since: Option<Time>,
+}
+
+#[derive(Debug, Default)]
+struct World {
+    now: Time,
+    shims: BTreeMap<Holder, Shim>,
+    sockets: BTreeMap<Cookie, Socket>,
+    next: u64,
+    most_alive: usize,
+    /// Listeners made while a sibling hung or had not been heard out: the fall-back.
+    fallbacks: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Start,
+    Ready(usize, bool),
+    Leave(usize),
+    Exit(usize),
+    Crash(usize),
+    Hang(usize),
+    Wake(usize),
+    Deliver(usize, usize),
+    DeliverAll,
+    Pass(u8),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let shim = 0usize..5;
+    prop_oneof![
+        3 => Just(Event::Start),
+        4 => (shim.clone(), prop::bool::weighted(0.75)).prop_map(|(s, r)| Event::Ready(s, r)),
+        2 => shim.clone().prop_map(Event::Leave),
+        3 => shim.clone().prop_map(Event::Exit),
+        1 => shim.clone().prop_map(Event::Crash),
+        1 => shim.clone().prop_map(Event::Hang),
+        2 => shim.clone().prop_map(Event::Wake),
+        6 => (shim.clone(), shim).prop_map(|(a, b)| Event::Deliver(a, b)),
+        5 => Just(Event::DeliverAll),
+        4 => (1u8..30).prop_map(Event::Pass),
+    ]
+}
+
+impl World {
+    fn holder(&self, nth: usize) -> Option<Holder> {
+        let count = self.shims.len();
+        (count > 0).then(|| *self.shims.keys().nth(nth % count).unwrap())
+    }
+
+    fn reachable(&self) -> bool {
+        self.shims.values().any(|shim| shim.ready)
+    }
+
+    fn apply(&mut self, event: Event) {
+        match event {
+            Event::Start if self.shims.len() < 5 => self.start(),
+            Event::Start => {}
+            Event::Ready(nth, ready) => {
+                let Some(holder) = self.holder(nth) else { return };
+                self.shims.get_mut(&holder).unwrap().ready = ready;
+                self.tell_facts();
+            }
+            Event::Leave(nth) => {
+                let Some(holder) = self.holder(nth) else { return };
+                self.shims.get_mut(&holder).unwrap().leaving = true;
+                self.tell_facts();
+            }
+            Event::Exit(nth) => {
+                let Some(holder) = self.holder(nth) else { return };
+                let shim = &self.shims[&holder];
+                if shim.leaving && !shim.hung && shim.machine.phase() == Phase::Left {
+                    self.end(holder);
+                }
+            }
+            Event::Crash(nth) => self.holder(nth).into_iter().for_each(|holder| self.end(holder)),
+            Event::Hang(nth) => {
+                if let Some(holder) = self.holder(nth) {
+                    self.shims.get_mut(&holder).unwrap().hung = true;
+                }
+            }
+            Event::Wake(nth) => {
+                let Some(holder) = self.holder(nth) else { return };
+                self.shims.get_mut(&holder).unwrap().hung = false;
+                self.tell_facts();
+                self.renew(true);
+                self.tick();
+            }
+            Event::Deliver(to, from) => {
+                if let (Some(to), Some(from)) = (self.holder(to), self.holder(from)) {
+                    self.deliver(to, from);
+                }
+            }
+            Event::DeliverAll => self.deliver_all(),
+            Event::Pass(steps) => (0..steps).for_each(|_| self.pass()),
+        }
+        self.check();
+    }
+
+    fn start(&mut self) {
+        self.next += 1;
+        let holder = Holder(self.next);
+        let rules = Rules { addresses: vec![address()], hold: HOLD, lease: LEASE };
+        let machine = Machine::new(rules, self.now);
+        let others: Vec<_> = self.shims.keys().copied().collect();
+        let shim = Shim {
+            machine,
+            ready: false,
+            leaving: false,
+            hung: false,
+            lease: self.now + LEASE,
+            inbox: BTreeMap::new(),
+        };
+        self.shims.insert(holder, shim);
+        self.most_alive = self.most_alive.max(self.shims.len());
+        // Each finds the other's lease, then the connection stands.
+        for other in others {
+            let lease = self.shims[&other].lease;
+            self.act(holder, |machine| machine.leased(other, lease));
+            self.post(other, holder, Message::Connected);
+            self.post(holder, other, Message::Connected);
+        }
+        self.tell_facts();
+    }
+
+    fn post(&mut self, to: Holder, from: Holder, message: Message) {
+        self.shims.get_mut(&to).unwrap().inbox.entry(from).or_default().push_back(message);
+    }
+
+    fn end(&mut self, holder: Holder) {
+        self.shims.remove(&holder);
+        for (cookie, socket) in &mut self.sockets {
+            socket.acceptors.remove(&holder);
+            socket.holders.remove(&holder);
+            let _ = cookie;
+        }
+        // What it sent before is delivered before the end of file; what it had not sent is lost.
+        let others: Vec<_> = self.shims.keys().copied().collect();
+        for other in others {
+            self.post(other, holder, Message::Gone);
+        }
+        self.sockets.retain(|_, socket| {
+            // Descriptors under way in a message hold it too.
+            !socket.holders.is_empty() || !socket.listening
+        });
+        self.tell_facts();
+    }
+
+    fn tell_facts(&mut self) {
+        let reachable = self.reachable();
+        let holders: Vec<_> = self.shims.keys().copied().collect();
+        for holder in holders {
+            let shim = &self.shims[&holder];
+            if !shim.hung {
+                let facts = Facts { ready: shim.ready, reachable, leaving: shim.leaving };
+                self.act(holder, |machine| machine.facts(facts));
+            }
+        }
+    }
+
+    fn deliver(&mut self, to: Holder, from: Holder) -> bool {
+        let Some(shim) = self.shims.get_mut(&to) else { return false };
+        if shim.hung {
+            return false;
+        }
+        let Some(message) = shim.inbox.get_mut(&from).and_then(VecDeque::pop_front) else { return false };
+        match message {
+            Message::Connected => self.act(to, |machine| machine.connected(from)),
+            Message::Told(announce, guards) => {
+                for (cookie, _) in &guards {
+                    if let Some(socket) = self.sockets.get_mut(cookie) {
+                        socket.holders.insert(to);
+                    }
+                }
+                let guards: Vec<_> =
+                    guards.into_iter().filter(|(cookie, _)| self.sockets.contains_key(cookie)).collect();
+                self.act(to, |machine| machine.told(from, announce, &guards));
+            }
+            Message::Refused(cookie) => self.act(to, |machine| machine.refused(cookie)),
+            Message::Gone => self.act(to, |machine| machine.gone(from)),
+        }
+        true
+    }
+
+    fn deliver_all(&mut self) {
+        loop {
+            let pairs: Vec<_> = self
+                .shims
+                .iter()
+                .filter(|(_, shim)| !shim.hung)
+                .flat_map(|(to, shim)| shim.inbox.iter().filter(|(_, q)| !q.is_empty()).map(|(from, _)| (*to, *from)))
+                .collect();
+            if pairs.is_empty() {
+                return;
+            }
+            for (to, from) in pairs {
+                self.deliver(to, from);
+            }
+        }
+    }
+
+    fn pass(&mut self) {
+        self.deliver_all();
+        self.now += STEP;
+        self.renew(false);
+        self.tick();
+        self.deliver_all();
+        self.check();
+    }
+
+    fn renew(&mut self, force: bool) {
+        let now = self.now;
+        for shim in self.shims.values_mut().filter(|shim| !shim.hung) {
+            if force || shim.lease < now + LEASE - LEASE / 3 {
+                shim.lease = now + LEASE;
+            }
+        }
+        let leases: Vec<_> = self.shims.iter().map(|(holder, shim)| (*holder, shim.lease)).collect();
+        let holders: Vec<_> = self.shims.iter().filter(|(_, s)| !s.hung).map(|(h, _)| *h).collect();
+        for holder in holders {
+            for (other, lease) in leases.iter().filter(|(other, lease)| *other != holder && *lease > now) {
+                self.act(holder, |machine| machine.leased(*other, *lease));
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = self.now;
+        let holders: Vec<_> = self.shims.iter().filter(|(_, s)| !s.hung).map(|(h, _)| *h).collect();
+        for holder in holders {
+            self.act(holder, |machine| machine.tick(now));
+        }
+    }
+
+    /// Lets a machine take something in, and does what it wants.
+    fn act(&mut self, holder: Holder, input: impl FnOnce(&mut Machine) -> Vec<Action>) {
+        let Some(shim) = self.shims.get_mut(&holder) else { return };
+        let mut actions = VecDeque::from(input(&mut shim.machine));
+        while let Some(action) = actions.pop_front() {
+            match action {
+                Action::Listen(address) => {
+                    let inbox = &self.shims[&holder].inbox;
+                    let unheard = |other: &Holder| !inbox.get(other).is_none_or(VecDeque::is_empty);
+                    let fallback = self.shims.iter().any(|(o, shim)| *o != holder && (shim.hung || unheard(o)));
+                    self.fallbacks += usize::from(fallback);
+                    self.next += 1;
+                    let cookie = Cookie(self.next);
+                    let socket = Socket { holders: BTreeSet::from([holder]), listening: true, ..Socket::default() };
+                    self.sockets.insert(cookie, socket);
+                    actions.extend(self.shims.get_mut(&holder).unwrap().machine.listening(address, cookie));
+                }
+                Action::Accept(cookie) => {
+                    let socket = self.sockets.get_mut(&cookie).expect("it accepts from what it holds");
+                    assert!(socket.holders.contains(&holder), "it accepts from what it holds");
+                    socket.acceptors.insert(holder);
+                    socket.listening = true;
+                }
+                Action::Guard(cookie) => {
+                    self.sockets.get_mut(&cookie).unwrap().acceptors.remove(&holder);
+                }
+                Action::Refuse(cookie) => {
+                    let socket = self.sockets.get_mut(&cookie).unwrap();
+                    socket.listening = false;
+                    for other in std::mem::take(&mut socket.acceptors) {
+                        if other != holder {
+                            self.post(other, KERNEL, Message::Refused(cookie));
+                        }
+                    }
+                }
+                Action::Close(cookie) => {
+                    let quiet =
+                        |at: Holder, from: Holder| self.shims[&at].inbox.get(&from).is_none_or(VecDeque::is_empty);
+                    let could = self.shims.iter().any(|(other, shim)| {
+                        // Both have heard all that the other said.
+                        let met = *other != holder && quiet(*other, holder) && quiet(holder, *other);
+                        met && !shim.hung && !shim.leaving && shim.lease > self.now
+                    });
+                    let socket = self.sockets.get_mut(&cookie).unwrap();
+                    socket.acceptors.remove(&holder);
+                    socket.holders.remove(&holder);
+                    assert!(!could || !socket.holders.is_empty(), "closed, and a live sibling could hold it");
+                }
+                Action::Announce => {
+                    let machine = &self.shims[&holder].machine;
+                    let message = Message::Told(machine.announce(), machine.guards());
+                    let others: Vec<_> = self.shims.keys().copied().filter(|other| *other != holder).collect();
+                    for other in others {
+                        self.post(other, holder, message.clone());
+                    }
+                }
+                Action::Phase(_) => {}
+            }
+        }
+        self.sockets.retain(|_, socket| !socket.holders.is_empty());
+    }
+
+    fn check(&mut self) {
+        let now = self.now;
+        let reachable = self.reachable();
+        for (cookie, socket) in &mut self.sockets {
+            let runs = |holder: &Holder| self.shims.get(holder).is_some_and(|shim| !shim.hung);
+            let accepted = socket.acceptors.iter().any(runs);
+            if accepted || !socket.listening {
+                socket.alone_since = None;
+                continue;
+            }
+            let since = *socket.alone_since.get_or_insert(now);
+            // Somebody who stays, and to whom something is reachable, holds it.
+            let stays = |holder: &&Holder| {
+                runs(holder) && {
+                    let shim = &self.shims[holder];
+                    !shim.leaving && matches!(shim.machine.phase(), Phase::Joined | Phase::Waiting)
+                }
+            };
+            if reachable && socket.holders.iter().any(|holder| stays(&holder)) {
+                let alone = now - since;
+                assert!(alone <= LEASE + STEP, "{cookie:?} has had no acceptor for {alone:?}: {socket:?}");
+            } else {
+                socket.alone_since = Some(now);
+            }
+        }
+        assert!(
+            self.sockets.len() <= self.most_alive + self.fallbacks,
+            "{} listeners, never more than {} shims, {} fall-backs",
+            self.sockets.len(),
+            self.most_alive,
+            self.fallbacks
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn every_order_of_events_keeps_the_invariants(events in prop::collection::vec(event(), 1..120)) {
+        let mut world = World::default();
+        for event in events {
+            world.apply(event);
+        }
+        // Then peace: whoever hangs wakes, time passes, messages arrive.
+        let holders: Vec<_> = world.shims.keys().copied().collect();
+        for nth in 0..holders.len() {
+            world.apply(Event::Wake(nth));
+        }
+        world.apply(Event::Pass(60));
+        for (holder, shim) in &world.shims {
+            let phase = shim.machine.phase();
+            match (shim.leaving, shim.ready) {
+                (true, _) => prop_assert_eq!(phase, Phase::Left, "{:?} was told to leave", holder),
+                (false, true) => prop_assert_eq!(phase, Phase::Joined, "{:?} is ready", holder),
+                (false, false) => {}
+            }
+        }
+        let serves = world.shims.values().any(|shim| shim.ready && !shim.leaving);
+        for (cookie, socket) in &world.sockets {
+            let accepted = !socket.acceptors.is_empty();
+            prop_assert!(!serves || (accepted && socket.listening) , "{:?} lies idle: {:?}", cookie, socket);
+            if !world.reachable() {
+                prop_assert!(!socket.listening || !accepted, "nothing is reachable and {:?} accepts", cookie);
+            }
+        }
+    }
+}

@@ -1,0 +1,661 @@
+//! A shim among its siblings: leases, guards, who accepts from what.
+//!
+//! [`machine`] decides (pure), [`peers`] talks to siblings, and here is what does it: the listeners'
+//! descriptors, the accept loops, the own lease, the watch over the siblings' leases.
+//!
+//! Better than a graceful close of one's own listener: the listener never closes. Every shim holds a
+//! duplicate of every sibling's listener, so a queue survives its shim, whatever ended it.
+
+pub mod machine;
+pub mod peers;
+
+use crate::accept::{Accepting, Dealer};
+use crate::backend::Table;
+use crate::backend::health::Standing;
+use crate::control::wire::{Ask, Reply};
+use crate::control::{self, Asked};
+use crate::drain::Stop;
+use crate::instance::InstanceId;
+use crate::metrics::{HandoverLabels, Metrics, ProbeLabels};
+use crate::os::{clock, holder, socket};
+use crate::phase::Phase;
+use crate::registry::BerthDir;
+use crate::registry::lease::{self, Lease};
+use crate::registry::watch::Watch;
+use crate::relay::Pass;
+use machine::{Action, Cookie, Facts, Holder, Machine, Rules, Time};
+use peers::{Desk, Event, lock, talk};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+/// How long an own socket that cannot listen is left alone.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// What a shim brings to its berth.
+#[derive(Debug)]
+pub struct Setup {
+    /// The berth's folder.
+    pub berth: BerthDir,
+    /// The own instance's name.
+    pub instance: InstanceId,
+    /// Its address, where it was given and not recorded by `berth exec`.
+    pub backend: Option<SocketAddr>,
+    /// A node shim: any ready instance makes it ready.
+    pub any: bool,
+    /// Bound sockets that do not listen, by their addresses; the first names the berth.
+    pub sockets: Vec<(SocketAddr, OwnedFd)>,
+    /// Length of the accept queue.
+    pub backlog: u32,
+    /// How long nothing may be reachable before clients are refused.
+    pub hold: Duration,
+    /// Duration of a lease.
+    pub lease: Duration,
+    /// Hidden option of the tests: closes plainly, as a proxy without guards does.
+    pub plain_close: bool,
+    /// Deals accepted connections.
+    pub dealer: Arc<Dealer>,
+    /// Every worker, for the proof of life that a lease is.
+    pub workers: Vec<Handle>,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// Whether connections that the own instance cannot serve are to be passed on.
+    pub pass_on: Arc<AtomicBool>,
+    /// Whether the shim was told to leave.
+    pub leaving: Arc<AtomicBool>,
+    /// Connections to pass on.
+    pub passes: mpsc::UnboundedReceiver<Pass>,
+    /// Requests of siblings on the shim's socket.
+    pub asked: mpsc::UnboundedReceiver<Asked>,
+    /// The instances.
+    pub table: watch::Receiver<Arc<Table>>,
+    /// What the shim is told from outside.
+    pub stop: watch::Receiver<Stop>,
+    /// Where the phase is told.
+    pub phase: watch::Sender<(Phase, SystemTime)>,
+}
+
+/// The running of it.
+struct Keeper {
+    setup: Setup,
+    machine: Machine,
+    me: Holder,
+    boot_id: String,
+    desk: Arc<Mutex<Desk>>,
+    /// Own sockets that do not listen yet.
+    waiting: BTreeMap<SocketAddr, Arc<OwnedFd>>,
+    loops: BTreeMap<Cookie, Loop>,
+    /// Loops that take out what is queued and close.
+    closing: Vec<JoinHandle<()>>,
+    /// What tells the writers of the connections to siblings.
+    writers: BTreeMap<Holder, Arc<Notify>>,
+    /// Instances of the siblings that have a lease, for their sockets.
+    siblings: BTreeMap<Holder, InstanceId>,
+    dialing: BTreeSet<Holder>,
+    events: mpsc::UnboundedSender<Event>,
+    ended: mpsc::UnboundedSender<Cookie>,
+    /// Workers that answered since the last renewal.
+    alive: Arc<AtomicU64>,
+    transitions: u32,
+    acquired: SystemTime,
+    /// On the clock of leases.
+    renewed: Time,
+    retry: Option<Instant>,
+    /// Listeners that could not be accepted from.
+    failed: BTreeSet<Cookie>,
+    told_problems: BTreeSet<String>,
+}
+
+/// An accept loop.
+struct Loop {
+    told: watch::Sender<Accepting>,
+    task: JoinHandle<()>,
+}
+
+/// Runs the shim's part in its berth until it has left for good (told by [`Stop::Drain`]) and whoever
+/// holds it drops the future; guards are held until then.
+///
+/// # Errors
+/// There is no clock or no boot ID: leases cannot be kept.
+pub async fn keep(setup: Setup) -> io::Result<()> {
+    let me = Holder(getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?);
+    let now = clock::boottime()?;
+    let rules = Rules {
+        addresses: setup.sockets.iter().map(|(address, _)| *address).collect(),
+        hold: setup.hold,
+        lease: setup.lease,
+    };
+    let (events, mut heard) = mpsc::unbounded_channel();
+    let (ended, mut loops_ended) = mpsc::unbounded_channel();
+    let mut setup = setup;
+    let waiting = setup.sockets.drain(..).map(|(address, socket)| (address, Arc::new(socket))).collect();
+    let mut table = setup.table.clone();
+    let mut stop = setup.stop.clone();
+    let mut passes = std::mem::replace(&mut setup.passes, mpsc::unbounded_channel().1);
+    let mut asked = std::mem::replace(&mut setup.asked, mpsc::unbounded_channel().1);
+    let mut watch = Watch::new(&setup.berth);
+    let third = setup.lease / 3;
+    let mut keeper = Keeper {
+        machine: Machine::new(rules, now),
+        me,
+        boot_id: clock::boot_id()?,
+        desk: Arc::default(),
+        waiting,
+        loops: BTreeMap::new(),
+        closing: Vec::new(),
+        writers: BTreeMap::new(),
+        siblings: BTreeMap::new(),
+        dialing: BTreeSet::new(),
+        events,
+        ended,
+        alive: Arc::new(AtomicU64::new(0)),
+        transitions: 0,
+        acquired: SystemTime::now(),
+        renewed: now,
+        retry: None,
+        failed: BTreeSet::new(),
+        told_problems: BTreeSet::new(),
+        setup,
+    };
+    keeper.transitions = keeper.transitions();
+    keeper.write_lease();
+    keeper.ping();
+    keeper.read_leases();
+    let mut renew = tokio::time::interval_at(Instant::now() + third, third);
+    renew.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        keeper.facts(&mut table, &mut stop);
+        let wake = keeper.wake();
+        tokio::select! {
+            changed = table.changed() => if changed.is_err() { return Ok(()) },
+            changed = stop.changed() => if changed.is_err() { return Ok(()) },
+            Some(event) = heard.recv() => keeper.hear(event),
+            Some(cookie) = loops_ended.recv() => keeper.loop_ended(cookie),
+            Some(pass) = passes.recv() => keeper.pass(pass),
+            Some(asked) = asked.recv() => keeper.asked(asked),
+            () = watch.changed() => keeper.read_leases(),
+            _ = renew.tick() => keeper.renew(),
+            () = tokio::time::sleep_until(wake) => keeper.tick(),
+        }
+    }
+}
+
+impl Keeper {
+    fn now(&self) -> Time {
+        clock::boottime().unwrap_or(self.renewed)
+    }
+
+    fn wake(&self) -> Instant {
+        let now = self.now();
+        let machine = self.machine.wake().map(|at| Instant::now() + at.saturating_sub(now));
+        // An hour: something else wakes it before.
+        machine.into_iter().chain(self.retry).min().unwrap_or_else(|| Instant::now() + Duration::from_secs(3600))
+    }
+
+    fn facts(&mut self, table: &mut watch::Receiver<Arc<Table>>, stop: &mut watch::Receiver<Stop>) {
+        self.tick();
+        let facts = {
+            let table = table.borrow_and_update();
+            let own = table.own().is_some_and(|own| own.standing == Standing::Ready);
+            let any = self.setup.any && table.instances.iter().any(|instance| instance.standing == Standing::Ready);
+            Facts {
+                ready: own || any,
+                reachable: table.pick(|_| true).is_some(),
+                leaving: *stop.borrow_and_update() != Stop::No,
+            }
+        };
+        // From now on, not from when siblings took over: what is still accepted until then must not go to an
+        // instance that ends.
+        self.setup.leaving.store(facts.leaving, Relaxed);
+        self.setup.pass_on.store(!self.setup.any || facts.leaving, Relaxed);
+        let actions = self.machine.facts(facts);
+        self.act(actions);
+    }
+
+    fn tick(&mut self) {
+        self.retry = self.retry.filter(|at| *at > Instant::now());
+        let now = self.now();
+        let mut actions = self.machine.tick(now);
+        if self.retry.is_none() {
+            // What could not be accepted from is as if it had been refused: the machine tries again.
+            for cookie in std::mem::take(&mut self.failed) {
+                actions.extend(self.machine.refused(cookie));
+            }
+        }
+        self.act(actions);
+    }
+
+    fn hear(&mut self, event: Event) {
+        self.tick();
+        let actions = match event {
+            Event::Connected(holder, changed) => {
+                self.dialing.remove(&holder);
+                self.count("connect", "ok");
+                self.writers.insert(holder, changed);
+                self.machine.connected(holder)
+            }
+            Event::Told(holder, announce, guards) => {
+                let mut known = Vec::new();
+                for (cookie, address, descriptor) in guards {
+                    self.count("guard", "ok");
+                    known.push((cookie, address));
+                    lock(&self.desk).held.entry(cookie).or_insert_with(|| (address, Arc::new(descriptor)));
+                }
+                self.machine.told(holder, announce, &known)
+            }
+            Event::Alone(holder, why) => {
+                self.dialing.remove(&holder);
+                if self.told_problems.insert(format!("{holder:?} {why}")) {
+                    tracing::warn!("a sibling does not share its listeners: {why}");
+                }
+                self.count("connect", "refused");
+                return;
+            }
+            Event::Gone(holder) => {
+                self.dialing.remove(&holder);
+                if self.writers.remove(&holder).is_none() {
+                    return;
+                }
+                let instance = self.siblings.get(&holder).map(tracing::field::display);
+                tracing::info!(instance, "a sibling is gone; its listeners are accepted from here if it had any");
+                self.machine.gone(holder)
+            }
+        };
+        self.act(actions);
+    }
+
+    fn loop_ended(&mut self, cookie: Cookie) {
+        // A later loop for the same listener is another matter.
+        if self.loops.get(&cookie).is_some_and(|accepting| accepting.task.is_finished()) {
+            self.loops.remove(&cookie);
+            let actions = self.machine.refused(cookie);
+            self.act(actions);
+        }
+    }
+
+    /// Does what the machine wants, and what follows from it.
+    fn act(&mut self, actions: Vec<Action>) {
+        let mut actions = VecDeque::from(actions);
+        while let Some(action) = actions.pop_front() {
+            match action {
+                Action::Listen(address) => actions.extend(self.listen(address)),
+                Action::Accept(cookie) => self.accept(cookie),
+                Action::Guard(cookie) => self.stop_accepting(cookie, Accepting::No),
+                Action::Refuse(cookie) => {
+                    if let Some((address, listener)) = lock(&self.desk).held.get(&cookie) {
+                        match socket::refuse(listener.as_fd()) {
+                            Ok(()) => tracing::warn!(%address, "nothing is reachable: clients are refused"),
+                            Err(error) => tracing::warn!(%address, %error, "cannot end listening"),
+                        }
+                    }
+                    self.count("refuse", "ok");
+                    self.stop_accepting(cookie, Accepting::No);
+                }
+                Action::Close(cookie) => {
+                    let address = lock(&self.desk).held.get(&cookie).map(|(address, _)| *address);
+                    if let Some(address) = address {
+                        self.tell_of_strangers(address);
+                    }
+                    // The loop's own duplicate is the last: it closes when the queue is empty.
+                    lock(&self.desk).held.remove(&cookie);
+                    let how = if self.setup.plain_close { Accepting::No } else { Accepting::Rest };
+                    self.closing.extend(self.loops.remove(&cookie).map(|accepting| {
+                        accepting.told.send_replace(how);
+                        accepting.task
+                    }));
+                    self.count("close", "ok");
+                }
+                Action::Announce => {
+                    lock(&self.desk).announce = self.machine.announce();
+                    for writer in self.writers.values() {
+                        writer.notify_one();
+                    }
+                    self.write_lease();
+                }
+                Action::Phase(phase) => {
+                    let siblings = self.writers.len();
+                    let connections = self.setup.metrics.open();
+                    tracing::info!(connections, siblings, "{}", phase.as_str());
+                    self.count(phase.as_str(), "ok");
+                    let closing = std::mem::take(&mut self.closing);
+                    if closing.is_empty() {
+                        self.setup.phase.send_replace((phase, SystemTime::now()));
+                    } else {
+                        // It has left when the queues are empty, not before.
+                        let told = self.setup.phase.clone();
+                        tokio::spawn(async move {
+                            for task in closing {
+                                let _ = task.await;
+                            }
+                            told.send_replace((phase, SystemTime::now()));
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    fn listen(&mut self, address: SocketAddr) -> Vec<Action> {
+        let listened = self.waiting.get(&address).ok_or(io::ErrorKind::NotFound.into()).and_then(|own| {
+            socket::start_listening(own.as_fd(), self.setup.backlog)?;
+            socket::cookie(own.as_fd())
+        });
+        match listened {
+            Ok(cookie) => {
+                let cookie = Cookie(cookie);
+                if let Some(own) = self.waiting.remove(&address) {
+                    lock(&self.desk).held.insert(cookie, (address, own));
+                }
+                self.count("listen", "ok");
+                self.machine.listening(address, cookie)
+            }
+            Err(error) => {
+                let why = match error.raw_os_error() {
+                    Some(libc::EADDRINUSE) => holder::explain(address, nix::unistd::geteuid().as_raw()),
+                    _ => error.to_string(),
+                };
+                if self.told_problems.insert(format!("listen {address}: {why}")) {
+                    tracing::error!(%address, "cannot listen, trying again: {why}");
+                }
+                self.count("listen", "failed");
+                self.machine.cannot_listen(address);
+                self.retry = Some(Instant::now() + RETRY);
+                // The own socket was handed over: another is bound.
+                if let Entry::Vacant(free) = self.waiting.entry(address) {
+                    match socket::bind(address, true) {
+                        Ok(fresh) => drop(free.insert(Arc::new(fresh))),
+                        Err(error) => tracing::error!(%address, %error, "cannot bind"),
+                    }
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    fn accept(&mut self, cookie: Cookie) {
+        self.stop_accepting(cookie, Accepting::No);
+        let held = lock(&self.desk).held.get(&cookie).cloned();
+        let Some((address, listener)) = held else { return };
+        let ready = socket::start_listening(listener.as_fd(), self.setup.backlog)
+            .and_then(|()| listener.as_fd().try_clone_to_owned());
+        match ready {
+            Ok(duplicate) => {
+                tracing::debug!(%address, listener = cookie.0, "accepting");
+                let told = watch::Sender::new(Accepting::Yes);
+                let accepting = self.setup.dealer.spawn(duplicate, told.subscribe());
+                let ended = self.ended.clone();
+                let task = tokio::spawn(async move {
+                    match accepting.await {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => tracing::error!(%address, %error, "a listener cannot be waited for"),
+                        Err(error) => tracing::error!(%address, %error, "an accept loop ended: a bug"),
+                    }
+                    let _ = ended.send(cookie);
+                });
+                self.loops.insert(cookie, Loop { told, task });
+                self.count("accept", "ok");
+            }
+            Err(error) => {
+                tracing::error!(%address, %error, "cannot accept, trying again");
+                self.count("accept", "failed");
+                self.retry = Some(Instant::now() + RETRY);
+                self.failed.insert(cookie);
+            }
+        }
+    }
+
+    fn stop_accepting(&mut self, cookie: Cookie, how: Accepting) {
+        if let Some(accepting) = self.loops.remove(&cookie) {
+            accepting.told.send_replace(how);
+        }
+    }
+
+    /// Others that listen on the port without being siblings: they get no guard.
+    fn tell_of_strangers(&self, address: SocketAddr) {
+        let desk = lock(&self.desk);
+        let ours: Vec<_> = desk.held.values().filter_map(|(_, listener)| socket::inode(listener.as_fd())).collect();
+        let listeners = holder::listeners(address.port()).unwrap_or_default();
+        let strange = |listener: &&holder::Entry| listener.local == address && !ours.contains(&listener.inode);
+        let others = listeners.iter().filter(strange).count();
+        if others > 0 {
+            tracing::warn!(
+                %address,
+                others,
+                "the port is shared with a process that is no shim: what comes between the last accept and the close is \
+                 reset; net.ipv4.tcp_migrate_req=1 would make it exact"
+            );
+        }
+    }
+
+    fn count(&self, phase: &'static str, result: &'static str) {
+        self.setup.metrics.handover.get_or_create(&HandoverLabels { phase, result }).inc();
+    }
+}
+
+/// Leases.
+impl Keeper {
+    fn transitions(&self) -> u32 {
+        let found = lease::read(&self.setup.berth, &self.setup.instance).ok().flatten();
+        found.map_or(0, |lease| lease.transitions_to(self.me))
+    }
+
+    /// Asks every worker for a sign of life.
+    fn ping(&self) {
+        self.alive.store(0, Relaxed);
+        for worker in &self.setup.workers {
+            let alive = self.alive.clone();
+            worker.spawn(async move { alive.fetch_add(1, Relaxed) });
+        }
+    }
+
+    /// Renews the lease if every worker gave a sign of life since it was renewed last.
+    fn renew(&mut self) {
+        let now = self.now();
+        let silent = now.saturating_sub(self.renewed);
+        if silent >= self.setup.lease {
+            tracing::warn!(
+                seconds = silent.as_secs(),
+                "this shim stood still for longer than its lease: siblings accepted from its listeners meanwhile"
+            );
+        }
+        let workers = self.setup.workers.len() as u64;
+        if self.alive.load(Relaxed) >= workers {
+            self.renewed = now;
+            self.write_lease();
+            self.count_renewal("ok");
+            self.ping();
+        } else {
+            tracing::warn!("a relaying thread does not answer: the lease is not renewed, siblings will take over");
+            self.count_renewal("blocked");
+        }
+        self.read_leases();
+    }
+
+    fn count_renewal(&self, result: &'static str) {
+        self.setup.metrics.renewals.get_or_create(&ProbeLabels { result }).inc();
+    }
+
+    fn lease(&self) -> Lease {
+        let announce = self.machine.announce();
+        Lease {
+            version: lease::VERSION,
+            holder_identity: self.me,
+            lease_duration_seconds: u32::try_from(self.setup.lease.as_secs()).unwrap_or(u32::MAX).max(1),
+            acquire_time: self.acquired,
+            renew_time: SystemTime::now(),
+            lease_transitions: self.transitions,
+            instance: self.setup.instance.clone(),
+            backend: self.setup.backend,
+            state: announce.phase,
+            ready: announce.ready,
+            reachable: announce.reachable,
+            listen: self.machine.addresses().to_vec(),
+            berth_version: crate::VERSION.to_owned(),
+            boot_id: self.boot_id.clone(),
+            expires_boottime_ms: u64::try_from((self.renewed + self.setup.lease).as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    fn write_lease(&self) {
+        if let Err(error) = lease::write(&self.setup.berth, &self.lease()) {
+            tracing::warn!(%error, "cannot write the lease: siblings will think this shim hangs");
+            self.count_renewal("failed");
+        }
+    }
+
+    /// Takes in the siblings' leases, and dials those that are new. Of two, the one with the smaller
+    /// name dials, so that there is one connection.
+    fn read_leases(&mut self) {
+        if self.setup.plain_close {
+            return;
+        }
+        let now = self.now();
+        let lease::Listing { leases, problems } = match lease::list(&self.setup.berth) {
+            Ok(listing) => listing,
+            Err(error) => return tracing::warn!(%error, "cannot list the leases"),
+        };
+        for problem in problems {
+            if self.told_problems.insert(problem.to_string()) {
+                tracing::warn!("{problem}");
+            }
+        }
+        self.tick();
+        for lease in &leases {
+            if !lease.is_live(&self.boot_id, now) {
+                continue;
+            }
+            let holder = lease.holder_identity;
+            if holder == self.me {
+                continue;
+            }
+            if self.siblings.insert(holder, lease.instance.clone()).is_none() {
+                let same: BTreeSet<_> = self.machine.addresses().iter().collect();
+                if lease.listen.iter().collect::<BTreeSet<_>>() != same {
+                    tracing::warn!(
+                        instance = %lease.instance,
+                        theirs = ?lease.listen,
+                        ours = ?self.machine.addresses(),
+                        "a sibling listens on other addresses: only those that both have are handed over"
+                    );
+                }
+            }
+            let actions = self.machine.leased(holder, lease.expires());
+            self.act(actions);
+            let stands = self.writers.contains_key(&holder) || self.dialing.contains(&holder);
+            if self.me < holder && !stands && !self.machine.is_dead(holder) {
+                self.dial(holder, &lease.instance);
+            }
+        }
+        if let Err(error) = lease::prune(&self.setup.berth, &self.boot_id, now) {
+            tracing::debug!(%error, "cannot prune leases");
+        }
+    }
+}
+
+/// Siblings.
+impl Keeper {
+    fn dial(&mut self, holder: Holder, instance: &InstanceId) {
+        let Ok(path) = self.setup.berth.socket_path(instance) else { return };
+        self.dialing.insert(holder);
+        let (me, desk, events) = (self.me, self.desk.clone(), self.events.clone());
+        let addresses: Arc<[SocketAddr]> = self.machine.addresses().into();
+        tokio::spawn(async move {
+            match control::ask_with(&path, Ask::Join { holder: me }, &[], &[]).await {
+                Ok((Reply::Joined { holder: there }, socket)) if there == holder => {
+                    talk(socket, holder, addresses, desk, events).await;
+                }
+                Ok((reply, _)) => {
+                    let _ = events.send(Event::Alone(holder, format!("{} says {reply:?}", path.display())));
+                }
+                Err(error) => {
+                    tracing::debug!(path = %path.display(), %error, "cannot reach a sibling");
+                    let _ = events.send(Event::Gone(holder));
+                }
+            }
+        });
+    }
+
+    fn asked(&mut self, asked: Asked) {
+        match asked.ask {
+            Ask::Join { holder } if !self.setup.plain_close => {
+                let (me, desk, events) = (self.me, self.desk.clone(), self.events.clone());
+                let addresses: Arc<[SocketAddr]> = self.machine.addresses().into();
+                tokio::spawn(async move {
+                    if let Some(socket) = asked.reply(&Reply::Joined { holder: me }).await {
+                        talk(socket, holder, addresses, desk, events).await;
+                    }
+                });
+            }
+            Ask::Pass => {
+                let reply = match self.take_over(&asked) {
+                    Ok(()) => Reply::Done,
+                    Err(why) => Reply::Refused(why),
+                };
+                tokio::spawn(async move { asked.reply(&reply).await });
+            }
+            _ => {
+                tokio::spawn(async move { asked.reply(&Reply::Refused("not here".into())).await });
+            }
+        }
+    }
+
+    /// Takes a client's connection from a leaving sibling.
+    fn take_over(&self, asked: &Asked) -> Result<(), String> {
+        if self.machine.phase() != Phase::Joined {
+            return Err(format!("this shim is {}", self.machine.phase().as_str()));
+        }
+        // Two that leave would pass it to and fro.
+        if *self.setup.stop.borrow() != Stop::No {
+            return Err("this shim is leaving".to_owned());
+        }
+        let [client] = &asked.descriptors[..] else {
+            return Err(format!("{} descriptors came, not one", asked.descriptors.len()));
+        };
+        let peer = socket::check_connection(client.as_fd())?;
+        let client = client.try_clone().map_err(|error| error.to_string())?;
+        self.setup.dealer.take_over(TcpStream::from(client), peer, asked.rest.clone());
+        self.count("take", "ok");
+        Ok(())
+    }
+
+    /// Gives a client's connection to the first joined sibling that takes it.
+    fn pass(&self, pass: Pass) {
+        let joined = self.machine.joined_siblings();
+        let instances = joined.into_iter().filter_map(|holder| self.siblings.get(&holder));
+        let paths: Vec<_> = instances.filter_map(|instance| self.setup.berth.socket_path(instance).ok()).collect();
+        let metrics = self.setup.metrics.clone();
+        tokio::spawn(async move {
+            for path in paths {
+                match control::ask_with(&path, Ask::Pass, &pass.said, &[pass.client.as_fd()]).await {
+                    Ok((Reply::Done, _)) => {
+                        metrics.handover.get_or_create(&HandoverLabels { phase: "pass", result: "ok" }).inc();
+                        let _ = pass.taken.send(true);
+                        return;
+                    }
+                    Ok((reply, _)) => tracing::debug!(path = %path.display(), ?reply, "not passed"),
+                    Err(error) => tracing::debug!(path = %path.display(), %error, "not passed"),
+                }
+            }
+            metrics.handover.get_or_create(&HandoverLabels { phase: "pass", result: "failed" }).inc();
+            let _ = pass.taken.send(false);
+        });
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        for (_, accepting) in std::mem::take(&mut self.loops) {
+            accepting.told.send_replace(Accepting::No);
+        }
+        let _ = lease::remove(&self.setup.berth, &self.lease());
+    }
+}

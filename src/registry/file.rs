@@ -1,0 +1,108 @@
+//! What records and leases have in common: files that are named `ID.json`, and that others write.
+
+use super::BerthDir;
+use crate::instance::InstanceId;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Largest file that is read, in bytes. Real ones have some 250 to 4,000.
+pub(super) const MAX_SIZE: u64 = 64 * 1024;
+
+/// Characters of a reason that are kept: a JSON error repeats what it found, however long.
+const MAX_REASON: usize = 200;
+
+/// A file among the records or leases that is ignored.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Problem {
+    /// The file.
+    pub path: PathBuf,
+    /// Why it is ignored.
+    pub reason: String,
+}
+
+impl Problem {
+    pub(super) fn new(path: PathBuf, reason: &str) -> Self {
+        Self { path, reason: reason.chars().take(MAX_REASON).collect() }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Names and contents are another's. No line feed or escape of theirs gets into the log.
+        let printable = |text: &str| text.replace(char::is_control, "\u{fffd}");
+        let path = self.path.to_string_lossy();
+        write!(f, "{} is ignored: {}", printable(&path), printable(&self.reason))
+    }
+}
+
+/// What `look` makes of each file of a folder whose name does not begin with a dot, and the files that it
+/// gives a reason to ignore, in the order of their names.
+///
+/// # Errors
+/// The folder cannot be listed. If it is not there, it is as if it were empty.
+pub(super) fn look_at_all<T>(
+    folder: &Path,
+    look: impl Fn(&InstanceId, &Path) -> Result<Option<T>, String>,
+) -> io::Result<(Vec<T>, Vec<Problem>)> {
+    let (mut good, mut problems) = (Vec::new(), Vec::new());
+    for name in names(folder)? {
+        if name.as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        let path = folder.join(&name);
+        let looked = match id_of(&name) {
+            Some(id) => look(&id, &path),
+            None => Err("its name is not an instance's ID with .json".into()),
+        };
+        match looked {
+            Ok(found) => good.extend(found),
+            Err(reason) => problems.push(Problem::new(path, &reason)),
+        }
+    }
+    problems.sort();
+    Ok((good, problems))
+}
+
+pub(super) fn names(folder: &Path) -> io::Result<Vec<OsString>> {
+    match fs::read_dir(folder) {
+        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.file_name())).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn id_of(name: &OsStr) -> Option<InstanceId> {
+    InstanceId::parse(name.to_str()?.strip_suffix(".json")?).ok()
+}
+
+/// Opens a file for reading, whatever it may be. None: there is none. The error says why it is ignored.
+pub(super) fn open(berth: &BerthDir, path: &Path) -> Result<Option<File>, String> {
+    // O_NONBLOCK, or a FIFO would stop us.
+    let file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err("it is a symbolic link".into()),
+        Err(error) => return Err(format!("it cannot be opened: {error}")),
+    };
+    let meta = file.metadata().map_err(|error| error.to_string())?;
+    if !meta.is_file() {
+        return Err("it is no regular file".into());
+    }
+    if !berth.trusts(meta.uid()) {
+        return Err(format!("it is owned by uid {}", meta.uid()));
+    }
+    if meta.len() > MAX_SIZE {
+        return Err(format!("it is {} bytes long, at most {MAX_SIZE} are read", meta.len()));
+    }
+    Ok(Some(file))
+}
+
+pub(super) fn read(file: &mut File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(MAX_SIZE).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}

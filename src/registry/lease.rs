@@ -1,0 +1,392 @@
+//! Leases of shims: which shim is alive, and what its siblings need to know of it.
+//!
+//! A lease is `leases/ID.json`, named after the shim's instance, with the fields of LeaseSpec
+//! (`coordination.k8s.io/v1`) where those exist there. Its shim writes it anew, by rename, each third of its
+//! duration. So:
+//!
+//! * **Alive means not expired**, on CLOCK_BOOTTIME and within the boot that the lease names. The times of the wall
+//!   clock in it are for people: nothing is decided by them.
+//! * **One ID, one shim.** Who starts looks with [`read`] whether another holder lives there.
+//! * **A lease has no lock.** Who removes one ([`prune`], [`remove`]) looks at it just before; if its owner renews it
+//!   in the microseconds between, the renewed lease is lost. That owner hung until then, and writes it again
+//!   within a third of its duration if it lives, so a lost race heals.
+//!
+//! An added field does not change the format, and has a default: siblings of the version before do not
+//! write it. A new [`Phase`] would be a new format: the version before would ignore the lease.
+
+use super::BerthDir;
+use super::file::{self, Problem, look_at_all, names};
+use crate::handover::machine::Holder;
+use crate::instance::InstanceId;
+use crate::phase::Phase;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// Format of the leases that are written, and the only one that is read.
+pub const VERSION: u32 = 1;
+
+/// Most listen addresses of a shim. A node has a handful.
+const MAX_LISTEN: usize = 64;
+
+/// Longest version and boot ID, in bytes. A boot ID has 36.
+const MAX_TEXT: usize = 64;
+
+/// Longest duration: a day. One that hangs is noticed no sooner.
+const MAX_DURATION: u32 = 24 * 60 * 60;
+
+/// Age of a file that never came into place, after which its writer is taken for dead. Writing one
+/// takes microseconds.
+const LEFT_OVER: Duration = Duration::from_secs(60);
+
+/// What a shim says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Lease {
+    /// Format of the lease; [`VERSION`].
+    pub version: u32,
+    /// Its name among the shims of the berth, and that of its instance; names the file.
+    pub instance: InstanceId,
+    /// Its process, as 16 lower-case hexadecimal digits.
+    #[serde(with = "hex")]
+    pub holder_identity: Holder,
+    /// How long it is believed after it was heard of.
+    pub lease_duration_seconds: u32,
+    /// When this holder first wrote it, wall clock, in microseconds. For people.
+    #[serde(with = "micro_time")]
+    pub acquire_time: SystemTime,
+    /// When this holder last wrote it, wall clock, in microseconds. For people.
+    #[serde(with = "micro_time")]
+    pub renew_time: SystemTime,
+    /// How often it went from one holder to another; see [`Lease::transitions_to`].
+    pub lease_transitions: u32,
+    /// Its instance's address, where that was given and no record tells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<SocketAddr>,
+    /// Where it is in its life.
+    pub state: Phase,
+    /// Its own instance is ready.
+    pub ready: bool,
+    /// It knows an instance that connections can go to.
+    pub reachable: bool,
+    /// Addresses of its listeners.
+    pub listen: Vec<SocketAddr>,
+    /// Which berth it is.
+    pub berth_version: String,
+    /// The boot that `expires_boottime_ms` counts from.
+    pub boot_id: String,
+    /// When it expires, in milliseconds of CLOCK_BOOTTIME.
+    pub expires_boottime_ms: u64,
+}
+
+/// Why bytes are no lease.
+#[derive(Debug, thiserror::Error)]
+pub enum LeaseError {
+    /// They are not JSON, or lack a field. Torn, maybe.
+    #[error("not a lease: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Another version of berth wrote it.
+    #[error("format {0}, this berth reads {VERSION}")]
+    Version(u32),
+    /// It names another instance than its file.
+    #[error("it is about the instance {0}")]
+    Name(InstanceId),
+    /// It would never hold, or not end.
+    #[error("a duration of {0} s is not between 1 and {MAX_DURATION}")]
+    Duration(u32),
+    /// Nobody can connect there.
+    #[error("the backend {0} is no address of one host, with a port")]
+    Backend(SocketAddr),
+    /// More addresses than a shim has.
+    #[error("{0} listen addresses, at most {MAX_LISTEN} are read")]
+    Listens(usize),
+    /// Nobody can listen there.
+    #[error("the listen address {0} is none, or has no port")]
+    Listen(SocketAddr),
+    /// Empty, too long, or not of printable ASCII alone.
+    #[error("its {0} is not 1 to {MAX_TEXT} printable characters")]
+    Text(&'static str),
+}
+
+impl Lease {
+    /// Reads a lease from the bytes of the file that is named after `id`.
+    ///
+    /// # Errors
+    /// See [`LeaseError`].
+    pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, LeaseError> {
+        #[derive(Deserialize)]
+        struct Format {
+            version: u32,
+        }
+        // First the format alone, so that a later one is named as such and not by a missing field.
+        let Format { version } = serde_json::from_slice(bytes)?;
+        if version != VERSION {
+            return Err(LeaseError::Version(version));
+        }
+        let lease: Self = serde_json::from_slice(bytes)?;
+        if lease.instance != *id {
+            return Err(LeaseError::Name(lease.instance));
+        }
+        lease.check()?;
+        Ok(lease)
+    }
+
+    /// Whether its shim is to be believed at the time `now` of CLOCK_BOOTTIME in the boot `boot_id`.
+    ///
+    /// One that claims to hold for more than ten durations and a minute is nonsense, and would never expire.
+    #[must_use]
+    pub fn is_live(&self, boot_id: &str, now: Duration) -> bool {
+        let left = self.expires().saturating_sub(now);
+        self.boot_id == boot_id && !left.is_zero() && left <= 10 * self.duration() + Duration::from_secs(60)
+    }
+
+    /// Lets it hold for its duration from `now` (CLOCK_BOOTTIME) on. `wall` is the same moment for people.
+    pub fn renew(&mut self, now: Duration, wall: SystemTime) {
+        self.renew_time = wall;
+        self.expires_boottime_ms = now.saturating_add(self.duration()).as_millis().try_into().unwrap_or(u64::MAX);
+    }
+
+    /// `lease_transitions` for the holder that finds this lease where it will write its own.
+    #[must_use]
+    pub fn transitions_to(&self, holder: Holder) -> u32 {
+        self.lease_transitions.saturating_add(u32::from(self.holder_identity != holder))
+    }
+
+    /// How long it holds after each renewal.
+    #[must_use]
+    pub fn duration(&self) -> Duration {
+        Duration::from_secs(self.lease_duration_seconds.into())
+    }
+
+    /// When it expires, on CLOCK_BOOTTIME.
+    #[must_use]
+    pub fn expires(&self) -> Duration {
+        Duration::from_millis(self.expires_boottime_ms)
+    }
+
+    /// Nobody can live behind it: it is of another boot, or has been expired for longer than it held. One that
+    /// has just expired is kept for a while: it tells who hangs.
+    fn is_stale(&self, boot_id: &str, now: Duration) -> bool {
+        self.boot_id != boot_id || now.saturating_sub(self.expires()) > self.duration()
+    }
+
+    fn check(&self) -> Result<(), LeaseError> {
+        if !(1..=MAX_DURATION).contains(&self.lease_duration_seconds) {
+            return Err(LeaseError::Duration(self.lease_duration_seconds));
+        }
+        let nowhere = |backend: &SocketAddr| backend.ip().to_canonical().is_unspecified() || !is_usable(*backend);
+        if let Some(backend) = self.backend.filter(nowhere) {
+            return Err(LeaseError::Backend(backend));
+        }
+        if self.listen.len() > MAX_LISTEN {
+            return Err(LeaseError::Listens(self.listen.len()));
+        }
+        if let Some(bad) = self.listen.iter().find(|address| !is_usable(**address)) {
+            return Err(LeaseError::Listen(*bad));
+        }
+        for (name, text) in [("berthVersion", &self.berth_version), ("bootId", &self.boot_id)] {
+            let printable = text.bytes().all(|byte| byte.is_ascii_graphic());
+            if text.is_empty() || text.len() > MAX_TEXT || !printable {
+                return Err(LeaseError::Text(name));
+            }
+        }
+        Ok(())
+    }
+
+    fn to_bytes(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = serde_json::to_vec_pretty(self)?;
+        bytes.push(b'\n');
+        Ok(bytes)
+    }
+}
+
+/// The leases of a berth.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// The good ones, by their IDs, live or not.
+    pub leases: Vec<Lease>,
+    /// The others. The same again each time, so the caller logs what it has not logged yet.
+    pub problems: Vec<Problem>,
+}
+
+/// Puts a lease in its place, whatever is there.
+///
+/// Nothing is synced to disk: after a crash of the machine every lease is of another boot, a torn file is
+/// ignored, and a disk that is slow to sync would let leases expire.
+///
+/// # Errors
+/// The file system is full, read-only or the like, or siblings would not take the lease ([`LeaseError`],
+/// as `InvalidInput`).
+pub fn write(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
+    lease.check().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+    let bytes = lease.to_bytes()?;
+    match put(berth, &lease.instance, &bytes) {
+        // A prune took the new file for left over: the wall clock jumped while it was written.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => put(berth, &lease.instance, &bytes),
+        outcome => outcome,
+    }
+}
+
+fn put(berth: &BerthDir, id: &InstanceId, bytes: &[u8]) -> io::Result<()> {
+    let new = berth.leases().join(format!(".{id}.lease.new"));
+    // Left by an owner of that ID that died.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = libc::O_NOFOLLOW;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(flags).open(&new)?;
+    let outcome = file.write_all(bytes).and_then(|()| fs::rename(&new, path_of(berth, id)));
+    outcome.inspect_err(|_| drop(fs::remove_file(&new)))
+}
+
+/// Removes a lease if the file is still its holder's. One that cannot be read is not.
+///
+/// # Errors
+/// It cannot be removed.
+pub fn remove(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
+    match read(berth, &lease.instance) {
+        Ok(Some(found)) if found.holder_identity == lease.holder_identity => {
+            gone(&path_of(berth, &lease.instance)).map(drop)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The lease of one shim, live or not; none if there is none.
+///
+/// # Errors
+/// What is there is no lease, or not to be believed.
+pub fn read(berth: &BerthDir, id: &InstanceId) -> Result<Option<Lease>, Problem> {
+    let path = path_of(berth, id);
+    look(berth, id, &path).map_err(|reason| Problem::new(path, &reason))
+}
+
+/// The leases of a berth, and what is there besides.
+///
+/// # Errors
+/// The folder cannot be listed. If it is not there, there are none.
+pub fn list(berth: &BerthDir) -> io::Result<Listing> {
+    let (mut leases, problems) = look_at_all(&berth.leases(), |id, path| look(berth, id, path))?;
+    leases.sort_by(|a, b| a.instance.cmp(&b.instance));
+    Ok(Listing { leases, problems })
+}
+
+/// Removes the leases that are of another boot, or have been expired for longer than they held, and
+/// what shims that died left half-written. Gives how many. `now` is on CLOCK_BOOTTIME.
+///
+/// # Errors
+/// The folder cannot be listed, or a file not removed; the others are, all the same.
+pub fn prune(berth: &BerthDir, boot_id: &str, now: Duration) -> io::Result<usize> {
+    let mut removed = Ok(0);
+    for name in names(&berth.leases())? {
+        let path = berth.leases().join(&name);
+        let bytes = name.as_encoded_bytes();
+        let stale = match file::id_of(&name) {
+            // Twice, the second time just before it goes: see the module.
+            Some(id) => (0..2).all(|_| look(berth, &id, &path).is_ok_and(|found| is_stale(found, boot_id, now))),
+            None => bytes.starts_with(b".") && bytes.ends_with(b".lease.new") && is_left_over(&path),
+        };
+        if stale {
+            removed = match (removed, gone(&path)) {
+                (Ok(count), Ok(was_there)) => Ok(count + usize::from(was_there)),
+                (Err(error), _) | (Ok(_), Err(error)) => Err(error),
+            };
+        }
+    }
+    removed
+}
+
+fn is_stale(found: Option<Lease>, boot_id: &str, now: Duration) -> bool {
+    found.is_some_and(|lease| lease.is_stale(boot_id, now))
+}
+
+fn is_left_over(path: &Path) -> bool {
+    let written = fs::symlink_metadata(path).and_then(|meta| meta.modified()).ok();
+    written.and_then(|written| written.elapsed().ok()).is_some_and(|age| age > LEFT_OVER)
+}
+
+/// Removes a file; whether it was there.
+fn gone(path: &Path) -> io::Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// None: it is gone. The error says why it is ignored.
+fn look(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Lease>, String> {
+    let Some(mut file) = file::open(berth, path)? else { return Ok(None) };
+    let bytes = file::read(&mut file).map_err(|error| error.to_string())?;
+    Lease::parse(&bytes, id).map(Some).map_err(|error| error.to_string())
+}
+
+fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {
+    berth.leases().join(format!("{id}.json"))
+}
+
+/// It has a port, and is of one host or of all.
+fn is_usable(address: SocketAddr) -> bool {
+    let nobody = match address.ip().to_canonical() {
+        IpAddr::V4(ip) => ip.is_multicast() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_multicast(),
+    };
+    address.port() != 0 && !nobody
+}
+
+/// A holder as text: 16 lower-case hexadecimal digits.
+#[must_use]
+pub fn holder_to_hex(holder: Holder) -> String {
+    format!("{:016x}", holder.0)
+}
+
+/// The holder of a text by [`holder_to_hex`]; none for any other text.
+#[must_use]
+pub fn holder_from_hex(text: &str) -> Option<Holder> {
+    let holder = Holder(u64::from_str_radix(text, 16).ok()?);
+    // Not a sign, a capital, or fewer digits: one holder has one name.
+    (holder_to_hex(holder) == text).then_some(holder)
+}
+
+/// [`Holder`] as in [`holder_to_hex`].
+mod hex {
+    use super::{Holder, holder_from_hex, holder_to_hex};
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(holder: &Holder, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&holder_to_hex(*holder))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Holder, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        holder_from_hex(&text).ok_or_else(|| D::Error::custom("a holder is 16 lower-case hexadecimal digits"))
+    }
+}
+
+/// A wall clock time as Kubernetes' MicroTime: `2026-05-04T03:02:01.000000Z`.
+mod micro_time {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use std::time::{Duration, SystemTime};
+
+    /// The last second of the year 9999; later ones, and those before 1970, have no such text.
+    const LAST: Duration = Duration::from_secs(253_402_300_799);
+
+    pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+        // A wrong clock is no reason to stop.
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().min(LAST);
+        serializer.collect_str(&humantime::format_rfc3339_micros(SystemTime::UNIX_EPOCH + since))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        humantime::parse_rfc3339(&text).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,15 @@
+//! What siblings owe their clients: upgrades, crashes, hangs, restarts and lies, with real `berth serve`
+//! processes and echo servers behind them.
+//!
+//! Every test runs alone: what is measured is time and loss.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod death;
+mod liars;
+mod load;
+mod node;
+mod outage;
+mod passing;
+mod upgrades;

@@ -1,0 +1,234 @@
+//! A run directory, its shims, and echo servers that can go away.
+
+use super::support::net::{free_address, fresh_ip, listening};
+use super::support::process::{Running, berth};
+use super::support::{PATIENCE, eventually};
+use berth::control::{self, wire};
+use berth::instance::InstanceId;
+use berth::registry::{BerthDir, RunDir};
+use nix::sys::signal::Signal;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::{JoinHandle, JoinSet};
+
+/// Of two tests that measure, none measures anything.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A number from the environment, for runs that are longer than those of every day.
+#[track_caller]
+pub(crate) fn number(name: &str, every_day: usize) -> usize {
+    std::env::var(name).map_or(every_day, |number| number.parse().unwrap_or_else(|_| panic!("{name}={number}")))
+}
+
+pub(crate) fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// A berth and its run directory.
+pub(crate) struct Node {
+    temp: TempDir,
+    pub(crate) listen: SocketAddr,
+}
+
+impl Node {
+    pub(crate) fn new() -> Self {
+        Self { temp: tempfile::tempdir().unwrap(), listen: free_address() }
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.temp.path().join("run")
+    }
+
+    /// The berth's folder, once a shim runs.
+    pub(crate) fn berth(&self) -> BerthDir {
+        RunDir::open(&self.run_dir()).unwrap().berth(self.listen).unwrap()
+    }
+
+    /// Starts a shim of an instance whose address is given.
+    pub(crate) fn start(&self, id: &str, backend: SocketAddr, options: &[&str]) -> Shim {
+        self.launch(id, &[&["--backend", &backend.to_string()], options].concat())
+    }
+
+    /// Starts a shim of an instance that is recorded.
+    pub(crate) fn launch(&self, id: &str, options: &[&str]) -> Shim {
+        let mut command = berth(["serve", "--listen", &self.listen.to_string(), "--instance", id]);
+        command.arg("--run-dir").arg(self.run_dir());
+        for [option, value] in [["--probe", "tcp"], ["--rise", "1"], ["--probe-interval", "50ms"]] {
+            if !options.contains(&option) {
+                command.args([option, value]);
+            }
+        }
+        let running = Running::start(command.args(options));
+        running.logs(" berth ");
+        let path = self.berth().socket_path(&InstanceId::parse(id).unwrap()).unwrap();
+        Shim { running, path }
+    }
+
+    /// Starts a shim and waits until it is joined.
+    pub(crate) fn joined(&self, id: &str, backend: SocketAddr, options: &[&str]) -> Shim {
+        let shim = self.start(id, backend, options);
+        shim.until_joined();
+        shim
+    }
+
+    /// The inodes of its listeners.
+    pub(crate) fn listeners(&self) -> Vec<u64> {
+        listening(self.listen)
+    }
+}
+
+/// A `berth serve`.
+pub(crate) struct Shim {
+    pub(crate) running: Running,
+    pub(crate) path: PathBuf,
+}
+
+impl Shim {
+    #[track_caller]
+    fn ask(&self, ask: wire::Ask) -> Option<wire::Reply> {
+        runtime().block_on(control::ask(&self.path, ask)).ok()
+    }
+
+    #[track_caller]
+    pub(crate) fn status(&self) -> wire::Status {
+        match self.ask(wire::Ask::Status) {
+            Some(wire::Reply::Status(status)) => *status,
+            other => panic!("no status but {other:?}:\n{}", self.running.log()),
+        }
+    }
+
+    /// Waits until its status is as wanted.
+    #[track_caller]
+    pub(crate) fn until(&self, what: &str, wanted: impl Fn(&wire::Status) -> bool) -> wire::Status {
+        let deadline = std::time::Instant::now() + PATIENCE;
+        loop {
+            let status = self.status();
+            if wanted(&status) {
+                return status;
+            }
+            let late = std::time::Instant::now() >= deadline;
+            assert!(!late, "waited in vain: {what}: {status:?}\n{}", self.running.log());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn until_joined(&self) {
+        self.until("joined", |status| status.state == berth::phase::Phase::Joined);
+    }
+
+    /// A counter of the handover.
+    #[track_caller]
+    pub(crate) fn counted(&self, phase: &str, result: &str) -> u64 {
+        let Some(wire::Reply::Metrics(text)) = self.ask(wire::Ask::Metrics) else { panic!("no metrics") };
+        let has = |line: &&str| {
+            line.starts_with("berth_handover_total")
+                && line.contains(&format!("phase=\"{phase}\""))
+                && line.contains(&format!("result=\"{result}\""))
+        };
+        text.lines().find(has).map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+
+    /// Waits for a counter of the handover.
+    #[track_caller]
+    pub(crate) fn until_counted(&self, phase: &str, least: u64) {
+        eventually(&format!("{phase} at {least}"), || (self.counted(phase, "ok") >= least).then_some(()));
+    }
+
+    /// Stops it, and waits until it stands still.
+    #[track_caller]
+    pub(crate) fn freeze(&self) {
+        self.running.signal(Signal::SIGSTOP);
+        eventually("a process that stands still", || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.running.pid())).unwrap();
+            stat.rsplit(')').next().unwrap().trim_start().starts_with('T').then_some(())
+        });
+    }
+
+    /// How many descriptors it has.
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.running.pid())).unwrap().count()
+    }
+
+    /// Tells it to leave and waits until it ended well.
+    #[track_caller]
+    pub(crate) fn leave(mut self) -> String {
+        self.running.signal(Signal::SIGTERM);
+        let status = self.running.ended();
+        assert!(status.success(), "{status}\n{}", self.running.log());
+        self.running.log()
+    }
+}
+
+/// An instance: gives back what comes. Dropping it resets its connections and closes its listener.
+pub(crate) struct Echo {
+    pub(crate) address: SocketAddr,
+    task: Option<JoinHandle<()>>,
+}
+
+/// All of them on one thread.
+fn instances() -> &'static Handle {
+    static INSTANCES: LazyLock<Handle> = LazyLock::new(|| {
+        let runtime = runtime();
+        let handle = runtime.handle().clone();
+        std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
+        handle
+    });
+    &INSTANCES
+}
+
+impl Echo {
+    pub(crate) fn new() -> Self {
+        Self::at((fresh_ip(), 0).into())
+    }
+
+    pub(crate) fn at(address: SocketAddr) -> Self {
+        let _in = instances().enter();
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind(address).unwrap();
+        let listener = socket.listen(4096).unwrap();
+        let address = listener.local_addr().unwrap();
+        Self { address, task: Some(instances().spawn(serve(listener))) }
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+            eventually("the end of an instance", || listening(self.address).is_empty().then_some(()));
+        }
+    }
+}
+
+async fn serve(listener: TcpListener) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => drop(connections.spawn(echo(stream))),
+                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn echo(mut stream: TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let mut buffer = [0; 1024];
+    while let Ok(length @ 1..) = stream.read(&mut buffer).await {
+        if stream.write_all(&buffer[..length]).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Instances that go away, one of two or the only one.
+
+use super::load::Load;
+use super::node::{Echo, Node, alone};
+use super::support::eventually;
+use super::support::net::{connect, free_address, fresh_ip, hello, ping};
+use berth::instance::InstanceId;
+use berth::phase::Phase;
+use berth::registry::instance::{Claim, Claimant, claim};
+use socket2::{Domain, Socket, Type};
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_siblings_instance_that_dies_is_not_missed() {
+    let _alone = alone();
+    let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
+    let a = node.joined("a", first.address, &[]);
+    let b = node.joined("b", second.address, &[]);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let load = Load::start(node.listen, 32, Duration::from_millis(100));
+    load.more(200);
+    drop(second);
+    load.more(500);
+    b.until("left", |status| status.state == Phase::Left);
+    let record = load.end();
+    println!(
+        "an instance died: {} connections, slowest {:?}, lost: {}",
+        record.begun.len(),
+        record.slowest,
+        record.kinds()
+    );
+    assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), b.running.log());
+    assert!(a.running.log().lines().all(|line| !line.contains("ERROR")), "{}", a.running.log());
+}
+
+#[test]
+fn a_recorded_siblings_instance_that_dies_is_not_missed() {
+    let _alone = alone();
+    let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
+    let record = |id: &str, address: SocketAddr| -> Claim {
+        let id = InstanceId::parse(id).unwrap();
+        let claimant = Claimant { instance: &id, advertise: node.listen.ip(), pid: None };
+        claim(&node.berth(), &claimant, |_, _| Ok(address)).unwrap()
+    };
+    let a = node.launch("a", &[]);
+    let b = node.launch("b", &[]);
+    let _claims = [record("a", first.address), record("b", second.address)];
+    a.until_joined();
+    b.until_joined();
+    let load = Load::start(node.listen, 32, Duration::from_millis(100));
+    load.more(200);
+    drop(second);
+    load.more(500);
+    let record = load.end();
+    assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), b.running.log());
+}
+
+#[test]
+fn a_restart_within_the_hold_costs_waiting_alone() {
+    let _alone = alone();
+    let (node, instance) = (Node::new(), Echo::new());
+    let address = instance.address;
+    let shim = node.joined("a", address, &["--hold", "10s"]);
+    let load = Load::start(node.listen, 20, Duration::from_millis(100));
+    load.more(100);
+    drop(instance);
+    shim.until("clients that are held", |status| status.held >= 50);
+    let _instance = Echo::at(address);
+    load.more(300);
+    let record = load.end();
+    println!("a restart: {} connections, slowest {:?}, lost: {}", record.begun.len(), record.slowest, record.kinds());
+    assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), shim.running.log());
+    assert!(record.slowest > Duration::from_millis(100), "somebody was held: {:?}", record.slowest);
+}
+
+fn try_connect(to: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.bind(&SocketAddr::new(fresh_ip().into(), 0).into())?;
+    socket.connect_timeout(&to.into(), Duration::from_secs(5))?;
+    Ok(socket)
+}
+
+#[test]
+fn beyond_the_hold_clients_are_refused_at_once() {
+    let _alone = alone();
+    let (node, instance) = (Node::new(), Echo::new());
+    let address = instance.address;
+    let a = node.joined("a", address, &["--hold", "1s"]);
+    let b = node.start("b", free_address(), &["--hold", "1s"]);
+    b.until_counted("guard", 1);
+    drop(instance);
+    a.until("dry", |status| status.state == Phase::Dry);
+    eventually("the end of listening", || node.listeners().is_empty().then_some(()));
+    for _ in 0..50 {
+        let begun = Instant::now();
+        let error = try_connect(node.listen).expect_err("nobody is there");
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        assert!(begun.elapsed() < Duration::from_millis(500), "refused after {:?}", begun.elapsed());
+    }
+    assert_eq!(b.status().state, Phase::Waiting);
+    let _instance = Echo::at(address);
+    a.until_joined();
+    eventually("listening again", || (!node.listeners().is_empty()).then_some(()));
+    for _ in 0..50 {
+        ping(&mut connect(node.listen), &hello(64));
+    }
+}
