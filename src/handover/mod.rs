@@ -105,6 +105,8 @@ struct Keeper {
     ended: mpsc::UnboundedSender<Cookie>,
     /// Workers that answered since the last renewal.
     alive: Arc<AtomicU64>,
+    /// A worker gave no sign of life: better a sibling takes the connections.
+    blocked: bool,
     transitions: u32,
     acquired: SystemTime,
     /// On the clock of leases.
@@ -158,6 +160,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
         events,
         ended,
         alive: Arc::new(AtomicU64::new(0)),
+        blocked: false,
         transitions: 0,
         acquired: SystemTime::now(),
         renewed: now,
@@ -208,7 +211,7 @@ impl Keeper {
             let own = table.own().is_some_and(|own| own.standing == Standing::Ready);
             let any = self.setup.any && table.instances.iter().any(|instance| instance.standing == Standing::Ready);
             Facts {
-                ready: own || any,
+                ready: (own || any) && !self.blocked,
                 reachable: table.pick(|_| true).is_some(),
                 leaving: *stop.borrow_and_update() != Stop::No,
             }
@@ -469,12 +472,17 @@ impl Keeper {
         }
         let workers = self.setup.workers.len() as u64;
         if self.alive.load(Relaxed) >= workers {
+            if std::mem::take(&mut self.blocked) {
+                tracing::info!("every relaying thread answers again");
+            }
             self.renewed = now;
             self.write_lease();
             self.count_renewal("ok");
             self.ping();
         } else {
-            tracing::warn!("a relaying thread does not answer: the lease is not renewed, siblings will take over");
+            if !std::mem::replace(&mut self.blocked, true) {
+                tracing::warn!("a relaying thread does not answer: the lease is not renewed, siblings will take over");
+            }
             self.count_renewal("blocked");
         }
         self.read_leases();

@@ -3,7 +3,10 @@
 use super::node::{Echo, Node, Shim, alone, number};
 use super::support::eventually;
 use super::support::net::{connect, hello, ping, queued_at, read};
+use berth::phase::Phase;
+use nix::sys::ptrace;
 use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, waitpid};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -77,6 +80,29 @@ fn flows(node: &Node, number: usize) {
         let took = exchange(node);
         assert!(took < SLACK, "a connection took {took:?}");
     }
+}
+
+/// The rest of the shim goes on, so a lease that only its control thread renewed would tell nothing.
+#[test]
+fn one_thread_that_hangs_expires_the_lease_too() {
+    let _alone = alone();
+    let (node, instance) = (Node::new(), Echo::new());
+    let (a, b, _) = two(&node, [instance.address; 2], &["--lease", "1s", "--threads", "2"]);
+    // Not the one that accepts: what is dealt to the other would wait.
+    let thread = eventually("the second relaying thread", || a.thread("berth-relay-1"));
+    ptrace::seize(thread, ptrace::Options::empty()).unwrap();
+    ptrace::interrupt(thread).unwrap();
+    waitpid(thread, Some(WaitPidFlag::__WALL)).unwrap();
+    a.running.logs("a relaying thread does not answer");
+    a.until("left", |status| status.state == Phase::Left);
+    let before = b.status().connections_total;
+    flows(&node, 100);
+    assert!(b.status().connections_total >= before + 100, "all of them are B's");
+    ptrace::detach(thread, None).unwrap();
+    a.running.logs("every relaying thread answers again");
+    a.until_joined();
+    flows(&node, 100);
+    assert_eq!(node.listeners().len(), 2);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use berth::control::{self, wire};
 use berth::instance::InstanceId;
 use berth::registry::{BerthDir, RunDir};
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -151,6 +152,15 @@ impl Shim {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.running.pid())).unwrap();
             stat.rsplit(')').next().unwrap().trim_start().starts_with('T').then_some(())
         });
+    }
+
+    /// A thread of it, by its name.
+    pub(crate) fn thread(&self, name: &str) -> Option<Pid> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.running.pid())).ok()?;
+        let named = tasks.flatten().find(|task| {
+            std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name)
+        });
+        named.and_then(|task| task.file_name().to_str()?.parse().ok()).map(Pid::from_raw)
     }
 
     /// How many descriptors it has.
