@@ -158,3 +158,25 @@ fn a_silent_peer_holds_nothing_up() {
     drop((silent, joined));
     assert!(next.descriptors() <= before + 8);
 }
+
+/// Root may look and command, but it could not listen here: no listener and no connection goes to it.
+#[test]
+fn a_sibling_of_another_uid_is_refused() {
+    let _alone = alone();
+    let node = match Node::of(65534) {
+        Ok(node) => node,
+        Err(why) => return eprintln!("skipped: a_sibling_of_another_uid_is_refused: {why}"),
+    };
+    let instance = Echo::new();
+    let shim = node.joined("a", instance.address, &[]);
+    for ask in [r#"{"join":{"holder":7}}"#, r#""pass""#] {
+        let peer = Peer::dial(&shim.path);
+        peer.says(&format!(r#"{{"version":1,"ask":{ask}}}"#), &[]);
+        let reply = peer.hears().expect("a reply");
+        assert!(reply.contains("refused") && reply.contains("uid 65534"), "{reply}");
+        peer.hears_the_end();
+    }
+    shim.running.logs("a sibling of another uid was refused");
+    ping(&mut connect(node.listen), &hello(64));
+    shim.leave();
+}

@@ -7,8 +7,9 @@ use berth::control::{self, wire};
 use berth::instance::InstanceId;
 use berth::registry::{BerthDir, RunDir};
 use nix::sys::signal::Signal;
-use nix::unistd::Pid;
+use nix::unistd::{Pid, chown};
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use tempfile::TempDir;
@@ -37,11 +38,22 @@ pub(crate) fn runtime() -> Runtime {
 pub(crate) struct Node {
     temp: TempDir,
     pub(crate) listen: SocketAddr,
+    /// Whose shims and run directory they are, if not ours.
+    uid: Option<u32>,
 }
 
 impl Node {
     pub(crate) fn new() -> Self {
-        Self { temp: tempfile::tempdir().unwrap(), listen: free_address() }
+        Self { temp: tempfile::tempdir().unwrap(), listen: free_address(), uid: None }
+    }
+
+    /// One of another uid's, or why that cannot be had.
+    pub(crate) fn of(uid: u32) -> Result<Self, String> {
+        let mut version = berth(["--version"]);
+        version.uid(uid).gid(uid).status().map_err(|error| format!("berth cannot be run as uid {uid}: {error}"))?;
+        let node = Self { uid: Some(uid), ..Self::new() };
+        chown(node.temp.path(), Some(uid.into()), Some(uid.into())).map_err(|error| error.to_string())?;
+        Ok(node)
     }
 
     fn run_dir(&self) -> PathBuf {
@@ -66,6 +78,9 @@ impl Node {
             if !options.contains(&option) {
                 command.args([option, value]);
             }
+        }
+        if let Some(uid) = self.uid {
+            command.uid(uid).gid(uid);
         }
         let running = Running::start(command.args(options));
         running.logs(" berth ");
@@ -157,9 +172,9 @@ impl Shim {
     /// A thread of it, by its name.
     pub(crate) fn thread(&self, name: &str) -> Option<Pid> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.running.pid())).ok()?;
-        let named = tasks.flatten().find(|task| {
-            std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name)
-        });
+        let named = tasks
+            .flatten()
+            .find(|task| std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name));
         named.and_then(|task| task.file_name().to_str()?.parse().ok()).map(Pid::from_raw)
     }
 
