@@ -62,6 +62,11 @@ impl Server {
                         match hear(socket).await {
                             Ok(Some(asked)) => answer(asked).await,
                             Ok(None) => {}
+                            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                                tracing::warn!(
+                                    "a process connected to the shim's socket and said nothing: it was let go"
+                                );
+                            }
                             Err(error) => tracing::debug!(%error, "a request on the shim's socket came to nothing"),
                         }
                     });

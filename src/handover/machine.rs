@@ -211,6 +211,13 @@ impl Machine {
         self.peers.iter().filter(|(_, peer)| joined(peer)).map(|(holder, _)| *holder).collect()
     }
 
+    /// Siblings that are connected and have told nothing for a lease's time.
+    #[must_use]
+    pub fn silent(&self) -> Vec<Holder> {
+        let silent = |peer: &Peer| peer.connected && peer.told.is_none() && self.now >= peer.since + self.rules.lease;
+        self.peers.iter().filter(|(_, peer)| silent(peer)).map(|(holder, _)| *holder).collect()
+    }
+
     /// When it should be asked again although nothing happened.
     #[must_use]
     pub fn wake(&self) -> Option<Time> {

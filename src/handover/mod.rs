@@ -1,34 +1,36 @@
 //! A shim among its siblings: leases, guards, who accepts from what.
 //!
 //! [`machine`] decides (pure), [`peers`] talks to siblings, and here is what does it: the listeners'
-//! descriptors, the accept loops, the own lease, the watch over the siblings' leases.
+//! descriptors and the accept loops. `leases` keeps the own lease and reads the siblings', `siblings` passes
+//! clients.
 //!
 //! Better than a graceful close of one's own listener: the listener never closes. Every shim holds a
 //! duplicate of every sibling's listener, so a queue survives its shim, whatever ended it.
 
+mod leases;
 pub mod machine;
 pub mod peers;
+mod siblings;
 
 use crate::accept::{Accepting, Dealer};
 use crate::backend::Table;
 use crate::backend::health::Standing;
-use crate::control::wire::{Ask, Reply};
-use crate::control::{self, Asked};
+use crate::control::Asked;
 use crate::drain::Stop;
 use crate::instance::InstanceId;
-use crate::metrics::{HandoverLabels, Metrics, ProbeLabels};
+use crate::metrics::{HandoverLabels, Metrics};
 use crate::os::{clock, holder, socket};
 use crate::phase::Phase;
 use crate::registry::BerthDir;
-use crate::registry::lease::{self, Lease};
+use crate::registry::lease;
 use crate::registry::watch::Watch;
 use crate::relay::Pass;
 use machine::{Action, Cookie, Facts, Holder, Machine, Rules, Time};
-use peers::{Desk, Event, lock, talk};
+use peers::{Desk, Event, lock};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -441,221 +443,6 @@ impl Keeper {
 
     fn count(&self, phase: &'static str, result: &'static str) {
         self.setup.metrics.handover.get_or_create(&HandoverLabels { phase, result }).inc();
-    }
-}
-
-/// Leases.
-impl Keeper {
-    fn transitions(&self) -> u32 {
-        let found = lease::read(&self.setup.berth, &self.setup.instance).ok().flatten();
-        found.map_or(0, |lease| lease.transitions_to(self.me))
-    }
-
-    /// Asks every worker for a sign of life.
-    fn ping(&self) {
-        self.alive.store(0, Relaxed);
-        for worker in &self.setup.workers {
-            let alive = self.alive.clone();
-            worker.spawn(async move { alive.fetch_add(1, Relaxed) });
-        }
-    }
-
-    /// Renews the lease if every worker gave a sign of life since it was renewed last.
-    fn renew(&mut self) {
-        let now = self.now();
-        let silent = now.saturating_sub(self.renewed);
-        if silent >= self.setup.lease {
-            tracing::warn!(
-                seconds = silent.as_secs(),
-                "this shim stood still for longer than its lease: siblings accepted from its listeners meanwhile"
-            );
-        }
-        let workers = self.setup.workers.len() as u64;
-        if self.alive.load(Relaxed) >= workers {
-            if std::mem::take(&mut self.blocked) {
-                tracing::info!("every relaying thread answers again");
-            }
-            self.renewed = now;
-            self.write_lease();
-            self.count_renewal("ok");
-            self.ping();
-        } else {
-            if !std::mem::replace(&mut self.blocked, true) {
-                tracing::warn!("a relaying thread does not answer: the lease is not renewed, siblings will take over");
-            }
-            self.count_renewal("blocked");
-        }
-        self.read_leases();
-    }
-
-    fn count_renewal(&self, result: &'static str) {
-        self.setup.metrics.renewals.get_or_create(&ProbeLabels { result }).inc();
-    }
-
-    fn lease(&self) -> Lease {
-        let announce = self.machine.announce();
-        Lease {
-            version: lease::VERSION,
-            holder_identity: self.me,
-            lease_duration_seconds: u32::try_from(self.setup.lease.as_secs()).unwrap_or(u32::MAX).max(1),
-            acquire_time: self.acquired,
-            renew_time: SystemTime::now(),
-            lease_transitions: self.transitions,
-            instance: self.setup.instance.clone(),
-            backend: self.setup.backend,
-            state: announce.phase,
-            ready: announce.ready,
-            reachable: announce.reachable,
-            listen: self.machine.addresses().to_vec(),
-            berth_version: crate::VERSION.to_owned(),
-            boot_id: self.boot_id.clone(),
-            expires_boottime_ms: u64::try_from((self.renewed + self.setup.lease).as_millis()).unwrap_or(u64::MAX),
-        }
-    }
-
-    fn write_lease(&self) {
-        if let Err(error) = lease::write(&self.setup.berth, &self.lease()) {
-            tracing::warn!(%error, "cannot write the lease: siblings will think this shim hangs");
-            self.count_renewal("failed");
-        }
-    }
-
-    /// Takes in the siblings' leases, and dials those that are new. Of two, the one with the smaller
-    /// name dials, so that there is one connection.
-    fn read_leases(&mut self) {
-        if self.setup.plain_close {
-            return;
-        }
-        let now = self.now();
-        let lease::Listing { leases, problems } = match lease::list(&self.setup.berth) {
-            Ok(listing) => listing,
-            Err(error) => return tracing::warn!(%error, "cannot list the leases"),
-        };
-        for problem in problems {
-            if self.told_problems.insert(problem.to_string()) {
-                tracing::warn!("{problem}");
-            }
-        }
-        self.tick();
-        for lease in &leases {
-            if !lease.is_live(&self.boot_id, now) {
-                continue;
-            }
-            let holder = lease.holder_identity;
-            if holder == self.me {
-                continue;
-            }
-            if self.siblings.insert(holder, lease.instance.clone()).is_none() {
-                let same: BTreeSet<_> = self.machine.addresses().iter().collect();
-                if lease.listen.iter().collect::<BTreeSet<_>>() != same {
-                    tracing::warn!(
-                        instance = %lease.instance,
-                        theirs = ?lease.listen,
-                        ours = ?self.machine.addresses(),
-                        "a sibling listens on other addresses: only those that both have are handed over"
-                    );
-                }
-            }
-            let actions = self.machine.leased(holder, lease.expires());
-            self.act(actions);
-            let stands = self.writers.contains_key(&holder) || self.dialing.contains(&holder);
-            if self.me < holder && !stands && !self.machine.is_dead(holder) {
-                self.dial(holder, &lease.instance);
-            }
-        }
-        if let Err(error) = lease::prune(&self.setup.berth, &self.boot_id, now) {
-            tracing::debug!(%error, "cannot prune leases");
-        }
-    }
-}
-
-/// Siblings.
-impl Keeper {
-    fn dial(&mut self, holder: Holder, instance: &InstanceId) {
-        let Ok(path) = self.setup.berth.socket_path(instance) else { return };
-        self.dialing.insert(holder);
-        let (me, desk, events) = (self.me, self.desk.clone(), self.events.clone());
-        let addresses: Arc<[SocketAddr]> = self.machine.addresses().into();
-        tokio::spawn(async move {
-            match control::ask_with(&path, Ask::Join { holder: me }, &[], &[]).await {
-                Ok((Reply::Joined { holder: there }, socket)) if there == holder => {
-                    talk(socket, holder, addresses, desk, events).await;
-                }
-                Ok((reply, _)) => {
-                    let _ = events.send(Event::Alone(holder, format!("{} says {reply:?}", path.display())));
-                }
-                Err(error) => {
-                    tracing::debug!(path = %path.display(), %error, "cannot reach a sibling");
-                    let _ = events.send(Event::Gone(holder));
-                }
-            }
-        });
-    }
-
-    fn asked(&mut self, asked: Asked) {
-        match asked.ask {
-            Ask::Join { holder } if !self.setup.plain_close => {
-                let (me, desk, events) = (self.me, self.desk.clone(), self.events.clone());
-                let addresses: Arc<[SocketAddr]> = self.machine.addresses().into();
-                tokio::spawn(async move {
-                    if let Some(socket) = asked.reply(&Reply::Joined { holder: me }).await {
-                        talk(socket, holder, addresses, desk, events).await;
-                    }
-                });
-            }
-            Ask::Pass => {
-                let reply = match self.take_over(&asked) {
-                    Ok(()) => Reply::Done,
-                    Err(why) => Reply::Refused(why),
-                };
-                tokio::spawn(async move { asked.reply(&reply).await });
-            }
-            _ => {
-                tokio::spawn(async move { asked.reply(&Reply::Refused("not here".into())).await });
-            }
-        }
-    }
-
-    /// Takes a client's connection from a leaving sibling.
-    fn take_over(&self, asked: &Asked) -> Result<(), String> {
-        if self.machine.phase() != Phase::Joined {
-            return Err(format!("this shim is {}", self.machine.phase().as_str()));
-        }
-        // Two that leave would pass it to and fro.
-        if *self.setup.stop.borrow() != Stop::No {
-            return Err("this shim is leaving".to_owned());
-        }
-        let [client] = &asked.descriptors[..] else {
-            return Err(format!("{} descriptors came, not one", asked.descriptors.len()));
-        };
-        let peer = socket::check_connection(client.as_fd())?;
-        let client = client.try_clone().map_err(|error| error.to_string())?;
-        self.setup.dealer.take_over(TcpStream::from(client), peer, asked.rest.clone());
-        self.count("take", "ok");
-        Ok(())
-    }
-
-    /// Gives a client's connection to the first joined sibling that takes it.
-    fn pass(&self, pass: Pass) {
-        let joined = self.machine.joined_siblings();
-        let instances = joined.into_iter().filter_map(|holder| self.siblings.get(&holder));
-        let paths: Vec<_> = instances.filter_map(|instance| self.setup.berth.socket_path(instance).ok()).collect();
-        let metrics = self.setup.metrics.clone();
-        tokio::spawn(async move {
-            for path in paths {
-                match control::ask_with(&path, Ask::Pass, &pass.said, &[pass.client.as_fd()]).await {
-                    Ok((Reply::Done, _)) => {
-                        metrics.handover.get_or_create(&HandoverLabels { phase: "pass", result: "ok" }).inc();
-                        let _ = pass.taken.send(true);
-                        return;
-                    }
-                    Ok((reply, _)) => tracing::debug!(path = %path.display(), ?reply, "not passed"),
-                    Err(error) => tracing::debug!(path = %path.display(), %error, "not passed"),
-                }
-            }
-            metrics.handover.get_or_create(&HandoverLabels { phase: "pass", result: "failed" }).inc();
-            let _ = pass.taken.send(false);
-        });
     }
 }
 

@@ -146,11 +146,12 @@ fn a_silent_peer_holds_nothing_up() {
     let before = shim.descriptors();
     let silent = Peer::dial(&shim.path);
     silent.hears_the_end();
-    shim.running.logs("came to nothing");
+    shim.running.logs("said nothing: it was let go");
     let joined = Peer::joined(&shim.path);
     for _ in 0..20 {
         ping(&mut connect(node.listen), &hello(64));
     }
+    shim.running.logs("a sibling is connected and says nothing");
     // A sibling that says nothing keeps nobody from joining or leaving for longer than a lease.
     let next = node.joined("b", instance.address, &["--lease", "1s"]);
     shim.leave();

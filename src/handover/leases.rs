@@ -1,0 +1,140 @@
+//! The own lease and those of the siblings: who is there, and the proof that this shim is.
+
+use super::Keeper;
+use crate::metrics::ProbeLabels;
+use crate::registry::lease::{self, Lease};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::SystemTime;
+
+impl Keeper {
+    pub(super) fn transitions(&self) -> u32 {
+        let found = lease::read(&self.setup.berth, &self.setup.instance).ok().flatten();
+        found.map_or(0, |lease| lease.transitions_to(self.me))
+    }
+
+    /// Asks every worker for a sign of life.
+    pub(super) fn ping(&self) {
+        self.alive.store(0, Relaxed);
+        for worker in &self.setup.workers {
+            let alive = self.alive.clone();
+            worker.spawn(async move { alive.fetch_add(1, Relaxed) });
+        }
+    }
+
+    /// Renews the lease if every worker gave a sign of life since it was renewed last.
+    pub(super) fn renew(&mut self) {
+        let now = self.now();
+        let silent = now.saturating_sub(self.renewed);
+        if silent >= self.setup.lease {
+            tracing::warn!(
+                seconds = silent.as_secs(),
+                "this shim stood still for longer than its lease: siblings accepted from its listeners meanwhile"
+            );
+        }
+        let workers = self.setup.workers.len() as u64;
+        if self.alive.load(Relaxed) >= workers {
+            if std::mem::take(&mut self.blocked) {
+                tracing::info!("every relaying thread answers again");
+            }
+            self.renewed = now;
+            self.write_lease();
+            self.count_renewal("ok");
+            self.ping();
+        } else {
+            if !std::mem::replace(&mut self.blocked, true) {
+                tracing::warn!("a relaying thread does not answer: the lease is not renewed, siblings will take over");
+            }
+            self.count_renewal("blocked");
+        }
+        for holder in self.machine.silent() {
+            if self.told_problems.insert(format!("{holder:?} is silent")) {
+                tracing::warn!(
+                    sibling = holder.0,
+                    "a sibling is connected and says nothing: it gets and gives no guards"
+                );
+            }
+        }
+        self.read_leases();
+    }
+
+    fn count_renewal(&self, result: &'static str) {
+        self.setup.metrics.renewals.get_or_create(&ProbeLabels { result }).inc();
+    }
+
+    pub(super) fn lease(&self) -> Lease {
+        let announce = self.machine.announce();
+        Lease {
+            version: lease::VERSION,
+            holder_identity: self.me,
+            lease_duration_seconds: u32::try_from(self.setup.lease.as_secs()).unwrap_or(u32::MAX).max(1),
+            acquire_time: self.acquired,
+            renew_time: SystemTime::now(),
+            lease_transitions: self.transitions,
+            instance: self.setup.instance.clone(),
+            backend: self.setup.backend,
+            state: announce.phase,
+            ready: announce.ready,
+            reachable: announce.reachable,
+            listen: self.machine.addresses().to_vec(),
+            berth_version: crate::VERSION.to_owned(),
+            boot_id: self.boot_id.clone(),
+            expires_boottime_ms: u64::try_from((self.renewed + self.setup.lease).as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    pub(super) fn write_lease(&self) {
+        if let Err(error) = lease::write(&self.setup.berth, &self.lease()) {
+            tracing::warn!(%error, "cannot write the lease: siblings will think this shim hangs");
+            self.count_renewal("failed");
+        }
+    }
+
+    /// Takes in the siblings' leases, and dials those that are new. Of two, the one with the smaller
+    /// name dials, so that there is one connection.
+    pub(super) fn read_leases(&mut self) {
+        if self.setup.plain_close {
+            return;
+        }
+        let now = self.now();
+        let lease::Listing { leases, problems } = match lease::list(&self.setup.berth) {
+            Ok(listing) => listing,
+            Err(error) => return tracing::warn!(%error, "cannot list the leases"),
+        };
+        for problem in problems {
+            if self.told_problems.insert(problem.to_string()) {
+                tracing::warn!("{problem}");
+            }
+        }
+        self.tick();
+        for lease in &leases {
+            if !lease.is_live(&self.boot_id, now) {
+                continue;
+            }
+            let holder = lease.holder_identity;
+            if holder == self.me {
+                continue;
+            }
+            if self.siblings.insert(holder, lease.instance.clone()).is_none() {
+                let same: BTreeSet<_> = self.machine.addresses().iter().collect();
+                if lease.listen.iter().collect::<BTreeSet<_>>() != same {
+                    tracing::warn!(
+                        instance = %lease.instance,
+                        theirs = ?lease.listen,
+                        ours = ?self.machine.addresses(),
+                        "a sibling listens on other addresses: only those that both have are handed over"
+                    );
+                }
+            }
+            let actions = self.machine.leased(holder, lease.expires());
+            self.act(actions);
+            let stands = self.writers.contains_key(&holder) || self.dialing.contains(&holder);
+            if self.me < holder && !stands && !self.machine.is_dead(holder) {
+                self.dial(holder, &lease.instance);
+            }
+        }
+        if let Err(error) = lease::prune(&self.setup.berth, &self.boot_id, now) {
+            tracing::debug!(%error, "cannot prune leases");
+        }
+    }
+}

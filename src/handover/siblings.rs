@@ -1,0 +1,106 @@
+//! What goes to and fro between siblings besides announcements: the first words of a connection, and
+//! clients that one passes to another.
+
+use super::Keeper;
+use super::machine::Holder;
+use super::peers::{Event, talk};
+use crate::control::wire::{Ask, Reply};
+use crate::control::{self, Asked};
+use crate::drain::Stop;
+use crate::instance::InstanceId;
+use crate::metrics::HandoverLabels;
+use crate::os::socket;
+use crate::phase::Phase;
+use crate::relay::Pass;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+impl Keeper {
+    pub(super) fn dial(&mut self, holder: Holder, instance: &InstanceId) {
+        let Ok(path) = self.setup.berth.socket_path(instance) else { return };
+        self.dialing.insert(holder);
+        let (me, desk, events) = (self.me, self.desk.clone(), self.events.clone());
+        let addresses: Arc<[SocketAddr]> = self.machine.addresses().into();
+        tokio::spawn(async move {
+            match control::ask_with(&path, Ask::Join { holder: me }, &[], &[]).await {
+                Ok((Reply::Joined { holder: there }, socket)) if there == holder => {
+                    talk(socket, holder, addresses, desk, events).await;
+                }
+                Ok((reply, _)) => {
+                    let _ = events.send(Event::Alone(holder, format!("{} says {reply:?}", path.display())));
+                }
+                Err(error) => {
+                    tracing::debug!(path = %path.display(), %error, "cannot reach a sibling");
+                    let _ = events.send(Event::Gone(holder));
+                }
+            }
+        });
+    }
+
+    pub(super) fn asked(&mut self, asked: Asked) {
+        match asked.ask {
+            Ask::Join { holder } if !self.setup.plain_close => {
+                let (me, desk, events) = (self.me, self.desk.clone(), self.events.clone());
+                let addresses: Arc<[SocketAddr]> = self.machine.addresses().into();
+                tokio::spawn(async move {
+                    if let Some(socket) = asked.reply(&Reply::Joined { holder: me }).await {
+                        talk(socket, holder, addresses, desk, events).await;
+                    }
+                });
+            }
+            Ask::Pass => {
+                let reply = match self.take_over(&asked) {
+                    Ok(()) => Reply::Done,
+                    Err(why) => Reply::Refused(why),
+                };
+                tokio::spawn(async move { asked.reply(&reply).await });
+            }
+            _ => {
+                tokio::spawn(async move { asked.reply(&Reply::Refused("not here".into())).await });
+            }
+        }
+    }
+
+    /// Takes a client's connection from a leaving sibling.
+    fn take_over(&self, asked: &Asked) -> Result<(), String> {
+        if self.machine.phase() != Phase::Joined {
+            return Err(format!("this shim is {}", self.machine.phase().as_str()));
+        }
+        // Two that leave would pass it to and fro.
+        if *self.setup.stop.borrow() != Stop::No {
+            return Err("this shim is leaving".to_owned());
+        }
+        let [client] = &asked.descriptors[..] else {
+            return Err(format!("{} descriptors came, not one", asked.descriptors.len()));
+        };
+        let peer = socket::check_connection(client.as_fd())?;
+        let client = client.try_clone().map_err(|error| error.to_string())?;
+        self.setup.dealer.take_over(TcpStream::from(client), peer, asked.rest.clone());
+        self.count("take", "ok");
+        Ok(())
+    }
+
+    /// Gives a client's connection to the first joined sibling that takes it.
+    pub(super) fn pass(&self, pass: Pass) {
+        let joined = self.machine.joined_siblings();
+        let instances = joined.into_iter().filter_map(|holder| self.siblings.get(&holder));
+        let paths: Vec<_> = instances.filter_map(|instance| self.setup.berth.socket_path(instance).ok()).collect();
+        let metrics = self.setup.metrics.clone();
+        tokio::spawn(async move {
+            for path in paths {
+                match control::ask_with(&path, Ask::Pass, &pass.said, &[pass.client.as_fd()]).await {
+                    Ok((Reply::Done, _)) => {
+                        metrics.handover.get_or_create(&HandoverLabels { phase: "pass", result: "ok" }).inc();
+                        let _ = pass.taken.send(true);
+                        return;
+                    }
+                    Ok((reply, _)) => tracing::debug!(path = %path.display(), ?reply, "not passed"),
+                    Err(error) => tracing::debug!(path = %path.display(), %error, "not passed"),
+                }
+            }
+            metrics.handover.get_or_create(&HandoverLabels { phase: "pass", result: "failed" }).inc();
+            let _ = pass.taken.send(false);
+        });
+    }
+}
