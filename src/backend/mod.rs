@@ -254,6 +254,17 @@ mod tests {
     }
 
     #[test]
+    fn a_fallback_is_used_where_no_other_is_ready() {
+        let (mut book, own, sibling) = book();
+        see(&mut book, &own, Seen::Pass);
+        see(&mut book, &sibling, Seen::Pass);
+        book.set_fallback(&own, true);
+        assert_eq!(picked(&book), Some(sibling.clone()));
+        see(&mut book, &sibling, Seen::Refused);
+        assert_eq!(picked(&book), Some(own));
+    }
+
+    #[test]
     fn a_refusal_of_an_epoch_that_is_over_is_not_held_against_the_next() {
         let (mut book, own, _) = book();
         see(&mut book, &own, Seen::Pass);

@@ -6,6 +6,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod commands;
 mod death;
 mod liars;
 mod load;

@@ -56,7 +56,7 @@ impl Node {
         Ok(node)
     }
 
-    fn run_dir(&self) -> PathBuf {
+    pub(crate) fn run_dir(&self) -> PathBuf {
         self.temp.path().join("run")
     }
 

@@ -1,0 +1,64 @@
+//! What operators call: `berth drain`, and one shim for a node.
+
+use super::node::{Echo, Node, alone};
+use super::support::eventually;
+use super::support::net::{connect, hello, ping};
+use super::support::process::{berth, said};
+use berth::instance::InstanceId;
+use berth::phase::Phase;
+use berth::registry::instance::{Claimant, claim};
+
+#[test]
+fn drain_leaves_and_keeps_streams() {
+    let _alone = alone();
+    let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
+    let a = node.joined("a", first.address, &[]);
+    let mut stream = connect(node.listen);
+    ping(&mut stream, &hello(64));
+    let b = node.joined("b", second.address, &[]);
+    a.until_counted("guard", 1);
+    let drain = |options: &[&str]| {
+        let run_dir = node.run_dir();
+        said(berth(["drain", "--instance", "a", "--run-dir"]).arg(run_dir).args(options))
+    };
+    let (code, out, _) = drain(&["--wait"]);
+    assert_eq!(code, Some(0), "{out}");
+    assert_eq!(a.status().state, Phase::Left, "it returned when the handover was done");
+    let before = b.status().connections_total;
+    ping(&mut connect(node.listen), &hello(64));
+    assert_eq!(b.status().connections_total, before + 1);
+    ping(&mut stream, b"still there");
+    let (code, out, _) = drain(&["--wait-streams", "0s"]);
+    assert_eq!((code, out.trim()), (Some(1), "1 connections are left"));
+    drop(stream);
+    assert_eq!(drain(&["--wait-streams", "30s"]).0, Some(0));
+    let (code, _, log) = drain(&["--wait-streams", "soon"]);
+    assert_eq!(code, Some(64));
+    assert!(log.contains("--wait-streams soon"), "{log}");
+    a.leave();
+}
+
+#[test]
+fn a_node_shim_serves_every_instance_that_is_recorded() {
+    let _alone = alone();
+    let node = Node::new();
+    let shim = node.launch("node", &["--discover"]);
+    let record = |id: &str, address| {
+        let id = InstanceId::parse(id).unwrap();
+        let claimant = Claimant { instance: &id, advertise: node.listen.ip(), pid: None };
+        claim(&node.berth(), &claimant, |_, _| Ok(address)).unwrap()
+    };
+    let (old, new) = (Echo::new(), Echo::new());
+    let first = record("old", old.address);
+    shim.until_joined();
+    ping(&mut connect(node.listen), &hello(64));
+    let _second = record("new", new.address);
+    shim.until("both are known", |status| status.instances.len() == 2);
+    drop((old, first));
+    eventually("the new one serves alone", || (shim.status().instances.len() == 1).then_some(()));
+    for _ in 0..20 {
+        ping(&mut connect(node.listen), &hello(64));
+    }
+    assert!(shim.status().ready().is_ok());
+    shim.leave();
+}
