@@ -178,6 +178,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
     let mut renew = tokio::time::interval_at(Instant::now() + third, third);
     renew.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
+        // It takes in the time too: a wake-up for its own sake has nothing else to do.
         keeper.facts(&mut table, &mut stop);
         let wake = keeper.wake();
         tokio::select! {
@@ -189,7 +190,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
             Some(asked) = asked.recv() => keeper.asked(asked),
             () = watch.changed() => keeper.read_leases(),
             _ = renew.tick() => keeper.renew(),
-            () = tokio::time::sleep_until(wake) => keeper.tick(),
+            () = tokio::time::sleep_until(wake) => {}
         }
     }
 }
