@@ -22,6 +22,7 @@ use crate::os::{holder, process, socket};
 use crate::phase::Phase;
 use crate::registry::follow::{Own, follow};
 use crate::registry::{self, BerthDir, RunDir};
+use crate::relay::bulk::PIPES;
 use crate::relay::{Context, Pass, Passing, Refusal};
 use crate::view::View;
 use crate::workers::Workers;
@@ -41,11 +42,15 @@ use tokio::time::Instant;
 /// Most clients that are held at once (design: 1,024).
 const HELD: usize = 1024;
 
-/// Descriptors that are not connections: listeners, epolls, probes, admin, run directory.
+/// Descriptors that are not connections: listeners, epolls, probes, admin, run directory. The pipes of the
+/// relay threads come on top.
 const RESERVED: u64 = 128;
 
 /// Descriptors of a connection: client and instance.
 const PER_CONNECTION: u64 = 2;
+
+/// Descriptors of a pipe.
+const PER_PIPE: u64 = 2;
 
 /// Time between two tries for a port, within `--bind-wait`.
 const BIND_PAUSE: Duration = Duration::from_millis(250);
@@ -121,7 +126,9 @@ pub struct Bound {
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let files = process::raise_file_limit().map_err(system("raise the limit of open files"))?;
     // Beyond that, an accepted client could be left without a descriptor for its instance.
-    let most = (files.saturating_sub(RESERVED) / PER_CONNECTION).max(1);
+    let threads = config.threads.or_else(|| std::thread::available_parallelism().ok().map(Into::into)).unwrap_or(1);
+    let pipes = threads as u64 * u64::from(PIPES) * PER_PIPE;
+    let most = (files.saturating_sub(RESERVED + pipes) / PER_CONNECTION).max(1);
     let limit = config.max_connections.unwrap_or(most).min(most);
     let instance = match &config.place.instance {
         Some(instance) => instance.clone(),
@@ -147,7 +154,6 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         _ => system("listen on the shim's socket in the run directory")(error),
     })?;
 
-    let threads = config.threads.or_else(|| std::thread::available_parallelism().ok().map(Into::into)).unwrap_or(1);
     let workers = Workers::start(threads).map_err(system("start a thread"))?;
     let book = Book::new(config.rise, config.fall);
     let metrics = Arc::new(Metrics::new(&instance, workers.handles().len(), HELD, book.subscribe()));

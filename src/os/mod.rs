@@ -4,6 +4,7 @@
 pub mod clock;
 pub mod holder;
 pub mod inotify;
+pub mod pipe;
 pub mod process;
 pub mod seqpacket;
 pub mod socket;

@@ -2,12 +2,14 @@
 //!
 //! One future holds both directions, so that a connection is one task, and no buffer: what can be
 //! read goes through a buffer that the thread's connections share and is written at once. Only what
-//! the other end does not take yet is kept, in a `Spill` of its exact size; until it is gone,
-//! nothing more is read (backpressure).
+//! the other end does not take yet is kept, as a `Rest` of its exact size; until it is gone,
+//! nothing more is read (backpressure). A direction that moves a lot goes around the buffer, through a
+//! pipe of the kernel ([`bulk`](super::bulk)).
 //!
 //! A future that ended by [`End`] has done what the other end must see: after [`End::Closed`] both
 //! sockets got their FIN; after any other both are set to reset at close.
 
+use super::bulk::{Bulk, Piped};
 use crate::os::{self, socket::reset_on_close};
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -24,8 +26,9 @@ use tokio::time::Sleep;
 /// 64 KiB and less, bulk slows down.
 const SHARED: usize = 128 * 1024;
 
-/// Reads a direction may do before other connections of the thread get their turn.
-const TURN: usize = 16;
+/// Bytes that a direction may move before other connections of the thread get their turn. A small read
+/// counts as a full buffer.
+const TURN: usize = 16 * SHARED;
 
 /// How long a connection is half closed before its closed side is watched for a reset. Most are so
 /// for a moment only, and watching costs system calls.
@@ -60,10 +63,33 @@ pub trait Meter {
 }
 
 /// What was read and not taken yet.
-#[derive(Debug, Default)]
-struct Spill {
-    bytes: Vec<u8>,
-    written: usize,
+#[derive(Debug)]
+enum Rest {
+    Bytes { bytes: Box<[u8]>, written: usize },
+    Piped(Piped),
+}
+
+impl Rest {
+    fn of(bytes: Vec<u8>) -> Option<Self> {
+        (!bytes.is_empty()).then(|| Self::Bytes { bytes: bytes.into(), written: 0 })
+    }
+
+    fn is_gone(&self) -> bool {
+        match self {
+            Self::Bytes { bytes, written } => *written == bytes.len(),
+            Self::Piped(piped) => piped.bytes == 0,
+        }
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>, destination: &mut TcpStream) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Bytes { bytes, written } => Pin::new(destination).poll_write(cx, &bytes[*written..]).map_ok(|n| {
+                *written += n;
+                n
+            }),
+            Self::Piped(piped) => piped.poll_write(cx, destination),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +109,8 @@ struct Direction {
     /// The destination was reset, and a write was told so. The kernel says it once: when the other
     /// direction has read what is left, it reads what looks like an end (FIN) and is none.
     reset: bool,
-    spill: Option<Box<Spill>>,
+    rest: Option<Rest>,
+    bulk: Bulk,
 }
 
 /// The source was reset, or keepalive found it gone.
@@ -91,8 +118,7 @@ struct SourceGone;
 
 impl Direction {
     fn new(pending: Vec<u8>) -> Self {
-        let spill = (!pending.is_empty()).then(|| Box::new(Spill { bytes: pending, written: 0 }));
-        Self { phase: Phase::Open, reset: false, spill }
+        Self { phase: Phase::Open, reset: false, rest: Rest::of(pending), bulk: Bulk::default() }
     }
 
     /// The destination takes no more. A reset that came after its end (FIN) says EPIPE: then the end that
@@ -100,7 +126,7 @@ impl Direction {
     fn break_off(&mut self, error: &io::Error) {
         self.phase = Phase::Broken;
         self.reset = error.kind() != io::ErrorKind::BrokenPipe;
-        self.spill = None;
+        self.rest = None;
     }
 
     fn poll(
@@ -112,29 +138,27 @@ impl Direction {
         buffer: &mut [u8],
         mut count: impl FnMut(usize),
     ) -> Poll<Result<(), SourceGone>> {
-        for _ in 0..TURN {
+        let mut turn = 0;
+        while turn < TURN {
             if self.phase != Phase::Open {
                 return Poll::Ready(Ok(()));
             }
-            if let Some(spill) = &mut self.spill {
-                match ready!(Pin::new(&mut *destination).poll_write(cx, &spill.bytes[spill.written..])) {
+            if let Some(rest) = &mut self.rest {
+                match ready!(rest.poll_write(cx, destination)) {
                     Ok(written) => {
                         count(written);
-                        spill.written += written;
-                        if spill.written == spill.bytes.len() {
-                            self.spill = None;
+                        if rest.is_gone() {
+                            self.rest = None;
                         }
                     }
                     Err(error) => self.break_off(&error),
                 }
                 continue;
             }
-            let mut read = ReadBuf::new(buffer);
-            if ready!(Pin::new(&mut *source).poll_read(cx, &mut read)).is_err() {
+            let Ok(read) = ready!(self.poll_move(cx, source, destination, buffer, &mut count)) else {
                 return Poll::Ready(Err(SourceGone));
-            }
-            let bytes = read.filled();
-            if bytes.is_empty() {
+            };
+            if read == 0 {
                 if source_reset {
                     return Poll::Ready(Err(SourceGone));
                 }
@@ -142,23 +166,47 @@ impl Direction {
                     Ok(()) => self.phase = Phase::Finished,
                     Err(error) => self.break_off(&error),
                 }
-                continue;
             }
-            let written = match Pin::new(&mut *destination).poll_write(cx, bytes) {
-                Poll::Ready(Ok(written)) => written,
-                Poll::Ready(Err(error)) => {
-                    self.break_off(&error);
-                    continue;
-                }
-                Poll::Pending => 0,
-            };
-            count(written);
-            if written < bytes.len() {
-                self.spill = Some(Box::new(Spill { bytes: bytes[written..].to_vec(), written: 0 }));
-            }
+            self.bulk.saw(read);
+            turn += read.max(SHARED);
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Reads once, and writes as much of it as the destination takes at once; the rest is kept. Says how much
+    /// was read, 0 at the source's end; an error is the source's.
+    fn poll_move(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: &mut TcpStream,
+        destination: &mut TcpStream,
+        buffer: &mut [u8],
+        count: &mut impl FnMut(usize),
+    ) -> Poll<io::Result<usize>> {
+        if self.bulk.is()
+            && let Some(piped) = Piped::poll_read(cx, source)
+        {
+            let piped = ready!(piped)?;
+            let read = piped.bytes;
+            self.rest = (read > 0).then_some(Rest::Piped(piped));
+            return Poll::Ready(Ok(read));
+        }
+        let mut read = ReadBuf::new(buffer);
+        ready!(Pin::new(source).poll_read(cx, &mut read))?;
+        let bytes = read.filled();
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        match Pin::new(destination).poll_write(cx, bytes) {
+            Poll::Ready(Ok(written)) => {
+                count(written);
+                self.rest = Rest::of(bytes[written..].to_vec());
+            }
+            Poll::Ready(Err(error)) => self.break_off(&error),
+            Poll::Pending => self.rest = Rest::of(bytes.to_vec()),
+        }
+        Poll::Ready(Ok(bytes.len()))
     }
 }
 

@@ -4,6 +4,7 @@
 //! [`copy`](mod@copy) moves bytes both ways from then on; here is the frame around both: counting and the
 //! line of log. TLS is never opened.
 
+pub mod bulk;
 pub mod copy;
 mod opening;
 

@@ -1,0 +1,49 @@
+//! Pipes as the kernel's own buffer: what a socket received moves to another socket by splice(2), page
+//! by page and without a copy.
+
+use nix::fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice};
+use nix::unistd::pipe2;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Both ends of a pipe, non-blocking and close-on-exec.
+#[derive(Debug)]
+pub struct Pipe {
+    read: OwnedFd,
+    write: OwnedFd,
+}
+
+impl Pipe {
+    /// A pipe that holds `size` bytes, or as many as the kernel gives.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn new(size: usize) -> io::Result<Self> {
+        let (read, write) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+        // Without privilege all pipes of a user share a limit (pipe-user-pages-soft): beyond it they
+        // stay at 64 KiB, which works too.
+        let _ = fcntl(&write, FcntlArg::F_SETPIPE_SZ(i32::try_from(size).unwrap_or(i32::MAX)));
+        Ok(Self { read, write })
+    }
+
+    /// Moves up to `length` bytes from a socket into the pipe, which must be empty: then `EAGAIN` speaks of
+    /// the socket alone. 0 is the socket's end.
+    ///
+    /// # Errors
+    /// What splice(2) says.
+    pub fn fill(&self, socket: &impl AsFd, length: usize) -> io::Result<usize> {
+        Ok(splice(socket, None, &self.write, None, length, flags())?)
+    }
+
+    /// Moves up to `length` bytes from the pipe to a socket; there must be as many.
+    ///
+    /// # Errors
+    /// What splice(2) says. It raises no SIGPIPE where that is ignored, as Rust programs do.
+    pub fn drain(&self, socket: &impl AsFd, length: usize) -> io::Result<usize> {
+        Ok(splice(&self.read, None, socket, None, length, flags())?)
+    }
+}
+
+fn flags() -> SpliceFFlags {
+    SpliceFFlags::SPLICE_F_NONBLOCK | SpliceFFlags::SPLICE_F_MOVE
+}
