@@ -110,3 +110,82 @@ impl Drop for Piped {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::poll_fn;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (client, listener.accept().await.unwrap().0)
+    }
+
+    async fn piped(source: &TcpStream) -> Piped {
+        poll_fn(|cx| Piped::poll_read(cx, source).unwrap()).await.unwrap()
+    }
+
+    fn pools() -> (usize, u32) {
+        (POOL.with_borrow(Vec::len), LENT.get())
+    }
+
+    #[test]
+    fn many_large_moves_make_bulk_and_many_small_ones_end_it() {
+        let mut bulk = Bulk::default();
+        for moved in [LARGE, LARGE, LARGE, 1, LARGE, LARGE, LARGE] {
+            bulk.saw(moved);
+            assert!(!bulk.is());
+        }
+        for _ in 0..100 {
+            bulk.saw(SIZE);
+            assert!(bulk.is());
+        }
+        let small = (0..100).take_while(|_| {
+            bulk.saw(1);
+            bulk.is()
+        });
+        assert_eq!(small.count(), usize::from(MANY));
+    }
+
+    #[tokio::test]
+    async fn bytes_go_through_and_the_pipe_comes_back() {
+        let ((mut source, from), (to, mut destination)) = (pair().await, pair().await);
+        source.write_all(b"hello").await.unwrap();
+        let mut through = piped(&from).await;
+        assert_eq!((through.bytes, pools()), (5, (0, 1)));
+        assert_eq!(poll_fn(|cx| through.poll_write(cx, &to)).await.unwrap(), 5);
+        assert_eq!(through.bytes, 0);
+        drop(through);
+        assert_eq!(pools(), (1, 0));
+        let mut got = [0; 5];
+        destination.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"hello");
+        drop(source);
+        assert_eq!(piped(&from).await.bytes, 0, "the end");
+    }
+
+    /// What one connection could not bring to its end is nothing for the next.
+    #[tokio::test]
+    async fn a_pipe_with_something_in_it_is_closed() {
+        let (mut source, from) = pair().await;
+        source.write_all(b"secret").await.unwrap();
+        drop(piped(&from).await);
+        assert_eq!(pools(), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn pipes_are_limited() {
+        let (mut source, from) = pair().await;
+        let mut held = Vec::new();
+        for _ in 0..PIPES {
+            source.write_all(b"x").await.unwrap();
+            held.push(piped(&from).await);
+        }
+        assert!(poll_fn(|cx| Poll::Ready(Piped::poll_read(cx, &from).is_none())).await);
+        held.pop();
+        assert!(poll_fn(|cx| Poll::Ready(Piped::poll_read(cx, &from).is_some())).await);
+    }
+}

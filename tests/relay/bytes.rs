@@ -123,6 +123,53 @@ fn an_answer_and_both_ends_at_once() {
     }
 }
 
+/// More slow readers of something large than a thread has pipes, each with small talk in between.
+#[test]
+fn bulk_and_small_talk_by_turns() {
+    const STREAMS: usize = 40;
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &[]);
+        let mut ends = Vec::new();
+        for _ in 0..STREAMS {
+            let client = shim.client();
+            ends.push((client, backend.accept()));
+        }
+        // All ways are full before anybody reads.
+        let talks = ends.into_iter().map(|(mut client, mut instance)| {
+            let sending = thread::spawn(move || {
+                for round in 0..2 {
+                    Pattern(round).send(&mut instance, 8 * MB);
+                    ping_back(&mut instance);
+                }
+                instance
+            });
+            let receiving = move || {
+                for round in 0..2 {
+                    Pattern(round).receive(&mut client, 8 * MB);
+                    for _ in 0..10 {
+                        ping(&mut client, b"small");
+                    }
+                }
+                drop(client);
+                expect_end(&mut sending.join().unwrap());
+            };
+            receiving
+        });
+        for receiving in talks.collect::<Vec<_>>() {
+            receiving();
+        }
+        shim.until("no connection is left", |status| status.connections_open == 0);
+    }
+}
+
+fn ping_back(stream: &mut TcpStream) {
+    for _ in 0..10 {
+        let said = read(stream, 5);
+        stream.write_all(&said).unwrap();
+    }
+}
+
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     statm.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 4096
