@@ -7,7 +7,6 @@
 use crate::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
-use serde::Serialize;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
@@ -60,8 +59,7 @@ pub(crate) struct Answers {
 }
 
 /// Which way bulk goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     /// To the backend.
     Up,

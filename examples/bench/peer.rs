@@ -50,18 +50,24 @@ impl Peer {
         self.kind == Kind::Berth
     }
 
-    /// The first line that it says of its version.
+    /// What it says of its version.
     pub(crate) fn version(&self) -> String {
         let option = match self.kind {
-            Kind::Direct => return String::new(),
+            Kind::Direct => return "no relay, the client dials the backend".to_owned(),
             Kind::Berth | Kind::Envoy => "--version",
             Kind::Haproxy { .. } | Kind::Nginx(_) => "-v",
         };
         let said =
             Command::new(&self.program).arg(option).output().map(|output| [output.stdout, output.stderr].concat());
-        let said = said.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
-        let line = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("unknown").trim().to_owned();
-        line.split(" - ").next().unwrap_or_default().to_owned()
+        let said = String::from_utf8_lossy(&said.unwrap_or_default()).into_owned();
+        let line = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("unknown version");
+        // Envoy begins with its path, and HAProxy ends with a link.
+        let words = line.split_ascii_whitespace().take_while(|word| *word != "-");
+        let mut text = words.filter(|word| !word.starts_with('/')).collect::<Vec<_>>().join(" ");
+        if self.kind == (Kind::Haproxy { splice: true }) {
+            text.push_str(", with option splice-auto");
+        }
+        text
     }
 
     /// Bytes of the files that it is made of, without shared libraries.

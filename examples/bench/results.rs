@@ -3,6 +3,7 @@
 use crate::peer::{Kind, Peer};
 use crate::stats::Summary;
 use crate::work::{Case, Metric, Outcome};
+use std::collections::HashMap;
 use std::fmt;
 use std::mem::discriminant;
 
@@ -33,6 +34,8 @@ impl fmt::Display for Sample {
 #[derive(Debug)]
 pub(crate) struct Results {
     pub(crate) peers: Vec<Peer>,
+    /// Those that would have taken part and were not there.
+    pub(crate) missing: Vec<&'static str>,
     pub(crate) samples: Vec<Sample>,
 }
 
@@ -65,8 +68,7 @@ impl Results {
     }
 
     pub(crate) fn summary(&self, case: Case, peer: usize, metric: Metric) -> Option<Summary> {
-        let figures = self.of(case, peer).flat_map(|sample| sample.outcome.iter().flatten());
-        let values: Vec<_> = figures.filter(|(of, _)| *of == metric).map(|(_, value)| *value).collect();
+        let values: Vec<_> = self.values(case, peer, metric).map(|(_, value)| value).collect();
         Summary::of(&values)
     }
 
@@ -75,10 +77,11 @@ impl Results {
         self.of(case, peer).filter_map(|sample| sample.outcome.as_ref().err().map(String::as_str)).collect()
     }
 
-    /// Median by median.
+    /// The median of the rounds' ratios: a round is short, so what else the machine did fell on both.
     pub(crate) fn ratio(&self, case: Case, peer: usize, to: usize, metric: Metric) -> Option<f64> {
-        let median = |peer| self.summary(case, peer, metric).map(|summary| summary.median);
-        Some(median(peer)? / median(to).filter(|median| *median > 0.0)?)
+        let others: HashMap<usize, f64> = self.values(case, to, metric).filter(|(_, value)| *value > 0.0).collect();
+        let ratios = self.values(case, peer, metric).filter_map(|(round, value)| Some(value / others.get(&round)?));
+        Summary::of(&ratios.collect::<Vec<_>>()).map(|summary| summary.median)
     }
 
     /// The peer without a relay.
@@ -101,6 +104,14 @@ impl Results {
         medians.max_by(better).map(|(other, _)| other)
     }
 
+    /// By round.
+    fn values(&self, case: Case, peer: usize, metric: Metric) -> impl Iterator<Item = (usize, f64)> {
+        self.of(case, peer).filter_map(move |sample| {
+            let (_, value) = sample.outcome.iter().flatten().find(|(of, _)| *of == metric)?;
+            Some((sample.round, *value))
+        })
+    }
+
     fn of(&self, case: Case, peer: usize) -> impl Iterator<Item = &Sample> {
         self.samples.iter().filter(move |sample| sample.case == case && sample.peer == peer)
     }
@@ -109,7 +120,10 @@ impl Results {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::load::Pace;
+    use crate::report::Setting;
     use crate::work::Metric::{P99, Rate};
+    use std::time::Duration;
 
     const CASE: Case = Case::Ping(16);
 
@@ -125,6 +139,7 @@ pub(crate) mod tests {
                 peer("haproxy", Kind::Haproxy { splice: false }),
                 peer("envoy", Kind::Envoy),
             ],
+            missing: vec!["nginx"],
             samples: vec![
                 sample(0, 0, figures(100.0, 10.0)),
                 sample(1, 0, figures(60.0, 20.0)),
@@ -138,11 +153,16 @@ pub(crate) mod tests {
         }
     }
 
+    pub(crate) fn setting() -> Setting {
+        let pace = Pace { warm_up: Duration::from_millis(500), window: Duration::from_secs(2) };
+        Setting::new("scripts/bench.sh", 2, pace, false)
+    }
+
     #[test]
-    fn ratios_are_of_medians() {
+    fn ratios_are_of_the_same_round() {
         let results = results();
-        assert_eq!(results.ratio(CASE, 2, 0, Rate), Some(42.0 / 110.0));
-        assert_eq!(results.ratio(CASE, 1, 0, Rate), Some(60.0 / 110.0));
+        assert_eq!(results.ratio(CASE, 2, 0, Rate), Some(f64::midpoint(40.0 / 100.0, 44.0 / 120.0)));
+        assert_eq!(results.ratio(CASE, 1, 0, Rate), Some(60.0 / 100.0));
         assert_eq!(results.ratio(Case::Ping(17), 1, 0, Rate), None);
     }
 

@@ -1,16 +1,21 @@
 //! Results as Markdown tables, which are also what a terminal gets.
 
+use crate::report::about;
 use crate::results::Results;
 use crate::work::{Case, Metric, Work};
 use std::fmt::Write;
 
+/// What a figure is.
+const SAMPLES: &str = "Each figure is the median of the rounds, with the least and the most in brackets; \
+     each ratio (÷) is the median of the ratios within a round.";
+
 /// One table a case.
-pub(crate) fn tables(results: &Results, short: bool) -> String {
+pub(crate) fn tables(results: &Results) -> String {
     let mut text = String::new();
     let mut work = None;
     for case in results.cases() {
         if work.replace(case.work()) != Some(case.work()) {
-            let _ = writeln!(text, "## {}\n\n{}\n", title(case.work()), about(case.work(), short));
+            let _ = writeln!(text, "## {}\n\n{} {SAMPLES}\n", title(case.work()), about(case.work()));
         }
         let _ = writeln!(text, "### {case}\n\n{}{}", table(results, case), failures(results, case));
     }
@@ -25,24 +30,6 @@ fn title(work: Work) -> &'static str {
         Work::Idle => "Idle",
         Work::Growth => "Growth",
     }
-}
-
-fn about(work: Work, short: bool) -> String {
-    let samples = "Each figure is the median of the rounds, with the least and the most in brackets.";
-    let of_work = match work {
-        Work::Ping => "256 B there and back on kept connections, one request outstanding on each.",
-        Work::Connect => "Connect, 64 B there and back, close. The time is that from connect to answer.",
-        Work::Bulk => "Bytes one way for as long as it lasts: what arrived, and the relay's processor time for it.",
-        Work::Idle => {
-            "Connections that are held, each after one round trip; then after an answer of 1 MiB on each. Memory is the sum \
-             of the relay's Pss, less that before them; what sockets hold in the kernel is not in it."
-        }
-        Work::Growth => {
-            "As ping, with ever more connections, all of them active, to one relay that is not started anew."
-        }
-    };
-    let note = if short { " A short run: the figures are rough." } else { "" };
-    format!("{of_work} {samples}{note}")
 }
 
 fn table(results: &Results, case: Case) -> String {
@@ -134,9 +121,9 @@ mod tests {
         | peer    |     answers/s | ÷ direct |   ÷ best other |     p99 µs | samples |
         | ------- | -------------:| --------:| --------------:| ----------:| -------:|
         | direct  | 110 (100–120) |        – |              – | 11 (10–12) |       2 |
-        | berth   |            60 |     0.55 | 1.43 (haproxy) |         20 |       1 |
-        | haproxy |    42 (40–44) |     0.38 |   0.70 (berth) | 31 (30–32) |       2 |
-        | envoy   |    21 (20–22) |     0.19 |   0.35 (berth) | 26 (25–27) |       2 |
+        | berth   |            60 |     0.60 | 1.50 (haproxy) |         20 |       1 |
+        | haproxy |    42 (40–44) |     0.38 |   0.67 (berth) | 31 (30–32) |       2 |
+        | envoy   |    21 (20–22) |     0.19 |   0.33 (berth) | 26 (25–27) |       2 |
 
         berth: 1 failed: reset
         "#);

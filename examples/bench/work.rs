@@ -6,7 +6,6 @@ use crate::process::Clocks;
 use crate::stats::percentile;
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
-use serde::Serialize;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -21,8 +20,7 @@ const LIST: u64 = 1 << 20;
 const SPARE: u64 = 256;
 
 /// A kind of work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Work {
     /// Requests and answers of 256 B on 16 and on 1,000 kept connections
     Ping,
@@ -37,8 +35,7 @@ pub(crate) enum Work {
 }
 
 /// One thing that each peer does once a round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Case {
     Ping(usize),
     Connect(usize),
@@ -121,8 +118,7 @@ impl fmt::Display for Case {
 }
 
 /// What a figure is of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Metric {
     /// Answers a second.
     Rate,
@@ -153,6 +149,26 @@ pub(crate) enum Metric {
 }
 
 impl Metric {
+    /// Its name in bench.json.
+    pub(crate) fn key(self) -> &'static str {
+        match self {
+            Self::Rate => "rate",
+            Self::Gigabits => "gigabits_per_second",
+            Self::P50 => "p50_us",
+            Self::P99 => "p99_us",
+            Self::P999 => "p999_us",
+            Self::Processor => "processor_us_per_answer",
+            Self::ProcessorPerGigabyte => "processor_seconds_per_gigabyte",
+            Self::IdleMemory => "bytes_per_connection",
+            Self::UsedMemory => "bytes_per_connection_used",
+            Self::BaseMemory => "base_bytes",
+            Self::Memory => "bytes",
+            Self::Descriptors => "descriptors",
+            Self::Start => "start_ms",
+            Self::Size => "program_bytes",
+        }
+    }
+
     pub(crate) fn title(self) -> &'static str {
         match self {
             Self::Rate => "answers/s",
@@ -165,7 +181,7 @@ impl Metric {
             Self::IdleMemory => "B/connection",
             Self::UsedMemory => "B/connection after 1 MiB",
             Self::BaseMemory => "base MiB",
-            Self::Memory => "MiB",
+            Self::Memory => "memory MiB",
             Self::Descriptors => "descriptors",
             Self::Start => "exec to answer ms",
             Self::Size => "program MiB",
