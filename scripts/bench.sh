@@ -13,7 +13,8 @@ usage() {
 usage: scripts/bench.sh [--install] [--berth [NAME=]PATH]... [OPTION...]
 
 Measures berth against haproxy, nginx, envoy and no relay at all, on loopback, in turns, and prints
-Markdown tables. What is not here is named and left out. Have nothing else run meanwhile.
+Markdown tables. What is not here is named and left out. Takes about 17 minutes; have nothing else run
+meanwhile.
 
   --install              install what is missing first (root on Debian; Envoy by pip into a cache)
   --berth [NAME=]PATH    a berth; several, with names, are compared. Built from here if not given
