@@ -8,6 +8,7 @@ use crate::metrics::{AcceptErrorLabels, Metrics};
 use crate::os::{self, socket};
 use crate::relay::{self, Context, Open};
 use std::io;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 /// Connections that are accepted before other tasks of the worker get their turn.
 const BATCH: usize = 64;
@@ -89,10 +90,40 @@ pub enum Accepting {
     Rest,
 }
 
+/// A connection on its way to a worker.
+#[derive(Debug)]
+struct Dealt {
+    open: Open,
+    client: TcpStream,
+    peer: SocketAddr,
+    said: Option<Vec<u8>>,
+}
+
+/// The way to a worker. A queue, because a task spawned from another thread wakes that thread each time
+/// (a write to an eventfd), and a queue only when it is empty.
+#[derive(Debug)]
+struct Lane {
+    to: mpsc::UnboundedSender<Dealt>,
+    context: Arc<Context>,
+}
+
+impl Lane {
+    fn new(worker: &Handle, context: Arc<Context>) -> Self {
+        let (to, mut queue) = mpsc::unbounded_channel();
+        worker.spawn(async move {
+            while let Some(Dealt { open, client, peer, said }) = queue.recv().await {
+                tokio::spawn(relay::serve(open, client, peer, said));
+            }
+        });
+        Self { to, context }
+    }
+}
+
 /// Deals accepted connections to workers, up to a limit.
 #[derive(Debug)]
 pub struct Dealer {
-    lanes: Vec<(Handle, Arc<Context>)>,
+    first: Handle,
+    lanes: Vec<Lane>,
     metrics: Arc<Metrics>,
     ended: Arc<Notify>,
     limit: u64,
@@ -101,10 +132,19 @@ pub struct Dealer {
 }
 
 impl Dealer {
-    /// Deals to workers, each with the context of its connections; at most `limit` connections at once.
+    /// Deals to workers, at least one, each with the context of its connections; at most `limit` connections at
+    /// once.
     #[must_use]
-    pub fn new(lanes: Vec<(Handle, Arc<Context>)>, metrics: Arc<Metrics>, ended: Arc<Notify>, limit: u64) -> Self {
-        Self { lanes, metrics, ended, limit, troubled: AtomicBool::new(false) }
+    pub fn new(
+        workers: &[Handle],
+        contexts: impl Iterator<Item = Context>,
+        metrics: Arc<Metrics>,
+        ended: Arc<Notify>,
+        limit: u64,
+    ) -> Self {
+        let lanes = workers.iter().zip(contexts).map(|(worker, context)| Lane::new(worker, Arc::new(context)));
+        let lanes = lanes.collect();
+        Self { first: workers[0].clone(), lanes, metrics, ended, limit, troubled: AtomicBool::new(false) }
     }
 
     /// Accepts from a listener until it is told otherwise or the listener listens no more. Runs on the
@@ -115,7 +155,7 @@ impl Dealer {
         told: watch::Receiver<Accepting>,
     ) -> tokio::task::JoinHandle<io::Result<()>> {
         let this = self.clone();
-        self.lanes[0].0.spawn(async move { this.accept(listener, told).await })
+        self.first.spawn(async move { this.accept(listener, told).await })
     }
 
     async fn accept(&self, listener: OwnedFd, mut told: watch::Receiver<Accepting>) -> io::Result<()> {
@@ -148,14 +188,14 @@ impl Dealer {
     }
 
     /// Relays a connection that a sibling accepted.
-    pub fn take_over(&self, stream: std::net::TcpStream, peer: std::net::SocketAddr, said: Vec<u8>) {
-        self.deal(stream, peer, Some(said));
+    pub fn take_over(&self, client: TcpStream, peer: SocketAddr, said: Vec<u8>) {
+        self.deal(client, peer, Some(said));
     }
 
-    fn deal(&self, stream: std::net::TcpStream, peer: std::net::SocketAddr, said: Option<Vec<u8>>) {
-        if let Some((worker, context)) = self.lanes.iter().min_by_key(|(_, c)| c.stats.open.get()) {
-            let open = Open::new(context);
-            worker.spawn(relay::serve(context.clone(), stream, peer, said, open));
+    fn deal(&self, client: TcpStream, peer: SocketAddr, said: Option<Vec<u8>>) {
+        if let Some(lane) = self.lanes.iter().min_by_key(|lane| lane.context.stats.open.get()) {
+            // The worker ends with the shim; so do its connections.
+            let _ = lane.to.send(Dealt { open: Open::new(&lane.context), client, peer, said });
         }
     }
 
@@ -167,9 +207,9 @@ impl Dealer {
                 return Some(Trouble::Exhausted);
             }
             match socket::accept(listener.as_fd()) {
-                Ok((stream, peer)) => {
+                Ok((client, peer)) => {
                     self.troubled.store(false, Relaxed);
-                    self.deal(stream, peer, None);
+                    self.deal(client, peer, None);
                 }
                 Err(error) => match Trouble::of(&error) {
                     Trouble::Empty => return Some(Trouble::Empty),

@@ -162,22 +162,19 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let (pass, passes) = mpsc::unbounded_channel();
     let pass_on = Arc::new(AtomicBool::new(!config.discover));
     let leaving = Arc::<AtomicBool>::default();
-    let lanes = workers.handles().iter().zip(metrics.workers()).map(|(worker, stats)| {
-        let context = Context {
-            table: book.subscribe(),
-            keepalive: config.keepalive,
-            hold: config.hold,
-            held: metrics.held.clone(),
-            refusals: report.clone(),
-            stats: stats.clone(),
-            connect_seconds: metrics.connect_seconds.clone(),
-            ended: ended.clone(),
-            passing: Passing { on: pass_on.clone(), leaving: leaving.clone(), to: pass.clone() },
-            log_connections: config.log_connections,
-        };
-        (worker.clone(), Arc::new(context))
+    let contexts = metrics.workers().iter().map(|stats| Context {
+        table: book.subscribe(),
+        keepalive: config.keepalive,
+        hold: config.hold,
+        held: metrics.held.clone(),
+        refusals: report.clone(),
+        stats: stats.clone(),
+        connect_seconds: metrics.connect_seconds.clone(),
+        ended: ended.clone(),
+        passing: Passing { on: pass_on.clone(), leaving: leaving.clone(), to: pass.clone() },
+        log_connections: config.log_connections,
     });
-    let dealer = Arc::new(Dealer::new(lanes.collect(), metrics.clone(), ended.clone(), limit));
+    let dealer = Arc::new(Dealer::new(workers.handles(), contexts, metrics.clone(), ended.clone(), limit));
     let admin = match config.admin {
         Some(address) => Some(Admin::bind(address).map_err(|error| port_error(address, &error))?),
         None => None,

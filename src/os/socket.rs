@@ -6,7 +6,7 @@
 use nix::sys::socket::{Backlog, listen};
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -82,6 +82,30 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(TcpStream, SocketAddr)> {
     };
     let peer = peer.as_socket().ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
     Ok((stream, peer))
+}
+
+/// Starts a non-blocking connection to `to`, from `source` if there is one.
+///
+/// Towards this very host the handshake is mostly over when this returns.
+///
+/// # Errors
+/// What socket(2), setsockopt(2), bind(2) and connect(2) say; `EADDRNOTAVAIL` when the source has no port left.
+pub fn connect(to: SocketAddr, source: Option<Ipv4Addr>, keepalive: &Keepalive) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    if to.ip().is_loopback() {
+        // Keepalive asks whether a host is there: it is this one.
+        socket.set_tcp_nodelay(true)?;
+    } else {
+        set_options(socket.as_fd(), keepalive)?;
+    }
+    if let Some(source) = source {
+        set_bind_address_no_port(socket.as_fd())?;
+        socket.bind(&SocketAddr::from((source, 0)).into())?;
+    }
+    match socket.connect(&to.into()) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        _ => Ok(socket.into()),
+    }
 }
 
 /// Sets `TCP_NODELAY` and keepalive.

@@ -6,8 +6,8 @@
 //! nothing more is read (backpressure). A direction that moves a lot goes around the buffer, through a
 //! pipe of the kernel ([`bulk`](super::bulk)).
 //!
-//! A future that ended by [`End`] has done what the other end must see: after [`End::Closed`] both
-//! sockets got their FIN; after any other both are set to reset at close.
+//! A future that ended by [`End`] has done what the other end must see, once both sockets are closed: after
+//! [`End::Closed`] each gets its FIN, if it has not got it yet; after any other both are set to reset at close.
 
 use super::bulk::{Bulk, Piped};
 use crate::os::{self, socket::reset_on_close};
@@ -134,7 +134,7 @@ impl Direction {
         cx: &mut Context<'_>,
         source: &mut TcpStream,
         destination: &mut TcpStream,
-        source_reset: bool,
+        back: &Self,
         buffer: &mut [u8],
         mut count: impl FnMut(usize),
     ) -> Poll<Result<(), SourceGone>> {
@@ -159,10 +159,16 @@ impl Direction {
                 return Poll::Ready(Err(SourceGone));
             };
             if read == 0 {
-                if source_reset {
+                if back.reset {
                     return Poll::Ready(Err(SourceGone));
                 }
-                match ready!(Pin::new(&mut *destination).poll_shutdown(cx)) {
+                // If the destination is done too, both sockets are about to be closed, which tells it.
+                let told = if back.phase == Phase::Finished {
+                    Ok(())
+                } else {
+                    ready!(Pin::new(&mut *destination).poll_shutdown(cx))
+                };
+                match told {
                     Ok(()) => self.phase = Phase::Finished,
                     Err(error) => self.break_off(&error),
                 }
@@ -266,11 +272,11 @@ pub async fn copy<M: Meter>(
     let mut watch = Watch::default();
     let end = poll_fn(|cx| {
         with_buffer(|buffer| {
-            let upward = up.poll(cx, client, backend, down.reset, buffer, |n| meter.up(n));
+            let upward = up.poll(cx, client, backend, &down, buffer, |n| meter.up(n));
             if let Poll::Ready(Err(SourceGone)) = upward {
                 return Poll::Ready(End::Client);
             }
-            let downward = down.poll(cx, backend, client, up.reset, buffer, |n| meter.down(n));
+            let downward = down.poll(cx, backend, client, &up, buffer, |n| meter.down(n));
             if let Poll::Ready(Err(SourceGone)) = downward {
                 return Poll::Ready(End::Backend);
             }

@@ -144,26 +144,24 @@ impl Context {
     }
 }
 
-/// Counts a connection as open from when it is dealt to a worker until it is dropped, however it ends.
+/// What a connection shares with the others of its worker. It counts as open from when it is dealt to the
+/// worker until this is dropped, however it ends.
 #[derive(Debug)]
-pub struct Open {
-    stats: Arc<WorkerStats>,
-    ended: Arc<Notify>,
-}
+pub struct Open(Arc<Context>);
 
 impl Open {
     /// Counts one more.
     #[must_use]
-    pub fn new(context: &Context) -> Self {
+    pub fn new(context: &Arc<Context>) -> Self {
         context.stats.open.add(1);
-        Self { stats: context.stats.clone(), ended: context.ended.clone() }
+        Self(context.clone())
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.stats.open.sub(1);
-        self.ended.notify_one();
+        self.0.stats.open.sub(1);
+        self.0.ended.notify_one();
     }
 }
 
@@ -189,20 +187,22 @@ impl copy::Meter for Bytes<'_> {
 /// Relays one accepted connection to its end.
 ///
 /// `said` is what a sibling that accepted it and passed it on read of the client already.
-pub async fn serve(context: Arc<Context>, client: StdTcpStream, peer: SocketAddr, said: Option<Vec<u8>>, _open: Open) {
+pub async fn serve(open: Open, client: StdTcpStream, peer: SocketAddr, said: Option<Vec<u8>>) {
+    let context = &*open.0;
     let started = Instant::now();
     let mut bytes = Bytes { stats: &context.stats, up: 0, down: 0 };
     let mut instance = None;
     let mut source = None;
-    let how = match TcpStream::from_std(client) {
-        Err(error) => {
+    let how = match opening::Kept::read(&client, said).map(|kept| (kept, TcpStream::from_std(client))) {
+        Err(_) => How::ClientReset,
+        Ok((_, Err(error))) => {
             tracing::warn!(client = %peer, %error, "cannot serve an accepted connection");
             How::Failed
         }
-        Ok(mut client) => {
+        Ok((kept, Ok(mut client))) => {
             // Boxed: what is needed only until the first byte is not part of a connection's memory
             // for the rest of its life.
-            match Box::pin(opening::open(&context, &mut client, peer, said)).await {
+            match Box::pin(opening::open(context, &mut client, peer, kept)).await {
                 Err(how) => how,
                 Ok(opening::Opened { mut backend, instance: id, said }) => {
                     if context.log_connections || tracing::enabled!(tracing::Level::DEBUG) {
@@ -221,7 +221,7 @@ pub async fn serve(context: Arc<Context>, client: StdTcpStream, peer: SocketAddr
     };
     let (up, down) = (bytes.up, bytes.down);
     context.stats.ended(how);
-    log_end(&context, peer, source, instance.as_ref(), (up, down), started, how);
+    log_end(context, peer, source, instance.as_ref(), (up, down), started, how);
 }
 
 fn log_end(

@@ -12,16 +12,15 @@ use crate::backend::{Instance, Table};
 use crate::instance::InstanceId;
 use crate::os::socket;
 use std::future::poll_fn;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::AsFd;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream as StdTcpStream};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{self, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
@@ -63,13 +62,35 @@ pub(super) struct Said {
 
 /// What a client sent so far.
 #[derive(Default)]
-struct Kept {
+pub(super) struct Kept {
     bytes: Vec<u8>,
     /// The client is done.
     finished: bool,
+    /// A sibling passed the client on: it is not passed again.
+    passed: bool,
 }
 
 impl Kept {
+    /// What was `said` to a sibling that passed the client on, and what else is there at once. Read before the
+    /// runtime waits for the socket: a TLS client's hello is mostly there, and can go with the connect.
+    pub(super) fn read(mut client: &StdTcpStream, said: Option<Vec<u8>>) -> io::Result<Self> {
+        let passed = said.is_some();
+        let mut kept = Self { bytes: said.unwrap_or_default(), finished: false, passed };
+        if !kept.is_full() {
+            let read: io::Result<usize> = with_buffer(|buffer| {
+                let read = client.read(&mut buffer[..KEPT - kept.bytes.len()])?;
+                kept.bytes.extend_from_slice(&buffer[..read]);
+                Ok(read)
+            });
+            match read {
+                Ok(read) => kept.finished = read == 0,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(kept)
+    }
+
     /// Whether what an instance already got can be said again to another.
     fn is_replayable(&self) -> bool {
         self.bytes.first().is_none_or(|first| *first == TLS_HANDSHAKE)
@@ -139,12 +160,10 @@ pub(super) async fn open(
     context: &Context,
     client: &mut TcpStream,
     peer: SocketAddr,
-    said: Option<Vec<u8>>,
+    mut kept: Kept,
 ) -> Result<Opened, How> {
     let mut table = context.table.clone();
-    // What a sibling passed on is not passed again.
-    let mut passes = if said.is_some() { 0 } else { PASSES };
-    let mut kept = Kept { bytes: said.unwrap_or_default(), finished: false };
+    let mut passes = if kept.passed { 0 } else { PASSES };
     let mut tried = Tried::default();
     let mut held = Held::default();
     // How the last leg ended; said to the client if no instance does better.
@@ -181,8 +200,8 @@ pub(super) async fn open(
             }
             continue;
         };
-        let mut backend = match connect(context, instance.address, peer).await {
-            Ok(backend) => backend,
+        let (mut backend, sent) = match connect(context, instance.address, peer, &kept.bytes).await {
+            Ok(connected) => connected,
             Err(error) => {
                 tracing::debug!(instance = %instance.id, address = %instance.address, %error, "cannot connect");
                 if error.kind() == io::ErrorKind::ConnectionRefused {
@@ -199,7 +218,7 @@ pub(super) async fn open(
         if std::mem::take(&mut again) {
             context.stats.replays.add(1);
         }
-        match first_byte(client, &mut backend, &mut kept).await {
+        match first_byte(client, &mut backend, &mut kept, sent).await {
             Leg::Answered(said) => return Ok(Opened { backend, instance: instance.id, said }),
             Leg::ClientReset => {
                 socket::reset_on_close(&backend);
@@ -215,11 +234,17 @@ pub(super) async fn open(
     }
 }
 
-/// Connects to an instance from an address that names the client.
-async fn connect(context: &Context, to: SocketAddr, client: SocketAddr) -> io::Result<TcpStream> {
+/// Connects to an instance from an address that names the client, and says as much of `first` as it takes at
+/// once: how much that was is told.
+async fn connect(
+    context: &Context,
+    to: SocketAddr,
+    client: SocketAddr,
+    first: &[u8],
+) -> io::Result<(TcpStream, usize)> {
     let mut source = source_for(to, client);
     for _ in 0..SOURCES {
-        match connect_from(context, source, to).await {
+        match connect_from(context, source, to, first).await {
             // No port left at this address, or not an address to bind (127.255.255.255).
             Err(error) if source.is_some() && error.kind() == io::ErrorKind::AddrNotAvailable => {
                 source = Some(random_loopback());
@@ -227,20 +252,35 @@ async fn connect(context: &Context, to: SocketAddr, client: SocketAddr) -> io::R
             result => return result,
         }
     }
-    connect_from(context, None, to).await
+    connect_from(context, None, to, first).await
 }
 
-async fn connect_from(context: &Context, source: Option<Ipv4Addr>, to: SocketAddr) -> io::Result<TcpStream> {
-    let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    socket::set_options(socket.as_fd(), &context.keepalive)?;
-    if let Some(source) = source {
-        socket::set_bind_address_no_port(socket.as_fd())?;
-        socket.bind(SocketAddr::from((source, 0)))?;
-    }
+async fn connect_from(
+    context: &Context,
+    source: Option<Ipv4Addr>,
+    to: SocketAddr,
+    first: &[u8],
+) -> io::Result<(TcpStream, usize)> {
     let started = Instant::now();
-    let stream = timeout(CONNECT_TIMEOUT, socket.connect(to)).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    let stream = socket::connect(to, source, &context.keepalive)?;
+    // The handshake with an instance of this host is over by now: neither a timer nor a wait is needed.
+    let (connected, sent) = if first.is_empty() {
+        (stream.peer_addr().is_ok(), 0)
+    } else {
+        match (&stream).write(first) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => (false, 0),
+            sent => (true, sent?),
+        }
+    };
+    let stream = TcpStream::from_std(stream)?;
+    if !connected {
+        timeout(CONNECT_TIMEOUT, stream.writable()).await.map_err(|_| io::ErrorKind::TimedOut)??;
+        if let Some(error) = stream.take_error()? {
+            return Err(error);
+        }
+    }
     context.connect_seconds.observe(started.elapsed().as_secs_f64());
-    Ok(stream)
+    Ok((stream, sent))
 }
 
 /// The source address towards an instance: for an IPv4 client a.b.c.d it is 127.b.c.d, so that the
@@ -266,9 +306,8 @@ fn random_loopback() -> Ipv4Addr {
     Ipv4Addr::new(127, octets[0].max(1), octets[1], octets[2].clamp(1, 254))
 }
 
-/// Passes the client's bytes on, keeping them, until the instance's first byte.
-async fn first_byte(client: &mut TcpStream, backend: &mut TcpStream, kept: &mut Kept) -> Leg {
-    let mut sent = 0;
+/// Passes the client's bytes on, keeping them, until the instance's first byte. `sent` of them it has already.
+async fn first_byte(client: &mut TcpStream, backend: &mut TcpStream, kept: &mut Kept, mut sent: usize) -> Leg {
     let mut finished = false;
     let mut watch = Watch::default();
     poll_fn(|cx| {

@@ -83,7 +83,7 @@ fn a_connection_is_small() {
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let peer = client.local_addr().unwrap();
     let open = Open::new(&context);
-    let size = size_of_val(&serve(context, client, peer, None, open));
+    let size = size_of_val(&serve(open, client, peer, None));
     println!("{size} bytes");
     assert!(size <= LIMIT, "a connection's future grew to {size} bytes");
 }
