@@ -234,11 +234,11 @@ impl<'a> Judge<'a> {
         self.verdict.watch_events = watches.iter().flat_map(|w| w.events.values()).sum();
         self.verdict.lose(Loss::EventMissed, watches.iter().map(|w| w.missed).sum());
         self.verdict.lose(Loss::EventDoubled, watches.iter().map(|w| w.doubled).sum());
-        if watches.len() < plan.watches as usize {
-            self.object(format!("only {} of {} watches came to their end", watches.len(), plan.watches));
+        if watches.len() < plan.load.watches as usize {
+            self.object(format!("only {} of {} watches came to their end", watches.len(), plan.load.watches));
         }
-        if !watches.iter().any(|w| [OLD, NEW].iter().all(|name| w.events.get(*name).is_some_and(|n| *n > 0))) {
-            self.object("no watch saw events from both instances".into());
+        if !watches.iter().any(|w| w.events.values().filter(|events| **events > 0).count() > 1) {
+            self.object("no watch saw events from more than one instance".into());
         }
     }
 
@@ -256,56 +256,66 @@ impl<'a> Judge<'a> {
     /// What makes a run worthless although nothing was lost, and promises that were broken without
     /// a loss.
     fn objections(&mut self, plan: &Plan) {
-        for fault in &self.record.faults {
-            self.object(fault.clone());
+        for trouble in &self.record.troubles {
+            self.object(trouble.clone());
         }
         for (why, count) in std::mem::take(&mut self.local) {
             self.object(format!("{count} requests failed on this machine's own account ({why}): a lower --rate helps"));
         }
         let behind = self.record.behind;
         if behind > MOST_BEHIND {
-            let rate = plan.rate;
+            let rate = plan.load.rate;
             self.object(format!(
                 "the clients were up to {behind:.1?} behind their timetable: this machine is too slow or too busy for \
                  --rate {rate}, and waits are its own"
             ));
         }
         let connections = self.verdict.new_connections;
-        let load = plan.before + plan.together + plan.after;
-        let planned = (f64::from(plan.rate) * load.as_secs_f64()) as u64;
+        let load = match self.record.load {
+            (Some(began), Some(ended)) => ended.since(began),
+            _ => Duration::MAX,
+        };
+        let planned = (f64::from(plan.load.rate) * load.as_secs_f64()) as u64;
         let fewest = FEWEST.min(planned);
         if connections < fewest {
             self.object(format!("only {connections} new connections; fewer than {fewest} say nothing"));
         }
-        for name in [OLD, NEW] {
-            let served = self.verdict.connections.get(name).copied().unwrap_or(0);
+        let record = self.record;
+        let turns: Vec<&str> = record.players.iter().filter(|p| p.serves).map(|p| p.name.as_str()).collect();
+        if turns.len() < 2 {
+            self.object("there was no upgrade".into());
+        }
+        for name in &turns {
+            let served = self.verdict.connections.get(*name).copied().unwrap_or(0);
             if served < FEWEST_EACH {
                 self.object(format!("{name} served only {served} new connections"));
             }
         }
-        self.upgrade();
+        for pair in turns.windows(2) {
+            self.upgrade(pair[0], pair[1]);
+        }
     }
 
-    /// Whether the upgrade happened, in the right order.
-    fn upgrade(&mut self) {
-        let mark = |name: &str, mark| self.record.marks.get(name).and_then(|m| m.get(&mark)).copied();
-        let ready = mark(NEW, Mark::Ready);
-        let served = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == NEW);
+    /// Whether an upgrade happened, in the right order.
+    fn upgrade(&mut self, old: &str, new: &str) {
+        let moments = &self.record.moments;
+        let ready = moments.first(new, Mark::Ready);
+        let served = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == new);
         let early = self.record.attempts.iter().filter(served).filter(|a| ready.is_none_or(|r| a.done < r)).count();
         let after = |gone: Stamp| self.record.attempts.iter().filter(served).any(|a| a.due > gone);
-        let objection = match (mark(OLD, Mark::Terminating), mark(OLD, Mark::Drained), ready) {
-            (None, ..) => Some("old was never told to stop"),
-            (_, None, _) => Some("old did not come to the end of its drain"),
-            (_, _, None) => Some("new never got ready"),
-            (Some(told), _, Some(ready)) if told < ready => Some("old was stopped before new was ready"),
-            (_, Some(gone), _) if !after(gone) => Some("new served nothing after old was gone"),
+        let objection = match (moments.last(old, Mark::Terminating), moments.last(old, Mark::Drained), ready) {
+            (None, ..) => Some(format!("{old} was never told to stop")),
+            (_, None, _) => Some(format!("{old} did not come to the end of its drain")),
+            (_, _, None) => Some(format!("{new} never got ready")),
+            (Some(told), _, Some(ready)) if told < ready => Some(format!("{old} was stopped before {new} was ready")),
+            (_, Some(gone), _) if !after(gone) => Some(format!("{new} served nothing after {old} was gone")),
             _ => None,
         };
         if let Some(objection) = objection {
-            self.object(objection.to_owned());
+            self.object(objection);
         }
         if early > 0 {
-            self.object(format!("new answered {early} requests before its /readyz was 200"));
+            self.object(format!("{new} answered {early} requests before its /readyz was 200"));
         }
     }
 
@@ -317,10 +327,11 @@ impl<'a> Judge<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rehearse::record::{StreamEnd, WatchSum, What};
+    use crate::rehearse::plan::LoadPlan;
+    use crate::rehearse::record::{Player, StreamEnd, WatchSum, What};
 
     fn plan() -> Plan {
-        Plan::new(100, 8, 1, Duration::ZERO)
+        Plan { load: LoadPlan { watches: 1, ..LoadPlan::default() }, ..Plan::default() }
     }
 
     fn attempt(kind: Kind, stream: &str, at: u64, answer: Answer) -> Attempt {
@@ -335,10 +346,15 @@ mod tests {
             let instance = if at < 2_000_000_000 { OLD } else { NEW }.to_owned();
             record.attempts.push(attempt(Kind::New, &format!("new-{n}"), at, Answer::Good { instance }));
         }
-        let marks = |marks: &[(Mark, u64)]| marks.iter().map(|&(m, ms)| (m, Stamp(ms * 1_000_000))).collect();
-        let old = [(Mark::Ready, 0), (Mark::Terminating, 2000), (Mark::Drained, 2100)];
-        record.marks.insert(OLD.into(), marks(&old));
-        record.marks.insert(NEW.into(), marks(&[(Mark::Ready, 1000)]));
+        for (instance, mark, ms) in [
+            (OLD, Mark::Ready, 0),
+            (NEW, Mark::Ready, 1000),
+            (OLD, Mark::Terminating, 2000),
+            (OLD, Mark::Drained, 2100),
+        ] {
+            record.moments.add(instance, mark, Stamp(ms * 1_000_000));
+        }
+        record.players = [OLD, NEW].map(|name| Player { name: name.into(), version: None, serves: true }).into();
         let events = [(OLD.to_owned(), 20), (NEW.to_owned(), 10)].into();
         record.watches.push(WatchSum { events, missed: 0, doubled: 0 });
         record
@@ -443,21 +459,22 @@ mod tests {
 
     #[test]
     fn a_run_that_tests_nothing_does_not_hold() {
-        fn marks<'a>(r: &'a mut Record, name: &str) -> &'a mut BTreeMap<Mark, Stamp> {
-            r.marks.get_mut(name).unwrap()
+        fn forget(r: &mut Record, name: &str, mark: Option<Mark>) {
+            r.moments.0.retain(|m| m.instance != name || mark.is_some_and(|mark| m.mark != mark));
         }
         type Spoil = fn(&mut Record);
-        let spoils: [Spoil; 11] = [
+        let spoils: [Spoil; 12] = [
+            |r| r.players.truncate(1),
             |r| r.behind = Duration::from_secs(2),
             |r| r.attempts.truncate(30),
             |r| r.attempts.retain(|a| matches!(&a.answer, Answer::Good { instance } if instance == OLD)),
             |r| r.watches.clear(),
             |r| r.watches[0].events.retain(|name, _| name == OLD),
-            |r| marks(r, OLD).clear(),
-            |r| marks(r, NEW).clear(),
-            |r| marks(r, OLD).retain(|mark, _| *mark != Mark::Drained),
-            |r| *marks(r, NEW).get_mut(&Mark::Ready).unwrap() = Stamp(2_500_000_000),
-            |r| r.faults.push("old had to be killed".into()),
+            |r| forget(r, OLD, None),
+            |r| forget(r, NEW, None),
+            |r| forget(r, OLD, Some(Mark::Drained)),
+            |r| r.moments.0[1].at = Stamp(2_500_000_000),
+            |r| r.troubles.push("old had to be killed".into()),
             |r| r.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Local("EMFILE".into())))),
         ];
         for (n, spoil) in spoils.iter().enumerate() {
