@@ -187,9 +187,42 @@ pub enum Mark {
     Drained,
 }
 
+/// Something that happened to an instance, or that the rehearsal did to it, as the script saw it: what
+/// an instance cannot say of itself as a [`Mark`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moment {
+    /// When.
+    pub at: Stamp,
+    /// To which instance.
+    pub instance: String,
+    /// What.
+    pub what: Happened,
+    /// More of it in words, such as an exit status or what a fault does; may be empty.
+    pub text: String,
+}
+
+/// What happened at a [`Moment`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Happened {
+    /// Its processes were started.
+    Started,
+    /// New connections go to it: its shim accepts.
+    Joined,
+    /// The rehearsal sent it SIGTERM.
+    Sigterm,
+    /// Its shim takes no more new connections.
+    Left,
+    /// All of its processes are gone.
+    Exited,
+    /// The rehearsal did it some harm.
+    Fault,
+}
+
 /// What one watch saw in all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WatchSum {
+    /// Name of its client: its streams are `CLIENT-1`, `CLIENT-2` and so on.
+    pub client: String,
     /// Events by the instance that sent them.
     pub events: BTreeMap<String, u64>,
     /// Writes that it never saw.
@@ -207,7 +240,13 @@ pub struct Record {
     pub ends: Vec<StreamEnd>,
     /// Reports by instance.
     pub reports: Vec<(String, EndReport)>,
-    /// Moments by instance.
+    /// When the load began, and when the timetables ended; none before.
+    pub began: Option<Stamp>,
+    /// See `began`.
+    pub over: Option<Stamp>,
+    /// What the script did and saw, in order.
+    pub moments: Vec<Moment>,
+    /// Moments by instance, as it told them.
     pub marks: BTreeMap<String, BTreeMap<Mark, Stamp>>,
     /// One a watch.
     pub watches: Vec<WatchSum>,
