@@ -165,7 +165,7 @@ async fn upgrade(relay: Relay) -> Verdict {
     let while_it_serves = Duration::from_secs(1);
     let target = Target::new(address, &scene.certs.ca).unwrap();
     let load = Load::start(&plan.load, &target, &store, &scene.recorder).unwrap();
-    scene.recorder.note(|r| r.load.0 = Some(Stamp::now()));
+    scene.recorder.note(|r| r.began = Some(Stamp::now()));
     tokio::time::sleep(while_it_serves).await;
     match relay {
         Relay::Good => {}
@@ -194,8 +194,8 @@ async fn upgrade(relay: Relay) -> Verdict {
     }
     stop(old).await;
     tokio::time::sleep(while_it_serves).await;
+    scene.recorder.note(|r| r.over = Some(Stamp::now()));
     load.finish().await.unwrap();
-    scene.recorder.note(|r| r.load.1 = Some(Stamp::now()));
     stop(new).await;
     judge(&scene.recorder.take(), &plan)
 }

@@ -207,6 +207,8 @@ pub struct Moment {
     pub mark: Mark,
     /// When.
     pub at: Stamp,
+    /// More of it in words, such as an exit status; may be empty.
+    pub text: String,
 }
 
 /// All moments of a rehearsal. An instance that is started again has some of them twice.
@@ -217,7 +219,12 @@ pub struct Moments(pub Vec<Moment>);
 impl Moments {
     /// Adds one.
     pub fn add(&mut self, instance: &str, mark: Mark, at: Stamp) {
-        self.0.push(Moment { instance: instance.to_owned(), mark, at });
+        self.tell(instance, mark, at, String::new());
+    }
+
+    /// Adds one that has something to say.
+    pub fn tell(&mut self, instance: &str, mark: Mark, at: Stamp, text: String) {
+        self.0.push(Moment { instance: instance.to_owned(), mark, at, text });
     }
 
     /// The first time that an instance came so far.
@@ -264,6 +271,8 @@ pub struct Injected {
 /// What one watch saw in all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WatchSum {
+    /// Name of its client: its streams are `CLIENT-1`, `CLIENT-2` and so on.
+    pub client: String,
     /// Events by the instance that sent them.
     pub events: BTreeMap<String, u64>,
     /// Writes that it never saw.
@@ -281,14 +290,16 @@ pub struct Record {
     pub ends: Vec<StreamEnd>,
     /// Reports by instance.
     pub reports: Vec<(String, EndReport)>,
+    /// When the load began, and when its timetables ended; none before.
+    pub began: Option<Stamp>,
+    /// See `began`.
+    pub over: Option<Stamp>,
     /// Moments of instances.
     pub moments: Moments,
     /// The instances, in the order in which they were started.
     pub players: Vec<Player>,
     /// What went wrong on purpose.
     pub injected: Vec<Injected>,
-    /// When the load began and ended.
-    pub load: (Option<Stamp>, Option<Stamp>),
     /// One a watch.
     pub watches: Vec<WatchSum>,
     /// How far the clients were behind their timetable at most.

@@ -44,7 +44,7 @@ pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> R
         .map_err(|e| Error::Unavailable(format!("cannot use the certificates just made: {e}")))?;
     let load = Load::start(load, &target, &store, recorder)
         .map_err(|e| Error::Unavailable(format!("cannot fill the store: {e}")))?;
-    recorder.note(|r| r.load.0 = Some(Stamp::now()));
+    recorder.note(|r| r.began = Some(Stamp::now()));
     sleep(plan.timing.before).await;
 
     let mut old = old;
@@ -55,10 +55,10 @@ pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> R
         old = new;
     }
 
+    recorder.note(|r| r.over = Some(Stamp::now()));
     if let Err(broken) = load.finish().await {
         recorder.note(|r| r.troubles.push(broken));
     }
-    recorder.note(|r| r.load.1 = Some(Stamp::now()));
     play.say(&format!("load is over, stop {}", old.name));
     play.stop(&old).await;
     Ok(())

@@ -6,7 +6,7 @@
 //! instance's own report; no report means that the instance did not end it.
 
 use super::plan::Plan;
-use super::record::{Answer, Attempt, EndReport, EndedBy, Failure, Kind, Mark, Record, Stamp};
+use super::record::{Answer, Attempt, EndReport, EndedBy, Failure, Kind, Mark, Record, Stamp, StreamId};
 use hdrhistogram::Histogram;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -37,6 +37,10 @@ pub struct Verdict {
     pub new_connections: u64,
     /// What was lost, by kind.
     pub lost: BTreeMap<Loss, u64>,
+    /// When each of those was seen that has a moment: a write that a watch never saw has none.
+    pub losses: Vec<(Stamp, Loss)>,
+    /// The streams that their instance ended, and when their client saw it.
+    pub ends_by_instance: Vec<(Stamp, StreamId)>,
     /// The first of each kind of failure, in words.
     pub examples: Vec<String>,
     /// Longest time from when a request was due to its whole answer.
@@ -175,7 +179,7 @@ impl<'a> Judge<'a> {
             *left -= 1;
             self.verdict.turned_away += 1;
         } else {
-            self.lose(Loss::BadStatus, format!("{}: {status} from {instance}", attempt.stream));
+            self.lose(attempt.done, Loss::BadStatus, format!("{}: {status} from {instance}", attempt.stream));
         }
     }
 
@@ -190,6 +194,7 @@ impl<'a> Judge<'a> {
             _ if attempt.kind == Kind::Kept => return,
             Failure::Reset | Failure::Closed if self.instance_ended(&attempt.stream, attempt.done) => {
                 self.verdict.ended_by_instance += 1;
+                self.verdict.ends_by_instance.push((attempt.done, attempt.stream.clone()));
                 return;
             }
             Failure::Refused => Loss::Refused,
@@ -199,7 +204,7 @@ impl<'a> Judge<'a> {
             Failure::Http(_) => Loss::Http,
         };
         let waited = attempt.done.since(attempt.due);
-        self.lose(loss, format!("{}: {failure} after {waited:.1?}", attempt.stream));
+        self.lose(attempt.done, loss, format!("{}: {failure} after {waited:.1?}", attempt.stream));
     }
 
     fn ends(&mut self) {
@@ -208,6 +213,7 @@ impl<'a> Judge<'a> {
                 *self.local.entry(why.clone()).or_default() += 1;
             } else if self.instance_ended(&end.stream, end.at) {
                 self.verdict.ended_by_instance += 1;
+                self.verdict.ends_by_instance.push((end.at, end.stream.clone()));
             } else {
                 self.verdict.ended_by_berth += 1;
                 let report = match self.reports.get(end.stream.as_str()) {
@@ -217,12 +223,13 @@ impl<'a> Judge<'a> {
                 };
                 let while_what = if end.in_flight { "with a request under way" } else { "between requests" };
                 let words = format!("{} ({:?}): {} {while_what}, {report}", end.stream, end.what, end.how);
-                self.lose(Loss::StreamEnded, words);
+                self.lose(end.at, Loss::StreamEnded, words);
             }
         }
     }
 
-    fn lose(&mut self, loss: Loss, example: String) {
+    fn lose(&mut self, at: Stamp, loss: Loss, example: String) {
+        self.verdict.losses.push((at, loss));
         if !self.verdict.lost.contains_key(&loss) {
             self.verdict.examples.push(example);
         }
@@ -271,7 +278,7 @@ impl<'a> Judge<'a> {
             ));
         }
         let connections = self.verdict.new_connections;
-        let load = match self.record.load {
+        let load = match (self.record.began, self.record.over) {
             (Some(began), Some(ended)) => ended.since(began),
             _ => Duration::MAX,
         };
@@ -356,7 +363,7 @@ mod tests {
         }
         record.players = [OLD, NEW].map(|name| Player { name: name.into(), version: None, serves: true }).into();
         let events = [(OLD.to_owned(), 20), (NEW.to_owned(), 10)].into();
-        record.watches.push(WatchSum { events, missed: 0, doubled: 0 });
+        record.watches.push(WatchSum { client: "watch-0".into(), events, ..WatchSum::default() });
         record
     }
 

@@ -182,9 +182,9 @@ impl Stage {
     fn spawn(&mut self, owner: &str, part: &Part) -> Result<(), Error> {
         let hear = seen::hear(owner, self.layout, &self.recorder);
         let (recorder, name, role) = (Arc::clone(&self.recorder), owner.to_owned(), part.role);
-        let over = move |_| {
+        let over = move |status: ExitStatus| {
             if role != Role::Proxy {
-                recorder.note(|r| r.moments.add(&name, Mark::Exited, Stamp::now()));
+                recorder.note(|r| r.moments.tell(&name, Mark::Exited, Stamp::now(), status.to_string()));
             }
         };
         let process = Process::start(owner, part, &hear, over).map_err(|error| {
