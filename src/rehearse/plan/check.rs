@@ -3,8 +3,8 @@
 use super::super::apiserver::{Apiserver, has};
 use super::super::fault::Fault;
 use super::{
-    CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE, SLOW_READERS, Shutdown,
-    Timing, UPGRADES, Via, WATCHES, find_program,
+    CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE, SLOW_READERS,
+    Shutdown, Timing, UPGRADES, Via, WATCHES, find_program,
 };
 use crate::cli::RehearseArgs;
 use crate::config::{Checks, Mistakes};
@@ -72,13 +72,22 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         load,
         via: args.via,
         runs: runs(args.via, &args.compare),
+        output: Output { json: args.json.clone(), report: args.report.clone() },
     };
-    refuse_what_is_missing(args, &plan, &mut checks);
+    if matches!(plan.via, Via::PortSharing | Via::Direct) {
+        for fault in plan.faults.iter().filter(|fault| fault.needs_a_shim()) {
+            let via = plan.via;
+            checks.wrong(format!(
+                "--fault {fault}: --via {via} has nothing that relays; leave it out or give another way"
+            ));
+        }
+    }
+    refuse_what_is_missing(&plan, &mut checks);
     checks.finish(Some(plan))
 }
 
 /// What this berth cannot do yet is refused, not passed over.
-fn refuse_what_is_missing(args: &RehearseArgs, plan: &Plan, checks: &mut Checks) {
+fn refuse_what_is_missing(plan: &Plan, checks: &mut Checks) {
     let real = [("--old", &plan.old), ("--new", &plan.new)];
     for (option, apiserver) in real {
         if let Apiserver::Command { flags, .. } = apiserver
@@ -90,8 +99,8 @@ fn refuse_what_is_missing(args: &RehearseArgs, plan: &Plan, checks: &mut Checks)
     let missing = [
         ("--netns", plan.netns),
         ("--slow-readers", plan.load.slow_readers > 0),
-        ("--json", args.json.is_some()),
-        ("--report", args.report.is_some()),
+        ("--json", plan.output.json.is_some()),
+        ("--report", plan.output.report.is_some()),
     ];
     for (option, _) in missing.iter().filter(|(_, given)| *given) {
         checks.wrong(format!("{option}: this berth cannot do that yet; leave it out"));
@@ -202,6 +211,15 @@ mod tests {
         assert_eq!(plan.runs, [Via::Haproxy, Via::Direct, Via::Berth]);
         assert_eq!(Vec::from_iter(plan.faults), [Fault::BadFlag, Fault::Hang]);
         assert_eq!(plan.load.seed, 7);
+    }
+
+    #[test]
+    fn a_shim_cannot_be_harmed_where_there_is_none() {
+        for (via, wrong) in [("port-sharing", 2), ("direct", 2), ("haproxy", 0)] {
+            let errors =
+                typed(&["--fault=hang,kill-shim,both-killed", "--via", via]).map_or_else(|e| e.0, |_| Vec::new());
+            assert_eq!(errors.len(), wrong, "{errors:?}");
+        }
     }
 
     #[test]
