@@ -25,8 +25,8 @@ const MAX_LINE: usize = 1 << 20;
 
 /// Watches until the load stops and the last write (`goal`) was seen or [`CATCH_UP`] is over.
 pub(super) async fn run(client: Client, index: u64, mut goal: Receiver<Option<u64>>) {
-    let mut watch =
-        Watch { client, index, opened: 0, revision: None, sequence: Sequence::default(), sum: WatchSum::default() };
+    let sum = WatchSum { client: format!("watch-{index}"), ..WatchSum::default() };
+    let mut watch = Watch { client, index, opened: 0, revision: None, sequence: Sequence::default(), sum };
     let mut told = goal.clone();
     let too_late = async {
         let _ = told.wait_for(Option::is_some).await;
@@ -84,7 +84,7 @@ impl Watch {
     /// Opens a connection and a watch on it; lists before, if there is no revision to go on from.
     async fn open(&mut self) -> Option<(Link, hyper::Response<Incoming>)> {
         self.opened += 1;
-        let (stream, due) = (format!("watch-{}-{}", self.index, self.opened), Due::now());
+        let (stream, due) = (format!("{}-{}", self.sum.client, self.opened), Due::now());
         let protocol = Protocol::of(self.index);
         let mut kind = Kind::New;
         let opened = tokio::time::timeout(UNANSWERED, async {
