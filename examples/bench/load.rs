@@ -363,16 +363,7 @@ pub(crate) fn connects(target: SocketAddr, clients: usize, pace: Pace, processor
         for event in 0..reactor.wait()? {
             let at = reactor.events[event].data() as usize;
             let connection = &mut connections[at];
-            if connection.expected == 0 {
-                // The handshake is over, or failed, which the write says.
-                let began = connection.sent;
-                connection.ask(&reactor.pattern, SHORT, SHORT as u64, began).context("connect")?;
-                let mut event = EpollEvent::new(EpollFlags::EPOLLIN, at as u64);
-                reactor.epoll.modify(&connection.stream, &mut event)?;
-                continue;
-            }
-            connection.receive(&reactor.pattern, &mut reactor.buffer)?;
-            if connection.is_answered() {
+            if is_answered(connection, at, &mut reactor)? {
                 if window.is_open() {
                     latencies.push(connection.sent.elapsed().as_nanos() as u32);
                 }
@@ -386,6 +377,45 @@ pub(crate) fn connects(target: SocketAddr, clients: usize, pace: Pace, processor
             return Ok(Answers { span: window.close()?, latencies });
         }
     }
+}
+
+/// So many clients that connect at one moment and stay: a request and its answer each. The span is that until
+/// the last has its answer.
+pub(crate) fn burst(target: SocketAddr, clients: usize, processor: Processor<'_>) -> Result<Answers> {
+    let mut reactor = Reactor::new()?;
+    let mut latencies = Vec::with_capacity(clients);
+    let mut turn = 0;
+    let mut window = Window::new(Pace { warm_up: Duration::ZERO, window: Duration::ZERO }, processor);
+    window.opens(Instant::now())?;
+    let mut connections = Vec::with_capacity(clients);
+    for at in 0..clients {
+        connections.push(short(target, at, &mut turn, &reactor)?);
+    }
+    while latencies.len() < clients {
+        for event in 0..reactor.wait()? {
+            let at = reactor.events[event].data() as usize;
+            let connection = &mut connections[at];
+            if is_answered(connection, at, &mut reactor)? {
+                latencies.push(connection.sent.elapsed().as_nanos() as u32);
+            }
+        }
+    }
+    latencies.sort_unstable();
+    Ok(Answers { span: window.close()?, latencies })
+}
+
+/// What to do when something happened on a short connection: ask when the handshake is over, then read. True
+/// when its answer is whole.
+fn is_answered(connection: &mut Connection, at: usize, reactor: &mut Reactor) -> Result<bool> {
+    if connection.expected == 0 {
+        // The handshake is over, or failed, which the write says.
+        let began = connection.sent;
+        connection.ask(&reactor.pattern, SHORT, SHORT as u64, began).context("connect")?;
+        reactor.epoll.modify(&connection.stream, &mut EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;
+        return Ok(false);
+    }
+    connection.receive(&reactor.pattern, &mut reactor.buffer)?;
+    Ok(connection.is_answered())
 }
 
 /// Begins a short connection. Its time runs from here.

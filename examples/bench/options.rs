@@ -84,7 +84,7 @@ impl Options {
     pub(crate) fn work(&self) -> Vec<Work> {
         match (self.work.is_empty(), self.short) {
             (false, _) => self.work.clone(),
-            (true, false) => vec![Work::Ping, Work::Connect, Work::Bulk, Work::Idle, Work::Growth],
+            (true, false) => vec![Work::Ping, Work::Connect, Work::Bulk, Work::Idle, Work::Burst, Work::Growth],
             (true, true) => vec![Work::Ping, Work::Connect, Work::Bulk, Work::Idle],
         }
     }

@@ -70,7 +70,7 @@ pub(crate) fn svg(results: &Results, setting: &Setting) -> String {
 
 fn panels(case: Case) -> Vec<Metric> {
     match case {
-        Case::Ping(_) | Case::Connect(_) | Case::Growth(_) => vec![Metric::Rate, Metric::Processor],
+        Case::Ping(_) | Case::Connect(_) | Case::Burst(_) | Case::Growth(_) => vec![Metric::Rate, Metric::Processor],
         Case::Bulk(..) => vec![Metric::Gigabits, Metric::ProcessorPerGigabyte],
         Case::Idle(_) => vec![Metric::IdleMemory, Metric::UsedMemory, Metric::BaseMemory, Metric::Start],
     }

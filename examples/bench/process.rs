@@ -51,7 +51,7 @@ impl Tree {
     pub(crate) fn memory(&self) -> Result<f64> {
         self.sum(|pid| {
             let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-            pss(&rollup).context("smaps_rollup without Pss")
+            kilobytes(&rollup, "Pss:").context("smaps_rollup without Pss")
         })
     }
 
@@ -89,13 +89,20 @@ impl Clocks {
     }
 }
 
+/// Bytes that the kernel uses for itself, sockets among them, on all of the machine.
+pub(crate) fn kernel_memory() -> Result<f64> {
+    let meminfo = fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
+    kilobytes(&meminfo, "Slab:").context("no Slab in /proc/meminfo")
+}
+
 /// The parent in /proc/PID/stat: `pid (name) state ppid ...`, where the name may hold anything.
 fn parent(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-fn pss(rollup: &str) -> Option<f64> {
-    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+/// A line such as `Pss:    1500 kB`, in bytes.
+fn kilobytes(text: &str, name: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.split_ascii_whitespace().next()?.parse::<f64>().ok()? * 1024.0)
 }
 
@@ -111,7 +118,10 @@ mod tests {
 
     #[test]
     fn kilobytes_become_bytes() {
-        assert_eq!(pss("5581-7ffe [rollup]\nRss:    2000 kB\nPss:    1500 kB\nPss_Dirty: 1 kB\n"), Some(1_536_000.0));
-        assert_eq!(pss("Rss: 1 kB\n"), None);
+        assert_eq!(
+            kilobytes("5581-7ffe [rollup]\nRss:    2000 kB\nPss:    1500 kB\nPss_Dirty: 1 kB\n", "Pss:"),
+            Some(1_536_000.0)
+        );
+        assert_eq!(kilobytes("Rss: 1 kB\n", "Pss:"), None);
     }
 }

@@ -165,7 +165,12 @@ pub(crate) fn about(work: Work) -> &'static str {
         Work::Bulk => "Bytes one way for as long as it lasts: what arrived, and the relay's processor time for it.",
         Work::Idle => {
             "Connections that are held, each after one round trip, then after an answer of 1 MiB on each. Memory is the \
-             relay's Pss, summed over its processes, less that before them; what sockets hold in the kernel is not in it."
+             relay's Pss, summed over its processes, less that before them. The kernel's is what all of the machine has more \
+             (Slab of /proc/meminfo): the two sockets of the relay, and those of client and backend."
+        }
+        Work::Burst => {
+            "Clients that all connect at one moment, 64 B there and back each, and stay. The rate is that until the last has \
+             its answer. Where a queue is full a SYN comes again after 1 s."
         }
         Work::Growth => {
             "As ping, with ever more connections, all of them active, to one relay that is not started anew."

@@ -28,6 +28,7 @@ fn title(work: Work) -> &'static str {
         Work::Connect => "Connect",
         Work::Bulk => "Bulk",
         Work::Idle => "Idle",
+        Work::Burst => "Burst",
         Work::Growth => "Growth",
     }
 }

@@ -56,6 +56,8 @@ fn judged(case: Case) -> Vec<Metric> {
     match case {
         Case::Ping(_) | Case::Connect(_) | Case::Growth(_) => vec![Metric::Rate, Metric::Processor],
         Case::Bulk(..) => vec![Metric::Gigabits, Metric::ProcessorPerGigabyte],
+        // A SYN that is dropped comes again after a second.
+        Case::Burst(_) => Vec::new(),
         Case::Idle(_) => vec![Metric::IdleMemory, Metric::UsedMemory],
     }
 }

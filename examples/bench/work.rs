@@ -2,7 +2,7 @@
 
 use crate::load::{self, Answers, PING, Pace, Pool, Way};
 use crate::peer::{Kind, Peer, Running};
-use crate::process::Clocks;
+use crate::process::{Clocks, kernel_memory};
 use crate::stats::percentile;
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
@@ -30,6 +30,8 @@ pub(crate) enum Work {
     Bulk,
     /// Start, and memory of 8,000 connections
     Idle,
+    /// 8,000 clients that connect at one moment
+    Burst,
     /// Ping on 100 to 8,000 connections
     Growth,
 }
@@ -41,6 +43,7 @@ pub(crate) enum Case {
     Connect(usize),
     Bulk(Way, usize),
     Idle(usize),
+    Burst(usize),
     Growth(usize),
 }
 
@@ -57,6 +60,7 @@ impl Work {
                 .flat_map(|way| [1, 16].map(|streams| Case::Bulk(way, streams)))
                 .collect(),
             Self::Idle => vec![Case::Idle(idle)],
+            Self::Burst => vec![Case::Burst(idle)],
             Self::Growth => growth.iter().copied().map(Case::Growth).collect(),
         }
     }
@@ -78,6 +82,7 @@ impl Case {
             Self::Connect(_) => Work::Connect,
             Self::Bulk(..) => Work::Bulk,
             Self::Idle(_) => Work::Idle,
+            Self::Burst(_) => Work::Burst,
             Self::Growth(_) => Work::Growth,
         }
     }
@@ -85,7 +90,7 @@ impl Case {
     /// The figure that says most.
     pub(crate) fn main_metric(self) -> Metric {
         match self {
-            Self::Ping(_) | Self::Connect(_) | Self::Growth(_) => Metric::Rate,
+            Self::Ping(_) | Self::Connect(_) | Self::Burst(_) | Self::Growth(_) => Metric::Rate,
             Self::Bulk(..) => Metric::Gigabits,
             Self::Idle(_) => Metric::IdleMemory,
         }
@@ -97,6 +102,7 @@ impl Case {
             | Self::Connect(count)
             | Self::Bulk(_, count)
             | Self::Idle(count)
+            | Self::Burst(count)
             | Self::Growth(count) => count,
         }
     }
@@ -112,6 +118,7 @@ impl fmt::Display for Case {
                 write!(f, "bulk {way}, {count} stream{}", if *count == 1 { "" } else { "s" })
             }
             Self::Idle(count) => write!(f, "idle, {} connections", thousands(*count as f64)),
+            Self::Burst(count) => write!(f, "burst, {} clients", thousands(*count as f64)),
             Self::Growth(count) => write!(f, "growth, {} connections", thousands(*count as f64)),
         }
     }
@@ -136,6 +143,8 @@ pub(crate) enum Metric {
     IdleMemory,
     /// Likewise, after an answer of 1 MiB on each.
     UsedMemory,
+    /// Bytes of the kernel's memory a connection, of all four sockets.
+    KernelMemory,
     /// Bytes of memory in all, with one connection seen.
     BaseMemory,
     /// Bytes of memory in all.
@@ -161,6 +170,7 @@ impl Metric {
             Self::ProcessorPerGigabyte => "processor_seconds_per_gigabyte",
             Self::IdleMemory => "bytes_per_connection",
             Self::UsedMemory => "bytes_per_connection_used",
+            Self::KernelMemory => "kernel_bytes_per_connection",
             Self::BaseMemory => "base_bytes",
             Self::Memory => "bytes",
             Self::Descriptors => "descriptors",
@@ -180,6 +190,7 @@ impl Metric {
             Self::ProcessorPerGigabyte => "processor s/GB",
             Self::IdleMemory => "B/connection",
             Self::UsedMemory => "B/connection after 1 MiB",
+            Self::KernelMemory => "kernel B/connection",
             Self::BaseMemory => "base MiB",
             Self::Memory => "memory MiB",
             Self::Descriptors => "descriptors",
@@ -275,6 +286,11 @@ impl Bench<'_> {
                 Ok(figures)
             }
             Case::Idle(count) => idle(count, peer, running),
+            Case::Burst(count) => {
+                let clocks = clocks(running)?;
+                let processor = || clocks.as_ref().map(Clocks::seconds).transpose();
+                Ok(figures(&load::burst(running.address, count, &processor)?))
+            }
             Case::Growth(count) => {
                 // A pool that something went wrong with is not used again.
                 let mut pool = grown.take().map_or_else(|| Pool::open(running.address, 0), Ok)?;
@@ -307,10 +323,11 @@ fn figures(answers: &Answers) -> Vec<(Metric, f64)> {
 
 fn idle(count: usize, peer: &Peer, running: &Running) -> Result<Vec<(Metric, f64)>> {
     let tree = running.tree.as_ref().context("there is no relay")?;
-    let base = tree.memory()?;
+    let (base, kernel_base) = (tree.memory()?, kernel_memory()?);
     let mut pool = Pool::open(running.address, count)?;
     let a_connection = |memory: f64| (memory - base) / count as f64;
     let idle = a_connection(tree.memory()?);
+    let kernel = (kernel_memory()? - kernel_base) / count as f64;
     let descriptors = tree.descriptors()?;
     ensure!(
         descriptors >= 2.0 * count as f64,
@@ -323,6 +340,7 @@ fn idle(count: usize, peer: &Peer, running: &Running) -> Result<Vec<(Metric, f64
     Ok(vec![
         (Metric::IdleMemory, idle),
         (Metric::UsedMemory, used),
+        (Metric::KernelMemory, kernel),
         (Metric::Descriptors, descriptors),
         (Metric::BaseMemory, base),
         (Metric::Start, running.until_answer.as_secs_f64() * 1e3),
