@@ -92,7 +92,8 @@ impl Browser {
 
     pub(crate) fn call(&mut self, method: &str, params: Value) -> Value {
         self.number += 1;
-        let mut message = json!({"id": self.number, "method": method, "params": params});
+        let mut message = json!({"id": self.number, "method": method});
+        message["params"] = params;
         if let Some(session) = &self.session {
             message["sessionId"] = json!(session);
         }

@@ -99,6 +99,16 @@ fn empty_and_spoiled_reports_are_pages_too() {
 }
 
 #[test]
+fn a_burst_does_not_flatten_the_rest() {
+    let mut burst = run(&Model::clean(Via::Berth));
+    let Outcome::Ran(ran) = &mut burst.outcome else { unreachable!() };
+    ran.timeline.answered.get_mut("old").unwrap()[1] = 135;
+    let page = render(&report(vec![burst]));
+    // The scale ends where it would have ended, and the value is there in words.
+    assert!(page.contains("↑ 1,350") && !page.contains(">1,500<"));
+}
+
+#[test]
 fn of_500_watches_the_worst_are_shown() {
     let model = Model { watches: 500, cut_one_of: Some(25), ..Model::lossy(Via::Berth) };
     let page = render(&report(vec![run(&model)]));
