@@ -3,8 +3,8 @@
 #![cfg(feature = "rehearse")]
 
 use berth::rehearse::load::{Load, Target};
-use berth::rehearse::plan::Plan;
-use berth::rehearse::record::{Mark, Recorder};
+use berth::rehearse::plan::{LoadPlan, Plan};
+use berth::rehearse::record::{Mark, Player, Recorder, Stamp};
 use berth::rehearse::store::Store;
 use berth::rehearse::verdict::{Loss, NEW, OLD, Verdict, judge};
 use berth::rehearse::{certs, hub, stage};
@@ -101,6 +101,7 @@ struct Scene {
 
 impl Scene {
     async fn start(&self, name: &str) -> (Child, SocketAddr) {
+        self.recorder.note(|r| r.players.push(Player { name: name.into(), version: None, serves: true }));
         let address = stage::free_address().unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_berth"))
             .arg("stand-in")
@@ -116,7 +117,7 @@ impl Scene {
             .unwrap();
         until(|| {
             let mut ready = false;
-            self.recorder.note(|r| ready = r.marks.get(name).is_some_and(|m| m.contains_key(&Mark::Ready)));
+            self.recorder.note(|r| ready = r.moments.first(name, Mark::Ready).is_some());
             ready
         })
         .await;
@@ -159,11 +160,13 @@ async fn upgrade(relay: Relay) -> Verdict {
     let listening = background.spawn(Arc::clone(&proxy).run(TcpListener::bind(address).await.unwrap()));
 
     // Little load: what is tested is whether a loss is seen, and the tests run side by side.
-    let mut plan = Plan::new(30, 4, 4, Duration::ZERO);
-    (plan.before, plan.together, plan.after) = [Duration::from_secs(1); 3].into();
+    let load = LoadPlan { rate: 30, clients: 4, watches: 4, ..LoadPlan::default() };
+    let plan = Plan { load, ..Plan::default() };
+    let while_it_serves = Duration::from_secs(1);
     let target = Target::new(address, &scene.certs.ca).unwrap();
-    let load = Load::start(&plan, &target, &store, &scene.recorder).unwrap();
-    tokio::time::sleep(plan.before).await;
+    let load = Load::start(&plan.load, &target, &store, &scene.recorder).unwrap();
+    scene.recorder.note(|r| r.began = Some(Stamp::now()));
+    tokio::time::sleep(while_it_serves).await;
     match relay {
         Relay::Good => {}
         Relay::Cuts => proxy.open.lock().unwrap().iter().for_each(AbortHandle::abort),
@@ -181,7 +184,7 @@ async fn upgrade(relay: Relay) -> Verdict {
         }
     }
     let (new, backend) = scene.start(NEW).await;
-    tokio::time::sleep(plan.together).await;
+    tokio::time::sleep(while_it_serves).await;
     *proxy.backend.lock().unwrap() = backend;
     if relay == Relay::Good {
         // A request on a connection that old has just got would be turned away, which is allowed,
@@ -190,7 +193,8 @@ async fn upgrade(relay: Relay) -> Verdict {
         until(|| proxy.young.load(SeqCst) == 0).await;
     }
     stop(old).await;
-    tokio::time::sleep(plan.after).await;
+    tokio::time::sleep(while_it_serves).await;
+    scene.recorder.note(|r| r.over = Some(Stamp::now()));
     load.finish().await.unwrap();
     stop(new).await;
     judge(&scene.recorder.take(), &plan)

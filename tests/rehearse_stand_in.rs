@@ -78,7 +78,7 @@ impl StandIn {
     async fn marked(&self, mark: Mark) {
         until(|| {
             let mut there = false;
-            self.recorder.note(|r| there = r.marks.get("it").is_some_and(|m| m.contains_key(&mark)));
+            self.recorder.note(|r| there = r.moments.first("it", mark).is_some());
             there
         })
         .await;

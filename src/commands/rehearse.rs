@@ -3,35 +3,76 @@
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::{RehearseArgs, StandInArgs};
 use crate::config::Mistakes;
-use crate::rehearse::plan::{self, Plan};
+use crate::rehearse::plan::{Plan, check};
 use crate::rehearse::stage::Error;
-use crate::rehearse::{Outcome, rehearse, stand_in, table};
+use crate::rehearse::{Aborted, Outcome, rehearse, stand_in, table};
+use crate::report::{self, gather};
 use anyhow::Context;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io::Write;
-use std::ops::RangeInclusive;
-use std::time::Duration;
 
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
-    let plan = match check(args) {
+    let plan = check::check(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
+    let plan = match plan {
         Ok(plan) => plan,
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
-    Ok(match block_on(rehearse(&plan))? {
-        Ok(Outcome::Judged(verdict)) => {
-            let written = std::io::stdout().write_all(table::render(&verdict).as_bytes());
-            written.context("cannot write to standard output")?;
-            if verdict.held() { Exit::Ok } else { Exit::No }
+    let outcome = block_on(rehearse(&plan))?;
+    let exit = finish(&plan, &outcome)?;
+    if args.json.is_none() && args.report.is_none() {
+        return Ok(exit);
+    }
+    let report = gather::report(&plan, &outcome, again(args, &plan));
+    match report::write(&report, args.json.as_deref(), args.report.as_deref()) {
+        Ok(()) => Ok(exit),
+        Err(error) => Ok(unavailable(&error)),
+    }
+}
+
+/// The command that does the same again: what was typed, what was set instead, and the seed.
+fn again(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
+    let set = std::env::vars_os().map(|(name, value)| format!("{}={}", name.display(), value.display()));
+    let mut set: Vec<String> = set.filter(|word| word.starts_with("BERTH_REHEARSE_")).collect();
+    set.sort_unstable();
+    let env = (!set.is_empty()).then(|| "env".to_owned());
+    let typed = std::env::args_os().skip(1).map(|word| word.display().to_string());
+    let seed = args.seed.is_none().then(|| format!("--seed={}", plan.load.seed));
+    env.into_iter().chain(set).chain(["berth".to_owned()]).chain(typed).chain(seed).collect()
+}
+
+/// Prints all that a rehearsal came to, also when it was aborted.
+fn finish(plan: &Plan, outcome: &Outcome) -> anyhow::Result<Exit> {
+    let mut text = String::new();
+    for run in &outcome.runs {
+        if plan.runs.len() > 1 {
+            text.push_str(&format!("\nvia {}\n\n", run.via));
         }
-        Ok(Outcome::Aborted(signal)) => {
-            eprintln!("berth: the rehearsal was aborted; nothing can be concluded from it");
-            Exit::Child(u8::try_from(128 + signal).unwrap_or(1))
+        match &run.failed {
+            None => text.push_str(&table::render(&run.verdict)),
+            Some(why) if run.via != plan.via => text.push_str(&format!("no verdict: {why}\n")),
+            Some(_) => {}
         }
-        Err(error @ Error::Unavailable(_)) => unavailable(&error),
-        Err(error @ Error::Instance { .. }) => {
+    }
+    if outcome.runs.len() > 1 {
+        text.push_str(&format!("\n{}", table::compare(&outcome.runs)));
+    }
+    std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")?;
+    Ok(match &outcome.aborted {
+        Some(error @ Aborted::Failed(Error::Unavailable(_))) => unavailable(error),
+        Some(error @ Aborted::Failed(Error::Instance { .. })) => {
             eprintln!("berth: {error}");
             Exit::No
         }
+        Some(error @ Aborted::Panicked(_)) => {
+            eprintln!("berth: {error}");
+            Exit::Bug
+        }
+        Some(error @ Aborted::Signal(signal)) => {
+            eprintln!("berth: {error}");
+            Exit::Child(u8::try_from(128 + signal).unwrap_or(1))
+        }
+        None if outcome.runs.iter().any(|run| run.via == plan.via && run.verdict.held()) => Exit::Ok,
+        None => Exit::No,
     })
 }
 
@@ -42,86 +83,22 @@ pub(super) fn stand_in(args: &StandInArgs) -> anyhow::Result<Exit> {
     })
 }
 
-/// Checks everything and reports all mistakes, each with the option and the mend.
-fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
-    let mut errors = Vec::new();
-    let rate = number("--rate", &args.rate, plan::RATE, &mut errors);
-    let clients = number("--clients", &args.clients, plan::CLIENTS, &mut errors);
-    let watches = number("--watches", &args.watches, plan::WATCHES, &mut errors);
-    let text = &args.shutdown_delay_duration;
-    let delay = humantime::parse_duration(text).unwrap_or_else(|error| {
-        errors.push(format!("--shutdown-delay-duration {text:?}: {error}; give a time such as 0s or 1500ms"));
-        Duration::ZERO
-    });
-    if delay > plan::LONGEST_DELAY {
-        let longest = humantime::format_duration(plan::LONGEST_DELAY);
-        errors.push(format!("--shutdown-delay-duration {text}: give {longest} or less"));
-    }
-    if !errors.is_empty() {
-        return Err(Mistakes(errors));
-    }
-    let plan = Plan::new(rate, clients, watches, delay);
-    raise_file_limit(&plan).map_err(|error| Mistakes(vec![error]))?;
-    Ok(plan)
-}
-
-fn number(option: &str, text: &str, range: RangeInclusive<u32>, errors: &mut Vec<String>) -> u32 {
-    match text.parse() {
-        Ok(number) if range.contains(&number) => number,
-        _ => {
-            errors.push(format!("{option} {text:?}: give a whole number from {} to {}", range.start(), range.end()));
-            0
-        }
-    }
-}
-
 /// Raises the soft limit of open files to the hard one; the children inherit it. An error if the load
 /// could not stay below it.
-fn raise_file_limit(plan: &Plan) -> Result<(), String> {
+fn raise_file_limit(plan: &Plan) -> Result<(), Mistakes> {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map(|(soft, hard)| {
         if soft < hard && setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok() { hard } else { soft }
     });
+    let load = &plan.load;
     match limit {
-        Ok(limit) if limit < plan.descriptors() => Err(format!(
+        Ok(limit) if limit < load.descriptors() => Err(Mistakes(vec![format!(
             "--rate {}, --clients {} and --watches {} may need {} open files, and the limit is {limit}: raise it \
              (ulimit -n) or give less",
-            plan.rate,
-            plan.clients,
-            plan.watches,
-            plan.descriptors()
-        )),
+            load.rate,
+            load.clients,
+            load.watches,
+            load.descriptors()
+        )])),
         _ => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn args(rate: &str, clients: &str, watches: &str, delay: &str) -> RehearseArgs {
-        RehearseArgs {
-            rate: rate.into(),
-            clients: clients.into(),
-            watches: watches.into(),
-            shutdown_delay_duration: delay.into(),
-        }
-    }
-
-    #[test]
-    fn every_mistake_is_reported_with_its_option() {
-        let errors = check(&args("0", "many", "-1", "soon")).unwrap_err().0;
-        let options = ["--rate", "--clients", "--watches", "--shutdown-delay-duration"];
-        assert_eq!(errors.len(), options.len());
-        for (error, option) in errors.iter().zip(options) {
-            assert!(error.starts_with(option) && error.contains("give"), "{error}");
-        }
-        assert_eq!(check(&args("100", "8", "8", "2m")).unwrap_err().0.len(), 1);
-    }
-
-    #[test]
-    fn what_is_typed_becomes_the_plan() {
-        let plan = check(&args("20", "2", "7", "1s 500ms")).unwrap();
-        assert_eq!((plan.rate, plan.clients, plan.watches), (20, 2, 7));
-        assert_eq!(plan.shutdown_delay, Duration::from_millis(1500));
     }
 }

@@ -52,9 +52,7 @@ async fn answer(stream: UnixStream, store: &Store, recorder: &Recorder) -> io::R
                 return stream_changes(store, namespace.as_deref(), after, reader, writer).await;
             }
             Call::Mark { mark, at } => {
-                recorder.note(|r| {
-                    r.marks.entry(instance.clone()).or_default().insert(mark, at);
-                });
+                recorder.note(|r| r.moments.add(&instance, mark, at));
                 Reply::Noted
             }
             Call::Ended(report) => {

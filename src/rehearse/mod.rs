@@ -1,130 +1,178 @@
-//! `berth rehearse`: an upgrade under load on this machine, with everything real but the apiserver.
+//! `berth rehearse`: an upgrade under load on this machine, by the very processes of production.
 //!
 //! In the order of the flow:
 //!
-//! * [`plan`]: what will be rehearsed, in checked numbers.
-//! * [`stage`]: the processes. Two `berth run` of this very binary, each with a [`stand_in`] apiserver
-//!   as its child; certificates from [`certs`]; all of it on 127/8 and in one temporary folder.
-//! * [`store`]: the objects that both stand-ins serve, in etcd's place; they reach it through [`hub`]
-//!   in the language of [`wire`].
+//! * [`plan`]: what will be rehearsed, in checked values; [`fault`]: what goes wrong meanwhile.
+//! * [`apiserver`]: command lines of what `--old` and `--new` say; berth's own is the [`stand_in`].
+//! * [`topology`]: which processes an instance has and who is told to stop when; [`haproxy`]: the
+//!   configuration of what berth replaces.
+//! * [`stage`]: the processes, certificates from [`certs`]; all on 127/8 and in one temporary folder.
+//! * [`store`]: the objects that stand-ins serve, in etcd's place; they reach it through [`hub`] in
+//!   the language of [`wire`].
 //! * [`load`]: clients through the berth that never retry.
 //! * [`record`]: what clients saw, and what instances report of themselves.
-//! * [`verdict`]: from the record to what was lost; pure. [`table`] prints it, [`progress`] entertains.
-//!
-//! The script of a rehearsal is here: start old, load, start new, wait until it is ready and joined,
-//! stop old, verdict.
+//! * [`script`]: one run: start old, load, start new, wait until it joined, stop old.
+//! * [`verdict`]: from the record to what was lost, and [`promise`]: whether what berth promises under
+//!   faults was kept; pure. [`table`] prints it, [`progress`] entertains.
 
+pub mod apiserver;
 pub mod certs;
+pub mod fault;
+pub mod haproxy;
 pub mod hub;
 pub mod load;
 pub mod plan;
 pub mod progress;
+pub mod promise;
 pub mod record;
+pub mod script;
 pub mod stage;
 pub mod stand_in;
 pub mod store;
 pub mod table;
+pub mod topology;
 pub mod verdict;
 pub mod wire;
 
-use load::{Load, Target};
-use plan::Plan;
-use progress::Progress;
-use record::Recorder;
+use plan::{Plan, Via, find_program};
+use record::{Record, Recorder};
 use stage::{Error, Stage};
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
-use store::Store;
-use tokio::net::UnixListener;
+use std::task::Poll;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::sleep;
-use verdict::{NEW, OLD, Verdict};
+use verdict::Verdict;
 
-/// Versions that the stand-ins report, so that a look at `/version` tells them apart.
-const VERSIONS: [(&str, &str); 2] = [(OLD, "v1.33.0"), (NEW, "v1.34.0")];
-
-/// How a rehearsal ended.
-#[derive(Debug)]
-pub enum Outcome {
-    /// It came to its end.
-    Judged(Box<Verdict>),
-    /// A signal ended it; its number.
-    Aborted(i32),
+/// All that a rehearsal came to.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// One a way that was rehearsed, in the order of [`Plan::runs`].
+    pub runs: Vec<Run>,
+    /// Ways that were not rehearsed, and why.
+    pub skipped: Vec<(Via, String)>,
+    /// Why it did not come to its end; what is there was gathered before.
+    pub aborted: Option<Aborted>,
 }
 
-/// Rehearses. Children are stopped and the folder is removed in every case.
-pub async fn rehearse(plan: &Plan) -> Result<Outcome, Error> {
+/// One run.
+#[derive(Debug)]
+pub struct Run {
+    /// What clients went through.
+    pub via: Via,
+    /// What was written down.
+    pub record: Record,
+    /// What it means.
+    pub verdict: Verdict,
+    /// Why it did not come to its end.
+    pub failed: Option<String>,
+}
+
+/// Why a rehearsal did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum Aborted {
+    /// A signal; its number.
+    #[error("the rehearsal was aborted by {}; nothing can be concluded from it", name(*.0))]
+    Signal(i32),
+    /// A bug in berth.
+    #[error("the rehearsal broke down: {0}; nothing can be concluded from it (please report this)")]
+    Panicked(String),
+    /// Something was not there, or an instance did not do what it should.
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
+
+fn name(signal: i32) -> String {
+    nix::sys::signal::Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |s| s.to_string())
+}
+
+/// Rehearses, one run after the other. Processes are stopped and folders removed in every case.
+pub async fn rehearse(plan: &Plan) -> Outcome {
+    let mut outcome = Outcome::default();
     let handler = |kind| signal(kind).map_err(|e| Error::Unavailable(format!("cannot handle signals: {e}")));
-    let (mut int, mut term) = (handler(SignalKind::interrupt())?, handler(SignalKind::terminate())?);
-    let mut stage = Stage::new(plan)?;
-    let recorder = Arc::new(Recorder::default());
-    let outcome = tokio::select! {
-        judged = script(plan, &mut stage, &recorder) => judged.map(|verdict| Outcome::Judged(Box::new(verdict))),
-        _ = int.recv() => Ok(Outcome::Aborted(libc::SIGINT)),
-        _ = term.recv() => Ok(Outcome::Aborted(libc::SIGTERM)),
+    let (mut int, mut term) = match (handler(SignalKind::interrupt()), handler(SignalKind::terminate())) {
+        (Ok(int), Ok(term)) => (int, term),
+        (Err(error), _) | (_, Err(error)) => {
+            outcome.aborted = Some(error.into());
+            return outcome;
+        }
     };
-    stage.close().await;
+    for &via in &plan.runs {
+        if let Err(why) = available(via) {
+            let why = format!("{why}: {via} cannot be rehearsed");
+            if via == plan.via {
+                outcome.aborted = Some(Error::Unavailable(why).into());
+                return outcome;
+            }
+            eprintln!("skipped: {why}");
+            outcome.skipped.push((via, why));
+            continue;
+        }
+        let recorder = Arc::new(Recorder::default());
+        let mut stage = match Stage::new(plan, via, &recorder) {
+            Ok(stage) => stage,
+            Err(error) => {
+                outcome.aborted = Some(error.into());
+                return outcome;
+            }
+        };
+        if plan.runs.len() > 1 {
+            eprintln!("\nvia {via}");
+        }
+        let ended = tokio::select! {
+            ended = caught(script::play(plan, &mut stage, &recorder)) => ended,
+            _ = int.recv() => Err(Aborted::Signal(libc::SIGINT)),
+            _ = term.recv() => Err(Aborted::Signal(libc::SIGTERM)),
+        };
+        stage.close().await;
+        let record = recorder.take();
+        let verdict = verdict::judge(&record, plan);
+        let failed = ended.as_ref().err().map(ToString::to_string);
+        outcome.runs.push(Run { via, record, verdict, failed });
+        match ended {
+            Ok(()) => {}
+            // A comparison that fails says something about what is compared.
+            Err(Aborted::Failed(error)) if via != plan.via => eprintln!("via {via}: {error}"),
+            Err(aborted) => {
+                outcome.aborted = Some(aborted);
+                return outcome;
+            }
+        }
+    }
     outcome
 }
 
-async fn script(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> Result<Verdict, Error> {
-    let store = Arc::new(Store::default());
-    let socket = UnixListener::bind(stage.socket()).map_err(|e| {
-        let path = stage.socket();
-        Error::Unavailable(format!("cannot make the socket {} (TMPDIR names another place): {e}", path.display()))
-    })?;
-    // Aborted with this future when it is dropped.
-    let mut background = tokio::task::JoinSet::new();
-    background.spawn(hub::serve(socket, Arc::clone(&store), Arc::clone(recorder)));
-    let progress = Progress::new(recorder);
-    let say = |what: String| progress.say(&what);
-
-    say(format!("start old, {}, behind {}", VERSIONS[0].1, stage.address));
-    stage.start(OLD, VERSIONS[0].1)?;
-    let took = stage.ready(OLD, plan.ready_within).await?;
-    say(format!("old is ready and joined after {took:.1?}"));
-
-    let (rate, clients, watches) = (plan.rate, plan.clients, plan.watches);
-    say(format!("load: {rate} new connections a second, {clients} kept connections, {watches} watches"));
-    let target = Target::new(stage.address, &stage.certs.ca)
-        .map_err(|e| Error::Unavailable(format!("cannot use the certificates just made: {e}")))?;
-    let load = Load::start(plan, &target, &store, recorder)
-        .map_err(|e| Error::Unavailable(format!("cannot fill the store: {e}")))?;
-    sleep(plan.before).await;
-
-    say(format!("start new, {}", VERSIONS[1].1));
-    stage.start(NEW, VERSIONS[1].1)?;
-    let took = stage.ready(NEW, plan.ready_within).await?;
-    say(format!("new is ready and joined after {took:.1?}"));
-    sleep(plan.together).await;
-
-    say("SIGTERM to old".into());
-    stop(plan, stage, recorder, OLD, &say).await;
-    sleep(plan.after).await;
-
-    if let Err(broken) = load.finish().await {
-        recorder.note(|r| r.faults.push(broken));
-    }
-    say("load is over, stop new".into());
-    stop(plan, stage, recorder, NEW, &say).await;
-    Ok(verdict::judge(&recorder.take(), plan))
+/// A panic must not cost what was gathered before it.
+async fn caught(play: impl Future<Output = Result<(), Error>>) -> Result<(), Aborted> {
+    let mut play = pin!(play);
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| play.as_mut().poll(context))) {
+        Ok(poll) => poll.map_err(Aborted::Failed),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+            Poll::Ready(Err(Aborted::Panicked(text.to_owned())))
+        }
+    })
+    .await
 }
 
-/// Stops an instance; what is not as it should be goes into the record.
-async fn stop(plan: &Plan, stage: &mut Stage, recorder: &Recorder, name: &'static str, say: &impl Fn(String)) {
-    let began = tokio::time::Instant::now();
-    let grace = plan.grace + plan.shutdown_delay;
-    let stopped = stage.stop(name, grace).await;
-    let fault = match stopped.status {
-        Some(status) if stopped.early => Some(format!("{name} ended before it was told to ({status})")),
-        Some(status) if status.success() => None,
-        Some(status) => Some(format!("{name} ended with {status}")),
-        None => Some(format!("{name} was still there {grace:?} after SIGTERM and had to be killed")),
-    };
-    match fault {
-        None => say(format!("{name} is gone after {:.1?}", began.elapsed())),
-        Some(fault) => {
-            say(format!("{fault}; its last lines of log:\n{}", stage.log(name).await));
-            recorder.note(|r| r.faults.push(fault));
-        }
+/// Whether the programs of a way are there.
+fn available(via: Via) -> Result<(), String> {
+    match via {
+        Via::Haproxy => find_program("haproxy".as_ref()).map(drop),
+        Via::Berth | Via::PortSharing | Via::Direct => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_end_like_others() {
+        let aborted = caught(async { panic!("at {}", 7) }).await.unwrap_err();
+        assert!(aborted.to_string().contains("broke down: at 7;"), "{aborted}");
+        assert!(caught(async { Ok(()) }).await.is_ok());
     }
 }

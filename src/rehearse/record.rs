@@ -3,6 +3,7 @@
 //!
 //! Nothing is judged here: while the load runs, nobody can know yet what the other side will report.
 
+use super::fault::Fault;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -175,47 +176,100 @@ pub enum EndedBy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mark {
-    /// It listens.
+    /// Its first process was started.
+    Started,
+    /// It listens (a stand-in says so).
     Listening,
-    /// `/readyz` is 200 from here on.
+    /// `/readyz` is 200 from here on: a stand-in says so, of others it is seen from outside.
     Ready,
-    /// It got SIGTERM: `/readyz` is 500 from here on.
+    /// New connections come to it from here on.
+    Joined,
+    /// Its first process was told to stop.
+    Signalled,
+    /// It got SIGTERM: `/readyz` is 500 from here on (a stand-in says so).
     Terminating,
-    /// It takes no new connections (or turns requests away).
+    /// No new connections come to it from here on.
+    Left,
+    /// It takes no new connections, or turns requests away (a stand-in says so).
     Draining,
-    /// All connections are over.
+    /// All connections are over (a stand-in says so).
     Drained,
+    /// Its apiserver's process is gone.
+    Exited,
 }
 
-/// Something that happened to an instance, or that the rehearsal did to it, as the script saw it: what
-/// an instance cannot say of itself as a [`Mark`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A [`Mark`] of an instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Moment {
+    /// Whose.
+    pub instance: String,
+    /// Which.
+    pub mark: Mark,
     /// When.
     pub at: Stamp,
-    /// To which instance.
-    pub instance: String,
-    /// What.
-    pub what: Happened,
-    /// More of it in words, such as an exit status or what a fault does; may be empty.
+    /// More of it in words, such as an exit status; may be empty.
     pub text: String,
 }
 
-/// What happened at a [`Moment`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Happened {
-    /// Its processes were started.
-    Started,
-    /// New connections go to it: its shim accepts.
-    Joined,
-    /// The rehearsal sent it SIGTERM.
-    Sigterm,
-    /// Its shim takes no more new connections.
-    Left,
-    /// All of its processes are gone.
-    Exited,
-    /// The rehearsal did it some harm.
-    Fault,
+/// All moments of a rehearsal. An instance that is started again has some of them twice.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Moments(pub Vec<Moment>);
+
+impl Moments {
+    /// Adds one.
+    pub fn add(&mut self, instance: &str, mark: Mark, at: Stamp) {
+        self.tell(instance, mark, at, String::new());
+    }
+
+    /// Adds one that has something to say.
+    pub fn tell(&mut self, instance: &str, mark: Mark, at: Stamp, text: String) {
+        self.0.push(Moment { instance: instance.to_owned(), mark, at, text });
+    }
+
+    /// The first time that an instance came so far.
+    pub fn first(&self, instance: &str, mark: Mark) -> Option<Stamp> {
+        self.of(instance, mark).min()
+    }
+
+    /// The last time that an instance came so far.
+    pub fn last(&self, instance: &str, mark: Mark) -> Option<Stamp> {
+        self.of(instance, mark).max()
+    }
+
+    fn of(&self, instance: &str, mark: Mark) -> impl Iterator<Item = Stamp> {
+        self.0.iter().filter(move |m| m.instance == instance && m.mark == mark).map(|m| m.at)
+    }
+}
+
+/// An instance that took part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Player {
+    /// Its name.
+    pub name: String,
+    /// What its `/version` says, once it is known.
+    pub version: Option<String>,
+    /// Whether it is one of those that take over from one another; others are not to serve.
+    pub serves: bool,
+}
+
+/// A fault that was injected.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Injected {
+    /// Which.
+    pub fault: Fault,
+    /// At whom.
+    pub instance: String,
+    /// No sibling was there that could take over.
+    pub alone: bool,
+    /// When.
+    pub at: Stamp,
+    /// When it was noticed, where something waits for that.
+    pub noticed: Option<Stamp>,
+    /// When all was as before again; none: not seen.
+    pub over: Option<Stamp>,
+    /// What was seen, in words.
+    pub seen: Vec<String>,
 }
 
 /// What one watch saw in all.
@@ -240,20 +294,22 @@ pub struct Record {
     pub ends: Vec<StreamEnd>,
     /// Reports by instance.
     pub reports: Vec<(String, EndReport)>,
-    /// When the load began, and when the timetables ended; none before.
+    /// When the load began, and when its timetables ended; none before.
     pub began: Option<Stamp>,
     /// See `began`.
     pub over: Option<Stamp>,
-    /// What the script did and saw, in order.
-    pub moments: Vec<Moment>,
-    /// Moments by instance, as it told them.
-    pub marks: BTreeMap<String, BTreeMap<Mark, Stamp>>,
+    /// Moments of instances.
+    pub moments: Moments,
+    /// The instances, in the order in which they were started.
+    pub players: Vec<Player>,
+    /// What went wrong on purpose.
+    pub injected: Vec<Injected>,
     /// One a watch.
     pub watches: Vec<WatchSum>,
     /// How far the clients were behind their timetable at most.
     pub behind: Duration,
-    /// What went wrong with processes, in words.
-    pub faults: Vec<String>,
+    /// What went wrong with processes and should not have, in words.
+    pub troubles: Vec<String>,
 }
 
 /// The shared notebook.
@@ -264,6 +320,11 @@ impl Recorder {
     /// Writes into the record.
     pub fn note(&self, write: impl FnOnce(&mut Record)) {
         write(&mut self.lock());
+    }
+
+    /// Reads in the record.
+    pub fn look<T>(&self, read: impl FnOnce(&Record) -> T) -> T {
+        read(&self.lock())
     }
 
     /// Attempts so far, and how many of them got no good answer.

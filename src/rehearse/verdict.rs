@@ -6,6 +6,7 @@
 //! instance's own report; no report means that the instance did not end it.
 
 use super::plan::Plan;
+use super::promise::{self, Lost, Promise};
 use super::record::{Answer, Attempt, EndReport, EndedBy, Failure, Kind, Mark, Record, Stamp, StreamId};
 use hdrhistogram::Histogram;
 use std::collections::{BTreeMap, HashMap};
@@ -55,10 +56,14 @@ pub struct Verdict {
     pub ended_by_instance: u64,
     /// Requests that an instance answered with 429 or 503 because it was shutting down.
     pub turned_away: u64,
+    /// The instances, in the order in which they were started.
+    pub instances: Vec<String>,
     /// New connections by the instance that answered.
     pub connections: BTreeMap<String, u64>,
     /// Events that watches saw.
     pub watch_events: u64,
+    /// What was promised under faults, and what came of it.
+    pub promises: Vec<Promise>,
     /// Why nothing can be concluded, or what else was not as it should be.
     pub objections: Vec<String>,
 }
@@ -111,9 +116,19 @@ impl Verdict {
         self.lost.values().sum()
     }
 
-    /// Nothing was lost in a run that would have shown it.
+    /// Losses that promises under faults allow.
+    pub fn allowed(&self) -> u64 {
+        self.promises.iter().map(|promise| promise.allowed.len() as u64).sum()
+    }
+
+    /// Nothing was lost in a run that would have shown it, and every promise held.
     pub fn held(&self) -> bool {
-        self.lost() == 0 && self.objections.is_empty()
+        self.lost() == 0 && self.objections.is_empty() && self.kept()
+    }
+
+    /// Every promise under faults was kept.
+    pub fn kept(&self) -> bool {
+        self.promises.iter().all(Promise::held)
     }
 
     fn lose(&mut self, loss: Loss, count: u64) {
@@ -126,6 +141,8 @@ impl Verdict {
 /// Judges a record.
 pub fn judge(record: &Record, plan: &Plan) -> Verdict {
     let mut judge = Judge::new(record);
+    judge.verdict.promises = promise::check(record);
+    judge.verdict.instances = record.players.iter().map(|player| player.name.clone()).collect();
     for attempt in &record.attempts {
         judge.attempt(attempt);
     }
@@ -141,6 +158,8 @@ struct Judge<'a> {
     reports: HashMap<&'a str, &'a EndReport>,
     /// Requests turned away by stream, less those that were seen already.
     turned_away: HashMap<&'a str, u32>,
+    /// Who answered on a stream.
+    served_by: HashMap<&'a str, &'a str>,
     local: BTreeMap<String, u64>,
     verdict: Verdict,
 }
@@ -149,7 +168,14 @@ impl<'a> Judge<'a> {
     fn new(record: &'a Record) -> Self {
         let reports = record.reports.iter().map(|(_, report)| (report.stream.as_str(), report)).collect();
         let turned_away = record.reports.iter().map(|(_, r)| (r.stream.as_str(), r.turned_away)).collect();
-        Self { record, reports, turned_away, local: BTreeMap::new(), verdict: Verdict::default() }
+        let served_by = record.attempts.iter().filter_map(|attempt| match &attempt.answer {
+            Answer::Good { instance } | Answer::Bad { instance, .. } => {
+                Some((attempt.stream.as_str(), instance.as_str()))
+            }
+            Answer::Failed(_) => None,
+        });
+        let served_by = served_by.collect();
+        Self { record, reports, turned_away, served_by, local: BTreeMap::new(), verdict: Verdict::default() }
     }
 
     /// Whether the instance says that it ended a stream, and before the client saw the end.
@@ -179,7 +205,9 @@ impl<'a> Judge<'a> {
             *left -= 1;
             self.verdict.turned_away += 1;
         } else {
-            self.lose(attempt.done, Loss::BadStatus, format!("{}: {status} from {instance}", attempt.stream));
+            let lost =
+                Lost { loss: Loss::BadStatus, due: Some(attempt.due), seen: attempt.done, instance: Some(instance) };
+            self.lose(&lost, format!("{}: {status} from {instance}", attempt.stream));
         }
     }
 
@@ -204,7 +232,9 @@ impl<'a> Judge<'a> {
             Failure::Http(_) => Loss::Http,
         };
         let waited = attempt.done.since(attempt.due);
-        self.lose(attempt.done, loss, format!("{}: {failure} after {waited:.1?}", attempt.stream));
+        let instance = self.served_by.get(attempt.stream.as_str()).copied();
+        let lost = Lost { loss, due: Some(attempt.due), seen: attempt.done, instance };
+        self.lose(&lost, format!("{}: {failure} after {waited:.1?}", attempt.stream));
     }
 
     fn ends(&mut self) {
@@ -215,7 +245,6 @@ impl<'a> Judge<'a> {
                 self.verdict.ended_by_instance += 1;
                 self.verdict.ends_by_instance.push((end.at, end.stream.clone()));
             } else {
-                self.verdict.ended_by_berth += 1;
                 let report = match self.reports.get(end.stream.as_str()) {
                     None => "its instance reports nothing",
                     Some(r) if r.by == EndedBy::Instance => "its instance ended it only later",
@@ -223,17 +252,27 @@ impl<'a> Judge<'a> {
                 };
                 let while_what = if end.in_flight { "with a request under way" } else { "between requests" };
                 let words = format!("{} ({:?}): {} {while_what}, {report}", end.stream, end.what, end.how);
-                self.lose(end.at, Loss::StreamEnded, words);
+                let instance = self.served_by.get(end.stream.as_str()).copied();
+                let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance };
+                if self.lose(&lost, words) {
+                    self.verdict.ended_by_berth += 1;
+                }
             }
         }
     }
 
-    fn lose(&mut self, at: Stamp, loss: Loss, example: String) {
-        self.verdict.losses.push((at, loss));
-        if !self.verdict.lost.contains_key(&loss) {
+    /// Counts a loss, under the fault that excuses it if there is one. Whether there is none.
+    fn lose(&mut self, lost: &Lost<'_>, example: String) -> bool {
+        if let Some(fault) = promise::excuse(&self.record.injected, lost) {
+            self.verdict.promises[fault].allowed.push((lost.seen, lost.loss));
+            return false;
+        }
+        self.verdict.losses.push((lost.seen, lost.loss));
+        if !self.verdict.lost.contains_key(&lost.loss) {
             self.verdict.examples.push(example);
         }
-        self.verdict.lose(loss, 1);
+        self.verdict.lose(lost.loss, 1);
+        true
     }
 
     fn watches(&mut self, plan: &Plan) {
@@ -241,11 +280,11 @@ impl<'a> Judge<'a> {
         self.verdict.watch_events = watches.iter().flat_map(|w| w.events.values()).sum();
         self.verdict.lose(Loss::EventMissed, watches.iter().map(|w| w.missed).sum());
         self.verdict.lose(Loss::EventDoubled, watches.iter().map(|w| w.doubled).sum());
-        if watches.len() < plan.watches as usize {
-            self.object(format!("only {} of {} watches came to their end", watches.len(), plan.watches));
+        if watches.len() < plan.load.watches as usize {
+            self.object(format!("only {} of {} watches came to their end", watches.len(), plan.load.watches));
         }
-        if !watches.iter().any(|w| [OLD, NEW].iter().all(|name| w.events.get(*name).is_some_and(|n| *n > 0))) {
-            self.object("no watch saw events from both instances".into());
+        if !watches.iter().any(|w| w.events.values().filter(|events| **events > 0).count() > 1) {
+            self.object("no watch saw events from more than one instance".into());
         }
     }
 
@@ -263,56 +302,69 @@ impl<'a> Judge<'a> {
     /// What makes a run worthless although nothing was lost, and promises that were broken without
     /// a loss.
     fn objections(&mut self, plan: &Plan) {
-        for fault in &self.record.faults {
-            self.object(fault.clone());
+        for trouble in &self.record.troubles {
+            self.object(trouble.clone());
         }
         for (why, count) in std::mem::take(&mut self.local) {
             self.object(format!("{count} requests failed on this machine's own account ({why}): a lower --rate helps"));
         }
         let behind = self.record.behind;
         if behind > MOST_BEHIND {
-            let rate = plan.rate;
+            let rate = plan.load.rate;
             self.object(format!(
                 "the clients were up to {behind:.1?} behind their timetable: this machine is too slow or too busy for \
                  --rate {rate}, and waits are its own"
             ));
         }
         let connections = self.verdict.new_connections;
-        let load = plan.before + plan.together + plan.after;
-        let planned = (f64::from(plan.rate) * load.as_secs_f64()) as u64;
+        let load = match (self.record.began, self.record.over) {
+            (Some(began), Some(ended)) => ended.since(began),
+            _ => Duration::MAX,
+        };
+        let planned = (f64::from(plan.load.rate) * load.as_secs_f64()) as u64;
         let fewest = FEWEST.min(planned);
         if connections < fewest {
             self.object(format!("only {connections} new connections; fewer than {fewest} say nothing"));
         }
-        for name in [OLD, NEW] {
-            let served = self.verdict.connections.get(name).copied().unwrap_or(0);
+        let record = self.record;
+        let turns: Vec<&str> = record.players.iter().filter(|p| p.serves).map(|p| p.name.as_str()).collect();
+        if turns.len() < 2 {
+            self.object("there was no upgrade".into());
+        }
+        for name in &turns {
+            let served = self.verdict.connections.get(*name).copied().unwrap_or(0);
             if served < FEWEST_EACH {
                 self.object(format!("{name} served only {served} new connections"));
             }
         }
-        self.upgrade();
+        for pair in turns.windows(2) {
+            self.upgrade(pair[0], pair[1]);
+        }
     }
 
-    /// Whether the upgrade happened, in the right order.
-    fn upgrade(&mut self) {
-        let mark = |name: &str, mark| self.record.marks.get(name).and_then(|m| m.get(&mark)).copied();
-        let ready = mark(NEW, Mark::Ready);
-        let served = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == NEW);
+    /// Whether an upgrade happened, in the right order.
+    fn upgrade(&mut self, old: &str, new: &str) {
+        let moments = &self.record.moments;
+        // What a real apiserver does not tell is seen from outside, a little later.
+        let ready = moments.first(new, Mark::Ready).or(moments.first(new, Mark::Joined));
+        let told = moments.last(old, Mark::Terminating).or(moments.last(old, Mark::Signalled));
+        let gone = moments.last(old, Mark::Drained).or(moments.last(old, Mark::Exited));
+        let served = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == new);
         let early = self.record.attempts.iter().filter(served).filter(|a| ready.is_none_or(|r| a.done < r)).count();
         let after = |gone: Stamp| self.record.attempts.iter().filter(served).any(|a| a.due > gone);
-        let objection = match (mark(OLD, Mark::Terminating), mark(OLD, Mark::Drained), ready) {
-            (None, ..) => Some("old was never told to stop"),
-            (_, None, _) => Some("old did not come to the end of its drain"),
-            (_, _, None) => Some("new never got ready"),
-            (Some(told), _, Some(ready)) if told < ready => Some("old was stopped before new was ready"),
-            (_, Some(gone), _) if !after(gone) => Some("new served nothing after old was gone"),
+        let objection = match (told, gone, ready) {
+            (None, ..) => Some(format!("{old} was never told to stop")),
+            (_, None, _) => Some(format!("{old} did not come to the end of its drain")),
+            (_, _, None) => Some(format!("{new} never got ready")),
+            (Some(told), _, Some(ready)) if told < ready => Some(format!("{old} was stopped before {new} was ready")),
+            (_, Some(gone), _) if !after(gone) => Some(format!("{new} served nothing after {old} was gone")),
             _ => None,
         };
         if let Some(objection) = objection {
-            self.object(objection.to_owned());
+            self.object(objection);
         }
         if early > 0 {
-            self.object(format!("new answered {early} requests before its /readyz was 200"));
+            self.object(format!("{new} answered {early} requests before its /readyz was 200"));
         }
     }
 
@@ -324,10 +376,11 @@ impl<'a> Judge<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rehearse::record::{StreamEnd, WatchSum, What};
+    use crate::rehearse::plan::LoadPlan;
+    use crate::rehearse::record::{Player, StreamEnd, WatchSum, What};
 
     fn plan() -> Plan {
-        Plan::new(100, 8, 1, Duration::ZERO)
+        Plan { load: LoadPlan { watches: 1, ..LoadPlan::default() }, ..Plan::default() }
     }
 
     fn attempt(kind: Kind, stream: &str, at: u64, answer: Answer) -> Attempt {
@@ -342,10 +395,15 @@ mod tests {
             let instance = if at < 2_000_000_000 { OLD } else { NEW }.to_owned();
             record.attempts.push(attempt(Kind::New, &format!("new-{n}"), at, Answer::Good { instance }));
         }
-        let marks = |marks: &[(Mark, u64)]| marks.iter().map(|&(m, ms)| (m, Stamp(ms * 1_000_000))).collect();
-        let old = [(Mark::Ready, 0), (Mark::Terminating, 2000), (Mark::Drained, 2100)];
-        record.marks.insert(OLD.into(), marks(&old));
-        record.marks.insert(NEW.into(), marks(&[(Mark::Ready, 1000)]));
+        for (instance, mark, ms) in [
+            (OLD, Mark::Ready, 0),
+            (NEW, Mark::Ready, 1000),
+            (OLD, Mark::Terminating, 2000),
+            (OLD, Mark::Drained, 2100),
+        ] {
+            record.moments.add(instance, mark, Stamp(ms * 1_000_000));
+        }
+        record.players = [OLD, NEW].map(|name| Player { name: name.into(), version: None, serves: true }).into();
         let events = [(OLD.to_owned(), 20), (NEW.to_owned(), 10)].into();
         record.watches.push(WatchSum { client: "watch-0".into(), events, ..WatchSum::default() });
         record
@@ -450,21 +508,22 @@ mod tests {
 
     #[test]
     fn a_run_that_tests_nothing_does_not_hold() {
-        fn marks<'a>(r: &'a mut Record, name: &str) -> &'a mut BTreeMap<Mark, Stamp> {
-            r.marks.get_mut(name).unwrap()
+        fn forget(r: &mut Record, name: &str, mark: Option<Mark>) {
+            r.moments.0.retain(|m| m.instance != name || mark.is_some_and(|mark| m.mark != mark));
         }
         type Spoil = fn(&mut Record);
-        let spoils: [Spoil; 11] = [
+        let spoils: [Spoil; 12] = [
+            |r| r.players.truncate(1),
             |r| r.behind = Duration::from_secs(2),
             |r| r.attempts.truncate(30),
             |r| r.attempts.retain(|a| matches!(&a.answer, Answer::Good { instance } if instance == OLD)),
             |r| r.watches.clear(),
             |r| r.watches[0].events.retain(|name, _| name == OLD),
-            |r| marks(r, OLD).clear(),
-            |r| marks(r, NEW).clear(),
-            |r| marks(r, OLD).retain(|mark, _| *mark != Mark::Drained),
-            |r| *marks(r, NEW).get_mut(&Mark::Ready).unwrap() = Stamp(2_500_000_000),
-            |r| r.faults.push("old had to be killed".into()),
+            |r| forget(r, OLD, None),
+            |r| forget(r, NEW, None),
+            |r| forget(r, OLD, Some(Mark::Drained)),
+            |r| r.moments.0[1].at = Stamp(2_500_000_000),
+            |r| r.troubles.push("old had to be killed".into()),
             |r| r.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Local("EMFILE".into())))),
         ];
         for (n, spoil) in spoils.iter().enumerate() {

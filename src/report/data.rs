@@ -8,8 +8,8 @@
 //! `docs/report.schema.json` is made from these types and their comments, and a test compares the two.
 //! A change that an old reader would misunderstand gets a new [`VERSION`].
 
+use crate::rehearse::plan;
 use serde::{Deserialize, Serialize};
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -85,7 +85,7 @@ pub struct Program {
 /// The way from clients to instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "kebab-case")]
 pub enum Via {
     /// Through shims.
     Berth,
@@ -115,7 +115,7 @@ impl fmt::Display for Via {
 pub struct Run {
     /// The way from clients to instances.
     pub via: Via,
-    /// Who gets SIGTERM when: `side-container`, `native-side-container` or `node`.
+    /// Who gets SIGTERM when: `side-container`, `native-side-container`, `node` or `run`.
     pub topology: String,
     /// What came of it.
     pub outcome: Outcome,
@@ -211,12 +211,20 @@ pub struct Tally {
 pub struct Promise {
     /// The fault, as `--fault` names it.
     pub fault: String,
+    /// To which instance it was done.
+    pub instance: String,
+    /// When it began.
+    pub from_ms: i64,
+    /// When all was as before again; none: that was not seen.
+    pub to_ms: Option<i64>,
     /// What is promised, in words.
     pub promise: String,
     /// It was kept.
     pub held: bool,
-    /// What was seen of it, in words.
-    pub what_happened: String,
+    /// What was seen of it, in words; if it was not kept, why.
+    pub what_happened: Vec<String>,
+    /// Losses that it allows, by kind: not lost.
+    pub allowed: Vec<Tally>,
 }
 
 /// Sums of a run.
@@ -260,6 +268,8 @@ pub struct Timeline {
     /// What was seen to be lost in a step, by kind: `refused`, `reset`, `closed`, `unanswered`, `tls`,
     /// `http`, `bad_status`, `stream_ended`, `event_missed`, `event_doubled`.
     pub lost: BTreeMap<String, Vec<u64>>,
+    /// Losses of a step that promises under faults allow.
+    pub allowed: Vec<u64>,
     /// Streams that their instance ended.
     pub ended_by_instance: Vec<u64>,
     /// Median wait of the answers that came in a step; none: none came.
@@ -283,7 +293,7 @@ pub struct Mark {
     pub instance: String,
     /// What.
     pub what: MarkKind,
-    /// More of it in words; may be empty.
+    /// More of it in words, such as an exit status, or which fault; may be empty.
     pub text: String,
 }
 
@@ -399,19 +409,47 @@ impl Command {
     }
 }
 
-/// A word as a shell reads it.
-fn quoted(word: &str) -> Cow<'_, str> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"%+,-./:=@_".contains(&byte);
-    if !word.is_empty() && word.bytes().all(plain) {
-        return Cow::Borrowed(word);
+/// As a shell reads it, and as a person writes it: `--name='a value'`.
+fn quoted(word: &str) -> String {
+    let plain = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    match word.split_once('=').filter(|(name, _)| plain(name)) {
+        Some((name, value)) => format!("{name}={}", shell_words::quote(value)),
+        None => shell_words::quote(word).into_owned(),
     }
-    Cow::Owned(format!("'{}'", word.replace('\'', r"'\''")))
+}
+
+impl From<plan::Via> for Via {
+    fn from(via: plan::Via) -> Self {
+        match via {
+            plan::Via::Berth => Self::Berth,
+            plan::Via::Haproxy => Self::Haproxy,
+            plan::Via::PortSharing => Self::PortSharing,
+            plan::Via::Direct => Self::Direct,
+        }
+    }
 }
 
 impl Verdict {
     /// All that was lost.
     pub fn lost(&self) -> u64 {
         self.lost.iter().map(|tally| tally.count).sum()
+    }
+}
+
+impl Ran {
+    /// All that promises under faults allowed to be lost.
+    pub fn allowed(&self) -> u64 {
+        self.promises.iter().flat_map(|promise| &promise.allowed).map(|tally| tally.count).sum()
+    }
+}
+
+impl Mark {
+    /// Who and what, in a few words.
+    pub fn words(&self) -> String {
+        match self.what {
+            MarkKind::Fault if !self.text.is_empty() => format!("{} {}", self.instance, self.text),
+            what => format!("{} {what}", self.instance),
+        }
     }
 }
 
@@ -442,9 +480,9 @@ mod tests {
 
     #[test]
     fn unknown_fields_are_refused_and_words_are_quoted() {
-        let argv = ["berth", "--rate=9", "--old", "it's; $(x)", ""];
+        let argv = ["berth", "--rate=9", "--new=a b", "--old", "it's; $(x)", ""];
         let command = Command::new(argv.map(String::from).into());
-        assert_eq!(command.shell, r"berth --rate=9 --old 'it'\''s; $(x)' ''");
+        assert_eq!(command.shell, r"berth --rate=9 --new='a b' --old 'it'\''s; $(x)' ''");
         let text = serde_json::to_string(&command).unwrap();
         assert_eq!(serde_json::from_str::<Command>(&text).unwrap(), command);
         assert!(serde_json::from_str::<Command>(r#"{"argv": [], "shell": "", "more": 1}"#).is_err());
@@ -452,7 +490,7 @@ mod tests {
 
     #[test]
     fn kinds_have_steady_names() {
-        assert_eq!(serde_json::to_string(&[Via::PortSharing, Via::Haproxy]).unwrap(), r#"["port_sharing","haproxy"]"#);
+        assert_eq!(serde_json::to_string(&[Via::PortSharing, Via::Haproxy]).unwrap(), r#"["port-sharing","haproxy"]"#);
         assert_eq!(serde_json::to_string(&MarkKind::Sigterm).unwrap(), r#""sigterm""#);
     }
 }

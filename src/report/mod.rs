@@ -24,7 +24,7 @@ use tempfile::{Builder, NamedTempFile};
 
 /// A file that could not be written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write {}: {why}; name a file in a folder that is there and can be written to", path.display())]
+#[error("cannot write {}: {why}; give a file in a folder that can be written", path.display())]
 pub struct Error {
     path: PathBuf,
     why: io::Error,
@@ -35,6 +35,9 @@ pub fn check_writable(path: &Path) -> Result<(), Error> {
     let error = |why| Error { path: path.to_owned(), why };
     if path.is_dir() {
         return Err(error(io::ErrorKind::IsADirectory.into()));
+    }
+    if path.file_name().is_none() {
+        return Err(error(io::Error::other("it names no file")));
     }
     beside(path).map(drop).map_err(error)
 }
@@ -92,6 +95,8 @@ mod tests {
         let (json, html) = (dir.path().join("a.json"), dir.path().join("a.html"));
         std::fs::write(&json, "old").unwrap();
         check_writable(&json).unwrap();
+        assert_eq!(std::fs::read_to_string(&json).unwrap(), "old");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
         write(&report(), Some(&json), Some(&html)).unwrap();
         let read: Report = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
         assert_eq!(read, report());
@@ -107,9 +112,10 @@ mod tests {
         let html = dir.path().join("a.html");
         for error in [check_writable(&missing), write(&report(), Some(&missing), Some(&html))] {
             let error = error.unwrap_err().to_string();
-            assert!(error.contains("missing/a.json: ") && error.contains("; name a file"), "{error}");
+            assert!(error.contains("missing/a.json: ") && error.contains("; give a file"), "{error}");
         }
         assert!(html.exists());
+        assert!(check_writable(Path::new("")).unwrap_err().to_string().contains("names no file"));
         assert!(check_writable(dir.path()).unwrap_err().to_string().contains("directory"));
     }
 }

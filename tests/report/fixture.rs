@@ -151,25 +151,31 @@ pub(crate) fn report(runs: Vec<Run>) -> Report {
 }
 
 pub(crate) fn promises() -> Vec<Promise> {
-    let promise = |fault: &str, promise: &str, held, what: &str| Promise {
+    let promise = |fault: &str, from_ms, promise: &str, held, what: &str| Promise {
         fault: fault.into(),
+        instance: "new".into(),
+        from_ms,
+        to_ms: Some(from_ms + 1_200),
         promise: promise.into(),
         held,
-        what_happened: what.into(),
+        what_happened: what.split("; ").map(String::from).collect(),
+        allowed: Vec::new(),
     };
+    let never = "the new version never gets a connection, the old one serves on, nothing is lost, and it is said why";
+    let kill = "only what the shim had accepted is lost; no connection is refused, and new ones go to the sibling";
+    let allowed = vec![Tally { kind: "reset".into(), text: "connections reset".into(), count: 3 }];
     vec![
-        promise(
-            "never-ready",
-            "A version that never gets ready never gets a connection.",
-            true,
-            "new answered 0 requests in 6.2 s; berth status said why.",
-        ),
-        promise(
-            "kill-shim",
-            "A shim that dies without a word loses only the connections that it relays.",
-            false,
-            "3 connections that another shim relayed were reset.",
-        ),
+        promise("never-ready", 1_000, never, true, "it answered no request; berth status said why"),
+        Promise {
+            allowed,
+            ..promise(
+                "kill-shim",
+                6_000,
+                kill,
+                false,
+                "broken: no new connection was answered after it; all as before after 1.2s",
+            )
+        },
     ]
 }
 
@@ -186,7 +192,12 @@ fn apart(count: u64) -> Vec<Tally> {
 
 fn timeline(model: &Model, steps: usize) -> Timeline {
     let (together, gone) = (model.handover.0 / STEP_MS, model.handover.1 / STEP_MS);
-    let mut t = Timeline { step_ms: STEP_MS, ended_by_instance: vec![0; steps], ..Timeline::default() };
+    let mut t = Timeline {
+        step_ms: STEP_MS,
+        allowed: vec![0; steps],
+        ended_by_instance: vec![0; steps],
+        ..Timeline::default()
+    };
     for name in ["old", "new"] {
         t.answered.insert(name.into(), vec![0; steps]);
         t.open_connections.insert(name.into(), vec![0; steps]);

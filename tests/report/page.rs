@@ -54,6 +54,17 @@ fn losses_gaps_and_broken_promises_are_shown() {
     }
 }
 
+/// A fault may cost what its promise says; then it is not said that nothing was lost.
+#[test]
+fn what_promises_allow_is_not_hidden() {
+    let mut allowed = run(&Model::clean(Via::Berth));
+    let Outcome::Ran(ran) = &mut allowed.outcome else { unreachable!() };
+    ran.promises = vec![Promise { held: true, ..promises()[1].clone() }];
+    let page = render(&report(vec![allowed]));
+    assert!(page.contains("Every promise was kept") && page.contains("and 3 that a promise allows"));
+    assert!(!page.contains("Nothing was lost</h1>"));
+}
+
 #[test]
 fn three_are_compared_and_a_peer_that_is_missing_is_said() {
     let page = render(&report(vec![lossy(), skipped(Via::PortSharing), run(&Model::clean(Via::Berth))]));
@@ -147,7 +158,14 @@ fn hostile_text_is_only_text() {
     ran.watches[0].id = evil();
     ran.watches[0].segments[0].instance = evil();
     ran.watches[0].gaps[0].reason = evil();
-    ran.promises = vec![Promise { fault: evil(), promise: evil(), held: false, what_happened: evil() }];
+    ran.promises = vec![Promise {
+        fault: evil(),
+        instance: evil(),
+        promise: evil(),
+        what_happened: vec![evil()],
+        allowed: vec![Tally { kind: evil(), text: evil(), count: 1 }],
+        ..promises()[1].clone()
+    }];
     ran.informers = vec![Informer { id: evil(), ..informer() }];
     ran.verdict.summary = evil();
     ran.verdict.objections = vec![evil()];

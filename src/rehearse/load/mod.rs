@@ -13,7 +13,7 @@ mod watch;
 
 pub use dial::Target;
 
-use super::plan::{Plan, UNANSWERED, WRITE_EVERY};
+use super::plan::{LoadPlan, UNANSWERED, WRITE_EVERY};
 use super::record::{Answer, Attempt, Failure, Kind, Recorder, Stamp, StreamId};
 use super::store::Store;
 use super::wire::Reason;
@@ -40,7 +40,12 @@ pub struct Load {
 
 impl Load {
     /// Writes the objects that are read, and starts all clients.
-    pub fn start(plan: &Plan, target: &Target, store: &Arc<Store>, recorder: &Arc<Recorder>) -> Result<Self, Reason> {
+    pub fn start(
+        plan: &LoadPlan,
+        target: &Target,
+        store: &Arc<Store>,
+        recorder: &Arc<Recorder>,
+    ) -> Result<Self, Reason> {
         store.create(json!({
             "kind": "ConfigMap", "apiVersion": "v1",
             "metadata": {"namespace": NAMESPACE, "name": "read-me"}, "data": {"hello": "world"},

@@ -15,6 +15,8 @@ pub(super) struct Flags {
     pub(super) bind_address: IpAddr,
     /// On which port.
     pub(super) secure_port: u16,
+    /// Share the port with others of this user.
+    pub(super) permit_port_sharing: bool,
     /// What it calls its address in `/api`.
     pub(super) advertise_address: Option<IpAddr>,
     pub(super) tls_cert_file: PathBuf,
@@ -41,6 +43,7 @@ pub(super) struct Flags {
 struct Typed {
     bind_address: Option<IpAddr>,
     secure_port: Option<u16>,
+    permit_port_sharing: bool,
     advertise_address: Option<IpAddr>,
     tls_cert_file: PathBuf,
     tls_private_key_file: PathBuf,
@@ -79,7 +82,7 @@ impl Flags {
             let known = name.replace('_', "-");
             let value = match value {
                 Some(value) => value,
-                None if known == "shutdown-send-retry-after" => "true",
+                None if SWITCHES.contains(&known.as_str()) => "true",
                 None if !FLAGS.contains(&known.as_str()) => return Err(format!("unknown flag: --{name}")),
                 None => args.next().ok_or_else(|| format!("flag needs an argument: --{name}"))?,
             };
@@ -91,6 +94,9 @@ impl Flags {
         typed.check()
     }
 }
+
+/// Names of the flags that are true when they stand alone.
+const SWITCHES: [&str; 2] = ["shutdown-send-retry-after", "permit-port-sharing"];
 
 /// Names of the flags that take a value.
 const FLAGS: [&str; 12] = [
@@ -113,6 +119,11 @@ impl Typed {
         let invalid = |why: String| format!("invalid argument {value:?} for \"--{name}\" flag: {why}");
         let ip = || value.trim().parse().map_err(|_| invalid(format!("failed to parse IP: {value:?}")));
         let time = || duration(value).map_err(invalid);
+        let truth = || match value {
+            "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+            "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+            _ => Err(invalid(format!("strconv.ParseBool: parsing {value:?}: invalid syntax"))),
+        };
         match known {
             "bind-address" => self.bind_address = Some(ip()?),
             "advertise-address" => self.advertise_address = Some(ip()?),
@@ -131,13 +142,8 @@ impl Typed {
             "stand-in-name" => self.stand_in_name = Some(value.into()),
             "stand-in-version" => self.stand_in_version = Some(value.into()),
             "stand-in-start-delay" => self.stand_in_start_delay = time()?,
-            "shutdown-send-retry-after" => {
-                self.shutdown_send_retry_after = match value {
-                    "1" | "t" | "T" | "true" | "TRUE" | "True" => true,
-                    "0" | "f" | "F" | "false" | "FALSE" | "False" => false,
-                    _ => return Err(invalid(format!("strconv.ParseBool: parsing {value:?}: invalid syntax"))),
-                };
-            }
+            "shutdown-send-retry-after" => self.shutdown_send_retry_after = truth()?,
+            "permit-port-sharing" => self.permit_port_sharing = truth()?,
             _ => return Err(format!("unknown flag: --{name}")),
         }
         Ok(())
@@ -167,6 +173,7 @@ impl Typed {
         Ok(Flags {
             bind_address: self.bind_address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
             secure_port: self.secure_port.unwrap_or(6443),
+            permit_port_sharing: self.permit_port_sharing,
             advertise_address: self.advertise_address,
             tls_cert_file: self.tls_cert_file,
             tls_private_key_file: self.tls_private_key_file,

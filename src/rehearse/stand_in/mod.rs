@@ -29,8 +29,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use store_client::StoreClient;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Length of the accept queue, which the kernel caps at net.core.somaxconn, as Go wants it.
+const BACKLOG: u32 = 65_535;
 
 /// Runs a stand-in with kube-apiserver's flags until it is stopped. Returns the exit status: 0 after a
 /// drain, 1 for a wrong flag or when it cannot start (said on standard error). A second SIGTERM ends
@@ -64,8 +67,7 @@ async fn live(flags: Flags) -> io::Result<()> {
     let audit = audit.transpose()?;
     let store = StoreClient::connect(&flags.store, &flags.name).await?;
     let address = SocketAddr::new(flags.bind_address, flags.secure_port);
-    let listener = TcpListener::bind(address)
-        .await
+    let listener = listen(address, flags.permit_port_sharing)
         .map_err(|e| io::Error::other(format!("failed to create listener: failed to listen on {address}: {e}")))?;
 
     let life = Life::default();
@@ -85,6 +87,14 @@ async fn live(flags: Flags) -> io::Result<()> {
     }
     shut_down(&server, stop).await;
     Ok(())
+}
+
+fn listen(address: SocketAddr, share: bool) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.set_reuseport(share)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// kube-apiserver's way out, phase by phase (see `life`).

@@ -8,54 +8,71 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
-use super::data::{Figures, Instance, Mark, MarkKind, Outcome, Promise, Ran, Run, Tally, Verdict, Via};
-use super::format;
-use crate::rehearse::record::{Answer, Failure, Happened, Mark as Told, Record, Stamp};
+use super::data::{
+    self, Command, Figures, Instance, Mark, MarkKind, Outcome, Program, Promise, Ran, Report, Run, Tally, Verdict,
+};
+use super::{environment, format};
+use crate::rehearse::plan::{Plan, Via};
+use crate::rehearse::promise::Promise as Promised;
+use crate::rehearse::record::{Answer, Failure, Mark as Told, Record, Stamp};
 use crate::rehearse::verdict::{Loss, Verdict as Judged};
-use std::collections::BTreeMap;
+use crate::rehearse::{Outcome as Rehearsed, Run as Played};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// What a run left behind.
-#[derive(Debug)]
-pub struct Source<'a> {
-    /// The way from clients to instances.
-    pub via: Via,
-    /// Who got SIGTERM when.
-    pub topology: &'a str,
-    /// Names and versions, in the order in which they were started.
-    pub instances: &'a [(&'a str, &'a str)],
-    /// What was written down.
-    pub record: &'a Record,
-    /// What was made of it.
-    pub verdict: &'a Judged,
-    /// The verdict on a run that dialed the instances directly.
-    pub control: Option<&'a Judged>,
-    /// What was promised under faults.
-    pub promises: Vec<Promise>,
-}
-
-/// A run that was made.
-pub fn run(source: Source<'_>) -> Run {
-    let span = Span::of(source.record);
-    let lives = streams::lives(source.record, &span);
-    let instances = source.instances.iter();
-    let ran = Ran {
-        load_ms: span.over.since(span.began).as_millis() as u64,
-        instances: instances.map(|&(name, version)| Instance { name: name.into(), version: version.into() }).collect(),
-        verdict: verdict(&source),
-        figures: figures(&source, &span),
-        timeline: series::timeline(source.record, source.verdict, &lives, &span),
-        marks: marks(source.record, &span),
-        watches: streams::watches(source.record, source.verdict, &lives, &span),
-        informers: Vec::new(),
-        promises: source.promises,
+/// The report of a rehearsal, made now and here. The runs are in the order of the plan.
+pub fn report(plan: &Plan, rehearsed: &Rehearsed, argv: Vec<String>) -> Report {
+    let topology = plan.topology.to_string();
+    let control = rehearsed.runs.iter().find(|run| run.via == Via::Direct).map(|run| &run.verdict);
+    let one = |via: &Via| {
+        let via_is = |run: &&Played| run.via == *via;
+        let skipped = || rehearsed.skipped.iter().find(|(other, _)| other == via);
+        let outcome = match rehearsed.runs.iter().find(via_is) {
+            Some(played) => Outcome::Ran(Box::new(ran(played, control))),
+            None => Outcome::Skipped(skipped()?.1.clone()),
+        };
+        Some(Run { via: (*via).into(), topology: topology.clone(), outcome })
     };
-    Run { via: source.via, topology: source.topology.to_owned(), outcome: Outcome::Ran(Box::new(ran)) }
+    Report {
+        version: data::VERSION,
+        berth_version: crate::VERSION.to_owned(),
+        made_at: environment::now(),
+        command: Command::new(argv),
+        seed: Some(plan.load.seed),
+        environment: environment::look(programs(rehearsed)),
+        aborted: rehearsed.aborted.as_ref().map(ToString::to_string),
+        runs: plan.runs.iter().filter_map(one).collect(),
+    }
 }
 
-/// A run that was not made.
-pub fn skipped(via: Via, topology: &str, reason: String) -> Run {
-    Run { via, topology: topology.to_owned(), outcome: Outcome::Skipped(reason) }
+/// The apiservers, each once.
+fn programs(rehearsed: &Rehearsed) -> Vec<Program> {
+    let mut seen = BTreeSet::new();
+    let players = rehearsed.runs.iter().flat_map(|run| &run.record.players);
+    let known = players.filter_map(|player| Some((player, player.version.as_ref()?)));
+    let new = known.filter(|(player, _)| seen.insert(player.name.as_str()));
+    new.map(|(player, version)| Program { role: player.name.clone(), version: version.clone() }).collect()
+}
+
+fn ran(played: &Played, control: Option<&Judged>) -> Ran {
+    let (record, judged) = (&played.record, &played.verdict);
+    let span = Span::of(record);
+    let lives = streams::lives(record, &span);
+    let instance = |player: &crate::rehearse::record::Player| Instance {
+        name: player.name.clone(),
+        version: player.version.clone().unwrap_or_default(),
+    };
+    Ran {
+        load_ms: span.over.since(span.began).as_millis() as u64,
+        instances: record.players.iter().map(instance).collect(),
+        verdict: verdict(played, control),
+        figures: figures(record, judged, &span),
+        timeline: series::timeline(record, judged, &lives, &span),
+        marks: marks(record, judged, &span),
+        watches: streams::watches(record, judged, &lives, &span),
+        informers: Vec::new(),
+        promises: judged.promises.iter().map(|promised| promise(promised, &span)).collect(),
+    }
 }
 
 /// The load, and all that came of it.
@@ -85,18 +102,19 @@ impl Span {
     }
 }
 
-fn verdict(source: &Source<'_>) -> Verdict {
-    let judged = source.verdict;
-    let verdict = Verdict {
-        held: judged.held() && source.promises.iter().all(|p| p.held),
-        summary: String::new(),
+fn verdict(played: &Played, control: Option<&Judged>) -> Verdict {
+    let judged = &played.verdict;
+    let unfinished = played.failed.iter().map(|why| format!("it did not come to its end: {why}"));
+    let objections: Vec<String> = unfinished.chain(judged.objections.iter().cloned()).collect();
+    Verdict {
+        held: judged.held() && objections.is_empty(),
+        summary: summary(played, objections.first()),
         lost: judged.lost.iter().map(|(loss, &count)| lost(*loss, count)).collect(),
         apart: apart(judged),
-        control: source.control.map(apart),
-        objections: judged.objections.clone(),
+        control: control.map(apart),
+        objections,
         examples: judged.examples.clone(),
-    };
-    Verdict { summary: summary(source, &verdict), ..verdict }
+    }
 }
 
 fn lost(loss: Loss, count: u64) -> Tally {
@@ -125,42 +143,68 @@ fn name(loss: Loss) -> (&'static str, &'static str, &'static str) {
 }
 
 fn apart(judged: &Judged) -> Vec<Tally> {
-    vec![
-        tally("ended_by_instance", "streams that their instance ended", judged.ended_by_instance),
-        tally("turned_away", "requests that their instance turned away", judged.turned_away),
-    ]
+    let apart = [
+        ("ended_by_instance", "streams that their instance ended", judged.ended_by_instance),
+        ("turned_away", "requests that their instance turned away", judged.turned_away),
+        ("allowed", "losses that a promise under a fault allows", judged.allowed()),
+    ];
+    let apart = apart.into_iter().filter(|(kind, _, count)| *kind != "allowed" || *count > 0);
+    apart.map(|(kind, text, count)| tally(kind, text, count)).collect()
 }
 
-fn summary(source: &Source<'_>, verdict: &Verdict) -> String {
-    let (judged, lost) = (source.verdict, verdict.lost());
-    let watches = source.record.watches.len() as u64;
-    let words = |(loss, &count): (&Loss, &u64)| {
-        let (_, one, many) = name(*loss);
-        format::of(count, one, many)
-    };
-    let kinds = judged.lost.iter().map(words);
-    let kinds = kinds.collect::<Vec<_>>().join(", ");
-    let broken = source.promises.iter().filter(|p| !p.held).count() as u64;
-    let longest = format::wait(millis(judged.longest_wait));
+fn summary(played: &Played, objection: Option<&String>) -> String {
+    let judged = &played.verdict;
     let requests = format::of(judged.requests, "request", "requests");
     let connections = format::count(judged.new_connections);
-    if verdict.held && lost == 0 {
-        let watched = match watches {
-            0 => String::new(),
-            1 => " The watch saw every write once.".to_owned(),
-            _ => format!(" {} watches saw every write once.", format::count(watches)),
-        };
-        let all = format!("All of {requests} were answered, {connections} of them on a new connection");
-        return format!("{all}; the longest took {longest}.{watched}");
-    }
+    let broken = judged.promises.iter().filter(|p| !p.held()).count() as u64;
     let broke = match broken {
         0 => String::new(),
         _ => format!(" {}.", format::of(broken, "promise was broken", "promises were broken")),
     };
-    match (lost, judged.objections.first()) {
-        (0, Some(objection)) => format!("Of {requests} nothing was seen to be lost, but {objection}.{broke}"),
-        (0, None) => format!("Of {requests} nothing was lost.{broke}"),
-        _ => format!("Of {requests}, {connections} of them on a new connection: {kinds}.{broke}"),
+    let words = |(loss, &count): (&Loss, &u64)| {
+        let (_, one, many) = name(*loss);
+        format::of(count, one, many)
+    };
+    let lost = judged.lost.iter().map(words).collect::<Vec<_>>().join(", ");
+    match (judged.lost(), objection) {
+        (1.., _) => format!("Of {requests}, {connections} of them on a new connection: {lost}.{broke}"),
+        (0, Some(objection)) => {
+            let objection = objection.lines().next().unwrap_or_default().trim_end_matches([';', ':', '.']);
+            format!("Of {requests} nothing was seen to be lost, but {objection}.{broke}")
+        }
+        (0, None) if broken > 0 => format!("Of {requests} nothing else was lost.{broke}"),
+        (0, None) => {
+            let longest = format::wait(millis(judged.longest_wait));
+            let all = match judged.allowed() {
+                0 => format!("All of {requests} were answered, {connections} of them on a new connection"),
+                allowed => {
+                    let allowed = format::of(allowed, "loss that a promise allows", "losses that promises allow");
+                    format!(
+                        "Of {requests}, {connections} of them on a new connection, nothing was lost beyond {allowed}"
+                    )
+                }
+            };
+            let watched = match played.record.watches.len() as u64 {
+                0 => String::new(),
+                1 => " The watch saw every write once.".to_owned(),
+                watches => format!(" {} watches saw every write once.", format::count(watches)),
+            };
+            format!("{all}; the longest took {longest}.{watched}")
+        }
+    }
+}
+
+fn promise(promised: &Promised, span: &Span) -> Promise {
+    let broken = promised.broken.iter().map(|why| format!("broken: {why}"));
+    Promise {
+        fault: promised.fault.to_string(),
+        instance: promised.instance.clone(),
+        from_ms: span.ms(promised.at),
+        to_ms: promised.over.map(|over| span.ms(over)),
+        promise: promised.text.to_owned(),
+        held: promised.held(),
+        what_happened: broken.chain(promised.seen.iter().cloned()).collect(),
+        allowed: promised.allowed_by_kind().into_iter().map(|(loss, count)| lost(loss, count)).collect(),
     }
 }
 
@@ -169,10 +213,9 @@ fn millis(time: Duration) -> f64 {
     time.as_micros() as f64 / 1e3
 }
 
-fn figures(source: &Source<'_>, span: &Span) -> Figures {
-    let (judged, attempts) = (source.verdict, &source.record.attempts);
+fn figures(record: &Record, judged: &Judged, span: &Span) -> Figures {
     let x509 = |answer: &Answer| matches!(answer, Answer::Failed(Failure::Tls(why)) if why.contains("certificate"));
-    let (longest, silent_s) = series::silence(source.record, span);
+    let (longest, silent_s) = series::silence(record, span);
     Figures {
         requests: judged.requests,
         new_connections: judged.new_connections,
@@ -183,42 +226,45 @@ fn figures(source: &Source<'_>, span: &Span) -> Figures {
         longest_silence_ms: millis(longest),
         silent_s,
         watch_events: judged.watch_events,
-        x509_errors: attempts.iter().filter(|a| x509(&a.answer)).count() as u64,
+        x509_errors: record.attempts.iter().filter(|a| x509(&a.answer)).count() as u64,
         endpoint_gap_ms: None,
     }
 }
 
-/// What the script saw, and what only the instances themselves can tell.
-fn marks(record: &Record, span: &Span) -> Vec<Mark> {
-    let mut marks: BTreeMap<(i64, &str, MarkKind), &str> = BTreeMap::new();
-    for moment in &record.moments {
-        let what = match moment.what {
-            Happened::Started => MarkKind::Started,
-            Happened::Joined => MarkKind::Joined,
-            Happened::Sigterm => MarkKind::Sigterm,
-            Happened::Left => MarkKind::Left,
-            Happened::Exited => MarkKind::Exited,
-            Happened::Fault => MarkKind::Fault,
+/// Each once, in order. Where the script told an instance to stop, it need not say so itself.
+fn marks(record: &Record, judged: &Judged, span: &Span) -> Vec<Mark> {
+    let moments = &record.moments;
+    let mut marks: BTreeMap<(i64, &str, MarkKind), String> = BTreeMap::new();
+    for moment in &moments.0 {
+        let what = match moment.mark {
+            Told::Started => MarkKind::Started,
+            Told::Ready => MarkKind::Ready,
+            Told::Joined => MarkKind::Joined,
+            Told::Signalled => MarkKind::Sigterm,
+            Told::Terminating if moments.first(&moment.instance, Told::Signalled).is_none() => MarkKind::Sigterm,
+            Told::Left => MarkKind::Left,
+            Told::Drained => MarkKind::Drained,
+            Told::Exited => MarkKind::Exited,
+            Told::Listening | Told::Terminating | Told::Draining => continue,
         };
-        marks.insert((span.ms(moment.at), &moment.instance, what), &moment.text);
+        marks.insert((span.ms(moment.at), &moment.instance, what), moment.text.clone());
     }
-    let sent = |instance: &str| record.moments.iter().any(|m| m.what == Happened::Sigterm && m.instance == instance);
-    for (instance, told) in &record.marks {
-        for (&mark, &at) in told {
-            let what = match mark {
-                Told::Ready => MarkKind::Ready,
-                Told::Drained => MarkKind::Drained,
-                Told::Terminating if !sent(instance) => MarkKind::Sigterm,
-                Told::Listening | Told::Terminating | Told::Draining => continue,
-            };
-            marks.insert((span.ms(at), instance, what), "");
+    for promised in &judged.promises {
+        marks.insert((span.ms(promised.at), &promised.instance, MarkKind::Fault), promised.fault.to_string());
+    }
+    // What both an instance and the script saw is told once, until something happens to the instance.
+    let mut told: BTreeSet<(&str, MarkKind)> = BTreeSet::new();
+    marks.retain(|(_, instance, what), _| {
+        if matches!(what, MarkKind::Started | MarkKind::Exited | MarkKind::Fault) {
+            told.retain(|(other, _)| other != instance);
         }
-    }
-    let mark = |((at_ms, instance, what), text): ((i64, &str, MarkKind), &str)| Mark {
+        told.insert((*instance, *what))
+    });
+    let mark = |((at_ms, instance, what), text): ((i64, &str, MarkKind), String)| Mark {
         at_ms,
         instance: instance.to_owned(),
         what,
-        text: text.to_owned(),
+        text,
     };
     marks.into_iter().map(mark).collect()
 }

@@ -16,8 +16,12 @@ const LENGTHS: [u64; 9] = [50, 100, 200, 250, 500, 1_000, 2_000, 5_000, 10_000];
 
 pub(super) fn timeline(record: &Record, verdict: &Verdict, lives: &Lives<'_>, span: &Span) -> Timeline {
     let steps = Steps::of(span);
-    let mut timeline =
-        Timeline { step_ms: steps.length_ms, ended_by_instance: vec![0; steps.count], ..Timeline::default() };
+    let mut timeline = Timeline {
+        step_ms: steps.length_ms,
+        allowed: vec![0; steps.count],
+        ended_by_instance: vec![0; steps.count],
+        ..Timeline::default()
+    };
     let mut waits = vec![Vec::new(); steps.count];
     for attempt in &record.attempts {
         let Some(step) = steps.at(attempt.done) else { continue };
@@ -32,6 +36,10 @@ pub(super) fn timeline(record: &Record, verdict: &Verdict, lives: &Lives<'_>, sp
         if let Some(step) = steps.at(*at) {
             steps.count(&mut timeline.lost, name(*loss).0, step);
         }
+    }
+    let allowed = verdict.promises.iter().flat_map(|promise| &promise.allowed);
+    for step in allowed.filter_map(|(at, _)| steps.at(*at)) {
+        timeline.allowed[step] += 1;
     }
     for step in verdict.ends_by_instance.iter().filter_map(|(at, _)| steps.at(*at)) {
         timeline.ended_by_instance[step] += 1;

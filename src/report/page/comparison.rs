@@ -9,10 +9,11 @@ use maud::{Markup, html};
 
 type Measure = (&'static str, fn(&Ran) -> String);
 
-const MEASURES: [Measure; 9] = [
+const MEASURES: [Measure; 10] = [
     ("Requests", |r| format::count(r.figures.requests)),
     ("New connections", |r| format::count(r.figures.new_connections)),
     ("Lost", |r| format::count(r.verdict.lost())),
+    ("Allowed by promises", |r| format::count(r.allowed())),
     ("Longest wait", |r| format::wait(r.figures.wait_max_ms)),
     ("99 % within", |r| format::wait(r.figures.wait_p99_ms)),
     ("Longest silence", |r| format::wait(r.figures.longest_silence_ms)),

@@ -47,7 +47,10 @@ pub(super) fn tiles(ran: &Ran) -> Markup {
     } else {
         format!("{} missed or doubled", format::count(missed))
     };
-    let certificates = format::of(figures.x509_errors, "certificate error", "certificate errors");
+    let beside = match ran.allowed() {
+        0 => format::of(figures.x509_errors, "certificate error", "certificate errors"),
+        allowed => format!("and {} that a promise allows", format::count(allowed)),
+    };
     let silent = match figures.silent_s {
         0 => "between two good answers".to_owned(),
         s => format!("{} without any good answer", format::of(s, "whole second", "whole seconds")),
@@ -55,7 +58,7 @@ pub(super) fn tiles(ran: &Ran) -> Markup {
     html! {
         dl.tiles {
             (tile("Requests", &format::count(figures.requests), &format!("{} on a new connection", format::count(figures.new_connections))))
-            (tile("Lost", &format::count(ran.verdict.lost()), &certificates))
+            (tile("Lost", &format::count(ran.verdict.lost()), &beside))
             (tile("Longest wait", &format::wait(figures.wait_max_ms), &format!("99 % within {}", format::wait(figures.wait_p99_ms))))
             (tile("Longest silence", &format::wait(figures.longest_silence_ms), &silent))
             (tile("Watch events", &format::count(figures.watch_events), &events))
@@ -118,7 +121,10 @@ fn timeline(ran: &Ran, id: &str) -> Markup {
                             li.fault[mark.what == MarkKind::Fault].sigterm[mark.what == MarkKind::Sigterm] {
                                 span.number { (index + 1) }
                                 span.when { (format::moment(mark.at_ms)) }
-                                span { (mark.instance) " " (mark.what) @if !mark.text.is_empty() { span.quiet { " " (mark.text) } } }
+                                span {
+                                    (mark.words())
+                                    @if mark.what != MarkKind::Fault && !mark.text.is_empty() { span.quiet { " " (mark.text) } }
+                                }
                             }
                         }
                     }
@@ -137,8 +143,17 @@ fn promises(ran: &Ran) -> Markup {
                 @for promise in &ran.promises {
                     article.promise.broken[!promise.held] {
                         header { code { (promise.fault) } (state::promise(promise.held)) }
-                        p { strong { "Promise: " } (promise.promise) }
-                        p { strong { "Seen: " } (promise.what_happened) }
+                        p.quiet {
+                            "at " (promise.instance) ", from " (format::moment(promise.from_ms))
+                            @match promise.to_ms { Some(to) => { " to " (format::moment(to)) } None => " on" }
+                        }
+                        p { strong { "Promise: " } (sentence(&promise.promise)) }
+                        @if !promise.what_happened.is_empty() {
+                            p { strong { "Seen: " } (sentence(&promise.what_happened.join("; "))) }
+                        }
+                        @if !promise.allowed.is_empty() {
+                            p { strong { "Allowed: " } (allowed(&promise.allowed)) }
+                        }
                     }
                 }
             }
@@ -174,6 +189,12 @@ fn sums(ran: &Ran) -> Markup {
             @if !ran.informers.is_empty() { (informers(ran)) }
         }
     }
+}
+
+fn allowed(tallies: &[Tally]) -> String {
+    let words: Vec<_> =
+        tallies.iter().map(|t| format!("{} {}", format::count(t.count), plot::short(&t.kind))).collect();
+    sentence(&words.join(", "))
 }
 
 fn tallies(tallies: &[Tally], control: Option<&[Tally]>) -> Markup {

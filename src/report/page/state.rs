@@ -16,7 +16,7 @@ pub(super) struct State {
 enum Kind {
     /// Nothing was lost.
     Clean,
-    /// Something was lost, as it was said that it would be.
+    /// What was lost was allowed.
     Kept,
     Lost(u64),
     Broken,
@@ -113,7 +113,7 @@ impl State {
 
 fn kind(ran: &Ran) -> Kind {
     match (ran.verdict.held, ran.verdict.lost()) {
-        (true, 0) => Kind::Clean,
+        (true, 0) if ran.allowed() == 0 => Kind::Clean,
         (true, _) => Kind::Kept,
         (false, 0) if ran.promises.iter().any(|p| !p.held) => Kind::Broken,
         (false, 0) => Kind::ProvesNothing,

@@ -12,7 +12,8 @@ pub(super) fn all(ran: &Ran, id: &str) -> Markup {
     let answers = counts("answered by ", &timeline.answered, str::to_owned);
     let lost = counts("lost: ", &timeline.lost, plot::short);
     let ended = ("ended by the instance".to_owned(), timeline.ended_by_instance.as_slice());
-    let answers: Vec<_> = answers.into_iter().chain(lost).chain([ended]).collect();
+    let allowed = ("allowed by a promise".to_owned(), timeline.allowed.as_slice());
+    let answers: Vec<_> = answers.into_iter().chain(lost).chain([ended, allowed]).collect();
     let open = counts("open on ", &timeline.open_connections, str::to_owned);
     let on = plot::on_instances(ran);
     let watches = counts("watches on ", &on, str::to_owned);

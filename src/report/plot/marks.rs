@@ -30,8 +30,7 @@ pub(super) fn header(frame: &Frame, marks: &[Mark]) -> (Markup, Vec<Placed>) {
             (badge(frame, index, mark, place, middle(place, height)))
         }
     };
-    let told: Vec<String> =
-        marks.iter().map(|m| format!("{} {} at {}", m.instance, m.what, format::moment(m.at_ms))).collect();
+    let told: Vec<String> = marks.iter().map(|m| format!("{} at {}", m.words(), format::moment(m.at_ms))).collect();
     (frame.svg(height, "Marks", &(told.join(", ") + "."), &body), placed)
 }
 
@@ -42,14 +41,10 @@ pub(super) fn matters(mark: &Mark) -> bool {
 
 fn place(frame: &Frame, marks: &[Mark]) -> Vec<Placed> {
     let label =
-        |mark: &Mark| Label { at: frame.x(mark.at_ms as f64), text: text_width(&words(mark), frame.font) + 8.0 };
+        |mark: &Mark| Label { at: frame.x(mark.at_ms as f64), text: text_width(&mark.words(), frame.font) + 8.0 };
     let rows = if frame.wide { ROWS } else { ROWS + 2 };
     let room = Room { left: 0.0, right: frame.width, badge: BADGE, rows };
     labels::place(&marks.iter().map(label).collect::<Vec<_>>(), room)
-}
-
-pub(super) fn words(mark: &Mark) -> String {
-    format!("{} {}", mark.instance, mark.what)
 }
 
 fn middle(place: &Placed, height: f64) -> f64 {
@@ -65,12 +60,12 @@ fn badge(frame: &Frame, index: usize, mark: &Mark, place: &Placed, y: f64) -> Ma
     let baseline = px(y + frame.font * 0.36);
     html! {
         g.mark.fault[mark.what == MarkKind::Fault].sigterm[mark.what == MarkKind::Sigterm] {
-            title { (words(mark)) " at " (format::moment(mark.at_ms)) @if !mark.text.is_empty() { ": " (mark.text) } }
+            title { (mark.words()) " at " (format::moment(mark.at_ms)) @if !mark.text.is_empty() { ": " (mark.text) } }
             rect x=(px(place.at - BADGE / 2.0)) y=(px(y - BADGE / 2.0)) width=(BADGE) height=(BADGE)
                 rx=(if mark.what == MarkKind::Fault { 2.0 } else { BADGE / 2.0 }) {}
             text.number x=(px(place.at)) y=(px(y + 3.6)) text-anchor="middle" font-size="10.5" { (index + 1) }
             @if place.side != Side::None {
-                text.mark-words x=(px(x)) y=(baseline) text-anchor=(anchor) { (words(mark)) }
+                text.mark-words x=(px(x)) y=(baseline) text-anchor=(anchor) { (mark.words()) }
             }
         }
     }

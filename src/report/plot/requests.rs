@@ -1,7 +1,7 @@
 //! Answers a second, and below them what was lost when.
 
 use super::counts::{self, Stack};
-use super::{Frame, Sign, View, marks};
+use super::{Frame, Sign, View};
 use crate::report::data::{Mark, Ran};
 use crate::report::format;
 use crate::report::labels::{self, Label, Placed, Room, Side};
@@ -49,10 +49,8 @@ pub(super) fn plot(view: &View<'_>) -> Markup {
 /// The same without a heading, for a comparison.
 pub(super) fn small(frame: &Frame, name: &str, run: &Ran, words: &[&Mark], most: f64) -> Markup {
     let stack = rates(run);
-    let label = |mark: &&Mark| Label {
-        at: frame.x(mark.at_ms as f64),
-        text: text_width(&marks::words(mark), frame.font) + 4.0,
-    };
+    let label =
+        |mark: &&Mark| Label { at: frame.x(mark.at_ms as f64), text: text_width(&mark.words(), frame.font) + 4.0 };
     let room = Room { left: 0.0, right: frame.width, badge: 8.0, rows: if frame.wide { 2 } else { 3 } };
     let placed = labels::place(&words.iter().map(label).collect::<Vec<_>>(), room);
     let rows = placed.iter().map(|p| p.row + 1).max().unwrap_or(0);
@@ -72,7 +70,7 @@ pub(super) fn small(frame: &Frame, name: &str, run: &Ran, words: &[&Mark], most:
             @let middle = top - 2.0 - 16.0 * (place.row as f64 + 0.5);
             path.mark-line d={ "M" (px(place.at)) "," (px(middle + 3.0)) "V" (px(bottom)) } {}
             circle.dot cx=(px(place.at)) cy=(px(middle)) r="3" {}
-            (beside(frame, place, middle, 4.0, &marks::words(mark)))
+            (beside(frame, place, middle, 4.0, &mark.words()))
         }
         (frame.axis(bottom))
         (losses)
@@ -148,7 +146,10 @@ struct Cluster {
 fn clusters(run: &Ran) -> Vec<Cluster> {
     let step = run.timeline.step_ms as f64;
     let lost = run.timeline.lost.iter().map(|(kind, counts)| (short(kind), counts.as_slice())).collect::<Vec<_>>();
-    let ended = [("ended by the instance".to_owned(), run.timeline.ended_by_instance.as_slice())];
+    let ended = [
+        ("ended by the instance".to_owned(), run.timeline.ended_by_instance.as_slice()),
+        ("allowed by a promise".to_owned(), run.timeline.allowed.as_slice()),
+    ];
     [group(Sign::Cross, &lost, step), group(Sign::Diamond, &ended, step)].into_iter().flatten().collect()
 }
 

@@ -1,0 +1,185 @@
+//! From what was typed to a [`Plan`]: every mistake at once, each with its option and what mends it.
+
+use super::super::apiserver::{Apiserver, has};
+use super::super::fault::Fault;
+use super::{
+    CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE, SLOW_READERS, Shutdown,
+    Timing, UPGRADES, Via, WATCHES, find_program,
+};
+use crate::cli::RehearseArgs;
+use crate::config::{Checks, Mistakes};
+use clap::ValueEnum;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Checks everything but what may come and go meanwhile: programs of other ways than `--via`.
+pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
+    let mut checks = Checks::default();
+    let (old, new) = (apiserver("--old", &args.old, &mut checks), apiserver("--new", &args.new, &mut checks));
+    let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
+    if old.is_stand_in() != new.is_stand_in() {
+        checks.wrong("--old and --new: a stand-in and a real apiserver have no store in common; give both or neither");
+    }
+    if let Some(etcd) = &args.etcd {
+        let found = find_program(etcd.as_os_str());
+        let etcd_mend = |why| format!("--etcd {}: {why}; give the path of an etcd binary", etcd.display());
+        checks.note(found.map_err(etcd_mend));
+    }
+    let faults = faults(&args.fault, &mut checks);
+    let shutdown = Shutdown {
+        delay: delay("--shutdown-delay-duration", &args.shutdown_delay_duration, &mut checks),
+        send_retry_after: args.shutdown_send_retry_after,
+        watch_grace: delay(
+            "--shutdown-watch-termination-grace-period",
+            &args.shutdown_watch_termination_grace_period,
+            &mut checks,
+        ),
+    };
+    let grace = args.stop_grace.as_deref();
+    let mut timing = Timing {
+        phase: checks.duration("--phase", &args.phase, SHORTEST_PHASE),
+        grace: grace.map_or(GRACE + shutdown.delay, |text| checks.duration("--stop-grace", text, Duration::ZERO)),
+        hold: checks.duration("--hold", &args.hold, Duration::ZERO),
+        ..Timing::default()
+    };
+    if !(old.is_stand_in() && new.is_stand_in()) {
+        timing.ready_within = REAL_READY_WITHIN;
+    }
+    let seed = args.seed.as_deref().map(|text| checks.number("--seed", text, 0..=u64::MAX));
+    let load = LoadPlan {
+        rate: checks.number("--rate", &args.rate, RATE),
+        clients: checks.number("--clients", &args.clients, CLIENTS),
+        watches: checks.number("--watches", &args.watches, WATCHES),
+        slow_readers: checks.number("--slow-readers", &args.slow_readers, SLOW_READERS),
+        seed: seed.unwrap_or_else(|| getrandom::u64().unwrap_or_default()),
+    };
+    for (option, path) in [("--json", &args.json), ("--report", &args.report)] {
+        let Some(path) = path else { continue };
+        checks.note(crate::report::check_writable(path).map_err(|error| format!("{option}: {error}")));
+    }
+    let plan = Plan {
+        old,
+        new,
+        etcd: args.etcd.clone(),
+        netns: args.netns,
+        topology: args.topology,
+        upgrades: checks.number("--upgrades", &args.upgrades, UPGRADES),
+        faults,
+        shutdown,
+        timing,
+        load,
+        via: args.via,
+        runs: runs(args.via, &args.compare),
+    };
+    refuse_what_is_missing(&plan, &mut checks);
+    checks.finish(Some(plan))
+}
+
+/// What this berth cannot do yet is refused, not passed over.
+fn refuse_what_is_missing(plan: &Plan, checks: &mut Checks) {
+    let real = [("--old", &plan.old), ("--new", &plan.new)];
+    for (option, apiserver) in real {
+        if let Apiserver::Command { flags, .. } = apiserver
+            && !has(flags, "etcd-servers")
+        {
+            checks.wrong(format!("{option}: this berth starts no etcd yet; give --etcd-servers in the command"));
+        }
+    }
+    let missing = [("--netns", plan.netns), ("--slow-readers", plan.load.slow_readers > 0)];
+    for (option, _) in missing.iter().filter(|(_, given)| *given) {
+        checks.wrong(format!("{option}: this berth cannot do that yet; leave it out"));
+    }
+}
+
+fn apiserver(option: &str, text: &str, checks: &mut Checks) -> Option<Apiserver> {
+    let mend = |why| format!("{option} {text:?}: {why}; give an apiserver's command, or stand-in");
+    let apiserver = checks.note(Apiserver::parse(text).map_err(mend))?;
+    if let Apiserver::Command { program, .. } = &apiserver {
+        checks.note(find_program(program).map_err(mend))?;
+    }
+    Some(apiserver)
+}
+
+fn faults(typed: &[String], checks: &mut Checks) -> BTreeSet<Fault> {
+    if typed.len() > 1 && typed.iter().any(|name| name == "none") {
+        checks.wrong("--fault: none goes with no other; leave it out");
+    }
+    // Clap knows the names.
+    typed.iter().filter_map(|name| Fault::from_str(name, false).ok()).collect()
+}
+
+fn delay(option: &str, text: &str, checks: &mut Checks) -> Duration {
+    let delay = checks.duration(option, text, Duration::ZERO);
+    if delay > LONGEST_DELAY {
+        checks.wrong(format!("{option} {text}: give {} or less", humantime::format_duration(LONGEST_DELAY)));
+    }
+    delay
+}
+
+/// Each once, in the order in which they were typed, the one that decides among them.
+fn runs(via: Via, compare: &[Via]) -> Vec<Via> {
+    let mut runs = Vec::new();
+    for other in compare.iter().chain([&via]) {
+        if !runs.contains(other) {
+            runs.push(*other);
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Topology;
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn typed(args: &[&str]) -> Result<Plan, Mistakes> {
+        let cli = Cli::try_parse_from(["berth", "rehearse"].iter().chain(args)).unwrap();
+        let Command::Rehearse(args) = cli.command else { panic!("another command") };
+        check(&args)
+    }
+
+    #[test]
+    fn every_mistake_is_reported_with_its_option() {
+        let wrong = [
+            ("--new", "'"),
+            ("--old", "/nonexistent/kube-apiserver"),
+            ("--etcd", "/nonexistent/etcd"),
+            ("--fault", "none,hang"),
+            ("--shutdown-delay-duration", "soon"),
+            ("--shutdown-watch-termination-grace-period", "2m"),
+            ("--phase", "x"),
+            ("--stop-grace", "x"),
+            ("--hold", "-1s"),
+            ("--rate", "0"),
+            ("--clients", "many"),
+            ("--watches", "-1"),
+            ("--slow-readers", "1000"),
+            ("--seed", "x"),
+            ("--json", "/nonexistent/file"),
+            ("--report", "/"),
+            ("--upgrades", "0"),
+        ];
+        let args: Vec<String> = wrong.iter().map(|(option, value)| format!("{option}={value}")).collect();
+        let errors = typed(&args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap_err().0;
+        for (option, _) in wrong {
+            let found: Vec<_> = errors.iter().filter(|e| e.starts_with(option) && !e.contains("yet")).collect();
+            assert!(found.len() == 1 && found[0].contains("give") || option == "--fault", "{option}: {errors:#?}");
+        }
+    }
+
+    #[test]
+    fn what_is_typed_becomes_the_plan() {
+        let plan = typed(&["--rate=20", "--clients=2", "--watches=7", "--shutdown-delay-duration=1s 500ms"]).unwrap();
+        assert_eq!((plan.load.rate, plan.load.clients, plan.load.watches), (20, 2, 7));
+        assert_eq!(plan.shutdown.delay, Duration::from_millis(1500));
+        assert_eq!(plan.timing.grace, Duration::from_millis(31_500));
+        assert_eq!((plan.topology, plan.runs), (Topology::SideContainer, vec![Via::Berth]));
+
+        let plan = typed(&["--compare=haproxy,direct,haproxy", "--fault=hang,bad-flag", "--seed=7"]).unwrap();
+        assert_eq!(plan.runs, [Via::Haproxy, Via::Direct, Via::Berth]);
+        assert_eq!(Vec::from_iter(plan.faults), [Fault::BadFlag, Fault::Hang]);
+        assert_eq!(plan.load.seed, 7);
+    }
+}

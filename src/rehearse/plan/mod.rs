@@ -1,0 +1,248 @@
+//! What will be rehearsed, in checked values: [`check`] makes them of what was typed.
+
+pub mod check;
+
+use super::apiserver::Apiserver;
+use super::fault::Fault;
+use clap::ValueEnum;
+use clap::builder::PossibleValuesParser;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// After this long without an answer a connection is lost (the design's figure).
+pub const UNANSWERED: Duration = Duration::from_secs(15);
+
+/// New connections a second: below, a run this short says nothing; above, one process cannot keep the
+/// timetable.
+pub const RATE: RangeInclusive<u32> = 20..=1000;
+
+/// Clients with a kept connection: one each of HTTP/1.1 and HTTP/2 at least.
+pub const CLIENTS: RangeInclusive<u32> = 2..=200;
+
+/// Watches.
+pub const WATCHES: RangeInclusive<u32> = 1..=500;
+
+/// Watches that are read slowly.
+pub const SLOW_READERS: RangeInclusive<u32> = 0..=100;
+
+/// Upgrades in a row.
+pub const UPGRADES: RangeInclusive<u32> = 1..=1000;
+
+/// Shortest phase of the load: in less, nothing is seen.
+pub const SHORTEST_PHASE: Duration = Duration::from_secs(1);
+
+/// Longest `--shutdown-delay-duration`: production uses seconds to a minute.
+pub const LONGEST_DELAY: Duration = Duration::from_secs(60);
+
+/// Time between two requests of a kept connection.
+pub const PACE: Duration = Duration::from_millis(100);
+
+/// Time between two writes that watches must see.
+pub const WRITE_EVERY: Duration = Duration::from_millis(100);
+
+/// The shims' `--lease`: their default.
+pub const LEASE: Duration = Duration::from_secs(3);
+
+/// What `--fault` takes: the names of [`Fault`]s, and `none`.
+pub fn fault_names() -> PossibleValuesParser {
+    let faults = Fault::value_variants().iter().filter_map(Fault::to_possible_value);
+    let none = clap::builder::PossibleValue::new("none").help("Nothing goes wrong");
+    PossibleValuesParser::new(std::iter::once(none).chain(faults))
+}
+
+/// What clients go through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Via {
+    /// berth
+    Berth,
+    /// HAProxy as a side-container that shares the port, as Lokomotive had it
+    Haproxy,
+    /// The apiservers share the port themselves, by --permit-port-sharing
+    PortSharing,
+    /// Nothing: one apiserver after the other has the port alone
+    Direct,
+}
+
+/// Which processes an instance has, and who of them is told to stop when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Topology {
+    /// `berth exec` and `berth serve` in one pod: SIGTERM to both at once
+    SideContainer,
+    /// The same, `berth serve` an init container that restarts: SIGTERM when the apiserver has ended
+    NativeSideContainer,
+    /// One `berth serve --discover` for all instances, and a `berth exec` each
+    Node,
+    /// `berth run`: one unit, which stops its apiserver itself
+    Run,
+}
+
+/// An enum's name on the command line.
+fn name(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+impl fmt::Display for Via {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&name(self))
+    }
+}
+
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&name(self))
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&name(self))
+    }
+}
+
+/// What will be rehearsed.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Command of the apiserver that is replaced.
+    pub old: Apiserver,
+    /// Command of the one that replaces it.
+    pub new: Apiserver,
+    /// The etcd for real apiservers; none: the one in PATH.
+    pub etcd: Option<PathBuf>,
+    /// In a network namespace of its own.
+    pub netns: bool,
+    /// Which processes an instance has.
+    pub topology: Topology,
+    /// From old to new and back, in [`UPGRADES`].
+    pub upgrades: u32,
+    /// What goes wrong meanwhile, in this order.
+    pub faults: BTreeSet<Fault>,
+    /// kube-apiserver's flags for its way out.
+    pub shutdown: Shutdown,
+    /// How long what lasts.
+    pub timing: Timing,
+    /// What concerns clients.
+    pub load: LoadPlan,
+    /// The run that decides.
+    pub via: Via,
+    /// All runs, [`Plan::via`] among them, in this order.
+    pub runs: Vec<Via>,
+}
+
+/// kube-apiserver's flags `--shutdown-…`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Shutdown {
+    /// `--shutdown-delay-duration`
+    pub delay: Duration,
+    /// `--shutdown-send-retry-after`
+    pub send_retry_after: bool,
+    /// `--shutdown-watch-termination-grace-period`
+    pub watch_grace: Duration,
+}
+
+/// How long what lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// Load on the old instance alone, while both serve, and after the old one is gone: each.
+    pub phase: Duration,
+    /// How long an upgrade that fails is waited for.
+    pub failing: Duration,
+    /// Bound for an instance to get ready and joined.
+    pub ready_within: Duration,
+    /// Time from SIGTERM to SIGKILL, as in a pod or a systemd unit.
+    pub grace: Duration,
+    /// The shims' `--hold`.
+    pub hold: Duration,
+}
+
+/// What concerns clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadPlan {
+    /// New TLS connections a second, in [`RATE`].
+    pub rate: u32,
+    /// Clients with a kept connection, in [`CLIENTS`].
+    pub clients: u32,
+    /// Watches, in [`WATCHES`].
+    pub watches: u32,
+    /// Watches that are read slowly, in [`SLOW_READERS`].
+    pub slow_readers: u32,
+    /// What is random in the clients follows from it.
+    pub seed: u64,
+}
+
+impl Default for LoadPlan {
+    fn default() -> Self {
+        Self { rate: 100, clients: 8, watches: 8, slow_readers: 0, seed: 0 }
+    }
+}
+
+impl Default for Timing {
+    /// About twelve seconds in all.
+    fn default() -> Self {
+        Self {
+            phase: Duration::from_secs(3),
+            failing: Duration::from_secs(4),
+            ready_within: Duration::from_secs(20),
+            grace: GRACE,
+            hold: Duration::from_secs(8),
+        }
+    }
+}
+
+/// Default of [`Timing::grace`], beyond the shutdown delay: a pod's `terminationGracePeriodSeconds`.
+pub const GRACE: Duration = Duration::from_secs(30);
+
+/// How long a real kube-apiserver may take to get ready, on a small machine.
+pub const REAL_READY_WITHIN: Duration = Duration::from_secs(90);
+
+impl Default for Plan {
+    /// One upgrade of stand-ins through berth.
+    fn default() -> Self {
+        Self {
+            old: Apiserver::default(),
+            new: Apiserver::default(),
+            etcd: None,
+            netns: false,
+            topology: Topology::SideContainer,
+            upgrades: 1,
+            faults: BTreeSet::new(),
+            shutdown: Shutdown::default(),
+            timing: Timing::default(),
+            load: LoadPlan::default(),
+            via: Via::Berth,
+            runs: vec![Via::Berth],
+        }
+    }
+}
+
+impl LoadPlan {
+    /// Descriptors that the load can have open at most: an answer that never comes holds its
+    /// connection for [`UNANSWERED`], the store's sockets come on top.
+    pub fn descriptors(&self) -> u64 {
+        let fresh = u64::from(self.rate) * UNANSWERED.as_secs();
+        fresh + 2 * u64::from(self.clients) + 3 * u64::from(self.watches + self.slow_readers) + 128
+    }
+}
+
+/// Looks a program up as execvp(3) does. The error says what is the matter with it.
+pub fn find_program(program: &OsStr) -> Result<PathBuf, String> {
+    use nix::unistd::{AccessFlags, access};
+    let can_run = |path: &PathBuf| path.is_file() && access(path, AccessFlags::X_OK).is_ok();
+    let path = PathBuf::from(program);
+    if program.as_encoded_bytes().contains(&b'/') {
+        return match path.metadata() {
+            Ok(_) if can_run(&path) => Ok(path),
+            Ok(_) => Err(format!("{} cannot be executed", path.display())),
+            Err(error) => Err(format!("{}: {error}", path.display())),
+        };
+    }
+    let dirs = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&dirs).map(|dir| dir.join(program)).find(can_run);
+    found.ok_or_else(|| format!("{} is not in PATH", path.display()))
+}

@@ -1,0 +1,452 @@
+//! The stage of a rehearsal: a folder, an address, certificates, and the processes that were started,
+//! asked and stopped there. `process` is one of them, `seen` what can be seen of them from outside.
+
+mod address;
+mod process;
+mod seen;
+
+pub use address::free_address;
+
+use super::apiserver::Instance;
+use super::certs::{self, Certs};
+use super::haproxy;
+use super::plan::{Plan, Shutdown, Via};
+use super::record::{Mark, Player, Recorder, Stamp};
+use super::topology::{Layout, NODE, Part, Role};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use process::Process;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+/// Time between two looks at an instance.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Time that processes get to end when a rehearsal is aborted: half of it until they are told again.
+const ABORT: Duration = Duration::from_secs(2);
+
+/// Why the stage is not as it should be.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Something that every rehearsal needs is not there.
+    #[error("{0}")]
+    Unavailable(String),
+    /// An instance did not do what it should.
+    #[error("{instance} {what}; its last lines of log:\n{log}")]
+    Instance {
+        /// Which.
+        instance: String,
+        /// What it did instead.
+        what: String,
+        /// Its last lines of log.
+        log: String,
+    },
+}
+
+impl From<certs::Error> for Error {
+    fn from(error: certs::Error) -> Self {
+        Self::Unavailable(error.to_string())
+    }
+}
+
+/// What the processes need to know.
+#[derive(Debug)]
+pub struct Setting {
+    /// Folder of all that the rehearsal writes.
+    pub dir: PathBuf,
+    /// The berth.
+    pub address: SocketAddr,
+    /// The certificates.
+    pub certs: Certs,
+    /// Value of `--etcd-servers` for real apiservers.
+    pub etcd: Option<String>,
+    /// kube-apiserver's flags for its way out.
+    pub shutdown: Shutdown,
+    /// The shims' `--hold`.
+    pub hold: Duration,
+}
+
+impl Setting {
+    /// Socket of the stand-ins' store.
+    pub fn store(&self) -> PathBuf {
+        self.dir.join("store")
+    }
+
+    /// Where shims meet.
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.join("run")
+    }
+}
+
+/// A setting, and who acts in it.
+#[derive(Debug)]
+pub struct Stage {
+    /// What the processes know.
+    pub setting: Setting,
+    /// How instances share the address.
+    pub layout: Layout,
+    recorder: Arc<Recorder>,
+    processes: Vec<Process>,
+    /// The instances' own addresses, where berth does not choose them.
+    own: BTreeMap<String, SocketAddr>,
+    /// Stopped by SIGSTOP: they hear of nothing else before they go on.
+    frozen: Vec<Pid>,
+    /// Removed last.
+    _dir: TempDir,
+}
+
+/// How an instance ended when it was stopped.
+#[derive(Debug)]
+pub struct Stopped {
+    /// Exit status of its apiserver (of `berth run`: its own, which is the same); none if it had to
+    /// be killed.
+    pub status: Option<ExitStatus>,
+    /// It had ended before it was told to.
+    pub early: bool,
+    /// Those that had to be killed.
+    pub killed: Vec<Role>,
+}
+
+impl Stage {
+    /// Makes the folder and the certificates, and finds an address.
+    pub fn new(plan: &Plan, via: Via, recorder: &Arc<Recorder>) -> Result<Self, Error> {
+        let missing = |what: &str, error: io::Error| Error::Unavailable(format!("{what}: {error}"));
+        let dir = tempfile::Builder::new()
+            .prefix("berth-rehearse-")
+            .tempdir()
+            .map_err(|e| missing("cannot make a temporary folder (TMPDIR names another place)", e))?;
+        let address = free_address().map_err(|e| missing("no free address in 127.0.0.0/8", e))?;
+        let setting = Setting {
+            dir: dir.path().to_owned(),
+            address,
+            certs: certs::make(dir.path(), &[address.ip()])?,
+            etcd: None,
+            shutdown: plan.shutdown,
+            hold: plan.timing.hold,
+        };
+        Ok(Self {
+            setting,
+            layout: Layout { via, topology: plan.topology },
+            recorder: Arc::clone(recorder),
+            processes: Vec::new(),
+            own: BTreeMap::new(),
+            frozen: Vec::new(),
+            _dir: dir,
+        })
+    }
+
+    /// Starts what all instances share, again if it ended.
+    pub fn open(&mut self) -> Result<(), Error> {
+        match self.layout.shared(&self.setting) {
+            Some(part) if self.relay(NODE).is_none() => self.spawn(NODE, &part),
+            _ => Ok(()),
+        }
+    }
+
+    /// Starts the processes of an instance, again if they were there before and ended.
+    pub async fn start(&mut self, instance: &Instance, serves: bool) -> Result<(), Error> {
+        let name = &instance.name;
+        let player = Player { name: name.clone(), version: None, serves };
+        self.recorder.note(|r| {
+            if r.players.iter().all(|other| other.name != player.name) {
+                r.players.push(player);
+            }
+            r.moments.add(name, Mark::Started, Stamp::now());
+        });
+        let own = self.own_address(name)?;
+        if self.layout.via == Via::Haproxy {
+            let path = self.setting.dir.join(haproxy::file(name));
+            std::fs::write(&path, haproxy::config(self.setting.address, own))
+                .map_err(|e| Error::Unavailable(format!("cannot write {}: {e}", path.display())))?;
+        }
+        for part in self.layout.parts(&self.setting, instance, own) {
+            if self.process(name, part.role).is_some_and(|p| p.status().is_none()) {
+                continue;
+            }
+            if let Some(address) = part.awaits {
+                self.until_open(name, address).await?;
+            }
+            self.spawn(name, &part)?;
+        }
+        Ok(())
+    }
+
+    fn spawn(&mut self, owner: &str, part: &Part) -> Result<(), Error> {
+        let hear = seen::hear(owner, self.layout, &self.recorder);
+        let (recorder, name, role) = (Arc::clone(&self.recorder), owner.to_owned(), part.role);
+        let over = move |status: ExitStatus| {
+            if role != Role::Proxy {
+                recorder.note(|r| r.moments.tell(&name, Mark::Exited, Stamp::now(), status.to_string()));
+            }
+        };
+        let process = Process::start(owner, part, &hear, over).map_err(|error| {
+            let program = part.argv.first().map(|program| program.display().to_string()).unwrap_or_default();
+            Error::Unavailable(format!("cannot start {program} for {owner}: {error}"))
+        })?;
+        self.processes.retain(|p| p.owner != owner || p.role != part.role);
+        self.processes.push(process);
+        Ok(())
+    }
+
+    /// An instance's own address: the same again when it is started again.
+    fn own_address(&mut self, name: &str) -> Result<SocketAddr, Error> {
+        if let Some(own) = self.own.get(name) {
+            return Ok(*own);
+        }
+        let mut own = free_address().map_err(|e| Error::Unavailable(format!("no free address in 127.0.0.0/8: {e}")))?;
+        own.set_port(self.setting.address.port());
+        self.own.insert(name.to_owned(), own);
+        Ok(own)
+    }
+
+    /// Waits until an address takes connections, as `nc -z` in a loop does.
+    async fn until_open(&mut self, name: &str, address: SocketAddr) -> Result<(), Error> {
+        while tokio::net::TcpStream::connect(address).await.is_err() {
+            if let Some(status) = self.ended(name) {
+                return Err(self.failed(name, format!("ended before it listened ({status})")).await);
+            }
+            sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    /// Waits until new connections come to an instance; how long that took.
+    pub async fn joined(&mut self, name: &str, within: Duration) -> Result<Duration, Error> {
+        let began = Instant::now();
+        loop {
+            let why = match self.look(name).await {
+                Ok(()) => return Ok(began.elapsed()),
+                Err(why) => why,
+            };
+            if let Some(status) = self.ended(name) {
+                return Err(self.failed(name, format!("ended before it was ready ({status})")).await);
+            }
+            if began.elapsed() > within {
+                return Err(self.failed(name, format!("was not ready within {within:?} ({why})")).await);
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Whether new connections come to an instance, or why not.
+    pub async fn look(&self, name: &str) -> Result<(), String> {
+        match self.layout.via {
+            Via::Berth => seen::joined(&self.setting, self.shim_of(name), name).await,
+            Via::Haproxy => self.listens(name, Role::Proxy),
+            Via::PortSharing | Via::Direct => self.listens(name, Role::Apiserver),
+        }
+    }
+
+    /// The address at which an instance can be dialled without what shares the port; none if there
+    /// is no such address.
+    pub fn direct(&self, name: &str) -> Option<SocketAddr> {
+        match self.layout.via {
+            Via::Berth => seen::record(&self.setting, name).map(|record| record.address),
+            Via::Haproxy => self.own.get(name).copied(),
+            Via::PortSharing | Via::Direct => None,
+        }
+    }
+
+    fn shim_of<'a>(&self, name: &'a str) -> &'a str {
+        if self.layout.shared(&self.setting).is_some() { NODE } else { name }
+    }
+
+    fn listens(&self, name: &str, role: Role) -> Result<(), String> {
+        let process = self.process(name, role).ok_or("it was not started")?;
+        if !seen::listens(process.pid(), self.setting.address) {
+            return Err(format!("it does not listen on {}", self.setting.address));
+        }
+        if self.recorder.look(|r| r.moments.last(name, Mark::Joined) < r.moments.last(name, Mark::Started)) {
+            self.recorder.note(|r| r.moments.add(name, Mark::Joined, Stamp::now()));
+        }
+        Ok(())
+    }
+
+    fn process(&self, owner: &str, role: Role) -> Option<&Process> {
+        self.processes.iter().find(|p| p.owner == owner && p.role == role)
+    }
+
+    /// The exit status of the first process of an instance that has ended.
+    pub fn ended(&self, name: &str) -> Option<ExitStatus> {
+        self.processes.iter().filter(|p| p.owner == name).find_map(Process::status)
+    }
+
+    /// Stops an instance as its [`Layout`] says; SIGKILL for what is there after `grace`.
+    pub async fn stop(&mut self, name: &str, grace: Duration) -> Stopped {
+        let early = self.ended(name).is_some();
+        let deadline = Instant::now() + grace;
+        self.recorder.note(|r| r.moments.add(name, Mark::Signalled, Stamp::now()));
+        for group in self.layout.stop() {
+            let told: Vec<_> =
+                group.iter().filter_map(|(role, signal)| self.process(name, *role).map(|p| (p, *signal))).collect();
+            for (process, signal) in &told {
+                process.signal(*signal);
+            }
+            let all = async {
+                for (process, _) in &told {
+                    process.wait().await;
+                }
+            };
+            tokio::select! {
+                _ = timeout_at(deadline, all) => {}
+                never = self.leaves(name) => match never {},
+            }
+        }
+        let mut killed = Vec::new();
+        for process in self.processes.iter().filter(|p| p.owner == name && p.status().is_none()) {
+            killed.push(process.role);
+            process.signal(Signal::SIGKILL);
+            process.wait().await;
+        }
+        let server = self.processes.iter().find(|p| p.owner == name && p.role != Role::Proxy);
+        let status = server.filter(|p| !killed.contains(&p.role)).and_then(Process::status);
+        Stopped { status, early, killed }
+    }
+
+    /// Notes when an instance leaves the port, where no shim tells it.
+    async fn leaves(&self, name: &str) -> Infallible {
+        let role = if self.layout.via == Via::Haproxy { Role::Proxy } else { Role::Apiserver };
+        let left = self.recorder.look(|r| r.moments.last(name, Mark::Left) > r.moments.last(name, Mark::Joined));
+        if self.layout.via != Via::Berth
+            && !left
+            && let Some(process) = self.process(name, role)
+        {
+            while seen::listens(process.pid(), self.setting.address) {
+                sleep(LOOK).await;
+            }
+            self.recorder.note(|r| r.moments.add(name, Mark::Left, Stamp::now()));
+        }
+        std::future::pending().await
+    }
+
+    /// The process ID of an instance's apiserver, if it lives.
+    pub fn apiserver(&self, name: &str) -> Option<Pid> {
+        match self.process(name, Role::Apiserver) {
+            Some(process) => process.status().is_none().then(|| process.pid()),
+            // A child of `berth run`, in this process's own PID namespace.
+            None => seen::living(&self.setting, name)?.pid.and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw),
+        }
+    }
+
+    /// The process ID of what relays to an instance, if there is such a process and it lives.
+    pub fn relay(&self, name: &str) -> Option<Pid> {
+        let process = self.process(self.shim_of(name), self.layout.relays()?)?;
+        process.status().is_none().then(|| process.pid())
+    }
+
+    /// Sends SIGKILL to one of an instance's processes, and waits until it is gone. What is left of a
+    /// unit follows, as systemd does it with `KillMode=mixed`.
+    pub async fn kill(&self, name: &str, pid: Pid) {
+        let apiserver = self.apiserver(name);
+        let _ = kill(pid, Signal::SIGKILL);
+        if let Some(process) = self.processes.iter().find(|p| p.pid() == pid) {
+            process.wait().await;
+        }
+        let Some(unit) = self.process(name, Role::Unit) else { return };
+        // It ends with its apiserver.
+        unit.wait().await;
+        if let Some(apiserver) = apiserver.filter(|apiserver| *apiserver != pid) {
+            let _ = kill(apiserver, Signal::SIGKILL);
+        }
+        while seen::living(&self.setting, name).is_some() {
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Sends SIGSTOP.
+    pub fn freeze(&mut self, pid: Pid) {
+        if kill(pid, Signal::SIGSTOP).is_ok() {
+            self.frozen.push(pid);
+        }
+    }
+
+    /// Sends SIGCONT to all that were stopped.
+    pub fn thaw(&mut self) {
+        for pid in self.frozen.drain(..) {
+            let _ = kill(pid, Signal::SIGCONT);
+        }
+    }
+
+    /// The last lines that an instance's processes logged.
+    pub async fn log(&mut self, name: &str) -> String {
+        let mut lines = Vec::new();
+        for process in self.processes.iter_mut().filter(|p| p.owner == name) {
+            lines.extend(process.log().await.into_iter().map(|line| format!("  {line}")));
+        }
+        lines.join("\n")
+    }
+
+    /// The very last line of each of an instance's processes.
+    pub async fn last_words(&mut self, name: &str) -> String {
+        let mut lines = Vec::new();
+        for process in self.processes.iter_mut().filter(|p| p.owner == name) {
+            lines.extend(process.log().await.pop());
+        }
+        lines.join("\n")
+    }
+
+    async fn failed(&mut self, name: &str, what: String) -> Error {
+        Error::Instance { instance: name.to_owned(), what, log: self.log(name).await }
+    }
+
+    /// Ends what still runs, and removes the folder.
+    pub async fn close(mut self) {
+        self.thaw();
+        for wait in [ABORT / 2, ABORT / 2] {
+            for process in &self.processes {
+                process.signal(Signal::SIGTERM);
+            }
+            let all = async {
+                for process in &self.processes {
+                    process.wait().await;
+                }
+            };
+            if timeout(wait, all).await.is_ok() {
+                break;
+            }
+        }
+        for process in &self.processes {
+            process.signal(Signal::SIGKILL);
+            process.wait().await;
+        }
+    }
+}
+
+impl Drop for Stage {
+    /// The children of a process that is killed get SIGTERM from the kernel, which one that is
+    /// stopped does not hear.
+    fn drop(&mut self) {
+        self.thaw();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::apiserver::Apiserver;
+    use super::super::plan::Topology;
+    use super::*;
+
+    /// This test's own binary knows no `run --listen`: it ends at once and says so.
+    #[tokio::test]
+    async fn an_instance_that_cannot_start_is_shown_with_its_log() {
+        let plan = Plan { topology: Topology::Run, ..Plan::default() };
+        let mut stage = Stage::new(&plan, Via::Berth, &Arc::default()).unwrap();
+        let dir = stage.setting.dir.clone();
+        let old = Instance { name: "old".into(), apiserver: Apiserver::default(), version: "v1", fault: None };
+        stage.start(&old, true).await.unwrap();
+        let error = stage.joined("old", Duration::from_secs(30)).await.unwrap_err().to_string();
+        assert!(error.contains("old ended before it was ready (exit status: ") && error.contains("listen"), "{error}");
+        let stopped = stage.stop("old", Duration::from_secs(30)).await;
+        assert!(stopped.early && !stopped.status.unwrap().success());
+        stage.close().await;
+        assert!(!dir.exists());
+    }
+}

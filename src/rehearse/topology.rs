@@ -1,0 +1,185 @@
+//! Which processes an instance has, in the order in which they are started, and who of them is told
+//! to stop when.
+
+use super::apiserver::{Instance, THIS, flag};
+use super::haproxy;
+use super::plan::{Topology, Via};
+use super::stage::Setting;
+use nix::sys::signal::Signal;
+use std::ffi::OsString;
+use std::net::SocketAddr;
+
+/// Name of the one shim of [`Topology::Node`], where an instance's name is expected.
+pub const NODE: &str = "node";
+
+/// What a process is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// It serves; `berth exec` becomes it.
+    Apiserver,
+    /// It relays: `berth serve`, or HAProxy.
+    Proxy,
+    /// `berth run`: a shim with its apiserver as a child.
+    Unit,
+}
+
+/// A process to be started.
+#[derive(Debug, Clone)]
+pub struct Part {
+    /// What it is for.
+    pub role: Role,
+    /// Program and arguments.
+    pub argv: Vec<OsString>,
+    /// It is started when this address takes connections.
+    pub awaits: Option<SocketAddr>,
+}
+
+/// A way of having instances on one address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// What clients go through.
+    pub via: Via,
+    /// What berth and HAProxy are started as.
+    pub topology: Topology,
+}
+
+impl Layout {
+    /// The process that all instances share, which is there before and after them.
+    pub fn shared(&self, setting: &Setting) -> Option<Part> {
+        let node = self.via == Via::Berth && self.topology == Topology::Node;
+        node.then(|| {
+            let mut argv = berth("serve", setting, NODE);
+            argv.push("--discover".into());
+            argv.extend(shim(setting));
+            Part { role: Role::Proxy, argv, awaits: None }
+        })
+    }
+
+    /// The processes of an instance, in the order in which they start. `own` is an address of its
+    /// own, where berth does not choose one.
+    pub fn parts(&self, setting: &Setting, instance: &Instance, own: SocketAddr) -> Vec<Part> {
+        let apiserver = |argv| Part { role: Role::Apiserver, argv, awaits: None };
+        let proxy = |argv, awaits| Part { role: Role::Proxy, argv, awaits };
+        let name = &instance.name;
+        let mut command = instance.command(setting);
+        match self.via {
+            Via::Berth => match self.topology {
+                Topology::Run => {
+                    let mut argv = berth("run", setting, name);
+                    argv.extend(shim(setting));
+                    argv.push("--".into());
+                    argv.append(&mut command);
+                    vec![Part { role: Role::Unit, argv, awaits: None }]
+                }
+                topology => {
+                    let mut exec = berth("exec", setting, name);
+                    exec.extend(["--log-format=json".into(), "--".into()]);
+                    exec.append(&mut command);
+                    if topology == Topology::Node {
+                        return vec![apiserver(exec)];
+                    }
+                    let mut serve = berth("serve", setting, name);
+                    serve.extend(shim(setting));
+                    // The kubelet starts an init container first, and containers of one pod in any order.
+                    vec![proxy(serve, None), apiserver(exec)]
+                }
+            },
+            Via::Haproxy => {
+                command.extend(listen(own, setting.address));
+                let file = setting.dir.join(haproxy::file(name));
+                vec![
+                    apiserver(command),
+                    proxy(vec!["haproxy".into(), "-db".into(), "-f".into(), file.into()], Some(own)),
+                ]
+            }
+            Via::PortSharing => {
+                command.extend(listen(setting.address, setting.address));
+                command.push("--permit-port-sharing=true".into());
+                vec![apiserver(command)]
+            }
+            Via::Direct => {
+                command.extend(listen(setting.address, setting.address));
+                vec![apiserver(command)]
+            }
+        }
+    }
+
+    /// Who is told to stop, and how: the next group when all of the one before have ended. What is
+    /// left after the grace period is killed.
+    pub fn stop(&self) -> Vec<Vec<(Role, Signal)>> {
+        let apiserver = (Role::Apiserver, Signal::SIGTERM);
+        let proxy = match self.via {
+            Via::Haproxy => (Role::Proxy, haproxy::STOP),
+            _ => (Role::Proxy, Signal::SIGTERM),
+        };
+        match (self.via, self.topology) {
+            (Via::PortSharing | Via::Direct, _) | (Via::Berth, Topology::Node) => vec![vec![apiserver]],
+            (Via::Berth, Topology::Run) => vec![vec![(Role::Unit, Signal::SIGTERM)]],
+            // A kubelet does not tell an init container that restarts before the others have ended.
+            (_, Topology::NativeSideContainer) => vec![vec![apiserver], vec![proxy]],
+            _ => vec![vec![apiserver, proxy]],
+        }
+    }
+
+    /// The role that relays to an instance; none if nothing does.
+    pub fn relays(&self) -> Option<Role> {
+        match (self.via, self.topology) {
+            (Via::PortSharing | Via::Direct, _) => None,
+            (Via::Berth, Topology::Run) => Some(Role::Unit),
+            _ => Some(Role::Proxy),
+        }
+    }
+}
+
+/// A subcommand of this binary and its place.
+fn berth(command: &str, setting: &Setting, instance: &str) -> Vec<OsString> {
+    vec![
+        THIS.into(),
+        command.into(),
+        format!("--listen={}", setting.address).into(),
+        flag("run-dir", setting.run_dir()),
+        format!("--instance={instance}").into(),
+    ]
+}
+
+/// Options of a shim.
+fn shim(setting: &Setting) -> Vec<OsString> {
+    vec![
+        flag("probe-ca", &setting.certs.ca_file),
+        "--probe-server-name=kubernetes".into(),
+        format!("--hold={}ms", setting.hold.as_millis()).into(),
+        "--log-format=json".into(),
+    ]
+}
+
+/// Where an apiserver listens that berth does not start.
+fn listen(address: SocketAddr, advertised: SocketAddr) -> Vec<OsString> {
+    vec![
+        format!("--bind-address={}", address.ip()).into(),
+        format!("--secure-port={}", address.port()).into(),
+        format!("--advertise-address={}", advertised.ip()).into(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_told_when() {
+        use Role::{Apiserver, Proxy, Unit};
+        let told = |via, topology| {
+            let groups = Layout { via, topology }.stop();
+            groups.into_iter().map(|group| group.into_iter().map(|(role, _)| role).collect()).collect::<Vec<Vec<_>>>()
+        };
+        for via in [Via::Berth, Via::Haproxy] {
+            assert_eq!(told(via, Topology::SideContainer), [[Apiserver, Proxy]]);
+            assert_eq!(told(via, Topology::NativeSideContainer), [[Apiserver], [Proxy]]);
+        }
+        assert_eq!(told(Via::Berth, Topology::Run), [[Unit]]);
+        assert_eq!(told(Via::Haproxy, Topology::Run), [[Apiserver, Proxy]]);
+        // The shim goes on; without one there is nothing else to tell.
+        assert_eq!(told(Via::Berth, Topology::Node), [[Apiserver]]);
+        assert_eq!(told(Via::PortSharing, Topology::SideContainer), [[Apiserver]]);
+    }
+}
