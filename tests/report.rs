@@ -5,6 +5,8 @@
 mod browser;
 #[path = "report/fixture.rs"]
 mod fixture;
+#[path = "report/made.rs"]
+mod made;
 #[path = "report/page.rs"]
 mod page;
 #[path = "report/shown.rs"]
