@@ -53,6 +53,7 @@
 //! | [`admin`] | /metrics, /livez, /readyz and /status by HTTP |
 //! | [`os`] | all raw system calls and all `unsafe`; who holds a port |
 //! | `rehearse` | two stand-in apiservers, load and a verdict (feature `rehearse`) |
+//! | `report` | what a rehearsal saw as data, and the page that shows it (feature `rehearse`) |
 //!
 //! # Invariants
 //!
@@ -92,6 +93,8 @@ pub mod registry;
 #[cfg(feature = "rehearse")]
 pub mod rehearse;
 pub mod relay;
+#[cfg(feature = "rehearse")]
+pub mod report;
 pub mod view;
 pub mod workers;
 

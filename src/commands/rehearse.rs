@@ -6,6 +6,7 @@ use crate::config::Mistakes;
 use crate::rehearse::plan::{Plan, check};
 use crate::rehearse::stage::Error;
 use crate::rehearse::{Aborted, Outcome, rehearse, stand_in, table};
+use crate::report::{self, gather};
 use anyhow::Context;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io::Write;
@@ -16,10 +17,30 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
         Ok(plan) => plan,
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
-    finish(&plan, &block_on(rehearse(&plan))?)
+    let outcome = block_on(rehearse(&plan))?;
+    let exit = finish(&plan, &outcome)?;
+    if args.json.is_none() && args.report.is_none() {
+        return Ok(exit);
+    }
+    let report = gather::report(&plan, &outcome, again(args, &plan));
+    match report::write(&report, args.json.as_deref(), args.report.as_deref()) {
+        Ok(()) => Ok(exit),
+        Err(error) => Ok(unavailable(&error)),
+    }
 }
 
-/// Prints and writes all that a rehearsal came to, also when it was aborted.
+/// The command that does the same again: what was typed, what was set instead, and the seed.
+fn again(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
+    let set = std::env::vars_os().map(|(name, value)| format!("{}={}", name.display(), value.display()));
+    let mut set: Vec<String> = set.filter(|word| word.starts_with("BERTH_REHEARSE_")).collect();
+    set.sort_unstable();
+    let env = (!set.is_empty()).then(|| "env".to_owned());
+    let typed = std::env::args_os().skip(1).map(|word| word.display().to_string());
+    let seed = args.seed.is_none().then(|| format!("--seed={}", plan.load.seed));
+    env.into_iter().chain(set).chain(["berth".to_owned()]).chain(typed).chain(seed).collect()
+}
+
+/// Prints all that a rehearsal came to, also when it was aborted.
 fn finish(plan: &Plan, outcome: &Outcome) -> anyhow::Result<Exit> {
     let mut text = String::new();
     for run in &outcome.runs {

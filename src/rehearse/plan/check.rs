@@ -10,7 +10,6 @@ use crate::cli::RehearseArgs;
 use crate::config::{Checks, Mistakes};
 use clap::ValueEnum;
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::time::Duration;
 
 /// Checks everything but what may come and go meanwhile: programs of other ways than `--via`.
@@ -56,8 +55,7 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     };
     for (option, path) in [("--json", &args.json), ("--report", &args.report)] {
         let Some(path) = path else { continue };
-        let mend = |why| format!("{option} {}: {why}; give a file in a folder that can be written", path.display());
-        checks.note(writable(path).map_err(mend));
+        checks.note(crate::report::check_writable(path).map_err(|error| format!("{option}: {error}")));
     }
     let plan = Plan {
         old,
@@ -96,12 +94,7 @@ fn refuse_what_is_missing(plan: &Plan, checks: &mut Checks) {
             checks.wrong(format!("{option}: this berth starts no etcd yet; give --etcd-servers in the command"));
         }
     }
-    let missing = [
-        ("--netns", plan.netns),
-        ("--slow-readers", plan.load.slow_readers > 0),
-        ("--json", plan.output.json.is_some()),
-        ("--report", plan.output.report.is_some()),
-    ];
+    let missing = [("--netns", plan.netns), ("--slow-readers", plan.load.slow_readers > 0)];
     for (option, _) in missing.iter().filter(|(_, given)| *given) {
         checks.wrong(format!("{option}: this berth cannot do that yet; leave it out"));
     }
@@ -141,20 +134,6 @@ fn runs(via: Via, compare: &[Via]) -> Vec<Via> {
         }
     }
     runs
-}
-
-/// Whether a file can be written, without changing one that is there: a file is made beside it and
-/// removed.
-fn writable(path: &Path) -> Result<(), String> {
-    if path.is_dir() {
-        return Err("it is a folder".into());
-    }
-    if path.file_name().is_none() {
-        return Err("it names no file".into());
-    }
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    tempfile::Builder::new().prefix(".berth-").tempfile_in(folder).map_err(|error| error.to_string())?;
-    Ok(())
 }
 
 #[cfg(test)]
@@ -220,15 +199,5 @@ mod tests {
                 typed(&["--fault=hang,kill-shim,both-killed", "--via", via]).map_or_else(|e| e.0, |_| Vec::new());
             assert_eq!(errors.len(), wrong, "{errors:?}");
         }
-    }
-
-    #[test]
-    fn a_report_that_is_there_is_not_touched() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("report.html");
-        std::fs::write(&path, "before").unwrap();
-        writable(&path).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "before");
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -1,0 +1,69 @@
+//! The machine that a report was made on, as `/proc` tells it.
+
+use super::data::{Environment, Program};
+use nix::sys::resource::{Resource, getrlimit};
+use std::fs;
+use std::time::SystemTime;
+
+/// Settings that decide how connections fare: which waiting ones move when a listener closes, how many
+/// may wait, how many can be opened.
+const SYSCTLS: [&str; 8] = [
+    "net.core.somaxconn",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.tcp_abort_on_overflow",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_max_syn_backlog",
+    "net.ipv4.tcp_migrate_req",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.tcp_tw_reuse",
+];
+
+/// Looks. What the machine does not tell stays empty.
+pub fn look(programs: Vec<Program>) -> Environment {
+    let sysctl = |name: &&str| {
+        let value = fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).ok()?;
+        Some(((*name).to_owned(), value.split_whitespace().collect::<Vec<_>>().join(" ")))
+    };
+    let field = |file: &str, name: &str| {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'));
+        value.unwrap_or_default().trim().to_owned()
+    };
+    let kib = field("/proc/meminfo", "MemTotal").trim_end_matches(" kB").parse().unwrap_or(0_u64);
+    let cpus = std::thread::available_parallelism().map_or(0, usize::from);
+    Environment {
+        kernel: kernel().unwrap_or_default(),
+        cpu_model: field("/proc/cpuinfo", "model name"),
+        cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
+        memory_bytes: kib.saturating_mul(1024),
+        open_files_limit: getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft),
+        sysctls: SYSCTLS.iter().filter_map(sysctl).collect(),
+        programs,
+    }
+}
+
+/// This moment, as a report writes it.
+pub fn now() -> String {
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
+}
+
+fn kernel() -> nix::Result<String> {
+    let name = nix::sys::utsname::uname()?;
+    let words = [name.sysname(), name.release(), name.machine()];
+    Ok(words.map(|word| word.to_string_lossy().into_owned()).join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_linux_machine_tells_what_matters() {
+        let seen = look(vec![Program { role: "old".into(), version: "v1.33.0".into() }]);
+        assert!(seen.kernel.starts_with("Linux "), "{}", seen.kernel);
+        assert!(seen.cpus > 0 && seen.memory_bytes > 1 << 20 && seen.open_files_limit > 0, "{seen:?}");
+        let range = &seen.sysctls["net.ipv4.ip_local_port_range"];
+        assert_eq!(range.split(' ').filter(|port| port.parse::<u16>().is_ok()).count(), 2, "{range}");
+        assert!(now().ends_with('Z'));
+    }
+}

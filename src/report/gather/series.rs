@@ -1,0 +1,118 @@
+//! A run cut into steps.
+
+use super::streams::Lives;
+use super::{Span, millis, name};
+use crate::rehearse::record::{Answer, Attempt, Record, Stamp};
+use crate::rehearse::verdict::Verdict;
+use crate::report::data::Timeline;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Steps that a timeline has at most: about as many as a plot can show.
+const STEPS: u64 = 200;
+
+/// Lengths of a step from which the first that makes few enough is taken, in ms.
+const LENGTHS: [u64; 9] = [50, 100, 200, 250, 500, 1_000, 2_000, 5_000, 10_000];
+
+pub(super) fn timeline(record: &Record, verdict: &Verdict, lives: &Lives<'_>, span: &Span) -> Timeline {
+    let steps = Steps::of(span);
+    let mut timeline = Timeline {
+        step_ms: steps.length_ms,
+        allowed: vec![0; steps.count],
+        ended_by_instance: vec![0; steps.count],
+        ..Timeline::default()
+    };
+    let mut waits = vec![Vec::new(); steps.count];
+    for attempt in &record.attempts {
+        let Some(step) = steps.at(attempt.done) else { continue };
+        if let Answer::Good { instance } = &attempt.answer {
+            steps.count(&mut timeline.answered, instance, step);
+        }
+        if !matches!(attempt.answer, Answer::Failed(_)) {
+            waits[step].push(attempt.done.since(attempt.due));
+        }
+    }
+    for (at, loss) in &verdict.losses {
+        if let Some(step) = steps.at(*at) {
+            steps.count(&mut timeline.lost, name(*loss).0, step);
+        }
+    }
+    let allowed = verdict.promises.iter().flat_map(|promise| &promise.allowed);
+    for step in allowed.filter_map(|(at, _)| steps.at(*at)) {
+        timeline.allowed[step] += 1;
+    }
+    for step in verdict.ends_by_instance.iter().filter_map(|(at, _)| steps.at(*at)) {
+        timeline.ended_by_instance[step] += 1;
+    }
+    for waits in &mut waits {
+        waits.sort_unstable();
+        timeline.wait_p50_ms.push(quantile(waits, 0.5));
+        timeline.wait_p99_ms.push(quantile(waits, 0.99));
+        timeline.wait_max_ms.push(quantile(waits, 1.0));
+    }
+    for life in lives.values().flatten() {
+        let open = (0..steps.count).filter(|step| (life.from..life.to).contains(&steps.end(*step, span)));
+        open.for_each(|step| steps.count(&mut timeline.open_connections, life.instance, step));
+    }
+    timeline
+}
+
+/// The longest time without a good answer, and the whole seconds without one.
+pub(super) fn silence(record: &Record, span: &Span) -> (Duration, u64) {
+    let good = |a: &&Attempt| matches!(a.answer, Answer::Good { .. }) && a.done <= span.over;
+    let mut answers: Vec<Stamp> = record.attempts.iter().filter(good).map(|a| a.done).collect();
+    answers.push(span.over);
+    answers.sort_unstable();
+    let earlier = std::iter::once(&span.began).chain(&answers);
+    let longest = answers.iter().zip(earlier).map(|(at, before)| at.since(*before)).max().unwrap_or_default();
+    answers.pop();
+    let seconds = span.over.since(span.began).as_secs();
+    let mut answered: Vec<u64> = answers.iter().map(|at| at.since(span.began).as_secs()).collect();
+    answered.dedup();
+    let silent = seconds - answered.iter().filter(|second| **second < seconds).count() as u64;
+    (longest, silent)
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Steps {
+    began: Stamp,
+    length_ms: u64,
+    count: usize,
+}
+
+impl Steps {
+    fn of(span: &Span) -> Self {
+        let all = u64::try_from(span.last.since(span.began).as_millis()).unwrap_or(u64::MAX);
+        let few_enough = LENGTHS.into_iter().find(|length| all / length < STEPS);
+        let length_ms = few_enough.unwrap_or_else(|| (all / STEPS).next_multiple_of(10_000));
+        // The last moment is in a step too.
+        Self { began: span.began, length_ms, count: usize::try_from(all / length_ms).unwrap_or(0) + 1 }
+    }
+
+    fn at(self, at: Stamp) -> Option<usize> {
+        let step = at.since(self.began).as_millis() / u128::from(self.length_ms);
+        usize::try_from(step).ok().filter(|step| at >= self.began && *step < self.count)
+    }
+
+    /// The last step ends with the load, when connections are still there.
+    fn end(self, step: usize, span: &Span) -> Stamp {
+        let end = self.began.plus(Duration::from_millis(self.length_ms * (step as u64 + 1)));
+        end.min(Stamp(span.over.0.saturating_sub(1)))
+    }
+
+    fn count(self, series: &mut BTreeMap<String, Vec<u64>>, key: &str, step: usize) {
+        if let Some(counts) = series.get_mut(key) {
+            counts[step] += 1;
+        } else {
+            let mut counts = vec![0; self.count];
+            counts[step] = 1;
+            series.insert(key.to_owned(), counts);
+        }
+    }
+}
+
+/// Nearest rank, of sorted values.
+fn quantile(sorted: &[Duration], q: f64) -> Option<f64> {
+    let rank = (sorted.len() as f64 * q).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().map(millis)
+}

@@ -1,0 +1,121 @@
+//! What a rehearsal leaves behind: a file for programs and a page for people.
+//!
+//! * [`data`]: the schema, with a version.
+//! * [`gather`]: from a record and its verdict to that data; pure. [`environment`] reads the machine.
+//! * [`page`]: from the data to one HTML page that needs neither a network nor a script; pure. Its
+//!   `plot`s are drawn by hand on `svg`'s scales, and [`labels`] keeps their labels apart.
+//! * [`format`](mod@format): numbers for people.
+//!
+//! Here: the files, written whole or not at all.
+
+pub mod data;
+pub mod environment;
+pub mod format;
+pub mod gather;
+pub mod labels;
+pub mod page;
+mod plot;
+mod svg;
+
+use data::Report;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use tempfile::{Builder, NamedTempFile};
+
+/// A file that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {}: {why}; give a file in a folder that can be written", path.display())]
+pub struct Error {
+    path: PathBuf,
+    why: io::Error,
+}
+
+/// Whether a file can be written there, to be asked before anything is worth writing.
+pub fn check_writable(path: &Path) -> Result<(), Error> {
+    let error = |why| Error { path: path.to_owned(), why };
+    if path.is_dir() {
+        return Err(error(io::ErrorKind::IsADirectory.into()));
+    }
+    if path.file_name().is_none() {
+        return Err(error(io::Error::other("it names no file")));
+    }
+    beside(path).map(drop).map_err(error)
+}
+
+/// Writes the data and the page where they are wanted. The first that fails is told, and the other one
+/// is written nevertheless.
+pub fn write(report: &Report, json: Option<&Path>, html: Option<&Path>) -> Result<(), Error> {
+    let written = json.map(|path| {
+        let text = serde_json::to_string_pretty(report).map_err(io::Error::from);
+        put(path, text.map(|text| text + "\n"))
+    });
+    let shown = html.map(|path| put(path, Ok(page::render(report))));
+    written.into_iter().chain(shown).collect()
+}
+
+fn put(path: &Path, text: io::Result<String>) -> Result<(), Error> {
+    let put = || {
+        let mut file = beside(path)?;
+        file.write_all(text?.as_bytes())?;
+        file.persist(path)?;
+        Ok(())
+    };
+    put().map_err(|why| Error { path: path.to_owned(), why })
+}
+
+/// A file in the same folder, which goes if it is not renamed.
+fn beside(path: &Path) -> io::Result<NamedTempFile> {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    // As any program would make it: the process's umask decides what remains.
+    let mode = std::fs::Permissions::from_mode(0o666);
+    Builder::new().prefix(".berth-").permissions(mode).tempfile_in(folder.unwrap_or(Path::new(".")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        Report {
+            version: data::VERSION,
+            berth_version: "0.1.0".into(),
+            made_at: "2026-05-04T03:02:01Z".into(),
+            command: data::Command::new(vec!["berth".into(), "rehearse".into()]),
+            seed: Some(7),
+            environment: data::Environment::default(),
+            aborted: None,
+            runs: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn both_files_are_written_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let (json, html) = (dir.path().join("a.json"), dir.path().join("a.html"));
+        std::fs::write(&json, "old").unwrap();
+        check_writable(&json).unwrap();
+        assert_eq!(std::fs::read_to_string(&json).unwrap(), "old");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        write(&report(), Some(&json), Some(&html)).unwrap();
+        let read: Report = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        assert_eq!(read, report());
+        assert!(std::fs::read_to_string(&html).unwrap().starts_with("<!DOCTYPE html>"));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+        write(&report(), None, None).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_told_with_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("missing/a.json");
+        let html = dir.path().join("a.html");
+        for error in [check_writable(&missing), write(&report(), Some(&missing), Some(&html))] {
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("missing/a.json: ") && error.contains("; give a file"), "{error}");
+        }
+        assert!(html.exists());
+        assert!(check_writable(Path::new("")).unwrap_err().to_string().contains("names no file"));
+        assert!(check_writable(dir.path()).unwrap_err().to_string().contains("directory"));
+    }
+}

@@ -1,0 +1,87 @@
+//! Several runs side by side: a table, and their timelines on one scale.
+
+use super::run;
+use super::state::State;
+use crate::report::data::{Outcome, Ran, Run};
+use crate::report::format;
+use crate::report::plot::{self, Frame};
+use maud::{Markup, html};
+
+type Measure = (&'static str, fn(&Ran) -> String);
+
+const MEASURES: [Measure; 10] = [
+    ("Requests", |r| format::count(r.figures.requests)),
+    ("New connections", |r| format::count(r.figures.new_connections)),
+    ("Lost", |r| format::count(r.verdict.lost())),
+    ("Allowed by promises", |r| format::count(r.allowed())),
+    ("Longest wait", |r| format::wait(r.figures.wait_max_ms)),
+    ("99 % within", |r| format::wait(r.figures.wait_p99_ms)),
+    ("Longest silence", |r| format::wait(r.figures.longest_silence_ms)),
+    ("Watch events missed or doubled", |r| format::count(r.watches.iter().map(|w| w.missed + w.doubled).sum())),
+    (
+        "Watches cut",
+        |r| format::count(r.watches.iter().flat_map(|w| &w.gaps).filter(|g| !g.by_instance).count() as u64),
+    ),
+    ("Certificate errors", |r| format::count(r.figures.x509_errors)),
+];
+
+pub(super) fn section(runs: &[Run]) -> Markup {
+    let made: Vec<&Ran> = runs.iter().filter_map(Run::ran).collect();
+    let frames = Frame::both(&made);
+    let most = made.iter().map(|ran| plot::most_a_second(ran)).fold(0.0, f64::max);
+    let gap = made.iter().any(|ran| ran.figures.endpoint_gap_ms.is_some());
+    html! {
+        section.comparison aria-labelledby="comparison" {
+            h2 #comparison { "Side by side" }
+            p.quiet { "The same rehearsal, one way after the other, on one scale." }
+            div.scroll tabindex="0" role="region" aria-labelledby="comparison" {
+                table.compare {
+                    thead {
+                        tr {
+                            td {}
+                            @for (index, run) in runs.iter().enumerate() {
+                                th scope="col" {
+                                    a href={ "#run-" (index + 1) } { (run.via) }
+                                    @if same_way(runs, run) { br; span.quiet { (run.topology) } }
+                                }
+                            }
+                        }
+                    }
+                    tbody {
+                        tr { th scope="row" { "Verdict" } @for run in runs { td { (State::of_run(run).badge()) } } }
+                        @for (name, measure) in MEASURES {
+                            tr { th scope="row" { (name) } @for run in runs { (cell(run, measure)) } }
+                        }
+                        @if gap {
+                            tr {
+                                th scope="row" { "Endpoints empty for" }
+                                @for run in runs { (cell(run, |r| r.figures.endpoint_gap_ms.map_or("not seen".into(), format::wait))) }
+                            }
+                        }
+                    }
+                }
+            }
+            @for run in runs {
+                div.small-multiple {
+                    h3 { (run.via) " " (State::of_run(run).badge()) }
+                    @match &run.outcome {
+                        Outcome::Ran(ran) => div.plot-scroll {
+                            @for frame in frames { div class=(frame.class()) { (plot::small(frame, run, ran, most)) } }
+                        },
+                        Outcome::Skipped(reason) => p.skipped { (run::sentence(reason)) },
+                    }
+                }
+            }
+            p.quiet { "Good answers a second by instance; below each, × is what was lost and ◇ what an instance ended itself." }
+        }
+    }
+}
+
+/// Whether the way alone does not tell a run.
+fn same_way(runs: &[Run], run: &Run) -> bool {
+    runs.iter().filter(|other| other.via == run.via).count() > 1
+}
+
+fn cell(run: &Run, measure: fn(&Ran) -> String) -> Markup {
+    html! { td.number { @if let Some(ran) = run.ran() { (measure(ran)) } @else { span.quiet { "–" } } } }
+}

@@ -1,0 +1,267 @@
+//! One run: its timeline, its marks, its promises, its sums.
+
+use super::state::{self, State};
+use super::tables;
+use crate::report::data::{MarkKind, Outcome, Ran, Run, Tally};
+use crate::report::format;
+use crate::report::plot::{self, Frame};
+use maud::{Markup, html};
+
+pub(super) fn section(run: &Run, index: usize, several: bool) -> Markup {
+    let id = format!("run-{}", index + 1);
+    html! {
+        section.run id=(id) {
+            @if several { h2 { (title(run)) " " (State::of_run(run).badge()) } } @else { h2 { "What happened" } }
+            @match &run.outcome {
+                Outcome::Skipped(reason) => p.skipped { "Not made: " (sentence(reason)) },
+                Outcome::Ran(ran) => {
+                    @if several {
+                        p.lead { (ran.verdict.summary) }
+                        p.quiet { (what(run, ran)) }
+                        (tiles(ran))
+                    }
+                    (objections(ran))
+                    (timeline(ran, &id))
+                    (promises(ran))
+                    (sums(ran))
+                }
+            }
+        }
+    }
+}
+
+/// What was rehearsed, in a line.
+pub(super) fn what(run: &Run, ran: &Ran) -> String {
+    let names = ran.instances.iter().map(|i| plot::named(&i.name, &i.version)).collect::<Vec<_>>().join(" → ");
+    let load = format!("{} of load", format::wait(ran.load_ms as f64));
+    let words = [names, run.topology.clone(), load];
+    words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" · ")
+}
+
+/// The figures that matter most, large.
+pub(super) fn tiles(ran: &Ran) -> Markup {
+    let figures = &ran.figures;
+    let missed: u64 = ran.watches.iter().map(|w| w.missed + w.doubled).sum();
+    let events = if missed == 0 {
+        "none missed or doubled".to_owned()
+    } else {
+        format!("{} missed or doubled", format::count(missed))
+    };
+    let beside = match ran.allowed() {
+        0 => format::of(figures.x509_errors, "certificate error", "certificate errors"),
+        allowed => format!("and {} that a promise allows", format::count(allowed)),
+    };
+    let silent = match figures.silent_s {
+        0 => "between two good answers".to_owned(),
+        s => format!("{} without any good answer", format::of(s, "whole second", "whole seconds")),
+    };
+    html! {
+        dl.tiles {
+            (tile("Requests", &format::count(figures.requests), &format!("{} on a new connection", format::count(figures.new_connections))))
+            (tile("Lost", &format::count(ran.verdict.lost()), &beside))
+            (tile("Longest wait", &format::wait(figures.wait_max_ms), &format!("99 % within {}", format::wait(figures.wait_p99_ms))))
+            (tile("Longest silence", &format::wait(figures.longest_silence_ms), &silent))
+            (tile("Watch events", &format::count(figures.watch_events), &events))
+            @if let Some(gap) = figures.endpoint_gap_ms {
+                (tile("Endpoints empty", &format::wait(gap), "of the Service kubernetes"))
+            }
+        }
+    }
+}
+
+/// With a full stop.
+pub(super) fn sentence(words: &str) -> String {
+    let words = words.trim_end();
+    if words.ends_with(['.', '!', '?']) { words.to_owned() } else { format!("{words}.") }
+}
+
+fn tile(name: &str, value: &str, note: &str) -> Markup {
+    let (number, unit) = value.split_once(' ').unwrap_or((value, ""));
+    html! {
+        div {
+            dt { (name) }
+            dd { span.value { (number) } @if !unit.is_empty() { " " span.unit { (unit) } } span.note { (note) } }
+        }
+    }
+}
+
+fn title(run: &Run) -> String {
+    use crate::report::data::Via;
+    match run.via {
+        Via::Berth | Via::Haproxy => format!("Through {}", run.via),
+        Via::PortSharing => "With port sharing".to_owned(),
+        Via::Direct => "Straight to the instances".to_owned(),
+    }
+}
+
+fn objections(ran: &Ran) -> Markup {
+    html! {
+        @if !ran.verdict.objections.is_empty() {
+            div.notice role="note" {
+                h3 { "Not as it should be" }
+                ul { @for objection in &ran.verdict.objections { li { (objection) } } }
+            }
+        }
+    }
+}
+
+fn timeline(ran: &Ran, id: &str) -> Markup {
+    if plot::steps(ran) == 0 {
+        return html! { p.skipped { "No load was started, so there is nothing to draw." } };
+    }
+    html! {
+        figure.timeline {
+            div.plot-scroll {
+                @for frame in Frame::both(&[ran]) { div class=(frame.class()) { (plot::all(frame, ran)) } }
+            }
+            figcaption {
+                @if !ran.marks.is_empty() {
+                    ol.marks {
+                        @for (index, mark) in ran.marks.iter().enumerate() {
+                            li.fault[mark.what == MarkKind::Fault].sigterm[mark.what == MarkKind::Sigterm] {
+                                span.number { (index + 1) }
+                                span.when { (format::moment(mark.at_ms)) }
+                                span {
+                                    (mark.words())
+                                    @if mark.what != MarkKind::Fault && !mark.text.is_empty() { span.quiet { " " (mark.text) } }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+            (tables::all(ran, id))
+        }
+    }
+}
+
+fn promises(ran: &Ran) -> Markup {
+    html! {
+        @if !ran.promises.is_empty() {
+            h3 { "What each fault did" }
+            div.promises {
+                @for promise in &ran.promises {
+                    article.promise.broken[!promise.held] {
+                        header { code { (promise.fault) } (state::promise(promise.held)) }
+                        p.quiet {
+                            "at " (promise.instance) ", from " (format::moment(promise.from_ms))
+                            @match promise.to_ms { Some(to) => { " to " (format::moment(to)) } None => " on" }
+                        }
+                        p { strong { "Promise: " } (sentence(&promise.promise)) }
+                        @if !promise.what_happened.is_empty() {
+                            p { strong { "Seen: " } (sentence(&promise.what_happened.join("; "))) }
+                        }
+                        @if !promise.allowed.is_empty() {
+                            p { strong { "Allowed: " } (allowed(&promise.allowed)) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn sums(ran: &Ran) -> Markup {
+    let verdict = &ran.verdict;
+    html! {
+        div.columns {
+            div {
+                h3 { "Lost" }
+                @if verdict.lost.is_empty() { p { "Nothing." } } @else { (tallies(&verdict.lost, None)) }
+                @if !verdict.examples.is_empty() {
+                    h4 { "The first of each kind" }
+                    ul.examples { @for example in &verdict.examples { li { code { (example) } } } }
+                }
+            }
+            div {
+                h3 { "Counted apart" }
+                (tallies(&verdict.apart, verdict.control.as_deref()))
+                @if verdict.control.is_none() {
+                    p.quiet { "What an instance ends itself is not lost." }
+                } @else {
+                    p.quiet { "What an instance ends itself is not lost. The control dialed the instances directly." }
+                }
+            }
+            div {
+                h3 { "New connections by instance" }
+                (shares(ran))
+            }
+            @if !ran.informers.is_empty() { (informers(ran)) }
+        }
+    }
+}
+
+fn allowed(tallies: &[Tally]) -> String {
+    let words: Vec<_> =
+        tallies.iter().map(|t| format!("{} {}", format::count(t.count), plot::short(&t.kind))).collect();
+    sentence(&words.join(", "))
+}
+
+fn tallies(tallies: &[Tally], control: Option<&[Tally]>) -> Markup {
+    let count = |of: &[Tally], kind: &str| format::count(of.iter().find(|t| t.kind == kind).map_or(0, |t| t.count));
+    html! {
+        table.tallies {
+            @if control.is_some() {
+                thead { tr { td {} th scope="col" { "here" } th scope="col" { "control" } } }
+            }
+            tbody {
+                @for tally in tallies {
+                    tr {
+                        th scope="row" { (tally.text) }
+                        td.number { (format::count(tally.count)) }
+                        @if let Some(control) = control { td.number { (count(control, &tally.kind)) } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A bar an instance.
+fn shares(ran: &Ran) -> Markup {
+    let by_instance = &ran.figures.new_connections_by_instance;
+    let most = by_instance.values().copied().max().unwrap_or(0).max(1);
+    let version = |name: &str| ran.instances.iter().find(|i| i.name == name).map_or("", |i| i.version.as_str());
+    let known = ran.instances.iter().map(|i| &i.name).filter(|name| by_instance.contains_key(*name));
+    let others = by_instance.keys().filter(|name| ran.instances.iter().all(|i| i.name != **name));
+    html! {
+        @if by_instance.is_empty() { p { "None." } }
+        dl.shares {
+            @for name in known.chain(others) {
+                @let count = by_instance[name];
+                dt { (plot::named(name, version(name))) }
+                dd {
+                    svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true" {
+                        @let width = format!("{:.1}", count as f64 / most as f64 * 100.0);
+                        rect.area.(plot::look(ran, name)) width=(width) height="8" {}
+                    }
+                    span.number { (format::count(count)) }
+                }
+            }
+        }
+    }
+}
+
+fn informers(ran: &Ran) -> Markup {
+    html! {
+        div.whole {
+            h3 { "Informers" }
+            p.quiet { "Clients that list, watch and list again, against the objects that were written." }
+            div.scroll tabindex="0" role="region" aria-label="Informers" {
+                table.steps {
+                    thead { tr { @for name in ["Client", "Written", "Held at the end", "Missing", "Doubled", "Lists again"] { th scope="col" { (name) } } } }
+                    tbody {
+                        @for informer in &ran.informers {
+                            tr {
+                                th scope="row" { (informer.id) }
+                                @for count in [informer.written, informer.held, informer.missing, informer.doubled, informer.relists] {
+                                    td { (format::count(count)) }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

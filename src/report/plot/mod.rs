@@ -1,0 +1,242 @@
+//! The plots of a run. All of a width share their horizontal scale and the lines of the marks, so that
+//! they read as one instrument when they are put one below the other.
+//!
+//! Each is drawn twice: for wide pages and paper, and for narrow ones, where scaled text could not be
+//! read. A style sheet shows one of them. Instances differ by hatching as well as by colour.
+
+mod counts;
+mod marks;
+mod requests;
+mod waits;
+mod watches;
+
+pub(super) use requests::short;
+pub(super) use watches::on_instances;
+
+use super::data::{Mark, Ran, Run};
+use super::format;
+use super::labels::Placed;
+use super::svg::{self, Scale, px, text_width};
+use maud::{Markup, html};
+
+/// Looks that instances can have; further ones begin again.
+const LOOKS: usize = 5;
+
+/// Room for marks before and after the load, as a share of it. What is further away is put to the edge;
+/// its time is in the list.
+const BEYOND: f64 = 0.12;
+
+/// A width and a horizontal scale.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Frame {
+    wide: bool,
+    width: f64,
+    left: f64,
+    font: f64,
+    /// In ms.
+    span: (f64, f64),
+    x: Scale,
+}
+
+impl Frame {
+    /// For all of these runs.
+    pub(super) fn both(runs: &[&Ran]) -> [Self; 2] {
+        let end = |run: &Ran| (run.timeline.step_ms * steps(run) as u64).max(run.load_ms) as f64;
+        let end = runs.iter().map(|run| end(run)).fold(1.0, f64::max);
+        let marks = || runs.iter().flat_map(|run| &run.marks).map(|mark| mark.at_ms as f64);
+        let from = marks().fold(0.0, f64::min).max(-end * BEYOND);
+        let to = marks().fold(end, f64::max).min(end * (1.0 + BEYOND));
+        // A little more, so that a mark at zero is not on the axis.
+        let span = (from - end * 0.01, to + end * 0.01);
+        [true, false].map(|wide| {
+            let (width, left, right, font) = if wide { (1040.0, 52.0, 12.0, 12.0) } else { (340.0, 46.0, 6.0, 11.0) };
+            Self { wide, width, left, font, span, x: Scale::linear(span, (left, width - right)) }
+        })
+    }
+
+    /// The class that a page shows it by.
+    pub(super) fn class(&self) -> &'static str {
+        if self.wide { "plots wide" } else { "plots narrow" }
+    }
+
+    fn x(&self, ms: f64) -> f64 {
+        self.x.at(ms)
+    }
+
+    fn right(&self) -> f64 {
+        self.x.at(self.span.1)
+    }
+
+    /// Edges of a run's steps.
+    fn edges(&self, run: &Ran) -> Vec<f64> {
+        (0..=steps(run)).map(|step| self.x((run.timeline.step_ms * step as u64) as f64)).collect()
+    }
+
+    /// A drawing with its name and its words for those who cannot see it.
+    fn svg(&self, height: f64, title: &str, desc: &str, body: &Markup) -> Markup {
+        html! {
+            svg.plot viewBox={ "0 0 " (px(self.width)) " " (px(height)) } role="img"
+                xmlns="http://www.w3.org/2000/svg" font-size=(self.font) {
+                title { (title) }
+                desc { (desc) }
+                (body)
+            }
+        }
+    }
+
+    /// A title, and beside or below it what the looks mean. Also its height.
+    fn heading(&self, title: &str, keys: &[Key]) -> (Markup, f64) {
+        let size = self.font + 1.0;
+        let mut at = (text_width(title, size) + 20.0, 15.0);
+        let row = size + 6.0;
+        let mut drawn = Vec::new();
+        for key in keys {
+            let width = 20.0 + text_width(&key.text, self.font) + 14.0;
+            if at.0 + width > self.width && at.0 > 0.0 {
+                at = (0.0, at.1 + row);
+            }
+            drawn.push((at, key));
+            at.0 += width;
+        }
+        let heading = html! {
+            text.title x="0" y="15" font-size=(size) { (title) }
+            @for ((x, y), key) in drawn {
+                g.key transform={ "translate(" (px(x)) "," (px(y)) ")" } {
+                    @match key.look {
+                        Look::Area(class) => {
+                            rect.area.(class) x="0" y="-10" width="14" height="11" rx="2" {}
+                            rect.hatch.(class) x="0" y="-10" width="14" height="11" rx="2" {}
+                        }
+                        Look::Line(class) => path.line.(class) d="M0,-4H15" {},
+                        Look::Sign(sign) => (sign.draw(7.0, -4.5)),
+                    }
+                    text x="20" y="0" { (key.text) }
+                }
+            }
+        };
+        (heading, at.1 + 10.0)
+    }
+
+    /// The horizontal axis below `y`.
+    fn axis(&self, y: f64) -> Markup {
+        html! {
+            path.axis d={ "M" (px(self.left)) "," (px(y)) "H" (px(self.right())) } {}
+            @for (at, x) in self.seconds() {
+                text.tick x=(px(x)) y=(px(y + self.font + 3.0)) text-anchor="middle" { (at) }
+            }
+        }
+    }
+
+    /// Round seconds, and where they are.
+    fn seconds(&self) -> impl Iterator<Item = (String, f64)> {
+        let step = svg::nice_step((self.span.1 - self.span.0) / 1e3, if self.wide { 12 } else { 5 });
+        let first = (self.span.0 / 1e3 / step).ceil() as i64;
+        let last = (self.span.1 / 1e3 / step).floor() as i64;
+        let text = move |n: i64| {
+            let sign = if n < 0 { "−" } else { "" };
+            format!("{sign}{} s", format::count((n.unsigned_abs() as f64 * step) as u64))
+        };
+        (first..=last).map(move |n| (text(n), self.x(n as f64 * step * 1e3)))
+    }
+
+    /// Lines for round seconds from `top` to `bottom`, and those of marks above, where the last drawing
+    /// ends. Below `top` they are drawn over what is there.
+    fn grid(&self, marks: &[Placed], top: f64, bottom: f64) -> Markup {
+        html! {
+            path.grid d=(self.seconds().map(|(_, x)| format!("M{},{}V{}", px(x), px(top), px(bottom))).collect::<String>()) {}
+            (mark_lines(marks, 0.0, top))
+        }
+    }
+}
+
+/// Lines of marks.
+fn mark_lines(marks: &[Placed], top: f64, bottom: f64) -> Markup {
+    let lines = marks.iter().map(|mark| format!("M{},{}V{}", px(mark.at), px(top), px(bottom)));
+    html! { path.mark-line d=(lines.collect::<String>()) {} }
+}
+
+/// What a look means.
+struct Key {
+    look: Look,
+    text: String,
+}
+
+#[derive(Clone, Copy)]
+enum Look {
+    Area(&'static str),
+    Line(&'static str),
+    Sign(Sign),
+}
+
+/// Signs that are told apart by their shape.
+#[derive(Debug, Clone, Copy)]
+enum Sign {
+    /// Lost.
+    Cross,
+    /// Ended by the instance.
+    Diamond,
+}
+
+impl Sign {
+    fn draw(self, x: f64, y: f64) -> Markup {
+        let (class, path) = match self {
+            Self::Cross => ("cross", "m-4.5,-4.5l9,9m0,-9l-9,9"),
+            Self::Diamond => ("diamond", "m0,-5l5,5l-5,5l-5,-5z"),
+        };
+        html! { path.sign.(class) d={ "M" (px(x)) "," (px(y)) (path) } {} }
+    }
+}
+
+/// A run in a frame.
+struct View<'a> {
+    frame: Frame,
+    run: &'a Ran,
+    marks: Vec<Placed>,
+}
+
+impl View<'_> {
+    fn keys(&self) -> Vec<Key> {
+        let instances = self.run.instances.iter();
+        instances.map(|i| Key { look: Look::Area(look(self.run, &i.name)), text: named(&i.name, &i.version) }).collect()
+    }
+}
+
+/// All plots of a run in a frame.
+pub(super) fn all(frame: Frame, run: &Ran) -> Markup {
+    let (marks, placed) = marks::header(&frame, &run.marks);
+    let view = View { frame, run, marks: placed };
+    html! {
+        (marks)
+        (requests::plot(&view))
+        (waits::plot(&view))
+        (counts::connections(&view))
+        (watches::plot(&view))
+    }
+}
+
+/// A run among others: requests, losses and the longest waits, without words that are said elsewhere.
+pub(super) fn small(frame: Frame, run: &Run, ran: &Ran, most: f64) -> Markup {
+    let words: Vec<&Mark> = ran.marks.iter().filter(|mark| marks::matters(mark)).collect();
+    requests::small(&frame, &run.via.to_string(), ran, &words, most)
+}
+
+/// Most answers a second that a scale should reach to.
+pub(super) fn most_a_second(run: &Ran) -> f64 {
+    requests::most(&requests::rates(run))
+}
+
+/// Number of steps of a run.
+pub(super) fn steps(run: &Ran) -> usize {
+    run.timeline.wait_max_ms.len()
+}
+
+/// The look of an instance.
+pub(super) fn look(run: &Ran, instance: &str) -> &'static str {
+    let known = run.instances.iter().position(|i| i.name == instance);
+    known.map_or("ix", |index| ["i0", "i1", "i2", "i3", "i4"][index % LOOKS])
+}
+
+/// Name and version, or the name alone if it says both.
+pub(super) fn named(name: &str, version: &str) -> String {
+    if version.is_empty() { name.to_owned() } else { format!("{name} {version}") }
+}

@@ -1,0 +1,163 @@
+//! A lane a watch: on which instance it was, and where it was on none.
+
+use super::counts::{self, Stack};
+use super::{Frame, Key, Look, Sign, View, look};
+use crate::report::data::{Gap, Ran, Watch};
+use crate::report::format;
+use crate::report::svg::{px, text_width};
+use maud::{Markup, html};
+use std::collections::BTreeMap;
+
+/// Lanes that can be told apart.
+const LANES: usize = 40;
+
+/// Lanes that are shown of more, if fewer have flaws.
+const EXAMPLES: usize = 12;
+
+/// A gap is shown at least this wide.
+const NARROWEST: f64 = 3.0;
+
+pub(super) fn plot(view: &View<'_>) -> Markup {
+    let (frame, run) = (&view.frame, view.run);
+    if run.watches.is_empty() {
+        return html! {};
+    }
+    let shown = shown(&run.watches);
+    let all = shown.len() == run.watches.len();
+    let title = match (all, frame.wide) {
+        (true, _) => "Watches, a lane each".to_owned(),
+        (false, true) => {
+            format!("{} of {} watches: those with the worst gaps", shown.len(), format::count(run.watches.len() as u64))
+        }
+        (false, false) => format!("The worst {} watches", shown.len()),
+    };
+    let mut keys = view.keys();
+    let moved = run.watches.iter().flat_map(|watch| &watch.gaps).any(|gap| gap.by_instance);
+    let cut = run.watches.iter().any(flawed);
+    keys.extend(
+        moved.then(|| Key { look: Look::Sign(Sign::Diamond), text: "ended by its instance, opened again".into() }),
+    );
+    keys.extend(cut.then(|| Key { look: Look::Sign(Sign::Cross), text: "cut, or events lost".into() }));
+    let (heading, top) = frame.heading(&title, &keys);
+    let lane = if shown.len() > 16 { 13.0 } else { 18.0 };
+    let bottom = top + lane * shown.len() as f64 + 2.0;
+    let body = html! {
+        (frame.grid(&view.marks, top, bottom))
+        @for (index, watch) in shown.iter().enumerate() {
+            (one(frame, run, watch, top + lane * index as f64 + 1.0, lane - 4.0))
+        }
+        (super::mark_lines(&view.marks, top, bottom))
+        (heading)
+        (frame.axis(bottom))
+    };
+    html! {
+        @if !all { (summary(view)) }
+        (frame.svg(bottom + 22.0, &title, &told(&run.watches), &body))
+    }
+}
+
+/// All of a few, else those that lost something and those with the longest gaps, in their order.
+fn shown(watches: &[Watch]) -> Vec<&Watch> {
+    let mut order: Vec<(usize, &Watch)> = watches.iter().enumerate().collect();
+    if order.len() > LANES {
+        let longest = |watch: &Watch| watch.gaps.iter().map(|gap| gap.to_ms - gap.from_ms).max();
+        order.sort_by_key(|(_, watch)| std::cmp::Reverse((flawed(watch), longest(watch))));
+        let flaws = order.iter().take_while(|(_, watch)| flawed(watch)).count();
+        order.truncate(flaws.clamp(EXAMPLES, LANES));
+        order.sort_by_key(|(index, _)| *index);
+    }
+    order.into_iter().map(|(_, watch)| watch).collect()
+}
+
+/// It lost something.
+fn flawed(watch: &Watch) -> bool {
+    watch.missed + watch.doubled > 0 || watch.gaps.iter().any(|gap| !gap.by_instance)
+}
+
+fn one(frame: &Frame, run: &Ran, watch: &Watch, y: f64, height: f64) -> Markup {
+    let x = |ms: i64| frame.x(ms as f64);
+    let flaws = [(watch.missed, "missed"), (watch.doubled, "doubled")];
+    let flaws =
+        flaws.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{} {what}", format::count(*count)));
+    let flaws = flaws.collect::<Vec<_>>().join(", ");
+    let id = watch.id.strip_prefix("watch-").unwrap_or(&watch.id);
+    // Names of other clients may be longer than the room for them.
+    let id: String = id.chars().take(7).collect();
+    let middle = y + height / 2.0;
+    html! {
+        text.tick x=(px(frame.left - 6.0)) y=(px(middle + 3.6)) text-anchor="end" font-size="10" { (id) }
+        @for segment in &watch.segments {
+            @let (left, right) = (x(segment.from_ms), x(segment.to_ms));
+            @let look = look(run, &segment.instance);
+            g {
+                title { (watch.id) " on " (segment.instance) ", " (format::moment(segment.from_ms)) " to " (format::moment(segment.to_ms)) }
+                rect.area.(look) x=(px(left)) y=(px(y)) width=(px((right - left).max(0.5))) height=(px(height)) {}
+                rect.hatch.(look) x=(px(left)) y=(px(y)) width=(px((right - left).max(0.5))) height=(px(height)) {}
+            }
+        }
+        @for gap in &watch.gaps {
+            (between(frame, watch, gap, y, height))
+        }
+        @if !flaws.is_empty() {
+            @let width = text_width(&flaws, 10.5) + 10.0;
+            rect.flaw-pill x=(px(frame.right() - 2.0 - width)) y=(px(y - 1.0)) width=(px(width)) height=(px(height + 2.0)) rx="4" {}
+            text.flaw x=(px(frame.right() - 7.0)) y=(px(middle + 3.8)) text-anchor="end" font-size="10.5" { (flaws) }
+        }
+    }
+}
+
+fn between(frame: &Frame, watch: &Watch, gap: &Gap, y: f64, height: f64) -> Markup {
+    let (left, right) = (frame.x(gap.from_ms as f64), frame.x(gap.to_ms as f64));
+    let middle = f64::midpoint(left, right);
+    let width = (right - left).max(NARROWEST);
+    let (class, by) = if gap.by_instance { ("gap moved", "ended by its instance") } else { ("gap cut", "cut") };
+    let sign = if gap.by_instance { Sign::Diamond } else { Sign::Cross };
+    html! {
+        g {
+            title {
+                (watch.id) " " (by) " (" (gap.reason) "), not open for " (format::wait((gap.to_ms - gap.from_ms) as f64))
+                " from " (format::moment(gap.from_ms))
+            }
+            rect class=(class) x=(px(middle - width / 2.0)) y=(px(y - 0.5)) width=(px(width)) height=(px(height + 1.0)) {}
+            g transform={ "translate(" (px(middle)) "," (px(y + height / 2.0)) ") scale(" (if height < 11.0 { 0.75 } else { 0.9 }) ")" } {
+                (sign.draw(0.0, 0.0))
+            }
+        }
+    }
+}
+
+/// How many watches were on which instance: for more than can have a lane.
+fn summary(view: &View<'_>) -> Markup {
+    let counts = on_instances(view.run);
+    let stack: Stack<'_> = counts::stack(view.run, &counts);
+    let title = format!("All {} watches, by instance", format::count(view.run.watches.len() as u64));
+    counts::over_time(view, &title, &told(&view.run.watches), &stack, &[])
+}
+
+/// Watches that are open at the end of each step, by instance.
+pub(in crate::report) fn on_instances(run: &Ran) -> BTreeMap<String, Vec<u64>> {
+    let (steps, length) = (super::steps(run), run.timeline.step_ms.max(1));
+    let mut counts: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    let step = |ms: i64| usize::try_from(ms).map_or(0, |ms| ms / length as usize).min(steps);
+    for segment in run.watches.iter().flat_map(|watch| &watch.segments) {
+        let counts = counts.entry(segment.instance.clone()).or_insert_with(|| vec![0; steps]);
+        // To the end of the load is to the end of the last step.
+        let to = if segment.to_ms >= run.load_ms as i64 { steps } else { step(segment.to_ms) };
+        counts.iter_mut().take(to).skip(step(segment.from_ms)).for_each(|count| *count += 1);
+    }
+    counts
+}
+
+fn told(watches: &[Watch]) -> String {
+    let gaps = || watches.iter().flat_map(|watch| &watch.gaps);
+    let longest = gaps().map(|gap| gap.to_ms - gap.from_ms).max().unwrap_or(0);
+    format!(
+        "{}. Their instances ended them {} times and they were cut {} times; the longest gap was {}. Events missed: {}, doubled: {}.",
+        format::of(watches.len() as u64, "watch", "watches"),
+        format::count(gaps().filter(|gap| gap.by_instance).count() as u64),
+        format::count(gaps().filter(|gap| !gap.by_instance).count() as u64),
+        format::wait(longest as f64),
+        format::count(watches.iter().map(|watch| watch.missed).sum()),
+        format::count(watches.iter().map(|watch| watch.doubled).sum()),
+    )
+}

@@ -1,0 +1,40 @@
+//! What `berth rehearse` writes.
+
+use berth::report::data::{MarkKind, Outcome, Report, VERSION};
+use std::process::{Command, Stdio};
+
+#[test]
+fn a_rehearsal_leaves_data_and_a_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let (json, html) = (dir.path().join("report.json"), dir.path().join("report.html"));
+    let status = Command::new(env!("CARGO_BIN_EXE_berth"))
+        .args(["rehearse", "--phase=1s", "--seed=7", "--watches=3"])
+        .arg(format!("--json={}", json.display()))
+        .arg(format!("--report={}", html.display()))
+        .env("TMPDIR", dir.path())
+        .env("BERTH_REHEARSE_CLIENTS", "4")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
+
+    let report: Report = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!((report.version, report.seed, report.aborted), (VERSION, Some(7), None));
+    assert!(report.command.shell.starts_with("env BERTH_REHEARSE_CLIENTS=4 berth rehearse --phase=1s --seed=7 "));
+    let [run] = report.runs.as_slice() else { panic!("{:#?}", report.runs) };
+    let Outcome::Ran(ran) = &run.outcome else { panic!("{run:#?}") };
+    assert_eq!(ran.verdict.held, status.success(), "{:#?}", ran.verdict);
+    assert_eq!((ran.instances.len(), ran.watches.len()), (2, 3));
+    let answered: u64 = ran.timeline.answered.values().flatten().sum();
+    assert!(answered > 0 && answered <= ran.figures.requests, "{answered}");
+    for what in [MarkKind::Started, MarkKind::Ready, MarkKind::Joined, MarkKind::Sigterm, MarkKind::Exited] {
+        let instances: Vec<_> = ran.marks.iter().filter(|m| m.what == what).map(|m| m.instance.as_str()).collect();
+        assert_eq!(instances, ["old", "new"], "{what}: {:#?}", ran.marks);
+    }
+    // Each watch was on both, and its lane has no hole that is not told.
+    for watch in &ran.watches {
+        assert_eq!((watch.segments.len(), watch.gaps.len()), (2, 1), "{watch:#?}");
+    }
+    assert!(std::fs::read_to_string(&html).unwrap().contains("What happened"));
+}

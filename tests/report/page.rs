@@ -1,0 +1,189 @@
+//! What is in the page, without a browser.
+
+use super::fixture::*;
+use berth::report::data::*;
+use berth::report::page::render;
+
+/// What readers of version 1 have: whoever changes it sees what that does to them.
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/report-v1.json");
+
+/// `BERTH_BLESS=1 cargo test --test report golden` writes it.
+#[test]
+fn the_golden_report_is_read_and_written_as_it_is() {
+    let losses = vec![(2_600, "reset", 9, 3)];
+    let model = Model { load_ms: 4_000, handover: (2_000, 2_600), watches: 2, losses, ..Model::lossy(Via::Haproxy) };
+    let mut report = report(vec![run(&model), skipped(Via::PortSharing)]);
+    if let Outcome::Ran(ran) = &mut report.runs[0].outcome {
+        ran.promises = promises();
+        ran.informers.push(informer());
+        ran.figures.endpoint_gap_ms = Some(1_250.5);
+    }
+    let text = serde_json::to_string_pretty(&report).unwrap() + "\n";
+    if std::env::var_os("BERTH_BLESS").is_some() {
+        std::fs::write(GOLDEN, &text).unwrap();
+    }
+    let golden = std::fs::read_to_string(GOLDEN).unwrap();
+    assert!(serde_json::from_str::<Report>(&golden).unwrap() == report, "it is not read as what it was made of");
+    assert!(text == golden, "the golden file is another: BERTH_BLESS=1 cargo test --test report golden");
+}
+
+#[test]
+fn a_clean_run_says_so_first() {
+    let page = render(&report(vec![run(&Model::clean(Via::Berth))]));
+    let heading = page.split_once("</h1>").unwrap().0.rsplit_once('>').unwrap().1;
+    assert_eq!(heading, "Nothing was lost");
+    for text in ["All of 2,", "old v1.33.4 → new v1.34.1", "net.ipv4.tcp_migrate_req", "--seed=7", "Make it again"] {
+        assert!(page.contains(text), "{text}");
+    }
+    assert!(!page.contains("Side by side") && !page.contains("class=\"sign cross\""));
+}
+
+#[test]
+fn losses_gaps_and_broken_promises_are_shown() {
+    let page = render(&report(vec![lossy()]));
+    for text in [
+        "81 lost",
+        "20 refused, 27 reset, 3 streams cut",
+        "9 missed",
+        "class=\"gap cut\"",
+        "broken",
+        "kill-shim",
+        "new-727",
+    ] {
+        assert!(page.contains(text), "{text}");
+    }
+}
+
+/// A fault may cost what its promise says; then it is not said that nothing was lost.
+#[test]
+fn what_promises_allow_is_not_hidden() {
+    let mut allowed = run(&Model::clean(Via::Berth));
+    let Outcome::Ran(ran) = &mut allowed.outcome else { unreachable!() };
+    ran.promises = vec![Promise { held: true, ..promises()[1].clone() }];
+    let page = render(&report(vec![allowed]));
+    assert!(page.contains("Every promise was kept") && page.contains("and 3 that a promise allows"));
+    assert!(!page.contains("Nothing was lost</h1>"));
+}
+
+#[test]
+fn three_are_compared_and_a_peer_that_is_missing_is_said() {
+    let page = render(&report(vec![lossy(), skipped(Via::PortSharing), run(&Model::clean(Via::Berth))]));
+    for text in
+        ["Nothing was lost through berth", "Side by side", "there is no haproxy in PATH", "skipped", "Through HAProxy"]
+    {
+        assert!(page.contains(text), "{text}");
+    }
+    assert!((1..=3).all(|n| page.contains(&format!("id=\"run-{n}\""))));
+}
+
+#[test]
+fn an_aborted_rehearsal_concludes_nothing() {
+    let mut aborted = report(vec![run(&Model::clean(Via::Berth))]);
+    aborted.aborted = Some("SIGINT".into());
+    let page = render(&aborted);
+    assert!(page.contains("Stopped before its end") && page.contains("aborted: SIGINT"));
+    assert!(!page.contains("Nothing was lost<"));
+}
+
+#[test]
+fn empty_and_spoiled_reports_are_pages_too() {
+    assert!(render(&report(Vec::new())).contains("Nothing was rehearsed"));
+    let empty = Run { via: Via::Direct, topology: String::new(), outcome: Outcome::Ran(Box::default()) };
+    let page = render(&report(vec![empty.clone(), skipped(Via::Berth)]));
+    assert!(page.contains("No load was started") && page.contains("This run proves nothing"));
+
+    // Lists of different lengths, times beyond the load, instances that nobody knows.
+    let mut spoiled = lossy();
+    let Outcome::Ran(ran) = &mut spoiled.outcome else { unreachable!() };
+    ran.timeline.answered.insert("stranger".into(), vec![u64::from(u32::MAX); 3]);
+    ran.timeline.lost.insert("reset".into(), vec![1; 10_000]);
+    ran.timeline.wait_p50_ms.clear();
+    ran.timeline.wait_p99_ms[3] = Some(f64::NAN);
+    ran.timeline.step_ms = 0;
+    ran.watches[0].segments[0].from_ms = i64::from(i32::MIN);
+    ran.watches[0].segments[0].to_ms = i64::MAX;
+    ran.marks[0].at_ms = i64::MAX / 2;
+    ran.marks[1].at_ms = i64::MIN / 2;
+    ran.figures.wait_max_ms = f64::INFINITY;
+    let page = render(&report(vec![spoiled]));
+    assert!(page.contains("stranger") && !page.contains("NaN"));
+}
+
+#[test]
+fn a_burst_does_not_flatten_the_rest() {
+    let mut burst = run(&Model::clean(Via::Berth));
+    let Outcome::Ran(ran) = &mut burst.outcome else { unreachable!() };
+    ran.timeline.answered.get_mut("old").unwrap()[1] = 135;
+    let page = render(&report(vec![burst]));
+    // The scale ends where it would have ended, and the value is there in words.
+    assert!(page.contains("↑ 1,350") && !page.contains(">1,500<"));
+}
+
+#[test]
+fn of_500_watches_the_worst_are_shown() {
+    let model = Model { watches: 500, cut_one_of: Some(25), ..Model::lossy(Via::Berth) };
+    let page = render(&report(vec![run(&model)]));
+    assert!(page.contains("20 of 500 watches: those with the worst gaps") && page.contains("All 500 watches"));
+    // One title a lane's segment, in the wide and in the narrow drawing.
+    assert_eq!(page.matches("watch-26 on old").count(), 2);
+    assert_eq!(page.matches("watch-27 on old").count(), 0);
+    assert!(page.len() < 600_000, "{} bytes", page.len());
+}
+
+/// Whatever a program wrote is text, in markup, attributes and drawings.
+#[test]
+fn hostile_text_is_only_text() {
+    const EVIL: &str = "</title></script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;\u{0}";
+    let evil = || EVIL.to_owned();
+    let mut report =
+        report(vec![lossy(), Run { via: Via::Direct, topology: evil(), outcome: Outcome::Skipped(evil()) }]);
+    report.berth_version = evil();
+    report.made_at = evil();
+    report.command = Command::new(vec![evil()]);
+    report.aborted = Some(evil());
+    report.environment = Environment {
+        kernel: evil(),
+        cpu_model: evil(),
+        sysctls: [(evil(), evil())].into(),
+        programs: vec![Program { role: evil(), version: evil() }],
+        ..report.environment
+    };
+    let Outcome::Ran(ran) = &mut report.runs[0].outcome else { unreachable!() };
+    ran.instances.push(Instance { name: evil(), version: evil() });
+    ran.timeline.answered.insert(evil(), ran.timeline.answered["old"].clone());
+    ran.timeline.open_connections.insert(evil(), ran.timeline.answered["old"].clone());
+    ran.timeline.lost.insert(evil(), ran.timeline.answered["old"].clone());
+    ran.figures.new_connections_by_instance.insert(evil(), 7);
+    ran.marks.push(Mark { at_ms: 100, instance: evil(), what: MarkKind::Fault, text: evil() });
+    ran.watches[0].id = evil();
+    ran.watches[0].segments[0].instance = evil();
+    ran.watches[0].gaps[0].reason = evil();
+    ran.promises = vec![Promise {
+        fault: evil(),
+        instance: evil(),
+        promise: evil(),
+        what_happened: vec![evil()],
+        allowed: vec![Tally { kind: evil(), text: evil(), count: 1 }],
+        ..promises()[1].clone()
+    }];
+    ran.informers = vec![Informer { id: evil(), ..informer() }];
+    ran.verdict.summary = evil();
+    ran.verdict.objections = vec![evil()];
+    ran.verdict.examples = vec![evil()];
+    ran.verdict.lost.push(Tally { kind: evil(), text: evil(), count: 1 });
+    let page = render(&report);
+    assert!(page.contains("&lt;script&gt;alert(1)"));
+    for forbidden in ["<script", "<img", "\"'>"] {
+        assert!(!page.contains(forbidden), "{forbidden}");
+    }
+    // Markup of its own: the page without the text has as many elements as before.
+    assert_eq!(page.matches("<title>").count(), page.matches("</title>").count());
+}
+
+fn lossy() -> Run {
+    let mut run = run(&Model::lossy(Via::Haproxy));
+    if let Outcome::Ran(ran) = &mut run.outcome {
+        ran.promises = promises();
+    }
+    run
+}
