@@ -103,13 +103,14 @@ impl Scene {
     async fn start(&self, name: &str) -> (Child, SocketAddr) {
         self.recorder.note(|r| r.players.push(Player { name: name.into(), version: None, serves: true }));
         let address = stage::free_address().unwrap();
+        self.certs.issue(name).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_berth"))
             .arg("stand-in")
             .arg(format!("--bind-address={}", address.ip()))
             .arg(format!("--secure-port={}", address.port()))
             .arg(format!("--etcd-servers=unix://{}", self.dir.path().join("store").display()))
-            .arg(format!("--tls-cert-file={}", self.certs.cert_file.display()))
-            .arg(format!("--tls-private-key-file={}", self.certs.key_file.display()))
+            .arg(format!("--tls-cert-file={}", self.certs.cert_file(name).display()))
+            .arg(format!("--tls-private-key-file={}", self.certs.key_file(name).display()))
             .arg(format!("--stand-in-name={name}"))
             .stderr(std::process::Stdio::null())
             .kill_on_drop(true)

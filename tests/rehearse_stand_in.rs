@@ -43,6 +43,7 @@ impl StandIn {
         let dir = tempfile::tempdir().unwrap();
         let address = stage::free_address().unwrap();
         let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
+        certs.issue("it").unwrap();
         let (store, recorder) = (Arc::new(Store::with_history(8)), Arc::new(Recorder::default()));
         let socket = dir.path().join("store");
         let mut hub = tokio::task::JoinSet::new();
@@ -51,8 +52,8 @@ impl StandIn {
             .args(["stand-in", "--secure-port", &address.port().to_string(), "--stand-in-name=it"])
             .arg(format!("--bind_address={}", address.ip()))
             .arg(format!("--etcd-servers=unix://{}", socket.display()))
-            .arg(format!("--tls-cert-file={}", certs.cert_file.display()))
-            .arg(format!("--tls-private-key-file={}", certs.key_file.display()))
+            .arg(format!("--tls-cert-file={}", certs.cert_file("it").display()))
+            .arg(format!("--tls-private-key-file={}", certs.key_file("it").display()))
             .arg(format!("--audit-log-path={}", dir.path().join("audit").display()))
             .args(flags)
             .stderr(std::process::Stdio::null())

@@ -84,8 +84,8 @@ impl Instance {
         let millis = |time: std::time::Duration| OsString::from(format!("{}ms", time.as_millis()));
         let shutdown = &setting.shutdown;
         let mut flags = vec![
-            ("tls-cert-file", path(&setting.certs.cert_file)),
-            ("tls-private-key-file", path(&setting.certs.key_file)),
+            ("tls-cert-file", path(&setting.certs.cert_file(&self.name))),
+            ("tls-private-key-file", path(&setting.certs.key_file(&self.name))),
             ("audit-log-path", path(&setting.dir.join(format!("audit-{}.log", self.name)))),
             ("shutdown-delay-duration", millis(shutdown.delay)),
         ];

@@ -161,6 +161,7 @@ impl Stage {
             }
             r.moments.add(name, Mark::Started, Stamp::now());
         });
+        self.setting.certs.issue(name)?;
         let own = self.own_address(name)?;
         if self.layout.via == Via::Haproxy {
             let path = self.setting.dir.join(haproxy::file(name));
