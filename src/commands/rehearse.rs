@@ -12,11 +12,16 @@ use std::io::Write;
 
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     let plan = check::check(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
-    let plan = match plan {
+    let mut plan = match plan {
         Ok(plan) => plan,
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
-    finish(&plan, &block_on(rehearse(&plan))?)
+    block_on(async {
+        match plan.ask_versions().await {
+            Ok(()) => finish(&plan, &rehearse(&plan).await),
+            Err(mistakes) => Ok(mistaken(&mistakes)),
+        }
+    })?
 }
 
 /// Prints and writes all that a rehearsal came to, also when it was aborted.

@@ -8,7 +8,7 @@
 //!   configuration of what berth replaces.
 //! * [`stage`]: the processes, certificates from [`certs`]; all on 127/8 and in one temporary folder.
 //! * [`store`]: the objects that stand-ins serve, in etcd's place; they reach it through [`hub`] in
-//!   the language of [`wire`].
+//!   the language of [`wire`]. Real ones get an [`etcd`].
 //! * [`load`]: clients through the berth that never retry.
 //! * [`record`]: what clients saw, and what instances report of themselves.
 //! * [`script`]: one run: start old, load, start new, wait until it joined, stop old.
@@ -16,6 +16,7 @@
 
 pub mod apiserver;
 pub mod certs;
+pub mod etcd;
 pub mod fault;
 pub mod haproxy;
 pub mod hub;

@@ -14,9 +14,6 @@ use std::sync::Arc;
 use tokio::net::UnixListener;
 use tokio::time::{Instant, sleep};
 
-/// Versions that stand-ins report, so that a look at `/version` tells them apart.
-const VERSIONS: [&str; 2] = ["v1.33.0", "v1.34.0"];
-
 /// Plays it. What clients and instances did is in the record afterwards.
 pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> Result<(), Error> {
     let store = Arc::new(Store::default());
@@ -30,7 +27,7 @@ pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> R
     let progress = Progress::new(recorder);
     let mut play = Play { plan, stage, recorder, progress: &progress };
 
-    play.stage.open()?;
+    play.stage.open().await?;
     let old = instance(plan, 0);
     play.start(&old).await?;
     play.joined(&old).await?;
@@ -69,7 +66,12 @@ fn instance(plan: &Plan, upgrades: u32) -> Instance {
     let new = !upgrades.is_multiple_of(2);
     let (side, apiserver) = if new { (NEW, &plan.new) } else { (OLD, &plan.old) };
     let name = if upgrades < 2 { side.to_owned() } else { format!("{side}-{}", upgrades / 2 + 1) };
-    Instance { name, apiserver: apiserver.clone(), version: VERSIONS[usize::from(new)], spoiled: Vec::new() }
+    Instance {
+        name,
+        apiserver: apiserver.clone(),
+        version: plan.versions[usize::from(new)].clone(),
+        spoiled: Vec::new(),
+    }
 }
 
 /// What every step of the script has.

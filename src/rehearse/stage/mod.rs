@@ -9,6 +9,7 @@ pub use address::free_address;
 
 use super::apiserver::Instance;
 use super::certs::{self, Certs};
+use super::etcd::{self, Etcd};
 use super::haproxy;
 use super::plan::{Plan, Shutdown, Via};
 use super::record::{Mark, Player, Recorder, Stamp};
@@ -95,6 +96,8 @@ pub struct Stage {
     pub layout: Layout,
     recorder: Arc<Recorder>,
     processes: Vec<Process>,
+    /// The etcd that real apiservers get.
+    etcd: Option<PathBuf>,
     /// The instances' own addresses, where berth does not choose them.
     own: BTreeMap<String, SocketAddr>,
     /// Stopped by SIGSTOP: they hear of nothing else before they go on.
@@ -137,6 +140,7 @@ impl Stage {
             layout: Layout { via, topology: plan.topology },
             recorder: Arc::clone(recorder),
             processes: Vec::new(),
+            etcd: plan.etcd.clone(),
             own: BTreeMap::new(),
             frozen: Vec::new(),
             _dir: dir,
@@ -144,10 +148,37 @@ impl Stage {
     }
 
     /// Starts what all instances share.
-    pub fn open(&mut self) -> Result<(), Error> {
+    pub async fn open(&mut self) -> Result<(), Error> {
+        self.start_etcd().await?;
         match self.layout.shared(&self.setting) {
             Some(part) => self.spawn(NODE, &part),
             None => Ok(()),
+        }
+    }
+
+    /// Starts an etcd if one is wanted, and waits until it is up.
+    async fn start_etcd(&mut self) -> Result<(), Error> {
+        let Some(program) = &self.etcd else { return Ok(()) };
+        let etcd = Etcd::new().map_err(|e| Error::Unavailable(format!("no free address in 127.0.0.0/8: {e}")))?;
+        let part = etcd.part(program, &self.setting.dir);
+        self.setting.etcd = Some(etcd.url());
+        self.spawn(etcd::NAME, &part)?;
+        let began = Instant::now();
+        loop {
+            let why = match timeout(etcd::UP_WITHIN, etcd.healthy()).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(why)) => why,
+                Err(_) => "no answer".into(),
+            };
+            let what = match self.ended(etcd::NAME) {
+                Some(status) => format!("ended before it was up ({status})"),
+                None if began.elapsed() > etcd::UP_WITHIN => format!("was not up within {:?} ({why})", etcd::UP_WITHIN),
+                None => {
+                    sleep(LOOK).await;
+                    continue;
+                }
+            };
+            return Err(Error::Unavailable(self.failed(etcd::NAME, what).await.to_string()));
         }
     }
 
@@ -183,10 +214,11 @@ impl Stage {
     fn spawn(&mut self, owner: &str, part: &Part) -> Result<(), Error> {
         let hear = seen::hear(owner, self.layout, &self.recorder);
         let (recorder, name, role) = (Arc::clone(&self.recorder), owner.to_owned(), part.role);
-        let over = move |status: ExitStatus| {
-            if role != Role::Proxy {
+        let over = move |status: ExitStatus| match role {
+            Role::Apiserver | Role::Unit => {
                 recorder.note(|r| r.moments.tell(&name, Mark::Exited, Stamp::now(), status.to_string()));
             }
+            Role::Proxy | Role::Store => {}
         };
         let process = Process::start(owner, part, &hear, over).map_err(|error| {
             let program = part.argv.first().map(|program| program.display().to_string()).unwrap_or_default();
@@ -344,6 +376,9 @@ impl Stage {
     /// Ends what still runs, and removes the folder.
     pub async fn close(mut self) {
         self.thaw();
+        if let Some(status) = self.ended(etcd::NAME) {
+            self.recorder.note(|r| r.troubles.push(format!("etcd ended before it was told to ({status})")));
+        }
         for wait in [ABORT / 2, ABORT / 2] {
             for process in &self.processes {
                 process.signal(Signal::SIGTERM);
@@ -384,13 +419,24 @@ mod tests {
     use super::super::plan::Topology;
     use super::*;
 
+    #[tokio::test]
+    async fn an_etcd_that_does_not_come_up_is_shown_with_its_log() {
+        let plan = Plan { etcd: Some("/bin/false".into()), ..Plan::default() };
+        let mut stage = Stage::new(&plan, Via::Direct, &Arc::default()).unwrap();
+        let error = stage.open().await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable(_)), "{error}");
+        assert!(error.to_string().starts_with("etcd ended before it was up (exit status: 1); its last"), "{error}");
+        stage.close().await;
+    }
+
     /// This test's own binary knows no `run --listen`: it ends at once and says so.
     #[tokio::test]
     async fn an_instance_that_cannot_start_is_shown_with_its_log() {
         let plan = Plan { topology: Topology::Run, ..Plan::default() };
         let mut stage = Stage::new(&plan, Via::Berth, &Arc::default()).unwrap();
         let dir = stage.setting.dir.clone();
-        let old = Instance { name: "old".into(), apiserver: Apiserver::default(), version: "v1", spoiled: Vec::new() };
+        let old =
+            Instance { name: "old".into(), apiserver: Apiserver::default(), version: "v1".into(), spoiled: Vec::new() };
         stage.start(&old, true).await.unwrap();
         let error = stage.joined("old", Duration::from_secs(30)).await.unwrap_err().to_string();
         assert!(error.contains("old ended before it was ready (exit status: ") && error.contains("listen"), "{error}");
