@@ -3,8 +3,9 @@
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::{RehearseArgs, StandInArgs};
 use crate::config::Mistakes;
+use crate::os::netns;
 use crate::rehearse::plan::{Plan, check};
-use crate::rehearse::stage::Error;
+use crate::rehearse::stage::{Error, NETNS};
 use crate::rehearse::{Aborted, Outcome, rehearse, stand_in, table};
 use anyhow::Context;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -16,6 +17,12 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
         Ok(plan) => plan,
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
+    // Before there is any other thread.
+    if plan.netns
+        && let Err(error) = netns::enter(*NETNS.ip())
+    {
+        return Ok(unavailable(&error));
+    }
     block_on(async {
         match plan.ask_versions().await {
             Ok(()) => finish(&plan, &rehearse(&plan).await),

@@ -79,7 +79,6 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
 /// What this berth cannot do yet is refused, not passed over.
 fn refuse_what_is_missing(args: &RehearseArgs, plan: &Plan, checks: &mut Checks) {
     let missing = [
-        ("--netns", plan.netns),
         ("--fault", !plan.faults.is_empty()),
         ("--slow-readers", plan.load.slow_readers > 0),
         ("--json", args.json.is_some()),
@@ -120,6 +119,9 @@ fn etcd(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -
     };
     let program = args.etcd.as_deref().unwrap_or(Path::new("etcd"));
     let mend = |why| format!("--etcd {}: {why}; give the path of an etcd binary", program.display());
+    if args.netns && named.contains(&Some(true)) {
+        checks.wrong("--netns: an etcd outside cannot be reached from a network namespace; leave out --etcd-servers");
+    }
     match (wanted, &args.etcd) {
         (false, None) => None,
         _ => checks.note(find_program(program.as_os_str()).map_err(mend)).filter(|_| wanted),

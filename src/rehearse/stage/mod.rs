@@ -5,7 +5,7 @@ mod address;
 mod process;
 mod seen;
 
-pub use address::free_address;
+pub use address::{NETNS, free_address};
 
 use super::apiserver::Instance;
 use super::certs::{self, Certs};
@@ -126,7 +126,10 @@ impl Stage {
             .prefix("berth-rehearse-")
             .tempdir()
             .map_err(|e| missing("cannot make a temporary folder (TMPDIR names another place)", e))?;
-        let address = free_address().map_err(|e| missing("no free address in 127.0.0.0/8", e))?;
+        let address = match plan.netns {
+            true => NETNS.into(),
+            false => free_address().map_err(|e| missing("no free address in 127.0.0.0/8", e))?,
+        };
         let setting = Setting {
             dir: dir.path().to_owned(),
             address,
