@@ -11,6 +11,7 @@
 //!   the language of [`wire`]. Real ones get an [`etcd`].
 //! * [`load`]: clients through the berth that never retry.
 //! * [`record`]: what clients saw, and what instances report of themselves.
+//! * [`monitor`]: what is asked beside the load.
 //! * [`script`]: one run: start old, load, start new, wait until it joined, stop old.
 //! * [`verdict`]: from the record to what was lost; pure. [`table`] prints it, [`progress`] entertains.
 
@@ -21,6 +22,7 @@ pub mod fault;
 pub mod haproxy;
 pub mod hub;
 pub mod load;
+pub mod monitor;
 pub mod plan;
 pub mod progress;
 pub mod record;

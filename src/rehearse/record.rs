@@ -302,6 +302,9 @@ pub struct Record {
     pub injected: Vec<Injected>,
     /// One a watch.
     pub watches: Vec<WatchSum>,
+    /// Times for which the Service `kubernetes` named nobody; none if it never named anybody, as
+    /// without real apiservers in a network namespace.
+    pub endpoint_gaps: Option<Vec<(Stamp, Stamp)>>,
     /// How far the clients were behind their timetable at most.
     pub behind: Duration,
     /// What went wrong with processes and should not have, in words.

@@ -4,6 +4,7 @@
 use super::apiserver::Instance;
 use super::hub;
 use super::load::{Load, Target};
+use super::monitor::Monitor;
 use super::plan::{Plan, Via};
 use super::progress::Progress;
 use super::record::{Recorder, Stamp};
@@ -11,8 +12,12 @@ use super::stage::{Error, Stage};
 use super::store::Store;
 use super::verdict::{NEW, OLD};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::UnixListener;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
+
+/// kube-apiserver's reconciler puts the survivor's address back within ten seconds.
+const SERVICE_BACK_WITHIN: Duration = Duration::from_secs(30);
 
 /// Plays it. What clients and instances did is in the record afterwards.
 pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> Result<(), Error> {
@@ -25,12 +30,19 @@ pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> R
     let mut background = tokio::task::JoinSet::new();
     background.spawn(hub::serve(socket, Arc::clone(&store), Arc::clone(recorder)));
     let progress = Progress::new(recorder);
-    let mut play = Play { plan, stage, recorder, progress: &progress };
+    let monitor = Monitor::new(&stage.setting);
+    let service = (plan.netns && !plan.old.is_stand_in())
+        .then(|| background.spawn(monitor.clone().watch_service(Arc::clone(recorder))));
+    if service.is_none() && !plan.old.is_stand_in() {
+        progress.say("the Service kubernetes stays out of this: no loopback address can be in it (see --netns)");
+    }
+    let mut play = Play { plan, stage, recorder, progress: &progress, monitor };
 
     play.stage.open().await?;
     let old = instance(plan, 0);
     play.start(&old).await?;
     play.joined(&old).await?;
+    play.check_version(&old).await;
 
     let load = &plan.load;
     play.say(&format!(
@@ -49,7 +61,14 @@ pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> R
         let new = instance(plan, upgrade);
         play.upgrade(&old, &new).await?;
         sleep(plan.timing.after).await;
+        if service.is_some() && timeout(SERVICE_BACK_WITHIN, play.monitor.service_back()).await.is_err() {
+            let trouble = format!("the Service kubernetes was empty for {SERVICE_BACK_WITHIN:?} and more");
+            recorder.note(|r| r.troubles.push(trouble));
+        }
         old = new;
+    }
+    if let Some(service) = service {
+        service.abort();
     }
 
     recorder.note(|r| r.over = Some(Stamp::now()));
@@ -80,6 +99,7 @@ struct Play<'a> {
     stage: &'a mut Stage,
     recorder: &'a Recorder,
     progress: &'a Progress,
+    monitor: Monitor,
 }
 
 impl Play<'_> {
@@ -93,14 +113,31 @@ impl Play<'_> {
             self.say(&format!("SIGTERM to {}", old.name));
             self.stop(old).await;
             self.start(new).await?;
-            return self.joined(new).await;
+            self.joined(new).await?;
+            self.check_version(new).await;
+            return Ok(());
         }
         self.start(new).await?;
         self.joined(new).await?;
         sleep(self.plan.timing.together).await;
         self.say(&format!("stop {}", old.name));
         self.stop(old).await;
+        self.check_version(new).await;
         Ok(())
+    }
+
+    /// Asks for the version through the berth, while one instance is there alone.
+    async fn check_version(&self, alone: &Instance) {
+        let (name, expected) = (&alone.name, &alone.version);
+        let trouble = match self.monitor.version().await {
+            Ok(version) if version == *expected => None,
+            Ok(version) => Some(format!("{name} should be {expected}, and its /version says {version}")),
+            Err(why) => Some(format!("{name} did not say its version: {why}")),
+        };
+        self.recorder.note(|r| match trouble {
+            None => r.players.iter_mut().filter(|p| p.name == *name).for_each(|p| p.version = Some(expected.clone())),
+            Some(trouble) => r.troubles.push(trouble),
+        });
     }
 
     async fn start(&mut self, instance: &Instance) -> Result<(), Error> {

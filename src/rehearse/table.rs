@@ -27,7 +27,15 @@ pub fn render(verdict: &Verdict) -> String {
     row("watch events", count(verdict.watch_events), seen.into());
     for name in [OLD, NEW] {
         let served = verdict.connections.get(name).copied().unwrap_or(0);
-        row(&format!("connections on {name}"), count(served), String::new());
+        let version = verdict.versions.get(name).cloned().unwrap_or_default();
+        row(&format!("connections on {name}"), count(served), version);
+    }
+    if let Some(gap) = verdict.service_gap {
+        row(
+            "Service kubernetes was empty for",
+            time(gap),
+            "the one that stops empties it, whoever shares the port".into(),
+        );
     }
     text.push('\n');
     for example in &verdict.examples {
@@ -73,6 +81,8 @@ mod tests {
     #[test]
     fn nothing_lost() {
         let verdict = Verdict {
+            versions: [("old".to_owned(), "v1.35.4".to_owned()), ("new".to_owned(), "v1.36.3".to_owned())].into(),
+            service_gap: Some(Duration::from_millis(9_600)),
             requests: 2_134,
             new_connections: 1_031,
             longest_wait: Duration::from_millis(38),
@@ -91,8 +101,9 @@ mod tests {
         streams ended by the instance           16   counted apart: it shut down
         turned away by the instance              0   503 or 429 while it shut down
         watch events                           820   no write missed or doubled
-        connections on old                     600
-        connections on new                     431
+        connections on old                     600   v1.35.4
+        connections on new                     431   v1.36.3
+        Service kubernetes was empty for   9600 ms   the one that stops empties it, whoever shares the port
 
         verdict: nothing was lost
         "#);

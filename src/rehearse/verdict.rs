@@ -57,6 +57,10 @@ pub struct Verdict {
     pub turned_away: u64,
     /// New connections by the instance that answered.
     pub connections: BTreeMap<String, u64>,
+    /// What the `/version` of instances says.
+    pub versions: BTreeMap<String, String>,
+    /// Time for which the Service `kubernetes` named nobody; none if that was not looked at.
+    pub service_gap: Option<Duration>,
     /// Events that watches saw.
     pub watch_events: u64,
     /// Why nothing can be concluded, or what else was not as it should be.
@@ -132,6 +136,7 @@ pub fn judge(record: &Record, plan: &Plan) -> Verdict {
     judge.ends();
     judge.watches(plan);
     judge.waits();
+    judge.asked();
     judge.objections(plan);
     judge.verdict
 }
@@ -258,6 +263,13 @@ impl<'a> Judge<'a> {
         }
         self.verdict.median_wait = Duration::from_micros(waits.value_at_quantile(0.5));
         self.verdict.p99_wait = Duration::from_micros(waits.value_at_quantile(0.99));
+    }
+
+    fn asked(&mut self) {
+        let players = self.record.players.iter();
+        self.verdict.versions = players.filter_map(|p| Some((p.name.clone(), p.version.clone()?))).collect();
+        let gaps = self.record.endpoint_gaps.as_ref();
+        self.verdict.service_gap = gaps.map(|gaps| gaps.iter().map(|(from, to)| to.since(*from)).sum());
     }
 
     /// What makes a run worthless although nothing was lost, and promises that were broken without
