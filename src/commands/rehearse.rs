@@ -34,11 +34,18 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
 /// Prints and writes all that a rehearsal came to, also when it was aborted.
 fn finish(plan: &Plan, outcome: &Outcome) -> anyhow::Result<Exit> {
     let mut text = String::new();
-    for run in outcome.runs.iter().filter(|run| run.ended) {
+    for run in &outcome.runs {
         if plan.runs.len() > 1 {
-            text.push_str(&format!("via {}\n\n", run.via));
+            text.push_str(&format!("\nvia {}\n\n", run.via));
         }
-        text.push_str(&table::render(&run.verdict));
+        match &run.failed {
+            None => text.push_str(&table::render(&run.verdict)),
+            Some(why) if run.via != plan.via => text.push_str(&format!("no verdict: {why}\n")),
+            Some(_) => {}
+        }
+    }
+    if outcome.runs.len() > 1 {
+        text.push_str(&format!("\n{}", table::compare(&outcome.runs)));
     }
     std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")?;
     Ok(match &outcome.aborted {
@@ -46,6 +53,10 @@ fn finish(plan: &Plan, outcome: &Outcome) -> anyhow::Result<Exit> {
         Some(error @ Aborted::Failed(Error::Instance { .. })) => {
             eprintln!("berth: {error}");
             Exit::No
+        }
+        Some(error @ Aborted::Panicked(_)) => {
+            eprintln!("berth: {error}");
+            Exit::Bug
         }
         Some(error @ Aborted::Signal(signal)) => {
             eprintln!("berth: {error}");

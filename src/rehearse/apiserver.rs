@@ -1,5 +1,6 @@
 //! What `--old` and `--new` say: which apiserver, and how it becomes a whole command line.
 
+use super::fault::{Fault, SLOW};
 use super::stage::Setting;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -45,8 +46,8 @@ pub struct Instance {
     pub apiserver: Apiserver,
     /// What its `/version` should say.
     pub version: String,
-    /// Flags that a fault adds.
-    pub spoiled: Vec<OsString>,
+    /// What is wrong with it from the start.
+    pub fault: Option<Fault>,
 }
 
 impl Apiserver {
@@ -101,8 +102,20 @@ impl Instance {
                 command.push(flag);
             }
         }
-        command.extend(flags.iter().chain(&self.spoiled).cloned());
+        command.extend(flags.iter().cloned());
+        command.extend(self.spoil());
         command
+    }
+
+    /// Flags by which it fails. A real apiserver has none to start slowly; it is stopped for a while.
+    fn spoil(&self) -> Option<OsString> {
+        let delay = |time: &str| OsString::from(format!("--stand-in-start-delay={time}"));
+        match (self.fault?, self.apiserver.is_stand_in()) {
+            (Fault::BadFlag, _) => Some("--no-such-flag".into()),
+            (Fault::NeverReady, true) => Some(delay("1h")),
+            (Fault::SlowStart, true) => Some(delay(&format!("{}s", SLOW.as_secs()))),
+            _ => None,
+        }
     }
 
     /// Flags that are filled in where they are not given.
@@ -131,7 +144,11 @@ impl Instance {
                 flags.push(("stand-in-version", (&self.version).into()));
             }
             Apiserver::Command { .. } => {
-                flags.extend(setting.etcd.iter().map(|etcd| ("etcd-servers", etcd.into())));
+                match self.fault {
+                    // Nobody listens on port 1.
+                    Some(Fault::NeverReady) => flags.push(("etcd-servers", "http://127.0.0.1:1".into())),
+                    _ => flags.extend(setting.etcd.iter().map(|etcd| ("etcd-servers", etcd.into()))),
+                }
                 flags.extend([
                     ("client-ca-file", path(&setting.certs.ca_file)),
                     ("authorization-mode", "RBAC".into()),

@@ -260,8 +260,12 @@ pub struct Injected {
     pub fault: Fault,
     /// At whom.
     pub instance: String,
+    /// No sibling was there that could take over.
+    pub alone: bool,
     /// When.
     pub at: Stamp,
+    /// When it was noticed, where something waits for that.
+    pub noticed: Option<Stamp>,
     /// When all was as before again; none: not seen.
     pub over: Option<Stamp>,
     /// What was seen, in words.

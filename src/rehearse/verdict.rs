@@ -6,6 +6,7 @@
 //! instance's own report; no report means that the instance did not end it.
 
 use super::plan::Plan;
+use super::promise::{self, Lost, Promise};
 use super::record::{Answer, Attempt, EndReport, EndedBy, Failure, Kind, Mark, Record, Stamp, StreamId};
 use hdrhistogram::Histogram;
 use std::collections::{BTreeMap, HashMap};
@@ -55,6 +56,8 @@ pub struct Verdict {
     pub ended_by_instance: u64,
     /// Requests that an instance answered with 429 or 503 because it was shutting down.
     pub turned_away: u64,
+    /// The instances, in the order in which they were started.
+    pub instances: Vec<String>,
     /// New connections by the instance that answered.
     pub connections: BTreeMap<String, u64>,
     /// What the `/version` of instances says.
@@ -63,6 +66,8 @@ pub struct Verdict {
     pub service_gap: Option<Duration>,
     /// Events that watches saw.
     pub watch_events: u64,
+    /// What was promised under faults, and what came of it.
+    pub promises: Vec<Promise>,
     /// Why nothing can be concluded, or what else was not as it should be.
     pub objections: Vec<String>,
 }
@@ -115,9 +120,19 @@ impl Verdict {
         self.lost.values().sum()
     }
 
-    /// Nothing was lost in a run that would have shown it.
+    /// Losses that promises under faults allow.
+    pub fn allowed(&self) -> u64 {
+        self.promises.iter().map(|promise| promise.allowed.len() as u64).sum()
+    }
+
+    /// Nothing was lost in a run that would have shown it, and every promise held.
     pub fn held(&self) -> bool {
-        self.lost() == 0 && self.objections.is_empty()
+        self.lost() == 0 && self.objections.is_empty() && self.kept()
+    }
+
+    /// Every promise under faults was kept.
+    pub fn kept(&self) -> bool {
+        self.promises.iter().all(Promise::held)
     }
 
     fn lose(&mut self, loss: Loss, count: u64) {
@@ -130,6 +145,8 @@ impl Verdict {
 /// Judges a record.
 pub fn judge(record: &Record, plan: &Plan) -> Verdict {
     let mut judge = Judge::new(record);
+    judge.verdict.promises = promise::check(record);
+    judge.verdict.instances = record.players.iter().map(|player| player.name.clone()).collect();
     for attempt in &record.attempts {
         judge.attempt(attempt);
     }
@@ -146,6 +163,8 @@ struct Judge<'a> {
     reports: HashMap<&'a str, &'a EndReport>,
     /// Requests turned away by stream, less those that were seen already.
     turned_away: HashMap<&'a str, u32>,
+    /// Who answered on a stream.
+    served_by: HashMap<&'a str, &'a str>,
     local: BTreeMap<String, u64>,
     verdict: Verdict,
 }
@@ -154,7 +173,14 @@ impl<'a> Judge<'a> {
     fn new(record: &'a Record) -> Self {
         let reports = record.reports.iter().map(|(_, report)| (report.stream.as_str(), report)).collect();
         let turned_away = record.reports.iter().map(|(_, r)| (r.stream.as_str(), r.turned_away)).collect();
-        Self { record, reports, turned_away, local: BTreeMap::new(), verdict: Verdict::default() }
+        let served_by = record.attempts.iter().filter_map(|attempt| match &attempt.answer {
+            Answer::Good { instance } | Answer::Bad { instance, .. } => {
+                Some((attempt.stream.as_str(), instance.as_str()))
+            }
+            Answer::Failed(_) => None,
+        });
+        let served_by = served_by.collect();
+        Self { record, reports, turned_away, served_by, local: BTreeMap::new(), verdict: Verdict::default() }
     }
 
     /// Whether the instance says that it ended a stream, and before the client saw the end.
@@ -184,7 +210,9 @@ impl<'a> Judge<'a> {
             *left -= 1;
             self.verdict.turned_away += 1;
         } else {
-            self.lose(attempt.done, Loss::BadStatus, format!("{}: {status} from {instance}", attempt.stream));
+            let lost =
+                Lost { loss: Loss::BadStatus, due: Some(attempt.due), seen: attempt.done, instance: Some(instance) };
+            self.lose(&lost, format!("{}: {status} from {instance}", attempt.stream));
         }
     }
 
@@ -209,7 +237,9 @@ impl<'a> Judge<'a> {
             Failure::Http(_) => Loss::Http,
         };
         let waited = attempt.done.since(attempt.due);
-        self.lose(attempt.done, loss, format!("{}: {failure} after {waited:.1?}", attempt.stream));
+        let instance = self.served_by.get(attempt.stream.as_str()).copied();
+        let lost = Lost { loss, due: Some(attempt.due), seen: attempt.done, instance };
+        self.lose(&lost, format!("{}: {failure} after {waited:.1?}", attempt.stream));
     }
 
     fn ends(&mut self) {
@@ -220,7 +250,6 @@ impl<'a> Judge<'a> {
                 self.verdict.ended_by_instance += 1;
                 self.verdict.ends_by_instance.push((end.at, end.stream.clone()));
             } else {
-                self.verdict.ended_by_berth += 1;
                 let report = match self.reports.get(end.stream.as_str()) {
                     None => "its instance reports nothing",
                     Some(r) if r.by == EndedBy::Instance => "its instance ended it only later",
@@ -228,17 +257,27 @@ impl<'a> Judge<'a> {
                 };
                 let while_what = if end.in_flight { "with a request under way" } else { "between requests" };
                 let words = format!("{} ({:?}): {} {while_what}, {report}", end.stream, end.what, end.how);
-                self.lose(end.at, Loss::StreamEnded, words);
+                let instance = self.served_by.get(end.stream.as_str()).copied();
+                let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance };
+                if self.lose(&lost, words) {
+                    self.verdict.ended_by_berth += 1;
+                }
             }
         }
     }
 
-    fn lose(&mut self, at: Stamp, loss: Loss, example: String) {
-        self.verdict.losses.push((at, loss));
-        if !self.verdict.lost.contains_key(&loss) {
+    /// Counts a loss, under the fault that excuses it if there is one. Whether there is none.
+    fn lose(&mut self, lost: &Lost<'_>, example: String) -> bool {
+        if let Some(fault) = promise::excuse(&self.record.injected, lost) {
+            self.verdict.promises[fault].allowed.push((lost.seen, lost.loss));
+            return false;
+        }
+        self.verdict.losses.push((lost.seen, lost.loss));
+        if !self.verdict.lost.contains_key(&lost.loss) {
             self.verdict.examples.push(example);
         }
-        self.verdict.lose(loss, 1);
+        self.verdict.lose(lost.loss, 1);
+        true
     }
 
     fn watches(&mut self, plan: &Plan) {
@@ -318,11 +357,14 @@ impl<'a> Judge<'a> {
     /// Whether an upgrade happened, in the right order.
     fn upgrade(&mut self, old: &str, new: &str) {
         let moments = &self.record.moments;
-        let ready = moments.first(new, Mark::Ready);
+        // What a real apiserver does not tell is seen from outside, a little later.
+        let ready = moments.first(new, Mark::Ready).or(moments.first(new, Mark::Joined));
+        let told = moments.last(old, Mark::Terminating).or(moments.last(old, Mark::Signalled));
+        let gone = moments.last(old, Mark::Drained).or(moments.last(old, Mark::Exited));
         let served = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == new);
         let early = self.record.attempts.iter().filter(served).filter(|a| ready.is_none_or(|r| a.done < r)).count();
         let after = |gone: Stamp| self.record.attempts.iter().filter(served).any(|a| a.due > gone);
-        let objection = match (moments.last(old, Mark::Terminating), moments.last(old, Mark::Drained), ready) {
+        let objection = match (told, gone, ready) {
             (None, ..) => Some(format!("{old} was never told to stop")),
             (_, None, _) => Some(format!("{old} did not come to the end of its drain")),
             (_, _, None) => Some(format!("{new} never got ready")),

@@ -3,8 +3,8 @@
 use super::super::apiserver::{Apiserver, has};
 use super::super::fault::Fault;
 use super::{
-    CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, Plan, RATE, REAL_READY_WITHIN, SLOW_READERS, Shutdown, Timing, UPGRADES,
-    Via, WATCHES, find_program,
+    CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE, SLOW_READERS, Shutdown,
+    Timing, UPGRADES, Via, WATCHES, find_program,
 };
 use crate::cli::RehearseArgs;
 use crate::config::{Checks, Mistakes};
@@ -37,6 +37,7 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     };
     let grace = args.stop_grace.as_deref();
     let mut timing = Timing {
+        phase: checks.duration("--phase", &args.phase, SHORTEST_PHASE),
         grace: grace.map_or(GRACE + shutdown.delay, |text| checks.duration("--stop-grace", text, Duration::ZERO)),
         hold: checks.duration("--hold", &args.hold, Duration::ZERO),
         ..Timing::default()
@@ -79,7 +80,6 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
 /// What this berth cannot do yet is refused, not passed over.
 fn refuse_what_is_missing(args: &RehearseArgs, plan: &Plan, checks: &mut Checks) {
     let missing = [
-        ("--fault", !plan.faults.is_empty()),
         ("--slow-readers", plan.load.slow_readers > 0),
         ("--json", args.json.is_some()),
         ("--report", args.report.is_some()),
@@ -191,6 +191,7 @@ mod tests {
             ("--fault", "none,hang"),
             ("--shutdown-delay-duration", "soon"),
             ("--shutdown-watch-termination-grace-period", "2m"),
+            ("--phase", "x"),
             ("--stop-grace", "x"),
             ("--hold", "-1s"),
             ("--rate", "0"),
@@ -218,8 +219,9 @@ mod tests {
         assert_eq!(plan.timing.grace, Duration::from_millis(31_500));
         assert_eq!((plan.topology, plan.runs), (Topology::SideContainer, vec![Via::Berth]));
 
-        let plan = typed(&["--compare=haproxy,direct,haproxy", "--seed=7"]).unwrap();
+        let plan = typed(&["--compare=haproxy,direct,haproxy", "--fault=hang,bad-flag", "--seed=7"]).unwrap();
         assert_eq!(plan.runs, [Via::Haproxy, Via::Direct, Via::Berth]);
+        assert_eq!(Vec::from_iter(plan.faults), [Fault::BadFlag, Fault::Hang]);
         assert_eq!(plan.load.seed, 7);
     }
 

@@ -34,6 +34,9 @@ pub const SLOW_READERS: RangeInclusive<u32> = 0..=100;
 /// Upgrades in a row.
 pub const UPGRADES: RangeInclusive<u32> = 1..=1000;
 
+/// Shortest phase of the load: in less, nothing is seen.
+pub const SHORTEST_PHASE: Duration = Duration::from_secs(1);
+
 /// Longest `--shutdown-delay-duration`: production uses seconds to a minute.
 pub const LONGEST_DELAY: Duration = Duration::from_secs(60);
 
@@ -149,12 +152,10 @@ pub struct Shutdown {
 /// How long what lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// Load on the old instance alone.
-    pub before: Duration,
-    /// Load while both serve.
-    pub together: Duration,
-    /// Load after the old instance is gone.
-    pub after: Duration,
+    /// Load on the old instance alone, while both serve, and after the old one is gone: each.
+    pub phase: Duration,
+    /// How long an upgrade that fails is waited for.
+    pub failing: Duration,
     /// Bound for an instance to get ready and joined.
     pub ready_within: Duration,
     /// Time from SIGTERM to SIGKILL, as in a pod or a systemd unit.
@@ -188,10 +189,9 @@ impl Default for Timing {
     /// About twelve seconds in all.
     fn default() -> Self {
         Self {
-            before: Duration::from_secs(3),
-            together: Duration::from_secs(3),
-            after: Duration::from_secs(3),
-            ready_within: Duration::from_secs(10),
+            phase: Duration::from_secs(3),
+            failing: Duration::from_secs(4),
+            ready_within: Duration::from_secs(20),
             grace: GRACE,
             hold: Duration::from_secs(8),
         }

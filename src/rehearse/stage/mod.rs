@@ -150,17 +150,16 @@ impl Stage {
         })
     }
 
-    /// Starts what all instances share.
-    pub async fn open(&mut self) -> Result<(), Error> {
-        self.start_etcd().await?;
+    /// Starts the relay that all instances share, again if it ended.
+    pub fn open(&mut self) -> Result<(), Error> {
         match self.layout.shared(&self.setting) {
-            Some(part) => self.spawn(NODE, &part),
-            None => Ok(()),
+            Some(part) if self.relay(NODE).is_none() => self.spawn(NODE, &part),
+            _ => Ok(()),
         }
     }
 
     /// Starts an etcd if one is wanted, and waits until it is up.
-    async fn start_etcd(&mut self) -> Result<(), Error> {
+    pub async fn start_etcd(&mut self) -> Result<(), Error> {
         let Some(program) = &self.etcd else { return Ok(()) };
         let etcd = Etcd::new().map_err(|e| Error::Unavailable(format!("no free address in 127.0.0.0/8: {e}")))?;
         let part = etcd.part(program, &self.setting.dir);
@@ -363,11 +362,68 @@ impl Stage {
         std::future::pending().await
     }
 
+    /// The process ID of an instance's apiserver, if it lives.
+    pub fn apiserver(&self, name: &str) -> Option<Pid> {
+        match self.process(name, Role::Apiserver) {
+            Some(process) => process.status().is_none().then(|| process.pid()),
+            // A child of `berth run`, in this process's own PID namespace.
+            None => seen::living(&self.setting, name)?.pid.and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw),
+        }
+    }
+
+    /// The process ID of what relays to an instance, if there is such a process and it lives.
+    pub fn relay(&self, name: &str) -> Option<Pid> {
+        let process = self.process(self.shim_of(name), self.layout.relays()?)?;
+        process.status().is_none().then(|| process.pid())
+    }
+
+    /// Sends SIGKILL to one of an instance's processes, and waits until it is gone. What is left of a
+    /// unit follows, as systemd does it with `KillMode=mixed`.
+    pub async fn kill(&self, name: &str, pid: Pid) {
+        let apiserver = self.apiserver(name);
+        let _ = kill(pid, Signal::SIGKILL);
+        if let Some(process) = self.processes.iter().find(|p| p.pid() == pid) {
+            process.wait().await;
+        }
+        let Some(unit) = self.process(name, Role::Unit) else { return };
+        // It ends with its apiserver.
+        unit.wait().await;
+        if let Some(apiserver) = apiserver.filter(|apiserver| *apiserver != pid) {
+            let _ = kill(apiserver, Signal::SIGKILL);
+        }
+        while seen::living(&self.setting, name).is_some() {
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Sends SIGSTOP.
+    pub fn freeze(&mut self, pid: Pid) {
+        if kill(pid, Signal::SIGSTOP).is_ok() {
+            self.frozen.push(pid);
+        }
+    }
+
+    /// Sends SIGCONT to all that were stopped.
+    pub fn thaw(&mut self) {
+        for pid in self.frozen.drain(..) {
+            let _ = kill(pid, Signal::SIGCONT);
+        }
+    }
+
     /// The last lines that an instance's processes logged.
     pub async fn log(&mut self, name: &str) -> String {
         let mut lines = Vec::new();
         for process in self.processes.iter_mut().filter(|p| p.owner == name) {
             lines.extend(process.log().await.into_iter().map(|line| format!("  {line}")));
+        }
+        lines.join("\n")
+    }
+
+    /// The very last line of each of an instance's processes.
+    pub async fn last_words(&mut self, name: &str) -> String {
+        let mut lines = Vec::new();
+        for process in self.processes.iter_mut().filter(|p| p.owner == name) {
+            lines.extend(process.log().await.pop());
         }
         lines.join("\n")
     }
@@ -400,12 +456,6 @@ impl Stage {
             process.wait().await;
         }
     }
-
-    fn thaw(&mut self) {
-        for pid in self.frozen.drain(..) {
-            let _ = kill(pid, Signal::SIGCONT);
-        }
-    }
 }
 
 impl Drop for Stage {
@@ -426,7 +476,7 @@ mod tests {
     async fn an_etcd_that_does_not_come_up_is_shown_with_its_log() {
         let plan = Plan { etcd: Some("/bin/false".into()), ..Plan::default() };
         let mut stage = Stage::new(&plan, Via::Direct, &Arc::default()).unwrap();
-        let error = stage.open().await.unwrap_err();
+        let error = stage.start_etcd().await.unwrap_err();
         assert!(matches!(error, Error::Unavailable(_)), "{error}");
         assert!(error.to_string().starts_with("etcd ended before it was up (exit status: 1); its last"), "{error}");
         stage.close().await;
@@ -438,8 +488,7 @@ mod tests {
         let plan = Plan { topology: Topology::Run, ..Plan::default() };
         let mut stage = Stage::new(&plan, Via::Berth, &Arc::default()).unwrap();
         let dir = stage.setting.dir.clone();
-        let old =
-            Instance { name: "old".into(), apiserver: Apiserver::default(), version: "v1".into(), spoiled: Vec::new() };
+        let old = Instance { name: "old".into(), apiserver: Apiserver::default(), version: "v1".into(), fault: None };
         stage.start(&old, true).await.unwrap();
         let error = stage.joined("old", Duration::from_secs(30)).await.unwrap_err().to_string();
         assert!(error.contains("old ended before it was ready (exit status: ") && error.contains("listen"), "{error}");

@@ -11,7 +11,7 @@ use crate::control::wire::{Ask, Reply};
 use crate::instance::InstanceId;
 use crate::os::holder;
 use crate::phase::Phase;
-use crate::registry::instance::{self, Record};
+use crate::registry::instance::{self, Listed, Record};
 use crate::registry::{BerthDir, RunDir};
 use nix::unistd::Pid;
 use serde::Deserialize;
@@ -79,8 +79,17 @@ pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<
 
 /// What `berth exec` recorded of an instance.
 pub(super) fn record(setting: &Setting, name: &str) -> Option<Record> {
-    let listed = instance::list(&berth(setting)?).ok()?.instances;
-    listed.into_iter().map(|listed| listed.record).find(|record| record.instance.as_str() == name)
+    listed(setting, name).map(|listed| listed.record)
+}
+
+/// The same of one that lives.
+pub(super) fn living(setting: &Setting, name: &str) -> Option<Record> {
+    listed(setting, name).filter(|listed| listed.alive).map(|listed| listed.record)
+}
+
+fn listed(setting: &Setting, name: &str) -> Option<Listed> {
+    let listing = instance::list(&berth(setting)?).ok()?;
+    listing.instances.into_iter().find(|listed| listed.record.instance.as_str() == name)
 }
 
 fn berth(setting: &Setting) -> Option<BerthDir> {

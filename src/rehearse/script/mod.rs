@@ -1,7 +1,10 @@
 //! The script of one run: start old, load, start new, wait until it joined, stop old, and so on; then
 //! end the load and stop what is left.
 
+mod harm;
+
 use super::apiserver::Instance;
+use super::fault::{Fault, SLOW};
 use super::hub;
 use super::load::{Load, Target};
 use super::monitor::Monitor;
@@ -18,6 +21,12 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// kube-apiserver's reconciler puts the survivor's address back within ten seconds.
 const SERVICE_BACK_WITHIN: Duration = Duration::from_secs(30);
+
+/// Load after a fault, before anything else happens.
+const SETTLE: Duration = Duration::from_millis(1500);
+
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Plays it. What clients and instances did is in the record afterwards.
 pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> Result<(), Error> {
@@ -38,7 +47,8 @@ pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> R
     }
     let mut play = Play { plan, stage, recorder, progress: &progress, monitor };
 
-    play.stage.open().await?;
+    play.stage.start_etcd().await?;
+    play.stage.open()?;
     let old = instance(plan, 0);
     play.start(&old).await?;
     play.joined(&old).await?;
@@ -54,13 +64,19 @@ pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> R
     let load = Load::start(load, &target, &store, recorder)
         .map_err(|e| Error::Unavailable(format!("cannot fill the store: {e}")))?;
     recorder.note(|r| r.began = Some(Stamp::now()));
-    sleep(plan.timing.before).await;
+    sleep(plan.timing.phase).await;
 
+    for fault in plan.faults.iter().filter(|fault| fault.fails_the_upgrade()) {
+        play.failing_upgrade(&old, *fault).await?;
+    }
     let mut old = old;
     for upgrade in 1..=plan.upgrades {
-        let new = instance(plan, upgrade);
-        play.upgrade(&old, &new).await?;
-        sleep(plan.timing.after).await;
+        let mut new = instance(plan, upgrade);
+        let faults = plan.faults.iter().copied().filter(|_| upgrade == 1);
+        let faults: Vec<Fault> = faults.filter(|fault| !fault.fails_the_upgrade()).collect();
+        new.fault = faults.iter().copied().find(|fault| *fault == Fault::SlowStart);
+        play.upgrade(&old, &new, &faults).await?;
+        sleep(plan.timing.phase).await;
         if service.is_some() && timeout(SERVICE_BACK_WITHIN, play.monitor.service_back()).await.is_err() {
             let trouble = format!("the Service kubernetes was empty for {SERVICE_BACK_WITHIN:?} and more");
             recorder.note(|r| r.troubles.push(trouble));
@@ -85,12 +101,7 @@ fn instance(plan: &Plan, upgrades: u32) -> Instance {
     let new = !upgrades.is_multiple_of(2);
     let (side, apiserver) = if new { (NEW, &plan.new) } else { (OLD, &plan.old) };
     let name = if upgrades < 2 { side.to_owned() } else { format!("{side}-{}", upgrades / 2 + 1) };
-    Instance {
-        name,
-        apiserver: apiserver.clone(),
-        version: plan.versions[usize::from(new)].clone(),
-        spoiled: Vec::new(),
-    }
+    Instance { name, apiserver: apiserver.clone(), version: plan.versions[usize::from(new)].clone(), fault: None }
 }
 
 /// What every step of the script has.
@@ -107,21 +118,28 @@ impl Play<'_> {
         self.progress.say(what);
     }
 
-    async fn upgrade(&mut self, old: &Instance, new: &Instance) -> Result<(), Error> {
-        if self.stage.layout.via == Via::Direct {
+    async fn upgrade(&mut self, old: &Instance, new: &Instance, faults: &[Fault]) -> Result<(), Error> {
+        let direct = self.stage.layout.via == Via::Direct;
+        if direct {
             // The port is for one of them alone.
-            self.say(&format!("SIGTERM to {}", old.name));
+            self.say(&format!("stop {}", old.name));
             self.stop(old).await;
-            self.start(new).await?;
-            self.joined(new).await?;
-            self.check_version(new).await;
-            return Ok(());
         }
+        let slow = new.fault.map(|fault| self.inject(fault, &new.name, direct));
         self.start(new).await?;
+        if slow.is_some() && !new.apiserver.is_stand_in() {
+            self.delay(new).await;
+        }
         self.joined(new).await?;
-        sleep(self.plan.timing.together).await;
-        self.say(&format!("stop {}", old.name));
-        self.stop(old).await;
+        slow.inspect(|place| self.over(*place));
+        sleep(self.plan.timing.phase).await;
+        for fault in faults.iter().filter(|fault| **fault != Fault::SlowStart) {
+            self.harm(old, new, *fault).await?;
+        }
+        if !direct {
+            self.say(&format!("stop {}", old.name));
+            self.stop(old).await;
+        }
         self.check_version(new).await;
         Ok(())
     }
@@ -138,6 +156,19 @@ impl Play<'_> {
             None => r.players.iter_mut().filter(|p| p.name == *name).for_each(|p| p.version = Some(expected.clone())),
             Some(trouble) => r.troubles.push(trouble),
         });
+    }
+
+    /// Makes an apiserver slow that has no flag for it.
+    async fn delay(&mut self, instance: &Instance) {
+        let name = &instance.name;
+        while self.stage.ended(name).is_none() {
+            if let Some(pid) = self.stage.apiserver(name) {
+                self.stage.freeze(pid);
+                sleep(SLOW).await;
+                return self.stage.thaw();
+            }
+            sleep(LOOK).await;
+        }
     }
 
     async fn start(&mut self, instance: &Instance) -> Result<(), Error> {
