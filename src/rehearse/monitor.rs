@@ -4,6 +4,7 @@
 
 use super::record::{Recorder, Stamp};
 use super::stage::Setting;
+use crate::backend::health::Seen;
 use crate::backend::probe::{Probe, ProbeConfig};
 use crate::cli::ProbeKind;
 use rustls::pki_types::ServerName;
@@ -12,12 +13,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{MissedTickBehavior, sleep};
 
 /// Where kube-apiserver's own reconciler writes its addresses.
 const SERVICE: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
 
-/// Time between two looks at the Service.
+/// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Asks as an admin.
@@ -43,6 +44,13 @@ impl Monitor {
             timeout: Duration::from_secs(5),
         });
         Self { address: setting.address, probe: Arc::new(probe), named: Arc::new(watch::Sender::new(false)) }
+    }
+
+    /// Waits until `/readyz` is 200.
+    pub async fn ready(&self) {
+        while self.probe.ready(self.address).await.seen != Seen::Pass {
+            sleep(LOOK_EVERY).await;
+        }
     }
 
     /// What `/version` says.

@@ -45,6 +45,9 @@ pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> R
     if service.is_none() && !plan.old.is_stand_in() {
         progress.say("the Service kubernetes stays out of this: no loopback address can be in it (see --netns)");
     }
+    if plan.etcd.is_none() && !plan.old.is_stand_in() {
+        progress.say("--etcd-servers is given: what this rehearsal writes stays there");
+    }
     let mut play = Play { plan, stage, recorder, progress: &progress, monitor };
 
     play.stage.start_etcd().await?;
@@ -52,7 +55,10 @@ pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> R
     let old = instance(plan, 0);
     play.start(&old).await?;
     play.joined(&old).await?;
-    play.check_version(&old).await;
+    play.first(&old).await?;
+    if service.is_some() {
+        play.service_back().await;
+    }
 
     let load = &plan.load;
     play.say(&format!(
@@ -77,9 +83,8 @@ pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> R
         new.fault = faults.iter().copied().find(|fault| *fault == Fault::SlowStart);
         play.upgrade(&old, &new, &faults).await?;
         sleep(plan.timing.phase).await;
-        if service.is_some() && timeout(SERVICE_BACK_WITHIN, play.monitor.service_back()).await.is_err() {
-            let trouble = format!("the Service kubernetes was empty for {SERVICE_BACK_WITHIN:?} and more");
-            recorder.note(|r| r.troubles.push(trouble));
+        if service.is_some() {
+            play.service_back().await;
         }
         old = new;
     }
@@ -144,6 +149,26 @@ impl Play<'_> {
         Ok(())
     }
 
+    /// Waits until the first instance is ready, whatever joined means: what its start loses is not what
+    /// an upgrade loses.
+    async fn first(&mut self, old: &Instance) -> Result<(), Error> {
+        let within = self.plan.timing.ready_within;
+        if timeout(within, self.monitor.ready()).await.is_err() {
+            let what = format!("was not ready within {within:?} of listening");
+            let log = self.stage.log(&old.name).await;
+            return Err(Error::Instance { instance: old.name.clone(), what, log });
+        }
+        self.check_version(old).await;
+        Ok(())
+    }
+
+    async fn service_back(&self) {
+        if timeout(SERVICE_BACK_WITHIN, self.monitor.service_back()).await.is_err() {
+            let trouble = format!("the Service kubernetes named nobody for {SERVICE_BACK_WITHIN:?} and more");
+            self.recorder.note(|r| r.troubles.push(trouble));
+        }
+    }
+
     /// Asks for the version through the berth, while one instance is there alone.
     async fn check_version(&self, alone: &Instance) {
         let (name, expected) = (&alone.name, &alone.version);
@@ -178,7 +203,9 @@ impl Play<'_> {
 
     async fn joined(&mut self, instance: &Instance) -> Result<(), Error> {
         let took = self.stage.joined(&instance.name, self.plan.timing.ready_within).await?;
-        self.say(&format!("{} is ready and joined after {took:.1?}", instance.name));
+        // Only a shim waits until it is ready.
+        let what = if self.stage.layout.via == Via::Berth { "is ready and joined" } else { "listens" };
+        self.say(&format!("{} {what} after {took:.1?}", instance.name));
         Ok(())
     }
 
