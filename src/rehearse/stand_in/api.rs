@@ -161,6 +161,9 @@ impl Asked<'_> {
                 write(self.server, request, &namespace, None).await
             }
             ("PUT", Resource::Map { namespace, name }, _) => write(self.server, request, &namespace, Some(&name)).await,
+            ("DELETE", Resource::Map { namespace, name }, _) => {
+                self.server.store.call(Call::Delete { namespace, name }).await.map(deleted)
+            }
             _ => return not_allowed(),
         };
         match result {
@@ -251,6 +254,17 @@ fn one(reply: Reply, good: StatusCode, name: &str) -> Response<Payload> {
             "cannot be updated: the object has been modified; apply your changes to the latest version",
         ),
         other => failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", &unexpected(&other).to_string(), ""),
+    }
+}
+
+/// The answer to a DELETE: no object, as nothing holds it back.
+fn deleted(reply: Reply) -> Response<Payload> {
+    match reply {
+        Reply::Object { object } => {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            objects::answer(StatusCode::OK, &objects::success(name))
+        }
+        other => one(other, StatusCode::OK, ""),
     }
 }
 

@@ -1,7 +1,7 @@
 //! One watch: changes of the store as lines, until the client goes, its time is over, or the instance
 //! shuts down.
 
-use super::super::wire::{Reason, Reply};
+use super::super::wire::{ChangeKind, Reason, Reply};
 use super::connection::Connection;
 use super::life::Life;
 use super::objects;
@@ -91,7 +91,7 @@ impl Watch {
     /// does not end watches because etcd is away either.
     async fn run(mut self, initial: Vec<Value>, until: Instant, ending: Ending) {
         for object in initial.iter().filter(|o| self.wanted.matches(o)) {
-            if self.lines.send(objects::event("ADDED", object)).await.is_err() {
+            if self.lines.send(objects::event(&ChangeKind::Added, object)).await.is_err() {
                 return;
             }
         }
@@ -136,12 +136,12 @@ impl Watch {
                 if !self.wanted.matches(&change.object) {
                     return Ok(());
                 }
-                self.lines.send(objects::event(if change.added { "ADDED" } else { "MODIFIED" }, &change.object)).await
+                self.lines.send(objects::event(&change.kind, &change.object)).await
             }
             Reply::Failed { reason: Reason::Gone } => {
                 let message = format!("too old resource version: {}", self.revision);
                 let status = objects::status_object(StatusCode::GONE, "Expired", &message, "");
-                self.lines.send(objects::event("ERROR", &status)).await?;
+                self.lines.send(objects::event(&"ERROR", &status)).await?;
                 Err(mpsc::error::SendError(Bytes::new()))
             }
             other => {
