@@ -12,10 +12,11 @@
 //! * [`load`]: clients through the berth that never retry.
 //! * [`record`]: what clients saw, and what instances report of themselves.
 //! * [`script`]: one run: start old, load, start new, wait until it joined, stop old.
-//! * [`verdict`]: from the record to what was lost; pure. [`table`] prints it, [`progress`] entertains.
+//! * [`verdict`]: from the record to what was lost, and [`ends`] to who ended a stream; pure. [`table`] prints it, [`progress`] entertains.
 
 pub mod apiserver;
 pub mod certs;
+pub mod ends;
 pub mod fault;
 pub mod haproxy;
 pub mod hub;

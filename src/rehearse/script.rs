@@ -19,14 +19,13 @@ const VERSIONS: [&str; 2] = ["v1.33.0", "v1.34.0"];
 
 /// Plays it. What clients and instances did is in the record afterwards.
 pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> Result<(), Error> {
-    let store = Arc::new(Store::default());
     let path = stage.setting.store();
     let socket = UnixListener::bind(&path).map_err(|e| {
         Error::Unavailable(format!("cannot make the socket {} (TMPDIR names another place): {e}", path.display()))
     })?;
     // Aborted with this future when it is dropped.
     let mut background = tokio::task::JoinSet::new();
-    background.spawn(hub::serve(socket, Arc::clone(&store), Arc::clone(recorder)));
+    background.spawn(hub::serve(socket, Arc::new(Store::default()), Arc::clone(recorder)));
     let progress = Progress::new(recorder);
     let mut play = Play { plan, stage, recorder, progress: &progress };
 
@@ -40,10 +39,9 @@ pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> R
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
         load.rate, load.clients, load.watches, load.seed
     ));
-    let target = Target::new(play.stage.setting.address, &play.stage.setting.certs.ca)
+    let target = Target::new(play.stage.setting.address, &play.stage.setting.certs)
         .map_err(|e| Error::Unavailable(format!("cannot use the certificates just made: {e}")))?;
-    let load = Load::start(load, &target, &store, recorder)
-        .map_err(|e| Error::Unavailable(format!("cannot fill the store: {e}")))?;
+    let load = Load::start(load, &target, &play.stage.instances(), recorder).await.map_err(Error::Unavailable)?;
     recorder.note(|r| r.began = Some(Stamp::now()));
     sleep(plan.timing.before).await;
 

@@ -1,6 +1,5 @@
 //! From a request to its answer.
 
-use super::super::record::INSTANCE_HEADER;
 use super::super::wire::{Call, Reason, Reply};
 use super::audit::Line;
 use super::body::{Body, Payload};
@@ -44,9 +43,6 @@ pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request
         let asked = Asked { server, connection: &connection, resource, query, watch };
         asked.answer(request).await
     };
-    if let Ok(name) = HeaderValue::from_str(&server.flags.name) {
-        response.headers_mut().insert(INSTANCE_HEADER, name);
-    }
     if let Some(audit) = &server.audit {
         audit.log(&Line {
             peer: connection.peer,

@@ -19,8 +19,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 /// Lines that may wait for a slow client.
 const QUEUE: usize = 64;
 
-/// Longest watch without `timeoutSeconds` (kube-apiserver: 30 to 60 minutes).
+/// Longest watch without `timeoutSeconds` (kube-apiserver: 30 to 60 minutes), and with it.
 const LONGEST: Duration = Duration::from_secs(30 * 60);
+const LONGEST_ASKED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Time between two bookmarks, as in kube-apiserver.
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
@@ -71,7 +72,7 @@ pub(super) async fn start(
     };
     let source = store.watch(wanted.namespace.clone(), revision).await?;
     let (lines, received) = mpsc::channel(QUEUE);
-    let until = Instant::now() + query.timeout_seconds.map_or(LONGEST, |s| Duration::from_secs(s).min(LONGEST));
+    let until = Instant::now() + query.timeout_seconds.map_or(LONGEST, |s| Duration::from_secs(s).min(LONGEST_ASKED));
     let watch = Watch { source, wanted, lines, revision: revision.to_string(), bookmarks: query.bookmarks };
     tokio::spawn(watch.run(initial, until, ending));
     Ok(received)
