@@ -365,6 +365,16 @@ pub struct RehearseArgs {
     /// What goes wrong meanwhile, separated by commas; several: one after the other
     #[arg(long, env = "BERTH_REHEARSE_FAULT", hide_env_values = true, default_value = "none", value_name = "LIST", value_delimiter = ',', value_parser = fault_names(), help_heading = REHEARSED)]
     pub fault: Vec<String>,
+    /// How long the load lasts before an upgrade, while both serve, and after it, each
+    #[arg(
+        long,
+        env = "BERTH_REHEARSE_PHASE",
+        hide_env_values = true,
+        default_value = "3s",
+        value_name = "DURATION",
+        help_heading = TIMES
+    )]
+    pub phase: String,
     /// Time from SIGTERM to SIGKILL, as a pod's or a unit's [default: 30s beyond the shutdown delay]
     #[arg(long, env = "BERTH_REHEARSE_STOP_GRACE", hide_env_values = true, value_name = "DURATION", help_heading = TIMES)]
     pub stop_grace: Option<String>,

@@ -76,6 +76,85 @@ fn an_upgrade_loses_nothing() {
     gone(tmp.path());
 }
 
+/// Rehearses; the verdict must be good. What was printed.
+fn held(args: &[&str]) -> String {
+    let tmp = tempfile::tempdir().unwrap();
+    let output = rehearse(tmp.path(), &[&["--rate=30", "--phase=1s"], args].concat()).output().unwrap();
+    let (table, progress) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{table}\n{progress}");
+    assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
+    gone(tmp.path());
+    format!("{progress}{table}")
+}
+
+#[test]
+fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
+    let said = held(&["--topology=side-container", "--upgrades=3", "--fault=bad-flag,never-ready,kill-shim"]);
+    for line in [
+        "bad-flag at bad-flag: held",
+        "unknown flag: --no-such-flag",
+        "never-ready at never-ready: held",
+        "kill-shim at old: held",
+        "every promise held",
+        "connections on new-2 ",
+    ] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+    // The kept connections and watches that were on the shim, and no more but what it had just accepted.
+    let allowed = said.lines().find_map(|line| line.strip_prefix("  kill-shim")).unwrap();
+    assert!(allowed.contains(" streams") && !allowed.contains("refused"), "{said}");
+}
+
+#[test]
+fn native_side_containers_with_a_slow_start_and_a_crash() {
+    let said = held(&["--topology=native-side-container", "--fault=slow-start,crash-after-ready"]);
+    assert!(said.contains("slow-start at new: held") && said.contains("crash-after-ready at new: held"), "{said}");
+}
+
+#[test]
+fn a_node_shim_is_away_when_it_is_killed_and_comes_back() {
+    let said = held(&["--topology=node", "--fault=both-killed"]);
+    assert!(said.contains("both-killed at new: held") && said.contains("the API was away for"), "{said}");
+}
+
+#[test]
+fn units_of_which_one_hangs_and_then_the_other_ones_shim() {
+    let said = held(&["--topology=run", "--fault=hang,hang-shim"]);
+    assert!(said.contains("hang at new: held") && said.contains("hang-shim at old: held"), "{said}");
+}
+
+#[test]
+fn other_ways_are_compared_and_do_not_decide() {
+    let said = held(&["--compare=haproxy,port-sharing,direct,berth"]);
+    let columns = if Command::new("haproxy").arg("-v").output().is_ok() {
+        "       haproxy  port-sharing        direct         berth"
+    } else {
+        eprintln!("without HAProxy, which is not in PATH");
+        "  port-sharing        direct         berth"
+    };
+    assert!(said.contains(columns), "{said}");
+    // One apiserver after the other cannot but refuse.
+    let direct = said.split("via direct").last().unwrap();
+    assert!(direct.lines().any(|line| line.starts_with("  refused ")), "{said}");
+}
+
+#[test]
+fn a_program_that_is_not_there_is_said() {
+    let tmp = tempfile::tempdir().unwrap();
+    let output = rehearse(tmp.path(), &["--via=haproxy"]).env("PATH", tmp.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(69) && said.contains("haproxy is not in PATH"), "{said}");
+
+    let mut command = rehearse(tmp.path(), &["--compare=haproxy,berth"]);
+    let mut child = command.env("PATH", tmp.path()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().contains("skipped: haproxy is not in PATH"));
+    std::thread::spawn(move || lines.for_each(drop));
+    kill(Pid::from_raw(child.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    gone(tmp.path());
+}
+
 #[test]
 fn an_interrupt_leaves_nothing_behind() {
     for (signal, status) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {

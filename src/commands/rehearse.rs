@@ -3,8 +3,9 @@
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::{RehearseArgs, StandInArgs};
 use crate::config::Mistakes;
+use crate::os::netns;
 use crate::rehearse::plan::{Plan, check};
-use crate::rehearse::stage::Error;
+use crate::rehearse::stage::{Error, NETNS};
 use crate::rehearse::{Aborted, Outcome, rehearse, stand_in, table};
 use anyhow::Context;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -12,21 +13,39 @@ use std::io::Write;
 
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     let plan = check::check(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
-    let plan = match plan {
+    let mut plan = match plan {
         Ok(plan) => plan,
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
-    finish(&plan, &block_on(rehearse(&plan))?)
+    // Before there is any other thread.
+    if plan.netns
+        && let Err(error) = netns::enter(*NETNS.ip())
+    {
+        return Ok(unavailable(&error));
+    }
+    block_on(async {
+        match plan.ask_versions().await {
+            Ok(()) => finish(&plan, &rehearse(&plan).await),
+            Err(mistakes) => Ok(mistaken(&mistakes)),
+        }
+    })?
 }
 
 /// Prints and writes all that a rehearsal came to, also when it was aborted.
 fn finish(plan: &Plan, outcome: &Outcome) -> anyhow::Result<Exit> {
     let mut text = String::new();
-    for run in outcome.runs.iter().filter(|run| run.ended) {
+    for run in &outcome.runs {
         if plan.runs.len() > 1 {
-            text.push_str(&format!("via {}\n\n", run.via));
+            text.push_str(&format!("\nvia {}\n\n", run.via));
         }
-        text.push_str(&table::render(&run.verdict));
+        match &run.failed {
+            None => text.push_str(&table::render(&run.verdict)),
+            Some(why) if run.via != plan.via => text.push_str(&format!("no verdict: {why}\n")),
+            Some(_) => {}
+        }
+    }
+    if outcome.runs.len() > 1 {
+        text.push_str(&format!("\n{}", table::compare(&outcome.runs)));
     }
     std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")?;
     Ok(match &outcome.aborted {
@@ -34,6 +53,10 @@ fn finish(plan: &Plan, outcome: &Outcome) -> anyhow::Result<Exit> {
         Some(error @ Aborted::Failed(Error::Instance { .. })) => {
             eprintln!("berth: {error}");
             Exit::No
+        }
+        Some(error @ Aborted::Panicked(_)) => {
+            eprintln!("berth: {error}");
+            Exit::Bug
         }
         Some(error @ Aborted::Signal(signal)) => {
             eprintln!("berth: {error}");

@@ -89,7 +89,10 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
                 }
                 stop.send_modify(|stop| *stop = (*stop).max(Stop::Drain));
             }
-            left = phase.wait_for(|(phase, _)| *phase == Phase::Left), if !terminated && ended.is_none() => {
+            // It also leaves while its apiserver fails probes beside a sibling: that is no reason to end it.
+            left = phase.wait_for(|(phase, _)| *phase == Phase::Left),
+                if !terminated && ended.is_none() && *stop.borrow() >= Stop::Drain =>
+            {
                 terminated = true;
                 drop(left);
                 signal_child(child, Signal::SIGTERM);

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 /// State of a listening socket in /proc/net/tcp (TCP_LISTEN in the kernel's tcp_states.h).
-const LISTEN: u8 = 0x0a;
+pub const LISTEN: u8 = 0x0a;
 
 /// A line of /proc/net/tcp or /proc/net/tcp6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,6 +4,8 @@
 pub mod clock;
 pub mod holder;
 pub mod inotify;
+#[cfg(feature = "rehearse")]
+pub mod netns;
 pub mod process;
 pub mod seqpacket;
 pub mod socket;

@@ -30,6 +30,10 @@ const ADMINS: &str = "system:masters";
 pub struct Certs {
     /// PEM file with the authority.
     pub ca_file: PathBuf,
+    /// PEM file with the clients' certificate.
+    pub client_cert_file: PathBuf,
+    /// PEM file with its key.
+    pub client_key_file: PathBuf,
     /// PEM file with the public key of service accounts.
     pub account_public_key_file: PathBuf,
     /// PEM file with the private one.
@@ -85,13 +89,15 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
     let mut client = params(&[], ExtendedKeyUsagePurpose::ClientAuth, "berth-rehearse")?;
     client.distinguished_name.push(DnType::OrganizationName, ADMINS);
     let client_key = KeyPair::generate()?;
-    let client = client.signed_by(&client_key, &authority)?.into();
+    let client = client.signed_by(&client_key, &authority)?;
 
     let mut subjects: Vec<String> = NAMES.map(str::to_owned).to_vec();
     subjects.push("127.0.0.1".into());
     subjects.extend(ips.iter().map(ToString::to_string));
     let certs = Certs {
         ca_file: dir.join("ca.crt"),
+        client_cert_file: dir.join("client.crt"),
+        client_key_file: dir.join("client.key"),
         account_public_key_file: dir.join("service-account.pub"),
         account_key_file: dir.join("service-account.key"),
         ca: authority.der().clone(),
@@ -99,11 +105,13 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
         dir: dir.to_owned(),
         authority,
         subjects,
-        client,
+        client: client.der().clone(),
         client_key: client_key.serialize_der().into(),
     };
     let account_key = KeyPair::generate()?;
     write(&certs.ca_file, &certs.authority.pem())?;
+    write(&certs.client_cert_file, &client.pem())?;
+    write(&certs.client_key_file, &client_key.serialize_pem())?;
     write(&certs.account_public_key_file, &account_key.public_key_pem())?;
     write(&certs.account_key_file, &account_key.serialize_pem())?;
     Ok(certs)

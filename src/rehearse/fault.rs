@@ -1,15 +1,19 @@
-//! What can be made to go wrong in a rehearsal.
+//! What can be made to go wrong in a rehearsal, and what berth promises then.
 
 use clap::ValueEnum;
 use serde::Serialize;
+use std::time::Duration;
 
-/// A thing that goes wrong. Several happen one after the other, in this order.
+/// How long a new apiserver that starts slowly takes, beyond what it needs.
+pub const SLOW: Duration = Duration::from_secs(5);
+
+/// A thing that goes wrong. Several happen one after the other, in this order, in the first upgrade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
     /// The new apiserver has a flag that it does not know, and ends at once
     BadFlag,
-    /// The new apiserver listens and never gets ready
+    /// The new apiserver never gets ready
     NeverReady,
     /// The new apiserver takes long to get ready
     SlowStart,
@@ -17,10 +21,43 @@ pub enum Fault {
     CrashAfterReady,
     /// The new apiserver gets SIGSTOP while both serve, until its shim has noticed
     Hang,
-    /// The new instance's shim gets SIGKILL while both serve
+    /// The old instance's shim gets SIGKILL while both serve
     KillShim,
-    /// The new instance's shim gets SIGSTOP while both serve, for longer than its lease
+    /// The old instance's shim gets SIGSTOP while both serve, for longer than its lease
     HangShim,
     /// All shims get SIGKILL while both serve
     BothKilled,
+}
+
+impl Fault {
+    /// What berth promises under it, when a sibling is there (`alone`: when none is).
+    pub fn promise(self, alone: bool) -> &'static str {
+        match (self, alone) {
+            (Self::BadFlag | Self::NeverReady, _) => {
+                "the new version never gets a connection, the old one serves on, nothing is lost, and it is said why"
+            }
+            (Self::SlowStart, _) => "the new version gets connections only when it is ready, and nothing is lost",
+            (Self::CrashAfterReady, false) => {
+                "only what was on the crashed apiserver ends; new connections go to the other one, and none is lost"
+            }
+            (Self::Hang, false) => {
+                "what it had accepted waits; when probes have failed, new connections go to the other one; nothing is lost"
+            }
+            (Self::Hang | Self::HangShim, true) => "clients wait until it goes on; nothing is lost",
+            (Self::KillShim, false) => {
+                "only what the shim had accepted is lost; no connection is refused, and new ones go to the sibling"
+            }
+            (Self::HangShim, false) => {
+                "what the shim had accepted waits; when its lease has run out, the sibling accepts; nothing is lost"
+            }
+            (Self::BothKilled | Self::CrashAfterReady | Self::KillShim, _) => {
+                "an outage until they are started again, and nothing is lost after that"
+            }
+        }
+    }
+
+    /// Whether it is an upgrade of its own, which fails, before the real one.
+    pub fn fails_the_upgrade(self) -> bool {
+        matches!(self, Self::BadFlag | Self::NeverReady)
+    }
 }

@@ -1,7 +1,16 @@
 //! HAProxy as the side-container that berth replaces had it (Lokomotive, 2020): TCP mode, its
-//! timeouts, no health check. It shares the port since `SO_REUSEPORT` is its default.
+//! timeouts, no health check, started when the apiserver's port is open. It shares the port since
+//! `SO_REUSEPORT` is its default.
+//!
+//! It is stopped by SIGUSR1, its soft stop: the official image has had that as its STOPSIGNAL since 2018
+//! (docker-library/haproxy#72), and a container runtime sends that instead of SIGTERM, by which
+//! HAProxy cuts every connection at once. So it gets the better one of the two.
 
+use nix::sys::signal::Signal;
 use std::net::SocketAddr;
+
+/// What stops it.
+pub const STOP: Signal = Signal::SIGUSR1;
 
 /// Name of an instance's configuration file.
 pub fn file(instance: &str) -> String {

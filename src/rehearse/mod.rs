@@ -8,21 +8,27 @@
 //!   configuration of what berth replaces.
 //! * [`stage`]: the processes, certificates from [`certs`]; all on 127/8 and in one temporary folder.
 //! * [`store`]: the objects that stand-ins serve, in etcd's place; they reach it through [`hub`] in
-//!   the language of [`wire`].
+//!   the language of [`wire`]. Real ones get an [`etcd`].
 //! * [`load`]: clients through the berth that never retry.
 //! * [`record`]: what clients saw, and what instances report of themselves.
+//! * [`monitor`]: what is asked beside the load.
 //! * [`script`]: one run: start old, load, start new, wait until it joined, stop old.
-//! * [`verdict`]: from the record to what was lost, and [`ends`] to who ended a stream; pure. [`table`] prints it, [`progress`] entertains.
+//! * [`verdict`]: from the record to what was lost, [`ends`]: who ended a stream, and [`promise`]:
+//!   whether what berth promises under faults was kept; pure. [`table`] prints it, [`progress`]
+//!   entertains.
 
 pub mod apiserver;
 pub mod certs;
 pub mod ends;
+pub mod etcd;
 pub mod fault;
 pub mod haproxy;
 pub mod hub;
 pub mod load;
+pub mod monitor;
 pub mod plan;
 pub mod progress;
+pub mod promise;
 pub mod record;
 pub mod script;
 pub mod stage;
@@ -36,7 +42,11 @@ pub mod wire;
 use plan::{Plan, Via, find_program};
 use record::{Record, Recorder};
 use stage::{Error, Stage};
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use tokio::signal::unix::{SignalKind, signal};
 use verdict::Verdict;
 
@@ -60,8 +70,8 @@ pub struct Run {
     pub record: Record,
     /// What it means.
     pub verdict: Verdict,
-    /// Whether it came to its end.
-    pub ended: bool,
+    /// Why it did not come to its end.
+    pub failed: Option<String>,
 }
 
 /// Why a rehearsal did not come to its end.
@@ -70,6 +80,9 @@ pub enum Aborted {
     /// A signal; its number.
     #[error("the rehearsal was aborted by {}; nothing can be concluded from it", name(*.0))]
     Signal(i32),
+    /// A bug in berth.
+    #[error("the rehearsal broke down: {0}; nothing can be concluded from it (please report this)")]
+    Panicked(String),
     /// Something was not there, or an instance did not do what it should.
     #[error(transparent)]
     Failed(#[from] Error),
@@ -109,21 +122,44 @@ pub async fn rehearse(plan: &Plan) -> Outcome {
                 return outcome;
             }
         };
+        if plan.runs.len() > 1 {
+            eprintln!("\nvia {via}");
+        }
         let ended = tokio::select! {
-            ended = script::play(plan, &mut stage, &recorder) => ended.map_err(Aborted::Failed),
+            ended = caught(script::play(plan, &mut stage, &recorder)) => ended,
             _ = int.recv() => Err(Aborted::Signal(libc::SIGINT)),
             _ = term.recv() => Err(Aborted::Signal(libc::SIGTERM)),
         };
         stage.close().await;
         let record = recorder.take();
         let verdict = verdict::judge(&record, plan);
-        outcome.runs.push(Run { via, record, verdict, ended: ended.is_ok() });
-        if let Err(aborted) = ended {
-            outcome.aborted = Some(aborted);
-            return outcome;
+        let failed = ended.as_ref().err().map(ToString::to_string);
+        outcome.runs.push(Run { via, record, verdict, failed });
+        match ended {
+            Ok(()) => {}
+            // A comparison that fails says something about what is compared.
+            Err(Aborted::Failed(error)) if via != plan.via => eprintln!("via {via}: {error}"),
+            Err(aborted) => {
+                outcome.aborted = Some(aborted);
+                return outcome;
+            }
         }
     }
     outcome
+}
+
+/// A panic must not cost what was gathered before it.
+async fn caught(play: impl Future<Output = Result<(), Error>>) -> Result<(), Aborted> {
+    let mut play = pin!(play);
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| play.as_mut().poll(context))) {
+        Ok(poll) => poll.map_err(Aborted::Failed),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+            Poll::Ready(Err(Aborted::Panicked(text.to_owned())))
+        }
+    })
+    .await
 }
 
 /// Whether the programs of a way are there.
@@ -131,5 +167,17 @@ fn available(via: Via) -> Result<(), String> {
     match via {
         Via::Haproxy => find_program("haproxy".as_ref()).map(drop),
         Via::Berth | Via::PortSharing | Via::Direct => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_end_like_others() {
+        let aborted = caught(async { panic!("at {}", 7) }).await.unwrap_err();
+        assert!(aborted.to_string().contains("broke down: at 7;"), "{aborted}");
+        assert!(caught(async { Ok(()) }).await.is_ok());
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 /// Time between two updates of the counters.
-const UPDATE: Duration = Duration::from_millis(200);
+const UPDATE: Duration = Duration::from_millis(500);
 
 /// Progress of one rehearsal. Dropping it clears the counters.
 #[derive(Debug)]
@@ -30,10 +30,14 @@ impl Progress {
             }
             let recorder = Arc::clone(recorder);
             tokio::spawn(async move {
+                let mut before = (Instant::now(), 0);
                 loop {
                     tokio::time::sleep(UPDATE).await;
                     let (all, bad) = recorder.counts();
-                    bar.set_message(format!("{} requests, {} without a good answer", count(all as u64), bad));
+                    let rate = all.saturating_sub(before.1) as f64 / before.0.elapsed().as_secs_f64();
+                    before = (Instant::now(), all);
+                    let (all, bad) = (count(all as u64), count(bad as u64));
+                    bar.set_message(format!("{all} requests, {rate:.0} a second, {bad} without a good answer"));
                     bar.tick();
                 }
             })

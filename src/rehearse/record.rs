@@ -293,8 +293,12 @@ pub struct Injected {
     pub fault: Fault,
     /// At whom.
     pub instance: String,
+    /// No sibling was there that could take over.
+    pub alone: bool,
     /// When.
     pub at: Stamp,
+    /// When it was noticed, where something waits for that.
+    pub noticed: Option<Stamp>,
     /// When all was as before again; none: not seen.
     pub over: Option<Stamp>,
     /// What was seen, in words.
@@ -382,6 +386,9 @@ pub struct Record {
     pub slow_reads: u64,
     /// The same without berth.
     pub control: Control,
+    /// Times for which the Service `kubernetes` named nobody; none if it never named anybody, as
+    /// without real apiservers in a network namespace.
+    pub endpoint_gaps: Option<Vec<(Stamp, Stamp)>>,
     /// How far the clients were behind their timetable at most.
     pub behind: Duration,
     /// What went wrong with processes and should not have, in words.

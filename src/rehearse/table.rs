@@ -1,6 +1,7 @@
 //! The verdict as a short table, for standard output.
 
-use super::verdict::{Loss, NEW, OLD, Verdict};
+use super::Run;
+use super::verdict::{Loss, Verdict};
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -18,6 +19,14 @@ pub fn render(verdict: &Verdict) -> String {
         row(&format!("  {loss}"), count(*number), String::new());
     }
     let waits = format!("median {}, 99 % within {}", time(verdict.median_wait), time(verdict.p99_wait));
+    if !verdict.promises.is_empty() {
+        row("allowed under faults", count(verdict.allowed()), String::new());
+    }
+    for promise in verdict.promises.iter().filter(|promise| !promise.allowed.is_empty()) {
+        let kinds = promise.allowed_by_kind();
+        let kinds: Vec<_> = kinds.iter().map(|(loss, number)| format!("{} {loss}", count(*number))).collect();
+        row(&format!("  {}", promise.fault), count(promise.allowed.len() as u64), kinds.join(", "));
+    }
     row("longest wait", time(verdict.longest_wait), waits);
     row("streams ended by berth", count(verdict.ended_by_berth), String::new());
     row("streams ended by the instance", count(verdict.ended_by_instance), "counted apart: it shut down".into());
@@ -25,11 +34,32 @@ pub fn render(verdict: &Verdict) -> String {
     let gaps = [Loss::EventMissed, Loss::EventDoubled].iter().any(|loss| verdict.lost.contains_key(loss));
     let seen = if gaps { "with gaps" } else { "no write missed or doubled" };
     row("watch events", count(verdict.watch_events), seen.into());
-    for name in [OLD, NEW] {
+    for name in &verdict.instances {
         let served = verdict.connections.get(name).copied().unwrap_or(0);
-        row(&format!("connections on {name}"), count(served), String::new());
+        let version = verdict.versions.get(name).cloned().unwrap_or_default();
+        row(&format!("connections on {name}"), count(served), version);
+    }
+    if let Some(gap) = verdict.service_gap {
+        row(
+            "Service kubernetes was empty for",
+            time(gap),
+            "the one that stops empties it, whoever shares the port".into(),
+        );
     }
     text.push('\n');
+    for promise in &verdict.promises {
+        let held = if promise.held() { "held" } else { "broken" };
+        let _ = writeln!(text, "{} at {}: {held}: {}", promise.fault, promise.instance, promise.text);
+        for seen in &promise.seen {
+            let _ = writeln!(text, "  {}", seen.replace('\n', "\n  "));
+        }
+        for broken in &promise.broken {
+            let _ = writeln!(text, "  broken: {broken}");
+        }
+    }
+    if !verdict.promises.is_empty() {
+        text.push('\n');
+    }
     for example in &verdict.examples {
         let _ = writeln!(text, "lost: {example}");
     }
@@ -37,10 +67,47 @@ pub fn render(verdict: &Verdict) -> String {
         let _ = writeln!(text, "not as it should be: {objection}");
     }
     text.push_str(match (verdict.lost(), verdict.objections.is_empty()) {
+        (0, _) if !verdict.kept() => "verdict: a promise was broken\n",
+        (0, true) if verdict.allowed() > 0 => {
+            "verdict: nothing was lost but what faults may cost, every promise held\n"
+        }
         (0, true) => "verdict: nothing was lost\n",
         (0, false) => "verdict: nothing was seen to be lost, but the run proves nothing\n",
         _ => "verdict: something was lost\n",
     });
+    text
+}
+
+/// Runs side by side, a column each.
+pub fn compare(runs: &[Run]) -> String {
+    let broken = |v: &Verdict| v.promises.iter().filter(|promise| !promise.held()).count() as u64;
+    type Cell = fn(&Verdict) -> String;
+    let rows: [(&str, Cell); 7] = [
+        ("new connections", |v| count(v.new_connections)),
+        ("lost", |v| count(v.lost())),
+        ("allowed under faults", |v| count(v.allowed())),
+        ("longest wait", |v| time(v.longest_wait)),
+        ("99 % within", |v| time(v.p99_wait)),
+        ("streams ended by the instance", |v| count(v.ended_by_instance)),
+        ("turned away by the instance", |v| count(v.turned_away)),
+    ];
+    let mut text = format!("{:<32}", "");
+    let mut cells = |name: &str, cell: &dyn Fn(&Run) -> String| {
+        if !name.is_empty() {
+            let _ = write!(text, "{name:<32}");
+        }
+        for run in runs {
+            let _ = write!(text, "{:>14}", cell(run));
+        }
+        text.push('\n');
+    };
+    cells("", &|run| run.via.to_string());
+    for (name, cell) in rows {
+        cells(name, &|run| cell(&run.verdict));
+    }
+    if runs.iter().any(|run| !run.verdict.promises.is_empty()) {
+        cells("promises broken", &|run| count(broken(&run.verdict)));
+    }
     text
 }
 
@@ -68,11 +135,16 @@ fn time(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::plan::Via;
+    use super::super::record::Record;
+    use super::super::verdict::{NEW, OLD};
     use super::*;
 
     #[test]
     fn nothing_lost() {
         let verdict = Verdict {
+            versions: [("old".to_owned(), "v1.35.4".to_owned()), ("new".to_owned(), "v1.36.3".to_owned())].into(),
+            service_gap: Some(Duration::from_millis(9_600)),
             requests: 2_134,
             new_connections: 1_031,
             longest_wait: Duration::from_millis(38),
@@ -80,6 +152,7 @@ mod tests {
             p99_wait: Duration::from_micros(9_949),
             ended_by_instance: 16,
             watch_events: 820,
+            instances: vec![OLD.into(), NEW.into()],
             connections: [(OLD.to_owned(), 600), (NEW.to_owned(), 431)].into(),
             ..Verdict::default()
         };
@@ -91,8 +164,9 @@ mod tests {
         streams ended by the instance           16   counted apart: it shut down
         turned away by the instance              0   503 or 429 while it shut down
         watch events                           820   no write missed or doubled
-        connections on old                     600
-        connections on new                     431
+        connections on old                     600   v1.35.4
+        connections on new                     431   v1.36.3
+        Service kubernetes was empty for   9600 ms   the one that stops empties it, whoever shares the port
 
         verdict: nothing was lost
         "#);
@@ -103,6 +177,7 @@ mod tests {
         let verdict = Verdict {
             requests: 12,
             lost: [(Loss::Reset, 2), (Loss::StreamEnded, 1), (Loss::EventMissed, 2)].into(),
+            instances: vec![OLD.into(), NEW.into()],
             examples: vec!["new-7: reset after 1.2ms".into()],
             ended_by_berth: 1,
             longest_wait: Duration::from_secs(15),
@@ -127,6 +202,26 @@ mod tests {
         not as it should be: new never got ready
         verdict: something was lost
         "#);
+    }
+
+    #[test]
+    fn side_by_side() {
+        let run = |via, refused: u64| Run {
+            via,
+            record: Record::default(),
+            verdict: Verdict { new_connections: 1_031, lost: [(Loss::Refused, refused)].into(), ..Verdict::default() },
+            failed: None,
+        };
+        insta::assert_snapshot!(compare(&[run(Via::PortSharing, 1_234), run(Via::Berth, 0)]), @r"
+                                          port-sharing         berth
+        new connections                          1,031         1,031
+        lost                                     1,234             0
+        allowed under faults                         0             0
+        longest wait                            0.0 ms        0.0 ms
+        99 % within                             0.0 ms        0.0 ms
+        streams ended by the instance                0             0
+        turned away by the instance                  0             0
+        ");
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub enum Role {
     Proxy,
     /// `berth run`: a shim with its apiserver as a child.
     Unit,
+    /// It keeps the objects of all instances: etcd.
+    Store,
 }
 
 /// A process to be started.
@@ -109,8 +111,7 @@ impl Layout {
     pub fn stop(&self) -> Vec<Vec<(Role, Signal)>> {
         let apiserver = (Role::Apiserver, Signal::SIGTERM);
         let proxy = match self.via {
-            // What the official image's STOPSIGNAL says, which container runtimes send.
-            Via::Haproxy => (Role::Proxy, Signal::SIGUSR1),
+            Via::Haproxy => (Role::Proxy, haproxy::STOP),
             _ => (Role::Proxy, Signal::SIGTERM),
         };
         match (self.via, self.topology) {
@@ -160,4 +161,27 @@ fn listen(address: SocketAddr, advertised: SocketAddr) -> Vec<OsString> {
         format!("--secure-port={}", address.port()).into(),
         format!("--advertise-address={}", advertised.ip()).into(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_told_when() {
+        use Role::{Apiserver, Proxy, Unit};
+        let told = |via, topology| {
+            let groups = Layout { via, topology }.stop();
+            groups.into_iter().map(|group| group.into_iter().map(|(role, _)| role).collect()).collect::<Vec<Vec<_>>>()
+        };
+        for via in [Via::Berth, Via::Haproxy] {
+            assert_eq!(told(via, Topology::SideContainer), [[Apiserver, Proxy]]);
+            assert_eq!(told(via, Topology::NativeSideContainer), [[Apiserver], [Proxy]]);
+        }
+        assert_eq!(told(Via::Berth, Topology::Run), [[Unit]]);
+        assert_eq!(told(Via::Haproxy, Topology::Run), [[Apiserver, Proxy]]);
+        // The shim goes on; without one there is nothing else to tell.
+        assert_eq!(told(Via::Berth, Topology::Node), [[Apiserver]]);
+        assert_eq!(told(Via::PortSharing, Topology::SideContainer), [[Apiserver]]);
+    }
 }

@@ -7,6 +7,7 @@
 
 use super::ends::Ends;
 use super::plan::Plan;
+use super::promise::{self, Lost, Promise};
 use super::record::{Answer, Attempt, Failure, Kind, Mark, Record, Stamp, StreamEnd, StreamId, What};
 use hdrhistogram::Histogram;
 use std::collections::{BTreeMap, HashMap};
@@ -64,10 +65,18 @@ pub struct Verdict {
     pub x509_errors: u64,
     /// Longest time without any good answer.
     pub longest_silence: Duration,
+    /// The instances, in the order in which they were started.
+    pub instances: Vec<String>,
     /// New connections by the instance that answered.
     pub connections: BTreeMap<String, u64>,
+    /// What the `/version` of instances says.
+    pub versions: BTreeMap<String, String>,
+    /// Time for which the Service `kubernetes` named nobody; none if that was not looked at.
+    pub service_gap: Option<Duration>,
     /// Events that watches saw.
     pub watch_events: u64,
+    /// What was promised under faults, and what came of it.
+    pub promises: Vec<Promise>,
     /// Why nothing can be concluded, or what else was not as it should be.
     pub objections: Vec<String>,
 }
@@ -120,9 +129,19 @@ impl Verdict {
         self.lost.values().sum()
     }
 
-    /// Nothing was lost in a run that would have shown it.
+    /// Losses that promises under faults allow.
+    pub fn allowed(&self) -> u64 {
+        self.promises.iter().map(|promise| promise.allowed.len() as u64).sum()
+    }
+
+    /// Nothing was lost in a run that would have shown it, and every promise held.
     pub fn held(&self) -> bool {
-        self.lost() == 0 && self.objections.is_empty()
+        self.lost() == 0 && self.objections.is_empty() && self.kept()
+    }
+
+    /// Every promise under faults was kept.
+    pub fn kept(&self) -> bool {
+        self.promises.iter().all(Promise::held)
     }
 
     fn lose(&mut self, loss: Loss, count: u64) {
@@ -135,6 +154,8 @@ impl Verdict {
 /// Judges a record.
 pub fn judge(record: &Record, plan: &Plan) -> Verdict {
     let mut judge = Judge::new(record);
+    judge.verdict.promises = promise::check(record);
+    judge.verdict.instances = record.players.iter().map(|player| player.name.clone()).collect();
     for attempt in &record.attempts {
         judge.attempt(attempt);
     }
@@ -143,6 +164,7 @@ pub fn judge(record: &Record, plan: &Plan) -> Verdict {
     judge.informers();
     judge.waits();
     judge.silence();
+    judge.asked();
     judge.objections(plan);
     judge.verdict
 }
@@ -154,6 +176,8 @@ struct Judge<'a> {
     new_ends: HashMap<&'a str, &'a StreamEnd>,
     /// Requests turned away by stream, less those that were seen already.
     turned_away: HashMap<&'a str, u32>,
+    /// Who answered on a stream.
+    served_by: HashMap<&'a str, &'a str>,
     local: BTreeMap<String, u64>,
     verdict: Verdict,
 }
@@ -163,8 +187,16 @@ impl<'a> Judge<'a> {
         let new_ends = record.ends.iter().filter(|end| end.what == What::New);
         let new_ends = new_ends.map(|end| (end.stream.as_str(), end)).collect();
         let turned_away = record.reports.iter().map(|(_, r)| (r.stream.as_str(), r.turned_away)).collect();
+        let served_by = record.attempts.iter().filter_map(|attempt| match &attempt.answer {
+            Answer::Good { instance } | Answer::Bad { instance, .. } => {
+                Some((attempt.stream.as_str(), instance.as_str()))
+            }
+            Answer::Failed(_) => None,
+        });
+        let served_by = served_by.collect();
         let ends = Ends::new(record);
-        Self { record, ends, new_ends, turned_away, local: BTreeMap::new(), verdict: Verdict::default() }
+        let verdict = Verdict::default();
+        Self { record, ends, new_ends, turned_away, served_by, local: BTreeMap::new(), verdict }
     }
 
     /// Whether a new connection that failed was ended by the instance that it had come to.
@@ -206,7 +238,9 @@ impl<'a> Judge<'a> {
         if self.turned_away(attempt, instance, status) {
             self.verdict.turned_away += 1;
         } else {
-            self.lose(attempt.done, Loss::BadStatus, format!("{}: {status} from {instance}", attempt.stream));
+            let lost =
+                Lost { loss: Loss::BadStatus, due: Some(attempt.due), seen: attempt.done, instance: Some(instance) };
+            self.lose(&lost, format!("{}: {status} from {instance}", attempt.stream));
         }
     }
 
@@ -235,7 +269,9 @@ impl<'a> Judge<'a> {
             Failure::Http(_) => Loss::Http,
         };
         let waited = attempt.done.since(attempt.due);
-        self.lose(attempt.done, loss, format!("{}: {failure} after {waited:.1?}", attempt.stream));
+        let instance = self.served_by.get(attempt.stream.as_str()).copied();
+        let lost = Lost { loss, due: Some(attempt.due), seen: attempt.done, instance };
+        self.lose(&lost, format!("{}: {failure} after {waited:.1?}", attempt.stream));
     }
 
     fn ends(&mut self) {
@@ -252,21 +288,29 @@ impl<'a> Judge<'a> {
                     self.verdict.ends_by_instance.push((end.at, end.stream.clone()));
                 }
                 Err(why) => {
-                    self.verdict.ended_by_berth += 1;
                     let while_what = if end.in_flight { "with a request under way" } else { "between requests" };
                     let words = format!("{} ({:?}): {} {while_what}, {why}", end.stream, end.what, end.how);
-                    self.lose(end.at, Loss::StreamEnded, words);
+                    let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance: Some(&end.instance) };
+                    if self.lose(&lost, words) {
+                        self.verdict.ended_by_berth += 1;
+                    }
                 }
             }
         }
     }
 
-    fn lose(&mut self, at: Stamp, loss: Loss, example: String) {
-        self.verdict.losses.push((at, loss));
-        if !self.verdict.lost.contains_key(&loss) {
+    /// Counts a loss, under the fault that excuses it if there is one. Whether there is none.
+    fn lose(&mut self, lost: &Lost<'_>, example: String) -> bool {
+        if let Some(fault) = promise::excuse(&self.record.injected, lost) {
+            self.verdict.promises[fault].allowed.push((lost.seen, lost.loss));
+            return false;
+        }
+        self.verdict.losses.push((lost.seen, lost.loss));
+        if !self.verdict.lost.contains_key(&lost.loss) {
             self.verdict.examples.push(example);
         }
-        self.verdict.lose(loss, 1);
+        self.verdict.lose(lost.loss, 1);
+        true
     }
 
     fn watches(&mut self, plan: &Plan) {
@@ -311,6 +355,13 @@ impl<'a> Judge<'a> {
         }
         self.verdict.median_wait = Duration::from_micros(waits.value_at_quantile(0.5));
         self.verdict.p99_wait = Duration::from_micros(waits.value_at_quantile(0.99));
+    }
+
+    fn asked(&mut self) {
+        let players = self.record.players.iter();
+        self.verdict.versions = players.filter_map(|p| Some((p.name.clone(), p.version.clone()?))).collect();
+        let gaps = self.record.endpoint_gaps.as_ref();
+        self.verdict.service_gap = gaps.map(|gaps| gaps.iter().map(|(from, to)| to.since(*from)).sum());
     }
 
     /// What makes a run worthless although nothing was lost, and promises that were broken without
@@ -359,11 +410,14 @@ impl<'a> Judge<'a> {
     /// Whether an upgrade happened, in the right order.
     fn upgrade(&mut self, old: &str, new: &str) {
         let moments = &self.record.moments;
-        let ready = moments.first(new, Mark::Ready);
+        // What a real apiserver does not tell is seen from outside, a little later.
+        let ready = moments.first(new, Mark::Ready).or(moments.first(new, Mark::Joined));
+        let told = moments.last(old, Mark::Terminating).or(moments.last(old, Mark::Signalled));
+        let gone = moments.last(old, Mark::Drained).or(moments.last(old, Mark::Exited));
         let served = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == new);
         let early = self.record.attempts.iter().filter(served).filter(|a| ready.is_none_or(|r| a.done < r)).count();
         let after = |gone: Stamp| self.record.attempts.iter().filter(served).any(|a| a.due > gone);
-        let objection = match (moments.last(old, Mark::Terminating), moments.last(old, Mark::Drained), ready) {
+        let objection = match (told, gone, ready) {
             (None, ..) => Some(format!("{old} was never told to stop")),
             (_, None, _) => Some(format!("{old} did not come to the end of its drain")),
             (_, _, None) => Some(format!("{new} never got ready")),

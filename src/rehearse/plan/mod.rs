@@ -4,6 +4,7 @@ pub mod check;
 
 use super::apiserver::Apiserver;
 use super::fault::Fault;
+use crate::config::{Checks, Mistakes};
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use serde::Serialize;
@@ -32,6 +33,9 @@ pub const SLOW_READERS: RangeInclusive<u32> = 0..=100;
 
 /// Upgrades in a row.
 pub const UPGRADES: RangeInclusive<u32> = 1..=1000;
+
+/// Shortest phase of the load: in less, nothing is seen.
+pub const SHORTEST_PHASE: Duration = Duration::from_secs(1);
 
 /// Longest `--shutdown-delay-duration`: production uses seconds to a minute.
 pub const LONGEST_DELAY: Duration = Duration::from_secs(60);
@@ -110,7 +114,9 @@ pub struct Plan {
     pub old: Apiserver,
     /// Command of the one that replaces it.
     pub new: Apiserver,
-    /// The etcd for real apiservers; none: the one in PATH.
+    /// Their versions; those of real ones are known once they were [asked](Self::ask_versions).
+    pub versions: [String; 2],
+    /// The etcd that is started for real apiservers; none: they are stand-ins, or name one themselves.
     pub etcd: Option<PathBuf>,
     /// In a network namespace of its own.
     pub netns: bool,
@@ -146,12 +152,10 @@ pub struct Shutdown {
 /// How long what lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// Load on the old instance alone.
-    pub before: Duration,
-    /// Load while both serve.
-    pub together: Duration,
-    /// Load after the old instance is gone.
-    pub after: Duration,
+    /// Load on the old instance alone, while both serve, and after the old one is gone: each.
+    pub phase: Duration,
+    /// How long an upgrade that fails is waited for.
+    pub failing: Duration,
     /// Bound for an instance to get ready and joined.
     pub ready_within: Duration,
     /// Time from SIGTERM to SIGKILL, as in a pod or a systemd unit.
@@ -185,10 +189,9 @@ impl Default for Timing {
     /// About twelve seconds in all.
     fn default() -> Self {
         Self {
-            before: Duration::from_secs(3),
-            together: Duration::from_secs(3),
-            after: Duration::from_secs(3),
-            ready_within: Duration::from_secs(10),
+            phase: Duration::from_secs(3),
+            failing: Duration::from_secs(4),
+            ready_within: Duration::from_secs(20),
             grace: GRACE,
             hold: Duration::from_secs(8),
         }
@@ -197,6 +200,9 @@ impl Default for Timing {
 
 /// Default of [`Timing::grace`], beyond the shutdown delay: a pod's `terminationGracePeriodSeconds`.
 pub const GRACE: Duration = Duration::from_secs(30);
+
+/// Versions of stand-ins, so that a look at `/version` tells them apart.
+const VERSIONS: [&str; 2] = ["v1.33.0", "v1.34.0"];
 
 /// How long a real kube-apiserver may take to get ready, on a small machine.
 pub const REAL_READY_WITHIN: Duration = Duration::from_secs(90);
@@ -207,6 +213,7 @@ impl Default for Plan {
         Self {
             old: Apiserver::default(),
             new: Apiserver::default(),
+            versions: VERSIONS.map(str::to_owned),
             etcd: None,
             netns: false,
             topology: Topology::SideContainer,
@@ -218,6 +225,22 @@ impl Default for Plan {
             via: Via::Berth,
             runs: vec![Via::Berth],
         }
+    }
+}
+
+impl Plan {
+    /// Asks both commands for their version, which shows whether they can be started at all.
+    pub async fn ask_versions(&mut self) -> Result<(), Mistakes> {
+        let mut checks = Checks::default();
+        let sides = [("--old", &self.old), ("--new", &self.new)];
+        for ((option, apiserver), version) in sides.into_iter().zip(&mut self.versions) {
+            let asked = apiserver.version(version).await;
+            let mend = |why| format!("{option}: {why}; give a kube-apiserver's command that starts, or stand-in");
+            if let Some(told) = checks.note(asked.map_err(mend)) {
+                *version = told;
+            }
+        }
+        checks.finish(Some(()))
     }
 }
 

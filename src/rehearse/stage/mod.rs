@@ -5,10 +5,11 @@ mod address;
 mod process;
 mod seen;
 
-pub use address::free_address;
+pub use address::{NETNS, free_address};
 
 use super::apiserver::Instance;
 use super::certs::{self, Certs};
+use super::etcd::{self, Etcd};
 use super::haproxy;
 use super::load::{Instances, Joined};
 use super::plan::{Plan, Shutdown, Via};
@@ -97,6 +98,8 @@ pub struct Stage {
     pub layout: Layout,
     recorder: Arc<Recorder>,
     processes: Vec<Process>,
+    /// The etcd that real apiservers get.
+    etcd: Option<PathBuf>,
     /// The instances' own addresses, where berth does not choose them.
     own: BTreeMap<String, SocketAddr>,
     joined: watch::Sender<Instances>,
@@ -126,7 +129,10 @@ impl Stage {
             .prefix("berth-rehearse-")
             .tempdir()
             .map_err(|e| missing("cannot make a temporary folder (TMPDIR names another place)", e))?;
-        let address = free_address().map_err(|e| missing("no free address in 127.0.0.0/8", e))?;
+        let address = match plan.netns {
+            true => NETNS.into(),
+            false => free_address().map_err(|e| missing("no free address in 127.0.0.0/8", e))?,
+        };
         let setting = Setting {
             dir: dir.path().to_owned(),
             address,
@@ -140,6 +146,7 @@ impl Stage {
             layout: Layout { via, topology: plan.topology },
             recorder: Arc::clone(recorder),
             processes: Vec::new(),
+            etcd: plan.etcd.clone(),
             own: BTreeMap::new(),
             joined: watch::Sender::default(),
             frozen: Vec::new(),
@@ -147,11 +154,37 @@ impl Stage {
         })
     }
 
-    /// Starts what all instances share.
+    /// Starts the relay that all instances share, again if it ended.
     pub fn open(&mut self) -> Result<(), Error> {
         match self.layout.shared(&self.setting) {
-            Some(part) => self.spawn(NODE, &part),
-            None => Ok(()),
+            Some(part) if self.relay(NODE).is_none() => self.spawn(NODE, &part),
+            _ => Ok(()),
+        }
+    }
+
+    /// Starts an etcd if one is wanted, and waits until it is up.
+    pub async fn start_etcd(&mut self) -> Result<(), Error> {
+        let Some(program) = &self.etcd else { return Ok(()) };
+        let etcd = Etcd::new().map_err(|e| Error::Unavailable(format!("no free address in 127.0.0.0/8: {e}")))?;
+        let part = etcd.part(program, &self.setting.dir);
+        self.setting.etcd = Some(etcd.url());
+        self.spawn(etcd::NAME, &part)?;
+        let began = Instant::now();
+        loop {
+            let why = match timeout(etcd::UP_WITHIN, etcd.healthy()).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(why)) => why,
+                Err(_) => "no answer".into(),
+            };
+            let what = match self.ended(etcd::NAME) {
+                Some(status) => format!("ended before it was up ({status})"),
+                None if began.elapsed() > etcd::UP_WITHIN => format!("was not up within {:?} ({why})", etcd::UP_WITHIN),
+                None => {
+                    sleep(LOOK).await;
+                    continue;
+                }
+            };
+            return Err(Error::Unavailable(self.failed(etcd::NAME, what).await.to_string()));
         }
     }
 
@@ -187,10 +220,11 @@ impl Stage {
     fn spawn(&mut self, owner: &str, part: &Part) -> Result<(), Error> {
         let hear = seen::hear(owner, self.layout, &self.recorder);
         let (recorder, name, role) = (Arc::clone(&self.recorder), owner.to_owned(), part.role);
-        let over = move |status: ExitStatus| {
-            if role != Role::Proxy {
+        let over = move |status: ExitStatus| match role {
+            Role::Apiserver | Role::Unit => {
                 recorder.note(|r| r.moments.tell(&name, Mark::Exited, Stamp::now(), status.to_string()));
             }
+            Role::Proxy | Role::Store => {}
         };
         let process = Process::start(owner, part, &hear, over).map_err(|error| {
             let program = part.argv.first().map(|program| program.display().to_string()).unwrap_or_default();
@@ -348,11 +382,68 @@ impl Stage {
         std::future::pending().await
     }
 
+    /// The process ID of an instance's apiserver, if it lives.
+    pub fn apiserver(&self, name: &str) -> Option<Pid> {
+        match self.process(name, Role::Apiserver) {
+            Some(process) => process.status().is_none().then(|| process.pid()),
+            // A child of `berth run`, in this process's own PID namespace.
+            None => seen::living(&self.setting, name)?.pid.and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw),
+        }
+    }
+
+    /// The process ID of what relays to an instance, if there is such a process and it lives.
+    pub fn relay(&self, name: &str) -> Option<Pid> {
+        let process = self.process(self.shim_of(name), self.layout.relays()?)?;
+        process.status().is_none().then(|| process.pid())
+    }
+
+    /// Sends SIGKILL to one of an instance's processes, and waits until it is gone. What is left of a
+    /// unit follows, as systemd does it with `KillMode=mixed`.
+    pub async fn kill(&self, name: &str, pid: Pid) {
+        let apiserver = self.apiserver(name);
+        let _ = kill(pid, Signal::SIGKILL);
+        if let Some(process) = self.processes.iter().find(|p| p.pid() == pid) {
+            process.wait().await;
+        }
+        let Some(unit) = self.process(name, Role::Unit) else { return };
+        // It ends with its apiserver.
+        unit.wait().await;
+        if let Some(apiserver) = apiserver.filter(|apiserver| *apiserver != pid) {
+            let _ = kill(apiserver, Signal::SIGKILL);
+        }
+        while seen::living(&self.setting, name).is_some() {
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Sends SIGSTOP.
+    pub fn freeze(&mut self, pid: Pid) {
+        if kill(pid, Signal::SIGSTOP).is_ok() {
+            self.frozen.push(pid);
+        }
+    }
+
+    /// Sends SIGCONT to all that were stopped.
+    pub fn thaw(&mut self) {
+        for pid in self.frozen.drain(..) {
+            let _ = kill(pid, Signal::SIGCONT);
+        }
+    }
+
     /// The last lines that an instance's processes logged.
     pub async fn log(&mut self, name: &str) -> String {
         let mut lines = Vec::new();
         for process in self.processes.iter_mut().filter(|p| p.owner == name) {
             lines.extend(process.log().await.into_iter().map(|line| format!("  {line}")));
+        }
+        lines.join("\n")
+    }
+
+    /// The very last line of each of an instance's processes.
+    pub async fn last_words(&mut self, name: &str) -> String {
+        let mut lines = Vec::new();
+        for process in self.processes.iter_mut().filter(|p| p.owner == name) {
+            lines.extend(process.log().await.pop());
         }
         lines.join("\n")
     }
@@ -364,6 +455,9 @@ impl Stage {
     /// Ends what still runs, and removes the folder.
     pub async fn close(mut self) {
         self.thaw();
+        if let Some(status) = self.ended(etcd::NAME) {
+            self.recorder.note(|r| r.troubles.push(format!("etcd ended before it was told to ({status})")));
+        }
         for wait in [ABORT / 2, ABORT / 2] {
             for process in &self.processes {
                 process.signal(Signal::SIGTERM);
@@ -382,12 +476,6 @@ impl Stage {
             process.wait().await;
         }
     }
-
-    fn thaw(&mut self) {
-        for pid in self.frozen.drain(..) {
-            let _ = kill(pid, Signal::SIGCONT);
-        }
-    }
 }
 
 impl Drop for Stage {
@@ -404,13 +492,23 @@ mod tests {
     use super::super::plan::Topology;
     use super::*;
 
+    #[tokio::test]
+    async fn an_etcd_that_does_not_come_up_is_shown_with_its_log() {
+        let plan = Plan { etcd: Some("/bin/false".into()), ..Plan::default() };
+        let mut stage = Stage::new(&plan, Via::Direct, &Arc::default()).unwrap();
+        let error = stage.start_etcd().await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable(_)), "{error}");
+        assert!(error.to_string().starts_with("etcd ended before it was up (exit status: 1); its last"), "{error}");
+        stage.close().await;
+    }
+
     /// This test's own binary knows no `run --listen`: it ends at once and says so.
     #[tokio::test]
     async fn an_instance_that_cannot_start_is_shown_with_its_log() {
         let plan = Plan { topology: Topology::Run, ..Plan::default() };
         let mut stage = Stage::new(&plan, Via::Berth, &Arc::default()).unwrap();
         let dir = stage.setting.dir.clone();
-        let old = Instance { name: "old".into(), apiserver: Apiserver::default(), version: "v1", spoiled: Vec::new() };
+        let old = Instance { name: "old".into(), apiserver: Apiserver::default(), version: "v1".into(), fault: None };
         stage.start(&old, true).await.unwrap();
         let error = stage.joined("old", Duration::from_secs(30)).await.unwrap_err().to_string();
         assert!(error.contains("old ended before it was ready (exit status: ") && error.contains("listen"), "{error}");

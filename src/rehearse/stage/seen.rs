@@ -11,10 +11,12 @@ use crate::control::wire::{Ask, Reply};
 use crate::instance::InstanceId;
 use crate::os::holder;
 use crate::phase::Phase;
-use crate::registry::instance::{self, Record};
+use crate::registry::instance::{self, Listed, Record};
 use crate::registry::{BerthDir, RunDir};
 use nix::unistd::Pid;
 use serde::Deserialize;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -35,7 +37,13 @@ pub(super) fn hear(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Lis
     Arc::new(move |line| {
         let at = Stamp::now();
         if let Some((instance, mark)) = serde_json::from_str(line).ok().and_then(|line| told(&owner, &line)) {
-            recorder.note(|r| r.moments.add(&instance, mark, at));
+            recorder.note(|r| {
+                // What the instance told itself is more exact.
+                let known = r.moments.last(&instance, mark) > r.moments.last(&instance, Mark::Started);
+                if mark != Mark::Ready || !known {
+                    r.moments.add(&instance, mark, at);
+                }
+            });
         }
     })
 }
@@ -46,7 +54,6 @@ fn told(owner: &str, line: &Line) -> Option<(String, Mark)> {
     if owner == NODE {
         return match message {
             "ready" => Some((instance.clone(), Mark::Joined)),
-            "gone" => None,
             _ if message.contains("not ready any more") => Some((instance.clone(), Mark::Left)),
             _ => None,
         };
@@ -79,8 +86,17 @@ pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<
 
 /// What `berth exec` recorded of an instance.
 pub(super) fn record(setting: &Setting, name: &str) -> Option<Record> {
-    let listed = instance::list(&berth(setting)?).ok()?.instances;
-    listed.into_iter().map(|listed| listed.record).find(|record| record.instance.as_str() == name)
+    listed(setting, name).map(|listed| listed.record)
+}
+
+/// The same of one that lives.
+pub(super) fn living(setting: &Setting, name: &str) -> Option<Record> {
+    listed(setting, name).filter(|listed| listed.alive).map(|listed| listed.record)
+}
+
+fn listed(setting: &Setting, name: &str) -> Option<Listed> {
+    let listing = instance::list(&berth(setting)?).ok()?;
+    listing.instances.into_iter().find(|listed| listed.record.instance.as_str() == name)
 }
 
 fn berth(setting: &Setting) -> Option<BerthDir> {
@@ -89,8 +105,7 @@ fn berth(setting: &Setting) -> Option<BerthDir> {
 
 /// Whether a process has a listening socket on an address.
 pub(super) fn listens(pid: Pid, address: SocketAddr) -> bool {
-    let listeners = holder::listeners(address.port()).unwrap_or_default();
-    let inodes: Vec<u64> = listeners.iter().filter(|entry| entry.local == address).map(|entry| entry.inode).collect();
+    let inodes = listeners(address).unwrap_or_default();
     let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
     descriptors.flatten().any(|fd| {
         let target = std::fs::read_link(fd.path()).unwrap_or_default();
@@ -98,4 +113,46 @@ pub(super) fn listens(pid: Pid, address: SocketAddr) -> bool {
         let inode = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')?.parse().ok());
         inode.is_some_and(|inode| inodes.contains(&inode))
     })
+}
+
+/// Inodes of the sockets that listen on an address. The kernel lists listening sockets first; what
+/// follows, a line for each of ten thousand connections that are over, would take half a second to read.
+fn listeners(address: SocketAddr) -> io::Result<Vec<u64>> {
+    let mut inodes = Vec::new();
+    for line in BufReader::new(File::open("/proc/self/net/tcp")?).lines().skip(1) {
+        match holder::parse(&line?).first() {
+            Some(entry) if entry.state != holder::LISTEN => break,
+            Some(entry) if entry.local == address => inodes.push(entry.inode),
+            _ => {}
+        }
+    }
+    Ok(inodes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_seen_and_its_end_too() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        assert!(listens(nix::unistd::getpid(), address));
+        assert!(!listens(nix::unistd::getppid(), address));
+        drop(listener);
+        assert!(!listens(nix::unistd::getpid(), address));
+    }
+
+    #[test]
+    fn shims_tell_of_themselves_and_a_node_shim_of_all() {
+        let line = |message: &str, instance: &str| Line { message: message.into(), instance: instance.into() };
+        let told = |owner, message, instance| told(owner, &line(message, instance)).map(|(_, mark)| mark);
+        assert_eq!(told("a", "joined", ""), Some(Mark::Joined));
+        assert_eq!(told("a", "ready", "a"), Some(Mark::Ready));
+        assert_eq!(told("a", "ready", "b"), None);
+        assert_eq!(told("a", "left", ""), Some(Mark::Left));
+        assert_eq!(told(NODE, "joined", ""), None);
+        assert_eq!(told(NODE, "ready", "b"), Some(Mark::Joined));
+        assert_eq!(told(NODE, "a sibling's instance is not ready any more: refused", "b"), Some(Mark::Left));
+    }
 }

@@ -1,0 +1,168 @@
+//! Faults while both serve: each is injected, waited for and mended, and written down.
+
+use super::super::apiserver::Instance;
+use super::super::fault::Fault;
+use super::super::plan::{LEASE, Topology, UNANSWERED, Via};
+use super::super::record::{Injected, Stamp};
+use super::super::stage::Error;
+use super::{LOOK, Play, SETTLE};
+use nix::unistd::Pid;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// Longest that an apiserver hangs: what it accepted must be answered before it counts as lost.
+const LONGEST_HANG: Duration = Duration::from_secs(11);
+
+/// Waits below this are those of a rehearsal in which nothing goes wrong.
+const CALM: Duration = Duration::from_secs(1);
+
+/// How long a shim hangs beyond its lease.
+const BEYOND_LEASE: Duration = Duration::from_secs(3);
+
+impl Play<'_> {
+    /// An upgrade to a version that cannot serve: it is given up after a while.
+    pub(super) async fn failing_upgrade(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
+        let new = Instance { name: fault.to_string(), fault: Some(fault), ..super::instance(self.plan, 1) };
+        let direct = self.stage.layout.via == Via::Direct;
+        if direct {
+            self.say(&format!("stop {}", old.name));
+            self.stop(old).await;
+        }
+        let place = self.inject(fault, &new.name, direct);
+        self.say(&format!("fault {fault}: start {}", new.name));
+        let patience = Instant::now() + self.plan.timing.failing;
+        // What waits for its port, may wait for ever, and one that ends meanwhile is what is wanted here.
+        let started = timeout_at(patience, self.stage.start(&new, false)).await;
+        if let Ok(Err(error @ Error::Unavailable(_))) = started {
+            return Err(error);
+        }
+        while Instant::now() < patience && (fault != Fault::BadFlag || self.stage.ended(&new.name).is_none()) {
+            sleep(LOOK).await;
+        }
+        let why = match self.stage.ended(&new.name) {
+            Some(status) => format!("it ended with {status}; last said:\n{}", self.stage.last_words(&new.name).await),
+            None => match self.stage.look(&new.name).await {
+                Ok(()) => "it is said to be ready".into(),
+                Err(why) => why,
+            },
+        };
+        self.say(&format!("{} does not serve: {why}", new.name));
+        self.note(place, |i| i.seen.push(why));
+        sleep(SETTLE).await;
+        // How it ends is no matter.
+        self.stage.stop(&new.name, self.plan.timing.grace).await;
+        if direct {
+            self.start(old).await?;
+            self.joined(old).await?;
+        }
+        self.over(place);
+        Ok(())
+    }
+
+    /// What goes wrong while both serve.
+    pub(super) async fn harm(&mut self, old: &Instance, new: &Instance, fault: Fault) -> Result<(), Error> {
+        // Most streams are on the old one.
+        let hit = if matches!(fault, Fault::KillShim | Fault::HangShim) { old } else { new };
+        let name = &hit.name;
+        let target = match fault {
+            Fault::CrashAfterReady | Fault::Hang => self.stage.apiserver(name),
+            _ => self.stage.relay(name),
+        };
+        let Some(target) = target else {
+            self.say(&format!("fault {fault}: {} has no such process, skipped", self.stage.layout.via));
+            return Ok(());
+        };
+        let alone = match self.stage.layout.via {
+            Via::Direct => true,
+            Via::Berth if self.stage.layout.topology == Topology::Node => {
+                matches!(fault, Fault::KillShim | Fault::HangShim | Fault::BothKilled)
+            }
+            _ => fault == Fault::BothKilled,
+        };
+        self.say(&format!("fault {fault} at {name}"));
+        let place = self.inject(fault, name, alone);
+        match fault {
+            Fault::Hang => self.hang(name, target, place).await,
+            Fault::HangShim => {
+                self.stage.freeze(target);
+                sleep(LEASE + BEYOND_LEASE).await;
+                self.stage.thaw();
+            }
+            Fault::BothKilled => {
+                let other = self.stage.relay(&old.name).filter(|other| *other != target);
+                if let Some(other) = other {
+                    // At one moment: the second must not take over from the first.
+                    let _ = nix::sys::signal::kill(other, nix::sys::signal::Signal::SIGKILL);
+                }
+                self.stage.kill(name, target).await;
+                if let Some(other) = other {
+                    self.stage.kill(&old.name, other).await;
+                }
+                self.stage.open()?;
+                self.stage.start(old, true).await?;
+                self.stage.start(new, true).await?;
+                self.joined(old).await?;
+            }
+            _ => {
+                self.stage.kill(name, target).await;
+                self.stage.open()?;
+                self.stage.start(hit, true).await?;
+            }
+        }
+        self.joined(hit).await?;
+        self.over(place);
+        self.calm().await;
+        Ok(())
+    }
+
+    /// Waits until clients are served as before, so that one fault is not blamed for another.
+    async fn calm(&self) {
+        let deadline = Instant::now() + UNANSWERED;
+        sleep(SETTLE).await;
+        while Instant::now() < deadline {
+            let since = Stamp::now();
+            sleep(LOOK * 10).await;
+            let (served, slow) = self.recorder.look(|r| {
+                let lately = || r.attempts.iter().rev().take_while(|a| a.done >= since);
+                (lately().count(), lately().any(|a| a.done.since(a.due) > CALM))
+            });
+            if served > 0 && !slow {
+                return;
+            }
+        }
+    }
+
+    /// Until something notices, and a little longer; without a shim, for as long as a shim would need.
+    async fn hang(&mut self, name: &str, apiserver: Pid, place: usize) {
+        self.stage.freeze(apiserver);
+        let deadline = Instant::now() + LONGEST_HANG;
+        while Instant::now() < deadline {
+            if self.stage.look(name).await.is_err() {
+                self.note(place, |i| i.noticed = Some(Stamp::now()));
+                sleep(SETTLE).await;
+                break;
+            }
+            sleep(LOOK).await;
+        }
+        self.stage.thaw();
+    }
+
+    /// Writes a fault down; its place in the record.
+    pub(super) fn inject(&self, fault: Fault, instance: &str, alone: bool) -> usize {
+        let mut place = 0;
+        self.recorder.note(|r| {
+            place = r.injected.len();
+            let (instance, at) = (instance.to_owned(), Stamp::now());
+            r.injected.push(Injected { fault, instance, alone, at, noticed: None, over: None, seen: Vec::new() });
+        });
+        place
+    }
+
+    pub(super) fn over(&self, place: usize) {
+        self.note(place, |i| i.over = Some(Stamp::now()));
+    }
+
+    fn note(&self, place: usize, write: impl FnOnce(&mut Injected)) {
+        self.recorder.note(|r| r.injected.get_mut(place).map(write).unwrap_or_default());
+    }
+}

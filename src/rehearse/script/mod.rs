@@ -1,0 +1,230 @@
+//! The script of one run: start old, load, start new, wait until it joined, stop old, and so on; then
+//! end the load and stop what is left.
+
+mod harm;
+
+use super::apiserver::Instance;
+use super::fault::{Fault, SLOW};
+use super::hub;
+use super::load::{Load, Target};
+use super::monitor::Monitor;
+use super::plan::{Plan, Via};
+use super::progress::Progress;
+use super::record::{Recorder, Stamp};
+use super::stage::{Error, Stage};
+use super::verdict::{NEW, OLD};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::UnixListener;
+use tokio::time::{Instant, sleep, timeout};
+
+/// kube-apiserver's reconciler puts the survivor's address back within ten seconds.
+const SERVICE_BACK_WITHIN: Duration = Duration::from_secs(30);
+
+/// Load after a fault, before anything else happens.
+const SETTLE: Duration = Duration::from_millis(1500);
+
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Plays it. What clients and instances did is in the record afterwards.
+pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> Result<(), Error> {
+    let path = stage.setting.store();
+    let socket = UnixListener::bind(&path).map_err(|e| {
+        Error::Unavailable(format!("cannot make the socket {} (TMPDIR names another place): {e}", path.display()))
+    })?;
+    // Aborted with this future when it is dropped.
+    let mut background = tokio::task::JoinSet::new();
+    background.spawn(hub::serve(socket, Arc::default(), Arc::clone(recorder)));
+    let progress = Progress::new(recorder);
+    let monitor = Monitor::new(&stage.setting);
+    let service = (plan.netns && !plan.old.is_stand_in())
+        .then(|| background.spawn(monitor.clone().watch_service(Arc::clone(recorder))));
+    if service.is_none() && !plan.old.is_stand_in() {
+        progress.say("the Service kubernetes stays out of this: no loopback address can be in it (see --netns)");
+    }
+    if plan.etcd.is_none() && !plan.old.is_stand_in() {
+        progress.say("--etcd-servers is given: what this rehearsal writes stays there");
+    }
+    let mut play = Play { plan, stage, recorder, progress: &progress, monitor };
+
+    play.stage.start_etcd().await?;
+    play.stage.open()?;
+    let old = instance(plan, 0);
+    play.start(&old).await?;
+    play.joined(&old).await?;
+    play.first(&old).await?;
+    if service.is_some() {
+        play.service_back().await;
+    }
+
+    let load = &plan.load;
+    play.say(&format!(
+        "load: {} new connections a second, {} kept connections, {} watches, seed {}",
+        load.rate, load.clients, load.watches, load.seed
+    ));
+    let target = Target::new(play.stage.setting.address, &play.stage.setting.certs)
+        .map_err(|e| Error::Unavailable(format!("cannot use the certificates just made: {e}")))?;
+    let load = Load::start(load, &target, &play.stage.instances(), recorder).await.map_err(Error::Unavailable)?;
+    recorder.note(|r| r.began = Some(Stamp::now()));
+    sleep(plan.timing.phase).await;
+
+    for fault in plan.faults.iter().filter(|fault| fault.fails_the_upgrade()) {
+        play.failing_upgrade(&old, *fault).await?;
+    }
+    let mut old = old;
+    for upgrade in 1..=plan.upgrades {
+        let mut new = instance(plan, upgrade);
+        let faults = plan.faults.iter().copied().filter(|_| upgrade == 1);
+        let faults: Vec<Fault> = faults.filter(|fault| !fault.fails_the_upgrade()).collect();
+        new.fault = faults.iter().copied().find(|fault| *fault == Fault::SlowStart);
+        play.upgrade(&old, &new, &faults).await?;
+        sleep(plan.timing.phase).await;
+        if service.is_some() {
+            play.service_back().await;
+        }
+        old = new;
+    }
+    if let Some(service) = service {
+        service.abort();
+    }
+
+    recorder.note(|r| r.over = Some(Stamp::now()));
+    if let Err(broken) = load.finish().await {
+        recorder.note(|r| r.troubles.push(broken));
+    }
+    play.say(&format!("load is over, stop {}", old.name));
+    play.stop(&old).await;
+    Ok(())
+}
+
+/// The instance that serves after so many upgrades.
+fn instance(plan: &Plan, upgrades: u32) -> Instance {
+    let new = !upgrades.is_multiple_of(2);
+    let (side, apiserver) = if new { (NEW, &plan.new) } else { (OLD, &plan.old) };
+    let name = if upgrades < 2 { side.to_owned() } else { format!("{side}-{}", upgrades / 2 + 1) };
+    Instance { name, apiserver: apiserver.clone(), version: plan.versions[usize::from(new)].clone(), fault: None }
+}
+
+/// What every step of the script has.
+struct Play<'a> {
+    plan: &'a Plan,
+    stage: &'a mut Stage,
+    recorder: &'a Recorder,
+    progress: &'a Progress,
+    monitor: Monitor,
+}
+
+impl Play<'_> {
+    fn say(&self, what: &str) {
+        self.progress.say(what);
+    }
+
+    async fn upgrade(&mut self, old: &Instance, new: &Instance, faults: &[Fault]) -> Result<(), Error> {
+        let direct = self.stage.layout.via == Via::Direct;
+        if direct {
+            // The port is for one of them alone.
+            self.say(&format!("stop {}", old.name));
+            self.stop(old).await;
+        }
+        let slow = new.fault.map(|fault| self.inject(fault, &new.name, direct));
+        self.start(new).await?;
+        if slow.is_some() && !new.apiserver.is_stand_in() {
+            self.delay(new).await;
+        }
+        self.joined(new).await?;
+        slow.inspect(|place| self.over(*place));
+        sleep(self.plan.timing.phase).await;
+        for fault in faults.iter().filter(|fault| **fault != Fault::SlowStart) {
+            self.harm(old, new, *fault).await?;
+        }
+        if !direct {
+            self.say(&format!("stop {}", old.name));
+            self.stop(old).await;
+        }
+        self.check_version(new).await;
+        Ok(())
+    }
+
+    /// Waits until the first instance is ready, whatever joined means: what its start loses is not what
+    /// an upgrade loses.
+    async fn first(&mut self, old: &Instance) -> Result<(), Error> {
+        let within = self.plan.timing.ready_within;
+        if timeout(within, self.monitor.ready()).await.is_err() {
+            let what = format!("was not ready within {within:?} of listening");
+            let log = self.stage.log(&old.name).await;
+            return Err(Error::Instance { instance: old.name.clone(), what, log });
+        }
+        self.check_version(old).await;
+        Ok(())
+    }
+
+    async fn service_back(&self) {
+        if timeout(SERVICE_BACK_WITHIN, self.monitor.service_back()).await.is_err() {
+            let trouble = format!("the Service kubernetes named nobody for {SERVICE_BACK_WITHIN:?} and more");
+            self.recorder.note(|r| r.troubles.push(trouble));
+        }
+    }
+
+    /// Asks for the version through the berth, while one instance is there alone.
+    async fn check_version(&self, alone: &Instance) {
+        let (name, expected) = (&alone.name, &alone.version);
+        let trouble = match self.monitor.version().await {
+            Ok(version) if version == *expected => None,
+            Ok(version) => Some(format!("{name} should be {expected}, and its /version says {version}")),
+            Err(why) => Some(format!("{name} did not say its version: {why}")),
+        };
+        self.recorder.note(|r| match trouble {
+            None => r.players.iter_mut().filter(|p| p.name == *name).for_each(|p| p.version = Some(expected.clone())),
+            Some(trouble) => r.troubles.push(trouble),
+        });
+    }
+
+    /// Makes an apiserver slow that has no flag for it.
+    async fn delay(&mut self, instance: &Instance) {
+        let name = &instance.name;
+        while self.stage.ended(name).is_none() {
+            if let Some(pid) = self.stage.apiserver(name) {
+                self.stage.freeze(pid);
+                sleep(SLOW).await;
+                return self.stage.thaw();
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    async fn start(&mut self, instance: &Instance) -> Result<(), Error> {
+        self.say(&format!("start {} behind {}", instance.name, self.stage.setting.address));
+        self.stage.start(instance, true).await
+    }
+
+    async fn joined(&mut self, instance: &Instance) -> Result<(), Error> {
+        let took = self.stage.joined(&instance.name, self.plan.timing.ready_within).await?;
+        // Only a shim waits until it is ready.
+        let what = if self.stage.layout.via == Via::Berth { "is ready and joined" } else { "listens" };
+        self.say(&format!("{} {what} after {took:.1?}", instance.name));
+        Ok(())
+    }
+
+    /// Stops an instance; what is not as it should be goes into the record.
+    async fn stop(&mut self, instance: &Instance) {
+        let (name, began) = (&instance.name, Instant::now());
+        let stopped = self.stage.stop(name, self.plan.timing.grace).await;
+        let trouble = match stopped.status {
+            _ if !stopped.killed.is_empty() => {
+                Some(format!("{name} was still there {:?} after SIGTERM and had to be killed", self.plan.timing.grace))
+            }
+            Some(status) if stopped.early => Some(format!("{name} ended before it was told to ({status})")),
+            Some(status) if !status.success() => Some(format!("{name} ended with {status}")),
+            _ => None,
+        };
+        match trouble {
+            None => self.say(&format!("{name} is gone after {:.1?}", began.elapsed())),
+            Some(trouble) => {
+                let log = self.stage.log(name).await;
+                self.say(&format!("{trouble}; its last lines of log:\n{log}"));
+                self.recorder.note(|r| r.troubles.push(trouble));
+            }
+        }
+    }
+}
