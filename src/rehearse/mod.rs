@@ -13,11 +13,13 @@
 //! * [`record`]: what clients saw, and what instances report of themselves.
 //! * [`monitor`]: what is asked beside the load.
 //! * [`script`]: one run: start old, load, start new, wait until it joined, stop old.
-//! * [`verdict`]: from the record to what was lost, and [`promise`]: whether what berth promises under
-//!   faults was kept; pure. [`table`] prints it, [`progress`] entertains.
+//! * [`verdict`]: from the record to what was lost, [`ends`]: who ended a stream, and [`promise`]:
+//!   whether what berth promises under faults was kept; pure. [`table`] prints it, [`progress`]
+//!   entertains.
 
 pub mod apiserver;
 pub mod certs;
+pub mod ends;
 pub mod etcd;
 pub mod fault;
 pub mod haproxy;

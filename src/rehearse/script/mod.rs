@@ -12,7 +12,6 @@ use super::plan::{Plan, Via};
 use super::progress::Progress;
 use super::record::{Recorder, Stamp};
 use super::stage::{Error, Stage};
-use super::store::Store;
 use super::verdict::{NEW, OLD};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,14 +29,13 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Plays it. What clients and instances did is in the record afterwards.
 pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> Result<(), Error> {
-    let store = Arc::new(Store::default());
     let path = stage.setting.store();
     let socket = UnixListener::bind(&path).map_err(|e| {
         Error::Unavailable(format!("cannot make the socket {} (TMPDIR names another place): {e}", path.display()))
     })?;
     // Aborted with this future when it is dropped.
     let mut background = tokio::task::JoinSet::new();
-    background.spawn(hub::serve(socket, Arc::clone(&store), Arc::clone(recorder)));
+    background.spawn(hub::serve(socket, Arc::default(), Arc::clone(recorder)));
     let progress = Progress::new(recorder);
     let monitor = Monitor::new(&stage.setting);
     let service = (plan.netns && !plan.old.is_stand_in())
@@ -65,10 +63,9 @@ pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> R
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
         load.rate, load.clients, load.watches, load.seed
     ));
-    let target = Target::new(play.stage.setting.address, &play.stage.setting.certs.ca)
+    let target = Target::new(play.stage.setting.address, &play.stage.setting.certs)
         .map_err(|e| Error::Unavailable(format!("cannot use the certificates just made: {e}")))?;
-    let load = Load::start(load, &target, &store, recorder)
-        .map_err(|e| Error::Unavailable(format!("cannot fill the store: {e}")))?;
+    let load = Load::start(load, &target, &play.stage.instances(), recorder).await.map_err(Error::Unavailable)?;
     recorder.note(|r| r.began = Some(Stamp::now()));
     sleep(plan.timing.phase).await;
 

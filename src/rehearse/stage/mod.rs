@@ -11,6 +11,7 @@ use super::apiserver::Instance;
 use super::certs::{self, Certs};
 use super::etcd::{self, Etcd};
 use super::haproxy;
+use super::load::{Instances, Joined};
 use super::plan::{Plan, Shutdown, Via};
 use super::record::{Mark, Player, Recorder, Stamp};
 use super::topology::{Layout, NODE, Part, Role};
@@ -26,6 +27,7 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// Time between two looks at an instance.
@@ -100,6 +102,7 @@ pub struct Stage {
     etcd: Option<PathBuf>,
     /// The instances' own addresses, where berth does not choose them.
     own: BTreeMap<String, SocketAddr>,
+    joined: watch::Sender<Instances>,
     /// Stopped by SIGSTOP: they hear of nothing else before they go on.
     frozen: Vec<Pid>,
     /// Removed last.
@@ -145,6 +148,7 @@ impl Stage {
             processes: Vec::new(),
             etcd: plan.etcd.clone(),
             own: BTreeMap::new(),
+            joined: watch::Sender::default(),
             frozen: Vec::new(),
             _dir: dir,
         })
@@ -258,7 +262,10 @@ impl Stage {
         let began = Instant::now();
         loop {
             let why = match self.look(name).await {
-                Ok(()) => return Ok(began.elapsed()),
+                Ok(()) => {
+                    self.tell_joined(name);
+                    return Ok(began.elapsed());
+                }
                 Err(why) => why,
             };
             if let Some(status) = self.ended(name) {
@@ -271,6 +278,19 @@ impl Stage {
         }
     }
 
+    /// The instances that joined so far, and from now on.
+    pub fn instances(&self) -> watch::Receiver<Instances> {
+        self.joined.subscribe()
+    }
+
+    fn tell_joined(&self, name: &str) {
+        let Some(address) = self.direct(name) else { return };
+        self.joined.send_modify(|instances| {
+            instances.retain(|other| other.name != name);
+            instances.push(Joined { at: Stamp::now(), name: name.to_owned(), address });
+        });
+    }
+
     /// Whether new connections come to an instance, or why not.
     pub async fn look(&self, name: &str) -> Result<(), String> {
         match self.layout.via {
@@ -280,13 +300,13 @@ impl Stage {
         }
     }
 
-    /// The address at which an instance can be dialled without what shares the port; none if there
-    /// is no such address.
+    /// The address at which an instance can be dialled with nothing in between: the port itself, if
+    /// nothing is. None if the instance is not known.
     pub fn direct(&self, name: &str) -> Option<SocketAddr> {
         match self.layout.via {
             Via::Berth => seen::record(&self.setting, name).map(|record| record.address),
             Via::Haproxy => self.own.get(name).copied(),
-            Via::PortSharing | Via::Direct => None,
+            Via::PortSharing | Via::Direct => Some(self.setting.address),
         }
     }
 
