@@ -393,6 +393,8 @@ pub struct Record {
     pub behind: Duration,
     /// What went wrong with processes and should not have, in words.
     pub troubles: Vec<String>,
+    /// What is worth knowing and is nothing against the run, in words.
+    pub notes: Vec<String>,
 }
 
 /// The shared notebook.

@@ -63,6 +63,9 @@ pub fn render(verdict: &Verdict) -> String {
     for example in &verdict.examples {
         let _ = writeln!(text, "lost: {example}");
     }
+    for note in &verdict.notes {
+        let _ = writeln!(text, "note: {note}");
+    }
     for objection in &verdict.objections {
         let _ = writeln!(text, "not as it should be: {objection}");
     }
@@ -144,6 +147,7 @@ mod tests {
     fn nothing_lost() {
         let verdict = Verdict {
             versions: [("old".to_owned(), "v1.35.4".to_owned()), ("new".to_owned(), "v1.36.3".to_owned())].into(),
+            notes: vec!["old had to be killed".into()],
             service_gap: Some(Duration::from_millis(9_600)),
             requests: 2_134,
             new_connections: 1_031,
@@ -168,6 +172,7 @@ mod tests {
         connections on new                     431   v1.36.3
         Service kubernetes was empty for   9600 ms   the one that stops empties it, whoever shares the port
 
+        note: old had to be killed
         verdict: nothing was lost
         "#);
     }

@@ -77,6 +77,8 @@ pub struct Verdict {
     pub watch_events: u64,
     /// What was promised under faults, and what came of it.
     pub promises: Vec<Promise>,
+    /// What else is worth knowing.
+    pub notes: Vec<String>,
     /// Why nothing can be concluded, or what else was not as it should be.
     pub objections: Vec<String>,
 }
@@ -358,6 +360,7 @@ impl<'a> Judge<'a> {
     }
 
     fn asked(&mut self) {
+        self.verdict.notes.clone_from(&self.record.notes);
         let players = self.record.players.iter();
         self.verdict.versions = players.filter_map(|p| Some((p.name.clone(), p.version.clone()?))).collect();
         let gaps = self.record.endpoint_gaps.as_ref();

@@ -355,10 +355,11 @@ impl Stage {
                 never = self.leaves(name) => match never {},
             }
         }
-        let mut killed = Vec::new();
-        for process in self.processes.iter().filter(|p| p.owner == name && p.status().is_none()) {
-            killed.push(process.role);
-            process.signal(Signal::SIGKILL);
+        let left: Vec<_> = self.processes.iter().filter(|p| p.owner == name && p.status().is_none()).collect();
+        let killed: Vec<Role> = left.iter().map(|process| process.role).collect();
+        // All at once, as a kubelet does.
+        left.iter().for_each(|process| process.signal(Signal::SIGKILL));
+        for process in left {
             process.wait().await;
         }
         let server = self.processes.iter().find(|p| p.owner == name && p.role != Role::Proxy);
