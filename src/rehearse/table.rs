@@ -39,6 +39,9 @@ pub fn render(verdict: &Verdict) -> String {
         let version = verdict.versions.get(name).cloned().unwrap_or_default();
         row(&format!("connections on {name}"), count(served), version);
     }
+    if let Some(errors) = verdict.logged_x509_errors {
+        row("x509 errors of apiservers", count(errors), "in their logs: one met another's certificate".into());
+    }
     if let Some(gap) = verdict.service_gap {
         row(
             "Service kubernetes was empty for",
@@ -148,6 +151,7 @@ mod tests {
         let verdict = Verdict {
             versions: [("old".to_owned(), "v1.35.4".to_owned()), ("new".to_owned(), "v1.36.3".to_owned())].into(),
             notes: vec!["old had to be killed".into()],
+            logged_x509_errors: Some(4),
             service_gap: Some(Duration::from_millis(9_600)),
             requests: 2_134,
             new_connections: 1_031,
@@ -170,6 +174,7 @@ mod tests {
         watch events                           820   no write missed or doubled
         connections on old                     600   v1.35.4
         connections on new                     431   v1.36.3
+        x509 errors of apiservers                4   in their logs: one met another's certificate
         Service kubernetes was empty for   9600 ms   the one that stops empties it, whoever shares the port
 
         note: old had to be killed
