@@ -1,23 +1,25 @@
 //! Is a loss seen? Load, stand-ins and verdict around small relays in this process, a good one and
-//! some that each lose in their own way.
+//! some that each lose in their own way; and around stand-ins whose store loses.
 #![cfg(feature = "rehearse")]
 
-use berth::rehearse::load::{Load, Target};
+use berth::rehearse::load::{Instances, Joined, Load, Target};
 use berth::rehearse::plan::{LoadPlan, Plan};
-use berth::rehearse::record::{Mark, Player, Recorder, Stamp};
+use berth::rehearse::record::{Answer, Attempt, Flaw, Kind, Mark, Player, Record, Recorder, Signed, Stamp, What};
 use berth::rehearse::store::Store;
 use berth::rehearse::verdict::{Loss, NEW, OLD, Verdict, judge};
 use berth::rehearse::{certs, hub, stage};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::process::{Child, Command};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
 
 /// Far beyond what anything here takes.
 const BOUND: Duration = Duration::from_secs(30);
@@ -29,12 +31,51 @@ enum Relay {
     Good,
     /// All connections are cut once while old serves.
     Cuts,
+    /// The same towards the instance alone, which takes it for the client's goodbye.
+    HalfCloses,
     /// It stops listening for a moment.
     Refuses,
     /// It closes new connections for a moment.
     Closes,
     /// It speaks itself for a moment, before the instance can.
     Garbles,
+    /// For a moment it relays to somebody whose certificate nobody trusts.
+    Misleads,
+    /// All connections are cut, and it stops listening for a moment.
+    CutsAndRefuses,
+}
+
+/// What an old stand-in hears from its store.
+#[derive(Clone, Copy, PartialEq)]
+enum Hears {
+    Everything,
+    /// Not of the tenth write.
+    NotOfAWrite,
+    /// Of the tenth write twice.
+    OfAWriteTwice,
+    /// Not of the ninth write's removal.
+    NotOfARemoval,
+}
+
+/// What happens.
+struct Plot {
+    relay: Relay,
+    hears: Hears,
+    load: LoadPlan,
+    /// Changes that the store keeps for watches.
+    history: usize,
+}
+
+impl Plot {
+    fn relay(relay: Relay) -> Self {
+        // Little load: what is tested is whether a loss is seen, and the tests run side by side.
+        let load = LoadPlan { rate: 30, clients: 4, watches: 4, seed: 7, ..LoadPlan::default() };
+        Self { relay, hears: Hears::Everything, load, history: 10_000 }
+    }
+
+    fn hears(hears: Hears) -> Self {
+        Self { hears, ..Self::relay(Relay::Good) }
+    }
 }
 
 struct Proxy {
@@ -43,7 +84,8 @@ struct Proxy {
     young: AtomicUsize,
     closes: AtomicBool,
     garbles: AtomicBool,
-    open: Mutex<Vec<AbortHandle>>,
+    half_close: Notify,
+    cut: Notify,
 }
 
 impl Proxy {
@@ -53,13 +95,20 @@ impl Proxy {
             if self.closes.load(SeqCst) {
                 continue;
             }
-            self.young.fetch_add(1, SeqCst);
-            let relay = tokio::spawn(Arc::clone(&self).relay(client));
-            self.open.lock().unwrap().push(relay.abort_handle());
+            let proxy = Arc::clone(&self);
+            tokio::spawn(async move {
+                let mut client = client;
+                tokio::select! {
+                    () = proxy.relay(&mut client) => {}
+                    // What waits to be sent is lost, too.
+                    () = proxy.cut.notified() => socket2::SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap(),
+                }
+            });
         }
     }
 
-    async fn relay(self: Arc<Self>, mut client: TcpStream) {
+    async fn relay(&self, client: &mut TcpStream) {
+        let young = Young::new(&self.young);
         let backend = *self.backend.lock().unwrap();
         if self.garbles.load(SeqCst) {
             let _ = client.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").await;
@@ -84,12 +133,72 @@ impl Proxy {
             Ok::<_, std::io::Error>(server)
         };
         let answered = answered.await;
-        self.young.fetch_sub(1, SeqCst);
-        if let Ok(mut server) = answered
-            && client.write_all(&first).await.is_ok()
-        {
-            let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
-        }
+        drop(young);
+        let Ok(mut server) = answered else { return };
+        let ((mut from_client, mut to_client), (mut from_server, mut to_server)) = (client.split(), server.split());
+        let up = async {
+            tokio::select! {
+                _ = tokio::io::copy(&mut from_client, &mut to_server) => {}
+                () = self.half_close.notified() => {}
+            }
+            let _ = to_server.shutdown().await;
+        };
+        let down = async {
+            if to_client.write_all(&first).await.is_ok() {
+                let _ = tokio::io::copy(&mut from_server, &mut to_client).await;
+            }
+            let _ = to_client.shutdown().await;
+        };
+        tokio::join!(up, down);
+    }
+}
+
+/// Counts, also when its task is aborted.
+struct Young<'a>(&'a AtomicUsize);
+
+impl<'a> Young<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Young<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Between a stand-in and its store: passes all on but what it should not.
+async fn middle(listener: UnixListener, store: std::path::PathBuf, hears: Hears) {
+    let mut lines = JoinSet::new();
+    loop {
+        let (stand_in, _) = listener.accept().await.unwrap();
+        let store = UnixStream::connect(&store).await.unwrap();
+        lines.spawn(async move {
+            let (mut from_stand_in, mut to_stand_in) = stand_in.into_split();
+            let (from_store, mut to_store) = store.into_split();
+            let calls = async {
+                let _ = tokio::io::copy(&mut from_stand_in, &mut to_store).await;
+                let _ = to_store.shutdown().await;
+            };
+            let replies = async {
+                let mut replies = BufReader::new(from_store).lines();
+                while let Ok(Some(line)) = replies.next_line().await {
+                    let of = |kind: &str, name: &str| line.contains(kind) && line.contains(name);
+                    let times = match hears {
+                        Hears::NotOfAWrite if of("\"ADDED\"", "-write-10\"") => 0,
+                        Hears::OfAWriteTwice if of("\"ADDED\"", "-write-10\"") => 2,
+                        Hears::NotOfARemoval if of("\"DELETED\"", "-write-9\"") => 0,
+                        _ => 1,
+                    };
+                    for _ in 0..times {
+                        let _ = to_stand_in.write_all(format!("{line}\n").as_bytes()).await;
+                    }
+                }
+            };
+            tokio::join!(calls, replies);
+        });
     }
 }
 
@@ -97,32 +206,44 @@ struct Scene {
     dir: tempfile::TempDir,
     certs: certs::Certs,
     recorder: Arc<Recorder>,
+    joined: watch::Sender<Instances>,
 }
 
 impl Scene {
     async fn start(&self, name: &str) -> (Child, SocketAddr) {
         self.recorder.note(|r| r.players.push(Player { name: name.into(), version: None, serves: true }));
-        let address = stage::free_address().unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_berth"))
-            .arg("stand-in")
-            .arg(format!("--bind-address={}", address.ip()))
-            .arg(format!("--secure-port={}", address.port()))
-            .arg(format!("--etcd-servers=unix://{}", self.dir.path().join("store").display()))
-            .arg(format!("--tls-cert-file={}", self.certs.cert_file.display()))
-            .arg(format!("--tls-private-key-file={}", self.certs.key_file.display()))
-            .arg(format!("--stand-in-name={name}"))
-            .stderr(std::process::Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        until(|| {
-            let mut ready = false;
-            self.recorder.note(|r| ready = r.moments.first(name, Mark::Ready).is_some());
-            ready
-        })
-        .await;
+        let store = if name == OLD { "middle" } else { "store" };
+        let (child, address) = stand_in(name, &self.dir.path().join(store), &self.certs);
+        until(|| self.recorder.look(|r| r.moments.first(name, Mark::Ready).is_some())).await;
+        let joined = Joined { at: Stamp::now(), name: name.into(), address };
+        self.joined.send_modify(|instances| instances.push(joined));
         (child, address)
     }
+
+    /// New connections that an instance has served.
+    fn served(&self, name: &str) -> usize {
+        let by =
+            |a: &&Attempt| a.kind == Kind::New && matches!(&a.answer, Answer::Good { instance } if instance == name);
+        self.recorder.look(|r| r.attempts.iter().filter(by).count())
+    }
+}
+
+fn stand_in(name: &str, store: &Path, certs: &certs::Certs) -> (Child, SocketAddr) {
+    let address = stage::free_address().unwrap();
+    certs.issue(name).unwrap();
+    let child = Command::new(env!("CARGO_BIN_EXE_berth"))
+        .arg("stand-in")
+        .arg(format!("--bind-address={}", address.ip()))
+        .arg(format!("--secure-port={}", address.port()))
+        .arg(format!("--etcd-servers=unix://{}", store.display()))
+        .arg(format!("--tls-cert-file={}", certs.cert_file(name).display()))
+        .arg(format!("--tls-private-key-file={}", certs.key_file(name).display()))
+        .arg(format!("--stand-in-name={name}"))
+        .stderr(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    (child, address)
 }
 
 async fn until(mut condition: impl FnMut() -> bool) {
@@ -138,16 +259,17 @@ async fn stop(mut child: Child) {
     assert!(tokio::time::timeout(BOUND, child.wait()).await.unwrap().unwrap().success());
 }
 
-/// An upgrade through such a relay.
-async fn upgrade(relay: Relay) -> Verdict {
+/// An upgrade, and what was written down of it.
+async fn upgrade(plot: Plot) -> (Record, Plan) {
     let address = stage::free_address().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
-    let scene = Scene { dir, certs, recorder: Arc::default() };
-    let store = Arc::new(Store::default());
+    let scene = Scene { dir, certs, recorder: Arc::default(), joined: watch::Sender::default() };
     let mut background = JoinSet::new();
-    let socket = UnixListener::bind(scene.dir.path().join("store")).unwrap();
-    background.spawn(hub::serve(socket, Arc::clone(&store), Arc::clone(&scene.recorder)));
+    let bind = |name: &str| UnixListener::bind(scene.dir.path().join(name)).unwrap();
+    let store = Arc::new(Store::with_history(plot.history));
+    background.spawn(hub::serve(bind("store"), Arc::clone(&store), Arc::clone(&scene.recorder)));
+    background.spawn(middle(bind("middle"), scene.dir.path().join("store"), plot.hears));
 
     let (old, backend) = scene.start(OLD).await;
     let proxy = Arc::new(Proxy {
@@ -155,83 +277,193 @@ async fn upgrade(relay: Relay) -> Verdict {
         young: AtomicUsize::new(0),
         closes: AtomicBool::new(false),
         garbles: AtomicBool::new(false),
-        open: Mutex::default(),
+        half_close: Notify::new(),
+        cut: Notify::new(),
     });
     let listening = background.spawn(Arc::clone(&proxy).run(TcpListener::bind(address).await.unwrap()));
 
-    // Little load: what is tested is whether a loss is seen, and the tests run side by side.
-    let load = LoadPlan { rate: 30, clients: 4, watches: 4, ..LoadPlan::default() };
-    let plan = Plan { load, ..Plan::default() };
-    let while_it_serves = Duration::from_secs(1);
-    let target = Target::new(address, &scene.certs.ca).unwrap();
-    let load = Load::start(&plan.load, &target, &store, &scene.recorder).unwrap();
+    let plan = Plan { load: plot.load, ..Plan::default() };
+    let target = Target::new(address, &scene.certs).unwrap();
+    let load = Load::start(&plan.load, &target, &scene.joined.subscribe(), &scene.recorder).await.unwrap();
     scene.recorder.note(|r| r.began = Some(Stamp::now()));
-    tokio::time::sleep(while_it_serves).await;
-    match relay {
+    // Until the thirteenth write, those that the plots are about were heard of.
+    let written = |name: &str| {
+        store.list(Some("default")).1.iter().any(|o| o["metadata"]["name"].as_str().unwrap().ends_with(name))
+    };
+    until(|| written("-write-13") && scene.served(OLD) > 20).await;
+    let moment = Duration::from_millis(300);
+    match plot.relay {
         Relay::Good => {}
-        Relay::Cuts => proxy.open.lock().unwrap().iter().for_each(AbortHandle::abort),
-        Relay::Refuses => {
+        Relay::Cuts => proxy.cut.notify_waiters(),
+        Relay::HalfCloses => proxy.half_close.notify_waiters(),
+        Relay::Refuses | Relay::CutsAndRefuses => {
             listening.abort();
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            if plot.relay == Relay::CutsAndRefuses {
+                proxy.cut.notify_waiters();
+            }
+            tokio::time::sleep(moment).await;
             let listener = TcpListener::bind(address).await.unwrap();
             background.spawn(Arc::clone(&proxy).run(listener));
         }
         Relay::Closes | Relay::Garbles => {
-            let flag = if relay == Relay::Closes { &proxy.closes } else { &proxy.garbles };
+            let flag = if plot.relay == Relay::Closes { &proxy.closes } else { &proxy.garbles };
             flag.store(true, SeqCst);
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            tokio::time::sleep(moment).await;
             flag.store(false, SeqCst);
+        }
+        Relay::Misleads => {
+            let other = tempfile::tempdir().unwrap();
+            let certs = certs::make(other.path(), &[address.ip()]).unwrap();
+            let (stranger, its) = stand_in("stranger", &scene.dir.path().join("store"), &certs);
+            until(|| scene.recorder.look(|r| r.moments.first("stranger", Mark::Ready).is_some())).await;
+            *proxy.backend.lock().unwrap() = its;
+            tokio::time::sleep(moment).await;
+            *proxy.backend.lock().unwrap() = backend;
+            stop(stranger).await;
         }
     }
     let (new, backend) = scene.start(NEW).await;
-    tokio::time::sleep(while_it_serves).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
     *proxy.backend.lock().unwrap() = backend;
-    if relay == Relay::Good {
-        // A request on a connection that old has just got would be turned away, which is allowed,
-        // or reset in old's queue, which a relay without replay cannot mend.
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        until(|| proxy.young.load(SeqCst) == 0).await;
-    }
+    // A request on a connection that old has just got would be turned away, which is allowed, or
+    // reset in old's queue, which a relay without replay cannot mend.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    until(|| proxy.young.load(SeqCst) == 0).await;
     stop(old).await;
-    tokio::time::sleep(while_it_serves).await;
+    until(|| scene.served(NEW) > 20).await;
     scene.recorder.note(|r| r.over = Some(Stamp::now()));
     load.finish().await.unwrap();
     stop(new).await;
-    judge(&scene.recorder.take(), &plan)
+    (scene.recorder.take(), plan)
+}
+
+/// The verdict, which is the same when instances report nothing, as real ones.
+async fn verdict(plot: Plot) -> Verdict {
+    let (mut record, plan) = upgrade(plot).await;
+    let reported = judge(&record, &plan);
+    assert!(!record.reports.is_empty());
+    record.reports.clear();
+    let seen = judge(&record, &plan);
+    let apart = |v: &Verdict| (v.lost.clone(), v.ended_by_berth, v.ended_by_instance, v.turned_away);
+    assert_eq!(apart(&reported), apart(&seen), "{reported:#?}\n{seen:#?}\n{:#?}", record.ends);
+    reported
 }
 
 #[tokio::test]
 async fn a_good_relay_loses_nothing() {
-    let verdict = upgrade(Relay::Good).await;
+    let (record, plan) = upgrade(Plot::relay(Relay::Good)).await;
+    let verdict = judge(&record, &plan);
     assert!(verdict.held(), "{verdict:#?}");
-    // The kept connections (4) and watches (4) that were on old.
-    assert_eq!(verdict.ended_by_instance, 8);
-    assert!(verdict.watch_events > 80, "{verdict:#?}");
+    // The kept connections (4), watches (4) and informers (2) that were on old, and as many of the
+    // control as there are, on old and on new, which the load outlives.
+    assert_eq!((verdict.ended_by_instance, verdict.control_streams, verdict.control_ended), (10, 16, 8));
+    assert!(verdict.watch_events > 40, "{verdict:#?}");
+    assert_eq!(record.informers.len(), 2);
+    for informer in &record.informers {
+        assert!(informer.held == informer.written && informer.written > 30, "{informer:?}");
+    }
+    assert_eq!(record.watches.iter().map(|w| w.relists).sum::<u64>(), 0);
+
+    // The same from the evidence alone.
+    for end in &record.ends {
+        assert!(end.signed.is_some() && end.instance == OLD, "{end:?}");
+        assert!(end.signed != Some(Signed::EndOfAnswer) || end.what == What::Watch, "{end:?}");
+    }
+    let unreported = judge(&Record { reports: Vec::new(), ..record }, &plan);
+    assert!(unreported.held() && unreported.ended_by_instance == 10, "{unreported:#?}");
 }
 
 #[tokio::test]
 async fn cut_connections_are_seen() {
-    let verdict = upgrade(Relay::Cuts).await;
-    assert!(verdict.ended_by_berth > 0 && verdict.lost[&Loss::StreamEnded] > 0, "{verdict:#?}");
+    let verdict = verdict(Plot::relay(Relay::Cuts)).await;
+    // All long-lived clients, and whatever was new.
+    assert!(verdict.ended_by_berth == 10 && verdict.lost[&Loss::StreamEnded] == 10, "{verdict:#?}");
     // Watches went on from where they were.
     assert!(!verdict.lost.contains_key(&Loss::EventMissed), "{verdict:#?}");
 }
 
 #[tokio::test]
+async fn a_goodbye_that_the_relay_made_an_instance_say_is_no_excuse() {
+    let verdict = verdict(Plot::relay(Relay::HalfCloses)).await;
+    assert_eq!(verdict.ended_by_berth, 10, "{verdict:#?}");
+}
+
+#[tokio::test]
 async fn refused_connections_are_seen() {
-    let verdict = upgrade(Relay::Refuses).await;
+    let verdict = verdict(Plot::relay(Relay::Refuses)).await;
     assert!(verdict.lost.contains_key(&Loss::Refused) && !verdict.held(), "{verdict:#?}");
 }
 
 #[tokio::test]
 async fn closed_connections_are_seen() {
-    let verdict = upgrade(Relay::Closes).await;
+    let verdict = verdict(Plot::relay(Relay::Closes)).await;
     let seen = verdict.lost.contains_key(&Loss::Closed) || verdict.lost.contains_key(&Loss::Reset);
     assert!(seen && !verdict.held(), "{verdict:#?}");
 }
 
 #[tokio::test]
 async fn wrong_bytes_are_seen() {
-    let verdict = upgrade(Relay::Garbles).await;
-    assert!(verdict.lost.contains_key(&Loss::Tls) && !verdict.held(), "{verdict:#?}");
+    let verdict = verdict(Plot::relay(Relay::Garbles)).await;
+    assert!(verdict.lost.contains_key(&Loss::Tls) && verdict.x509_errors == 0, "{verdict:#?}");
+}
+
+#[tokio::test]
+async fn a_wrong_certificate_is_seen() {
+    let verdict = verdict(Plot::relay(Relay::Misleads)).await;
+    assert!(verdict.x509_errors > 0 && verdict.lost == [(Loss::Tls, verdict.x509_errors)].into(), "{verdict:#?}");
+}
+
+#[tokio::test]
+async fn an_event_that_is_lost_is_seen() {
+    let (record, plan) = upgrade(Plot::hears(Hears::NotOfAWrite)).await;
+    let lost = judge(&record, &plan).lost;
+    // By each watch, and by each informer, which never hears of it again.
+    assert_eq!(lost, [(Loss::EventMissed, 6)].into());
+    for watch in &record.watches {
+        assert!(matches!(watch.flaws[..], [(_, Flaw::Missed(1))]) && watch.missed == 1, "{watch:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_event_that_is_doubled_is_seen() {
+    let (record, plan) = upgrade(Plot::hears(Hears::OfAWriteTwice)).await;
+    assert_eq!(judge(&record, &plan).lost, [(Loss::EventDoubled, 6)].into());
+    assert!(record.watches.iter().all(|watch| matches!(watch.flaws[..], [(_, Flaw::Doubled(1))])));
+}
+
+#[tokio::test]
+async fn a_removal_that_is_lost_leaves_informers_with_an_object_too_many() {
+    let (record, plan) = upgrade(Plot::hears(Hears::NotOfARemoval)).await;
+    assert_eq!(judge(&record, &plan).lost, [(Loss::EventMissed, 2)].into());
+    assert!(record.informers.iter().all(|i| i.stale == 1 && i.held == i.written + 1), "{:?}", record.informers);
+}
+
+#[tokio::test]
+async fn who_was_away_for_too_long_lists_again_and_has_all() {
+    let plot = Plot { history: 6, ..Plot::relay(Relay::CutsAndRefuses) };
+    let (record, plan) = upgrade(plot).await;
+    assert!(record.informers.len() == 2 && record.informers.iter().all(|i| i.relists == 1), "{:?}", record.informers);
+    let verdict = judge(&record, &plan);
+    assert!(verdict.lost.contains_key(&Loss::Refused), "{verdict:#?}");
+    for loss in [Loss::EventMissed, Loss::EventDoubled, Loss::BadStatus] {
+        assert!(!verdict.lost.contains_key(&loss), "{verdict:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_slow_reader_gets_all_even_if_its_instance_is_stopped_meanwhile() {
+    let mut plot = Plot::relay(Relay::Good);
+    plot.load.slow_readers = 1;
+    let (record, plan) = upgrade(plot).await;
+    let verdict = judge(&record, &plan);
+    assert!(verdict.held() && record.slow_reads > 0, "{verdict:#?}");
+}
+
+#[tokio::test]
+async fn a_slow_reader_that_is_cut_is_seen() {
+    let mut plot = Plot::relay(Relay::Cuts);
+    plot.load.slow_readers = 1;
+    let (record, plan) = upgrade(plot).await;
+    assert!(record.ends.iter().any(|end| end.what == What::Slow), "{:#?}", record.ends);
+    assert_eq!(judge(&record, &plan).lost[&Loss::StreamEnded], 11);
 }

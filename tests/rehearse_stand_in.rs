@@ -43,6 +43,7 @@ impl StandIn {
         let dir = tempfile::tempdir().unwrap();
         let address = stage::free_address().unwrap();
         let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
+        certs.issue("it").unwrap();
         let (store, recorder) = (Arc::new(Store::with_history(8)), Arc::new(Recorder::default()));
         let socket = dir.path().join("store");
         let mut hub = tokio::task::JoinSet::new();
@@ -51,8 +52,8 @@ impl StandIn {
             .args(["stand-in", "--secure-port", &address.port().to_string(), "--stand-in-name=it"])
             .arg(format!("--bind_address={}", address.ip()))
             .arg(format!("--etcd-servers=unix://{}", socket.display()))
-            .arg(format!("--tls-cert-file={}", certs.cert_file.display()))
-            .arg(format!("--tls-private-key-file={}", certs.key_file.display()))
+            .arg(format!("--tls-cert-file={}", certs.cert_file("it").display()))
+            .arg(format!("--tls-private-key-file={}", certs.key_file("it").display()))
             .arg(format!("--audit-log-path={}", dir.path().join("audit").display()))
             .args(flags)
             .stderr(std::process::Stdio::null())
@@ -250,8 +251,8 @@ async fn a_port_that_is_taken_ends_it() {
         .args(["stand-in", &format!("--bind-address={}", it.address.ip())])
         .arg(format!("--secure-port={}", it.address.port()))
         .arg(format!("--etcd-servers=unix://{}", file("store")))
-        .arg(format!("--tls-cert-file={}", file("apiserver.crt")))
-        .arg(format!("--tls-private-key-file={}", file("apiserver.key")))
+        .arg(format!("--tls-cert-file={}", file("it.crt")))
+        .arg(format!("--tls-private-key-file={}", file("it.key")))
         .output()
         .await
         .unwrap();
@@ -286,6 +287,13 @@ async fn config_maps_are_created_read_and_watched() {
             let event = events.next().await.unwrap();
             assert_eq!((&event["type"], &event["object"]["metadata"]["name"]), (&json!("ADDED"), &json!(name)));
         }
+        for status in [200, 404] {
+            let deleted = client.send("DELETE", &format!("{MAPS}/b"), Full::default().boxed()).await.unwrap();
+            let (code, status_object) = answer(deleted).await;
+            assert_eq!((code.as_u16(), &status_object["kind"]), (status, &json!("Status")));
+        }
+        let event = events.next().await.unwrap();
+        assert_eq!((&event["type"], &event["object"]["data"]["k"]), (&json!("DELETED"), &json!("b")));
         // From the beginning, through another connection: the same in the same order.
         let mut again = it.connect(http2, "again").await.unwrap();
         let mut events = again.watch(1).await;

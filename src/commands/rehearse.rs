@@ -3,8 +3,9 @@
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::{RehearseArgs, StandInArgs};
 use crate::config::Mistakes;
+use crate::os::netns;
 use crate::rehearse::plan::{Plan, check};
-use crate::rehearse::stage::Error;
+use crate::rehearse::stage::{Error, NETNS};
 use crate::rehearse::{Aborted, Outcome, rehearse, stand_in, table};
 use crate::report::{self, gather};
 use anyhow::Context;
@@ -13,11 +14,24 @@ use std::io::Write;
 
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     let plan = check::check(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
-    let plan = match plan {
+    let mut plan = match plan {
         Ok(plan) => plan,
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
-    let outcome = block_on(rehearse(&plan))?;
+    // Before there is any other thread.
+    if plan.netns
+        && let Err(error) = netns::enter(*NETNS.ip())
+    {
+        return Ok(unavailable(&error));
+    }
+    let outcome = block_on(async {
+        plan.ask_versions().await?;
+        Ok(rehearse(&plan).await)
+    })?;
+    let outcome = match outcome {
+        Ok(outcome) => outcome,
+        Err(mistakes) => return Ok(mistaken(&mistakes)),
+    };
     let exit = finish(&plan, &outcome)?;
     if args.json.is_none() && args.report.is_none() {
         return Ok(exit);

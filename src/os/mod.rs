@@ -4,6 +4,8 @@
 pub mod clock;
 pub mod holder;
 pub mod inotify;
+#[cfg(feature = "rehearse")]
+pub mod netns;
 pub mod pipe;
 pub mod process;
 pub mod seqpacket;

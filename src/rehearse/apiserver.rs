@@ -4,9 +4,15 @@ use super::fault::{Fault, SLOW};
 use super::stage::Setting;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::time::timeout;
 
 /// This very binary, even if its file was replaced meanwhile.
 pub const THIS: &str = "/proc/self/exe";
+
+/// How long an answer to `--version` may take.
+const VERSION_WITHIN: Duration = Duration::from_secs(20);
 
 /// An apiserver's command as it was typed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,8 +44,8 @@ pub struct Instance {
     pub name: String,
     /// What it runs.
     pub apiserver: Apiserver,
-    /// What a stand-in says in `/version`.
-    pub version: &'static str,
+    /// What its `/version` should say.
+    pub version: String,
     /// What is wrong with it from the start.
     pub fault: Option<Fault>,
 }
@@ -52,6 +58,27 @@ impl Apiserver {
         let program = words.next().ok_or("it is empty")?;
         let flags = words.collect();
         Ok(if program == "stand-in" { Self::StandIn { flags } } else { Self::Command { program, flags } })
+    }
+
+    /// Asks it for its version. As kube-apiserver reads all its flags first, an unknown one is known
+    /// before anything is started.
+    pub async fn version(&self, stand_in: &str) -> Result<String, String> {
+        let Self::Command { program, flags } = self else { return Ok(stand_in.to_owned()) };
+        let mut command = tokio::process::Command::new(program);
+        command.args(flags).arg("--version").stdin(Stdio::null()).kill_on_drop(true);
+        let output = timeout(VERSION_WITHIN, command.output()).await;
+        let output = output.map_err(|_| format!("no answer to --version within {VERSION_WITHIN:?}"))?;
+        let output = output.map_err(|error| format!("cannot be started: {error}"))?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let version = said.lines().find_map(|line| line.strip_prefix("Kubernetes ")).map(str::trim);
+        match version {
+            Some(version) if !version.contains(' ') && output.status.success() => Ok(version.to_owned()),
+            _ => {
+                let said = said + String::from_utf8_lossy(&output.stderr);
+                let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing");
+                Err(format!("--version ends with {} and says: {last}", output.status))
+            }
+        }
     }
 
     /// Whether it is berth's own.
@@ -69,7 +96,7 @@ impl Instance {
         };
         let (Apiserver::StandIn { flags } | Apiserver::Command { flags, .. }) = &self.apiserver;
         for (name, value) in self.defaults(setting) {
-            if !has(flags, name) {
+            if !given(flags, name) {
                 let mut flag = OsString::from(format!("--{name}="));
                 flag.push(value);
                 command.push(flag);
@@ -94,11 +121,11 @@ impl Instance {
     /// Flags that are filled in where they are not given.
     fn defaults(&self, setting: &Setting) -> Vec<(&'static str, OsString)> {
         let path = |path: &Path| path.as_os_str().to_owned();
-        let millis = |time: std::time::Duration| OsString::from(format!("{}ms", time.as_millis()));
+        let millis = |time: Duration| OsString::from(format!("{}ms", time.as_millis()));
         let shutdown = &setting.shutdown;
         let mut flags = vec![
-            ("tls-cert-file", path(&setting.certs.cert_file)),
-            ("tls-private-key-file", path(&setting.certs.key_file)),
+            ("tls-cert-file", path(&setting.certs.cert_file(&self.name))),
+            ("tls-private-key-file", path(&setting.certs.key_file(&self.name))),
             ("audit-log-path", path(&setting.dir.join(format!("audit-{}.log", self.name)))),
             ("shutdown-delay-duration", millis(shutdown.delay)),
         ];
@@ -114,16 +141,41 @@ impl Instance {
                 store.push(setting.store());
                 flags.push(("etcd-servers", store));
                 flags.push(("stand-in-name", (&self.name).into()));
-                flags.push(("stand-in-version", self.version.into()));
+                flags.push(("stand-in-version", (&self.version).into()));
             }
-            // Nobody listens on port 1.
-            Apiserver::Command { .. } if self.fault == Some(Fault::NeverReady) => {
-                flags.push(("etcd-servers", "http://127.0.0.1:1".into()));
+            Apiserver::Command { .. } => {
+                match self.fault {
+                    // Nobody listens on port 1.
+                    Some(Fault::NeverReady) => flags.push(("etcd-servers", "http://127.0.0.1:1".into())),
+                    _ => flags.extend(setting.etcd.iter().map(|etcd| ("etcd-servers", etcd.into()))),
+                }
+                flags.extend([
+                    ("client-ca-file", path(&setting.certs.ca_file)),
+                    ("authorization-mode", "RBAC".into()),
+                    ("service-cluster-ip-range", "10.96.0.0/24".into()),
+                    ("service-account-issuer", "https://kubernetes.default.svc".into()),
+                    ("service-account-key-file", path(&setting.certs.account_public_key_file)),
+                    ("service-account-signing-key-file", path(&setting.certs.account_key_file)),
+                    ("cert-dir", path(&setting.dir.join(format!("certs-{}", self.name)))),
+                ]);
+                // It cannot put a loopback address into the Service `kubernetes`, and says so for ever.
+                if setting.address.ip().is_loopback() {
+                    flags.push(("endpoint-reconciler-type", "none".into()));
+                }
             }
-            Apiserver::Command { .. } => flags.extend(setting.etcd.iter().map(|etcd| ("etcd-servers", etcd.into()))),
         }
         flags
     }
+}
+
+/// Whether a flag was typed, or another with which it must not be.
+fn given(flags: &[OsString], name: &str) -> bool {
+    let instead = match name {
+        "authorization-mode" => "authorization-config",
+        "service-account-key-file" | "service-account-signing-key-file" => "service-account-signing-endpoint",
+        _ => name,
+    };
+    has(flags, name) || has(flags, instead)
 }
 
 /// Whether a flag is among those typed; `_` counts as `-`, as in kube-apiserver.
@@ -153,6 +205,27 @@ mod tests {
         assert_eq!(parsed, Apiserver::Command { program: "kube-apiserver".into(), flags });
         assert!(Apiserver::parse("stand-in --x").unwrap().is_stand_in());
         assert!(Apiserver::parse("  ").is_err() && Apiserver::parse("a 'b").is_err());
+    }
+
+    #[tokio::test]
+    async fn a_command_is_asked_for_its_version() {
+        let ask = async |text: &str| Apiserver::parse(text).unwrap().version("v1").await;
+        assert_eq!(ask("stand-in").await.unwrap(), "v1");
+        assert_eq!(
+            ask("echo Kubernetes v1.36.3").await.unwrap_err(),
+            "--version ends with exit status: 0 and says: Kubernetes v1.36.3 --version"
+        );
+        assert_eq!(ask("sh -c 'echo Kubernetes v1.36.3'").await.unwrap(), "v1.36.3");
+        let wrong = ask("sh -c 'echo Error: unknown flag: --x >&2; exit 1'").await.unwrap_err();
+        assert_eq!(wrong, "--version ends with exit status: 1 and says: Error: unknown flag: --x");
+        assert!(ask("/etc/hostname").await.unwrap_err().contains("cannot be started"));
+    }
+
+    #[test]
+    fn what_excludes_one_another_is_not_filled_in() {
+        let flags: Vec<OsString> = vec!["--authorization-config=x".into()];
+        assert!(given(&flags, "authorization-mode") && given(&flags, "authorization-config"));
+        assert!(!given(&flags, "service-account-key-file"));
     }
 
     #[test]

@@ -1,28 +1,69 @@
-//! Throw-away certificates of one rehearsal: an authority, and a serving certificate for both
-//! stand-ins. Nobody outside trusts them, and their folder goes with the rehearsal.
+//! Throw-away certificates of one rehearsal: an authority, a serving certificate for each instance,
+//! one for clients, and the keys of service accounts. Nobody outside trusts them, and their folder
+//! goes with the rehearsal.
+//!
+//! As berth opens no TLS, the certificate that a client meets tells which instance it talks to, real
+//! or not: [`Names`].
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose};
-use rustls::pki_types::CertificateDer;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose,
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::{ClientConfig, RootCertStore};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::{fs, io};
 
 /// Names that a kube-apiserver's serving certificate carries.
 const NAMES: [&str; 5] =
     ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost"];
 
-/// Where the certificates are, and the authority for this process's own clients.
+/// The group that may do everything.
+const ADMINS: &str = "system:masters";
+
+/// Where the certificates are, and what this process's own clients need.
 #[derive(Debug)]
 pub struct Certs {
     /// PEM file with the authority.
     pub ca_file: PathBuf,
-    /// PEM file with the serving certificate.
-    pub cert_file: PathBuf,
-    /// PEM file with its key, readable by the owner alone.
-    pub key_file: PathBuf,
+    /// PEM file with the clients' certificate.
+    pub client_cert_file: PathBuf,
+    /// PEM file with its key.
+    pub client_key_file: PathBuf,
+    /// PEM file with the public key of service accounts.
+    pub account_public_key_file: PathBuf,
+    /// PEM file with the private one.
+    pub account_key_file: PathBuf,
     /// The authority.
     pub ca: CertificateDer<'static>,
+    /// Whose each serving certificate is.
+    pub names: Names,
+    dir: PathBuf,
+    authority: CertifiedIssuer<'static, KeyPair>,
+    /// What every serving certificate is for, names and IPs.
+    subjects: Vec<String>,
+    client: CertificateDer<'static>,
+    client_key: PrivatePkcs8KeyDer<'static>,
+}
+
+/// Tells instances apart by the certificates that they serve.
+#[derive(Debug, Clone, Default)]
+pub struct Names(Arc<Mutex<HashMap<CertificateDer<'static>, String>>>);
+
+impl Names {
+    /// The instance that serves a certificate, which is the first of the chain that a client got.
+    pub fn instance(&self, chain: Option<&[CertificateDer<'_>]>) -> Option<String> {
+        let served = chain?.first()?.clone().into_owned();
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&served).cloned()
+    }
+
+    fn add(&self, cert: CertificateDer<'static>, instance: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(cert, instance.to_owned());
+    }
 }
 
 /// Why there are no certificates.
@@ -36,35 +77,94 @@ pub enum Error {
     Write(PathBuf, io::Error),
 }
 
-/// Makes them in `dir`, for the usual names, 127.0.0.1 and `ips`.
+/// Makes them in `dir`, for the usual names, 127.0.0.1 and `ips`. Those of instances are made by
+/// [`Certs::issue`].
 pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
-    let ca_key = KeyPair::generate()?;
     let mut ca = CertificateParams::default();
     ca.distinguished_name.push(DnType::CommonName, "berth rehearsal");
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    let ca = rcgen::CertifiedIssuer::self_signed(ca, ca_key)?;
+    let authority = CertifiedIssuer::self_signed(ca, KeyPair::generate()?)?;
 
-    let mut names: Vec<String> = NAMES.map(str::to_owned).to_vec();
-    names.push("127.0.0.1".into());
-    names.extend(ips.iter().map(ToString::to_string));
-    let mut serving = CertificateParams::new(names)?;
-    serving.distinguished_name.push(DnType::CommonName, "kube-apiserver");
-    serving.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    serving.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    let key = KeyPair::generate()?;
-    let cert = serving.signed_by(&key, &ca)?;
+    let mut client = params(&[], ExtendedKeyUsagePurpose::ClientAuth, "berth-rehearse")?;
+    client.distinguished_name.push(DnType::OrganizationName, ADMINS);
+    let client_key = KeyPair::generate()?;
+    let client = client.signed_by(&client_key, &authority)?;
 
+    let mut subjects: Vec<String> = NAMES.map(str::to_owned).to_vec();
+    subjects.push("127.0.0.1".into());
+    subjects.extend(ips.iter().map(ToString::to_string));
     let certs = Certs {
         ca_file: dir.join("ca.crt"),
-        cert_file: dir.join("apiserver.crt"),
-        key_file: dir.join("apiserver.key"),
-        ca: ca.der().clone(),
+        client_cert_file: dir.join("client.crt"),
+        client_key_file: dir.join("client.key"),
+        account_public_key_file: dir.join("service-account.pub"),
+        account_key_file: dir.join("service-account.key"),
+        ca: authority.der().clone(),
+        names: Names::default(),
+        dir: dir.to_owned(),
+        authority,
+        subjects,
+        client: client.der().clone(),
+        client_key: client_key.serialize_der().into(),
     };
-    write(&certs.ca_file, &ca.pem())?;
-    write(&certs.cert_file, &cert.pem())?;
-    write(&certs.key_file, &key.serialize_pem())?;
+    let account_key = KeyPair::generate()?;
+    write(&certs.ca_file, &certs.authority.pem())?;
+    write(&certs.client_cert_file, &client.pem())?;
+    write(&certs.client_key_file, &client_key.serialize_pem())?;
+    write(&certs.account_public_key_file, &account_key.public_key_pem())?;
+    write(&certs.account_key_file, &account_key.serialize_pem())?;
     Ok(certs)
+}
+
+impl Certs {
+    /// PEM file with an instance's serving certificate.
+    pub fn cert_file(&self, instance: &str) -> PathBuf {
+        self.dir.join(format!("{instance}.crt"))
+    }
+
+    /// PEM file with its key, readable by the owner alone.
+    pub fn key_file(&self, instance: &str) -> PathBuf {
+        self.dir.join(format!("{instance}.key"))
+    }
+
+    /// Makes an instance's serving certificate, if it has none yet.
+    pub fn issue(&self, instance: &str) -> Result<(), Error> {
+        if self.cert_file(instance).exists() {
+            return Ok(());
+        }
+        let key = KeyPair::generate()?;
+        let serving = params(&self.subjects, ExtendedKeyUsagePurpose::ServerAuth, instance)?;
+        let cert = serving.signed_by(&key, &self.authority)?;
+        write(&self.key_file(instance), &key.serialize_pem())?;
+        write(&self.cert_file(instance), &cert.pem())?;
+        self.names.add(cert.into(), instance);
+        Ok(())
+    }
+
+    /// TLS of a client that trusts the authority and nobody else, and may do everything.
+    pub fn client_config(&self) -> Result<ClientConfig, rustls::Error> {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.ca.clone())?;
+        let key = PrivateKeyDer::Pkcs8(self.client_key.clone_key());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(vec![self.client.clone()], key)?;
+        // A new connection is to be a whole handshake, whoever answers.
+        config.resumption = rustls::client::Resumption::disabled();
+        Ok(config)
+    }
+}
+
+fn params(subjects: &[String], usage: ExtendedKeyUsagePurpose, name: &str) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(subjects)?;
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![usage];
+    Ok(params)
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {
@@ -76,13 +176,33 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustls::pki_types::pem::PemObject;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn the_key_is_for_the_owner_and_nothing_is_overwritten() {
+    fn each_instance_has_a_certificate_of_its_own() {
         let dir = tempfile::tempdir().unwrap();
         let certs = make(dir.path(), &["127.3.4.5".parse().unwrap()]).unwrap();
-        assert_eq!(fs::metadata(&certs.key_file).unwrap().permissions().mode() & 0o777, 0o600);
+        for instance in ["old", "new", "old"] {
+            certs.issue(instance).unwrap();
+        }
+        let read = |instance| CertificateDer::from_pem_file(certs.cert_file(instance)).unwrap();
+        for instance in ["old", "new"] {
+            assert_eq!(certs.names.instance(Some(&[read(instance)])).as_deref(), Some(instance));
+        }
+        assert_eq!(certs.names.instance(Some(&[certs.ca.clone()])), None);
+        assert_eq!(certs.names.instance(None), None);
+        certs.client_config().unwrap();
+    }
+
+    #[test]
+    fn keys_are_for_the_owner_and_nothing_is_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let certs = make(dir.path(), &[]).unwrap();
+        certs.issue("old").unwrap();
+        for key in [&certs.key_file("old"), &certs.account_key_file] {
+            assert_eq!(fs::metadata(key).unwrap().permissions().mode() & 0o777, 0o600);
+        }
         assert!(matches!(make(dir.path(), &[]), Err(Error::Write(..))));
     }
 }

@@ -44,6 +44,7 @@ async fn answer(stream: UnixStream, store: &Store, recorder: &Recorder) -> io::R
             Call::Get { namespace, name } => object(store.get(&namespace, &name)),
             Call::Create { object: new } => object(store.create(new)),
             Call::Update { object: new } => object(store.update(new)),
+            Call::Delete { namespace, name } => object(store.delete(&namespace, &name)),
             Call::List { namespace } => {
                 let (revision, items) = store.list(namespace.as_deref());
                 Reply::List { revision, items }
@@ -102,6 +103,7 @@ fn object(result: Result<serde_json::Value, Reason>) -> Reply {
 
 #[cfg(test)]
 mod tests {
+    use super::super::wire::ChangeKind;
     use super::*;
     use serde_json::json;
 
@@ -139,7 +141,7 @@ mod tests {
 
         wire::write(&mut writer, &Call::Watch { namespace: Some("n".into()), after: 1 }).await.unwrap();
         let first: Reply = wire::read(&mut reader).await.unwrap().unwrap();
-        assert!(matches!(first, Reply::Change(c) if c.revision == 2 && c.added));
+        assert!(matches!(first, Reply::Change(c) if c.revision == 2 && c.kind == ChangeKind::Added));
         store.create(json!({"metadata": {"namespace": "other", "name": "a"}})).unwrap();
         store.create(json!({"metadata": {"namespace": "n", "name": "b"}})).unwrap();
         let second: Reply = wire::read(&mut reader).await.unwrap().unwrap();

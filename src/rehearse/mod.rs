@@ -8,19 +8,24 @@
 //!   configuration of what berth replaces.
 //! * [`stage`]: the processes, certificates from [`certs`]; all on 127/8 and in one temporary folder.
 //! * [`store`]: the objects that stand-ins serve, in etcd's place; they reach it through [`hub`] in
-//!   the language of [`wire`].
+//!   the language of [`wire`]. Real ones get an [`etcd`].
 //! * [`load`]: clients through the berth that never retry.
 //! * [`record`]: what clients saw, and what instances report of themselves.
+//! * [`monitor`]: what is asked beside the load.
 //! * [`script`]: one run: start old, load, start new, wait until it joined, stop old.
-//! * [`verdict`]: from the record to what was lost, and [`promise`]: whether what berth promises under
-//!   faults was kept; pure. [`table`] prints it, [`progress`] entertains.
+//! * [`verdict`]: from the record to what was lost, [`ends`]: who ended a stream, and [`promise`]:
+//!   whether what berth promises under faults was kept; pure. [`table`] prints it, [`progress`]
+//!   entertains.
 
 pub mod apiserver;
 pub mod certs;
+pub mod ends;
+pub mod etcd;
 pub mod fault;
 pub mod haproxy;
 pub mod hub;
 pub mod load;
+pub mod monitor;
 pub mod plan;
 pub mod progress;
 pub mod promise;

@@ -42,9 +42,6 @@ pub type StreamId = String;
 /// Request header that carries the [`StreamId`], so that an instance can name what it ended.
 pub const STREAM_HEADER: &str = "x-rehearse-stream";
 
-/// Response header with the name of the instance that answered.
-pub const INSTANCE_HEADER: &str = "x-stand-in";
-
 /// One request that a client had in its timetable.
 #[derive(Debug, Clone)]
 pub struct Attempt {
@@ -99,7 +96,9 @@ pub enum Failure {
     Closed,
     /// Nothing for [`super::plan::UNANSWERED`].
     Unanswered,
-    /// TLS failed: an x509 error or a broken handshake.
+    /// The certificate was not one that the client trusts for this address.
+    X509(String),
+    /// TLS failed otherwise.
     Tls(String),
     /// HTTP failed otherwise.
     Http(String),
@@ -114,6 +113,7 @@ impl fmt::Display for Failure {
             Self::Reset => f.write_str("reset"),
             Self::Closed => f.write_str("closed"),
             Self::Unanswered => f.write_str("unanswered"),
+            Self::X509(why) => write!(f, "x509: {why}"),
             Self::Tls(why) => write!(f, "TLS: {why}"),
             Self::Http(why) => write!(f, "HTTP: {why}"),
             Self::Local(why) => write!(f, "this machine: {why}"),
@@ -121,28 +121,61 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The end of a kept connection or watch that its client did not want.
-#[derive(Debug, Clone)]
+/// The end, not wanted by its client, of a connection whose TLS handshake was over.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamEnd {
     /// Which one.
     pub stream: StreamId,
     /// What it was.
     pub what: What,
-    /// When the client saw it.
+    /// Its HTTP version.
+    pub protocol: Protocol,
+    /// Whose certificate was seen on it.
+    pub instance: String,
+    /// When the client saw the end.
     pub at: Stamp,
     /// How.
     pub how: Failure,
     /// A request was under way (always so for a watch).
     pub in_flight: bool,
+    /// How its instance told the end, if it did.
+    pub signed: Option<Signed>,
 }
 
 /// What a stream was for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
+    /// One request. Its end is told by the [`Attempt`], too.
+    New,
     /// One request after the other.
     Kept,
     /// A watch.
     Watch,
+    /// A large answer that is read slowly.
+    Slow,
+}
+
+/// HTTP version of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1.1
+    Http1,
+    /// HTTP/2
+    Http2,
+}
+
+/// How an instance tells that it ends a connection. All of it is said inside TLS, which nobody
+/// between it and the client can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signed {
+    /// The end of an answer that could have gone on: a watch's.
+    EndOfAnswer,
+    /// `Connection: close` on the last answer.
+    LastAnswer,
+    /// HTTP/2's GOAWAY, with no request under way that it lets finish.
+    GoAway,
+    /// TLS's close_notify.
+    CloseNotify,
 }
 
 /// An instance's own report about a connection that is over.
@@ -283,6 +316,47 @@ pub struct WatchSum {
     pub missed: u64,
     /// Writes that it saw again, or too late.
     pub doubled: u64,
+    /// When it noticed those.
+    pub flaws: Vec<(Stamp, Flaw)>,
+    /// Times that it was told to list again.
+    pub relists: u64,
+}
+
+/// What is wrong in what a watch saw, and how often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flaw {
+    /// Writes that it never saw.
+    Missed(u64),
+    /// Writes that it saw again, or too late.
+    Doubled(u64),
+}
+
+/// What a client that keeps a copy of all objects came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Informer {
+    /// Name of its client.
+    pub id: String,
+    /// Objects that were written and not deleted.
+    pub written: u64,
+    /// Objects that it holds at the end.
+    pub held: u64,
+    /// Objects that were written and that it does not hold, or never heard of before they went.
+    pub missing: u64,
+    /// Objects that it holds although they were deleted.
+    pub stale: u64,
+    /// Objects that it was told of twice.
+    pub doubled: u64,
+    /// Times that it was told to list again.
+    pub relists: u64,
+}
+
+/// What clients saw that dial the instances themselves: ends that nothing in between can have made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Control {
+    /// Their streams, by instance.
+    pub streams: BTreeMap<String, u64>,
+    /// The ends of these.
+    pub ends: Vec<StreamEnd>,
 }
 
 /// All that was written down.
@@ -306,10 +380,23 @@ pub struct Record {
     pub injected: Vec<Injected>,
     /// One a watch.
     pub watches: Vec<WatchSum>,
+    /// One a client that keeps a copy.
+    pub informers: Vec<Informer>,
+    /// Large answers that were read slowly to their end.
+    pub slow_reads: u64,
+    /// The same without berth.
+    pub control: Control,
+    /// Times for which the Service `kubernetes` named nobody; none if it never named anybody, as
+    /// without real apiservers in a network namespace.
+    pub endpoint_gaps: Option<Vec<(Stamp, Stamp)>>,
+    /// Lines of apiservers' logs that tell of a certificate that they do not trust.
+    pub logged_x509_errors: u64,
     /// How far the clients were behind their timetable at most.
     pub behind: Duration,
     /// What went wrong with processes and should not have, in words.
     pub troubles: Vec<String>,
+    /// What is worth knowing and is nothing against the run, in words.
+    pub notes: Vec<String>,
 }
 
 /// The shared notebook.

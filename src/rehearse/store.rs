@@ -4,7 +4,7 @@
 //!
 //! What is a valid object is decided by the stand-in, not here.
 
-use super::wire::{Change, Reason};
+use super::wire::{Change, ChangeKind, Reason};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -65,7 +65,7 @@ impl Store {
             return Err(Reason::Exists);
         }
         let made = json!({"uid": uid(inner.revision), "creationTimestamp": timestamp()});
-        Ok(self.write(&mut inner, key, object, &made, true))
+        Ok(self.write(&mut inner, key, object, &made, ChangeKind::Added))
     }
 
     /// Replaces an object, if the `resourceVersion` in it (where there is one) is the present one.
@@ -78,7 +78,14 @@ impl Store {
             return Err(Reason::Conflict);
         }
         let kept = json!({"uid": old["metadata"]["uid"], "creationTimestamp": old["metadata"]["creationTimestamp"]});
-        Ok(self.write(&mut inner, key, object, &kept, false))
+        Ok(self.write(&mut inner, key, object, &kept, ChangeKind::Modified))
+    }
+
+    /// Removes an object; gives it back as it was, with the revision of its removal.
+    pub fn delete(&self, namespace: &str, name: &str) -> Result<Value, Reason> {
+        let mut inner = self.lock();
+        let object = inner.objects.remove(&(namespace.into(), name.into())).ok_or(Reason::NotFound)?;
+        Ok(self.change(&mut inner, object, ChangeKind::Deleted))
     }
 
     /// Changes after a revision, from the history and then as they come.
@@ -86,14 +93,20 @@ impl Store {
         Changes { store: self, after, revision: self.revision.subscribe() }
     }
 
-    fn write(&self, inner: &mut Inner, key: Key, mut object: Value, metadata: &Value, added: bool) -> Value {
-        inner.revision += 1;
+    fn write(&self, inner: &mut Inner, key: Key, mut object: Value, metadata: &Value, kind: ChangeKind) -> Value {
         for field in ["uid", "creationTimestamp"] {
             object["metadata"][field] = metadata[field].clone();
         }
-        object["metadata"]["resourceVersion"] = json!(inner.revision.to_string());
+        let object = self.change(inner, object, kind);
         inner.objects.insert(key, object.clone());
-        inner.history.push_back(Change { revision: inner.revision, added, object: object.clone() });
+        object
+    }
+
+    /// Gives an object the next revision, and tells watches.
+    fn change(&self, inner: &mut Inner, mut object: Value, kind: ChangeKind) -> Value {
+        inner.revision += 1;
+        object["metadata"]["resourceVersion"] = json!(inner.revision.to_string());
+        inner.history.push_back(Change { revision: inner.revision, kind, object: object.clone() });
         if inner.history.len() > self.keep {
             inner.history.pop_front();
         }
@@ -182,6 +195,9 @@ mod tests {
         assert_eq!(store.create(json!({"metadata": 3})), Err(Reason::Protocol));
         assert_eq!(store.list(Some("other")), (3, vec![]));
         assert_eq!(store.list(None).1.len(), 1);
+        assert_eq!(store.delete("n", "x"), Err(Reason::NotFound));
+        assert_eq!(store.delete("n", "a").unwrap()["metadata"]["resourceVersion"], "4");
+        assert_eq!(store.get("n", "a"), Err(Reason::NotFound));
     }
 
     #[tokio::test]
@@ -192,7 +208,9 @@ mod tests {
         assert_eq!(changes.next().await.unwrap()[0].revision, 2);
         let (seen, _) = tokio::join!(changes.next(), async { store.create(map("b")) });
         let seen = seen.unwrap();
-        assert_eq!((seen.len(), seen[0].revision, seen[0].added), (1, 3, true));
+        assert_eq!((seen.len(), seen[0].revision, seen[0].kind), (1, 3, ChangeKind::Added));
+        store.delete("n", "a").unwrap();
+        assert_eq!(changes.next().await.unwrap()[0].kind, ChangeKind::Deleted);
     }
 
     #[tokio::test]

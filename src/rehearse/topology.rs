@@ -21,6 +21,8 @@ pub enum Role {
     Proxy,
     /// `berth run`: a shim with its apiserver as a child.
     Unit,
+    /// It keeps the objects of all instances: etcd.
+    Store,
 }
 
 /// A process to be started.

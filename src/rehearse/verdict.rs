@@ -2,12 +2,13 @@
 //! the run was a test at all. Pure.
 //!
 //! **Lost** (the design's word) is a new connection that was refused, reset, or not answered within
-//! 15 s, or a stream that ended before its instance ended it. Who ended a stream is decided by the
-//! instance's own report; no report means that the instance did not end it.
+//! 15 s, or a stream that ended before its instance ended it. Who ended a stream is decided by
+//! [`super::ends`].
 
+use super::ends::Ends;
 use super::plan::Plan;
 use super::promise::{self, Lost, Promise};
-use super::record::{Answer, Attempt, EndReport, EndedBy, Failure, Kind, Mark, Record, Stamp, StreamId};
+use super::record::{Answer, Attempt, Failure, Kind, Mark, Record, Stamp, StreamEnd, StreamId, What};
 use hdrhistogram::Histogram;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -56,14 +57,30 @@ pub struct Verdict {
     pub ended_by_instance: u64,
     /// Requests that an instance answered with 429 or 503 because it was shutting down.
     pub turned_away: u64,
+    /// Connections to the instances themselves, for comparison, and how many of those they ended.
+    pub control_streams: u64,
+    /// See `control_streams`.
+    pub control_ended: u64,
+    /// Connections that failed because a certificate was not the right one.
+    pub x509_errors: u64,
+    /// Longest time without any good answer.
+    pub longest_silence: Duration,
     /// The instances, in the order in which they were started.
     pub instances: Vec<String>,
     /// New connections by the instance that answered.
     pub connections: BTreeMap<String, u64>,
+    /// What the `/version` of instances says.
+    pub versions: BTreeMap<String, String>,
+    /// Time for which the Service `kubernetes` named nobody; none if that was not looked at.
+    pub service_gap: Option<Duration>,
+    /// Lines of real apiservers' logs that tell of a certificate that they do not trust.
+    pub logged_x509_errors: Option<u64>,
     /// Events that watches saw.
     pub watch_events: u64,
     /// What was promised under faults, and what came of it.
     pub promises: Vec<Promise>,
+    /// What else is worth knowing.
+    pub notes: Vec<String>,
     /// Why nothing can be concluded, or what else was not as it should be.
     pub objections: Vec<String>,
 }
@@ -148,14 +165,19 @@ pub fn judge(record: &Record, plan: &Plan) -> Verdict {
     }
     judge.ends();
     judge.watches(plan);
+    judge.informers();
     judge.waits();
+    judge.silence();
+    judge.asked(plan);
     judge.objections(plan);
     judge.verdict
 }
 
 struct Judge<'a> {
     record: &'a Record,
-    reports: HashMap<&'a str, &'a EndReport>,
+    ends: Ends<'a>,
+    /// The ends of new connections whose TLS handshake was over.
+    new_ends: HashMap<&'a str, &'a StreamEnd>,
     /// Requests turned away by stream, less those that were seen already.
     turned_away: HashMap<&'a str, u32>,
     /// Who answered on a stream.
@@ -166,7 +188,8 @@ struct Judge<'a> {
 
 impl<'a> Judge<'a> {
     fn new(record: &'a Record) -> Self {
-        let reports = record.reports.iter().map(|(_, report)| (report.stream.as_str(), report)).collect();
+        let new_ends = record.ends.iter().filter(|end| end.what == What::New);
+        let new_ends = new_ends.map(|end| (end.stream.as_str(), end)).collect();
         let turned_away = record.reports.iter().map(|(_, r)| (r.stream.as_str(), r.turned_away)).collect();
         let served_by = record.attempts.iter().filter_map(|attempt| match &attempt.answer {
             Answer::Good { instance } | Answer::Bad { instance, .. } => {
@@ -175,12 +198,27 @@ impl<'a> Judge<'a> {
             Answer::Failed(_) => None,
         });
         let served_by = served_by.collect();
-        Self { record, reports, turned_away, served_by, local: BTreeMap::new(), verdict: Verdict::default() }
+        let ends = Ends::new(record);
+        let verdict = Verdict::default();
+        Self { record, ends, new_ends, turned_away, served_by, local: BTreeMap::new(), verdict }
     }
 
-    /// Whether the instance says that it ended a stream, and before the client saw the end.
-    fn instance_ended(&self, stream: &str, seen: Stamp) -> bool {
-        self.reports.get(stream).is_some_and(|r| r.by == EndedBy::Instance && r.at <= seen)
+    /// Whether a new connection that failed was ended by the instance that it had come to.
+    fn instance_ended(&self, stream: &str) -> bool {
+        self.new_ends.get(stream).is_some_and(|end| self.ends.by_instance(end).is_ok())
+    }
+
+    /// Whether an instance turned a request away because it was stopping: it counts those itself, or
+    /// the status says so.
+    fn turned_away(&mut self, attempt: &Attempt, instance: &str, status: u16) -> bool {
+        match self.turned_away.get_mut(attempt.stream.as_str()) {
+            Some(0) => false,
+            Some(left) => {
+                *left -= 1;
+                true
+            }
+            None => matches!(status, 429 | 503) && self.ends.stopping(instance, attempt.done),
+        }
     }
 
     fn attempt(&mut self, attempt: &Attempt) {
@@ -201,8 +239,7 @@ impl<'a> Judge<'a> {
     }
 
     fn bad_status(&mut self, attempt: &Attempt, instance: &str, status: u16) {
-        if let Some(left) = self.turned_away.get_mut(attempt.stream.as_str()).filter(|left| **left > 0) {
-            *left -= 1;
+        if self.turned_away(attempt, instance, status) {
             self.verdict.turned_away += 1;
         } else {
             let lost =
@@ -220,7 +257,7 @@ impl<'a> Judge<'a> {
             Failure::Unanswered => Loss::Unanswered,
             // The end of a kept connection is judged once, as the end of a stream.
             _ if attempt.kind == Kind::Kept => return,
-            Failure::Reset | Failure::Closed if self.instance_ended(&attempt.stream, attempt.done) => {
+            Failure::Reset | Failure::Closed | Failure::Http(_) if self.instance_ended(&attempt.stream) => {
                 self.verdict.ended_by_instance += 1;
                 self.verdict.ends_by_instance.push((attempt.done, attempt.stream.clone()));
                 return;
@@ -228,6 +265,10 @@ impl<'a> Judge<'a> {
             Failure::Refused => Loss::Refused,
             Failure::Reset => Loss::Reset,
             Failure::Closed => Loss::Closed,
+            Failure::X509(_) => {
+                self.verdict.x509_errors += 1;
+                Loss::Tls
+            }
             Failure::Tls(_) => Loss::Tls,
             Failure::Http(_) => Loss::Http,
         };
@@ -238,24 +279,25 @@ impl<'a> Judge<'a> {
     }
 
     fn ends(&mut self) {
-        for end in &self.record.ends {
+        self.verdict.control_streams = self.record.control.streams.values().sum();
+        self.verdict.control_ended = self.record.control.ends.len() as u64;
+        for end in self.record.ends.iter().filter(|end| end.what != What::New) {
             if let Failure::Local(why) = &end.how {
                 *self.local.entry(why.clone()).or_default() += 1;
-            } else if self.instance_ended(&end.stream, end.at) {
-                self.verdict.ended_by_instance += 1;
-                self.verdict.ends_by_instance.push((end.at, end.stream.clone()));
-            } else {
-                let report = match self.reports.get(end.stream.as_str()) {
-                    None => "its instance reports nothing",
-                    Some(r) if r.by == EndedBy::Instance => "its instance ended it only later",
-                    Some(_) => "its instance saw the other side end it",
-                };
-                let while_what = if end.in_flight { "with a request under way" } else { "between requests" };
-                let words = format!("{} ({:?}): {} {while_what}, {report}", end.stream, end.what, end.how);
-                let instance = self.served_by.get(end.stream.as_str()).copied();
-                let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance };
-                if self.lose(&lost, words) {
-                    self.verdict.ended_by_berth += 1;
+                continue;
+            }
+            match self.ends.by_instance(end) {
+                Ok(()) => {
+                    self.verdict.ended_by_instance += 1;
+                    self.verdict.ends_by_instance.push((end.at, end.stream.clone()));
+                }
+                Err(why) => {
+                    let while_what = if end.in_flight { "with a request under way" } else { "between requests" };
+                    let words = format!("{} ({:?}): {} {while_what}, {why}", end.stream, end.what, end.how);
+                    let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance: Some(&end.instance) };
+                    if self.lose(&lost, words) {
+                        self.verdict.ended_by_berth += 1;
+                    }
                 }
             }
         }
@@ -283,9 +325,29 @@ impl<'a> Judge<'a> {
         if watches.len() < plan.load.watches as usize {
             self.object(format!("only {} of {} watches came to their end", watches.len(), plan.load.watches));
         }
+        if plan.load.slow_readers > 0 && self.record.slow_reads == 0 {
+            self.object("no slow reader came to the end of an answer".into());
+        }
         if !watches.iter().any(|w| w.events.values().filter(|events| **events > 0).count() > 1) {
             self.object("no watch saw events from more than one instance".into());
         }
+    }
+
+    fn informers(&mut self) {
+        let informers = &self.record.informers;
+        // An object too many is an event that was missed: that of its end.
+        self.verdict.lose(Loss::EventMissed, informers.iter().map(|i| i.missing + i.stale).sum());
+        self.verdict.lose(Loss::EventDoubled, informers.iter().map(|i| i.doubled).sum());
+    }
+
+    fn silence(&mut self) {
+        let (Some(began), Some(over)) = (self.record.began, self.record.over) else { return };
+        let good = self.record.attempts.iter().filter(|a| matches!(a.answer, Answer::Good { .. }));
+        let mut answers: Vec<Stamp> = good.map(|a| a.done).filter(|at| (began..over).contains(at)).collect();
+        answers.extend([began, over]);
+        answers.sort_unstable();
+        let silences = answers.windows(2).map(|pair| pair[1].since(pair[0]));
+        self.verdict.longest_silence = silences.max().unwrap_or_default();
     }
 
     fn waits(&mut self) {
@@ -297,6 +359,16 @@ impl<'a> Judge<'a> {
         }
         self.verdict.median_wait = Duration::from_micros(waits.value_at_quantile(0.5));
         self.verdict.p99_wait = Duration::from_micros(waits.value_at_quantile(0.99));
+    }
+
+    /// What was asked and heard beside the load.
+    fn asked(&mut self, plan: &Plan) {
+        self.verdict.logged_x509_errors = (!plan.old.is_stand_in()).then_some(self.record.logged_x509_errors);
+        self.verdict.notes.clone_from(&self.record.notes);
+        let players = self.record.players.iter();
+        self.verdict.versions = players.filter_map(|p| Some((p.name.clone(), p.version.clone()?))).collect();
+        let gaps = self.record.endpoint_gaps.as_ref();
+        self.verdict.service_gap = gaps.map(|gaps| gaps.iter().map(|(from, to)| to.since(*from)).sum());
     }
 
     /// What makes a run worthless although nothing was lost, and promises that were broken without
@@ -377,7 +449,7 @@ impl<'a> Judge<'a> {
 mod tests {
     use super::*;
     use crate::rehearse::plan::LoadPlan;
-    use crate::rehearse::record::{Player, StreamEnd, WatchSum, What};
+    use crate::rehearse::record::{EndReport, EndedBy, Informer, Player, Protocol, Signed, WatchSum};
 
     fn plan() -> Plan {
         Plan { load: LoadPlan { watches: 1, ..LoadPlan::default() }, ..Plan::default() }
@@ -415,7 +487,16 @@ mod tests {
     }
 
     fn end(stream: &str, at: u64) -> StreamEnd {
-        StreamEnd { stream: stream.into(), what: What::Kept, at: Stamp(at), how: Failure::Closed, in_flight: false }
+        StreamEnd {
+            stream: stream.into(),
+            what: What::Kept,
+            protocol: Protocol::Http1,
+            instance: OLD.into(),
+            at: Stamp(at),
+            how: Failure::Closed,
+            in_flight: false,
+            signed: None,
+        }
     }
 
     #[test]
@@ -434,7 +515,8 @@ mod tests {
             (Failure::Reset, Loss::Reset),
             (Failure::Closed, Loss::Closed),
             (Failure::Unanswered, Loss::Unanswered),
-            (Failure::Tls("x509".into()), Loss::Tls),
+            (Failure::Tls("alert".into()), Loss::Tls),
+            (Failure::X509("x509".into()), Loss::Tls),
             (Failure::Http("h2".into()), Loss::Http),
         ] {
             let mut record = good();
@@ -496,6 +578,53 @@ mod tests {
         record.reports.push((name, once));
         let verdict = judge(&record, &plan());
         assert_eq!((verdict.turned_away, verdict.lost()), (1, 2));
+    }
+
+    #[test]
+    fn without_reports_the_status_of_a_stopping_instance_says_that_it_turned_away() {
+        let bad = |status| {
+            let ms = 2_050_000_000;
+            attempt(Kind::Kept, "a", ms, Answer::Bad { instance: OLD.into(), status })
+        };
+        let mut record = good();
+        record.attempts.extend([bad(429), bad(503), bad(500), Attempt { done: Stamp(1), ..bad(503) }]);
+        let verdict = judge(&record, &plan());
+        assert_eq!((verdict.turned_away, verdict.lost()), (2, 2));
+    }
+
+    #[test]
+    fn a_new_connection_that_its_instance_ends_is_counted_apart() {
+        for (signed, lost) in [(Some(Signed::GoAway), 0), (None, 1)] {
+            let mut record = good();
+            let at = 2_050_000_000;
+            record.attempts.push(attempt(Kind::New, "new-x", at, Answer::Failed(Failure::Http("go away".into()))));
+            record.ends.push(StreamEnd { what: What::New, signed, ..end("new-x", at) });
+            let verdict = judge(&record, &plan());
+            assert_eq!((verdict.lost(), verdict.ended_by_instance), (lost, 1 - lost));
+            assert_eq!(verdict.ended_by_berth, 0);
+        }
+    }
+
+    #[test]
+    fn an_informer_must_hold_what_was_written() {
+        for (spoil, loss) in [
+            (Informer { missing: 1, ..Informer::default() }, Loss::EventMissed),
+            (Informer { stale: 1, ..Informer::default() }, Loss::EventMissed),
+            (Informer { doubled: 1, ..Informer::default() }, Loss::EventDoubled),
+        ] {
+            let mut record = good();
+            record.informers.extend([Informer { written: 9, held: 9, relists: 1, ..Informer::default() }, spoil]);
+            assert_eq!(judge(&record, &plan()).lost, [(loss, 1)].into());
+        }
+    }
+
+    #[test]
+    fn silence_is_the_longest_time_without_a_good_answer() {
+        let mut record = good();
+        (record.began, record.over) = (Some(Stamp(0)), Some(Stamp(3_500_000_000)));
+        record.attempts.retain(|a| !(500_000_000..1_500_000_000).contains(&a.due.0));
+        let verdict = judge(&record, &plan());
+        assert_eq!(verdict.longest_silence, Duration::from_millis(1010));
     }
 
     #[test]

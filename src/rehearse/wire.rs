@@ -48,6 +48,13 @@ pub enum Call {
         /// A ConfigMap with namespace and name.
         object: Value,
     },
+    /// Remove an object that is there.
+    Delete {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
     /// Read all changes after a revision, and go on.
     Watch {
         /// Which namespace; none: all.
@@ -72,7 +79,7 @@ pub enum Call {
 pub enum Reply {
     /// Done, nothing to tell.
     Noted,
-    /// To get, create and update.
+    /// To get, create, update and delete.
     Object {
         /// As it is now.
         object: Value,
@@ -98,10 +105,22 @@ pub enum Reply {
 pub struct Change {
     /// The revision that it made.
     pub revision: u64,
-    /// False: it changed an object that was there.
-    pub added: bool,
-    /// The object as written.
+    /// What it did.
+    pub kind: ChangeKind,
+    /// The object as written, or as it was last.
     pub object: Value,
+}
+
+/// What a write did to its object; in capitals, a watch event's type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum ChangeKind {
+    /// It was not there before.
+    Added,
+    /// It was another before.
+    Modified,
+    /// It is not there any more.
+    Deleted,
 }
 
 /// Why a call failed.

@@ -3,19 +3,23 @@
 //! When the server ends the connection, the next request opens a new one. That is no retry: nothing
 //! that was sent is sent again.
 
-use super::dial::{Link, Protocol, Unsent};
-use super::{Client, Due, READ, ask};
+use super::dial::{Link, Unsent};
+use super::timetable::{Entry, Seed, protocol};
+use super::{Client, Due};
 use crate::rehearse::plan::{PACE, UNANSWERED};
-use crate::rehearse::record::{Answer, Failure, Kind, Stamp, StreamEnd, What};
+use crate::rehearse::record::{Answer, Failure, Kind, What};
 
-/// Sends a request every [`PACE`] until the load stops; `of` clients share the time evenly.
-pub(super) async fn run(client: Client, index: u64, of: u64) {
-    let offset = PACE.mul_f64(index as f64 / of as f64);
-    let mut due = Due::now().plus(offset);
+/// Sends a request every [`PACE`] until the load stops. A client of the control is over with its
+/// first connection.
+pub(super) async fn run(client: Client, seed: Seed, index: u64) {
+    let start = Due::now();
     let mut kept = Kept { client, index, opened: 0, link: None };
-    while kept.wait(due).await {
-        kept.request(due).await;
-        due = due.plus(PACE);
+    for entry in seed.kept(index, PACE) {
+        let due = start.plus(entry.after);
+        if !kept.wait(due).await {
+            return;
+        }
+        kept.request(entry, due).await;
     }
 }
 
@@ -29,9 +33,12 @@ struct Kept {
 
 impl Kept {
     /// Waits until the next request is due, and notices when the connection ends meanwhile. False:
-    /// the load stops.
+    /// there is no next one.
     async fn wait(&mut self, due: Due) -> bool {
         loop {
+            if self.client.control.is_some() && self.opened > 0 && self.link.is_none() {
+                return false;
+            }
             let ended = async {
                 match &mut self.link {
                     Some(link) => link.ended().await,
@@ -48,10 +55,10 @@ impl Kept {
         }
     }
 
-    async fn request(&mut self, due: Due) {
+    async fn request(&mut self, entry: Entry, due: Due) {
         if let Some(link) = &mut self.link {
+            let asked = tokio::time::timeout(UNANSWERED, self.client.ask(link, entry)).await;
             let stream = link.stream.clone();
-            let asked = tokio::time::timeout(UNANSWERED, ask(link, READ)).await;
             let answer = match asked {
                 Ok(Ok(answer)) => answer,
                 Ok(Err(Unsent::Died(failure))) => {
@@ -61,7 +68,7 @@ impl Kept {
                 Ok(Err(Unsent::NeverSent)) => {
                     let how = link.ended().await;
                     self.ended(how, false);
-                    return self.open(due).await;
+                    return self.open(entry, due).await;
                 }
                 Err(_) => {
                     self.link = None;
@@ -70,20 +77,23 @@ impl Kept {
             };
             self.client.attempt(Kind::Kept, &stream, due.stamp, answer);
         } else {
-            self.open(due).await;
+            self.open(entry, due).await;
         }
     }
 
-    async fn open(&mut self, due: Due) {
+    async fn open(&mut self, entry: Entry, due: Due) {
+        if self.client.control.is_some() && self.opened > 0 {
+            return;
+        }
         self.opened += 1;
-        let stream = format!("kept-{}-{}", self.index, self.opened);
+        let stream = format!("{}-{}", self.client.name("kept", self.index), self.opened);
         // Boxed: an opening is rare, and its future is large.
-        self.link = Box::pin(self.client.open(Protocol::of(self.index), stream, READ, due)).await;
+        self.link = Box::pin(self.client.open(protocol(self.index), stream, entry, due)).await;
     }
 
     fn ended(&mut self, how: Failure, in_flight: bool) {
         if let Some(link) = self.link.take() {
-            let end = StreamEnd { stream: link.stream.clone(), what: What::Kept, at: Stamp::now(), how, in_flight };
+            let end = link.end(What::Kept, how, in_flight, false);
             self.client.recorder.note(|r| r.ends.push(end));
         }
     }

@@ -1,80 +1,231 @@
 //! The load: open-loop clients that never retry.
 //!
 //! Requests are due by a fixed timetable and waits are counted from there, so a slow answer delays no
-//! other request and hides none (no coordinated omission). `fresh` opens new connections, `kept`
-//! keeps them, `watch` watches what [`Load`]'s writer writes straight into the store. All of them
-//! only write down what they saw.
+//! other request and hides none (no coordinated omission). What is asked for when follows from one
+//! seed (`timetable`). All clients only write down what they saw:
+//!
+//! * `fresh` opens new connections, `kept` keeps them, `slow` reads large answers slowly.
+//! * `watch` counts what `writer` writes, `informer` keeps a copy of it; both `follow`.
+//! * `dial` is a connection of any of them; `observe` sees how its instance ends it.
+//!
+//! The **control** are the same clients, a few of each, that dial every instance's own address. What
+//! happens to their connections happens to all of that instance, whatever is in between.
+//!
+//! The load has a thread of its own, so that its pace does not depend on what else the rehearsal does.
 
 mod dial;
+mod follow;
 mod fresh;
+mod informer;
 mod kept;
+mod objects;
+mod observe;
 mod sequence;
+mod slow;
+mod timetable;
 mod watch;
+mod writer;
 
 pub use dial::Target;
 
-use super::plan::{LoadPlan, UNANSWERED, WRITE_EVERY};
-use super::record::{Answer, Attempt, Failure, Kind, Recorder, Stamp, StreamId};
-use super::store::Store;
-use super::wire::Reason;
-use dial::{Link, Protocol, Unsent};
-use serde_json::json;
+use super::plan::{LoadPlan, UNANSWERED};
+use super::record::{Answer, Attempt, Failure, Kind, Recorder, Stamp, StreamId, What};
+use dial::{Link, Unsent};
+use hyper::StatusCode;
+use objects::Tag;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
+use timetable::{Ask, Entry, Seed};
+use tokio::sync::{oneshot, watch as channel};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use writer::{Goal, Ledger, Writer};
 
-/// Namespace of all that is written.
-const NAMESPACE: &str = "rehearsal";
+/// The instances that joined; the one that joined last comes last.
+pub type Instances = Vec<Joined>;
 
-/// What new and kept connections read.
-const READ: &str = "/api/v1/namespaces/rehearsal/configmaps/read-me";
+/// An instance that can be dialled without what shares the port.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Joined {
+    /// When it joined. One that was started again joins again.
+    pub at: Stamp,
+    /// Its name.
+    pub name: String,
+    /// Its own address.
+    pub address: SocketAddr,
+}
+
+/// Time over which watches and other long-lived clients begin.
+const START: Duration = Duration::from_millis(500);
+
+/// Clients that keep a copy of all objects: one of each HTTP version.
+const INFORMERS: u64 = 2;
+
+/// Kept connections, and watches, to each instance itself: two of each HTTP version.
+const CONTROLS: u64 = 4;
 
 /// The clients at work. Dropping it ends them without a word in the record.
 #[derive(Debug)]
 pub struct Load {
     stop: CancellationToken,
-    clients: JoinSet<()>,
+    gone: CancellationToken,
+    over: Option<oneshot::Receiver<Result<(), String>>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Load {
-    /// Writes the objects that are read, and starts all clients.
-    pub fn start(
+    /// Writes the objects that are read, and starts all clients. The error says why it cannot.
+    pub async fn start(
         plan: &LoadPlan,
         target: &Target,
-        store: &Arc<Store>,
+        instances: &channel::Receiver<Instances>,
         recorder: &Arc<Recorder>,
-    ) -> Result<Self, Reason> {
-        store.create(json!({
-            "kind": "ConfigMap", "apiVersion": "v1",
-            "metadata": {"namespace": NAMESPACE, "name": "read-me"}, "data": {"hello": "world"},
-        }))?;
-        let mut load = Self { stop: CancellationToken::new(), clients: JoinSet::new() };
-        let (goal, reached) = tokio::sync::watch::channel(None);
-        load.clients.spawn(write(Arc::clone(store), load.stop.clone(), goal));
-
-        let client = Client { target: target.clone(), recorder: Arc::clone(recorder), stop: load.stop.clone() };
-        for index in 0..u64::from(plan.watches) {
-            load.clients.spawn(watch::run(client.clone(), index, reached.clone()));
+    ) -> Result<Self, String> {
+        let (stop, gone) = (CancellationToken::new(), CancellationToken::new());
+        let client = Client {
+            target: target.clone(),
+            recorder: Arc::clone(recorder),
+            tag: Tag::now(),
+            ledger: Ledger::default(),
+            stop: stop.clone(),
+            control: None,
+        };
+        let (begin, begun) = oneshot::channel();
+        let (end, over) = oneshot::channel();
+        let run = run(*plan, client, instances.clone(), begin);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|e| format!("no runtime: {e}"))?;
+        let token = gone.clone();
+        let thread = std::thread::Builder::new().name("load".into()).spawn(move || {
+            if let Some(result) = runtime.block_on(token.run_until_cancelled(run)) {
+                let _ = end.send(result);
+            }
+        });
+        let thread = thread.map_err(|e| format!("no thread: {e}"))?;
+        let mut load = Self { stop, gone, over: Some(over), thread: Some(thread) };
+        match begun.await {
+            Ok(()) => Ok(load),
+            Err(_) => Err(load.result().await.err().unwrap_or_default()),
         }
-        for index in 0..u64::from(plan.clients) {
-            load.clients.spawn(kept::run(client.clone(), index, u64::from(plan.clients)));
-        }
-        load.clients.spawn(fresh::run(client, plan.rate));
-        Ok(load)
     }
 
     /// Ends the timetables, and waits for what is under way: answers that are due, and the last
     /// writes at each watch. The error tells of clients that broke down.
     pub async fn finish(mut self) -> Result<(), String> {
         self.stop.cancel();
-        let mut broken = 0;
-        while let Some(ended) = self.clients.join_next().await {
-            broken += u32::from(ended.is_err());
-        }
-        if broken == 0 { Ok(()) } else { Err(format!("{broken} clients of the rehearsal broke down: a bug in berth")) }
+        self.result().await
     }
+
+    async fn result(&mut self) -> Result<(), String> {
+        let broken = || Err("the clients of the rehearsal broke down: a bug in berth".to_owned());
+        match self.over.take() {
+            Some(over) => over.await.unwrap_or_else(|_| broken()),
+            None => broken(),
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.gone.cancel();
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to wait for any more.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// All of the load, on its own thread.
+async fn run(
+    plan: LoadPlan,
+    client: Client,
+    mut instances: channel::Receiver<Instances>,
+    begin: oneshot::Sender<()>,
+) -> Result<(), String> {
+    let seed = Seed(plan.seed);
+    let mut writer = Writer::new(client.clone(), client.tag.clone(), instances.clone());
+    writer.stock(plan.slow_readers > 0).await?;
+
+    let (tell, goal) = channel::channel(None::<Arc<Goal>>);
+    let (mut timed, mut followers, mut controls) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
+    for index in 0..u64::from(plan.watches) {
+        let watch = watch::run(client.clone(), index, goal.clone());
+        followers.spawn(after(seed.start(b'w', index, START), watch));
+    }
+    for index in 0..INFORMERS {
+        let informer = informer::run(client.clone(), index, client.tag.clone(), goal.clone());
+        followers.spawn(after(seed.start(b'i', index, START), informer));
+    }
+    for index in 0..u64::from(plan.clients) {
+        timed.spawn(kept::run(client.clone(), seed, index));
+    }
+    for index in 0..u64::from(plan.slow_readers) {
+        timed.spawn(slow::run(client.clone(), seed, index));
+    }
+    timed.spawn(fresh::run(client.clone(), seed, plan.rate));
+    let writer = tokio::spawn(writer.run());
+    let _ = begin.send(());
+
+    let mut controlled: BTreeMap<Joined, Arc<Recorder>> = BTreeMap::new();
+    let (_never, no_goal) = channel::channel(None);
+    while !client.stop.is_cancelled() {
+        for joined in instances.borrow_and_update().iter() {
+            if controlled.contains_key(joined) {
+                continue;
+            }
+            let control = client.control(joined);
+            for index in 0..CONTROLS {
+                controls.spawn(kept::run(control.clone(), seed, index));
+                controls.spawn(watch::run(control.clone(), index, no_goal.clone()));
+            }
+            controlled.insert(joined.clone(), control.recorder);
+        }
+        let changed = client.stop.run_until_cancelled(instances.changed()).await;
+        if matches!(changed, Some(Err(_))) {
+            client.stop.cancelled().await;
+        }
+    }
+
+    let mut broken = 0;
+    broken += ended(&mut timed).await;
+    controls.shutdown().await;
+    for (joined, recorder) in controlled {
+        let control = recorder.take();
+        let good = control.attempts.iter().filter(|a| matches!(a.answer, Answer::Good { .. }));
+        let streams: BTreeSet<_> = good.map(|a| &a.stream).collect();
+        client.recorder.note(|r| {
+            *r.control.streams.entry(joined.name).or_default() += streams.len() as u64;
+            r.control.ends.extend(control.ends);
+        });
+    }
+    match writer.await {
+        Ok(writer) => {
+            let (goal, trouble) = writer.goal().await;
+            client.recorder.note(|r| r.troubles.extend(trouble));
+            tell.send_replace(Some(Arc::new(goal)));
+        }
+        Err(_) => broken += 1,
+    }
+    broken += ended(&mut followers).await;
+    if broken == 0 { Ok(()) } else { Err(format!("{broken} clients of the rehearsal broke down: a bug in berth")) }
+}
+
+async fn after(pause: Duration, client: impl Future<Output = ()>) {
+    tokio::time::sleep(pause).await;
+    client.await;
+}
+
+/// Waits for clients; how many broke down.
+async fn ended(clients: &mut JoinSet<()>) -> u32 {
+    let mut broken = 0;
+    while let Some(ended) = clients.join_next().await {
+        broken += u32::from(ended.is_err());
+    }
+    broken
 }
 
 /// What every client has.
@@ -82,25 +233,53 @@ impl Load {
 struct Client {
     target: Target,
     recorder: Arc<Recorder>,
+    tag: Tag,
+    ledger: Ledger,
     stop: CancellationToken,
+    /// It dials this instance itself, once.
+    control: Option<Joined>,
 }
 
 impl Client {
+    /// One that dials an instance itself, with a record of its own.
+    fn control(&self, instance: &Joined) -> Self {
+        let target = self.target.at(instance.address);
+        Self { target, recorder: Arc::default(), control: Some(instance.clone()), ..self.clone() }
+    }
+
+    /// Name of one client of a kind.
+    fn name(&self, kind: &str, index: u64) -> String {
+        match &self.control {
+            Some(joined) => format!("control-{}-{:x}-{kind}-{index}", joined.name, joined.at.0),
+            None => format!("{kind}-{index}"),
+        }
+    }
+
     fn attempt(&self, kind: Kind, stream: &StreamId, due: Stamp, answer: Answer) {
         let attempt = Attempt { kind, stream: stream.clone(), due, done: Stamp::now(), answer };
         self.recorder.note(|r| r.attempts.push(attempt));
     }
 
+    /// What a status means.
+    fn judge(&self, link: &Link, status: StatusCode) -> Answer {
+        let instance = link.instance.clone();
+        let status = status.as_u16();
+        if status < 400 { Answer::Good { instance } } else { Answer::Bad { instance, status } }
+    }
+
     /// Connects and sends a first request: an attempt of kind [`Kind::New`]. The link is there when
     /// it was answered.
-    async fn open(&self, protocol: Protocol, stream: StreamId, path: &str, due: Due) -> Option<Link> {
+    async fn open(&self, protocol: super::record::Protocol, stream: StreamId, entry: Entry, due: Due) -> Option<Link> {
         let opened = tokio::time::timeout_at(due.instant + UNANSWERED, async {
             let mut link = self.target.dial(protocol, stream.clone()).await?;
-            match ask(&mut link, path).await {
-                Ok(answer) => Ok((link, answer)),
-                Err(Unsent::Died(failure)) => Err(failure),
-                Err(Unsent::NeverSent) => Err(link.ended().await),
-            }
+            let failure = match self.ask(&mut link, entry).await {
+                Ok(answer) => return Ok((link, answer)),
+                Err(Unsent::Died(failure)) => failure,
+                Err(Unsent::NeverSent) => link.ended().await,
+            };
+            let end = link.end(What::New, failure.clone(), true, false);
+            self.recorder.note(|r| r.ends.push(end));
+            Err(failure)
         });
         let (link, answer) = match opened.await {
             Ok(Ok((link, answer))) => (Some(link), answer),
@@ -110,14 +289,18 @@ impl Client {
         self.attempt(Kind::New, &stream, due.stamp, answer);
         link
     }
-}
 
-/// One request and its whole answer.
-async fn ask(link: &mut Link, path: &str) -> Result<Answer, Unsent> {
-    let response = link.get(path).await?;
-    let (instance, status) = (dial::instance(&response), response.status().as_u16());
-    dial::whole(response.into_body()).await.map_err(Unsent::Died)?;
-    Ok(if status < 400 { Answer::Good { instance } } else { Answer::Bad { instance, status } })
+    /// One request and its whole answer.
+    async fn ask(&self, link: &mut Link, entry: Entry) -> Result<Answer, Unsent> {
+        let name = self.tag.made(&link.stream, entry.number);
+        let response = link.send(self.tag.request(entry.ask, &name)).await?;
+        let status = response.status();
+        dial::whole(response.into_body()).await.map_err(Unsent::Died)?;
+        if entry.ask == Ask::Create && status.is_success() {
+            self.ledger.created(name);
+        }
+        Ok(self.judge(link, status))
+    }
 }
 
 /// One moment on both clocks.
@@ -135,25 +318,4 @@ impl Due {
     fn plus(self, after: Duration) -> Self {
         Self { instant: self.instant + after, stamp: self.stamp.plus(after) }
     }
-}
-
-/// Writes a numbered ConfigMap every [`WRITE_EVERY`], from 1 on, until the load stops; then says the
-/// last number.
-async fn write(store: Arc<Store>, stop: CancellationToken, goal: tokio::sync::watch::Sender<Option<u64>>) {
-    let mut ticks = tokio::time::interval(WRITE_EVERY);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut last = 0;
-    while stop.run_until_cancelled(ticks.tick()).await.is_some() {
-        let number = last + 1;
-        let written = store.create(json!({
-            "kind": "ConfigMap", "apiVersion": "v1",
-            "metadata": {"namespace": NAMESPACE, "name": format!("write-{number:06}")},
-            "data": {sequence::FIELD: number.to_string()},
-        }));
-        match written {
-            Ok(_) => last = number,
-            Err(error) => tracing::error!(%error, number, "cannot write"),
-        }
-    }
-    goal.send_replace(Some(last));
 }

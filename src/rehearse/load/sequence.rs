@@ -1,9 +1,6 @@
 //! Whether a watch saw every write once. No I/O.
 
-use serde_json::Value;
-
-/// Field of a ConfigMap's data with the number of the write.
-pub(super) const FIELD: &str = "sequence";
+use crate::rehearse::record::Flaw;
 
 /// The numbers that a watch saw.
 #[derive(Debug, Default)]
@@ -14,24 +11,18 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// A list told that writes up to `last` are there. What a watch should have told before is
-    /// missed.
-    pub(super) fn listed(&mut self, last: u64, first_list: bool) {
-        if first_list {
-            self.last = last;
-        } else {
-            self.finish(last);
-        }
+    /// A list told that writes up to `last` are there.
+    pub(super) fn listed(&mut self, last: u64) {
+        self.last = self.last.max(last);
     }
 
-    /// A watch told of a write.
-    pub(super) fn saw(&mut self, number: u64) {
+    /// A watch told of a write; what is wrong with that.
+    pub(super) fn saw(&mut self, number: u64) -> Option<Flaw> {
         if number <= self.last {
             self.doubled += 1;
-            return;
+            return Some(Flaw::Doubled(1));
         }
-        self.missed += number - self.last - 1;
-        self.last = number;
+        self.reach(number - 1, number)
     }
 
     /// Whether all writes up to `goal` were seen.
@@ -40,15 +31,16 @@ impl Sequence {
     }
 
     /// No more will come: what is not there up to `goal` is missed.
-    pub(super) fn finish(&mut self, goal: u64) {
-        self.missed += goal.saturating_sub(self.last);
-        self.last = self.last.max(goal);
+    pub(super) fn finish(&mut self, goal: u64) -> Option<Flaw> {
+        self.reach(goal, goal.max(self.last))
     }
-}
 
-/// The number of the write that made an object; none for other objects.
-pub(super) fn number(object: &Value) -> Option<u64> {
-    object["data"][FIELD].as_str()?.parse().ok()
+    fn reach(&mut self, before: u64, last: u64) -> Option<Flaw> {
+        let missed = before.saturating_sub(self.last);
+        self.missed += missed;
+        self.last = last;
+        (missed > 0).then_some(Flaw::Missed(missed))
+    }
 }
 
 #[cfg(test)]
@@ -58,21 +50,16 @@ mod tests {
     #[test]
     fn gaps_doubles_and_a_missing_end() {
         let mut sequence = Sequence::default();
-        sequence.listed(10, true);
-        for number in [11, 12, 15, 15, 14, 16] {
-            sequence.saw(number);
-        }
+        sequence.listed(10);
+        let flaws: Vec<_> = [11, 12, 15, 15, 14, 16].map(|number| sequence.saw(number)).into();
+        let (missed, doubled) = (Some(Flaw::Missed(2)), Some(Flaw::Doubled(1)));
+        assert_eq!(flaws, [None, None, missed, doubled, doubled, None]);
         assert_eq!((sequence.missed, sequence.doubled), (2, 2));
         assert!(sequence.has(16) && !sequence.has(17));
-        sequence.listed(18, false);
-        sequence.finish(20);
-        assert_eq!(sequence.missed, 6);
-    }
-
-    #[test]
-    fn only_numbered_objects_count() {
-        assert_eq!(number(&serde_json::json!({"data": {"sequence": "7"}})), Some(7));
-        assert_eq!(number(&serde_json::json!({"data": {"hello": "world"}})), None);
-        assert_eq!(number(&serde_json::json!(3)), None);
+        // What a second list tells is not missed.
+        sequence.listed(18);
+        assert_eq!(sequence.saw(19), None);
+        assert_eq!(sequence.finish(22), Some(Flaw::Missed(3)));
+        assert_eq!((sequence.finish(20), sequence.missed), (None, 5));
     }
 }

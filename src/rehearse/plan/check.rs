@@ -10,7 +10,11 @@ use crate::cli::RehearseArgs;
 use crate::config::{Checks, Mistakes};
 use clap::ValueEnum;
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// Flags that cannot be the user's: clients verify servers by them, and servers clients.
+const OWN_FLAGS: [&str; 4] = ["client-ca-file", "tls-cert-file", "tls-private-key-file", "tls-sni-cert-key"];
 
 /// Checks everything but what may come and go meanwhile: programs of other ways than `--via`.
 pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
@@ -20,11 +24,7 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     if old.is_stand_in() != new.is_stand_in() {
         checks.wrong("--old and --new: a stand-in and a real apiserver have no store in common; give both or neither");
     }
-    if let Some(etcd) = &args.etcd {
-        let found = find_program(etcd.as_os_str());
-        let etcd_mend = |why| format!("--etcd {}: {why}; give the path of an etcd binary", etcd.display());
-        checks.note(found.map_err(etcd_mend));
-    }
+    let etcd = etcd(args, [&old, &new], &mut checks);
     let faults = faults(&args.fault, &mut checks);
     let shutdown = Shutdown {
         delay: delay("--shutdown-delay-duration", &args.shutdown_delay_duration, &mut checks),
@@ -60,7 +60,8 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let plan = Plan {
         old,
         new,
-        etcd: args.etcd.clone(),
+        versions: Plan::default().versions,
+        etcd,
         netns: args.netns,
         topology: args.topology,
         upgrades: checks.number("--upgrades", &args.upgrades, UPGRADES),
@@ -86,15 +87,7 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
 
 /// What this berth cannot do yet is refused, not passed over.
 fn refuse_what_is_missing(plan: &Plan, checks: &mut Checks) {
-    let real = [("--old", &plan.old), ("--new", &plan.new)];
-    for (option, apiserver) in real {
-        if let Apiserver::Command { flags, .. } = apiserver
-            && !has(flags, "etcd-servers")
-        {
-            checks.wrong(format!("{option}: this berth starts no etcd yet; give --etcd-servers in the command"));
-        }
-    }
-    let missing = [("--netns", plan.netns), ("--slow-readers", plan.load.slow_readers > 0)];
+    let missing = [("--slow-readers", plan.load.slow_readers > 0)];
     for (option, _) in missing.iter().filter(|(_, given)| *given) {
         checks.wrong(format!("{option}: this berth cannot do that yet; leave it out"));
     }
@@ -103,10 +96,40 @@ fn refuse_what_is_missing(plan: &Plan, checks: &mut Checks) {
 fn apiserver(option: &str, text: &str, checks: &mut Checks) -> Option<Apiserver> {
     let mend = |why| format!("{option} {text:?}: {why}; give an apiserver's command, or stand-in");
     let apiserver = checks.note(Apiserver::parse(text).map_err(mend))?;
-    if let Apiserver::Command { program, .. } = &apiserver {
+    if let Apiserver::Command { program, flags } = &apiserver {
         checks.note(find_program(program).map_err(mend))?;
+        for flag in OWN_FLAGS.iter().filter(|flag| has(flags, flag)) {
+            checks.wrong(format!(
+                "{option}: --{flag} is the rehearsal's own, whose clients have to know and be known; leave it out"
+            ));
+        }
     }
     Some(apiserver)
+}
+
+/// The etcd to be started, if one is needed.
+fn etcd(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option<PathBuf> {
+    let named = apiservers.map(|apiserver| match apiserver {
+        Apiserver::StandIn { .. } => None,
+        Apiserver::Command { flags, .. } => Some(has(flags, "etcd-servers")),
+    });
+    let wanted = match named {
+        [Some(old), Some(new)] if old != new => {
+            checks.wrong("--old and --new: one names --etcd-servers and the other does not; give both or neither");
+            return None;
+        }
+        [Some(named), Some(_)] => !named,
+        _ => false,
+    };
+    let program = args.etcd.as_deref().unwrap_or(Path::new("etcd"));
+    let mend = |why| format!("--etcd {}: {why}; give the path of an etcd binary", program.display());
+    if args.netns && named.contains(&Some(true)) {
+        checks.wrong("--netns: an etcd outside cannot be reached from a network namespace; leave out --etcd-servers");
+    }
+    match (wanted, &args.etcd) {
+        (false, None) => None,
+        _ => checks.note(find_program(program.as_os_str()).map_err(mend)).filter(|_| wanted),
+    }
 }
 
 fn faults(typed: &[String], checks: &mut Checks) -> BTreeSet<Fault> {
@@ -190,6 +213,20 @@ mod tests {
         assert_eq!(plan.runs, [Via::Haproxy, Via::Direct, Via::Berth]);
         assert_eq!(Vec::from_iter(plan.faults), [Fault::BadFlag, Fault::Hang]);
         assert_eq!(plan.load.seed, 7);
+    }
+
+    #[test]
+    fn real_apiservers_get_an_etcd_unless_they_name_one() {
+        let plan = typed(&["--old=true", "--new=true --etcd_servers=x"]).unwrap_err().0;
+        assert!(plan[0].contains("give both or neither"), "{plan:?}");
+        let plan = typed(&["--old=true", "--new=true", "--etcd=/bin/true"]).unwrap();
+        assert_eq!(plan.etcd, Some("/bin/true".into()));
+        let named = "true --etcd-servers=http://127.0.0.1:2379";
+        let plan = typed(&["--old", named, "--new", named]).unwrap();
+        assert_eq!(plan.etcd, None);
+        assert_eq!(typed(&["--etcd=/bin/true"]).unwrap().etcd, None);
+        let mistakes = typed(&["--old=true --tls-cert-file=x", "--new=true", "--etcd=/nonexistent"]).unwrap_err().0;
+        assert!(mistakes.len() == 2 && mistakes[0].contains("--old: --tls-cert-file"), "{mistakes:?}");
     }
 
     #[test]

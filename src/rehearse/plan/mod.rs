@@ -4,6 +4,7 @@ pub mod check;
 
 use super::apiserver::Apiserver;
 use super::fault::Fault;
+use crate::config::{Checks, Mistakes};
 use clap::ValueEnum;
 use clap::builder::PossibleValuesParser;
 use serde::Serialize;
@@ -113,7 +114,9 @@ pub struct Plan {
     pub old: Apiserver,
     /// Command of the one that replaces it.
     pub new: Apiserver,
-    /// The etcd for real apiservers; none: the one in PATH.
+    /// Their versions; those of real ones are known once they were [asked](Self::ask_versions).
+    pub versions: [String; 2],
+    /// The etcd that is started for real apiservers; none: they are stand-ins, or name one themselves.
     pub etcd: Option<PathBuf>,
     /// In a network namespace of its own.
     pub netns: bool,
@@ -209,6 +212,9 @@ impl Default for Timing {
 /// Default of [`Timing::grace`], beyond the shutdown delay: a pod's `terminationGracePeriodSeconds`.
 pub const GRACE: Duration = Duration::from_secs(30);
 
+/// Versions of stand-ins, so that a look at `/version` tells them apart.
+const VERSIONS: [&str; 2] = ["v1.33.0", "v1.34.0"];
+
 /// How long a real kube-apiserver may take to get ready, on a small machine.
 pub const REAL_READY_WITHIN: Duration = Duration::from_secs(90);
 
@@ -218,6 +224,7 @@ impl Default for Plan {
         Self {
             old: Apiserver::default(),
             new: Apiserver::default(),
+            versions: VERSIONS.map(str::to_owned),
             etcd: None,
             netns: false,
             topology: Topology::SideContainer,
@@ -230,6 +237,22 @@ impl Default for Plan {
             runs: vec![Via::Berth],
             output: Output::default(),
         }
+    }
+}
+
+impl Plan {
+    /// Asks both commands for their version, which shows whether they can be started at all.
+    pub async fn ask_versions(&mut self) -> Result<(), Mistakes> {
+        let mut checks = Checks::default();
+        let sides = [("--old", &self.old), ("--new", &self.new)];
+        for ((option, apiserver), version) in sides.into_iter().zip(&mut self.versions) {
+            let asked = apiserver.version(version).await;
+            let mend = |why| format!("{option}: {why}; give a kube-apiserver's command that starts, or stand-in");
+            if let Some(told) = checks.note(asked.map_err(mend)) {
+                *version = told;
+            }
+        }
+        checks.finish(Some(()))
     }
 }
 

@@ -7,53 +7,66 @@ use super::apiserver::Instance;
 use super::fault::{Fault, SLOW};
 use super::hub;
 use super::load::{Load, Target};
+use super::monitor::Monitor;
 use super::plan::{Plan, Via};
 use super::progress::Progress;
 use super::record::{Recorder, Stamp};
 use super::stage::{Error, Stage};
-use super::store::Store;
+use super::topology::Role;
 use super::verdict::{NEW, OLD};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
+
+/// kube-apiserver's reconciler puts the survivor's address back within ten seconds.
+const SERVICE_BACK_WITHIN: Duration = Duration::from_secs(30);
 
 /// Load after a fault, before anything else happens.
 const SETTLE: Duration = Duration::from_millis(1500);
-
-/// Versions that stand-ins report, so that a look at `/version` tells them apart.
-const VERSIONS: [&str; 2] = ["v1.33.0", "v1.34.0"];
 
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Plays it. What clients and instances did is in the record afterwards.
 pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> Result<(), Error> {
-    let store = Arc::new(Store::default());
     let path = stage.setting.store();
     let socket = UnixListener::bind(&path).map_err(|e| {
         Error::Unavailable(format!("cannot make the socket {} (TMPDIR names another place): {e}", path.display()))
     })?;
     // Aborted with this future when it is dropped.
     let mut background = tokio::task::JoinSet::new();
-    background.spawn(hub::serve(socket, Arc::clone(&store), Arc::clone(recorder)));
+    background.spawn(hub::serve(socket, Arc::default(), Arc::clone(recorder)));
     let progress = Progress::new(recorder);
-    let mut play = Play { plan, stage, recorder, progress: &progress };
+    let monitor = Monitor::new(&stage.setting);
+    let service = (plan.netns && !plan.old.is_stand_in())
+        .then(|| background.spawn(monitor.clone().watch_service(Arc::clone(recorder))));
+    if service.is_none() && !plan.old.is_stand_in() {
+        progress.say("the Service kubernetes stays out of this: no loopback address can be in it (see --netns)");
+    }
+    if plan.etcd.is_none() && !plan.old.is_stand_in() {
+        progress.say("--etcd-servers is given: what this rehearsal writes stays there");
+    }
+    let mut play = Play { plan, stage, recorder, progress: &progress, monitor };
 
+    play.stage.start_etcd().await?;
     play.stage.open()?;
     let old = instance(plan, 0);
     play.start(&old).await?;
     play.joined(&old).await?;
+    play.first(&old).await?;
+    if service.is_some() {
+        play.service_back().await;
+    }
 
     let load = &plan.load;
     play.say(&format!(
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
         load.rate, load.clients, load.watches, load.seed
     ));
-    let target = Target::new(play.stage.setting.address, &play.stage.setting.certs.ca)
+    let target = Target::new(play.stage.setting.address, &play.stage.setting.certs)
         .map_err(|e| Error::Unavailable(format!("cannot use the certificates just made: {e}")))?;
-    let load = Load::start(load, &target, &store, recorder)
-        .map_err(|e| Error::Unavailable(format!("cannot fill the store: {e}")))?;
+    let load = Load::start(load, &target, &play.stage.instances(), recorder).await.map_err(Error::Unavailable)?;
     recorder.note(|r| r.began = Some(Stamp::now()));
     sleep(plan.timing.phase).await;
 
@@ -68,7 +81,13 @@ pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> R
         new.fault = faults.iter().copied().find(|fault| *fault == Fault::SlowStart);
         play.upgrade(&old, &new, &faults).await?;
         sleep(plan.timing.phase).await;
+        if service.is_some() {
+            play.service_back().await;
+        }
         old = new;
+    }
+    if let Some(service) = service {
+        service.abort();
     }
 
     recorder.note(|r| r.over = Some(Stamp::now()));
@@ -85,7 +104,7 @@ fn instance(plan: &Plan, upgrades: u32) -> Instance {
     let new = !upgrades.is_multiple_of(2);
     let (side, apiserver) = if new { (NEW, &plan.new) } else { (OLD, &plan.old) };
     let name = if upgrades < 2 { side.to_owned() } else { format!("{side}-{}", upgrades / 2 + 1) };
-    Instance { name, apiserver: apiserver.clone(), version: VERSIONS[usize::from(new)], fault: None }
+    Instance { name, apiserver: apiserver.clone(), version: plan.versions[usize::from(new)].clone(), fault: None }
 }
 
 /// What every step of the script has.
@@ -94,6 +113,7 @@ struct Play<'a> {
     stage: &'a mut Stage,
     recorder: &'a Recorder,
     progress: &'a Progress,
+    monitor: Monitor,
 }
 
 impl Play<'_> {
@@ -123,7 +143,42 @@ impl Play<'_> {
             self.say(&format!("stop {}", old.name));
             self.stop(old).await;
         }
+        self.check_version(new).await;
         Ok(())
+    }
+
+    /// Waits until the first instance is ready, whatever joined means: what its start loses is not what
+    /// an upgrade loses.
+    async fn first(&mut self, old: &Instance) -> Result<(), Error> {
+        let within = self.plan.timing.ready_within;
+        if timeout(within, self.monitor.ready()).await.is_err() {
+            let what = format!("was not ready within {within:?} of listening");
+            let log = self.stage.log(&old.name).await;
+            return Err(Error::Instance { instance: old.name.clone(), what, log });
+        }
+        self.check_version(old).await;
+        Ok(())
+    }
+
+    async fn service_back(&self) {
+        if timeout(SERVICE_BACK_WITHIN, self.monitor.service_back()).await.is_err() {
+            let trouble = format!("the Service kubernetes named nobody for {SERVICE_BACK_WITHIN:?} and more");
+            self.recorder.note(|r| r.troubles.push(trouble));
+        }
+    }
+
+    /// Asks for the version through the berth, while one instance is there alone.
+    async fn check_version(&self, alone: &Instance) {
+        let (name, expected) = (&alone.name, &alone.version);
+        let trouble = match self.monitor.version().await {
+            Ok(version) if version == *expected => None,
+            Ok(version) => Some(format!("{name} should be {expected}, and its /version says {version}")),
+            Err(why) => Some(format!("{name} did not say its version: {why}")),
+        };
+        self.recorder.note(|r| match trouble {
+            None => r.players.iter_mut().filter(|p| p.name == *name).for_each(|p| p.version = Some(expected.clone())),
+            Some(trouble) => r.troubles.push(trouble),
+        });
     }
 
     /// Makes an apiserver slow that has no flag for it.
@@ -146,7 +201,9 @@ impl Play<'_> {
 
     async fn joined(&mut self, instance: &Instance) -> Result<(), Error> {
         let took = self.stage.joined(&instance.name, self.plan.timing.ready_within).await?;
-        self.say(&format!("{} is ready and joined after {took:.1?}", instance.name));
+        // Only a shim waits until it is ready.
+        let what = if self.stage.layout.via == Via::Berth { "is ready and joined" } else { "listens" };
+        self.say(&format!("{} {what} after {took:.1?}", instance.name));
         Ok(())
     }
 
@@ -154,6 +211,17 @@ impl Play<'_> {
     async fn stop(&mut self, instance: &Instance) {
         let (name, began) = (&instance.name, Instant::now());
         let stopped = self.stage.stop(name, self.plan.timing.grace).await;
+        let serves = |role: &Role| matches!(role, Role::Apiserver | Role::Unit);
+        if !instance.apiserver.is_stand_in() && stopped.killed.iter().any(serves) {
+            let grace = humantime::format_duration(self.plan.timing.grace);
+            let note = format!(
+                "{name} was still there {grace} after SIGTERM and was killed, as a kubelet does: kube-apiserver waits up \
+                 to a minute for watches, unless --shutdown-watch-termination-grace-period ends them before"
+            );
+            self.say(&note);
+            self.recorder.note(|r| r.notes.push(note));
+            return;
+        }
         let trouble = match stopped.status {
             _ if !stopped.killed.is_empty() => {
                 Some(format!("{name} was still there {:?} after SIGTERM and had to be killed", self.plan.timing.grace))

@@ -1,7 +1,10 @@
 //! Addresses that nobody uses.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
+
+/// The berth in a network namespace of the rehearsal's own, where kube-apiserver can advertise it.
+pub const NETNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 123, 0, 5), 6443);
 
 /// Addresses that are tried before it is said that none is free.
 const TRIES: usize = 100;

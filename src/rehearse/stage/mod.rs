@@ -5,11 +5,13 @@ mod address;
 mod process;
 mod seen;
 
-pub use address::free_address;
+pub use address::{NETNS, free_address};
 
 use super::apiserver::Instance;
 use super::certs::{self, Certs};
+use super::etcd::{self, Etcd};
 use super::haproxy;
+use super::load::{Instances, Joined};
 use super::plan::{Plan, Shutdown, Via};
 use super::record::{Mark, Player, Recorder, Stamp};
 use super::topology::{Layout, NODE, Part, Role};
@@ -25,6 +27,7 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// Time between two looks at an instance.
@@ -95,8 +98,11 @@ pub struct Stage {
     pub layout: Layout,
     recorder: Arc<Recorder>,
     processes: Vec<Process>,
+    /// The etcd that real apiservers get.
+    etcd: Option<PathBuf>,
     /// The instances' own addresses, where berth does not choose them.
     own: BTreeMap<String, SocketAddr>,
+    joined: watch::Sender<Instances>,
     /// Stopped by SIGSTOP: they hear of nothing else before they go on.
     frozen: Vec<Pid>,
     /// Removed last.
@@ -123,7 +129,10 @@ impl Stage {
             .prefix("berth-rehearse-")
             .tempdir()
             .map_err(|e| missing("cannot make a temporary folder (TMPDIR names another place)", e))?;
-        let address = free_address().map_err(|e| missing("no free address in 127.0.0.0/8", e))?;
+        let address = match plan.netns {
+            true => NETNS.into(),
+            false => free_address().map_err(|e| missing("no free address in 127.0.0.0/8", e))?,
+        };
         let setting = Setting {
             dir: dir.path().to_owned(),
             address,
@@ -137,17 +146,45 @@ impl Stage {
             layout: Layout { via, topology: plan.topology },
             recorder: Arc::clone(recorder),
             processes: Vec::new(),
+            etcd: plan.etcd.clone(),
             own: BTreeMap::new(),
+            joined: watch::Sender::default(),
             frozen: Vec::new(),
             _dir: dir,
         })
     }
 
-    /// Starts what all instances share, again if it ended.
+    /// Starts the relay that all instances share, again if it ended.
     pub fn open(&mut self) -> Result<(), Error> {
         match self.layout.shared(&self.setting) {
             Some(part) if self.relay(NODE).is_none() => self.spawn(NODE, &part),
             _ => Ok(()),
+        }
+    }
+
+    /// Starts an etcd if one is wanted, and waits until it is up.
+    pub async fn start_etcd(&mut self) -> Result<(), Error> {
+        let Some(program) = &self.etcd else { return Ok(()) };
+        let etcd = Etcd::new().map_err(|e| Error::Unavailable(format!("no free address in 127.0.0.0/8: {e}")))?;
+        let part = etcd.part(program, &self.setting.dir);
+        self.setting.etcd = Some(etcd.url());
+        self.spawn(etcd::NAME, &part)?;
+        let began = Instant::now();
+        loop {
+            let why = match timeout(etcd::UP_WITHIN, etcd.healthy()).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(why)) => why,
+                Err(_) => "no answer".into(),
+            };
+            let what = match self.ended(etcd::NAME) {
+                Some(status) => format!("ended before it was up ({status})"),
+                None if began.elapsed() > etcd::UP_WITHIN => format!("was not up within {:?} ({why})", etcd::UP_WITHIN),
+                None => {
+                    sleep(LOOK).await;
+                    continue;
+                }
+            };
+            return Err(Error::Unavailable(self.failed(etcd::NAME, what).await.to_string()));
         }
     }
 
@@ -161,6 +198,7 @@ impl Stage {
             }
             r.moments.add(name, Mark::Started, Stamp::now());
         });
+        self.setting.certs.issue(name)?;
         let own = self.own_address(name)?;
         if self.layout.via == Via::Haproxy {
             let path = self.setting.dir.join(haproxy::file(name));
@@ -182,10 +220,11 @@ impl Stage {
     fn spawn(&mut self, owner: &str, part: &Part) -> Result<(), Error> {
         let hear = seen::hear(owner, self.layout, &self.recorder);
         let (recorder, name, role) = (Arc::clone(&self.recorder), owner.to_owned(), part.role);
-        let over = move |status: ExitStatus| {
-            if role != Role::Proxy {
+        let over = move |status: ExitStatus| match role {
+            Role::Apiserver | Role::Unit => {
                 recorder.note(|r| r.moments.tell(&name, Mark::Exited, Stamp::now(), status.to_string()));
             }
+            Role::Proxy | Role::Store => {}
         };
         let process = Process::start(owner, part, &hear, over).map_err(|error| {
             let program = part.argv.first().map(|program| program.display().to_string()).unwrap_or_default();
@@ -223,7 +262,10 @@ impl Stage {
         let began = Instant::now();
         loop {
             let why = match self.look(name).await {
-                Ok(()) => return Ok(began.elapsed()),
+                Ok(()) => {
+                    self.tell_joined(name);
+                    return Ok(began.elapsed());
+                }
                 Err(why) => why,
             };
             if let Some(status) = self.ended(name) {
@@ -236,6 +278,19 @@ impl Stage {
         }
     }
 
+    /// The instances that joined so far, and from now on.
+    pub fn instances(&self) -> watch::Receiver<Instances> {
+        self.joined.subscribe()
+    }
+
+    fn tell_joined(&self, name: &str) {
+        let Some(address) = self.direct(name) else { return };
+        self.joined.send_modify(|instances| {
+            instances.retain(|other| other.name != name);
+            instances.push(Joined { at: Stamp::now(), name: name.to_owned(), address });
+        });
+    }
+
     /// Whether new connections come to an instance, or why not.
     pub async fn look(&self, name: &str) -> Result<(), String> {
         match self.layout.via {
@@ -245,13 +300,13 @@ impl Stage {
         }
     }
 
-    /// The address at which an instance can be dialled without what shares the port; none if there
-    /// is no such address.
+    /// The address at which an instance can be dialled with nothing in between: the port itself, if
+    /// nothing is. None if the instance is not known.
     pub fn direct(&self, name: &str) -> Option<SocketAddr> {
         match self.layout.via {
             Via::Berth => seen::record(&self.setting, name).map(|record| record.address),
             Via::Haproxy => self.own.get(name).copied(),
-            Via::PortSharing | Via::Direct => None,
+            Via::PortSharing | Via::Direct => Some(self.setting.address),
         }
     }
 
@@ -300,10 +355,11 @@ impl Stage {
                 never = self.leaves(name) => match never {},
             }
         }
-        let mut killed = Vec::new();
-        for process in self.processes.iter().filter(|p| p.owner == name && p.status().is_none()) {
-            killed.push(process.role);
-            process.signal(Signal::SIGKILL);
+        let left: Vec<_> = self.processes.iter().filter(|p| p.owner == name && p.status().is_none()).collect();
+        let killed: Vec<Role> = left.iter().map(|process| process.role).collect();
+        // All at once, as a kubelet does.
+        left.iter().for_each(|process| process.signal(Signal::SIGKILL));
+        for process in left {
             process.wait().await;
         }
         let server = self.processes.iter().find(|p| p.owner == name && p.role != Role::Proxy);
@@ -400,6 +456,9 @@ impl Stage {
     /// Ends what still runs, and removes the folder.
     pub async fn close(mut self) {
         self.thaw();
+        if let Some(status) = self.ended(etcd::NAME) {
+            self.recorder.note(|r| r.troubles.push(format!("etcd ended before it was told to ({status})")));
+        }
         for wait in [ABORT / 2, ABORT / 2] {
             for process in &self.processes {
                 process.signal(Signal::SIGTERM);
@@ -434,13 +493,23 @@ mod tests {
     use super::super::plan::Topology;
     use super::*;
 
+    #[tokio::test]
+    async fn an_etcd_that_does_not_come_up_is_shown_with_its_log() {
+        let plan = Plan { etcd: Some("/bin/false".into()), ..Plan::default() };
+        let mut stage = Stage::new(&plan, Via::Direct, &Arc::default()).unwrap();
+        let error = stage.start_etcd().await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable(_)), "{error}");
+        assert!(error.to_string().starts_with("etcd ended before it was up (exit status: 1); its last"), "{error}");
+        stage.close().await;
+    }
+
     /// This test's own binary knows no `run --listen`: it ends at once and says so.
     #[tokio::test]
     async fn an_instance_that_cannot_start_is_shown_with_its_log() {
         let plan = Plan { topology: Topology::Run, ..Plan::default() };
         let mut stage = Stage::new(&plan, Via::Berth, &Arc::default()).unwrap();
         let dir = stage.setting.dir.clone();
-        let old = Instance { name: "old".into(), apiserver: Apiserver::default(), version: "v1", fault: None };
+        let old = Instance { name: "old".into(), apiserver: Apiserver::default(), version: "v1".into(), fault: None };
         stage.start(&old, true).await.unwrap();
         let error = stage.joined("old", Duration::from_secs(30)).await.unwrap_err().to_string();
         assert!(error.contains("old ended before it was ready (exit status: ") && error.contains("listen"), "{error}");

@@ -132,10 +132,19 @@ async fn keep_log(from: impl AsyncRead + Unpin, log: Arc<Mutex<VecDeque<String>>
         hear(&line);
         let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
         if log.len() == LOG_LINES {
-            log.pop_front();
+            // What only informs goes first: kube-apiserver says a lot of that.
+            let first = log.iter().position(|line| informs(line)).unwrap_or(0);
+            log.remove(first);
         }
         log.push_back(line);
     }
+}
+
+/// Whether a line of klog or of a JSON log says that it is no error.
+fn informs(line: &str) -> bool {
+    let klog = |line: &str| line.len() > 5 && line.as_bytes()[1..5].iter().all(u8::is_ascii_digit);
+    (line.starts_with(['I', 'W']) && klog(line))
+        || ["\"level\":\"INFO\"", "\"level\":\"info\"", "\"level\":\"warn\""].iter().any(|level| line.contains(level))
 }
 
 /// A line of a JSON log as a person reads it; other lines as they are.
@@ -143,12 +152,14 @@ fn readable(line: &str) -> String {
     let Ok(serde_json::Value::Object(mut fields)) = serde_json::from_str(line) else {
         return line.to_owned();
     };
+    // etcd says msg.
+    let text = if fields.contains_key("msg") { "msg" } else { "message" };
     let mut take = |name: &str| {
         let value = fields.remove(name).unwrap_or_default();
         value.as_str().map_or_else(|| value.to_string(), str::to_owned)
     };
-    let (level, message) = (take("level"), take("message"));
-    fields.retain(|name, _| name != "timestamp" && name != "target");
+    let (level, message) = (take("level"), take(text));
+    fields.retain(|name, _| !matches!(name.as_str(), "timestamp" | "target" | "ts" | "caller" | "stacktrace"));
     let rest: String = fields.iter().map(|(name, value)| format!(" {name}={value}")).collect();
     format!("{level} {message}{rest}")
 }
@@ -163,5 +174,27 @@ mod tests {
         assert_eq!(readable(line), "WARN cannot bind port=7");
         assert_eq!(readable("Error: unknown flag: --x"), "Error: unknown flag: --x");
         assert_eq!(readable("[1]"), "[1]");
+        let etcd = r#"{"level":"fatal","ts":"t","caller":"main.go:2","msg":"no such folder","dir":"x"}"#;
+        assert_eq!(readable(etcd), "fatal no such folder dir=\"x\"");
+    }
+
+    #[test]
+    fn what_only_informs_is_told_from_errors() {
+        for line in ["I1121 14:48:01.5 1 x.go:2] y", "W1121 x", r#"{"level":"info","msg":"x"}"#, r#"{"level":"INFO"}"#]
+        {
+            assert!(informs(line), "{line}");
+        }
+        for line in ["E1121 14:48:01.5 1 x.go:2] y", "Error: unknown flag", "In 1999", r#"{"level":"ERROR"}"#, ""] {
+            assert!(!informs(line), "{line}");
+        }
+    }
+
+    #[tokio::test]
+    async fn errors_stay_in_the_log_and_so_does_the_last_line() {
+        let lines: String = (0..40).map(|n| format!("{}1121 {n}\n", if n == 3 { 'E' } else { 'I' })).collect();
+        let log = Arc::default();
+        keep_log(lines.as_bytes(), Arc::clone(&log), Arc::new(|_| {})).await;
+        let log = log.lock().unwrap();
+        assert!(log.len() == LOG_LINES && log[0] == "E1121 3" && log[LOG_LINES - 1] == "I1121 39", "{log:?}");
     }
 }

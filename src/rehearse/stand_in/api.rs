@@ -1,6 +1,5 @@
 //! From a request to its answer.
 
-use super::super::record::INSTANCE_HEADER;
 use super::super::wire::{Call, Reason, Reply};
 use super::audit::Line;
 use super::body::{Body, Payload};
@@ -44,9 +43,6 @@ pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request
         let asked = Asked { server, connection: &connection, resource, query, watch };
         asked.answer(request).await
     };
-    if let Ok(name) = HeaderValue::from_str(&server.flags.name) {
-        response.headers_mut().insert(INSTANCE_HEADER, name);
-    }
     if let Some(audit) = &server.audit {
         audit.log(&Line {
             peer: connection.peer,
@@ -161,6 +157,9 @@ impl Asked<'_> {
                 write(self.server, request, &namespace, None).await
             }
             ("PUT", Resource::Map { namespace, name }, _) => write(self.server, request, &namespace, Some(&name)).await,
+            ("DELETE", Resource::Map { namespace, name }, _) => {
+                self.server.store.call(Call::Delete { namespace, name }).await.map(deleted)
+            }
             _ => return not_allowed(),
         };
         match result {
@@ -251,6 +250,17 @@ fn one(reply: Reply, good: StatusCode, name: &str) -> Response<Payload> {
             "cannot be updated: the object has been modified; apply your changes to the latest version",
         ),
         other => failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", &unexpected(&other).to_string(), ""),
+    }
+}
+
+/// The answer to a DELETE: no object, as nothing holds it back.
+fn deleted(reply: Reply) -> Response<Payload> {
+    match reply {
+        Reply::Object { object } => {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            objects::answer(StatusCode::OK, &objects::success(name))
+        }
+        other => one(other, StatusCode::OK, ""),
     }
 }
 

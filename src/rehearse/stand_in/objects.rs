@@ -3,6 +3,7 @@
 use super::body::Payload;
 use hyper::body::Bytes;
 use hyper::{Response, StatusCode, header};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// A JSON answer.
@@ -39,6 +40,14 @@ pub(super) fn status_object(status: StatusCode, reason: &str, message: &str, nam
     object
 }
 
+/// The `Status` object of something done that leaves no object.
+pub(super) fn success(name: &str) -> Value {
+    json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
+        "details": {"name": name, "kind": "configmaps"},
+    })
+}
+
 /// `/api`.
 pub(super) fn api_versions(address: &str) -> Value {
     json!({
@@ -58,7 +67,7 @@ pub(super) fn api_resources() -> Value {
         "kind": "APIResourceList", "groupVersion": "v1",
         "resources": [{
             "name": "configmaps", "singularName": "configmap", "namespaced": true, "kind": "ConfigMap",
-            "verbs": ["create", "get", "list", "update", "watch"], "shortNames": ["cm"],
+            "verbs": ["create", "delete", "get", "list", "update", "watch"], "shortNames": ["cm"],
         }],
     })
 }
@@ -83,7 +92,7 @@ pub(super) fn list(revision: u64, items: &[Value]) -> Value {
 }
 
 /// One line of a watch.
-pub(super) fn event(kind: &str, object: &Value) -> Bytes {
+pub(super) fn event(kind: &impl Serialize, object: &Value) -> Bytes {
     let mut line = json!({"type": kind, "object": object}).to_string();
     line.push('\n');
     line.into()
@@ -93,7 +102,7 @@ pub(super) fn event(kind: &str, object: &Value) -> Bytes {
 pub(super) fn bookmark(revision: &str) -> Bytes {
     let object = json!({"kind": "ConfigMap", "apiVersion": "v1",
         "metadata": {"resourceVersion": revision, "creationTimestamp": null}});
-    event("BOOKMARK", &object)
+    event(&"BOOKMARK", &object)
 }
 
 /// Why a ConfigMap was not taken: status, reason, message.

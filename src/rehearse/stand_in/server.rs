@@ -190,10 +190,11 @@ mod tests {
         let listener = tokio::net::UnixListener::bind(&socket).unwrap();
         let hub = tokio::spawn(hub::serve(listener, Arc::new(Store::default()), Arc::new(Recorder::default())));
         let certs = certs::make(dir.path(), &[]).unwrap();
+        certs.issue("it").unwrap();
         let flags = Flags::parse(&[
             format!("--etcd-servers=unix://{}", socket.display()),
-            format!("--tls-cert-file={}", certs.cert_file.display()),
-            format!("--tls-private-key-file={}", certs.key_file.display()),
+            format!("--tls-cert-file={}", certs.cert_file("it").display()),
+            format!("--tls-private-key-file={}", certs.key_file("it").display()),
         ]);
         let flags = flags.unwrap();
         let tls = tls(&flags).unwrap();

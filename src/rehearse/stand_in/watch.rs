@@ -1,7 +1,7 @@
 //! One watch: changes of the store as lines, until the client goes, its time is over, or the instance
 //! shuts down.
 
-use super::super::wire::{Reason, Reply};
+use super::super::wire::{ChangeKind, Reason, Reply};
 use super::connection::Connection;
 use super::life::Life;
 use super::objects;
@@ -19,8 +19,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 /// Lines that may wait for a slow client.
 const QUEUE: usize = 64;
 
-/// Longest watch without `timeoutSeconds` (kube-apiserver: 30 to 60 minutes).
+/// Longest watch without `timeoutSeconds` (kube-apiserver: 30 to 60 minutes), and with it.
 const LONGEST: Duration = Duration::from_secs(30 * 60);
+const LONGEST_ASKED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Time between two bookmarks, as in kube-apiserver.
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
@@ -71,7 +72,7 @@ pub(super) async fn start(
     };
     let source = store.watch(wanted.namespace.clone(), revision).await?;
     let (lines, received) = mpsc::channel(QUEUE);
-    let until = Instant::now() + query.timeout_seconds.map_or(LONGEST, |s| Duration::from_secs(s).min(LONGEST));
+    let until = Instant::now() + query.timeout_seconds.map_or(LONGEST, |s| Duration::from_secs(s).min(LONGEST_ASKED));
     let watch = Watch { source, wanted, lines, revision: revision.to_string(), bookmarks: query.bookmarks };
     tokio::spawn(watch.run(initial, until, ending));
     Ok(received)
@@ -91,7 +92,7 @@ impl Watch {
     /// does not end watches because etcd is away either.
     async fn run(mut self, initial: Vec<Value>, until: Instant, ending: Ending) {
         for object in initial.iter().filter(|o| self.wanted.matches(o)) {
-            if self.lines.send(objects::event("ADDED", object)).await.is_err() {
+            if self.lines.send(objects::event(&ChangeKind::Added, object)).await.is_err() {
                 return;
             }
         }
@@ -136,12 +137,12 @@ impl Watch {
                 if !self.wanted.matches(&change.object) {
                     return Ok(());
                 }
-                self.lines.send(objects::event(if change.added { "ADDED" } else { "MODIFIED" }, &change.object)).await
+                self.lines.send(objects::event(&change.kind, &change.object)).await
             }
             Reply::Failed { reason: Reason::Gone } => {
                 let message = format!("too old resource version: {}", self.revision);
                 let status = objects::status_object(StatusCode::GONE, "Expired", &message, "");
-                self.lines.send(objects::event("ERROR", &status)).await?;
+                self.lines.send(objects::event(&"ERROR", &status)).await?;
                 Err(mpsc::error::SendError(Bytes::new()))
             }
             other => {

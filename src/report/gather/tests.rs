@@ -1,7 +1,7 @@
 use super::*;
 use crate::rehearse::fault::Fault;
 use crate::rehearse::plan::{LoadPlan, Plan};
-use crate::rehearse::record::{Attempt, EndReport, EndedBy, Kind, Player, StreamEnd, WatchSum, What};
+use crate::rehearse::record::{Attempt, EndReport, EndedBy, Kind, Player, Protocol, StreamEnd, WatchSum, What};
 use crate::rehearse::verdict::{NEW, OLD, judge};
 use crate::report::data::{Gap, Segment, Timeline, Watch};
 
@@ -55,7 +55,16 @@ fn record() -> Record {
 }
 
 fn end(stream: &str, ms: i64) -> StreamEnd {
-    StreamEnd { stream: stream.into(), what: What::Watch, at: at(ms), how: Failure::Closed, in_flight: true }
+    StreamEnd {
+        stream: stream.into(),
+        what: What::Watch,
+        protocol: Protocol::Http2,
+        instance: "old".into(),
+        at: at(ms),
+        how: Failure::Closed,
+        in_flight: true,
+        signed: None,
+    }
 }
 
 fn end_report(stream: &str, ms: i64) -> (String, EndReport) {

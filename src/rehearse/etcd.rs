@@ -1,0 +1,77 @@
+//! The etcd of real apiservers: one a run, on addresses that nobody uses, with all it writes in the
+//! rehearsal's folder. It listens to whoever is on this machine, as nobody else is told of it.
+
+use super::apiserver::flag;
+use super::stage::free_address;
+use super::topology::{Part, Role};
+use http_body_util::Empty;
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::{Request, header};
+use hyper_util::rt::TokioIo;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+use tokio::net::TcpStream;
+
+/// Its name where an instance's is expected.
+pub const NAME: &str = "etcd";
+
+/// How long it may take until it is up.
+pub const UP_WITHIN: Duration = Duration::from_secs(30);
+
+/// Where an etcd listens.
+#[derive(Debug, Clone, Copy)]
+pub struct Etcd {
+    clients: SocketAddr,
+    peers: SocketAddr,
+}
+
+impl Etcd {
+    /// Finds addresses for it.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { clients: free_address()?, peers: free_address()? })
+    }
+
+    /// What `--etcd-servers` says.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.clients)
+    }
+
+    /// Its process.
+    pub fn part(&self, program: &Path, dir: &Path) -> Part {
+        let (clients, peers) = (self.url(), format!("http://{}", self.peers));
+        let argv = vec![
+            program.into(),
+            "--name=rehearsal".into(),
+            flag("data-dir", dir.join("etcd")),
+            flag("listen-client-urls", &clients),
+            flag("advertise-client-urls", &clients),
+            flag("listen-peer-urls", &peers),
+            flag("initial-advertise-peer-urls", &peers),
+            flag("initial-cluster", format!("rehearsal={peers}")),
+            // What it writes need not outlive the machine.
+            "--unsafe-no-fsync".into(),
+            "--log-level=warn".into(),
+        ];
+        Part { role: Role::Store, argv, awaits: None }
+    }
+
+    /// Whether it says that it is up, or why not.
+    pub async fn healthy(&self) -> Result<(), String> {
+        let told = |error: &dyn std::fmt::Display| format!("GET {}/health: {error}", self.url());
+        let io = TcpStream::connect(self.clients).await.map_err(|e| told(&e))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await.map_err(|e| told(&e))?;
+        let request = Request::get("/health")
+            .header(header::HOST, self.clients.to_string())
+            .body(Empty::<Bytes>::new())
+            .map_err(|e| told(&e))?;
+        let answer = async move { sender.send_request(request).await };
+        let (answer, _) = tokio::join!(answer, connection);
+        match answer.map_err(|e| told(&e))?.status() {
+            status if status.is_success() => Ok(()),
+            status => Err(told(&status)),
+        }
+    }
+}

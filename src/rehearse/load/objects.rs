@@ -1,0 +1,200 @@
+//! The ConfigMaps of a rehearsal, in namespaces that every apiserver has, and the requests for them.
+//!
+//! An etcd of the user's may know other rehearsals: all names begin with this one's [`Tag`].
+
+use super::timetable::Ask;
+use hyper::Method;
+use serde::Deserialize;
+use serde_json::json;
+use std::borrow::Cow;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Where the writer writes, and watches watch: nobody else writes there.
+pub(super) const WRITTEN: &str = "default";
+
+/// Where clients create objects.
+pub(super) const MADE: &str = "kube-public";
+
+/// What clients get and list: written before the load, and not changed.
+pub(super) const READ: &str = "kube-node-lease";
+
+/// What slow readers list.
+pub(super) const LARGE: &str = "kube-system";
+
+/// Objects in [`READ`]: a list is longer than one packet.
+const READ_OBJECTS: u64 = 20;
+
+/// Objects in [`LARGE`], and how large each is: 1 MiB in all.
+const LARGE_OBJECTS: u64 = 16;
+const LARGE_SIZE: usize = 64 << 10;
+
+/// Field of an object's data with the number of the write.
+const SEQUENCE: &str = "sequence";
+
+/// What names of this rehearsal's objects begin with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Tag(String);
+
+/// A request.
+#[derive(Debug, Clone)]
+pub(super) struct Request {
+    pub(super) method: Method,
+    pub(super) path: String,
+    pub(super) body: String,
+}
+
+/// A ConfigMap, as far as it matters here.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(super) struct Object<'a> {
+    #[serde(borrow)]
+    pub(super) metadata: Metadata<'a>,
+    #[serde(borrow, default)]
+    data: Data<'a>,
+}
+
+/// Its metadata; of a list, all that there is of it.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Metadata<'a> {
+    #[serde(borrow, default)]
+    pub(super) name: Cow<'a, str>,
+    #[serde(borrow, default)]
+    pub(super) resource_version: Cow<'a, str>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+struct Data<'a> {
+    #[serde(borrow)]
+    sequence: Option<Cow<'a, str>>,
+}
+
+/// A ConfigMapList.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct List<'a> {
+    #[serde(borrow)]
+    pub(super) metadata: Metadata<'a>,
+    #[serde(borrow)]
+    pub(super) items: Vec<Object<'a>>,
+}
+
+/// A line of a watch. The object of an error is a `Status`.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Event<'a> {
+    #[serde(rename = "type", borrow)]
+    pub(super) kind: Cow<'a, str>,
+    #[serde(borrow)]
+    pub(super) object: Object<'a>,
+}
+
+impl Object<'_> {
+    /// The number of the write that made it; none for other objects.
+    pub(super) fn sequence(&self) -> Option<u64> {
+        self.data.sequence.as_deref()?.parse().ok()
+    }
+}
+
+impl Tag {
+    /// Of this moment: one etcd does not see two rehearsals begin in the same millisecond.
+    pub(super) fn now() -> Self {
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self(format!("rehearsal-{:x}", time.as_millis()))
+    }
+
+    /// Whether an object is one of this rehearsal.
+    pub(super) fn is_on(&self, name: &str) -> bool {
+        name.strip_prefix(&self.0).is_some_and(|rest| rest.starts_with('-'))
+    }
+
+    /// Name of a write.
+    pub(super) fn write(&self, number: u64) -> String {
+        format!("{}-write-{number}", self.0)
+    }
+
+    /// Name of what a client creates on a stream; a stream creates one of each number.
+    pub(super) fn made(&self, stream: &str, number: u64) -> String {
+        format!("{}-{stream}-{number}", self.0)
+    }
+
+    /// What must be there before the load: creates.
+    pub(super) fn stock(&self, large: bool) -> Vec<Request> {
+        let read = (0..READ_OBJECTS).map(|n| create(READ, &self.read(n), "hello", "world"));
+        let text = "0123456789abcdef".repeat(LARGE_SIZE / 16);
+        let count = if large { LARGE_OBJECTS } else { 0 };
+        let large = (0..count).map(|n| create(LARGE, &format!("{}-large-{n}", self.0), "text", &text));
+        read.chain(large).collect()
+    }
+
+    fn read(&self, number: u64) -> String {
+        format!("{}-read-{number}", self.0)
+    }
+
+    /// What a timetable asks for; `name` is that of a create.
+    pub(super) fn request(&self, ask: Ask, name: &str) -> Request {
+        match ask {
+            Ask::Get => get(format!("{}/{}", maps(READ), self.read(0))),
+            Ask::List => get(maps(READ)),
+            Ask::Create => create(MADE, name, "hello", "world"),
+        }
+    }
+}
+
+/// Creates a numbered object.
+pub(super) fn write(name: &str, number: u64) -> Request {
+    create(WRITTEN, name, SEQUENCE, &number.to_string())
+}
+
+/// Deletes one.
+pub(super) fn delete(name: &str) -> Request {
+    Request { method: Method::DELETE, path: format!("{}/{name}", maps(WRITTEN)), body: String::new() }
+}
+
+/// Reads.
+pub(super) fn get(path: String) -> Request {
+    Request { method: Method::GET, path, body: String::new() }
+}
+
+/// ConfigMaps of a namespace.
+pub(super) fn maps(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/configmaps")
+}
+
+/// ConfigMaps of all namespaces.
+pub(super) const ALL: &str = "/api/v1/configmaps";
+
+fn create(namespace: &str, name: &str, field: &str, value: &str) -> Request {
+    let object = json!({
+        "kind": "ConfigMap", "apiVersion": "v1",
+        "metadata": {"namespace": namespace, "name": name}, "data": {field: value},
+    });
+    Request { method: Method::POST, path: maps(namespace), body: object.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_numbered_objects_have_a_number() {
+        let read = |text: &str| serde_json::from_str::<Object<'_>>(text).map(|object| object.sequence()).unwrap();
+        assert_eq!(read(r#"{"metadata": {"name": "a"}, "data": {"sequence": "7"}}"#), Some(7));
+        assert_eq!(read(r#"{"metadata": {"name": "a"}, "data": {"hello": "w\u00f6rld", "sequence": "x"}}"#), None);
+        assert_eq!(read(r#"{"metadata": {}}"#), None);
+    }
+
+    #[test]
+    fn events_of_all_kinds_are_read() {
+        for line in [
+            r#"{"type":"BOOKMARK","object":{"kind":"ConfigMap","metadata":{"resourceVersion":"12","creationTimestamp":null}}}"#,
+            r#"{"type":"ERROR","object":{"kind":"Status","metadata":{},"status":"Failure","code":410}}"#,
+        ] {
+            serde_json::from_str::<Event<'_>>(line).unwrap();
+        }
+    }
+
+    #[test]
+    fn names_are_told_from_other_rehearsals() {
+        let (tag, other) = (Tag("rehearsal-1".into()), Tag("rehearsal-12".into()));
+        assert!(tag.is_on(&tag.write(3)) && tag.is_on(&tag.made("new-1", 0)) && !tag.is_on(&other.write(3)));
+        assert_ne!(tag.made("kept-1-2", 3), tag.made("kept-1-2", 4));
+    }
+}
