@@ -73,17 +73,13 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         via: args.via,
         runs: runs(args.via, &args.compare),
     };
-    refuse_what_is_missing(args, &plan, &mut checks);
+    refuse_what_is_missing(args, &mut checks);
     checks.finish(Some(plan))
 }
 
 /// What this berth cannot do yet is refused, not passed over.
-fn refuse_what_is_missing(args: &RehearseArgs, plan: &Plan, checks: &mut Checks) {
-    let missing = [
-        ("--slow-readers", plan.load.slow_readers > 0),
-        ("--json", args.json.is_some()),
-        ("--report", args.report.is_some()),
-    ];
+fn refuse_what_is_missing(args: &RehearseArgs, checks: &mut Checks) {
+    let missing = [("--json", args.json.is_some()), ("--report", args.report.is_some())];
     for (option, _) in missing.iter().filter(|(_, given)| *given) {
         checks.wrong(format!("{option}: this berth cannot do that yet; leave it out"));
     }
