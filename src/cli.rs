@@ -399,7 +399,7 @@ pub struct RehearseArgs {
     /// Watches of ConfigMaps
     #[arg(long, env = "BERTH_REHEARSE_WATCHES", hide_env_values = true, default_value = "8", value_name = "N", help_heading = LOAD)]
     pub watches: String,
-    /// Clients that read a watch slowly
+    /// Clients that read a large answer slowly
     #[arg(long, env = "BERTH_REHEARSE_SLOW_READERS", hide_env_values = true, default_value = "0", value_name = "N", help_heading = LOAD)]
     pub slow_readers: String,
     /// Makes the clients do the same again [default: a random one, which is printed]

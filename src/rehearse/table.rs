@@ -28,12 +28,18 @@ pub fn render(verdict: &Verdict) -> String {
         row(&format!("  {}", promise.fault), count(promise.allowed.len() as u64), kinds.join(", "));
     }
     row("longest wait", time(verdict.longest_wait), waits);
+    row("longest time without an answer", time(verdict.longest_silence), String::new());
+    row("x509 errors", count(verdict.x509_errors), String::new());
     row("streams ended by berth", count(verdict.ended_by_berth), String::new());
-    row("streams ended by the instance", count(verdict.ended_by_instance), "counted apart: it shut down".into());
+    let control = format!("{} of {}", count(verdict.control_ended), count(verdict.control_streams));
+    let apart = format!("counted apart: it shut down; without berth {control}");
+    row("streams ended by the instance", count(verdict.ended_by_instance), apart);
     row("turned away by the instance", count(verdict.turned_away), "503 or 429 while it shut down".into());
     let gaps = [Loss::EventMissed, Loss::EventDoubled].iter().any(|loss| verdict.lost.contains_key(loss));
     let seen = if gaps { "with gaps" } else { "no write missed or doubled" };
     row("watch events", count(verdict.watch_events), seen.into());
+    let whole = format!("of {} hold exactly what was written", verdict.informers);
+    row("informers", count(verdict.whole_informers), whole);
     for name in &verdict.instances {
         let served = verdict.connections.get(name).copied().unwrap_or(0);
         let version = verdict.versions.get(name).cloned().unwrap_or_default();
@@ -168,10 +174,13 @@ mod tests {
         requests                             2,134   1,031 on a new connection
         lost                                     0
         longest wait                         38 ms   median 1.2 ms, 99 % within 9.9 ms
+        longest time without an answer      0.0 ms
+        x509 errors                              0
         streams ended by berth                   0
-        streams ended by the instance           16   counted apart: it shut down
+        streams ended by the instance           16   counted apart: it shut down; without berth 0 of 0
         turned away by the instance              0   503 or 429 while it shut down
         watch events                           820   no write missed or doubled
+        informers                                0   of 0 hold exactly what was written
         connections on old                     600   v1.35.4
         connections on new                     431   v1.36.3
         x509 errors of apiservers                4   in their logs: one met another's certificate
@@ -201,10 +210,13 @@ mod tests {
           streams ended by berth                 1
           watch events missed                    2
         longest wait                        15.0 s   median 0.0 ms, 99 % within 0.0 ms
+        longest time without an answer      0.0 ms
+        x509 errors                              0
         streams ended by berth                   1
-        streams ended by the instance            0   counted apart: it shut down
+        streams ended by the instance            0   counted apart: it shut down; without berth 0 of 0
         turned away by the instance              0   503 or 429 while it shut down
         watch events                             0   with gaps
+        informers                                0   of 0 hold exactly what was written
         connections on old                       0
         connections on new                       0
 

@@ -8,7 +8,7 @@
 use super::ends::Ends;
 use super::plan::Plan;
 use super::promise::{self, Lost, Promise};
-use super::record::{Answer, Attempt, Failure, Kind, Mark, Record, Stamp, StreamEnd, StreamId, What};
+use super::record::{Answer, Attempt, Failure, Informer, Kind, Mark, Record, Stamp, StreamEnd, StreamId, What};
 use hdrhistogram::Histogram;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -77,6 +77,10 @@ pub struct Verdict {
     pub logged_x509_errors: Option<u64>,
     /// Events that watches saw.
     pub watch_events: u64,
+    /// Clients that keep a copy of all objects, and how many of those held exactly what was written.
+    pub informers: u64,
+    /// See `informers`.
+    pub whole_informers: u64,
     /// What was promised under faults, and what came of it.
     pub promises: Vec<Promise>,
     /// What else is worth knowing.
@@ -335,6 +339,9 @@ impl<'a> Judge<'a> {
 
     fn informers(&mut self) {
         let informers = &self.record.informers;
+        self.verdict.informers = informers.len() as u64;
+        let whole = |i: &&Informer| i.missing + i.stale + i.doubled == 0;
+        self.verdict.whole_informers = informers.iter().filter(whole).count() as u64;
         // An object too many is an event that was missed: that of its end.
         self.verdict.lose(Loss::EventMissed, informers.iter().map(|i| i.missing + i.stale).sum());
         self.verdict.lose(Loss::EventDoubled, informers.iter().map(|i| i.doubled).sum());
@@ -449,7 +456,7 @@ impl<'a> Judge<'a> {
 mod tests {
     use super::*;
     use crate::rehearse::plan::LoadPlan;
-    use crate::rehearse::record::{EndReport, EndedBy, Informer, Player, Protocol, Signed, WatchSum};
+    use crate::rehearse::record::{EndReport, EndedBy, Player, Protocol, Signed, WatchSum};
 
     fn plan() -> Plan {
         Plan { load: LoadPlan { watches: 1, ..LoadPlan::default() }, ..Plan::default() }
@@ -614,7 +621,9 @@ mod tests {
         ] {
             let mut record = good();
             record.informers.extend([Informer { written: 9, held: 9, relists: 1, ..Informer::default() }, spoil]);
-            assert_eq!(judge(&record, &plan()).lost, [(loss, 1)].into());
+            let verdict = judge(&record, &plan());
+            assert_eq!(verdict.lost, [(loss, 1)].into());
+            assert_eq!((verdict.informers, verdict.whole_informers), (2, 1));
         }
     }
 

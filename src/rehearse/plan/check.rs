@@ -81,16 +81,7 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
             ));
         }
     }
-    refuse_what_is_missing(&plan, &mut checks);
     checks.finish(Some(plan))
-}
-
-/// What this berth cannot do yet is refused, not passed over.
-fn refuse_what_is_missing(plan: &Plan, checks: &mut Checks) {
-    let missing = [("--slow-readers", plan.load.slow_readers > 0)];
-    for (option, _) in missing.iter().filter(|(_, given)| *given) {
-        checks.wrong(format!("{option}: this berth cannot do that yet; leave it out"));
-    }
 }
 
 fn apiserver(option: &str, text: &str, checks: &mut Checks) -> Option<Apiserver> {

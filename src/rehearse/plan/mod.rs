@@ -28,7 +28,7 @@ pub const CLIENTS: RangeInclusive<u32> = 2..=200;
 /// Watches.
 pub const WATCHES: RangeInclusive<u32> = 1..=500;
 
-/// Watches that are read slowly.
+/// Clients that read a large answer slowly.
 pub const SLOW_READERS: RangeInclusive<u32> = 0..=100;
 
 /// Upgrades in a row.
@@ -184,7 +184,7 @@ pub struct LoadPlan {
     pub clients: u32,
     /// Watches, in [`WATCHES`].
     pub watches: u32,
-    /// Watches that are read slowly, in [`SLOW_READERS`].
+    /// Clients that read a large answer slowly, in [`SLOW_READERS`].
     pub slow_readers: u32,
     /// What is random in the clients follows from it.
     pub seed: u64,
