@@ -130,43 +130,32 @@ fn bulk_and_small_talk_by_turns() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
-        let mut ends = Vec::new();
-        for _ in 0..STREAMS {
-            let client = shim.client();
-            ends.push((client, backend.accept()));
-        }
-        // All ways are full before anybody reads.
-        let talks = ends.into_iter().map(|(mut client, mut instance)| {
+        // All send, and most wait: their readers come one after the other.
+        let talks = (0..STREAMS).map(|_| {
+            let (client, mut instance) = (shim.client(), backend.accept());
             let sending = thread::spawn(move || {
                 for round in 0..2 {
                     Pattern(round).send(&mut instance, 8 * MB);
-                    ping_back(&mut instance);
+                    for _ in 0..10 {
+                        let said = read(&mut instance, 5);
+                        instance.write_all(&said).unwrap();
+                    }
                 }
                 instance
             });
-            let receiving = move || {
-                for round in 0..2 {
-                    Pattern(round).receive(&mut client, 8 * MB);
-                    for _ in 0..10 {
-                        ping(&mut client, b"small");
-                    }
-                }
-                drop(client);
-                expect_end(&mut sending.join().unwrap());
-            };
-            receiving
+            (client, sending)
         });
-        for receiving in talks.collect::<Vec<_>>() {
-            receiving();
+        for (mut client, sending) in talks.collect::<Vec<_>>() {
+            for round in 0..2 {
+                Pattern(round).receive(&mut client, 8 * MB);
+                for _ in 0..10 {
+                    ping(&mut client, b"small");
+                }
+            }
+            drop(client);
+            expect_end(&mut sending.join().unwrap());
         }
         shim.until("no connection is left", |status| status.connections_open == 0);
-    }
-}
-
-fn ping_back(stream: &mut TcpStream) {
-    for _ in 0..10 {
-        let said = read(stream, 5);
-        stream.write_all(&said).unwrap();
     }
 }
 
