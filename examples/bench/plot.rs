@@ -35,14 +35,12 @@ text { fill: #f0f6fc; } .note { fill: #9198a1; }
 }
 ";
 
-/// Draws all cases; of growth the last, where there are the most connections.
+/// Draws the figures that most people look for.
 pub(crate) fn svg(results: &Results, setting: &Setting) -> String {
     let mut body = String::new();
     let mut top = HEAD;
-    let cases = results.cases();
-    let last_growth = cases.iter().rev().find(|case| matches!(case, Case::Growth(_)));
-    for &case in cases.iter().filter(|case| !matches!(case, Case::Growth(_)) || Some(*case) == last_growth) {
-        for pair in panels(case).chunks(2) {
+    for case in results.key_cases() {
+        for pair in case.key_metrics().chunks(2) {
             let mut tallest = 0;
             for (column, metric) in pair.iter().enumerate() {
                 tallest = tallest.max(panel(&mut body, results, case, *metric, MARGIN + column * COLUMN, top));
@@ -66,14 +64,6 @@ pub(crate) fn svg(results: &Results, setting: &Setting) -> String {
 "#,
         escape(&note)
     )
-}
-
-fn panels(case: Case) -> Vec<Metric> {
-    match case {
-        Case::Ping(_) | Case::Connect(_) | Case::Burst(_) | Case::Growth(_) => vec![Metric::Rate, Metric::Processor],
-        Case::Bulk(..) => vec![Metric::Gigabits, Metric::ProcessorPerGigabyte],
-        Case::Idle(_) => vec![Metric::IdleMemory, Metric::UsedMemory, Metric::BaseMemory, Metric::Start],
-    }
 }
 
 /// Draws one and says how tall it is.

@@ -100,7 +100,7 @@ pub(crate) fn markdown(results: &Results, setting: &Setting) -> String {
         let _ = writeln!(text, "- {name}: was not there and is left out");
     }
     text.push('\n');
-    text + &table::tables(results)
+    text + &table::overview(results) + &table::tables(results)
 }
 
 fn json(results: &Results, setting: &Setting) -> Value {

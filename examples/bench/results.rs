@@ -2,7 +2,7 @@
 
 use crate::peer::{Kind, Peer};
 use crate::stats::Summary;
-use crate::work::{Case, Metric, Outcome};
+use crate::work::{Case, Metric, Outcome, Work};
 use std::collections::HashMap;
 use std::fmt;
 use std::mem::discriminant;
@@ -49,6 +49,14 @@ impl Results {
             }
         }
         cases.sort_by_key(|case| case.work());
+        cases
+    }
+
+    /// Likewise, of growth only the last, where there are the most connections.
+    pub(crate) fn key_cases(&self) -> Vec<Case> {
+        let mut cases = self.cases();
+        let last = cases.iter().rev().find(|case| case.work() == Work::Growth).copied();
+        cases.retain(|case| case.work() != Work::Growth || Some(*case) == last);
         cases
     }
 

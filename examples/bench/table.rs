@@ -1,13 +1,53 @@
 //! Results as Markdown tables, which are also what a terminal gets.
 
+use crate::peer::{Kind, Peer};
 use crate::report::about;
 use crate::results::Results;
 use crate::work::{Case, Metric, Work};
 use std::fmt::Write;
 
 /// What a figure is.
-const SAMPLES: &str = "Each figure is the median of the rounds, with the least and the most in brackets; \
-     each ratio (÷) is the median of the ratios within a round.";
+const SAMPLES: &str = "Each figure is the median of the rounds, with the least and the most in brackets.";
+
+/// What a ratio is.
+const RATIOS: &str = "Each ratio (÷) is the median of the ratios within a round.";
+
+/// One table of medians: the figures that most people look for, a line each.
+pub(crate) fn overview(results: &Results) -> String {
+    let Some(berth) = results.peers.iter().position(Peer::is_berth) else { return String::new() };
+    let all: Vec<usize> =
+        (0..results.peers.len()).filter(|&peer| results.peers[peer].kind != (Kind::Haproxy { splice: true })).collect();
+    let haproxy = results.peers.iter().position(|peer| peer.kind == Kind::Haproxy { splice: false });
+    let mut heads = vec![String::new()];
+    heads.extend(all.iter().map(|&peer| results.peers[peer].name.clone()));
+    heads.extend(haproxy.map(|_| "berth ÷ haproxy".to_owned()));
+    heads.push("berth ÷ best other".to_owned());
+    let mut rows = vec![heads];
+    for case in results.key_cases() {
+        let mut metrics = case.key_metrics();
+        if matches!(case.work(), Work::Ping | Work::Connect) {
+            metrics.insert(1, Metric::P99);
+        }
+        for metric in metrics {
+            let ratio = |to: Option<usize>| {
+                to.and_then(|to| results.ratio(case, berth, to, metric)).map_or("–".to_owned(), |r| format!("{r:.2}"))
+            };
+            let mut row = vec![format!("{case}: {}", metric.title())];
+            row.extend(all.iter().map(|&peer| {
+                let summary = results.summary(case, peer, metric);
+                summary.map_or_else(|| "–".to_owned(), |summary| metric.show(summary.median))
+            }));
+            row.extend(haproxy.map(|haproxy| ratio(Some(haproxy))));
+            let best = results.best_other(case, berth, metric);
+            row.push(best.map_or_else(
+                || "–".to_owned(),
+                |best| format!("{} ({})", ratio(Some(best)), results.peers[best].name),
+            ));
+            rows.push(row);
+        }
+    }
+    format!("## Overview\n\nMedians. {RATIOS}\n\n{}\n", aligned(&rows))
+}
 
 /// One table a case.
 pub(crate) fn tables(results: &Results) -> String {
@@ -15,7 +55,7 @@ pub(crate) fn tables(results: &Results) -> String {
     let mut work = None;
     for case in results.cases() {
         if work.replace(case.work()) != Some(case.work()) {
-            let _ = writeln!(text, "## {}\n\n{} {SAMPLES}\n", title(case.work()), about(case.work()));
+            let _ = writeln!(text, "## {}\n\n{} {SAMPLES} {RATIOS}\n", title(case.work()), about(case.work()));
         }
         let _ = writeln!(text, "### {case}\n\n{}{}", table(results, case), failures(results, case));
     }
@@ -115,6 +155,21 @@ fn aligned(rows: &[Vec<String>]) -> String {
 mod tests {
     use super::*;
     use crate::results::tests::results;
+
+    #[test]
+    fn the_overview_has_medians_and_ratios() {
+        insta::assert_snapshot!(overview(&results()), @r#"
+        ## Overview
+
+        Medians. Each ratio (÷) is the median of the ratios within a round.
+
+        |                                           | direct | berth | haproxy | envoy | berth ÷ haproxy | berth ÷ best other |
+        | ----------------------------------------- | ------:| -----:| -------:| -----:| ---------------:| ------------------:|
+        | ping, 16 connections: answers/s           |    110 |    60 |      42 |    21 |            1.50 |     1.50 (haproxy) |
+        | ping, 16 connections: p99 µs              |     11 |    20 |      31 |    26 |            0.67 |       0.80 (envoy) |
+        | ping, 16 connections: processor µs/answer |      – |     – |       – |     – |               – |                  – |
+        "#);
+    }
 
     #[test]
     fn a_table_has_spread_ratios_and_failures() {

@@ -96,6 +96,17 @@ impl Case {
         }
     }
 
+    /// The figures that most people look for.
+    pub(crate) fn key_metrics(self) -> Vec<Metric> {
+        match self {
+            Self::Ping(_) | Self::Connect(_) | Self::Burst(_) | Self::Growth(_) => {
+                vec![Metric::Rate, Metric::Processor]
+            }
+            Self::Bulk(..) => vec![Metric::Gigabits, Metric::ProcessorPerGigabyte],
+            Self::Idle(_) => vec![Metric::IdleMemory, Metric::UsedMemory, Metric::BaseMemory, Metric::Start],
+        }
+    }
+
     fn connections(self) -> usize {
         match self {
             Self::Ping(count)
