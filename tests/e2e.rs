@@ -1,7 +1,7 @@
-//! Runs `scripts/e2e.sh`, an upgrade of a real kube-apiserver behind this build of berth, where that is
-//! possible: as root, on Linux, with the tools and with binaries that are there already. Where it is
-//! not, the test counts as ignored and says why. Rust's own harness can decide that only at
-//! compile time, so this one has its own.
+//! Upgrades of real kube-apiservers behind this build of berth: `scripts/e2e.sh`, which looks at berth
+//! from outside, and `berth rehearse` from one minor version to the next. Where they cannot be run (they
+//! need root, some tools, and binaries that are there already) they count as ignored and say why. Rust's
+//! own harness can decide that only at compile time, so this one has its own.
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::{Path, PathBuf};
@@ -11,12 +11,22 @@ use std::process::{Command, ExitCode, Stdio};
 const TOOLS: [&str; 3] = ["ip", "openssl", "jq"];
 
 fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    // Each needs the machine for itself.
+    arguments.test_threads = Some(1);
     let upgrade = Trial::ignorable_test("upgrade_of_a_real_kube_apiserver", || match obstacle() {
         Some(why) => Ok(Completion::ignored_with(why)),
         None => upgrade().map(|()| Completion::Completed),
     });
-    libtest_mimic::run(&arguments, vec![upgrade]).exit_code()
+    let rehearsal = Trial::ignorable_test("rehearsal_with_two_real_versions", || match binaries() {
+        Err(why) => Ok(Completion::ignored_with(why)),
+        Ok(binaries) => rehearsal(&binaries).map(|()| Completion::Completed),
+    });
+    let mut trials = vec![upgrade];
+    if cfg!(feature = "rehearse") {
+        trials.push(rehearsal);
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 fn upgrade() -> Result<(), Failed> {
@@ -48,11 +58,83 @@ fn obstacle() -> Option<String> {
     output(Command::new(root().join("scripts/kube-apiserver.sh")).arg("--check")).err()
 }
 
-/// Runs a command; what it said, if it fails, in one line.
-fn output(command: &mut Command) -> Result<(), String> {
-    let output = command.output().map_err(|error| error.to_string())?;
+/// What a rehearsal with real apiservers is made of.
+struct Binaries {
+    old: Binary,
+    new: Binary,
+    etcd: String,
+}
+
+struct Binary {
+    path: String,
+    version: String,
+}
+
+/// The kube-apiservers of the two newest versions that are pinned here.
+fn binaries() -> Result<Binaries, String> {
+    let pins = std::fs::read_dir(root().join("tests/kube-apiserver")).map_err(|error| error.to_string())?;
+    let names = pins.flatten().map(|pin| pin.file_name().to_string_lossy().into_owned());
+    let mut minors: Vec<u32> = names.filter_map(|name| name.strip_prefix("v1.")?.parse().ok()).collect();
+    minors.sort_unstable();
+    let [.., old, new] = minors[..] else { return Err("it needs two versions in tests/kube-apiserver".into()) };
+    let (old, _) = binary(old)?;
+    let (new, etcd) = binary(new)?;
+    Ok(Binaries { old, new, etcd })
+}
+
+/// A built kube-apiserver of a minor version, and the etcd beside it. What the environment names is for
+/// one version alone, so it is left aside.
+fn binary(minor: u32) -> Result<(Binary, String), String> {
+    let mut script = Command::new(root().join("scripts/kube-apiserver.sh"));
+    script.args(["--check", &format!("v1.{minor}")]).env_remove("KUBE_APISERVER").env_remove("KUBECTL");
+    let paths = output(&mut script)?;
+    let path = |name: &str| {
+        let mut lines = paths.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        lines.next().map(str::to_owned).ok_or(format!("scripts/kube-apiserver.sh says no {name}"))
+    };
+    let (path, etcd) = (path("KUBE_APISERVER")?, path("ETCD")?);
+    let said = output(Command::new(&path).arg("--version"))?;
+    let version = said.trim().strip_prefix("Kubernetes ").ok_or(format!("{path} --version says {said}"))?.to_owned();
+    Ok((Binary { path, version }, etcd))
+}
+
+/// From one minor version to the next in a network namespace: nothing is lost, and the connections that
+/// count as those of a version are answered by it.
+fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
+    let Binaries { old, new, etcd } = binaries;
+    let output = Command::new(env!("CARGO_BIN_EXE_berth"))
+        .args(["rehearse", "--netns", "--rate=100", "--clients=8", "--watches=200"])
+        .arg("--shutdown-watch-termination-grace-period=10s")
+        .args(["--old", &old.path, "--new", &new.path, "--etcd", etcd])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("cannot run berth rehearse: {error}"))?;
+    let (table, progress) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("{progress}{table}");
+    let row = |name: &str| {
+        let row = table.lines().find_map(|line| line.strip_prefix(name)).ok_or(format!("the table has no {name:?}"));
+        row.map(|row| row.split_whitespace().collect::<Vec<_>>())
+    };
+    if !output.status.success() {
+        return Err(format!("berth rehearse: {}", output.status).into());
+    }
+    for (name, binary) in [("old", old), ("new", new)] {
+        let row = row(&format!("connections on {name} "))?;
+        if row[0] == "0" || row.get(1) != Some(&binary.version.as_str()) {
+            return Err(format!("connections on {name}: {row:?}, not some on {}", binary.version).into());
+        }
+    }
+    if row("lost ")? != ["0"] || row("Service kubernetes was empty for ").is_err() {
+        return Err("something was lost, or the Service kubernetes was not looked at".into());
+    }
+    Ok(())
+}
+
+/// Runs a command; what it writes, or what it said, if it fails, in one line.
+fn output(command: &mut Command) -> Result<String, String> {
+    let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
     if output.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     Err(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; "))
 }

@@ -32,11 +32,11 @@ fn processes(word: &str) -> Vec<String> {
     found
 }
 
-/// A rehearsal whose old instance is ready.
-fn started(tmp: &Path) -> Child {
-    let mut child = rehearse(tmp, &["--rate=20"]).spawn().unwrap();
+/// A rehearsal that has come as far as this line.
+fn at(line: &str, tmp: &Path, args: &[&str]) -> Child {
+    let mut child = rehearse(tmp, args).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().contains("old is ready and joined")));
+    assert!(lines.any(|said| said.unwrap().contains(line)));
     // Read on, so that it never waits for a reader.
     std::thread::spawn(move || lines.for_each(drop));
     assert!(!processes(&tmp.display().to_string()).is_empty());
@@ -53,6 +53,11 @@ fn gone(tmp: &Path) {
         assert!(Instant::now() < deadline, "{left:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// A rehearsal whose old instance is ready.
+fn started(tmp: &Path) -> Child {
+    at("old is ready and joined", tmp, &["--rate=20"])
 }
 
 #[test]
@@ -163,6 +168,18 @@ fn an_interrupt_leaves_nothing_behind() {
         kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(status));
         assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
+        gone(tmp.path());
+    }
+}
+
+/// What is stopped by SIGSTOP hears of no other signal but SIGKILL.
+#[test]
+fn one_that_hangs_on_purpose_is_not_left_behind() {
+    for signal in [Signal::SIGINT, Signal::SIGKILL] {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut child = at("fault hang at new", tmp.path(), &["--rate=20", "--phase=1s", "--fault=hang"]);
+        kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+        child.wait().unwrap();
         gone(tmp.path());
     }
 }

@@ -60,4 +60,9 @@ impl Fault {
     pub fn fails_the_upgrade(self) -> bool {
         matches!(self, Self::BadFlag | Self::NeverReady)
     }
+
+    /// Whether it is done to what relays to an instance.
+    pub fn needs_a_shim(self) -> bool {
+        matches!(self, Self::KillShim | Self::HangShim | Self::BothKilled)
+    }
 }

@@ -389,10 +389,14 @@ pub struct Record {
     /// Times for which the Service `kubernetes` named nobody; none if it never named anybody, as
     /// without real apiservers in a network namespace.
     pub endpoint_gaps: Option<Vec<(Stamp, Stamp)>>,
+    /// Lines of apiservers' logs that tell of a certificate that they do not trust.
+    pub logged_x509_errors: u64,
     /// How far the clients were behind their timetable at most.
     pub behind: Duration,
     /// What went wrong with processes and should not have, in words.
     pub troubles: Vec<String>,
+    /// What is worth knowing and is nothing against the run, in words.
+    pub notes: Vec<String>,
 }
 
 /// The shared notebook.

@@ -45,6 +45,9 @@ pub fn render(verdict: &Verdict) -> String {
         let version = verdict.versions.get(name).cloned().unwrap_or_default();
         row(&format!("connections on {name}"), count(served), version);
     }
+    if let Some(errors) = verdict.logged_x509_errors {
+        row("x509 errors of apiservers", count(errors), "in their logs: one met another's certificate".into());
+    }
     if let Some(gap) = verdict.service_gap {
         row(
             "Service kubernetes was empty for",
@@ -68,6 +71,9 @@ pub fn render(verdict: &Verdict) -> String {
     }
     for example in &verdict.examples {
         let _ = writeln!(text, "lost: {example}");
+    }
+    for note in &verdict.notes {
+        let _ = writeln!(text, "note: {note}");
     }
     for objection in &verdict.objections {
         let _ = writeln!(text, "not as it should be: {objection}");
@@ -150,6 +156,8 @@ mod tests {
     fn nothing_lost() {
         let verdict = Verdict {
             versions: [("old".to_owned(), "v1.35.4".to_owned()), ("new".to_owned(), "v1.36.3".to_owned())].into(),
+            notes: vec!["old had to be killed".into()],
+            logged_x509_errors: Some(4),
             service_gap: Some(Duration::from_millis(9_600)),
             requests: 2_134,
             new_connections: 1_031,
@@ -175,8 +183,10 @@ mod tests {
         informers                                0   of 0 hold exactly what was written
         connections on old                     600   v1.35.4
         connections on new                     431   v1.36.3
+        x509 errors of apiservers                4   in their logs: one met another's certificate
         Service kubernetes was empty for   9600 ms   the one that stops empties it, whoever shares the port
 
+        note: old had to be killed
         verdict: nothing was lost
         "#);
     }

@@ -73,6 +73,8 @@ pub struct Verdict {
     pub versions: BTreeMap<String, String>,
     /// Time for which the Service `kubernetes` named nobody; none if that was not looked at.
     pub service_gap: Option<Duration>,
+    /// Lines of real apiservers' logs that tell of a certificate that they do not trust.
+    pub logged_x509_errors: Option<u64>,
     /// Events that watches saw.
     pub watch_events: u64,
     /// Clients that keep a copy of all objects, and how many of those held exactly what was written.
@@ -81,6 +83,8 @@ pub struct Verdict {
     pub whole_informers: u64,
     /// What was promised under faults, and what came of it.
     pub promises: Vec<Promise>,
+    /// What else is worth knowing.
+    pub notes: Vec<String>,
     /// Why nothing can be concluded, or what else was not as it should be.
     pub objections: Vec<String>,
 }
@@ -168,7 +172,7 @@ pub fn judge(record: &Record, plan: &Plan) -> Verdict {
     judge.informers();
     judge.waits();
     judge.silence();
-    judge.asked();
+    judge.asked(plan);
     judge.objections(plan);
     judge.verdict
 }
@@ -364,7 +368,10 @@ impl<'a> Judge<'a> {
         self.verdict.p99_wait = Duration::from_micros(waits.value_at_quantile(0.99));
     }
 
-    fn asked(&mut self) {
+    /// What was asked and heard beside the load.
+    fn asked(&mut self, plan: &Plan) {
+        self.verdict.logged_x509_errors = (!plan.old.is_stand_in()).then_some(self.record.logged_x509_errors);
+        self.verdict.notes.clone_from(&self.record.notes);
         let players = self.record.players.iter();
         self.verdict.versions = players.filter_map(|p| Some((p.name.clone(), p.version.clone()?))).collect();
         let gaps = self.record.endpoint_gaps.as_ref();

@@ -3,8 +3,8 @@
 use super::super::apiserver::{Apiserver, has};
 use super::super::fault::Fault;
 use super::{
-    CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE, SLOW_READERS, Shutdown,
-    Timing, UPGRADES, Via, WATCHES, find_program,
+    CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE, SLOW_READERS,
+    Shutdown, Timing, UPGRADES, Via, WATCHES, find_program,
 };
 use crate::cli::RehearseArgs;
 use crate::config::{Checks, Mistakes};
@@ -72,14 +72,23 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         load,
         via: args.via,
         runs: runs(args.via, &args.compare),
+        output: Output { json: args.json.clone(), report: args.report.clone() },
     };
-    refuse_what_is_missing(args, &mut checks);
+    if matches!(plan.via, Via::PortSharing | Via::Direct) {
+        for fault in plan.faults.iter().filter(|fault| fault.needs_a_shim()) {
+            let via = plan.via;
+            checks.wrong(format!(
+                "--fault {fault}: --via {via} has nothing that relays; leave it out or give another way"
+            ));
+        }
+    }
+    refuse_what_is_missing(&plan, &mut checks);
     checks.finish(Some(plan))
 }
 
 /// What this berth cannot do yet is refused, not passed over.
-fn refuse_what_is_missing(args: &RehearseArgs, checks: &mut Checks) {
-    let missing = [("--json", args.json.is_some()), ("--report", args.report.is_some())];
+fn refuse_what_is_missing(plan: &Plan, checks: &mut Checks) {
+    let missing = [("--json", plan.output.json.is_some()), ("--report", plan.output.report.is_some())];
     for (option, _) in missing.iter().filter(|(_, given)| *given) {
         checks.wrong(format!("{option}: this berth cannot do that yet; leave it out"));
     }
@@ -233,6 +242,15 @@ mod tests {
         assert_eq!(typed(&["--etcd=/bin/true"]).unwrap().etcd, None);
         let mistakes = typed(&["--old=true --tls-cert-file=x", "--new=true", "--etcd=/nonexistent"]).unwrap_err().0;
         assert!(mistakes.len() == 2 && mistakes[0].contains("--old: --tls-cert-file"), "{mistakes:?}");
+    }
+
+    #[test]
+    fn a_shim_cannot_be_harmed_where_there_is_none() {
+        for (via, wrong) in [("port-sharing", 2), ("direct", 2), ("haproxy", 0)] {
+            let errors =
+                typed(&["--fault=hang,kill-shim,both-killed", "--via", via]).map_or_else(|e| e.0, |_| Vec::new());
+            assert_eq!(errors.len(), wrong, "{errors:?}");
+        }
     }
 
     #[test]

@@ -136,6 +136,17 @@ pub struct Plan {
     pub via: Via,
     /// All runs, [`Plan::via`] among them, in this order.
     pub runs: Vec<Via>,
+    /// Where it is written to.
+    pub output: Output,
+}
+
+/// Where a rehearsal is written to, beside the terminal.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Output {
+    /// All figures.
+    pub json: Option<PathBuf>,
+    /// The page.
+    pub report: Option<PathBuf>,
 }
 
 /// kube-apiserver's flags `--shutdown-…`.
@@ -224,6 +235,7 @@ impl Default for Plan {
             load: LoadPlan::default(),
             via: Via::Berth,
             runs: vec![Via::Berth],
+            output: Output::default(),
         }
     }
 }

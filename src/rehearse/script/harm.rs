@@ -69,14 +69,16 @@ impl Play<'_> {
             _ => self.stage.relay(name),
         };
         let Some(target) = target else {
-            self.say(&format!("fault {fault}: {} has no such process, skipped", self.stage.layout.via));
+            if fault.needs_a_shim() && self.stage.layout.relays().is_none() {
+                self.say(&format!("fault {fault}: {} has nothing that relays, skipped", self.stage.layout.via));
+            } else {
+                self.recorder.note(|r| r.troubles.push(format!("{name} had ended before {fault} could happen")));
+            }
             return Ok(());
         };
         let alone = match self.stage.layout.via {
             Via::Direct => true,
-            Via::Berth if self.stage.layout.topology == Topology::Node => {
-                matches!(fault, Fault::KillShim | Fault::HangShim | Fault::BothKilled)
-            }
+            Via::Berth if self.stage.layout.topology == Topology::Node => fault.needs_a_shim(),
             _ => fault == Fault::BothKilled,
         };
         self.say(&format!("fault {fault} at {name}"));

@@ -12,6 +12,7 @@ use super::plan::{Plan, Via};
 use super::progress::Progress;
 use super::record::{Recorder, Stamp};
 use super::stage::{Error, Stage};
+use super::topology::Role;
 use super::verdict::{NEW, OLD};
 use std::sync::Arc;
 use std::time::Duration;
@@ -210,6 +211,17 @@ impl Play<'_> {
     async fn stop(&mut self, instance: &Instance) {
         let (name, began) = (&instance.name, Instant::now());
         let stopped = self.stage.stop(name, self.plan.timing.grace).await;
+        let serves = |role: &Role| matches!(role, Role::Apiserver | Role::Unit);
+        if !instance.apiserver.is_stand_in() && stopped.killed.iter().any(serves) {
+            let grace = humantime::format_duration(self.plan.timing.grace);
+            let note = format!(
+                "{name} was still there {grace} after SIGTERM and was killed, as a kubelet does: kube-apiserver waits up \
+                 to a minute for watches, unless --shutdown-watch-termination-grace-period ends them before"
+            );
+            self.say(&note);
+            self.recorder.note(|r| r.notes.push(note));
+            return;
+        }
         let trouble = match stopped.status {
             _ if !stopped.killed.is_empty() => {
                 Some(format!("{name} was still there {:?} after SIGTERM and had to be killed", self.plan.timing.grace))

@@ -20,6 +20,9 @@ use std::io::{self, BufRead, BufReader};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+/// What errors of Go's crypto/x509 begin with.
+const X509: &str = "x509: ";
+
 /// A line of a shim's log, as far as it matters here.
 #[derive(Debug, Deserialize)]
 struct Line {
@@ -28,14 +31,18 @@ struct Line {
     instance: String,
 }
 
-/// Hears from a shim's log when an instance joins and leaves.
+/// Hears from a shim's log when an instance joins and leaves, and from a real apiserver's when it met
+/// another's certificate.
 pub(super) fn hear(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Listener {
     let (owner, recorder) = (owner.to_owned(), Arc::clone(recorder));
-    if layout.via != Via::Berth {
-        return Arc::new(|_| {});
-    }
     Arc::new(move |line| {
         let at = Stamp::now();
+        if line.contains(X509) {
+            recorder.note(|r| r.logged_x509_errors += 1);
+        }
+        if layout.via != Via::Berth {
+            return;
+        }
         if let Some((instance, mark)) = serde_json::from_str(line).ok().and_then(|line| told(&owner, &line)) {
             recorder.note(|r| {
                 // What the instance told itself is more exact.

@@ -59,9 +59,11 @@ impl Connection {
         self.unfinished.fetch_add(1, Relaxed);
     }
 
-    /// A request was turned away because the instance shuts down.
+    /// A request was turned away because the instance shuts down. The answer itself may be what ends the
+    /// connection (`Connection: close`), before anybody sees that it is to be closed.
     pub(super) fn turn_away(&self) {
         self.turned_away.fetch_add(1, Relaxed);
+        self.begin_end();
         self.close.cancel();
     }
 
@@ -109,6 +111,14 @@ mod tests {
         shutting.cut();
         assert_eq!(ended(&shutting), EndedBy::PeerEarly);
         assert_eq!(shutting.report_abandoned().unwrap().by, EndedBy::Instance);
+    }
+
+    #[test]
+    fn what_turns_a_request_away_ends_the_connection() {
+        let connection = connection("a");
+        connection.turn_away();
+        let report = connection.report().unwrap();
+        assert_eq!((report.by, report.turned_away), (EndedBy::Instance, 1));
     }
 
     #[test]

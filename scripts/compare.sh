@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# The README's comparison: an upgrade of real kube-apiservers, from one minor version to the next, through
+# HAProxy, through a shared port, and through berth. Some minutes; not part of the gate.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/compare.sh [OPTION]…
+
+Runs `berth rehearse --netns --compare haproxy,port-sharing` with the two newest kube-apiservers of
+tests/kube-apiserver, which it builds if they are not there, at 100 new connections a second and with
+200 watches. OPTIONs go to `berth rehearse`. Needs haproxy in PATH, or leaves it out and says so.
+
+Variables:
+  BERTH   the berth to run; built for release with cargo if not given
+TEXT
+}
+
+[[ ${1:-} != -h && ${1:-} != --help ]] || { usage && exit 0; }
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readarray -t versions < <(find tests/kube-apiserver -maxdepth 1 -name 'v1.*' -printf '%f\n' | sort -V | tail -n 2)
+# What the environment names is of one version alone.
+unset KUBE_APISERVER KUBECTL
+for version in "${versions[@]}"; do
+    found=$(scripts/kube-apiserver.sh "$version")
+    eval "$found"
+    apiservers+=("$KUBE_APISERVER")
+    unset KUBE_APISERVER KUBECTL
+done
+if [[ -z ${BERTH:-} ]]; then
+    cargo build --locked --release --bin berth
+    BERTH=$(cargo metadata --locked --no-deps --format-version 1 | jq -r .target_directory)/release/berth
+fi
+
+printf -v old %q "${apiservers[0]}"
+printf -v new %q "${apiservers[1]}"
+# By the environment, so that an option can say otherwise.
+exec env BERTH_REHEARSE_WATCHES=200 "$BERTH" rehearse --netns --old "$old" --new "$new" --etcd "$ETCD" \
+    --compare haproxy,port-sharing "$@"
