@@ -1,5 +1,5 @@
 //! Throw-away certificates of one rehearsal: an authority, a serving certificate for each instance,
-//! one for clients, and the keys of service accounts. Nobody outside trusts them, and their folder
+//! client certificates, and the keys of service accounts. Nobody outside trusts them, and their folder
 //! goes with the rehearsal.
 //!
 //! As berth opens no TLS, the certificate that a client meets tells which instance it talks to, real
@@ -25,15 +25,18 @@ const NAMES: [&str; 5] =
 /// The group that may do everything.
 const ADMINS: &str = "system:masters";
 
+/// The group of the load's clients, which has to be granted what it does.
+pub const CLIENTS: &str = "berth-rehearse";
+
 /// Where the certificates are, and what this process's own clients need.
 #[derive(Debug)]
 pub struct Certs {
     /// PEM file with the authority.
     pub ca_file: PathBuf,
-    /// PEM file with the clients' certificate.
-    pub client_cert_file: PathBuf,
+    /// PEM file with an admin's certificate.
+    pub admin_cert_file: PathBuf,
     /// PEM file with its key.
-    pub client_key_file: PathBuf,
+    pub admin_key_file: PathBuf,
     /// PEM file with the public key of service accounts.
     pub account_public_key_file: PathBuf,
     /// PEM file with the private one.
@@ -46,8 +49,15 @@ pub struct Certs {
     authority: CertifiedIssuer<'static, KeyPair>,
     /// What every serving certificate is for, names and IPs.
     subjects: Vec<String>,
-    client: CertificateDer<'static>,
-    client_key: PrivatePkcs8KeyDer<'static>,
+    admin: Identity,
+    client: Identity,
+}
+
+/// A certificate to be known by, and its key.
+#[derive(Debug)]
+struct Identity {
+    cert: CertificateDer<'static>,
+    key: PrivatePkcs8KeyDer<'static>,
 }
 
 /// Tells instances apart by the certificates that they serve.
@@ -86,18 +96,22 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
     ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let authority = CertifiedIssuer::self_signed(ca, KeyPair::generate()?)?;
 
-    let mut client = params(&[], ExtendedKeyUsagePurpose::ClientAuth, "berth-rehearse")?;
-    client.distinguished_name.push(DnType::OrganizationName, ADMINS);
-    let client_key = KeyPair::generate()?;
-    let client = client.signed_by(&client_key, &authority)?;
+    let identity = |name, group| {
+        let mut params = params(&[], ExtendedKeyUsagePurpose::ClientAuth, name)?;
+        params.distinguished_name.push(DnType::OrganizationName, group);
+        let key = KeyPair::generate()?;
+        Ok::<_, rcgen::Error>((params.signed_by(&key, &authority)?, key))
+    };
+    let (admin, admin_key) = identity("admin", ADMINS)?;
+    let (client, client_key) = identity("client", CLIENTS)?;
 
     let mut subjects: Vec<String> = NAMES.map(str::to_owned).to_vec();
     subjects.push("127.0.0.1".into());
     subjects.extend(ips.iter().map(ToString::to_string));
     let certs = Certs {
         ca_file: dir.join("ca.crt"),
-        client_cert_file: dir.join("client.crt"),
-        client_key_file: dir.join("client.key"),
+        admin_cert_file: dir.join("admin.crt"),
+        admin_key_file: dir.join("admin.key"),
         account_public_key_file: dir.join("service-account.pub"),
         account_key_file: dir.join("service-account.key"),
         ca: authority.der().clone(),
@@ -105,13 +119,13 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
         dir: dir.to_owned(),
         authority,
         subjects,
-        client: client.der().clone(),
-        client_key: client_key.serialize_der().into(),
+        admin: Identity { cert: admin.der().clone(), key: admin_key.serialize_der().into() },
+        client: Identity { cert: client.der().clone(), key: client_key.serialize_der().into() },
     };
     let account_key = KeyPair::generate()?;
     write(&certs.ca_file, &certs.authority.pem())?;
-    write(&certs.client_cert_file, &client.pem())?;
-    write(&certs.client_key_file, &client_key.serialize_pem())?;
+    write(&certs.admin_cert_file, &admin.pem())?;
+    write(&certs.admin_key_file, &admin_key.serialize_pem())?;
     write(&certs.account_public_key_file, &account_key.public_key_pem())?;
     write(&certs.account_key_file, &account_key.serialize_pem())?;
     Ok(certs)
@@ -142,16 +156,25 @@ impl Certs {
         Ok(())
     }
 
-    /// TLS of a client that trusts the authority and nobody else, and may do everything.
+    /// TLS of a client that trusts the authority and nobody else, and is of the group [`CLIENTS`].
     pub fn client_config(&self) -> Result<ClientConfig, rustls::Error> {
+        self.config(&self.client)
+    }
+
+    /// The same of one that may do everything.
+    pub fn admin_config(&self) -> Result<ClientConfig, rustls::Error> {
+        self.config(&self.admin)
+    }
+
+    fn config(&self, identity: &Identity) -> Result<ClientConfig, rustls::Error> {
         let mut roots = RootCertStore::empty();
         roots.add(self.ca.clone())?;
-        let key = PrivateKeyDer::Pkcs8(self.client_key.clone_key());
+        let key = PrivateKeyDer::Pkcs8(identity.key.clone_key());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots)
-            .with_client_auth_cert(vec![self.client.clone()], key)?;
+            .with_client_auth_cert(vec![identity.cert.clone()], key)?;
         // A new connection is to be a whole handshake, whoever answers.
         config.resumption = rustls::client::Resumption::disabled();
         Ok(config)
@@ -192,7 +215,7 @@ mod tests {
         }
         assert_eq!(certs.names.instance(Some(std::slice::from_ref(&certs.ca))), None);
         assert_eq!(certs.names.instance(None), None);
-        certs.client_config().unwrap();
+        assert!(certs.client_config().is_ok() && certs.admin_config().is_ok());
     }
 
     #[test]

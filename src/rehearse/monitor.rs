@@ -38,7 +38,7 @@ impl Monitor {
             kind: ProbeKind::Https,
             path: "/readyz".into(),
             ca: Some(certs.ca_file.clone()),
-            client: Some((certs.client_cert_file.clone(), certs.client_key_file.clone())),
+            client: Some((certs.admin_cert_file.clone(), certs.admin_key_file.clone())),
             token: None,
             server_name: ServerName::IpAddress(setting.address.ip().into()),
             timeout: Duration::from_secs(5),

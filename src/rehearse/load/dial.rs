@@ -45,20 +45,28 @@ pub struct Target {
 impl Target {
     /// The berth's address; its IP must be in the certificates.
     pub fn new(address: SocketAddr, certs: &Certs) -> Result<Self, rustls::Error> {
-        let config = certs.client_config()?;
+        Ok(Self::of(address, certs, &certs.client_config()?))
+    }
+
+    /// The same as an admin.
+    pub(super) fn admin(address: SocketAddr, certs: &Certs) -> Result<Self, rustls::Error> {
+        Ok(Self::of(address, certs, &certs.admin_config()?))
+    }
+
+    fn of(address: SocketAddr, certs: &Certs, config: &rustls::ClientConfig) -> Self {
         let connector = |alpn: &[u8]| {
             let mut config = config.clone();
             config.alpn_protocols = vec![alpn.to_vec()];
             TlsConnector::from(Arc::new(config))
         };
-        Ok(Self {
+        Self {
             address,
             name: ServerName::IpAddress(address.ip().into()),
             names: certs.names.clone(),
             http1: connector(b"http/1.1"),
             http2: connector(b"h2"),
             buffer: None,
-        })
+        }
     }
 
     /// An instance's own address.

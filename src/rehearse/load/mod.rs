@@ -9,13 +9,15 @@
 //! * `dial` is a connection of any of them; `observe` sees how its instance ends it.
 //!
 //! The **control** are the same clients, a few of each, that dial every instance's own address. What
-//! happens to their connections happens to all of that instance, whatever is in between.
+//! happens to their connections happens to all of that instance, whatever is in between. A real
+//! apiserver has to `grant` to all of them what they do.
 //!
 //! The load has a thread of its own, so that its pace does not depend on what else the rehearsal does.
 
 mod dial;
 mod follow;
 mod fresh;
+mod grant;
 mod informer;
 mod kept;
 mod objects;
@@ -27,6 +29,7 @@ mod watch;
 mod writer;
 
 pub use dial::Target;
+pub use grant::grant;
 
 use super::plan::{LoadPlan, UNANSWERED};
 use super::record::{Answer, Attempt, Failure, Kind, Recorder, Stamp, StreamId, What};

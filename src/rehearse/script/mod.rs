@@ -6,7 +6,7 @@ mod harm;
 use super::apiserver::Instance;
 use super::fault::{Fault, SLOW};
 use super::hub;
-use super::load::{Load, Target};
+use super::load::{Load, Target, grant};
 use super::monitor::Monitor;
 use super::plan::{Plan, Via};
 use super::progress::Progress;
@@ -64,6 +64,9 @@ pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> R
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
         load.rate, load.clients, load.watches, load.seed
     ));
+    if !plan.old.is_stand_in() {
+        grant(play.stage.setting.address, &play.stage.setting.certs).await.map_err(Error::Unavailable)?;
+    }
     let target = Target::new(play.stage.setting.address, &play.stage.setting.certs)
         .map_err(|e| Error::Unavailable(format!("cannot use the certificates just made: {e}")))?;
     let load = Load::start(load, &target, &play.stage.instances(), recorder).await.map_err(Error::Unavailable)?;

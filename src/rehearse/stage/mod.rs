@@ -357,10 +357,14 @@ impl Stage {
         }
         let left: Vec<_> = self.processes.iter().filter(|p| p.owner == name && p.status().is_none()).collect();
         let killed: Vec<Role> = left.iter().map(|process| process.role).collect();
-        // All at once, as a kubelet does.
-        left.iter().for_each(|process| process.signal(Signal::SIGKILL));
-        for process in left {
-            process.wait().await;
+        // A kubelet kills all at once. But a large process takes longer to go, and it must not look as if
+        // its shim had cut what ends with the apiserver.
+        for is_proxy in [false, true] {
+            let group = || left.iter().filter(|process| (process.role == Role::Proxy) == is_proxy);
+            group().for_each(|process| process.signal(Signal::SIGKILL));
+            for process in group() {
+                process.wait().await;
+            }
         }
         let server = self.processes.iter().find(|p| p.owner == name && p.role != Role::Proxy);
         let status = server.filter(|p| !killed.contains(&p.role)).and_then(Process::status);
