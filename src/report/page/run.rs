@@ -102,6 +102,7 @@ fn objections(ran: &Ran) -> Markup {
                 ul { @for objection in &ran.verdict.objections { li { (objection) } } }
             }
         }
+        @for note in &ran.verdict.notes { p.quiet { "Note: " (sentence(note)) } }
     }
 }
 
@@ -186,7 +187,41 @@ fn sums(ran: &Ran) -> Markup {
                 h3 { "New connections by instance" }
                 (shares(ran))
             }
+            (beside(ran))
             @if !ran.informers.is_empty() { (informers(ran)) }
+        }
+    }
+}
+
+/// What was seen beside the requests and the watches.
+fn beside(ran: &Ran) -> Markup {
+    let figures = &ran.figures;
+    let mut rows: Vec<(String, String)> = Vec::new();
+    for (instance, control) in &ran.control_streams {
+        let streams = format!("connections dialed {instance} itself; it ended {}", format::count(control.ended));
+        rows.push((streams, format::count(control.opened)));
+    }
+    if figures.slow_reads > 0 {
+        rows.push(("large answers read slowly to their end".into(), format::count(figures.slow_reads)));
+    }
+    if let Some(errors) = figures.logged_x509_errors {
+        rows.push(("certificate errors in the apiservers' logs".into(), format::count(errors)));
+    }
+    for gap in ran.endpoint_gaps.iter().flatten() {
+        let from = format!("Service kubernetes empty, from {}", format::moment(gap.from_ms));
+        rows.push((from, format::wait((gap.to_ms - gap.from_ms) as f64)));
+    }
+    html! {
+        @if !rows.is_empty() {
+            div {
+                h3 { "Seen beside" }
+                table.tallies {
+                    tbody { @for (what, count) in &rows { tr { th scope="row" { (what) } td.number { (count) } } } }
+                }
+                @if !ran.control_streams.is_empty() {
+                    p.quiet { "What ends when an instance is dialed with nothing between is its own doing." }
+                }
+            }
         }
     }
 }
@@ -249,12 +284,12 @@ fn informers(ran: &Ran) -> Markup {
             p.quiet { "Clients that list, watch and list again, against the objects that were written." }
             div.scroll tabindex="0" role="region" aria-label="Informers" {
                 table.steps {
-                    thead { tr { @for name in ["Client", "Written", "Held at the end", "Missing", "Doubled", "Lists again"] { th scope="col" { (name) } } } }
+                    thead { tr { @for name in ["Client", "Written", "Held at the end", "Missing", "Stale", "Doubled", "Lists again"] { th scope="col" { (name) } } } }
                     tbody {
                         @for informer in &ran.informers {
                             tr {
                                 th scope="row" { (informer.id) }
-                                @for count in [informer.written, informer.held, informer.missing, informer.doubled, informer.relists] {
+                                @for count in [informer.written, informer.held, informer.missing, informer.stale, informer.doubled, informer.relists] {
                                     td { (format::count(count)) }
                                 }
                             }
