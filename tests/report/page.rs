@@ -149,7 +149,7 @@ fn what_was_seen_beside_the_requests_is_shown() {
     ran.verdict.notes = vec!["old had to be killed".into()];
     let page = render(&report(vec![beside]));
     for text in [
-        "connections dialed old itself; it ended 7",
+        "connections straight to old",
         "large answers read slowly",
         "errors in the apiservers' logs",
         "Service kubernetes empty, from ",

@@ -9,8 +9,8 @@ use crate::rehearse::verdict::Verdict;
 use crate::report::data::{Flaw, Gap, Segment, Watch};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Clients of this name make one request a connection; those are counted as attempts.
-const ONE_SHOT: &str = "new";
+/// Clients of these names make one request a connection: they keep none, and tell no end that was wanted.
+const ONE_SHOT: [&str; 2] = ["new", "slow"];
 
 /// Clients whose name begins so are watches.
 const WATCH: &str = "watch-";
@@ -32,7 +32,8 @@ pub(super) fn lives<'a>(record: &'a Record, span: &Span) -> Lives<'a> {
     let mut seen = HashSet::new();
     let mut lives = Lives::new();
     for attempt in &record.attempts {
-        let Some((client, _)) = attempt.stream.rsplit_once('-').filter(|(client, _)| *client != ONE_SHOT) else {
+        let kind = attempt.stream.split('-').next().unwrap_or_default();
+        let Some((client, _)) = attempt.stream.rsplit_once('-').filter(|_| !ONE_SHOT.contains(&kind)) else {
             continue;
         };
         let Answer::Good { instance } = &attempt.answer else { continue };

@@ -123,6 +123,9 @@ fn the_timeline_has_all_of_it() {
     // The last step has the end of the load only.
     assert_eq!(timeline.wait_p50_ms[60], None);
     assert_eq!(timeline.ended_by_instance.iter().position(|n| *n == 1), Some(40));
+    let mut slow = record();
+    slow.attempts.push(attempt(Kind::New, "slow-0-1", 100, 110, good(OLD)));
+    assert_eq!(gathered(slow).timeline.open_connections, timeline.open_connections);
     // At the end of a step: old until 2,001 ms, new from 2,008 ms to the end.
     assert_eq!(timeline.open_connections[OLD].iter().sum::<u64>(), 40);
     assert_eq!(timeline.open_connections[NEW].iter().sum::<u64>(), 21);

@@ -197,10 +197,6 @@ fn sums(ran: &Ran) -> Markup {
 fn beside(ran: &Ran) -> Markup {
     let figures = &ran.figures;
     let mut rows: Vec<(String, String)> = Vec::new();
-    for (instance, control) in &ran.control_streams {
-        let streams = format!("connections dialed {instance} itself; it ended {}", format::count(control.ended));
-        rows.push((streams, format::count(control.opened)));
-    }
     if figures.slow_reads > 0 {
         rows.push(("large answers read slowly to their end".into(), format::count(figures.slow_reads)));
     }
@@ -212,14 +208,26 @@ fn beside(ran: &Ran) -> Markup {
         rows.push((from, format::wait((gap.to_ms - gap.from_ms) as f64)));
     }
     html! {
-        @if !rows.is_empty() {
+        @if !rows.is_empty() || !ran.control_streams.is_empty() {
             div {
                 h3 { "Seen beside" }
                 table.tallies {
                     tbody { @for (what, count) in &rows { tr { th scope="row" { (what) } td.number { (count) } } } }
                 }
                 @if !ran.control_streams.is_empty() {
-                    p.quiet { "What ends when an instance is dialed with nothing between is its own doing." }
+                    table.tallies {
+                        thead { tr { td {} th scope="col" { "opened" } th scope="col" { "ended" } } }
+                        tbody {
+                            @for (instance, control) in &ran.control_streams {
+                                tr {
+                                    th scope="row" { "connections straight to " (instance) }
+                                    td.number { (format::count(control.opened)) }
+                                    td.number { (format::count(control.ended)) }
+                                }
+                            }
+                        }
+                    }
+                    p.quiet { "With nothing in between, only the instance can have ended them." }
                 }
             }
         }
