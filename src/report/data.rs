@@ -155,6 +155,33 @@ pub struct Ran {
     pub watches: Vec<Watch>,
     /// One a client that keeps a copy of all objects.
     pub informers: Vec<Informer>,
+    /// Connections that dialed the instances themselves meanwhile, by instance: what happens to them
+    /// nothing in between can have done.
+    pub control_streams: BTreeMap<String, ControlStreams>,
+    /// Times for which the Service `kubernetes` named nobody; none: not looked at.
+    pub endpoint_gaps: Option<Vec<Period>>,
+}
+
+/// Connections to an instance itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ControlStreams {
+    /// How many there were.
+    pub opened: u64,
+    /// How many of them ended during the load.
+    pub ended: u64,
+}
+
+/// From when to when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Period {
+    /// From when.
+    pub from_ms: i64,
+    /// Until when.
+    pub to_ms: i64,
 }
 
 /// An apiserver.
@@ -187,6 +214,8 @@ pub struct Verdict {
     pub control: Option<Vec<Tally>>,
     /// Why nothing can be concluded, or what else was not as it should be.
     pub objections: Vec<String>,
+    /// What is worth knowing and is nothing against the run.
+    pub notes: Vec<String>,
     /// The first of each kind of loss, in words.
     pub examples: Vec<String>,
 }
@@ -250,9 +279,14 @@ pub struct Figures {
     pub silent_s: u64,
     /// Events that watches saw.
     pub watch_events: u64,
+    /// Large answers that were read slowly to their end.
+    pub slow_reads: u64,
     /// Connections that failed because a certificate was not the right one.
     pub x509_errors: u64,
-    /// Time for which the Endpoints `kubernetes` were empty; none: not looked at.
+    /// Lines of apiservers' logs that tell of a certificate that they do not trust; none: stand-ins
+    /// write no such lines.
+    pub logged_x509_errors: Option<u64>,
+    /// Time for which the Service `kubernetes` named nobody: the sum of [`Ran::endpoint_gaps`].
     pub endpoint_gap_ms: Option<f64>,
 }
 
@@ -352,6 +386,21 @@ pub struct Watch {
     pub segments: Vec<Segment>,
     /// When it was not.
     pub gaps: Vec<Gap>,
+    /// When it noticed what it missed or saw again, in order.
+    pub flaws: Vec<Flaw>,
+}
+
+/// A moment at which a watch noticed that something was wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Flaw {
+    /// When.
+    pub at_ms: i64,
+    /// Writes that it never saw.
+    pub missed: u64,
+    /// Writes that it saw twice or too late.
+    pub doubled: u64,
 }
 
 /// A time for which a watch was open.
@@ -389,12 +438,14 @@ pub struct Gap {
 pub struct Informer {
     /// Its client.
     pub id: String,
-    /// Objects that were written.
+    /// Objects that were written and not deleted.
     pub written: u64,
     /// Objects that it holds at the end.
     pub held: u64,
-    /// Objects that were written and that it does not hold.
+    /// Objects that were written and that it does not hold, or never heard of before they went.
     pub missing: u64,
+    /// Objects that it holds although they were deleted.
+    pub stale: u64,
     /// Objects that it was told of twice.
     pub doubled: u64,
     /// Times that it had to list again.

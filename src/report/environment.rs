@@ -1,8 +1,10 @@
-//! The machine that a report was made on, as `/proc` tells it.
+//! The machine that a report was made on, as `/proc` tells it, and programs, as they tell it themselves.
 
 use super::data::{Environment, Program};
 use nix::sys::resource::{Resource, getrlimit};
+use std::ffi::OsStr;
 use std::fs;
+use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
 /// Settings that decide how connections fare: which waiting ones move when a listener closes, how many
@@ -42,6 +44,21 @@ pub fn look(programs: Vec<Program>) -> Environment {
     }
 }
 
+/// Asks a program for its version; none if it does not say one.
+pub fn ask(role: &str, program: &OsStr, option: &str) -> Option<Program> {
+    let output = Command::new(program).arg(option).stdin(Stdio::null()).output().ok()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    Some(Program { role: role.to_owned(), version: version(&said)?.to_owned() })
+}
+
+/// The word after `version`.
+fn version(said: &str) -> Option<&str> {
+    let is_version = |word: &&str| word.trim_end_matches(':').eq_ignore_ascii_case("version");
+    let mut words = said.split_whitespace();
+    words.find(is_version)?;
+    words.next()
+}
+
 /// This moment, as a report writes it.
 pub fn now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
@@ -56,6 +73,16 @@ fn kernel() -> nix::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_say_their_version_in_their_own_way() {
+        let haproxy = "HAProxy version 2.6.12-1+deb12u1 2023/12/16 - https://haproxy.org/\nStatus: stable";
+        assert_eq!(version(haproxy), Some("2.6.12-1+deb12u1"));
+        assert_eq!(version("etcd Version: 3.5.17\nGit SHA: 507c0de\n"), Some("3.5.17"));
+        assert_eq!((version("no such option"), version("version")), (None, None));
+        assert_eq!(ask("etcd", "echo".as_ref(), "Version: 3").unwrap().version, "3");
+        assert_eq!(ask("etcd", "/no/such/program".as_ref(), "--version"), None);
+    }
 
     #[test]
     fn a_linux_machine_tells_what_matters() {

@@ -93,6 +93,7 @@ pub(crate) fn run(model: &Model) -> Run {
             apart: apart(timeline.ended_by_instance.iter().sum()),
             control: (model.via == Via::Berth).then(|| apart(16)),
             objections: Vec::new(),
+            notes: Vec::new(),
         },
         promises: Vec::new(),
         figures: Figures {
@@ -106,12 +107,16 @@ pub(crate) fn run(model: &Model) -> Run {
             silent_s: u64::from(!held),
             watch_events: watches.iter().map(|w| w.events).sum(),
             x509_errors: timeline.lost.get("tls").map_or(0, |counts| counts.iter().sum()),
+            slow_reads: 0,
+            logged_x509_errors: None,
             endpoint_gap_ms: None,
         },
         marks: marks(model),
         timeline,
         watches,
         informers: Vec::new(),
+        control_streams: BTreeMap::new(),
+        endpoint_gaps: None,
     };
     Run { via: model.via, topology: "side-container".into(), outcome: Outcome::Ran(Box::new(ran)) }
 }
@@ -260,6 +265,7 @@ fn watch(model: &Model, index: usize) -> Watch {
             by_instance: !cut,
             reason: if cut { "reset" } else { "closed" }.into(),
         }],
+        flaws: if cut { vec![Flaw { at_ms: again, missed: 9, doubled: 0 }] } else { Vec::new() },
     }
 }
 
@@ -291,5 +297,5 @@ fn marks(model: &Model) -> Vec<Mark> {
 }
 
 pub(crate) fn informer() -> Informer {
-    Informer { id: "informer-0".into(), written: 1_190, held: 1_190, missing: 0, doubled: 0, relists: 1 }
+    Informer { id: "informer-0".into(), written: 1_190, held: 1_190, missing: 0, stale: 0, doubled: 0, relists: 1 }
 }

@@ -36,5 +36,9 @@ fn a_rehearsal_leaves_data_and_a_page() {
     for watch in &ran.watches {
         assert_eq!((watch.segments.len(), watch.gaps.len()), (2, 1), "{watch:#?}");
     }
+    // Those beside it are there too: copies of all objects, and connections that go around the berth.
+    assert_eq!(ran.informers.iter().map(|i| i.id.as_str()).collect::<Vec<_>>(), ["informer-0", "informer-1"]);
+    assert_eq!(ran.control_streams.keys().collect::<Vec<_>>(), ["new", "old"]);
+    assert!(ran.control_streams.values().all(|control| control.opened >= control.ended && control.opened > 0));
     assert!(std::fs::read_to_string(&html).unwrap().contains("What happened"));
 }

@@ -16,7 +16,12 @@ fn the_golden_report_is_read_and_written_as_it_is() {
     if let Outcome::Ran(ran) = &mut report.runs[0].outcome {
         ran.promises = promises();
         ran.informers.push(informer());
-        ran.figures.endpoint_gap_ms = Some(1_250.5);
+        ran.figures.endpoint_gap_ms = Some(1_250.0);
+        ran.endpoint_gaps = Some(vec![Period { from_ms: 2_610, to_ms: 3_860 }]);
+        ran.figures.logged_x509_errors = Some(4);
+        ran.figures.slow_reads = 2;
+        ran.control_streams.insert("old".into(), ControlStreams { opened: 8, ended: 8 });
+        ran.verdict.notes.push("old had to be killed".into());
     }
     let text = serde_json::to_string_pretty(&report).unwrap() + "\n";
     if std::env::var_os("BERTH_BLESS").is_some() {
@@ -128,6 +133,31 @@ fn of_500_watches_the_worst_are_shown() {
     assert_eq!(page.matches("watch-26 on old").count(), 2);
     assert_eq!(page.matches("watch-27 on old").count(), 0);
     assert!(page.len() < 600_000, "{} bytes", page.len());
+}
+
+#[test]
+fn what_was_seen_beside_the_requests_is_shown() {
+    let mut beside = run(&Model::clean(Via::Berth));
+    assert!(!render(&report(vec![beside.clone()])).contains("Seen beside"));
+    let Outcome::Ran(ran) = &mut beside.outcome else { unreachable!() };
+    ran.control_streams.insert("old".into(), ControlStreams { opened: 8, ended: 7 });
+    ran.figures.slow_reads = 2;
+    ran.figures.logged_x509_errors = Some(4);
+    ran.figures.endpoint_gap_ms = Some(1_250.0);
+    ran.endpoint_gaps = Some(vec![Period { from_ms: 8_100, to_ms: 9_350 }]);
+    ran.informers = vec![informer()];
+    ran.verdict.notes = vec!["old had to be killed".into()];
+    let page = render(&report(vec![beside]));
+    for text in [
+        "connections straight to old",
+        "large answers read slowly",
+        "errors in the apiservers' logs",
+        "Service kubernetes empty, from ",
+        "informer-0",
+        "Note: old had to be killed.",
+    ] {
+        assert!(page.contains(text), "{text}");
+    }
 }
 
 /// Whatever a program wrote is text, in markup, attributes and drawings.

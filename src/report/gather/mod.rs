@@ -9,12 +9,13 @@ mod streams;
 mod tests;
 
 use super::data::{
-    self, Command, Figures, Instance, Mark, MarkKind, Outcome, Program, Promise, Ran, Report, Run, Tally, Verdict,
+    self, Command, ControlStreams, Figures, Informer, Instance, Mark, MarkKind, Outcome, Period, Program, Promise, Ran,
+    Report, Run, Tally, Verdict,
 };
 use super::{environment, format};
 use crate::rehearse::plan::{Plan, Via};
 use crate::rehearse::promise::Promise as Promised;
-use crate::rehearse::record::{Answer, Failure, Mark as Told, Record, Stamp};
+use crate::rehearse::record::{Mark as Told, Record, Stamp};
 use crate::rehearse::verdict::{Loss, Verdict as Judged};
 use crate::rehearse::{Outcome as Rehearsed, Run as Played};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,19 +40,23 @@ pub fn report(plan: &Plan, rehearsed: &Rehearsed, argv: Vec<String>) -> Report {
         made_at: environment::now(),
         command: Command::new(argv),
         seed: Some(plan.load.seed),
-        environment: environment::look(programs(rehearsed)),
+        environment: environment::look(programs(plan, rehearsed)),
         aborted: rehearsed.aborted.as_ref().map(ToString::to_string),
         runs: plan.runs.iter().filter_map(one).collect(),
     }
 }
 
-/// The apiservers, each once.
-fn programs(rehearsed: &Rehearsed) -> Vec<Program> {
+/// The apiservers, each once, and what was between or behind them.
+fn programs(plan: &Plan, rehearsed: &Rehearsed) -> Vec<Program> {
     let mut seen = BTreeSet::new();
     let players = rehearsed.runs.iter().flat_map(|run| &run.record.players);
     let known = players.filter_map(|player| Some((player, player.version.as_ref()?)));
     let new = known.filter(|(player, _)| seen.insert(player.name.as_str()));
-    new.map(|(player, version)| Program { role: player.name.clone(), version: version.clone() }).collect()
+    let apiservers = new.map(|(player, version)| Program { role: player.name.clone(), version: version.clone() });
+    let etcd = plan.etcd.as_ref().and_then(|program| environment::ask("etcd", program.as_os_str(), "--version"));
+    let haproxy = rehearsed.runs.iter().find(|run| run.via == Via::Haproxy);
+    let haproxy = haproxy.and_then(|_| environment::ask("haproxy", "haproxy".as_ref(), "-v"));
+    apiservers.chain(etcd).chain(haproxy).collect()
 }
 
 fn ran(played: &Played, control: Option<&Judged>) -> Ran {
@@ -70,7 +75,9 @@ fn ran(played: &Played, control: Option<&Judged>) -> Ran {
         timeline: series::timeline(record, judged, &lives, &span),
         marks: marks(record, judged, &span),
         watches: streams::watches(record, judged, &lives, &span),
-        informers: Vec::new(),
+        informers: informers(record),
+        control_streams: control_streams(record),
+        endpoint_gaps: endpoint_gaps(record, &span),
         promises: judged.promises.iter().map(|promised| promise(promised, &span)).collect(),
     }
 }
@@ -113,6 +120,7 @@ fn verdict(played: &Played, control: Option<&Judged>) -> Verdict {
         apart: apart(judged),
         control: control.map(apart),
         objections,
+        notes: judged.notes.clone(),
         examples: judged.examples.clone(),
     }
 }
@@ -189,7 +197,12 @@ fn summary(played: &Played, objection: Option<&String>) -> String {
                 1 => " The watch saw every write once.".to_owned(),
                 watches => format!(" {} watches saw every write once.", format::count(watches)),
             };
-            format!("{all}; the longest took {longest}.{watched}")
+            let kept = match judged.informers {
+                0 => String::new(),
+                1 => " The informer holds exactly what was written.".to_owned(),
+                informers => format!(" {} informers hold exactly what was written.", format::count(informers)),
+            };
+            format!("{all}; the longest took {longest}.{watched}{kept}")
         }
     }
 }
@@ -214,7 +227,6 @@ fn millis(time: Duration) -> f64 {
 }
 
 fn figures(record: &Record, judged: &Judged, span: &Span) -> Figures {
-    let x509 = |answer: &Answer| matches!(answer, Answer::Failed(Failure::Tls(why)) if why.contains("certificate"));
     let (longest, silent_s) = series::silence(record, span);
     Figures {
         requests: judged.requests,
@@ -226,9 +238,43 @@ fn figures(record: &Record, judged: &Judged, span: &Span) -> Figures {
         longest_silence_ms: millis(longest),
         silent_s,
         watch_events: judged.watch_events,
-        x509_errors: record.attempts.iter().filter(|a| x509(&a.answer)).count() as u64,
-        endpoint_gap_ms: None,
+        slow_reads: record.slow_reads,
+        x509_errors: judged.x509_errors,
+        logged_x509_errors: judged.logged_x509_errors,
+        endpoint_gap_ms: judged.service_gap.map(millis),
     }
+}
+
+fn informers(record: &Record) -> Vec<Informer> {
+    let informer = |told: &crate::rehearse::record::Informer| Informer {
+        id: told.id.clone(),
+        written: told.written,
+        held: told.held,
+        missing: told.missing,
+        stale: told.stale,
+        doubled: told.doubled,
+        relists: told.relists,
+    };
+    let mut informers: Vec<Informer> = record.informers.iter().map(informer).collect();
+    // They are noted as they come to their end.
+    informers.sort_unstable_by(|a, b| a.id.cmp(&b.id));
+    informers
+}
+
+fn control_streams(record: &Record) -> BTreeMap<String, ControlStreams> {
+    let mut streams: BTreeMap<String, ControlStreams> = BTreeMap::new();
+    for (instance, opened) in &record.control.streams {
+        streams.entry(instance.clone()).or_default().opened = *opened;
+    }
+    for end in &record.control.ends {
+        streams.entry(end.instance.clone()).or_default().ended += 1;
+    }
+    streams
+}
+
+fn endpoint_gaps(record: &Record, span: &Span) -> Option<Vec<Period>> {
+    let period = |(from, to): &(Stamp, Stamp)| Period { from_ms: span.ms(*from), to_ms: span.ms(*to) };
+    Some(record.endpoint_gaps.as_ref()?.iter().map(period).collect())
 }
 
 /// Each once, in order. Where the script told an instance to stop, it need not say so itself.

@@ -2,8 +2,8 @@
 
 use super::streams::Lives;
 use super::{Span, millis, name};
-use crate::rehearse::record::{Answer, Attempt, Record, Stamp};
-use crate::rehearse::verdict::Verdict;
+use crate::rehearse::record::{Answer, Attempt, Flaw, Record, Stamp};
+use crate::rehearse::verdict::{Loss, Verdict};
 use crate::report::data::Timeline;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(super) fn timeline(record: &Record, verdict: &Verdict, lives: &Lives<'_>, sp
     for attempt in &record.attempts {
         let Some(step) = steps.at(attempt.done) else { continue };
         if let Answer::Good { instance } = &attempt.answer {
-            steps.count(&mut timeline.answered, instance, step);
+            steps.count(&mut timeline.answered, instance, step, 1);
         }
         if !matches!(attempt.answer, Answer::Failed(_)) {
             waits[step].push(attempt.done.since(attempt.due));
@@ -34,8 +34,17 @@ pub(super) fn timeline(record: &Record, verdict: &Verdict, lives: &Lives<'_>, sp
     }
     for (at, loss) in &verdict.losses {
         if let Some(step) = steps.at(*at) {
-            steps.count(&mut timeline.lost, name(*loss).0, step);
+            steps.count(&mut timeline.lost, name(*loss).0, step, 1);
         }
+    }
+    for (at, flaw) in record.watches.iter().flat_map(|watch| &watch.flaws) {
+        let (loss, count) = match *flaw {
+            Flaw::Missed(count) => (Loss::EventMissed, count),
+            Flaw::Doubled(count) => (Loss::EventDoubled, count),
+        };
+        // What was never seen is noticed when all is over.
+        let step = steps.at(*at).unwrap_or(steps.count - 1);
+        steps.count(&mut timeline.lost, name(loss).0, step, count);
     }
     let allowed = verdict.promises.iter().flat_map(|promise| &promise.allowed);
     for step in allowed.filter_map(|(at, _)| steps.at(*at)) {
@@ -52,7 +61,7 @@ pub(super) fn timeline(record: &Record, verdict: &Verdict, lives: &Lives<'_>, sp
     }
     for life in lives.values().flatten() {
         let open = (0..steps.count).filter(|step| (life.from..life.to).contains(&steps.end(*step, span)));
-        open.for_each(|step| steps.count(&mut timeline.open_connections, life.instance, step));
+        open.for_each(|step| steps.count(&mut timeline.open_connections, life.instance, step, 1));
     }
     timeline
 }
@@ -100,12 +109,12 @@ impl Steps {
         end.min(Stamp(span.over.0.saturating_sub(1)))
     }
 
-    fn count(self, series: &mut BTreeMap<String, Vec<u64>>, key: &str, step: usize) {
+    fn count(self, series: &mut BTreeMap<String, Vec<u64>>, key: &str, step: usize, more: u64) {
         if let Some(counts) = series.get_mut(key) {
-            counts[step] += 1;
+            counts[step] += more;
         } else {
             let mut counts = vec![0; self.count];
-            counts[step] = 1;
+            counts[step] = more;
             series.insert(key.to_owned(), counts);
         }
     }

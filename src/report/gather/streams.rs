@@ -4,13 +4,13 @@
 //! from its first good answer to the end that its client saw, or to the end of the load.
 
 use super::Span;
-use crate::rehearse::record::{Answer, Record, Stamp, StreamEnd};
+use crate::rehearse::record::{Answer, Flaw as Seen, Record, Stamp, StreamEnd, WatchSum};
 use crate::rehearse::verdict::Verdict;
-use crate::report::data::{Gap, Segment, Watch};
+use crate::report::data::{Flaw, Gap, Segment, Watch};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Clients of this name make one request a connection; those are counted as attempts.
-const ONE_SHOT: &str = "new";
+/// Clients of these names make one request a connection: they keep none, and tell no end that was wanted.
+const ONE_SHOT: [&str; 2] = ["new", "slow"];
 
 /// Clients whose name begins so are watches.
 const WATCH: &str = "watch-";
@@ -32,7 +32,8 @@ pub(super) fn lives<'a>(record: &'a Record, span: &Span) -> Lives<'a> {
     let mut seen = HashSet::new();
     let mut lives = Lives::new();
     for attempt in &record.attempts {
-        let Some((client, _)) = attempt.stream.rsplit_once('-').filter(|(client, _)| *client != ONE_SHOT) else {
+        let kind = attempt.stream.split('-').next().unwrap_or_default();
+        let Some((client, _)) = attempt.stream.rsplit_once('-').filter(|_| !ONE_SHOT.contains(&kind)) else {
             continue;
         };
         let Answer::Good { instance } = &attempt.answer else { continue };
@@ -70,6 +71,7 @@ pub(super) fn watches(record: &Record, verdict: &Verdict, lives: &Lives<'_>, spa
             doubled: sum.map_or(0, |sum| sum.doubled),
             segments: own.iter().map(|life| segment(life, span)).collect(),
             gaps: gaps(own, &by_instance, span),
+            flaws: sum.map_or_else(Vec::new, |sum| flaws(sum, span)),
         }
     };
     clients.into_iter().map(watch).collect()
@@ -77,6 +79,17 @@ pub(super) fn watches(record: &Record, verdict: &Verdict, lives: &Lives<'_>, spa
 
 fn segment(life: &Life<'_>, span: &Span) -> Segment {
     Segment { from_ms: span.ms(life.from), to_ms: span.ms(life.to), instance: life.instance.to_owned() }
+}
+
+fn flaws(sum: &WatchSum, span: &Span) -> Vec<Flaw> {
+    let flaw = |(at, seen): &(Stamp, Seen)| {
+        let (missed, doubled) = match *seen {
+            Seen::Missed(count) => (count, 0),
+            Seen::Doubled(count) => (0, count),
+        };
+        Flaw { at_ms: span.ms(*at), missed, doubled }
+    };
+    sum.flaws.iter().map(flaw).collect()
 }
 
 fn gaps(lives: &[Life<'_>], by_instance: &HashSet<&str>, span: &Span) -> Vec<Gap> {

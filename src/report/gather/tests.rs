@@ -1,9 +1,12 @@
 use super::*;
 use crate::rehearse::fault::Fault;
 use crate::rehearse::plan::{LoadPlan, Plan};
-use crate::rehearse::record::{Attempt, EndReport, EndedBy, Kind, Player, Protocol, StreamEnd, WatchSum, What};
+use crate::rehearse::record::{
+    Answer, Attempt, Control, EndReport, EndedBy, Failure, Flaw as Seen, Informer as Kept, Kind, Player, Protocol,
+    StreamEnd, WatchSum, What,
+};
 use crate::rehearse::verdict::{NEW, OLD, judge};
-use crate::report::data::{Gap, Segment, Timeline, Watch};
+use crate::report::data::{Flaw, Gap, Segment, Timeline, Watch};
 
 const MS: u64 = 1_000_000;
 
@@ -120,6 +123,9 @@ fn the_timeline_has_all_of_it() {
     // The last step has the end of the load only.
     assert_eq!(timeline.wait_p50_ms[60], None);
     assert_eq!(timeline.ended_by_instance.iter().position(|n| *n == 1), Some(40));
+    let mut slow = record();
+    slow.attempts.push(attempt(Kind::New, "slow-0-1", 100, 110, good(OLD)));
+    assert_eq!(gathered(slow).timeline.open_connections, timeline.open_connections);
     // At the end of a step: old until 2,001 ms, new from 2,008 ms to the end.
     assert_eq!(timeline.open_connections[OLD].iter().sum::<u64>(), 40);
     assert_eq!(timeline.open_connections[NEW].iter().sum::<u64>(), 21);
@@ -156,6 +162,7 @@ fn watches_have_segments_and_gaps() {
         doubled: 0,
         segments: vec![segment(10, 2_001, OLD), segment(2_008, 3_000, NEW)],
         gaps: vec![gap(2_001, 2_008, true)],
+        flaws: Vec::new(),
     }];
     assert_eq!(gathered(record()).watches, expected);
 
@@ -187,9 +194,10 @@ fn losses_are_where_they_happened() {
         "new-301",
         1_000,
         1_050,
-        Answer::Failed(Failure::Tls("invalid peer certificate: UnknownIssuer".into())),
+        Answer::Failed(Failure::X509("UnknownIssuer".into())),
     ));
     record.watches[0].missed = 2;
+    record.watches[0].flaws = vec![(at(2_008), Seen::Missed(2))];
     let ran = gathered(record);
     assert!(!ran.verdict.held && same_length(&ran.timeline));
     assert_eq!(
@@ -198,6 +206,8 @@ fn losses_are_where_they_happened() {
     );
     assert_eq!(ran.timeline.lost["reset"].iter().position(|n| *n == 1), Some(20));
     assert_eq!(ran.timeline.lost["tls"].iter().position(|n| *n == 1), Some(21));
+    assert_eq!(ran.timeline.lost["event_missed"].iter().position(|n| *n == 2), Some(40));
+    assert_eq!(ran.watches[0].flaws, [Flaw { at_ms: 2_008, missed: 2, doubled: 0 }]);
     assert_eq!((ran.figures.x509_errors, ran.verdict.lost(), ran.verdict.examples.len()), (1, 4, 2));
 }
 
@@ -240,6 +250,47 @@ fn a_run_that_failed_proves_nothing() {
     assert!(!ran.verdict.held);
     let summary = "Of 302 requests nothing was seen to be lost, but it did not come to its end: old ended; its last lines of log.";
     assert_eq!(ran.verdict.summary, summary);
+}
+
+#[test]
+fn what_is_noticed_after_the_end_is_in_the_last_step() {
+    let mut record = record();
+    record.watches[0].doubled = 3;
+    record.watches[0].flaws = vec![(at(9_000), Seen::Doubled(3))];
+    let timeline = gathered(record).timeline;
+    assert!(same_length(&timeline));
+    assert_eq!(timeline.lost["event_doubled"].last(), Some(&3));
+}
+
+#[test]
+fn what_clients_beside_the_requests_saw() {
+    let mut record = record();
+    let kept = |id: &str, stale| Kept { id: id.into(), written: 30, held: 30 + stale, stale, ..Kept::default() };
+    record.informers = vec![kept("informer-1", 0), kept("informer-0", 0)];
+    record.slow_reads = 4;
+    record.control = Control { streams: [(OLD.to_owned(), 8)].into(), ends: vec![end("control-old-1-1", 2_001)] };
+    record.endpoint_gaps = Some(vec![(at(2_000), at(2_400)), (at(2_500), at(2_600))]);
+    record.notes = vec!["worth knowing".into()];
+    let ran = gathered(record);
+    assert!(ran.verdict.held, "{:#?}", ran.verdict);
+    assert!(ran.verdict.summary.ends_with(" 2 informers hold exactly what was written."), "{}", ran.verdict.summary);
+    assert_eq!(
+        ran.informers.iter().map(|i| (i.id.as_str(), i.held)).collect::<Vec<_>>(),
+        [("informer-0", 30), ("informer-1", 30)]
+    );
+    assert_eq!(ran.control_streams, [(OLD.to_owned(), ControlStreams { opened: 8, ended: 1 })].into());
+    assert_eq!((ran.figures.slow_reads, ran.figures.endpoint_gap_ms), (4, Some(500.0)));
+    assert_eq!(ran.endpoint_gaps.unwrap()[1], Period { from_ms: 2_500, to_ms: 2_600 });
+    // Stand-ins write no log of certificates.
+    assert_eq!((ran.verdict.notes.len(), ran.figures.logged_x509_errors), (1, None));
+}
+
+#[test]
+fn an_informer_that_holds_too_much_is_a_loss() {
+    let mut record = record();
+    record.informers = vec![Kept { id: "informer-0".into(), written: 30, held: 31, stale: 1, ..Kept::default() }];
+    let ran = gathered(record);
+    assert_eq!((ran.verdict.held, ran.verdict.lost(), ran.informers[0].stale), (false, 1, 1));
 }
 
 #[test]

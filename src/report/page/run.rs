@@ -102,6 +102,7 @@ fn objections(ran: &Ran) -> Markup {
                 ul { @for objection in &ran.verdict.objections { li { (objection) } } }
             }
         }
+        @for note in &ran.verdict.notes { p.quiet { "Note: " (sentence(note)) } }
     }
 }
 
@@ -186,7 +187,49 @@ fn sums(ran: &Ran) -> Markup {
                 h3 { "New connections by instance" }
                 (shares(ran))
             }
+            (beside(ran))
             @if !ran.informers.is_empty() { (informers(ran)) }
+        }
+    }
+}
+
+/// What was seen beside the requests and the watches.
+fn beside(ran: &Ran) -> Markup {
+    let figures = &ran.figures;
+    let mut rows: Vec<(String, String)> = Vec::new();
+    if figures.slow_reads > 0 {
+        rows.push(("large answers read slowly to their end".into(), format::count(figures.slow_reads)));
+    }
+    if let Some(errors) = figures.logged_x509_errors {
+        rows.push(("certificate errors in the apiservers' logs".into(), format::count(errors)));
+    }
+    for gap in ran.endpoint_gaps.iter().flatten() {
+        let from = format!("Service kubernetes empty, from {}", format::moment(gap.from_ms));
+        rows.push((from, format::wait((gap.to_ms - gap.from_ms) as f64)));
+    }
+    html! {
+        @if !rows.is_empty() || !ran.control_streams.is_empty() {
+            div {
+                h3 { "Seen beside" }
+                table.tallies {
+                    tbody { @for (what, count) in &rows { tr { th scope="row" { (what) } td.number { (count) } } } }
+                }
+                @if !ran.control_streams.is_empty() {
+                    table.tallies {
+                        thead { tr { td {} th scope="col" { "opened" } th scope="col" { "ended" } } }
+                        tbody {
+                            @for (instance, control) in &ran.control_streams {
+                                tr {
+                                    th scope="row" { "connections straight to " (instance) }
+                                    td.number { (format::count(control.opened)) }
+                                    td.number { (format::count(control.ended)) }
+                                }
+                            }
+                        }
+                    }
+                    p.quiet { "With nothing in between, only the instance can have ended them." }
+                }
+            }
         }
     }
 }
@@ -249,12 +292,12 @@ fn informers(ran: &Ran) -> Markup {
             p.quiet { "Clients that list, watch and list again, against the objects that were written." }
             div.scroll tabindex="0" role="region" aria-label="Informers" {
                 table.steps {
-                    thead { tr { @for name in ["Client", "Written", "Held at the end", "Missing", "Doubled", "Lists again"] { th scope="col" { (name) } } } }
+                    thead { tr { @for name in ["Client", "Written", "Held at the end", "Missing", "Stale", "Doubled", "Lists again"] { th scope="col" { (name) } } } }
                     tbody {
                         @for informer in &ran.informers {
                             tr {
                                 th scope="row" { (informer.id) }
-                                @for count in [informer.written, informer.held, informer.missing, informer.doubled, informer.relists] {
+                                @for count in [informer.written, informer.held, informer.missing, informer.stale, informer.doubled, informer.relists] {
                                     td { (format::count(count)) }
                                 }
                             }

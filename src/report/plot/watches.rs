@@ -14,6 +14,9 @@ const LANES: usize = 40;
 /// Lanes that are shown of more, if fewer have flaws.
 const EXAMPLES: usize = 12;
 
+/// Width of a sign.
+const SIGN: f64 = 8.0;
+
 /// A gap is shown at least this wide.
 const NARROWEST: f64 = 3.0;
 
@@ -98,12 +101,30 @@ fn one(frame: &Frame, run: &Ran, watch: &Watch, y: f64, height: f64) -> Markup {
         @for gap in &watch.gaps {
             (between(frame, watch, gap, y, height))
         }
+        @for (at, moment) in noticed(frame, watch) {
+            g transform={ "translate(" (px(at)) "," (px(middle)) ") scale(0.75)" } {
+                title { (watch.id) " noticed at " (format::moment(moment)) " that it missed events or saw them again" }
+                (Sign::Cross.draw(0.0, 0.0))
+            }
+        }
         @if !flaws.is_empty() {
             @let width = text_width(&flaws, 10.5) + 10.0;
             rect.flaw-pill x=(px(frame.right() - 2.0 - width)) y=(px(y - 1.0)) width=(px(width)) height=(px(height + 2.0)) rx="4" {}
             text.flaw x=(px(frame.right() - 7.0)) y=(px(middle + 3.8)) text-anchor="end" font-size="10.5" { (flaws) }
         }
     }
+}
+
+/// Where a watch noticed flaws; one of those that would cover each other.
+fn noticed(frame: &Frame, watch: &Watch) -> Vec<(f64, i64)> {
+    let mut signs: Vec<(f64, i64)> = Vec::new();
+    for flaw in &watch.flaws {
+        let at = frame.x(flaw.at_ms as f64);
+        if signs.last().is_none_or(|(before, _)| at - before >= SIGN) {
+            signs.push((at, flaw.at_ms));
+        }
+    }
+    signs
 }
 
 fn between(frame: &Frame, watch: &Watch, gap: &Gap, y: f64, height: f64) -> Markup {
