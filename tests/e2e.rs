@@ -124,6 +124,10 @@ fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
             return Err(format!("connections on {name}: {row:?}, not some on {}", binary.version).into());
         }
     }
+    let informers = row("informers ")?;
+    if !informers.starts_with(&["2", "of", "2"]) {
+        return Err(format!("not every informer holds exactly what was written: {informers:?}").into());
+    }
     if row("lost ")? != ["0"] || row("Service kubernetes was empty for ").is_err() {
         return Err("something was lost, or the Service kubernetes was not looked at".into());
     }
