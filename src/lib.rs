@@ -16,7 +16,8 @@
 //!    is held.
 //! 4. It connects, from a source address that names the client, and keeps what the client said until
 //!    the instance's first byte; a leg that ends before that is said again to the next instance.
-//! 5. [`relay::copy`] moves bytes both ways until an end closes or resets it; TLS is never opened.
+//! 5. [`relay::copy`] moves bytes both ways until an end closes or resets it; TLS is never opened. A direction
+//!    that moves a lot goes through a pipe of the kernel ([`relay::bulk`]).
 //! 6. Its end is counted ([`metrics`]) and logged. After SIGTERM, [`drain`](mod@drain) waits for it.
 //!
 //! # Control plane and data plane
@@ -52,7 +53,7 @@
 //! | [`metrics`] | every metric family and the counters behind them |
 //! | [`admin`] | /metrics, /livez, /readyz and /status by HTTP |
 //! | [`os`] | all raw system calls and all `unsafe`; who holds a port |
-//! | `rehearse` | two stand-in apiservers, load and a verdict (feature `rehearse`) |
+//! | `rehearse` | an upgrade of stand-ins or real apiservers under load and faults, and a verdict (feature `rehearse`) |
 //! | `report` | what a rehearsal saw as data, and the page that shows it (feature `rehearse`) |
 //!
 //! # Invariants
