@@ -190,7 +190,7 @@ mod tests {
         for instance in ["old", "new"] {
             assert_eq!(certs.names.instance(Some(&[read(instance)])).as_deref(), Some(instance));
         }
-        assert_eq!(certs.names.instance(Some(&[certs.ca.clone()])), None);
+        assert_eq!(certs.names.instance(Some(std::slice::from_ref(&certs.ca))), None);
         assert_eq!(certs.names.instance(None), None);
         certs.client_config().unwrap();
     }
