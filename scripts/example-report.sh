@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Makes examples/report.html again: what `berth rehearse --report` writes, to be looked at without running it.
+set -Eeuo pipefail
+export LC_ALL=C
+
+readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+readonly PAGE=examples/report.html
+# Large enough for four runs, small enough for a repository.
+readonly MOST_BYTES=540000
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/example-report.sh [--help]
+
+Rehearses an upgrade of stand-in apiservers through HAProxy, a shared port, nothing at all and berth,
+with two faults, and writes examples/report.html. Takes about two minutes; needs haproxy in PATH, and
+cargo if BERTH is not given.
+
+Variables:
+  BERTH   the berth to run; built for release with cargo if not given
+  CARGO   the cargo command, if not the one on PATH
+
+Exit status: 0 written; 1 the rehearsal lost something, and the page says so; 64 a wrong argument;
+69 something is missing; 70 the page would tell of this machine, or is too large: it is left as it was.
+TEXT
+}
+
+main() {
+    case ${1:-} in
+        '') ;;
+        -h | --help) usage && exit 0 ;;
+        *) die $EX_USAGE "unknown argument $1; see --help" ;;
+    esac
+    # Where the caller is.
+    [[ -z ${BERTH:-} ]] || BERTH=$(realpath -- "$BERTH")
+    cd "$(dirname "${BASH_SOURCE[0]}")/.."
+    command -v haproxy >/dev/null || die $EX_UNAVAILABLE "no haproxy in PATH: install it, the page compares with it"
+    if [[ -z ${BERTH:-} ]]; then
+        local cargo=${CARGO:-cargo}
+        "$cargo" build --locked --release --bin berth
+        BERTH=$("$cargo" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)/release/berth
+    fi
+    [[ -x $BERTH ]] || die $EX_UNAVAILABLE "$BERTH is no program: BERTH names one"
+
+    # In a folder of its own, so that the command on the page is what anyone would type.
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    local status=0
+    rehearse || status=$?
+    ((status <= 1)) || exit "$status"
+    check "$work/report.html"
+    cp -- "$work/report.html" "$PAGE"
+    printf '%s: %s bytes\n' "$PAGE" "$(stat -c %s "$PAGE")"
+    exit "$status"
+}
+
+# What the environment says to berth would be part of the command.
+rehearse() (
+    berth=$BERTH
+    while IFS= read -r name; do unset "$name"; done < <(compgen -e BERTH_)
+    cd "$work"
+    "$berth" rehearse --compare haproxy,port-sharing,direct --fault bad-flag,kill-shim --watches 4 --slow-readers 2 --seed 7 \
+        --report report.html
+)
+
+# Nothing of this machine's names and folders may be in the page.
+check() {
+    local page=$1 word
+    for word in "$PWD" "$HOME/" "$work" "${TMPDIR:-/tmp}/" /home/ /root/; do
+        ! grep -qF -- "$word" "$page" || die $EX_SOFTWARE "the page names $word: it is left as it was"
+    done
+    # A short name may be part of a word.
+    ! grep -qwF -- "$(uname -n)" "$page" || die $EX_SOFTWARE "the page names this machine: it is left as it was"
+    (($(stat -c %s "$page") <= MOST_BYTES)) || die $EX_SOFTWARE "the page is larger than $MOST_BYTES bytes"
+}
+
+die() {
+    printf 'example-report.sh: %s\n' "$2" >&2
+    exit "$1"
+}
+
+main "$@"
