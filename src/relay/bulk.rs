@@ -71,7 +71,10 @@ impl Piped {
         };
         LENT.set(LENT.get() + 1);
         let mut piped = Self { pipe: Some(pipe), bytes: 0 };
-        Some(piped.poll_fill(cx, source).map_ok(|()| piped))
+        match piped.poll_fill(cx, source) {
+            Poll::Ready(Err(error)) if is_refusal(&error) => None,
+            filled => Some(filled.map_ok(|()| piped)),
+        }
     }
 
     fn poll_fill(&mut self, cx: &mut Context<'_>, source: &TcpStream) -> Poll<io::Result<()>> {
@@ -99,6 +102,12 @@ impl Piped {
             }
         }
     }
+}
+
+/// Whether an error of splice(2) speaks of the call and not of the socket, which has all its bytes still: a
+/// sandbox without it, or no memory for pages.
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EPERM | libc::ENOMEM | libc::EOPNOTSUPP))
 }
 
 impl Drop for Piped {

@@ -1,8 +1,8 @@
 //! One connection, from accept to its end.
 //!
 //! `opening` finds an instance and brings the client's first bytes there, as often as it takes;
-//! [`copy`](mod@copy) moves bytes both ways from then on, [`bulk`] those of a direction that moves a lot; here is the frame around both: counting and the
-//! line of log. TLS is never opened.
+//! [`copy`](mod@copy) moves bytes both ways from then on, with [`bulk`] where they are many; here is the
+//! frame around both: counting and the line of log. TLS is never opened.
 
 pub mod bulk;
 pub mod copy;
