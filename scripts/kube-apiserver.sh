@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the real kube-apiserver, kubectl and etcd of the end-to-end test, once, into a cache
+# Builds the real kube-apiserver, kubectl, kubeadm and etcd of the tests, once, into a cache
 # outside the repository, and prints where they are. What is built is pinned in
 # tests/kube-apiserver/: one Go module per Kubernetes minor version, and one for etcd.
 set -euo pipefail
@@ -10,22 +10,23 @@ usage() {
     cat <<'TEXT'
 usage: scripts/kube-apiserver.sh [--check] [VERSION]
 
-Prints KUBE_APISERVER=, KUBECTL= and ETCD= with the paths of three binaries, for a shell's eval.
-Takes what these variables already name, and builds the rest with Go, once; the first build
-takes some minutes.
+Prints KUBE_APISERVER=, KUBECTL=, KUBEADM= and ETCD= with the paths of binaries, for a shell's eval;
+KUBEADM= only for a version whose module has kubeadm. Takes what these variables already name,
+and builds the rest with Go, once; the first build takes some minutes.
 
   VERSION   a folder of tests/kube-apiserver, such as v1.36; the newest if not given
   --check   build nothing: print the paths if all is there, else exit with 69
   --help    this text
 
 Variables:
-  KUBE_APISERVER, KUBECTL   binaries of the same minor version as VERSION, instead of built ones
-  ETCD                      an etcd 3.x, instead of the built one
-  GO                        the go command, if not the one on PATH
-  GOFLAGS                   as Go reads it, for example -p=2
-  BERTH_TEST_CACHE          where built binaries are kept (~/.cache/berth-e2e)
+  KUBE_APISERVER, KUBECTL, KUBEADM
+                     binaries of the same minor version as VERSION, instead of built ones
+  ETCD               an etcd 3.x, instead of the built one
+  GO                 the go command, if not the one on PATH
+  GOFLAGS            as Go reads it, for example -p=2
+  BERTH_TEST_CACHE   where built binaries are kept (~/.cache/berth-e2e)
 
-Exit status: 0 all three are there; 64 a wrong argument or variable; 69 something is missing and
+Exit status: 0 all are there; 64 a wrong argument or variable; 69 something is missing and
 cannot be built; 70 a build failed or came out as another version.
 TEXT
 }
@@ -62,9 +63,13 @@ main() {
     # one may be to test another patch version.
     given KUBE_APISERVER kube-apiserver "$version."
     given KUBECTL kubectl "$version."
+    given KUBEADM kubeadm "$version."
     given ETCD etcd v3.
     KUBE_APISERVER=${KUBE_APISERVER:-$kubernetes_cache/kube-apiserver}
     KUBECTL=${KUBECTL:-$kubernetes_cache/kubectl}
+    if [[ -z ${KUBEADM:-} ]] && grep -q k8s.io/kubernetes/cmd/kubeadm "$kubernetes_module/go.mod"; then
+        KUBEADM=$kubernetes_cache/kubeadm
+    fi
     ETCD=${ETCD:-$etcd_cache/etcd}
 
     if [[ -n $(missing) ]]; then
@@ -73,6 +78,7 @@ main() {
         build_missing
     fi
     printf '%s=%q\n' KUBE_APISERVER "$KUBE_APISERVER" KUBECTL "$KUBECTL" ETCD "$ETCD"
+    [[ -z ${KUBEADM:-} ]] || printf '%s=%q\n' KUBEADM "$KUBEADM"
 }
 
 say() { printf 'kube-apiserver.sh: %s\n' "$*" >&2; }
@@ -128,6 +134,7 @@ given() {
 version_of() {
     case $1 in
         kube-apiserver) "$2" --version | sed -nE 's/^Kubernetes (v.+)$/\1/p' ;;
+        kubeadm) "$2" version --output=short ;;
         kubectl) KUBERC=off "$2" version --client | sed -nE 's/^Client Version: (v.+)$/\1/p' ;;
         etcd) "$2" --version | sed -nE 's/^etcd Version: (.+)$/v\1/p' ;;
     esac
@@ -136,18 +143,20 @@ version_of() {
 missing() {
     [[ -x $KUBE_APISERVER ]] || echo "kube-apiserver $kubernetes_version"
     [[ -x $KUBECTL ]] || echo "kubectl $kubernetes_version"
+    [[ -z ${KUBEADM:-} || -x $KUBEADM ]] || echo "kubeadm $kubernetes_version"
     [[ -x $ETCD ]] || echo "etcd $etcd_version"
 }
 
 missing_variables() {
     [[ -x $KUBE_APISERVER ]] || echo KUBE_APISERVER
     [[ -x $KUBECTL ]] || echo KUBECTL
+    [[ -z ${KUBEADM:-} || -x $KUBEADM ]] || echo KUBEADM
     [[ -x $ETCD ]] || echo ETCD
 }
 
 need_go() {
     local dirs=() dir needed why
-    [[ -x $KUBE_APISERVER && -x $KUBECTL ]] || dirs+=("$kubernetes_module")
+    [[ -x $KUBE_APISERVER && -x $KUBECTL && (-z ${KUBEADM:-} || -x $KUBEADM) ]] || dirs+=("$kubernetes_module")
     [[ -x $ETCD ]] || dirs+=("$etcd_module")
     needed=$(for dir in "${dirs[@]}"; do sed -nE 's/^go ([0-9.]+)$/\1/p' "$dir/go.mod"; done | sort -V | tail -n 1)
     go=$(command -v -- "${GO:-go}") ||
@@ -174,6 +183,8 @@ build_missing() {
     [[ -x $ETCD ]] || build "$etcd_module" "$ETCD" etcd "$etcd_version" .
     [[ -x $KUBECTL ]] ||
         build "$kubernetes_module" "$KUBECTL" kubectl "$kubernetes_version" k8s.io/kubernetes/cmd/kubectl
+    [[ -z ${KUBEADM:-} || -x $KUBEADM ]] ||
+        build "$kubernetes_module" "$KUBEADM" kubeadm "$kubernetes_version" k8s.io/kubernetes/cmd/kubeadm
     [[ -x $KUBE_APISERVER ]] ||
         build "$kubernetes_module" "$KUBE_APISERVER" kube-apiserver "$kubernetes_version" \
             k8s.io/kubernetes/cmd/kube-apiserver

@@ -44,6 +44,14 @@ pub enum Command {
     Drain(DrainArgs),
     /// Show the berths and apiservers on this node
     Status(StatusArgs),
+    /// Put the kube-apiserver of a manifest behind berth
+    #[cfg(feature = "manifest")]
+    Inject(Box<InjectArgs>),
+    /// Take berth out of a manifest again
+    #[cfg(feature = "manifest")]
+    Eject(EjectArgs),
+    /// Copy this program to a path, and make the run directory (init container)
+    CopySelf(CopySelfArgs),
     /// Rehearse an upgrade under load on this machine, and say what it lost
     #[cfg(feature = "rehearse")]
     Rehearse(Box<RehearseArgs>),
@@ -328,6 +336,85 @@ pub struct StatusArgs {
     pub watch: bool,
 }
 
+/// Options of `berth inject`.
+#[cfg(feature = "manifest")]
+#[derive(Debug, Clone, Args)]
+pub struct InjectArgs {
+    /// Which manifest, and where the result goes.
+    #[command(flatten)]
+    pub file: ManifestArgs,
+    /// Image with berth as its entrypoint; there is no published one
+    #[arg(long, env = "BERTH_IMAGE", hide_env_values = true, value_name = "IMAGE")]
+    pub image: String,
+    /// How the shim runs: as an init container that restarts (Kubernetes 1.29 or newer) or a plain container
+    #[arg(long, env = "BERTH_SIDE_CONTAINER", hide_env_values = true, default_value = "native", value_name = "KIND")]
+    pub side_container: crate::manifest::inject::SideContainer,
+    /// Write patches for `kubeadm … --patches DIR` into this folder, and leave the manifest alone
+    #[arg(long, env = "BERTH_KUBEADM_PATCH", hide_env_values = true, value_name = "DIR", conflicts_with_all = ["write", "diff"])]
+    pub kubeadm_patch: Option<PathBuf>,
+    /// Where the shim listens; may be given several times, the first names the berth [default: the
+    /// manifest's --bind-address or --advertise-address, else the node's address]
+    #[arg(long, env = "BERTH_LISTEN", hide_env_values = true, value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES)]
+    pub listen: Vec<String>,
+    /// Listen on this port of every address; the apiserver's own port becomes 7443, which other
+    /// controllers must share
+    #[arg(long, env = "BERTH_EXPOSE_ALL", hide_env_values = true, value_name = "PORT", conflicts_with = "listen", help_heading = ADDRESSES)]
+    pub expose_all: Option<String>,
+    /// Directory where the shims of a node meet, there and in the containers
+    #[arg(long, env = "BERTH_RUN_DIR", hide_env_values = true, default_value = "/run/berth", value_name = "DIR", help_heading = ADDRESSES)]
+    pub run_dir: String,
+    /// How the apiserver is asked; files are those of its container. Without --probe-ca, kubeadm's
+    /// authority is found.
+    #[command(flatten)]
+    pub probe: ProbeArgs,
+}
+
+/// Options of `berth eject`.
+#[cfg(feature = "manifest")]
+#[derive(Debug, Clone, Args)]
+pub struct EjectArgs {
+    /// Which manifest, and where the result goes.
+    #[command(flatten)]
+    pub file: ManifestArgs,
+}
+
+/// A manifest, and where its new form goes.
+#[cfg(feature = "manifest")]
+#[derive(Debug, Clone, Args)]
+pub struct ManifestArgs {
+    /// The manifest; `-` is standard input
+    #[arg(default_value = "/etc/kubernetes/manifests/kube-apiserver.yaml", value_name = "FILE")]
+    pub path: PathBuf,
+    /// Write the result into the file, not to standard output; the kubelet then restarts a static pod
+    #[arg(long, env = "BERTH_WRITE", hide_env_values = true)]
+    pub write: bool,
+    /// Print what changes, not the whole result
+    #[arg(long, env = "BERTH_DIFF", hide_env_values = true)]
+    pub diff: bool,
+    /// Where the original is kept
+    #[arg(
+        long,
+        env = "BERTH_BACKUP_DIR",
+        hide_env_values = true,
+        default_value = "/etc/kubernetes/berth",
+        value_name = "DIR"
+    )]
+    pub backup_dir: PathBuf,
+}
+
+/// Options of `berth copy-self`.
+#[derive(Debug, Clone, Args)]
+pub struct CopySelfArgs {
+    /// Where the copy shall be
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Make this directory too if it is not there, with mode 0700
+    #[arg(long, env = "BERTH_RUN_DIR", hide_env_values = true, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// Uid that the run directory shall belong to [default: this process's]
+    #[arg(long, env = "BERTH_OWNER", hide_env_values = true, value_name = "UID", requires = "run_dir")]
+    pub owner: Option<u32>,
+}
 #[cfg(feature = "rehearse")]
 const REHEARSED: &str = "What is rehearsed";
 #[cfg(feature = "rehearse")]

@@ -314,8 +314,27 @@ fn whole_seconds(checks: &mut Checks, option: &str, text: &str) -> Duration {
     duration
 }
 
-/// Checks how an apiserver is asked. With `strict`, an HTTPS probe must say what it trusts.
+/// Checks how an apiserver is asked, and that its files can be read. With `strict`, an HTTPS probe must say what it
+/// trusts.
 pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Checks) -> Option<ProbeConfig> {
+    let config = check_probe_options(args, path, strict, checks);
+    let https = args.probe == ProbeKind::Https;
+    let files = [
+        ("--probe-ca", &args.probe_ca),
+        ("--probe-cert", &args.probe_cert),
+        ("--probe-key", &args.probe_key),
+        ("--probe-token-file", &args.probe_token_file),
+    ];
+    for (option, file) in files.into_iter().filter_map(|(option, file)| Some((option, file.as_ref()?))) {
+        if https {
+            checks.note(readable(option, file));
+        }
+    }
+    config
+}
+
+/// As [`check_probe`], without a look at the files, which may be another machine's.
+pub fn check_probe_options(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Checks) -> Option<ProbeConfig> {
     let https = args.probe == ProbeKind::Https;
     if !path.starts_with('/') || path.parse::<hyper::Uri>().is_err() {
         checks.wrong(format!("--probe-path {path:?}: give a path such as /readyz"));
@@ -353,17 +372,6 @@ pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Chec
         format!("--probe-server-name {:?}: give a DNS name or IP address from the certificate", args.probe_server_name)
     }));
     let timeout = checks.duration("--probe-timeout", &args.probe_timeout, Duration::from_millis(10));
-    let files = [
-        ("--probe-ca", &args.probe_ca),
-        ("--probe-cert", &args.probe_cert),
-        ("--probe-key", &args.probe_key),
-        ("--probe-token-file", &args.probe_token_file),
-    ];
-    for (option, file) in files.into_iter().filter_map(|(option, file)| Some((option, file.as_ref()?))) {
-        if https {
-            checks.note(readable(option, file));
-        }
-    }
     Some(ProbeConfig {
         kind: args.probe,
         path: path.to_owned(),

@@ -1,5 +1,6 @@
 //! Upgrades of real kube-apiservers behind this build of berth: `scripts/e2e.sh`, which looks at berth
-//! from outside, and `berth rehearse` from one minor version to the next. Where they cannot be run (they
+//! from outside, and `berth rehearse` from one minor version to the next. And `scripts/manifests.sh`: a real
+//! kubeadm and kube-apiserver that take what `berth inject` writes. Where they cannot be run (they
 //! need root, some tools, and binaries that are there already) they count as ignored and say why. Rust's
 //! own harness can decide that only at compile time, so this one has its own.
 
@@ -7,35 +8,40 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-/// What the script needs beside the binaries.
-const TOOLS: [&str; 3] = ["ip", "openssl", "jq"];
+/// What the scripts need beside the binaries.
+const TOOLS: [&str; 4] = ["ip", "openssl", "jq", "unshare"];
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Each needs the machine for itself.
     arguments.test_threads = Some(1);
-    let upgrade = Trial::ignorable_test("upgrade_of_a_real_kube_apiserver", || match obstacle() {
-        Some(why) => Ok(Completion::ignored_with(why)),
-        None => upgrade().map(|()| Completion::Completed),
-    });
+    let scripted = |name: &str, script: &'static str| {
+        Trial::ignorable_test(name, move || match obstacle() {
+            Some(why) => Ok(Completion::ignored_with(why)),
+            None => run(script).map(|()| Completion::Completed),
+        })
+    };
     let rehearsal = Trial::ignorable_test("rehearsal_with_two_real_versions", || match binaries() {
         Err(why) => Ok(Completion::ignored_with(why)),
         Ok(binaries) => rehearsal(&binaries).map(|()| Completion::Completed),
     });
-    let mut trials = vec![upgrade];
+    let mut trials = vec![scripted("upgrade_of_a_real_kube_apiserver", "scripts/e2e.sh")];
+    if cfg!(feature = "manifest") {
+        trials.push(scripted("manifests_for_a_real_kubeadm_and_kube_apiserver", "scripts/manifests.sh"));
+    }
     if cfg!(feature = "rehearse") {
         trials.push(rehearsal);
     }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-fn upgrade() -> Result<(), Failed> {
-    let status = Command::new(root().join("scripts/e2e.sh"))
+fn run(script: &str) -> Result<(), Failed> {
+    let status = Command::new(root().join(script))
         .env("BERTH", env!("CARGO_BIN_EXE_berth"))
         .stdin(Stdio::null())
         .status()
-        .map_err(|error| format!("cannot run scripts/e2e.sh: {error}"))?;
-    if status.success() { Ok(()) } else { Err(format!("scripts/e2e.sh: {status}; what failed is above").into()) }
+        .map_err(|error| format!("cannot run {script}: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("{script}: {status}; what failed is above").into()) }
 }
 
 /// Why it cannot be run here.
@@ -86,7 +92,10 @@ fn binaries() -> Result<Binaries, String> {
 /// one version alone, so it is left aside.
 fn binary(minor: u32) -> Result<(Binary, String), String> {
     let mut script = Command::new(root().join("scripts/kube-apiserver.sh"));
-    script.args(["--check", &format!("v1.{minor}")]).env_remove("KUBE_APISERVER").env_remove("KUBECTL");
+    script.args(["--check", &format!("v1.{minor}")]);
+    for name in ["KUBE_APISERVER", "KUBECTL", "KUBEADM"] {
+        script.env_remove(name);
+    }
     let paths = output(&mut script)?;
     let path = |name: &str| {
         let mut lines = paths.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));

@@ -9,8 +9,11 @@ use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 
 mod ask;
+mod copy_self;
 mod exec;
 mod generate;
+#[cfg(feature = "manifest")]
+mod inject;
 #[cfg(feature = "rehearse")]
 mod rehearse;
 mod run;
@@ -99,6 +102,11 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         Command::Live(args) => ask::live(&args),
         Command::Drain(args) => ask::drain(&args),
         Command::Status(args) => status::run(&args),
+        #[cfg(feature = "manifest")]
+        Command::Inject(args) => inject::inject(&args),
+        #[cfg(feature = "manifest")]
+        Command::Eject(args) => inject::eject(&args),
+        Command::CopySelf(args) => copy_self::run(&args),
         #[cfg(feature = "rehearse")]
         Command::Rehearse(args) => rehearse::run(&args),
         #[cfg(feature = "rehearse")]

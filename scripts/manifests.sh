@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# What `berth inject` writes, before those who must take it: kubeadm's patches give the same bytes as the
+# injected manifest, kubeadm finds its own manifest again after `berth eject`, and a kube-apiserver
+# accepts the injected pods, strictly validated.
+set -Eeuo pipefail
+export LC_ALL=C
+
+readonly EX_USAGE=64 EX_UNAVAILABLE=69
+readonly IMAGE=registry.example/berth:v0.1.0 PORT=6443 TOKEN=admin
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/manifests.sh [--help]
+
+Tests berth inject and berth eject with a real kubeadm, kube-apiserver and kubectl, in a network
+namespace and a folder of its own. Needs root, ip, openssl, cargo and the binaries of
+scripts/kube-apiserver.sh, which it builds if they are not there.
+
+Variables:
+  BERTH   the berth to test; built with cargo if not given
+  and those of scripts/kube-apiserver.sh
+
+Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
+TEXT
+}
+
+main() {
+    case ${1:-} in
+        '') ;;
+        -h | --help) usage && exit 0 ;;
+        *) usage >&2 && exit $EX_USAGE ;;
+    esac
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+    if [[ -z ${MANIFESTS_INSIDE:-} ]]; then
+        need_all
+        # All that is started ends with the first process of the PID namespace, which is this script.
+        exec unshare --net --pid --fork --kill-child --mount-proc env MANIFESTS_INSIDE=1 BERTH="$BERTH" KUBEADM="$KUBEADM" \
+            KUBE_APISERVER="$KUBE_APISERVER" KUBECTL="$KUBECTL" ETCD="$ETCD" "$root/scripts/manifests.sh"
+    fi
+    work=$(mktemp -d -t berth-manifests.XXXXXX)
+    trap 'rm -rf -- "$work"' EXIT
+    trap 'say "FAILED: $BASH_COMMAND (line $LINENO)"' ERR
+    unset "${!BERTH_@}" "${!ETCD_@}" KUBECONFIG {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY
+
+    version=$("$KUBEADM" version --output=short)
+    manifests=$work/manifests
+    mkdir "$manifests"
+    kubeadm_is_matched plain --side-container native
+    # Another family, lists that kubeadm leaves out else, flags that need a file of their own.
+    kubeadm_is_matched more --side-container plain --expose-all $PORT --run-dir /run/other \
+        --probe-ca /etc/kubernetes/pki/ca.crt --probe-cert /etc/kubernetes/pki/probe.crt --probe-key /etc/kubernetes/pki/probe.key
+    "$BERTH" inject "$root/tests/manifest/deployment.yaml" --image $IMAGE \
+        --probe-ca /etc/kubernetes/secrets/ca.crt >"$manifests/deployment.yaml" 2>"$work/notes"
+    "$BERTH" inject "$root/tests/manifest/deployment.yaml" --image $IMAGE --listen 10.0.0.5:6443 --listen 127.0.0.1:6443 \
+        --probe-insecure --side-container plain >"$manifests/deployment-plain.yaml" 2>"$work/notes"
+    apiserver_takes_all
+    say "all held: kubeadm $version twice, $(find "$manifests" -type f | wc -l) files taken by $("$KUBE_APISERVER" --version)"
+}
+
+say() { printf 'manifests: %s\n' "$*" >&2; }
+
+need_all() {
+    local tool missing=() found
+    for tool in ip openssl unshare "${CARGO:=cargo}"; do
+        type -P "$tool" >/dev/null || missing+=("$tool")
+    done
+    [[ $(id -u) == 0 ]] || missing+=(root)
+    ((!${#missing[@]})) || { say "missing: ${missing[*]}" && exit $EX_UNAVAILABLE; }
+    found=$("$root/scripts/kube-apiserver.sh") || exit
+    eval "$found"
+    [[ -n ${BERTH:-} ]] || {
+        (cd "$root" && "$CARGO" build --locked --bin berth)
+        BERTH=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 |
+            sed -E 's/.*"target_directory":"([^"]+)".*/\1/')/debug/berth
+    }
+    BERTH=$(realpath -- "$BERTH")
+}
+
+# kubeadm_is_matched NAME OPTIONS…: kubeadm with patches writes what inject writes, to the byte; eject
+# undoes it, to the byte
+kubeadm_is_matched() {
+    local name=$1 dir=$work/$1 file=$work/$1/etc/kubernetes/manifests/kube-apiserver.yaml
+    shift
+    mkdir "$dir"
+    kubeadm_config "$name" >"$dir/plain.yaml"
+    { kubeadm_config "$name" && printf 'patches: {directory: /patches}\n'; } >"$dir/patched.yaml"
+    kubeadm "$dir" plain.yaml
+    cp "$file" "$dir/plain.out"
+    "$BERTH" inject "$file" --image $IMAGE "$@" --kubeadm-patch "$dir/patches" 2>"$dir/notes"
+    "$BERTH" inject "$file" --image $IMAGE "$@" >"$dir/injected.out" 2>"$dir/notes"
+    kubeadm "$dir" patched.yaml
+    diff -u "$dir/injected.out" "$file"
+    "$BERTH" eject "$file" 2>"$dir/notes" | diff -u "$dir/plain.out" -
+    # What it reads now is injected: the patches stay the same.
+    cp -r "$dir/patches" "$dir/before"
+    "$BERTH" inject "$file" --image $IMAGE "$@" --kubeadm-patch "$dir/patches" 2>"$dir/notes"
+    diff -ru "$dir/before" "$dir/patches"
+    cp "$file" "$manifests/kubeadm-$name.yaml"
+}
+
+# kubeadm FOLDER CONFIG: the manifest, with the folder as its root
+kubeadm() {
+    "$KUBEADM" init phase control-plane apiserver --rootfs "$1" --config "/$2" >"$work/kubeadm.log" 2>&1 ||
+        { cat "$work/kubeadm.log" >&2 && return 1; }
+}
+
+kubeadm_config() {
+    cat <<TEXT
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+kubernetesVersion: $version
+TEXT
+    [[ $1 == plain ]] || cat <<'TEXT'
+networking: {serviceSubnet: "fd01::/112"}
+apiServer:
+  extraArgs:
+    - {name: audit-log-path, value: /var/log/kubernetes/audit.log}
+    - {name: shutdown-delay-duration, value: 0s}
+    - {name: anonymous-auth, value: "false"}
+  extraEnvs:
+    - {name: GOGC, value: "80"}
+  extraVolumes:
+    - {name: logs, hostPath: /var/log/kubernetes, mountPath: /var/log/kubernetes, pathType: DirectoryOrCreate}
+TEXT
+    cat <<TEXT
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+nodeRegistration: {name: node}
+localAPIEndpoint: {advertiseAddress: "$([[ $1 == plain ]] && echo 10.0.0.5 || echo fd00::5)", bindPort: $PORT}
+TEXT
+}
+
+# A kube-apiserver with an etcd takes each file, strictly validated.
+apiserver_takes_all() {
+    local file tries=0
+    ip link set lo up
+    openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$work/sa.key" 2>"$work/openssl.log"
+    openssl pkey -in "$work/sa.key" -pubout -out "$work/sa.pub"
+    printf '%s,admin,admin,"system:masters"\n' $TOKEN >"$work/tokens"
+    "$ETCD" --name manifests --data-dir "$work/etcd" --listen-client-urls http://127.0.0.1:2379 \
+        --advertise-client-urls http://127.0.0.1:2379 --listen-peer-urls http://127.0.0.1:0 --unsafe-no-fsync \
+        --log-level warn >"$work/etcd.log" 2>&1 &
+    # Without a controller manager there is no service account that a pod could be given.
+    "$KUBE_APISERVER" --etcd-servers=http://127.0.0.1:2379 --bind-address=127.0.0.1 --advertise-address=192.0.2.2 --secure-port=$PORT \
+        --cert-dir="$work/certs" --token-auth-file="$work/tokens" --authorization-mode=RBAC \
+        --service-cluster-ip-range=10.96.0.0/24 --service-account-issuer=https://kubernetes.default.svc \
+        --service-account-key-file="$work/sa.pub" --service-account-signing-key-file="$work/sa.key" \
+        --disable-admission-plugins=ServiceAccount >"$work/apiserver.log" 2>&1 &
+    until kubectl get namespace kube-system && kubectl get priorityclass system-node-critical; do
+        ((tries++ < 200)) || { tail -n 20 "$work/apiserver.log" "$work/wait.log" >&3 && return 1; }
+        sleep 0.1
+    done 3>&2 >"$work/wait.log" 2>&1
+    for file in "$manifests"/*; do
+        kubectl apply --dry-run=server --validate=strict -f "$file" >&2
+    done
+    # That it would have said no.
+    sed 's/restartPolicy: Always/restartPolicy: Alway/; s/exec:$/exce:/' "$manifests/deployment.yaml" >"$work/wrong.yaml"
+    ! kubectl apply --dry-run=server --validate=strict -f "$work/wrong.yaml" >"$work/wrong.log" 2>&1
+    grep -q 'unknown field' "$work/wrong.log"
+}
+
+kubectl() {
+    KUBERC=off "$KUBECTL" --server https://127.0.0.1:$PORT --insecure-skip-tls-verify --token $TOKEN \
+        --cache-dir "$work/cache" --request-timeout 15s "$@"
+}
+
+main "$@"

@@ -1,0 +1,250 @@
+//! `berth inject` and `berth eject`: manifests into and out of berth.
+
+use super::{Exit, mistaken, unavailable};
+use crate::cli::{InjectArgs, ManifestArgs, PlaceArgs, ProbeArgs, ProbeKind, RunDirArgs};
+use crate::config::{Checks, Mistakes, Place, check_probe_options};
+use crate::manifest::edit::Edit;
+use crate::manifest::file::{Backups, read, replace};
+use crate::manifest::inject::{Addresses, Options, Probing, inject_over};
+use crate::manifest::{Manifest, Problem, eject as ejecting, kubeadm};
+use anyhow::Context;
+use similar::TextDiff;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
+    let mut checks = Checks::default();
+    let options = check(args, &mut checks);
+    let file = Target::check(&args.file, &mut checks);
+    let (options, file) = match checks.finish(options.zip(file)) {
+        Ok(checked) => checked,
+        Err(mistakes) => return Ok(mistaken(&mistakes)),
+    };
+    let found = file.text().and_then(|text| Ok((file.backup(&text)?, text)));
+    let (backup, text) = match found {
+        Ok(found) => found,
+        Err(exit) => return Ok(exit),
+    };
+    let outcome = match inject_over(&text, backup.map(|(_, original)| original), &options) {
+        Ok(outcome) => outcome,
+        Err(problems) => return Ok(file.told(&problems)),
+    };
+    for note in &outcome.notes {
+        eprintln!("berth: note: {note}");
+    }
+    if let Some(folder) = &args.kubeadm_patch {
+        return Ok(write_patches(&file, &options, &outcome.base, folder));
+    }
+    file.put(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
+}
+
+pub(super) fn eject(args: &crate::cli::EjectArgs) -> anyhow::Result<Exit> {
+    let mut checks = Checks::default();
+    let file = Target::check(&args.file, &mut checks);
+    let file = match checks.finish(file) {
+        Ok(file) => file,
+        Err(mistakes) => return Ok(mistaken(&mistakes)),
+    };
+    let text = match file.text() {
+        Ok(text) => text,
+        Err(exit) => return Ok(exit),
+    };
+    match file.backup(&text) {
+        Err(exit) => Ok(exit),
+        Ok(Some((backup, original))) => {
+            eprintln!("berth: note: the original is {}", backup.display());
+            file.put(&text, &original, &[], None)
+        }
+        Ok(None) => match Manifest::parse(&text).and_then(|manifest| ejecting::undo(&manifest)) {
+            Ok(ejected) => {
+                eprintln!("berth: note: no backup is of this text, so each change of berth's is undone");
+                file.put(&text, &ejected.text, &ejected.edits, None)
+            }
+            Err(problem) => Ok(file.told(&[problem])),
+        },
+    }
+}
+
+/// A manifest that is read, and where its new form goes.
+struct Target {
+    path: PathBuf,
+    write: bool,
+    diff: bool,
+    backups: Backups,
+}
+
+impl Target {
+    fn check(args: &ManifestArgs, checks: &mut Checks) -> Option<Self> {
+        let file = Self {
+            path: args.path.clone(),
+            write: args.write,
+            diff: args.diff,
+            backups: Backups::new(&args.backup_dir),
+        };
+        if file.write && file.is_stdin() {
+            checks.wrong("--write with -: standard input cannot be written: name the file");
+        }
+        if file.write && file.backups.beside(&file.path) {
+            checks.wrong(format!(
+                "--backup-dir {} is the manifest's own folder, where a kubelet would run the backup: give another",
+                args.backup_dir.display()
+            ));
+        }
+        Some(file)
+    }
+
+    fn is_stdin(&self) -> bool {
+        self.path == Path::new("-")
+    }
+
+    fn name(&self) -> String {
+        if self.is_stdin() { "standard input".into() } else { self.path.display().to_string() }
+    }
+
+    fn text(&self) -> Result<String, Exit> {
+        read(&self.path).map_err(|error| unavailable(&error))
+    }
+
+    /// The original, if the text is what was written.
+    fn backup(&self, text: &str) -> Result<Option<(PathBuf, String)>, Exit> {
+        if self.is_stdin() {
+            return Ok(None);
+        }
+        self.backups.find(&self.path, text).map_err(|error| unavailable(&error))
+    }
+
+    fn told(&self, problems: &[Problem]) -> Exit {
+        mistaken(&Mistakes(problems.iter().map(|problem| format!("{}:{problem}", self.name())).collect()))
+    }
+
+    /// Prints or writes the new text, and keeps the original if there is one to be kept.
+    fn put(&self, old: &str, new: &str, edits: &[Edit], original: Option<&str>) -> anyhow::Result<Exit> {
+        if self.diff || self.write {
+            for edit in edits {
+                eprintln!("berth: {edit}");
+            }
+        }
+        if self.diff {
+            let (before, after) = (format!("a/{}", self.name()), format!("b/{}", self.name()));
+            let diff = TextDiff::from_lines(old, new);
+            print(&diff.unified_diff().header(&before, &after).to_string())?;
+        } else if !self.write {
+            print(new)?;
+        }
+        if !self.write {
+            return Ok(Exit::Ok);
+        }
+        if old == new {
+            eprintln!("berth: {} is as it should be: not written", self.name());
+            return Ok(Exit::Ok);
+        }
+        if let Some(original) = original {
+            match self.backups.keep(&self.path, original, new) {
+                Ok(path) => eprintln!("berth: the original is {}", path.display()),
+                Err(error) => return Ok(unavailable(&error)),
+            }
+        }
+        match replace(&self.path, new) {
+            Ok(()) => {
+                eprintln!("berth: {} is written", self.name());
+                Ok(Exit::Ok)
+            }
+            Err(error) => Ok(unavailable(&error)),
+        }
+    }
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")
+}
+
+fn write_patches(file: &Target, options: &Options, base: &str, folder: &Path) -> Exit {
+    let one = |problem| vec![problem];
+    let patches = Manifest::parse(base).map_err(one).and_then(|manifest| {
+        let (edits, _) = crate::manifest::inject::plan(&manifest, options)?;
+        kubeadm::patches(&manifest, &edits).map_err(one)
+    });
+    let patches = match patches {
+        Ok(patches) => patches,
+        Err(problems) => return file.told(&problems),
+    };
+    if let Err(error) = std::fs::create_dir_all(folder) {
+        return unavailable(&format!("cannot make the folder {}: {error}", folder.display()));
+    }
+    for patch in patches {
+        let path = folder.join(patch.name);
+        if let Err(error) = replace(&path, &patch.text) {
+            return unavailable(&error);
+        }
+        eprintln!("berth: {} is written", path.display());
+    }
+    Exit::Ok
+}
+
+fn check(args: &InjectArgs, checks: &mut Checks) -> Option<Options> {
+    if args.image.is_empty() || args.image.contains(char::is_whitespace) {
+        checks.wrong(format!("--image {:?}: name an image with berth as its entrypoint", args.image));
+    }
+    if !args.run_dir.starts_with('/') || args.run_dir.contains("..") || args.run_dir.contains(':') {
+        checks.wrong(format!("--run-dir {:?}: give an absolute path without .. and colons", args.run_dir));
+    }
+    let addresses = match &args.expose_all {
+        Some(port) => Some(Addresses::ExposeAll(checks.number("--expose-all", port, 1..=u16::MAX))),
+        None if args.listen.is_empty() => Some(Addresses::OfManifest),
+        None => {
+            let run_dir = RunDirArgs { run_dir: None };
+            let place = PlaceArgs { listen: args.listen.clone(), instance: None, run_dir };
+            let place = Place::check(&place, checks);
+            if let Some(place) = &place {
+                place.check_beside_instance(checks);
+            }
+            place.map(|place| Addresses::Given(place.listen))
+        }
+    };
+    check_probe_options(&args.probe, "/readyz", false, checks);
+    let probing = probing(&args.probe, checks);
+    Some(Options {
+        image: args.image.clone(),
+        run_dir: args.run_dir.clone(),
+        side_container: args.side_container,
+        addresses: addresses?,
+        probing,
+    })
+}
+
+/// The options of the probe as variables of the containers.
+fn probing(args: &ProbeArgs, checks: &mut Checks) -> Probing {
+    let files = [
+        ("--probe-ca", "BERTH_PROBE_CA", &args.probe_ca),
+        ("--probe-cert", "BERTH_PROBE_CERT", &args.probe_cert),
+        ("--probe-key", "BERTH_PROBE_KEY", &args.probe_key),
+        ("--probe-token-file", "BERTH_PROBE_TOKEN_FILE", &args.probe_token_file),
+    ];
+    let mut probing = Probing {
+        trusts: args.probe_ca.is_some() || args.probe_insecure || args.probe == ProbeKind::Tcp,
+        credentials: args.probe_cert.is_some() || args.probe_token_file.is_some() || args.probe == ProbeKind::Tcp,
+        ..Probing::default()
+    };
+    for (option, variable, file) in files {
+        let Some(file) = file else { continue };
+        match file.to_str().filter(|file| file.starts_with('/')) {
+            Some(file) => {
+                probing.files.push(file.to_owned());
+                probing.variables.push((variable, file.to_owned()));
+            }
+            None => {
+                checks
+                    .wrong(format!("{option} {}: give an absolute path in the apiserver's container", file.display()));
+            }
+        }
+    }
+    let others = [
+        ("BERTH_PROBE", "tcp", args.probe == ProbeKind::Tcp),
+        ("BERTH_PROBE_INSECURE", "true", args.probe_insecure),
+        ("BERTH_PROBE_SERVER_NAME", &args.probe_server_name, args.probe_server_name != "kubernetes"),
+        ("BERTH_PROBE_TIMEOUT", &args.probe_timeout, args.probe_timeout != "2s"),
+    ];
+    let given = others.into_iter().filter(|(.., given)| *given);
+    probing.variables.extend(given.map(|(variable, value, _)| (variable, value.to_owned())));
+    probing
+}

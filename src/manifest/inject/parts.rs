@@ -1,0 +1,116 @@
+//! What is added to a pod, as values.
+
+use super::{BINARY, INSTALL, SHIM, VOLUMES};
+use serde_json::{Value, json};
+
+const BIN: &str = VOLUMES[0];
+const RUN: &str = VOLUMES[1];
+
+/// Folder of [`BINARY`].
+const BIN_DIR: &str = "/opt/berth";
+
+/// A variable.
+pub(super) fn variable(name: &str, value: &str) -> Value {
+    json!({"name": name, "value": value})
+}
+
+/// A variable by the downward API.
+pub(super) fn field(name: &str, path: &str) -> Value {
+    json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
+}
+
+/// The init container that brings the binary and makes the run directory.
+pub(super) fn install(image: &str, run_dir: &str, uid: u32) -> Value {
+    // What the kubelet makes is root's. Giving it to another uid needs root and this one capability.
+    let mut security = user(0, None, false);
+    if uid != 0 {
+        security["capabilities"]["add"] = json!(["CHOWN"]);
+        security["runAsNonRoot"] = false.into();
+    }
+    json!({
+        "name": INSTALL,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "args": ["copy-self", BINARY, "--run-dir", run_dir, "--owner", uid.to_string()],
+        "resources": resources(),
+        "securityContext": security,
+        "volumeMounts": [{"name": BIN, "mountPath": BIN_DIR}, run_mount(run_dir)],
+    })
+}
+
+/// The shim.
+pub(super) fn shim(image: &str, native: bool, security: &Value, variables: &[Value], mounts: &[Value]) -> Value {
+    // kube-apiserver itself may hold the port when berth comes to a node.
+    let wait = variable("BERTH_BIND_WAIT", "10m");
+    let mut shim = json!({
+        "name": SHIM,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "args": ["serve"],
+        "env": variables.iter().cloned().chain([wait]).collect::<Vec<_>>(),
+        "resources": resources(),
+        "securityContext": security,
+        "volumeMounts": mounts,
+    });
+    if native {
+        shim["restartPolicy"] = "Always".into();
+    }
+    shim
+}
+
+/// The apiserver's uid, and nothing else that is not needed.
+pub(super) fn user(uid: u32, group: Option<&Value>, low_port: bool) -> Value {
+    let mut security = json!({
+        "allowPrivilegeEscalation": false,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": true,
+        "runAsUser": uid,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    });
+    if low_port {
+        security["capabilities"]["add"] = json!(["NET_BIND_SERVICE"]);
+    }
+    if let Some(group) = group {
+        security["runAsGroup"] = group.clone();
+    }
+    security
+}
+
+/// A share of the node, and no limit: a shim that is throttled is an apiserver that is slow.
+fn resources() -> Value {
+    json!({"requests": {"cpu": "50m", "memory": "32Mi"}})
+}
+
+/// What the apiserver's container mounts.
+pub(super) fn apiserver_mounts(run_dir: &str) -> Vec<Value> {
+    vec![json!({"name": BIN, "mountPath": BIN_DIR, "readOnly": true}), run_mount(run_dir)]
+}
+
+/// The run directory.
+pub(super) fn run_mount(run_dir: &str) -> Value {
+    json!({"name": RUN, "mountPath": run_dir})
+}
+
+/// One file of the apiserver's: only that one where the volume is a folder of the node (the shim needs no
+/// key of the cluster), else the mount as it is, because the other kinds are renewed as a whole.
+pub(super) fn file_mount(mount: &Value, file: &str, host_path: bool) -> Value {
+    let mut new = mount.clone();
+    new["readOnly"] = true.into();
+    let folder = mount["mountPath"].as_str().unwrap_or_default().trim_end_matches('/');
+    let rest = file.strip_prefix(folder).unwrap_or_default().trim_start_matches('/');
+    if host_path && !rest.is_empty() && mount.get("subPathExpr").is_none() {
+        let within =
+            mount["subPath"].as_str().map(|path| format!("{}/", path.trim_end_matches('/'))).unwrap_or_default();
+        new["mountPath"] = file.into();
+        new["subPath"] = format!("{within}{rest}").into();
+    }
+    new
+}
+
+/// What the mounts mount.
+pub(super) fn volumes(run_dir: &str) -> Vec<Value> {
+    vec![
+        json!({"name": BIN, "emptyDir": {}}),
+        json!({"name": RUN, "hostPath": {"path": run_dir, "type": "DirectoryOrCreate"}}),
+    ]
+}
