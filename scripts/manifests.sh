@@ -148,15 +148,19 @@ apiserver_takes_all() {
         --service-account-key-file="$work/sa.pub" --service-account-signing-key-file="$work/sa.key" \
         --disable-admission-plugins=ServiceAccount >"$work/apiserver.log" 2>&1 &
     until kubectl get namespace kube-system && kubectl get priorityclass system-node-critical; do
-        ((tries++ < 200)) || { tail -n 20 "$work/apiserver.log" "$work/wait.log" >&3 && return 1; }
+        ((tries++ < 200)) || break
         sleep 0.1
-    done 3>&2 >"$work/wait.log" 2>&1
+    done >"$work/wait.log" 2>&1
+    if ((tries > 200)); then
+        tail -n 20 "$work/apiserver.log" "$work/wait.log" >&2
+        return 1
+    fi
     for file in "$manifests"/*; do
         kubectl apply --dry-run=server --validate=strict -f "$file" >&2
     done
     # That it would have said no.
     sed 's/restartPolicy: Always/restartPolicy: Alway/; s/exec:$/exce:/' "$manifests/deployment.yaml" >"$work/wrong.yaml"
-    ! kubectl apply --dry-run=server --validate=strict -f "$work/wrong.yaml" >"$work/wrong.log" 2>&1
+    if kubectl apply --dry-run=server --validate=strict -f "$work/wrong.yaml" >"$work/wrong.log" 2>&1; then return 1; fi
     grep -q 'unknown field' "$work/wrong.log"
 }
 
