@@ -143,7 +143,8 @@ pub struct Machine {
     leaving_since: Option<Time>,
     /// Siblings that are gone, whatever a lease may still say of them.
     dead: BTreeSet<Holder>,
-    told: Announce,
+    /// What siblings were told last, and the listeners that were held then.
+    told: (Announce, BTreeSet<Cookie>),
 }
 
 impl Machine {
@@ -161,7 +162,7 @@ impl Machine {
             unreachable_since: Some(now),
             leaving_since: None,
             dead: BTreeSet::new(),
-            told: Announce::default(),
+            told: Default::default(),
         }
     }
 
@@ -324,7 +325,8 @@ impl Machine {
         if self.phase != before {
             actions.push(Action::Phase(self.phase));
         }
-        let told = self.announce();
+        // A new guard is told too: who gave it may be gone before it gave one to every sibling.
+        let told = (self.announce(), self.held.keys().copied().collect());
         if told != self.told {
             self.told = told;
             actions.push(Action::Announce);

@@ -349,11 +349,12 @@ impl World {
                 continue;
             }
             let since = *socket.alone_since.get_or_insert(now);
-            // Somebody who stays, and to whom something is reachable, holds it.
+            // Somebody who stays, and to whom something is reachable, holds it. A newcomer first hears its
+            // siblings out, those that hang for a lease's time.
             let stays = |holder: &&Holder| {
                 runs(holder) && {
-                    let shim = &self.shims[holder];
-                    !shim.leaving && matches!(shim.machine.phase(), Phase::Joined | Phase::Waiting)
+                    let Shim { machine, leaving, .. } = &self.shims[holder];
+                    !leaving && machine.knows_siblings() && matches!(machine.phase(), Phase::Joined | Phase::Waiting)
                 }
             };
             if reachable && socket.holders.iter().any(|holder| stays(&holder)) {
@@ -405,4 +406,43 @@ proptest! {
             }
         }
     }
+}
+
+/// Who accepted hangs, so does who had its guard, and a third who had it leaves: what is left is a newcomer that
+/// two of them never told anything.
+#[test]
+fn a_newcomer_takes_an_orphan_when_it_has_heard_its_siblings_out() {
+    use Event::{Crash, DeliverAll, Hang, Leave, Pass, Ready, Start};
+    let mut world = World::default();
+    let events = [
+        Start,
+        Ready(0, true),
+        Start,
+        Start,
+        Start,
+        Crash(1),
+        Start,
+        DeliverAll,
+        Hang(0),
+        Crash(1),
+        Start,
+        Hang(3),
+        Crash(1),
+        Start,
+        Pass(3),
+        Start,
+        Hang(1),
+        DeliverAll,
+        Leave(3),
+        Pass(5),
+    ];
+    for event in events {
+        world.apply(event);
+    }
+    let (newcomer, shim) = world.shims.last_key_value().unwrap();
+    let (newcomer, accepts) =
+        (*newcomer, |world: &World, holder| world.sockets.values().any(|s| s.acceptors.contains(&holder)));
+    assert!(!shim.machine.knows_siblings() && !accepts(&world, newcomer));
+    world.apply(Pass(1));
+    assert!(accepts(&world, newcomer), "a lease after it came: {:?}", world.sockets);
 }
