@@ -51,6 +51,7 @@
 //! | [`view`] | what can be said of a running shim and its siblings |
 //! | [`node`] | a run directory looked at from outside, for `ready`, `live`, `drain` and `status` |
 //! | `manifest` | edits of Kubernetes manifests that keep comments and order: `berth inject`, `berth eject` (feature `manifest`) |
+//! | `kubernetes` | a kubeconfig, and JSON to and from an apiserver as an admin (feature `manifest`) |
 //! | `doctor` | what stands between a manifest, its node and an upgrade that loses nothing: `berth doctor` (feature `manifest`) |
 //! | [`metrics`] | every metric family and the counters behind them |
 //! | [`admin`] | /metrics, /livez, /readyz and /status by HTTP |
@@ -90,6 +91,8 @@ pub mod doctor;
 pub mod drain;
 pub mod handover;
 pub mod instance;
+#[cfg(feature = "manifest")]
+pub mod kubernetes;
 #[cfg(feature = "manifest")]
 pub mod manifest;
 pub mod metrics;
