@@ -50,6 +50,9 @@ pub enum Command {
     /// Take berth out of a manifest again
     #[cfg(feature = "manifest")]
     Eject(EjectArgs),
+    /// Say what stands between a kube-apiserver's manifest and an upgrade that loses nothing
+    #[cfg(feature = "manifest")]
+    Doctor(DoctorArgs),
     /// Copy this program to a path, and make the run directory (init container)
     CopySelf(CopySelfArgs),
     /// Rehearse an upgrade under load on this machine, and say what it lost
@@ -400,6 +403,34 @@ pub struct ManifestArgs {
         value_name = "DIR"
     )]
     pub backup_dir: PathBuf,
+}
+
+/// Options of `berth doctor`.
+#[cfg(feature = "manifest")]
+#[derive(Debug, Clone, Args)]
+pub struct DoctorArgs {
+    /// The manifest; `-` is standard input
+    #[arg(default_value = "/etc/kubernetes/manifests/kube-apiserver.yaml", value_name = "FILE")]
+    pub manifest: PathBuf,
+    /// Look at this node too: the manifest is, or will be, of a static pod here
+    #[arg(long, env = "BERTH_NODE", hide_env_values = true)]
+    pub node: bool,
+    /// Where the kubelet reads manifests; with --node, the other files there are looked at too if the manifest
+    /// is one of them
+    #[arg(
+        long,
+        env = "BERTH_MANIFESTS_DIR",
+        hide_env_values = true,
+        default_value = "/etc/kubernetes/manifests",
+        value_name = "DIR"
+    )]
+    pub manifests_dir: PathBuf,
+    /// Ask the cluster too, with this kubeconfig: whether all controllers have one secure port
+    #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, env = "BERTH_DOCTOR_JSON", hide_env_values = true)]
+    pub json: bool,
 }
 
 /// Options of `berth copy-self`.

@@ -10,6 +10,8 @@ use tracing_subscriber::filter::LevelFilter;
 
 mod ask;
 mod copy_self;
+#[cfg(feature = "manifest")]
+mod doctor;
 mod exec;
 mod generate;
 #[cfg(feature = "manifest")]
@@ -106,6 +108,8 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         Command::Inject(args) => inject::inject(&args),
         #[cfg(feature = "manifest")]
         Command::Eject(args) => inject::eject(&args),
+        #[cfg(feature = "manifest")]
+        Command::Doctor(args) => doctor::run(&args),
         Command::CopySelf(args) => copy_self::run(&args),
         #[cfg(feature = "rehearse")]
         Command::Rehearse(args) => rehearse::run(&args),

@@ -38,9 +38,10 @@ checks! {
     SHUTDOWN_DELAY, Warning, "shutdown-delay", "`--shutdown-delay-duration` is not 0";
     GRACE_PERIOD, Warning, "grace-period", "`terminationGracePeriodSeconds` is longer than the shutdown delay, the drain and a margin";
     UPDATE_STRATEGY, Warning, "update-strategy", "an update of a Deployment or DaemonSet starts the new pod before it stops the old one";
+    PROBE_FILES, Error, "probe-files", "the shim's container mounts the files that its probe needs";
     ANONYMOUS_AUTH, Error, "anonymous-auth", "anonymous requests may ask /readyz and /livez, or the probe has credentials";
     AUTHENTICATION_CONFIG, Warning, "authentication-config", "it can be seen that `--authentication-config` lets anonymous requests ask those (`--node`, on its node), or the probe has credentials";
-    HOST_IP, Warning, "host-ip", "a static pod names its address: status.hostIP may be empty at first, or another one";
+    HOST_IP_UNKNOWN, Warning, "host-ip", "a static pod names its address: status.hostIP may be empty at first, or another one";
     // The files beside it.
     SAME_POD_NAME, Error, "same-pod-name", "no other file of the manifest folder has the same pod name";
     STRAY_FILE, Warning, "stray-file", "every other file there that the kubelet reads is a manifest by its name and by what is in it";

@@ -2,15 +2,19 @@
 //! is: each finding with its place, its cause and what mends it.
 //!
 //! [`examine`] is pure: it judges a [`Case`], which is the manifest and whatever else is known. What is to be
-//! known beside the text is gathered by [`beside`], [`node`] and, in the end, by whoever asks the
-//! cluster. Every check is in one table, [`CHECKS`], which `docs/doctor.md` repeats.
+//! known beside the text is gathered by [`beside`], [`node`] and whoever asks the cluster ([`cluster`]). Every check is in one table, [`CHECKS`], which `docs/doctor.md` repeats.
 //!
 //! What `berth inject` would make different in a manifest is judged by its own rules
 //! ([`crate::manifest::inject::judge`]), so that a rule stands once.
 
 pub mod beside;
 mod checks;
+pub mod cluster;
+mod layout;
+mod manifest;
 pub mod node;
+mod options;
+pub mod text;
 
 use crate::manifest::Manifest;
 use serde::Serialize;
@@ -92,9 +96,20 @@ pub struct Case<'a> {
     pub cluster: Option<&'a [SocketAddr]>,
 }
 
+impl Case<'_> {
+    /// A line of the file, as people and editors name it.
+    fn line(&self, line: usize) -> String {
+        format!("{}:{line}", self.name)
+    }
+}
+
 /// All findings, the worst first, otherwise in the order of the file.
 #[must_use]
 pub fn examine(case: &Case<'_>) -> Vec<Finding> {
-    let _ = (case.name, case.manifest, case.beside, case.node, case.cluster);
-    Vec::new()
+    let mut findings = manifest::examine(case);
+    findings.extend(case.beside.into_iter().flat_map(|files| beside::examine(case, files)));
+    findings.extend(case.node.into_iter().flat_map(|facts| node::examine(case, facts)));
+    findings.extend(cluster::examine(case));
+    findings.sort_by_key(|finding| finding.severity);
+    findings
 }

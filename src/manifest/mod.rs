@@ -20,6 +20,7 @@ mod write;
 
 pub use container::Container;
 pub use edit::Edit;
+pub(crate) use pod::basename;
 pub use pod::{Flag, Manifest};
 
 /// What is wrong in a manifest, and how to mend it.

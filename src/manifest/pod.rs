@@ -222,6 +222,15 @@ impl Manifest {
         })
     }
 
+    /// A path from the apiserver's container on, or from the pod's `spec`.
+    #[must_use]
+    pub fn within(&self, path: &Path) -> String {
+        let whole = path.to_string();
+        let above = [self.apiserver_path(), self.pod_path()];
+        let within = above.iter().find_map(|above| whole.strip_prefix(&format!("{above}.")));
+        within.map_or_else(|| whole.clone(), ToOwned::to_owned)
+    }
+
     /// Line of the last thing along a path that is there.
     #[must_use]
     pub fn line_of(&self, path: &Path) -> usize {
@@ -273,7 +282,7 @@ fn runs_apiserver(container: &Node) -> bool {
 }
 
 /// The last part of a path.
-pub(super) fn basename(path: &str) -> &str {
+pub(crate) fn basename(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }
 

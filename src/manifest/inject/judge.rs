@@ -35,6 +35,25 @@ pub enum Rule {
     Anonymous,
 }
 
+impl Rule {
+    /// What is wrong where an edit is to be made.
+    fn lack(self) -> &'static str {
+        match self {
+            Self::HostNetwork => "the pod has a network of its own",
+            Self::Rollout => "an update stops the old pod first",
+            Self::OwnFiles => "two instances would write one file",
+            Self::ShutdownDelay => "kube-apiserver stops listening the moment it is told to stop",
+            Self::Probe => "a probe asks the shared port, where the other instance may answer",
+            Self::Pace => "a probe of berth comes too often, or waits too short a time",
+            Self::Readiness => "there is no readiness probe, so an update does not wait for the new instance",
+            Self::Ports => "ports are declared, and on one node only one pod can have them",
+            Self::PreStop => "there is no preStop hook, so the shim hears of the stop no sooner than kube-apiserver",
+            Self::GracePeriod => "the grace period ends before the shutdown and the drain can",
+            Self::Anonymous => "the probe is not let in",
+        }
+    }
+}
+
 /// Where a manifest does not follow a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lapse {
@@ -108,9 +127,9 @@ impl<'a> Judge<'a> {
         let manifest = planner.manifest;
         let edits = std::mem::take(&mut planner.edits);
         if let Some(first) = edits.first() {
-            let mend = edits.iter().map(|edit| said(manifest, edit)).collect::<Vec<_>>().join(", ");
-            let line = manifest.line_of(&first.path);
-            lapses.push(Lapse { rule, line, cause: first.reason.clone(), mend });
+            let said: Vec<_> = edits.iter().map(|edit| said(manifest, edit)).collect();
+            let mend = format!("{} ({})", said.join(", "), first.reason);
+            lapses.push(Lapse { rule, line: manifest.line_of(&first.path), cause: rule.lack().to_owned(), mend });
         }
         let lapse = |line, message: &str| {
             let (cause, mend) = split(message);
@@ -126,9 +145,7 @@ impl<'a> Judge<'a> {
 /// An edit in words, with its path from the container or the pod on.
 fn said(manifest: &Manifest, edit: &Edit) -> String {
     let style = Style { indented: true, sorted: false, json: false };
-    let path = edit.path.to_string();
-    let above = [manifest.apiserver_path(), manifest.pod_path()];
-    let path = above.iter().find_map(|above| path.strip_prefix(&format!("{above}."))).unwrap_or(&path);
+    let path = manifest.within(&edit.path);
     let list = |values: &[Value]| values.iter().map(|value| style.flow(value)).collect::<Vec<_>>().join(", ");
     match &edit.change {
         Change::Set(value) => format!("set {path}: {}", style.flow(value)),

@@ -22,8 +22,7 @@ impl Planner<'_> {
         }
         let path = self.container.key(name);
         let mut original = Map::new();
-        let reason =
-            format!("the {name} asks the shared port, where the other instance may answer; berth asks this one");
+        let reason = "the shared port may be answered by the other instance; berth asks this one";
         self.edit(path.key("exec"), Change::Set(self.asking(name)), reason);
         for (kind, _) in probe.entries() {
             let Some(kind) = kind.text().filter(|kind| KINDS.contains(kind)) else { continue };

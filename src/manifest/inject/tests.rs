@@ -165,7 +165,12 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
     let file = "- mountPath: /log/audit.log\n      name: ca-certs\n    - mountPath: /etc/ssl/certs";
     let text = kubeadm_with("- mountPath: /etc/ssl/certs", file)
         .replace("- --secure", "- --audit-log-path=/log/audit.log\n    - --secure");
-    assert!(told(&text)[0].contains("is mounted as this one file, and each instance needs a file of its own: mount its folder"), "{:?}", told(&text));
+    assert!(
+        told(&text)[0]
+            .contains("is mounted as this one file, and each instance needs a file of its own: mount its folder"),
+        "{:?}",
+        told(&text)
+    );
 }
 
 #[test]
