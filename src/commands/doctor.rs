@@ -7,6 +7,7 @@ use crate::doctor::{Case, Severity, beside, cluster, examine, node, text};
 use crate::kubernetes::Client;
 use crate::manifest::Manifest;
 use crate::manifest::file::read;
+use crate::upgrade::state::interrupted;
 use anyhow::Context;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
@@ -32,7 +33,10 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         true => beside::gather(&args.manifest).map_err(|error| missing(&format!("{name}: {error}"))).ok(),
         false => None,
     };
-    let node = args.node.then(|| node::Facts::gather(Path::new("/"), &manifest));
+    let node = args.node.then(|| node::Facts {
+        interrupted: interrupted(&args.backup_dir),
+        ..node::Facts::gather(Path::new("/"), &manifest)
+    });
     let cluster = match &args.kubeconfig {
         Some(kubeconfig) => endpoints(kubeconfig)?.map_err(|error| missing(&error)).ok(),
         None => None,

@@ -150,6 +150,20 @@ impl Client {
         self.ask(Method::POST, path, Some(object)).await
     }
 
+    /// Deletes an object.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn delete(&self, path: &str) -> Result<Value, Error> {
+        self.ask(Method::DELETE, path, None).await
+    }
+
+    /// Whether the apiserver says that it is ready.
+    pub async fn ready(&self) -> bool {
+        let answer = tokio::time::timeout(self.patience, self.exchange(Method::GET, "/readyz", None)).await;
+        matches!(answer, Ok(Ok((StatusCode::OK, _))))
+    }
+
     async fn ask(&self, method: Method, path: &str, object: Option<&Value>) -> Result<Value, Error> {
         let unreachable = |why| Error::Unreachable { server: self.server.clone(), why };
         let answer = tokio::time::timeout(self.patience, self.exchange(method.clone(), path, object)).await;
