@@ -113,3 +113,6 @@ pub fn examine(case: &Case<'_>) -> Vec<Finding> {
     findings.sort_by_key(|finding| finding.severity);
     findings
 }
+
+#[cfg(test)]
+mod tests;

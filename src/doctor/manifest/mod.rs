@@ -7,8 +7,8 @@ use super::layout::{Berth, HOST_IP, Layout, Told};
 use super::{Case, Check, Finding, options};
 use crate::cli::{Command, PlaceArgs, ProbeArgs, ProbeKind};
 use crate::manifest::inject::{self, Rule, Wrapping, judge};
-use crate::manifest::tree::Node;
 use crate::manifest::split;
+use crate::manifest::tree::Node;
 use std::time::Duration;
 
 pub(super) use volumes::{on_node, run_dir_of, uid};

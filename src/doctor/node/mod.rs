@@ -342,6 +342,3 @@ fn run_dir_on_node(layout: &Layout<'_>) -> Option<PathBuf> {
     let place = options::place(&layout.apiserver.told)?;
     on_node(layout.apiserver.container, run_dir_of(place)).map(PathBuf::from)
 }
-
-#[cfg(test)]
-mod tests;

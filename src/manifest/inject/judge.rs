@@ -136,7 +136,10 @@ impl<'a> Judge<'a> {
             Lapse { rule, line, cause: cause.to_owned(), mend: mend.to_owned() }
         };
         lapses.extend(planner.problems.drain(..).map(|problem| lapse(problem.line, &problem.message)));
-        let line = if rule == Rule::Rollout { manifest.root().line } else { manifest.apiserver().line };
+        let line = match rule {
+            Rule::Rollout => manifest.root().line,
+            _ => manifest.line_of(&planner.container.key("lifecycle").key("preStop")),
+        };
         lapses.extend(planner.notes.drain(..).map(|note| lapse(line, &note)));
         answer
     }
