@@ -23,6 +23,7 @@ checks! {
     WILDCARD_CLASH, Error, "wildcard-clash", "the shim does not listen on all addresses at the port of the apiserver's own 127.x address";
     BERTH_DIFFERS, Error, "berth-differs", "kube-apiserver's container and the shim name the same berth and run directory";
     UID_MISMATCH, Error, "uid-mismatch", "the shim runs with kube-apiserver's uid";
+    PRIVILEGED_PORT, Error, "privileged-port", "a shim without capabilities has `NET_BIND_SERVICE` for a port below 1024";
     INSTANCE_NOT_UNIQUE, Error, "instance-not-unique", "`BERTH_INSTANCE` is the pod's own, in both containers: its UID or name, by the downward API";
     RUN_DIR_VOLUME, Error, "run-dir-volume", "the run directory is a hostPath that both containers mount, writable";
     RUN_DIR_OWNER, Error, "run-dir-owner", "the run directory belongs to kube-apiserver's uid, and nobody else may write there";
@@ -50,7 +51,7 @@ checks! {
     ADDRESS_MISSING, Error, "address-missing", "the node has the addresses that the shim listens on, or they are marked `,freebind`";
     PORT_HELD, Error, "port-held", "nobody else holds the port, and no berth of another uid";
     FIRST_SWITCH, Warning, "first-switch", "kube-apiserver does not hold the port itself any more";
-    MEMORY, Warning, "memory", "the node has memory for a second instance";
+    MEMORY, Warning, "memory", "the node has memory for a second instance: as much as the running one takes, and as it requests";
     KERNEL, Error, "kernel", "the kernel has SO_REUSEPORT (Linux 3.9)";
     MIGRATE_REQ, Warning, "tcp-migrate-req", "`net.ipv4.tcp_migrate_req` is 0: berth hands over what is queued, and some kernels forget to wake who waits for it";
     EPHEMERAL_PORTS, Warning, "ephemeral-ports", "no outgoing connection can take the secure port, and there are enough others";

@@ -89,6 +89,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ),
         ("berth-differs", shim(&[("10.0.0.5:6443", "10.0.0.6:6443")])),
         ("uid-mismatch", shim(&[("runAsUser: 0", "runAsUser: 1000")])),
+        ("privileged-port", of_text(&pod.replace(":6443", ":443"))),
         ("instance-not-unique", of_text(&pod.replace(instance, literal))[..1].to_vec()),
         (
             "run-dir-volume",
@@ -281,6 +282,13 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("port-held", held("10.0.0.5:6443", 0, "haproxy")),
         ("port-held", held("0.0.0.0:6443", 0, "nginx")),
         ("first-switch", held("[::]:6443", 0, "kube-apiserver")),
+        (
+            "memory",
+            of_node(
+                &with(&pod, &[("      requests:\n", "      requests:\n        memory: 1025Mi\n")]),
+                &Facts { apiservers: Vec::new(), ..sound() },
+            ),
+        ),
         ("memory", node(&|facts| facts.available = Some((1 << 30) - 1))),
         ("kernel", setting("kernel.osrelease", "3.8.13")),
         ("tcp-migrate-req", setting("net.ipv4.tcp_migrate_req", "1\n")),

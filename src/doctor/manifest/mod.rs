@@ -6,6 +6,7 @@ use super::checks::*;
 use super::layout::{Berth, HOST_IP, Layout, Told};
 use super::{Case, Check, Finding, options};
 use crate::cli::{Command, PlaceArgs, ProbeArgs, ProbeKind};
+use crate::config::Listen;
 use crate::manifest::inject::{self, Rule, Wrapping, judge};
 use crate::manifest::split;
 use crate::manifest::tree::Node;
@@ -15,6 +16,9 @@ pub(super) use volumes::{on_node, run_dir_of, uid};
 
 /// `--drain-timeout`, where it cannot be seen.
 const DRAIN: Duration = Duration::from_secs(60);
+
+/// Ports below need a capability (net.ipv4.ip_unprivileged_port_start).
+const FIRST_UNPRIVILEGED: u16 = 1024;
 
 pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
     let mut examiner = Examiner { case, findings: Vec::new() };
@@ -83,6 +87,7 @@ impl Examiner<'_> {
             self.options(shim);
             self.same_place(&layout.apiserver, shim);
             self.same_uid(layout, shim);
+            self.privileged_port(shim);
             if *init {
                 self.start(shim);
             }
@@ -182,6 +187,25 @@ impl Examiner<'_> {
                      the run directory is of one uid"
                 ),
                 format!("set securityContext.runAsUser: {own} in the container {}", shim.container.name()),
+            );
+        }
+    }
+
+    fn privileged_port(&mut self, shim: &Berth<'_>) {
+        let listen = options::place(&shim.told).map(|place| &place.listen[..]).unwrap_or_default();
+        let ports = listen.iter().filter_map(|text| text.parse::<Listen>().ok()).map(|listen| listen.addr.port());
+        let Some(port) = ports.min().filter(|port| *port < FIRST_UNPRIVILEGED) else { return };
+        let capability = |list: &str, names: [&str; 2]| {
+            let all = shim.container.node().at(&["securityContext", "capabilities", list]).map(Node::items);
+            all.unwrap_or_default().iter().any(|name| name.text().is_some_and(|name| names.contains(&name)))
+        };
+        if capability("drop", ["ALL", "NET_BIND_SERVICE"]) && !capability("add", ["ALL", "NET_BIND_SERVICE"]) {
+            let name = shim.container.name();
+            self.found(
+                PRIVILEGED_PORT,
+                shim.container.node().line,
+                format!("{name} may not bind port {port}: it has dropped the capability for ports below {FIRST_UNPRIVILEGED}"),
+                format!("set securityContext.capabilities.add: [NET_BIND_SERVICE] in {name}"),
             );
         }
     }

@@ -208,17 +208,26 @@ impl Examiner<'_> {
     }
 
     fn memory(&mut self) {
-        let running = &self.facts.apiservers;
-        let (Some(available), [only]) = (self.facts.available, &running[..]) else { return };
-        if available < only.resident {
+        let Some(available) = self.facts.available else { return };
+        let running = match &self.facts.apiservers[..] {
+            [] => 0,
+            [only] => only.resident,
+            // There are two, so there is room for two.
+            _ => return,
+        };
+        let request = self.case.manifest.apiserver().at(&["resources", "requests", "memory"]);
+        let request = request.and_then(Node::text).and_then(quantity).unwrap_or(0);
+        let needed = running.max(request);
+        if available < needed {
             self.findings.push(MEMORY.at(
                 "MemAvailable",
                 format!(
-                    "{} MiB are available, and the running kube-apiserver (pid {}) takes {} MiB: with a second one the \
-                     kernel may kill either",
+                    "{} MiB are available, and a second kube-apiserver takes {} MiB (the running one {}, its request {}): \
+                     the kernel may kill either",
                     available >> 20,
-                    only.pid,
-                    only.resident >> 20
+                    needed >> 20,
+                    running >> 20,
+                    request >> 20
                 ),
                 "free memory on the node, or upgrade at a quieter time",
             ));
@@ -330,6 +339,24 @@ fn is_host_ip(ip: IpAddr) -> bool {
 fn minor(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// Bytes, as Kubernetes writes them: `512Mi`, `1G`, `1.5Gi`, `1000`.
+fn quantity(text: &str) -> Option<u64> {
+    const UNITS: [(&str, f64); 9] = [
+        ("Ki", 1024.0),
+        ("Mi", 1_048_576.0),
+        ("Gi", 1_073_741_824.0),
+        ("Ti", 1_099_511_627_776.0),
+        ("k", 1e3),
+        ("M", 1e6),
+        ("G", 1e9),
+        ("T", 1e12),
+        ("", 1.0),
+    ];
+    let (number, unit) = UNITS.into_iter().find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, unit)))?;
+    let number: f64 = number.parse().ok()?;
+    Some((number * unit) as u64)
 }
 
 fn range(text: &str) -> Option<(u16, u16)> {
