@@ -35,7 +35,7 @@ checks! {
     PROBE_PACE, Warning, "probe-pace", "exec probes of berth have a period and a timeout of 5 s or more";
     DECLARED_PORTS, Error, "declared-ports", "kube-apiserver's container declares no `ports:`";
     SHARED_FILE, Error, "shared-file", "`--audit-log-path`, `--cert-dir` and `--debug-socket-path` have `{instance}` in them";
-    PRE_STOP, Warning, "pre-stop", "the preStop hook runs `berth drain --wait`";
+    PRE_STOP, Warning, "pre-stop", "the preStop hook runs `berth drain --wait --if-sibling`";
     SHUTDOWN_DELAY, Warning, "shutdown-delay", "`--shutdown-delay-duration` is not 0";
     GRACE_PERIOD, Warning, "grace-period", "`terminationGracePeriodSeconds` is longer than the shutdown delay, the drain and a margin";
     UPDATE_STRATEGY, Warning, "update-strategy", "an update of a Deployment or DaemonSet starts the new pod before it stops the old one";

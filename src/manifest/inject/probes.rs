@@ -134,24 +134,25 @@ impl Planner<'_> {
         if let Some(hook) = self.manifest.apiserver().at(&["lifecycle", "preStop"]) {
             if !drains(hook) {
                 self.notes.push(
-                    "the container's preStop hook is kept, and does not take the shim off the port: if it can, let it \
-                     run `berth drain --wait` first"
+                    "the container's preStop hook is kept, and does not let a sibling take over: if it can, let it run \
+                     `berth drain --wait --if-sibling` first"
                         .into(),
                 );
             }
             return;
         }
-        let hook = json!({"exec": {"command": [self.wrapping.binary, "drain", "--wait"]}});
+        let hook = json!({"exec": {"command": [self.wrapping.binary, "drain", "--wait", "--if-sibling"]}});
         let path = self.container.key("lifecycle").key("preStop");
         self.edit(path, Change::Set(hook), "the sibling takes new connections before kube-apiserver hears of the stop");
     }
 }
 
-/// Whether a hook runs `berth drain`, by itself or within something else.
+/// Whether a hook runs `berth drain --if-sibling`, by itself or within something else.
 fn drains(hook: &Node) -> bool {
     let words = hook.at(&["exec", "command"]).map(Node::items).unwrap_or_default();
     let words: Vec<_> = words.iter().filter_map(Node::text).flat_map(str::split_whitespace).collect();
-    words.windows(2).any(|pair| basename(pair[0]) == "berth" && pair[1] == "drain")
+    let drain = words.windows(2).any(|pair| basename(pair[0]) == "berth" && pair[1] == "drain");
+    drain && words.contains(&"--if-sibling")
 }
 
 /// Whom a probe asks.
