@@ -3,6 +3,7 @@
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::UpgradeArgs;
 use crate::config::{Checks, Mistakes};
+use crate::doctor::{Case, Severity, beside, cluster, examine, node, text};
 use crate::kubernetes::Client;
 use crate::manifest::Manifest;
 use crate::manifest::file::{Backups, read};
@@ -25,6 +26,10 @@ const FILE: &str = "kube-apiserver.yaml";
 
 /// Where kubeadm leaves an admin's kubeconfig.
 const ADMIN: &str = "/etc/kubernetes/admin.conf";
+
+/// What is not avoided without a kubeconfig.
+const GAPS: &str = "the Service kubernetes is without this node for up to 10 s whenever an instance stops (with several \
+                    controllers, starts too)";
 
 /// What a kubelet may take to stop a pod beyond its grace period.
 const MARGIN: Duration = Duration::from_secs(60);
@@ -213,10 +218,9 @@ async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exi
     let Texts { old_text, new_text, old, new, new_manifest } = Texts::read(options)?;
     let in_place = !old.behind;
     let uid = pod::draw_uid().map_err(|error| unavailable(&error))?;
-    let temporary_text = pod::temporary(&new_manifest, &uid).map_err(|problem| {
-        let file = options.args.manifest.as_ref().unwrap_or(&options.canonical).display();
-        mistaken(&Mistakes(vec![format!("{file}:{problem}")]))
-    })?;
+    let name = options.args.manifest.as_ref().unwrap_or(&options.canonical).display().to_string();
+    let temporary_text = pod::temporary(&new_manifest, &uid)
+        .map_err(|problem| mistaken(&Mistakes(vec![format!("{name}:{problem}")])))?;
     let setting = setting(options, &old, new, say)?;
     let address = serving(&setting, &uid, &old, in_place, options).await?;
     let mut state = State {
@@ -234,24 +238,40 @@ async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exi
         new: new_text,
         temporary_text,
     };
-    if options.args.dry_run {
-        return Ok((state, setting));
-    }
     let all = if in_place { drive::IN_PLACE } else { drive::STEPS };
-    let what = if state.same() {
-        format!("rolling restart of {}", setting.pod.image)
-    } else if old.image == setting.pod.image {
-        format!("{} with another manifest", old.image)
-    } else {
-        format!("{} to {}", old.image, setting.pod.image)
+    let what = match (state.same(), old.image == setting.pod.image) {
+        (true, _) => format!("rolling restart of {}", old.image),
+        (false, true) => format!("{} with another manifest", old.image),
+        (false, false) => format!("{} to {}", old.image, setting.pod.image),
     };
-    say.line(&format!("1/{all}  {address}: {what}"));
+    say.line(&format!("1/{all}  {address}: {what}; first, what berth doctor says of it"));
+    diagnose(&name, &new_manifest, &setting, options).await?;
     if in_place {
         say.more("one restart: kube-apiserver holds its port alone, so clients are refused until the new one is ready");
     } else {
         state.service = look_after_service(&setting, address, options, say).await?;
     }
     Ok((state, setting))
+}
+
+/// Nothing is changed while `berth doctor` knows of an error.
+async fn diagnose(name: &str, manifest: &Manifest, setting: &Setting, options: &Options<'_>) -> Result<(), Exit> {
+    let folder = options.canonical.display();
+    let beside = beside::gather(&options.canonical).map_err(|error| unavailable(&format!("{folder}: {error}")))?;
+    let facts = node::Facts::gather(Path::new("/"), manifest);
+    let cluster = match &setting.client {
+        Some(client) => client.get(cluster::PATH).await.ok().map(|list| cluster::endpoints(&list)),
+        None => None,
+    };
+    let case = Case { name, manifest, beside: Some(&beside), node: Some(&facts), cluster: cluster.as_deref() };
+    let mut findings = examine(&case);
+    findings.retain(|finding| finding.severity != Severity::Info);
+    let _ = write!(std::io::stderr(), "{}", text::text(name, &findings, false));
+    if findings.iter().any(|finding| finding.severity == Severity::Error) {
+        let _ = writeln!(std::io::stderr(), "berth: nothing was changed: mend the errors above first");
+        return Err(Exit::No);
+    }
+    Ok(())
 }
 
 /// Whether the Service names the node, so that it is kept there.
@@ -262,7 +282,7 @@ async fn look_after_service(
     say: &Say,
 ) -> Result<bool, Exit> {
     let Some(client) = &setting.client else {
-        say.more("no --kubeconfig: four times the Service kubernetes is without this node, for up to 10 s each");
+        say.more(&format!("no --kubeconfig: {GAPS}"));
         return Ok(false);
     };
     match Service::new(client, address).names_node().await {
@@ -276,9 +296,7 @@ async fn look_after_service(
         }
         Err(error) if options.args.kubeconfig.is_some() => Err(unavailable(&format!("--kubeconfig: {error}"))),
         Err(error) => {
-            say.more(&format!(
-                "Service kubernetes: four times without this node, for up to 10 s each, because {error}"
-            ));
+            say.more(&format!("{error}: {GAPS}"));
             Ok(false)
         }
     }
@@ -388,11 +406,11 @@ fn check_pair(options: &Options<'_>, old: &Pod, new: &Pod, mistakes: &mut Vec<St
     }
     if !old.behind && !args.accept_gap {
         mistakes.push(format!(
-            "{} is not behind berth: kube-apiserver holds its port alone, so this first switch is one restart, about 30 s \
-             without an answer (the old one's exit after its --shutdown-delay-duration of {}, 2 to 10 s until the kubelet has \
-             started the containers, 5 to 20 s until kube-apiserver is ready): give --accept-gap to do it",
+            "{} is not behind berth: kube-apiserver holds its port alone, so this first switch is one restart, about 15 s without \
+             an answer (until the kubelet has started the containers and kube-apiserver is ready), and before that up to {} while \
+             the old one waits for open watches: give --accept-gap to do it",
             canonical.display(),
-            old.delay
+            humantime::format_duration(old.grace)
         ));
     }
 }

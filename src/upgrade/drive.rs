@@ -284,7 +284,7 @@ impl Driver<'_> {
         let start = |detail: &super::sight::Detail, alive: bool| match alive {
             false => "waiting for the kubelet to start it".to_owned(),
             true if detail.words.is_empty() => "waiting for it".to_owned(),
-            true => format!("not ready: {}", detail.words),
+            true => format!("not ready: {}", brief(&detail.words)),
         };
         let stop = |detail: &super::sight::Detail| match detail.open {
             0 => "waiting for it to end".to_owned(),
@@ -345,6 +345,15 @@ pub const STEPS: usize = 8;
 
 /// Steps of a switch in place.
 pub const IN_PLACE: usize = 4;
+
+/// Enough of a probe's answer while it is only waited for.
+fn brief(words: &str) -> String {
+    const WIDTH: usize = 90;
+    match words.char_indices().nth(WIDTH) {
+        Some((at, _)) => format!("{}…", &words[..at]),
+        None => words.to_owned(),
+    }
+}
 
 /// Signals that the operator sends. A terminal that is closed stops nothing.
 struct Signals {

@@ -1,8 +1,9 @@
 //! Keeps the node's address in the Service `kubernetes`.
 //!
 //! kube-apiserver's reconciler knows instances by their address, and the two of a node have one. So the node's
-//! address goes out of the Service not only when either stops, but also when either starts: each first
-//! removes what it takes for its own leftover. The other one puts it back at its next round, up to 10 s later.
+//! address goes out of the Service when either stops. With several controllers it does so when either starts too: each
+//! first removes what it takes for its own leftover, and refuses only to remove the last address of all. The one
+//! that serves puts it back at its next round, up to 10 s later.
 //!
 //! Here it is put back as soon as it is missing. Nothing is decided by what step the upgrade is in: the objects
 //! are looked at all the time, and written only if the address is missing. Two objects are meant, in the
@@ -81,25 +82,33 @@ impl Service {
         let mut missing: Option<Instant> = None;
         let mut trouble = String::new();
         loop {
-            match self.look().await {
-                Ok(true) => {
+            let looked = self.read(SLICE).await;
+            if let Ok(Some(slice)) = &looked {
+                self.see(slice);
+            }
+            let kept = match looked {
+                Ok(Some(slice)) if in_slice(&slice, self.address) => Ok(()),
+                Ok(slice) => {
+                    missing.get_or_insert_with(Instant::now);
+                    self.put_back(slice).await
+                }
+                Err(error) => Err(error),
+            };
+            match kept {
+                Ok(()) => {
+                    trouble.clear();
+                    // The slice first: it is what kube-proxy reads, and with it the gap is over.
                     if let Some(since) = missing.take() {
                         self.note(since.elapsed(), &say);
-                    }
-                    trouble.clear();
-                }
-                Ok(false) => {
-                    let since = *missing.get_or_insert_with(Instant::now);
-                    match self.put_back().await {
-                        Ok(()) => {
-                            self.note(since.elapsed(), &say);
-                            missing = None;
+                        if let Err(error) = self.put_back_endpoints().await
+                            && error.status() != Some(StatusCode::CONFLICT)
+                        {
+                            tell(&mut trouble, &error, &say);
                         }
-                        // Another wrote it in between: look again.
-                        Err(error) if error.status() == Some(StatusCode::CONFLICT) => {}
-                        Err(error) => tell(&mut trouble, &error, &say),
                     }
                 }
+                // Another wrote it in between: look again.
+                Err(error) if error.status() == Some(StatusCode::CONFLICT) => {}
                 Err(error) => tell(&mut trouble, &error, &say),
             }
             tokio::time::sleep(LOOK).await;
@@ -126,34 +135,32 @@ impl Service {
         ));
     }
 
-    async fn look(&self) -> Result<bool, Error> {
-        let Some(slice) = self.read(SLICE).await? else { return Ok(false) };
+    fn see(&self, slice: &Value) {
         let endpoints = slice["endpoints"].as_array().map_or(0, Vec::len);
-        let there = in_slice(&slice, self.address);
-        self.kept.borrow_mut().others |= endpoints > usize::from(there);
-        Ok(there)
+        self.kept.borrow_mut().others |= endpoints > usize::from(in_slice(slice, self.address));
     }
 
-    /// Both objects get the address if they lack it.
-    ///
-    /// # Errors
-    /// One cannot be read or written; 409 if another wrote it meanwhile.
-    pub async fn put_back(&self) -> Result<(), Error> {
-        match self.read(SLICE).await? {
-            None => drop(self.client.post(SLICES, &new_slice(self.address)).await?),
-            Some(slice) if in_slice(&slice, self.address) => {}
+    /// The slice that was read gets the address.
+    async fn put_back(&self, slice: Option<Value>) -> Result<(), Error> {
+        match slice {
+            None => self.client.post(SLICES, &new_slice(self.address)).await?,
             // The reconciler makes an empty one IPv4's, and the type cannot be changed.
             Some(slice) if slice["addressType"] != family(self.address) => {
                 self.client.delete(SLICE).await?;
-                self.client.post(SLICES, &new_slice(self.address)).await?;
+                self.client.post(SLICES, &new_slice(self.address)).await?
             }
-            Some(slice) => drop(self.client.put(SLICE, &with_slice(slice, self.address)).await?),
-        }
+            Some(slice) => self.client.put(SLICE, &with_slice(slice, self.address)).await?,
+        };
+        Ok(())
+    }
+
+    /// So does what the reconciler makes the slice from, if it lacks it.
+    async fn put_back_endpoints(&self) -> Result<(), Error> {
         match self.read(ENDPOINTS).await? {
-            None => drop(self.client.post(ENDPOINTS_ALL, &new_endpoints(self.address)).await?),
-            Some(endpoints) if in_endpoints(&endpoints, self.address) => {}
-            Some(endpoints) => drop(self.client.put(ENDPOINTS, &with_endpoints(endpoints, self.address)).await?),
-        }
+            None => self.client.post(ENDPOINTS_ALL, &new_endpoints(self.address)).await?,
+            Some(endpoints) if in_endpoints(&endpoints, self.address) => return Ok(()),
+            Some(endpoints) => self.client.put(ENDPOINTS, &with_endpoints(endpoints, self.address)).await?,
+        };
         Ok(())
     }
 

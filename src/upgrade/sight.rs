@@ -157,7 +157,9 @@ impl Sight {
         detail.socket = known.berth.socket_path(&known.id).ok();
         let shim = match answer {
             Answer::Status(status) => {
-                detail.words = status.ready().err().unwrap_or_default();
+                let words = status.ready().err().unwrap_or_default();
+                let name = format!("instance {} is ", status.instance);
+                detail.words = words.strip_prefix(&name).unwrap_or(&words).to_owned();
                 detail.open = status.connections_open;
                 let own = status.instances.iter().find(|instance| instance.own);
                 detail.version = own.and_then(|own| own.kube_version.clone());
