@@ -398,7 +398,7 @@ fn findings_name_file_line_and_edit() {
 }
 
 #[test]
-fn anchors_merged_containers_and_other_programs_are_read() {
+fn other_ways_to_write_it_are_read() {
     let hand_made = include_str!("../../examples/side-container.yaml");
     let found = of_text(hand_made);
     assert!(!found.iter().any(|finding| finding.severity == Severity::Error), "{found:#?}");
@@ -406,6 +406,10 @@ fn anchors_merged_containers_and_other_programs_are_read() {
     let run = "kind: Pod\nspec:\n  hostNetwork: true\n  containers:\n  - name: kube-apiserver\n    env: [{name: BERTH_LISTEN, value: '10.0.0.5:6443'}]\n    command: [/berth, run, --probe, tcp, --, kube-apiserver]\n";
     let found = ids(&of_text(run));
     assert!(!found.contains(&"shim-missing") && !found.contains(&"berth-options"), "{found:?}");
+    // A node shim is another pod's, and the hook would have nobody to tell.
+    let node_shim = run.replace("/berth, run, --probe, tcp,", "/berth, exec,");
+    let found = ids(&of_text(&node_shim));
+    assert!(found.contains(&"shim-missing") && !found.contains(&"pre-stop"), "{found:?}");
     // References in a circle, and what they stand for.
     let circle = run.replace("'10.0.0.5:6443'", "'$(A):6443'}, {name: A, value: '$(A)$(A)'");
     assert!(ids(&of_text(&circle)).contains(&"berth-options"));

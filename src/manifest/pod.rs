@@ -222,11 +222,11 @@ impl Manifest {
         })
     }
 
-    /// A path from the apiserver's container on, or from the pod's `spec`.
+    /// A path from the apiserver's container on, or from the pod.
     #[must_use]
     pub fn within(&self, path: &Path) -> String {
         let whole = path.to_string();
-        let above = [self.apiserver_path(), self.pod_path()];
+        let above = [self.apiserver_path(), self.pod_path(), self.template_path()];
         let within = above.iter().find_map(|above| whole.strip_prefix(&format!("{above}.")));
         within.map_or_else(|| whole.clone(), ToOwned::to_owned)
     }

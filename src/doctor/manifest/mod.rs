@@ -81,7 +81,8 @@ impl Examiner<'_> {
             credentials: probe.is_none_or(shows_itself),
             drain: serving.and_then(|berth| options::drain(&berth.told)).unwrap_or(DRAIN),
         };
-        self.rules(wrapping, |_| true);
+        // A shim for the whole node serves on when this apiserver stops, and leaves nothing.
+        self.rules(wrapping, |rule| serving.is_some() || rule != Rule::PreStop);
         self.options(&layout.apiserver);
         if let Some((shim, init)) = &layout.shim {
             self.options(shim);
