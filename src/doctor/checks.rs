@@ -21,7 +21,7 @@ checks! {
     SHIM_MISSING, Warning, "shim-missing", "a container of the pod runs `berth serve`; with a shim for the whole node none does, and this can be passed over";
     BERTH_OPTIONS, Error, "berth-options", "berth takes its options and variables in both containers, as far as they can be seen";
     WILDCARD_CLASH, Error, "wildcard-clash", "the shim does not listen on all addresses at the port of the apiserver's own 127.x address";
-    BERTH_DIFFERS, Error, "berth-differs", "kube-apiserver's container and the shim name the same berth and run directory";
+    BERTH_DIFFERS, Error, "berth-differs", "kube-apiserver's container and the shim name the same berth, instance and run directory";
     UID_MISMATCH, Error, "uid-mismatch", "the shim runs with kube-apiserver's uid";
     PRIVILEGED_PORT, Error, "privileged-port", "a shim without capabilities has `NET_BIND_SERVICE` for a port below 1024";
     INSTANCE_NOT_UNIQUE, Error, "instance-not-unique", "`BERTH_INSTANCE` is the pod's own, in both containers: its UID or name, by the downward API";

@@ -269,7 +269,7 @@ impl<'a> Planner<'a> {
         if pod.get("hostNetwork").map(Node::value) != Some(true.into()) {
             self.wrong(
                 pod.line,
-                "hostNetwork is not true, and a pod of its own network has no address of the node to share: set it",
+                "hostNetwork is not true, and a pod of its own network has no address of the node to share: set it to true",
             );
         }
     }

@@ -10,12 +10,8 @@ use crate::config::Listen;
 use crate::manifest::inject::{self, Rule, Wrapping, judge};
 use crate::manifest::split;
 use crate::manifest::tree::Node;
-use std::time::Duration;
 
 pub(super) use volumes::{on_node, run_dir_of, uid};
-
-/// `--drain-timeout`, where it cannot be seen.
-const DRAIN: Duration = Duration::from_secs(60);
 
 /// Ports below need a capability (net.ipv4.ip_unprivileged_port_start).
 const FIRST_UNPRIVILEGED: u16 = 1024;
@@ -74,12 +70,13 @@ impl Examiner<'_> {
     fn behind_berth(&mut self, layout: &Layout<'_>) {
         let serving = layout.serving();
         let probe = serving.and_then(|berth| options::probe(&berth.told));
+        let wrapping = Wrapping::default();
         let wrapping = Wrapping {
             binary: layout.binary,
             words: 0,
             // What cannot be seen is not judged.
             credentials: probe.is_none_or(shows_itself),
-            drain: serving.and_then(|berth| options::drain(&berth.told)).unwrap_or(DRAIN),
+            drain: serving.and_then(|berth| options::drain(&berth.told)).unwrap_or(wrapping.drain),
         };
         // A shim for the whole node serves on when this apiserver stops, and leaves nothing.
         self.rules(wrapping, |rule| serving.is_some() || rule != Rule::PreStop);

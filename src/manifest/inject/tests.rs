@@ -126,7 +126,7 @@ fn every_problem_is_told_at_once_with_its_line() {
         .replace("    - --tls-cert-file=/etc/kubernetes/pki", "    - --anonymous-auth=false\n    - --tls-cert-file=/x")
         .replace("status: {}", "  terminationGracePeriodSeconds: long");
     insta::assert_snapshot!(told(&text).join("\n"), @r"
-    12: hostNetwork is not true, and a pod of its own network has no address of the node to share: set it
+    12: hostNetwork is not true, and a pod of its own network has no address of the node to share: set it to true
     96: berth-run is among the volumes already: rename it, berth needs the name
     35: --secure-port=no is no port: give one, such as 6443
     13: which authority issued the apiserver's serving certificate cannot be seen: give --probe-ca FILE, or --probe-insecure
