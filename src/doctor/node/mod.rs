@@ -194,7 +194,11 @@ impl Examiner<'_> {
                 let wanted = if host_ip { local } else { wanted };
                 let message = holder::describe(wanted, uid, &[*entry], |_| process.clone());
                 let message = message.replace("this process is", "kube-apiserver is");
-                let (cause, mend) = split(&message);
+                let (cause, mend) = if other != uid && !local.ip().is_unspecified() {
+                    (message.as_str(), "run both with one uid, or stop that one")
+                } else {
+                    split(&message)
+                };
                 self.findings.push(PORT_HELD.at(wanted.to_string(), cause, mend));
             }
         }
