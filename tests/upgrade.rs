@@ -68,6 +68,10 @@ const STAND_IN: &str = r#"STAND_IN_FLAGS="$*" exec "$TEST_BINARY" --exact stand_
 fn script(text: &str) -> &'static str {
     match text {
         text if text.contains("kube-apiserver:refuses") => "echo 'Error: unknown flag: --no-such-flag' >&2; exit 1",
+        // Only under its own name: the temporary pod serves.
+        text if text.contains("kube-apiserver:half") && !text.contains("\n  uid: ") => {
+            "echo 'Error: no disk' >&2; exit 1"
+        }
         text if text.contains("kube-apiserver:hangs") => "exec sleep 3600",
         _ => STAND_IN,
     }
@@ -291,7 +295,7 @@ fn all_mistakes_are_told_at_once_and_nothing_is_touched() {
     let (canonical, folder) = (node.canonical(), node.folder());
     let (canonical, folder) = (canonical.to_str().unwrap(), folder.to_str().unwrap());
     let options = ["--settle", "soon", "--manifest", canonical, "--backup-dir", folder, "--kubeconfig", "/none"];
-    let (code, _, log) = said(&mut berth(["upgrade", "--manifests-dir", folder]).args(options));
+    let (code, _, log) = said(berth(["upgrade", "--manifests-dir", folder]).args(options));
     assert_eq!(code, Some(64), "{log}");
     for part in ["--settle soon", "is in the kubelet's folder", "--backup-dir", "--kubeconfig /none: it is not there"] {
         assert!(log.contains(part), "{part} in {log}");
@@ -371,6 +375,23 @@ fn a_new_version_that_fails_goes_and_says_why() {
     let (code, _, log) = said(&mut node.upgrade(&options));
     assert_eq!(code, Some(1), "{log}");
     assert!(log.contains("it was not ready in 1s") && log.contains("nobody listens on 127."), "{log}");
+    node.is_whole("v1");
+    load.end();
+}
+
+/// It serves as a temporary pod and not from the canonical file: the old one comes back there meanwhile.
+#[test]
+fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let load = Load::start(node.listen);
+    let half = node.new_manifest("half");
+    let (code, _, log) = said(&mut node.upgrade(&["--manifest", half.to_str().unwrap()]));
+    assert_eq!(code, Some(1), "{log}");
+    for part in ["failed: the instance of the canonical file", "Error: no disk", "5/8", "7/8", "rolled back"] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
     node.is_whole("v1");
     load.end();
 }
