@@ -10,7 +10,7 @@ use super::state::{State, StateError, Store, remove};
 use crate::control;
 use crate::control::wire::{Ask, Reply};
 use crate::kubernetes::Client;
-use crate::manifest::file::{FileError, replace};
+use crate::manifest::file::{FileError, replace, sweep};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -105,6 +105,9 @@ struct Driver<'a> {
 
 impl Driver<'_> {
     async fn run(mut self) -> Result<Ended, DriveError> {
+        for path in [&self.state.canonical, &self.state.temporary, self.store.path()] {
+            sweep(path);
+        }
         self.announce();
         loop {
             let (mut seen, details) = self.sight.look(&self.state).await?;

@@ -137,8 +137,12 @@ impl Sight {
                 alive: before.alive || instance.alive,
                 in_group: before.in_group || instance.in_group,
                 process: instance.process.or(before.process),
-                ends: before.ends + instance.ends,
+                ends: 0,
             };
+        }
+        // Of records that were pruned too, so that the numbers only grow.
+        for (id, life) in &self.lives {
+            seen[usize::from(id == temporary)].ends += life.ends;
         }
         Ok((seen, details))
     }
@@ -179,7 +183,7 @@ impl Sight {
             alive: runs || shim,
             in_group: ready || (served && runs),
             process: life.process.filter(|_| runs),
-            ends: life.ends,
+            ends: 0,
         };
         (instance, detail)
     }

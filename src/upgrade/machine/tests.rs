@@ -71,8 +71,6 @@ struct World {
     processes: u64,
 }
 
-const SLOTS: [Slot; 2] = [Slot::Canonical, Slot::Temporary];
-
 impl World {
     fn new(given: Given) -> Self {
         let old = Pod {
@@ -141,7 +139,7 @@ impl World {
 
     /// A second goes by.
     fn tick(&mut self) {
-        for at in 0..2 {
+        for (at, slot) in [Slot::Canonical, Slot::Temporary].into_iter().enumerate() {
             match self.unknown_for[at].checked_sub(1) {
                 Some(left) => self.unknown_for[at] = left,
                 None => self.known[at] = self.files[at],
@@ -149,7 +147,7 @@ impl World {
             let wanted = self.known[at];
             let Some(pod) = &mut self.pods[at] else {
                 let Some(version) = wanted else { continue };
-                let fate = match (SLOTS[at], version) {
+                let fate = match (slot, version) {
                     (Slot::Temporary, _) => self.given.temporary,
                     (Slot::Canonical, Version::New) => self.given.canonical,
                     (Slot::Canonical, Version::Old) => self.given.back,
