@@ -148,7 +148,7 @@ fn what_is_wrong_is_told_with_file_and_line_and_nothing_is_written() {
     let node = Node::new();
     fs::write(node.manifest(), KUBEADM.replace("hostNetwork: true", "hostNetwork: false")).unwrap();
     let refused = node.berth("inject", &["--write"]);
-    let wanted = format!("berth: {}:12: hostNetwork is not true: ", node.manifest().display());
+    let wanted = format!("berth: {}:12: hostNetwork is not true, ", node.manifest().display());
     assert!(refused.status == Some(64) && refused.err.contains(&wanted), "{}", refused.err);
     fs::write(node.manifest(), "a: [").unwrap();
     assert!(node.berth("eject", &["--write"]).err.contains(".yaml:2: this is no YAML"), "{}", refused.err);

@@ -10,6 +10,8 @@ use tracing_subscriber::filter::LevelFilter;
 
 mod ask;
 mod copy_self;
+#[cfg(feature = "manifest")]
+mod doctor;
 mod exec;
 mod generate;
 #[cfg(feature = "manifest")]
@@ -19,6 +21,8 @@ mod rehearse;
 mod run;
 mod serve;
 mod status;
+#[cfg(feature = "manifest")]
+mod upgrade;
 
 /// How a command ended, as an exit status after sysexits(3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +35,8 @@ pub enum Exit {
     Usage,
     /// 69 (EX_UNAVAILABLE): a port or file that is needed cannot be had.
     Unavailable,
+    /// 75 (EX_TEMPFAIL): neither done nor undone; the same command goes on.
+    Again,
     /// 70 (EX_SOFTWARE): a bug in berth.
     Bug,
     /// The exit status of the child.
@@ -45,6 +51,7 @@ impl From<Exit> for ExitCode {
             Exit::Usage => 64,
             Exit::Unavailable => 69,
             Exit::Bug => 70,
+            Exit::Again => 75,
             Exit::Child(status) => status,
         })
     }
@@ -106,6 +113,10 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         Command::Inject(args) => inject::inject(&args),
         #[cfg(feature = "manifest")]
         Command::Eject(args) => inject::eject(&args),
+        #[cfg(feature = "manifest")]
+        Command::Doctor(args) => doctor::run(&args),
+        #[cfg(feature = "manifest")]
+        Command::Upgrade(args) => upgrade::run(&args),
         Command::CopySelf(args) => copy_self::run(&args),
         #[cfg(feature = "rehearse")]
         Command::Rehearse(args) => rehearse::run(&args),

@@ -67,6 +67,20 @@ pub fn replace(path: &Path, text: &str) -> Result<(), FileError> {
     written.and_then(|()| sync_folder(&path)).map_err(failed)
 }
 
+/// Removes what a [`replace`] of this file left beside it when it was killed.
+pub fn sweep(path: &Path) {
+    let begin = format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy());
+    let Some(entries) = path.parent().and_then(|folder| fs::read_dir(folder).ok()) else { return };
+    for entry in entries.filter_map(Result::ok) {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(&begin)?.parse::<u32>().ok());
+        // One whose process lives may be about to be renamed.
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 fn write_new(path: &Path, like: Option<&fs::Metadata>, text: &str) -> io::Result<()> {
     // One of a run that was killed, whose process ID this one has now.
     let _ = fs::remove_file(path);
@@ -163,6 +177,19 @@ mod tests {
         assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 2);
         let error = replace(&temp.path().join("none/a.yaml"), "").unwrap_err().to_string();
         assert!(error.starts_with("cannot write ") && error.contains("none/a.yaml"), "{error}");
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_swept_and_nothing_else() {
+        let temp = tempfile::tempdir().unwrap();
+        let left = format!(".a.yaml.{}", u32::MAX);
+        let own = format!(".a.yaml.{}", std::process::id());
+        for name in [&left, &own, "a.yaml", ".a.yaml.swp", ".b.yaml.1"] {
+            fs::write(temp.path().join(name), "").unwrap();
+        }
+        sweep(&temp.path().join("a.yaml"));
+        assert!(!temp.path().join(left).exists());
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 4);
     }
 
     #[test]

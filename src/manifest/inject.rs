@@ -3,6 +3,7 @@
 
 mod addresses;
 mod flags;
+mod judge;
 mod parts;
 mod probes;
 
@@ -13,6 +14,8 @@ use super::tree::{Node, parse};
 use super::{Manifest, Problem};
 use crate::config::Listen;
 use serde_json::Value;
+
+pub use judge::{Lapse, Rule, Wrapping, judge};
 
 /// Where the apiserver's container finds berth.
 pub const BINARY: &str = "/opt/berth/berth";
@@ -46,19 +49,21 @@ pub(super) const PROBES: [&str; 3] = ["startupProbe", "livenessProbe", "readines
 pub(super) const LEAST: u64 = 5;
 
 /// How the shim runs beside the apiserver.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum SideContainer {
     /// An init container that restarts, started before kube-apiserver and stopped after it (Kubernetes 1.29
     /// or newer)
+    #[default]
     Native,
     /// A container like the others, stopped at the same time
     Plain,
 }
 
 /// Where the shim listens.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Addresses {
     /// Where the manifest says that the apiserver is, else at the node's address.
+    #[default]
     OfManifest,
     /// Here; the first names the berth.
     Given(Vec<Listen>),
@@ -80,7 +85,7 @@ pub struct Probing {
 }
 
 /// What to make of a manifest.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Options {
     /// Image with berth as its entrypoint.
     pub image: String,
@@ -144,15 +149,7 @@ pub fn inject_over(text: &str, backup: Option<String>, options: &Options) -> Res
 /// # Errors
 /// All that is in the way.
 pub fn plan(manifest: &Manifest, options: &Options) -> Result<(Vec<Edit>, Vec<String>), Vec<Problem>> {
-    let mut planner = Planner {
-        manifest,
-        options,
-        container: manifest.apiserver_path(),
-        edits: Vec::new(),
-        notes: Vec::new(),
-        problems: Vec::new(),
-        original: Original::default(),
-    };
+    let mut planner = Planner::new(manifest, options, Wrapping::default());
     planner.plan();
     if planner.problems.is_empty() { Ok((planner.edits, planner.notes)) } else { Err(planner.problems) }
 }
@@ -160,6 +157,7 @@ pub fn plan(manifest: &Manifest, options: &Options) -> Result<(Vec<Edit>, Vec<St
 struct Planner<'a> {
     manifest: &'a Manifest,
     options: &'a Options,
+    wrapping: Wrapping<'a>,
     /// Way to the apiserver's container.
     container: Path,
     edits: Vec<Edit>,
@@ -168,21 +166,38 @@ struct Planner<'a> {
     original: Original,
 }
 
-impl Planner<'_> {
+impl<'a> Planner<'a> {
+    fn new(manifest: &'a Manifest, options: &'a Options, wrapping: Wrapping<'a>) -> Self {
+        Self {
+            manifest,
+            options,
+            wrapping,
+            container: manifest.apiserver_path(),
+            edits: Vec::new(),
+            notes: Vec::new(),
+            problems: Vec::new(),
+            original: Original::default(),
+        }
+    }
+
     fn plan(&mut self) {
+        self.host_network();
         self.check();
+        self.rollout();
         let port = self.noted(self.manifest.secure_port()).unwrap_or(6443);
         let (listen, variables) = self.variables(port);
         let uid = self.uid();
         let pod = self.manifest.pod_path();
 
-        let wrapped = [BINARY, "exec", "--"].map(Value::from).to_vec();
+        let wrapped = [self.wrapping.binary, "exec", "--"].map(Value::from).to_vec();
         self.edit(
             self.container.key("command"),
             Change::Prepend(wrapped),
             "kube-apiserver is started by berth exec, with a 127.x address of its own",
         );
-        self.files_of_its_own();
+        for flag in flags::OWN {
+            self.file_of_its_own(flag);
+        }
         let delay = self.shutdown_delay();
         self.add(self.container.key("env"), variables.clone(), "berth exec, the probes and the preStop hook need them");
         self.add(
@@ -190,11 +205,15 @@ impl Planner<'_> {
             parts::apiserver_mounts(&self.options.run_dir),
             "the binary, and the directory where the shims of the node meet",
         );
-        self.probes(port);
+        for probe in PROBES {
+            self.probe(probe, port);
+        }
+        self.readiness();
         self.ports();
         self.pre_stop();
         self.grace(delay);
 
+        self.anonymous();
         let mut mounts = vec![parts::run_mount(&self.options.run_dir)];
         for file in self.probe_files() {
             mounts.extend(self.mount(&file).filter(|mount| !mounts.contains(mount)));
@@ -203,7 +222,7 @@ impl Planner<'_> {
         let mut first = vec![parts::install(image, &self.options.run_dir, uid)];
         let low = listen.iter().any(|address| address.port() < 1024);
         let native = self.options.side_container == SideContainer::Native;
-        let group = self.manifest.security("runAsGroup").map(Node::value);
+        let group = self.manifest.container().security("runAsGroup").map(Node::value);
         let shim = parts::shim(image, native, &parts::user(uid, group.as_ref(), low), &variables, &mounts);
         if native {
             first.push(shim);
@@ -245,15 +264,19 @@ impl Planner<'_> {
         result.map_err(|problem| self.problems.push(problem)).ok()
     }
 
-    /// What cannot be put behind berth at all, and what an update will not do.
-    fn check(&mut self) {
-        let (pod, container) = (self.manifest.pod(), self.manifest.apiserver());
+    fn host_network(&mut self) {
+        let pod = self.manifest.pod();
         if pod.get("hostNetwork").map(Node::value) != Some(true.into()) {
             self.wrong(
                 pod.line,
-                "hostNetwork is not true: berth shares an address of the node; a pod of its own network has none",
+                "hostNetwork is not true, and a pod of its own network has no address of the node to share: set it to true",
             );
         }
+    }
+
+    /// What cannot be put behind berth at all.
+    fn check(&mut self) {
+        let (pod, container) = (self.manifest.pod(), self.manifest.apiserver());
         let program = self.manifest.arguments().first().and_then(|program| program.text()).unwrap_or_default();
         if basename(program) == "berth" {
             self.wrong(
@@ -272,6 +295,10 @@ impl Planner<'_> {
                 }
             }
         }
+    }
+
+    /// What an update will not do.
+    fn rollout(&mut self) {
         let spec = self.manifest.root().get("spec");
         let at = |keys: &[&str]| spec.and_then(|spec| spec.at(keys)).map(Node::value);
         let notes = &mut self.notes;
@@ -292,8 +319,8 @@ impl Planner<'_> {
     }
 
     fn uid(&mut self) -> u32 {
-        let Some(user) = self.manifest.user() else {
-            if let Some(rule) = self.manifest.security("runAsNonRoot").filter(|rule| rule.value() == true) {
+        let Some(user) = self.manifest.container().security("runAsUser") else {
+            if let Some(rule) = self.manifest.container().security("runAsNonRoot").filter(|rule| rule.value() == true) {
                 self.wrong(
                     rule.line,
                     "runAsNonRoot without runAsUser: the shim must run with the same uid, so write it out",

@@ -8,6 +8,7 @@
 //! The text is edited and never written anew: a library that patches YAML (yamlpatch) can neither
 //! leave a reason behind as a comment nor work on one of several documents, and brings a C parser along.
 
+mod container;
 pub mod edit;
 pub mod eject;
 pub mod file;
@@ -17,7 +18,9 @@ mod pod;
 pub mod tree;
 mod write;
 
+pub use container::Container;
 pub use edit::Edit;
+pub(crate) use pod::basename;
 pub use pod::{Flag, Manifest};
 
 /// What is wrong in a manifest, and how to mend it.
@@ -36,4 +39,16 @@ impl Problem {
     pub fn new(line: usize, message: impl Into<String>) -> Self {
         Self { line, message: message.into() }
     }
+
+    /// Cause and mend apart; see [`split`].
+    #[must_use]
+    pub fn parts(&self) -> (&str, &str) {
+        split(&self.message)
+    }
+}
+
+/// A message's cause and its mend: every message of berth's says both, and the mend after its last colon.
+#[must_use]
+pub fn split(message: &str) -> (&str, &str) {
+    message.rsplit_once(": ").unwrap_or((message, ""))
 }

@@ -1,9 +1,9 @@
 //! The kube-apiserver in a manifest: which document, which pod, which container, and what its command
 //! line says.
 
-use super::Problem;
 use super::edit::{Path, Step};
 use super::tree::{Node, parse};
+use super::{Container, Problem};
 
 /// Kinds whose pod is looked at, and the way to it.
 const KINDS: [(&str, &[&str]); 5] = [
@@ -162,11 +162,23 @@ impl Manifest {
         self.template().at(&["metadata", "annotations", name])
     }
 
+    /// [`Manifest::apiserver`] as a container.
+    #[must_use]
+    pub fn container(&self) -> Container<'_> {
+        Container::new(self.apiserver(), self.pod())
+    }
+
+    /// The containers of one of the pod's lists, `containers` or `initContainers`.
+    pub fn containers(&self, list: &str) -> impl Iterator<Item = Container<'_>> {
+        let pod = self.pod();
+        let containers = pod.get(list).map(Node::items).unwrap_or_default();
+        containers.iter().map(move |node| Container::new(node, pod))
+    }
+
     /// The arguments from the program on: `command`, then `args`.
     #[must_use]
     pub fn arguments(&self) -> Vec<&Node> {
-        let list = |key| self.apiserver().get(key).map(Node::items).unwrap_or_default();
-        list("command").iter().chain(list("args")).collect()
+        self.container().arguments()
     }
 
     /// Way to one of [`Manifest::arguments`].
@@ -210,30 +222,29 @@ impl Manifest {
         })
     }
 
-    /// The uid that the apiserver runs with, as far as the manifest says it.
+    /// A path from the apiserver's container on, or from the pod.
     #[must_use]
-    pub fn user(&self) -> Option<&Node> {
-        self.security("runAsUser")
+    pub fn within(&self, path: &Path) -> String {
+        let whole = path.to_string();
+        let above = [self.apiserver_path(), self.pod_path(), self.template_path()];
+        let within = above.iter().find_map(|above| whole.strip_prefix(&format!("{above}.")));
+        within.map_or_else(|| whole.clone(), ToOwned::to_owned)
     }
 
-    /// A field of the container's security context, or of the pod's.
+    /// Line of the last thing along a path that is there.
     #[must_use]
-    pub fn security(&self, field: &str) -> Option<&Node> {
-        let own = self.apiserver().at(&["securityContext", field]);
-        own.or_else(|| self.pod().at(&["securityContext", field]))
-    }
-
-    /// The volume mount of the apiserver that a file is in: the one with the longest path.
-    #[must_use]
-    pub fn mount_of(&self, file: &str) -> Option<&Node> {
-        let mounts = self.apiserver().get("volumeMounts").map(Node::items).unwrap_or_default();
-        let path = |mount: &Node| {
-            mount.get("mountPath").and_then(Node::text).unwrap_or_default().trim_end_matches('/').to_owned()
-        };
-        let covers = |mount: &&Node| {
-            file.strip_prefix(&path(mount)).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        mounts.iter().filter(covers).max_by_key(|mount| path(mount).len())
+    pub fn line_of(&self, path: &Path) -> usize {
+        let (mut node, mut line) = (&self.root, self.root.line);
+        for step in &path.0 {
+            let next = match step {
+                Step::Key(key) => node.entry(key).map(|(key, value)| (key.line, value)),
+                Step::Name(name) => node.named(name).map(|(_, item)| (item.line, item)),
+                Step::Index(index) => node.items().get(*index).map(|item| (item.line, item)),
+            };
+            let Some(next) = next else { break };
+            (line, node) = next;
+        }
+        line
     }
 
     fn check_command(&self) -> Result<(), Problem> {
@@ -271,7 +282,7 @@ fn runs_apiserver(container: &Node) -> bool {
 }
 
 /// The last part of a path.
-pub(super) fn basename(path: &str) -> &str {
+pub(crate) fn basename(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }
 
@@ -333,7 +344,7 @@ mod tests {
         let mounts = "[{name: x, mountPath: /a}, {name: y, mountPath: /a/b/}, {name: z, mountPath: /a/bc}]";
         let text = pod(&format!("{{name: a, command: [kube-apiserver], volumeMounts: {mounts}}}"));
         let manifest = Manifest::parse(&text).unwrap();
-        let of = |file| manifest.mount_of(file).and_then(|mount| mount.get("name")).and_then(Node::text);
+        let of = |file| manifest.container().mount_of(file).and_then(|mount| mount.get("name")).and_then(Node::text);
         assert_eq!((of("/a/b/c"), of("/a/bcd"), of("/b"), of("/a/bc")), (Some("y"), Some("x"), None, Some("z")));
     }
 }

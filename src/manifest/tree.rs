@@ -7,10 +7,14 @@
 use super::Problem;
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// Deepest nesting that is read. A pod has less than twenty.
 const MAX_DEPTH: usize = 64;
+
+/// Most values that aliases stand for, all together: a few lines of them can stand for billions.
+const MAX_ALIASED: usize = 10_000;
 
 /// A value in a YAML file.
 #[derive(Debug, Clone)]
@@ -25,7 +29,8 @@ pub struct Node {
     pub column: usize,
     /// Written as `[…]` or `{…}`, or inside of such.
     pub flow: bool,
-    /// It has an anchor, or is an alias: a change would be one elsewhere too.
+    /// It has an anchor, or is an alias, with the data of what has the anchor: a change would be one
+    /// elsewhere too.
     pub shared: bool,
 }
 
@@ -43,7 +48,7 @@ pub enum Data {
     Sequence(Vec<Node>),
     /// Keys and values, in their order.
     Mapping(Vec<(Node, Node)>),
-    /// Stands for what has the anchor.
+    /// Stands for what it is inside of.
     Alias,
 }
 
@@ -105,6 +110,16 @@ impl Node {
         matches!(&self.data, Data::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL"))
     }
 
+    /// How many values it is, with all that are in it.
+    fn size(&self) -> usize {
+        let inner = match &self.data {
+            Data::Sequence(items) => items.iter().map(Self::size).sum(),
+            Data::Mapping(entries) => entries.iter().map(|(_, value)| value.size()).sum(),
+            Data::Scalar { .. } | Data::Alias => 0,
+        };
+        1 + inner
+    }
+
     /// The value without its place.
     #[must_use]
     pub fn value(&self) -> Value {
@@ -151,12 +166,13 @@ pub fn parse(text: &str) -> Result<Vec<Node>, Problem> {
     let offsets = Offsets::of(text);
     let mut documents = Vec::new();
     let mut open: Vec<Open> = Vec::new();
+    let mut anchors = Anchors::default();
     for event in Parser::new_from_str(text) {
         let (event, span) = event.map_err(|error| {
             Problem::new(error.marker().line(), format!("this is no YAML: {}: mend it", error.info()))
         })?;
         let begin = Begin::of(&event, span, &offsets);
-        let done = match event {
+        let (anchor, done) = match event {
             Event::MappingStart(..) | Event::SequenceStart(..) => {
                 if open.len() >= MAX_DEPTH {
                     return Err(Problem::new(begin.line, "nested too deeply for a manifest: is it the right file?"));
@@ -170,20 +186,22 @@ pub fn parse(text: &str) -> Result<Vec<Node>, Problem> {
             }
             Event::MappingEnd | Event::SequenceEnd => {
                 let Some(closed) = open.pop() else { continue };
-                closed.finish(begin.start)?
+                (closed.begin.anchor, closed.finish(begin.start)?)
             }
             Event::Scalar(ref value, style, ..) => {
                 let plain = style == ScalarStyle::Plain;
                 let end = begin.start + text[begin.start..begin.end].trim_end().len();
                 let data = Data::Scalar { text: value.to_string(), plain };
-                begin.node(data, end, open.last().is_some_and(|outer| outer.flow))
+                (begin.anchor, begin.node(data, end, open.last().is_some_and(|outer| outer.flow)))
             }
             Event::Alias(_) => {
                 let end = begin.end;
-                begin.node(Data::Alias, end, open.last().is_some_and(|outer| outer.flow))
+                let data = anchors.resolve(&begin)?;
+                (0, begin.node(data, end, open.last().is_some_and(|outer| outer.flow)))
             }
             _ => continue,
         };
+        anchors.keep(anchor, &done);
         match open.last_mut() {
             Some(outer) => outer.nodes.push(done),
             None => documents.push(done),
@@ -198,7 +216,8 @@ struct Begin {
     end: usize,
     line: usize,
     column: usize,
-    shared: bool,
+    /// Of its own, or that an alias is for; 0: none.
+    anchor: usize,
 }
 
 impl Begin {
@@ -215,12 +234,37 @@ impl Begin {
             end: offsets.byte(span.end.index()),
             line: span.start.line(),
             column: span.start.col(),
-            shared: anchor != 0,
+            anchor,
         }
     }
 
     fn node(self, data: Data, end: usize, flow: bool) -> Node {
-        Node { data, span: self.start..end, line: self.line, column: self.column, flow, shared: self.shared }
+        Node { data, span: self.start..end, line: self.line, column: self.column, flow, shared: self.anchor != 0 }
+    }
+}
+
+/// What has an anchor, as far as it was read.
+#[derive(Default)]
+struct Anchors {
+    nodes: HashMap<usize, Node>,
+    aliased: usize,
+}
+
+impl Anchors {
+    fn keep(&mut self, anchor: usize, node: &Node) {
+        if anchor != 0 {
+            self.nodes.insert(anchor, node.clone());
+        }
+    }
+
+    /// What an alias stands for.
+    fn resolve(&mut self, alias: &Begin) -> Result<Data, Problem> {
+        let Some(node) = self.nodes.get(&alias.anchor) else { return Ok(Data::Alias) };
+        self.aliased += node.size();
+        if self.aliased > MAX_ALIASED {
+            return Err(Problem::new(alias.line, "aliases (*) stand for more than any manifest holds: write it out"));
+        }
+        Ok(node.data.clone())
     }
 }
 
@@ -317,6 +361,17 @@ mod tests {
         for text in ["10.0.0.5", "10m", "inf", "nan", "v1", "0x", "1_000"] {
             assert_eq!(resolve(text), Value::from(text));
         }
+    }
+
+    #[test]
+    fn an_alias_has_the_data_of_what_it_stands_for() {
+        let documents = parse(TEXT).unwrap();
+        let (a, f) = (documents[0].get("a").unwrap(), documents[0].get("f").unwrap());
+        assert_eq!((f.value(), f.line), (a.value(), 11));
+        assert_eq!(parse("a: &a [*a]").unwrap()[0].value(), serde_json::json!({"a": [null]}));
+        let bomb: String =
+            (1..9).map(|at| format!("a{at}: &a{at} [{}]\n", format!("*a{},", at - 1).repeat(9))).collect();
+        assert!(parse(&format!("a0: &a0 [x]\n{bomb}")).unwrap_err().message.contains("more than any manifest"));
     }
 
     #[test]

@@ -93,7 +93,8 @@ fn sockets(port: u16) -> io::Result<Vec<Entry>> {
     Ok(entries)
 }
 
-fn describe(
+/// As [`explain`], with what is known.
+pub(crate) fn describe(
     wanted: SocketAddr,
     our_uid: u32,
     entries: &[Entry],
@@ -139,7 +140,7 @@ fn describe(
 
 /// Whether two sockets of one port are in each other's way. A listener on `::` is taken for one of
 /// both families, as it is by default; berth's own IPv6 sockets are of IPv6 only.
-fn clashes(wanted: SocketAddr, other: SocketAddr) -> bool {
+pub(crate) fn clashes(wanted: SocketAddr, other: SocketAddr) -> bool {
     let (wanted_ip, other_ip) = (wanted.ip().to_canonical(), other.ip().to_canonical());
     let any_family = other_ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
     wanted.port() == other.port()

@@ -19,7 +19,7 @@ pub mod lease;
 pub mod watch;
 
 use crate::instance::InstanceId;
-use nix::unistd::geteuid;
+use nix::unistd::{Uid, geteuid};
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -140,6 +140,14 @@ impl RunDir {
     pub fn find(path: &Path) -> Result<Option<Self>, Error> {
         let path = plain(path);
         Ok(check_dir(&path)?.map(|owner| Self { path, owner }))
+    }
+
+    /// Whether a process of this uid could use the directory; not, if it is not there.
+    ///
+    /// # Errors
+    /// As [`RunDir::open`] would say it there.
+    pub fn usable(path: &Path, uid: Uid) -> Result<bool, Error> {
+        Ok(check_dir_as(&plain(path), uid)?.is_some())
     }
 
     /// Where it is.
@@ -269,6 +277,10 @@ fn open_dir(path: &Path) -> Result<u32, Error> {
 /// Looks at the path and not at a descriptor: once the directory is known to be ours and closed to
 /// others, only its parent's owner could swap it, and is trusted like root.
 fn check_dir(path: &Path) -> Result<Option<u32>, Error> {
+    check_dir_as(path, geteuid())
+}
+
+fn check_dir_as(path: &Path, uid: Uid) -> Result<Option<u32>, Error> {
     let meta = match fs::symlink_metadata(path) {
         Ok(meta) => meta,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -279,7 +291,7 @@ fn check_dir(path: &Path) -> Result<Option<u32>, Error> {
         let found = if meta.is_symlink() { "a symbolic link" } else { "a file" };
         return Err(Error::NotADirectory { path: path(), found });
     }
-    let (uid, owner) = (geteuid(), meta.uid());
+    let owner = meta.uid();
     if owner != uid.as_raw() && !uid.is_root() {
         return Err(Error::Owner { path: path(), owner, uid: uid.as_raw() });
     }

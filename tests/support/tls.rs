@@ -57,7 +57,10 @@ pub(crate) fn get(authority: &CertificateDer<'static>, stream: TcpStream, path: 
     answer
 }
 
-/// Answers everything with one status.
+/// What is answered, if nothing else is said.
+const VERSION: &str = r#"{"gitVersion":"v1.2.3"}"#;
+
+/// Answers everything with one status and one body.
 pub(crate) struct Api {
     pub(crate) address: SocketAddr,
     status: Arc<Mutex<&'static str>>,
@@ -69,13 +72,21 @@ impl Api {
     }
 
     pub(crate) fn start_at(authority: &Authority, address: SocketAddr) -> Self {
+        Self::serve(authority, address, VERSION)
+    }
+
+    pub(crate) fn start_with(authority: &Authority, body: &'static str) -> Self {
+        Self::serve(authority, (fresh_ip(), 0).into(), body)
+    }
+
+    fn serve(authority: &Authority, address: SocketAddr, body: &'static str) -> Self {
         let config = authority.server_config();
         let status = Arc::new(Mutex::new("200 OK"));
         let now = status.clone();
         let address = Backend::at(address).serve(move |stream| {
             let status = *now.lock().unwrap();
             // Whoever goes away early is none of the test's business.
-            let _ = answer(&config, stream, status);
+            let _ = answer(&config, stream, status, body);
         });
         Self { address, status }
     }
@@ -86,7 +97,7 @@ impl Api {
     }
 }
 
-fn answer(config: &Arc<ServerConfig>, stream: TcpStream, status: &str) -> std::io::Result<()> {
+fn answer(config: &Arc<ServerConfig>, stream: TcpStream, status: &str, body: &str) -> std::io::Result<()> {
     let mut tls = StreamOwned::new(ServerConnection::new(config.clone()).unwrap(), stream);
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -94,7 +105,6 @@ fn answer(config: &Arc<ServerConfig>, stream: TcpStream, status: &str) -> std::i
         tls.read_exact(&mut byte)?;
         head.push(byte[0]);
     }
-    let body = r#"{"gitVersion":"v1.2.3"}"#;
     let length = body.len();
     tls.write_all(
         format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").as_bytes(),

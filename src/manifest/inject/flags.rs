@@ -8,38 +8,35 @@ use std::time::Duration;
 /// Service `kubernetes`.
 const DELAY: Duration = Duration::from_secs(5);
 
+/// Flags that name files which only one instance may write, and whether each is a file and not a folder.
+pub(super) const OWN: [(&str, bool); 3] = [("audit-log-path", true), ("cert-dir", false), ("debug-socket-path", true)];
+
 /// How long connections may take to end: kube-apiserver's own limit and the default of `--drain-timeout`.
-const DRAIN: Duration = Duration::from_secs(60);
+pub(super) const DRAIN: Duration = Duration::from_secs(60);
 
 /// Of the grace period, for the preStop hook, the start of processes and a slow node.
 const MARGIN: Duration = Duration::from_secs(30);
 
 impl Planner<'_> {
-    /// Files that only one instance may write, with the instance in their names.
-    pub(super) fn files_of_its_own(&mut self) {
-        for (name, named) in [("audit-log-path", true), ("cert-dir", false), ("debug-socket-path", true)] {
-            let Some(flag) = self.manifest.flag(name) else { continue };
-            // An instance's own already; or standard output, or off.
-            if flag.value.contains("{instance}") || flag.value.contains("$(") || matches!(flag.value, "-" | "") {
-                continue;
-            }
-            let mounted =
-                self.manifest.mount_of(flag.value).and_then(|mount| mount.get("mountPath")).and_then(Node::text);
-            if named && mounted == Some(flag.value) {
-                self.wrong(flag.line, format!("--{name}={} is mounted as this one file: mount its folder, each instance needs a file of its own", flag.value));
-                continue;
-            }
-            let value = if named {
-                with_instance(flag.value)
-            } else {
-                format!("{}/{{instance}}", flag.value.trim_end_matches('/'))
-            };
-            self.set_flag(
-                name,
-                &value,
-                "two instances must not write the same; berth exec puts the instance's name in",
-            );
+    /// A file that only one instance may write, with the instance in its name.
+    pub(super) fn file_of_its_own(&mut self, (name, named): (&str, bool)) {
+        let Some(flag) = self.manifest.flag(name) else { return };
+        // An instance's own already; or standard output, or off.
+        if flag.value.contains("{instance}") || flag.value.contains("$(") || matches!(flag.value, "-" | "") {
+            return;
         }
+        let mount = self.manifest.container().mount_of(flag.value);
+        let mounted = mount.and_then(|mount| mount.get("mountPath")).and_then(Node::text);
+        if named && mounted == Some(flag.value) {
+            self.wrong(flag.line, format!("--{name}={} is mounted as this one file, and each instance needs a file of its own: mount its folder", flag.value));
+            return;
+        }
+        let value = if named {
+            with_instance(flag.value)
+        } else {
+            format!("{}/{{instance}}", flag.value.trim_end_matches('/'))
+        };
+        self.set_flag(name, &value, "two instances must not write the same; berth exec puts the instance's name in");
     }
 
     /// Sets `--shutdown-delay-duration` where there is none, and gives what it is.
@@ -82,11 +79,11 @@ impl Planner<'_> {
         let new = if flag.apart { value.to_owned() } else { whole };
         let old = self.manifest.arguments()[flag.argument].text().unwrap_or_default().to_owned();
         let mut path = self.manifest.argument_path(flag.argument);
-        // The command has three words more by now.
+        // The command has more words by now.
         if let Some(Step::Index(index)) = path.0.last_mut()
             && flag.argument == *index
         {
-            *index += 3;
+            *index += self.wrapping.words;
         }
         self.original.flags.push((new.clone(), Some(old)));
         self.edit(path, Change::Set(new.into()), format!("--{name}: {reason}"));
@@ -99,7 +96,8 @@ impl Planner<'_> {
         if let (Some(old), Some(None)) = (old, seconds) {
             self.wrong(old.line, "terminationGracePeriodSeconds is no number of seconds: give one");
         }
-        let needed = (delay + self.duration("shutdown-watch-termination-grace-period") + DRAIN + MARGIN).as_secs();
+        let needed =
+            (delay + self.duration("shutdown-watch-termination-grace-period") + self.wrapping.drain + MARGIN).as_secs();
         if seconds.flatten().is_some_and(|seconds| seconds >= needed) {
             return;
         }

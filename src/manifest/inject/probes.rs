@@ -1,57 +1,64 @@
 //! What the kubelet asks, what the shim asks, and the hook before the stop.
 
-use super::{BINARY, Change, LEAST, Node, PROBES, Planner, parts};
+use super::{Change, LEAST, Node, Planner, basename, parts};
 use serde_json::{Map, Value, json};
 
 /// What asks a port.
 const KINDS: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
 
 impl Planner<'_> {
-    pub(super) fn probes(&mut self, port: u16) {
-        for name in PROBES {
-            let probe = self.manifest.apiserver().get(name);
-            let asks = probe.map_or(Asks::Elsewhere, |probe| self.asks(probe, port));
-            match (probe, asks) {
-                (Some(probe), Asks::Shared) => self.probe(name, probe),
-                (Some(probe), Asks::Name(port)) => {
-                    self.wrong(
-                        probe.line,
-                        format!("{name} asks the port {port} by its name, which goes with ports: write its number"),
-                    );
-                }
-                (None, _) if name == "readinessProbe" => {
-                    self.original.fields.insert(name.into(), Value::Null);
-                    let new = json!({"exec": asking(name), "periodSeconds": LEAST, "timeoutSeconds": LEAST});
-                    self.edit(
-                        self.container.key(name),
-                        Change::Set(new),
-                        "an update waits until the new instance is ready",
-                    );
-                }
-                _ => {}
+    /// Lets a probe that asks the shared port ask berth, as patiently as it asked before.
+    pub(super) fn probe(&mut self, name: &str, port: u16) {
+        let Some(probe) = self.manifest.apiserver().get(name) else { return };
+        match self.asks(probe, port) {
+            Asks::Elsewhere => return,
+            Asks::Name(port) => {
+                return self.wrong(
+                    probe.line,
+                    format!("{name} asks the port {port} by its name, which goes with ports: write its number"),
+                );
             }
+            Asks::Shared => {}
         }
-    }
-
-    /// Lets a probe ask berth, as patiently as it asked before.
-    fn probe(&mut self, name: &str, probe: &Node) {
         let path = self.container.key(name);
         let mut original = Map::new();
         let reason = "the shared port may be answered by the other instance; berth asks this one";
-        self.edit(path.key("exec"), Change::Set(asking(name)), reason);
+        self.edit(path.key("exec"), Change::Set(self.asking(name)), reason);
         for (kind, _) in probe.entries() {
             let Some(kind) = kind.text().filter(|kind| KINDS.contains(kind)) else { continue };
             original.insert(kind.into(), probe.get(kind).map_or(Value::Null, Node::value));
             self.edit(path.key(kind), Change::Remove, "berth asks instead");
         }
+        self.pace(name, &mut original);
+        self.original.fields.insert(name.into(), Value::Object(original));
+    }
+
+    /// Gives an exec probe the period and timeout that it needs, and notes what they were.
+    pub(super) fn pace(&mut self, name: &str, original: &mut Map<String, Value>) {
+        let Some(probe) = self.manifest.apiserver().get(name) else { return };
         for (key, default) in [("periodSeconds", 10), ("timeoutSeconds", 1)] {
             let old = probe.get(key).map(Node::value);
             if old.as_ref().map_or(Some(default), Value::as_u64).is_none_or(|seconds| seconds < LEAST) {
                 original.insert(key.into(), old.unwrap_or(Value::Null));
-                self.edit(path.key(key), Change::Set(LEAST.into()), "an exec probe starts a process each time");
+                let path = self.container.key(name).key(key);
+                self.edit(path, Change::Set(LEAST.into()), "an exec probe starts a process each time");
             }
         }
-        self.original.fields.insert(name.into(), Value::Object(original));
+    }
+
+    pub(super) fn readiness(&mut self) {
+        if self.manifest.apiserver().get("readinessProbe").is_some() {
+            return;
+        }
+        let name = "readinessProbe";
+        self.original.fields.insert(name.into(), Value::Null);
+        let new = json!({"exec": self.asking(name), "periodSeconds": LEAST, "timeoutSeconds": LEAST});
+        self.edit(self.container.key(name), Change::Set(new), "an update waits until the new instance is ready");
+    }
+
+    /// The `exec` of a probe.
+    fn asking(&self, probe: &str) -> Value {
+        json!({"command": [self.wrapping.binary, if probe == "readinessProbe" { "ready" } else { "live" }]})
     }
 
     fn asks(&self, probe: &Node, port: u16) -> Asks {
@@ -93,18 +100,22 @@ impl Planner<'_> {
         } else {
             self.manifest.flag("client-ca-file").map(|flag| flag.value.to_owned())
         };
+        ca.into_iter().chain(self.options.probing.files.iter().cloned()).collect()
+    }
+
+    pub(super) fn anonymous(&mut self) {
         if let Some(flag) = self.manifest.flag("anonymous-auth")
             && flag.value == "false"
+            && !self.wrapping.credentials
             && !self.options.probing.credentials
         {
             self.wrong(flag.line, "anonymous requests are refused, so the probe needs credentials: give --probe-cert and --probe-key, or --probe-token-file");
         }
-        ca.into_iter().chain(self.options.probing.files.iter().cloned()).collect()
     }
 
     /// A mount for the shim through which it sees a file of the apiserver's.
     pub(super) fn mount(&mut self, file: &str) -> Option<Value> {
-        let found = self.manifest.mount_of(file);
+        let found = self.manifest.container().mount_of(file);
         let Some(mount) = found else {
             let line = self.manifest.apiserver().line;
             self.wrong(line, format!("{file}, which the probe needs, is in no volumeMount of the container: mount it"));
@@ -120,17 +131,28 @@ impl Planner<'_> {
     }
 
     pub(super) fn pre_stop(&mut self) {
-        if self.manifest.apiserver().at(&["lifecycle", "preStop"]).is_some() {
-            self.notes.push(
-                "the container's preStop hook is kept: if it can, let it run `berth drain --wait --if-sibling` first"
-                    .into(),
-            );
+        if let Some(hook) = self.manifest.apiserver().at(&["lifecycle", "preStop"]) {
+            if !drains(hook) {
+                self.notes.push(
+                    "the container's preStop hook is kept, and does not let a sibling take over: if it can, let it run \
+                     `berth drain --wait --if-sibling` first"
+                        .into(),
+                );
+            }
             return;
         }
-        let hook = json!({"exec": {"command": [BINARY, "drain", "--wait", "--if-sibling"]}});
+        let hook = json!({"exec": {"command": [self.wrapping.binary, "drain", "--wait", "--if-sibling"]}});
         let path = self.container.key("lifecycle").key("preStop");
         self.edit(path, Change::Set(hook), "the sibling takes new connections before kube-apiserver hears of the stop");
     }
+}
+
+/// Whether a hook runs `berth drain --if-sibling`, by itself or within something else.
+fn drains(hook: &Node) -> bool {
+    let words = hook.at(&["exec", "command"]).map(Node::items).unwrap_or_default();
+    let words: Vec<_> = words.iter().filter_map(Node::text).flat_map(str::split_whitespace).collect();
+    let drain = words.windows(2).any(|pair| basename(pair[0]) == "berth" && pair[1] == "drain");
+    drain && words.contains(&"--if-sibling")
 }
 
 /// Whom a probe asks.
@@ -141,9 +163,4 @@ enum Asks {
     Elsewhere,
     /// A port of this name, which is not the shared one.
     Name(String),
-}
-
-/// The `exec` of a probe.
-fn asking(probe: &str) -> Value {
-    json!({"command": [BINARY, if probe == "readinessProbe" { "ready" } else { "live" }]})
 }

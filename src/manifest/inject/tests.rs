@@ -126,7 +126,7 @@ fn every_problem_is_told_at_once_with_its_line() {
         .replace("    - --tls-cert-file=/etc/kubernetes/pki", "    - --anonymous-auth=false\n    - --tls-cert-file=/x")
         .replace("status: {}", "  terminationGracePeriodSeconds: long");
     insta::assert_snapshot!(told(&text).join("\n"), @r"
-    12: hostNetwork is not true: berth shares an address of the node; a pod of its own network has none
+    12: hostNetwork is not true, and a pod of its own network has no address of the node to share: set it to true
     96: berth-run is among the volumes already: rename it, berth needs the name
     35: --secure-port=no is no port: give one, such as 6443
     13: which authority issued the apiserver's serving certificate cannot be seen: give --probe-ca FILE, or --probe-insecure
@@ -165,7 +165,12 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
     let file = "- mountPath: /log/audit.log\n      name: ca-certs\n    - mountPath: /etc/ssl/certs";
     let text = kubeadm_with("- mountPath: /etc/ssl/certs", file)
         .replace("- --secure", "- --audit-log-path=/log/audit.log\n    - --secure");
-    assert!(told(&text)[0].contains("is mounted as this one file: mount its folder"), "{:?}", told(&text));
+    assert!(
+        told(&text)[0]
+            .contains("is mounted as this one file, and each instance needs a file of its own: mount its folder"),
+        "{:?}",
+        told(&text)
+    );
 }
 
 #[test]

@@ -1,0 +1,74 @@
+//! `berth doctor`: what stands between a manifest and an upgrade that loses nothing.
+
+use super::{Exit, block_on, mistaken, unavailable};
+use crate::cli::DoctorArgs;
+use crate::config::Mistakes;
+use crate::doctor::{Case, Severity, beside, cluster, examine, node, text};
+use crate::kubernetes::Client;
+use crate::manifest::Manifest;
+use crate::manifest::file::read;
+use crate::upgrade::state::interrupted;
+use anyhow::Context;
+use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+
+pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
+    let name = match args.manifest.to_str() {
+        Some("-") => "standard input".into(),
+        _ => args.manifest.display().to_string(),
+    };
+    let manifest = match read(&args.manifest) {
+        Ok(text) => Manifest::parse(&text),
+        Err(error) => return Ok(unavailable(&error)),
+    };
+    let manifest = match manifest {
+        Ok(manifest) => manifest,
+        Err(problem) => return Ok(mistaken(&Mistakes(vec![format!("{name}:{problem}")]))),
+    };
+    // What cannot be had is said, and the rest is looked at all the same.
+    let mut exit = Exit::Ok;
+    let mut missing = |error: &dyn std::fmt::Display| exit = unavailable(error);
+    let beside = match args.node && is_in(&args.manifest, &args.manifests_dir) {
+        true => beside::gather(&args.manifest).map_err(|error| missing(&format!("{name}: {error}"))).ok(),
+        false => None,
+    };
+    let node = args.node.then(|| node::Facts {
+        interrupted: interrupted(&args.backup_dir),
+        ..node::Facts::gather(Path::new("/"), &manifest)
+    });
+    let cluster = match &args.kubeconfig {
+        Some(kubeconfig) => endpoints(kubeconfig)?.map_err(|error| missing(&error)).ok(),
+        None => None,
+    };
+    let case = Case {
+        name: &name,
+        manifest: &manifest,
+        beside: beside.as_deref(),
+        node: node.as_ref(),
+        cluster: cluster.as_deref(),
+    };
+    let findings = examine(&case);
+    let mut out = std::io::stdout().lock();
+    let color = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let said = if args.json { text::json(&findings) } else { text::text(&name, &findings, color) };
+    out.write_all(said.as_bytes()).context("cannot write to standard output")?;
+    let fails = findings.iter().any(|finding| finding.severity == Severity::Error);
+    Ok(if fails { Exit::No } else { exit })
+}
+
+/// Whether a file is one of a folder.
+fn is_in(file: &Path, folder: &Path) -> bool {
+    let parent = file.canonicalize().ok().and_then(|file| file.parent().map(Path::to_owned));
+    parent.is_some() && folder.canonicalize().ok() == parent
+}
+
+/// Addresses of the Service `kubernetes`.
+fn endpoints(kubeconfig: &Path) -> anyhow::Result<Result<Vec<SocketAddr>, String>> {
+    let client = match Client::from_kubeconfig(kubeconfig) {
+        Ok(client) => client,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let list = block_on(client.get(cluster::PATH))?;
+    Ok(list.map(|list| cluster::endpoints(&list)).map_err(|error| error.to_string()))
+}

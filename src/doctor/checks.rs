@@ -1,0 +1,67 @@
+//! The table of all checks.
+
+use super::Check;
+use super::Severity::{Error, Info, Warning};
+
+/// Makes a constant of each check and a list of them all, so that none can be missing there.
+macro_rules! checks {
+    ($($name:ident, $severity:ident, $id:literal, $rule:literal;)+) => {
+        $(pub(super) const $name: Check = Check { id: $id, severity: $severity, rule: $rule };)+
+
+        /// Every check, in the order of the documentation.
+        pub const CHECKS: &[Check] = &[$($name),+];
+    };
+}
+
+checks! {
+    // The manifest.
+    NOT_BEHIND_BERTH, Error, "not-behind-berth", "kube-apiserver is started by `berth exec` or `berth run`";
+    INJECT_REFUSES, Error, "inject-refuses", "nothing is in the way of `berth inject`, where the manifest is not behind berth yet";
+    HOST_NETWORK, Error, "host-network", "the pod is in the node's network";
+    SHIM_MISSING, Warning, "shim-missing", "a container of the pod runs `berth serve`; with a shim for the whole node none does, and this can be passed over";
+    BERTH_OPTIONS, Error, "berth-options", "berth takes its options and variables in both containers, as far as they can be seen";
+    WILDCARD_CLASH, Error, "wildcard-clash", "the shim does not listen on all addresses at the port of the apiserver's own 127.x address";
+    BERTH_DIFFERS, Error, "berth-differs", "kube-apiserver's container and the shim name the same berth, instance and run directory";
+    UID_MISMATCH, Error, "uid-mismatch", "the shim runs with kube-apiserver's uid";
+    PRIVILEGED_PORT, Error, "privileged-port", "a shim without capabilities has `NET_BIND_SERVICE` for a port below 1024";
+    INSTANCE_NOT_UNIQUE, Error, "instance-not-unique", "`BERTH_INSTANCE` is the pod's own, in both containers: its UID or name, by the downward API";
+    RUN_DIR_VOLUME, Error, "run-dir-volume", "the run directory is a hostPath that both containers mount, writable";
+    RUN_DIR_OWNER, Error, "run-dir-owner", "the run directory belongs to kube-apiserver's uid, and nobody else may write there";
+    BINARY_MISSING, Error, "binary-missing", "an init container copies berth to where kube-apiserver's container takes it from";
+    IMAGE_DIFFERS, Warning, "image-differs", "that init container and the shim have the same image";
+    SHIM_BLOCKS_START, Error, "shim-blocks-start", "a shim among the init containers has `restartPolicy: Always`, and no startup probe that waits for kube-apiserver";
+    PROBE_ON_SHARED_PORT, Error, "probe-on-shared-port", "no probe of kube-apiserver asks the shared port";
+    READINESS_MISSING, Warning, "readiness-missing", "kube-apiserver's container has a readiness probe";
+    PROBE_PACE, Warning, "probe-pace", "exec probes of berth have a period and a timeout of 5 s or more";
+    DECLARED_PORTS, Error, "declared-ports", "kube-apiserver's container declares no `ports:`";
+    SHARED_FILE, Error, "shared-file", "`--audit-log-path`, `--cert-dir` and `--debug-socket-path` have `{instance}` in them";
+    PRE_STOP, Warning, "pre-stop", "the preStop hook runs `berth drain --wait --if-sibling`";
+    SHUTDOWN_DELAY, Warning, "shutdown-delay", "`--shutdown-delay-duration` is not 0";
+    GRACE_PERIOD, Warning, "grace-period", "`terminationGracePeriodSeconds` is longer than the shutdown delay, the drain and a margin";
+    UPDATE_STRATEGY, Warning, "update-strategy", "an update of a Deployment or DaemonSet starts the new pod before it stops the old one";
+    PROBE_FILES, Error, "probe-files", "the shim's container mounts the files that its probe needs";
+    ANONYMOUS_AUTH, Error, "anonymous-auth", "anonymous requests may ask /readyz and /livez, or the probe has credentials";
+    AUTHENTICATION_CONFIG, Warning, "authentication-config", "it can be seen that `--authentication-config` lets anonymous requests ask those (`--node`, on its node), or the probe has credentials";
+    HOST_IP_UNKNOWN, Warning, "host-ip", "a static pod names its address: status.hostIP may be empty at first, or another one";
+    // The files beside it.
+    SAME_POD_NAME, Error, "same-pod-name", "no other file of the manifest folder has the same pod name";
+    STRAY_FILE, Warning, "stray-file", "every other file there that the kubelet reads is a manifest by its name and by what is in it";
+    // The node.
+    HOST_PATH, Error, "host-path", "what a hostPath of type Directory, File or Socket wants is there";
+    ADDRESS_MISSING, Error, "address-missing", "the node has the addresses that the shim listens on, or they are marked `,freebind`";
+    PORT_HELD, Error, "port-held", "nobody else holds the port, and no berth of another uid";
+    FIRST_SWITCH, Warning, "first-switch", "kube-apiserver does not hold the port itself any more";
+    MEMORY, Warning, "memory", "the node has memory for a second instance: as much as the running one takes, and as it requests";
+    KERNEL, Error, "kernel", "the kernel has SO_REUSEPORT (Linux 3.9)";
+    MIGRATE_REQ, Warning, "tcp-migrate-req", "`net.ipv4.tcp_migrate_req` is 0: berth hands over what is queued, and some kernels forget to wake who waits for it";
+    EPHEMERAL_PORTS, Warning, "ephemeral-ports", "no outgoing connection can take the secure port, and there are enough others";
+    SOMAXCONN, Warning, "somaxconn", "`net.core.somaxconn` does not cut the shim's accept queue short";
+    FILE_LIMIT, Warning, "file-limit", "processes of the node may open enough files";
+    CONNTRACK, Warning, "conntrack", "connection tracking has room";
+    LEFTOVERS, Info, "leftovers", "the run directory holds nothing of the dead";
+    BERTH_VERSION, Warning, "berth-version", "running shims are at most one minor version away";
+    UPGRADE_INTERRUPTED, Warning, "upgrade-interrupted", "no `berth upgrade` was interrupted";
+    // The cluster.
+    SECURE_PORTS, Error, "secure-ports", "all controllers have one secure port, as the Service `kubernetes` shows them";
+    NOT_CHECKED, Info, "not-checked", "all was looked at";
+}

@@ -1,0 +1,118 @@
+//! What stands between a kube-apiserver's manifest and an upgrade that loses nothing, found before the upgrade
+//! is: each finding with its place, its cause and what mends it.
+//!
+//! [`examine`] is pure: it judges a [`Case`], which is the manifest and whatever else is known. What is to be
+//! known beside the text is gathered by [`beside`], [`node`] and whoever asks the cluster ([`cluster`]). Every check is in one table, [`CHECKS`], which `docs/doctor.md` repeats.
+//!
+//! What `berth inject` would make different in a manifest is judged by its own rules
+//! ([`crate::manifest::inject::judge`]), so that a rule stands once.
+
+pub mod beside;
+mod checks;
+pub mod cluster;
+mod layout;
+mod manifest;
+pub mod node;
+mod options;
+pub mod text;
+
+use crate::manifest::Manifest;
+use serde::Serialize;
+use std::net::SocketAddr;
+
+pub use checks::CHECKS;
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The second instance cannot come up, or an upgrade loses something.
+    Error,
+    /// It works, but clients may notice, or not for long.
+    Warning,
+    /// Good to know, or not looked at.
+    Info,
+}
+
+impl Severity {
+    /// Its name.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Info => "info",
+        }
+    }
+}
+
+/// A check: what must hold, and how bad it is if it does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Check {
+    /// Its name, which stays the same from version to version.
+    pub id: &'static str,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What must hold.
+    pub rule: &'static str,
+}
+
+impl Check {
+    /// A finding of this check.
+    fn at(&self, place: impl Into<String>, cause: impl Into<String>, mend: impl Into<String>) -> Finding {
+        let Self { id, severity, .. } = *self;
+        Finding { id, severity, place: place.into(), cause: cause.into(), mend: mend.into() }
+    }
+}
+
+/// Something that does not hold.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Name of the check.
+    pub id: &'static str,
+    /// How bad it is.
+    pub severity: Severity,
+    /// Where: file and line, a path or a setting of the node.
+    #[serde(rename = "where")]
+    pub place: String,
+    /// What is wrong, and why that is.
+    pub cause: String,
+    /// What mends it: an edit or a command.
+    pub mend: String,
+}
+
+/// What is judged. What is `None` was not looked at.
+#[derive(Debug, Clone, Copy)]
+pub struct Case<'a> {
+    /// How the manifest's file is called in findings.
+    pub name: &'a str,
+    /// The manifest.
+    pub manifest: &'a Manifest,
+    /// The other files of its folder, for a static pod.
+    pub beside: Option<&'a [beside::File]>,
+    /// What was seen of its node.
+    pub node: Option<&'a node::Facts>,
+    /// Addresses of the Service `kubernetes`.
+    pub cluster: Option<&'a [SocketAddr]>,
+}
+
+impl Case<'_> {
+    /// A line of the file, as people and editors name it.
+    fn line(&self, line: usize) -> String {
+        format!("{}:{line}", self.name)
+    }
+}
+
+/// All findings, the worst first, otherwise in the order of the file.
+#[must_use]
+pub fn examine(case: &Case<'_>) -> Vec<Finding> {
+    let mut findings = manifest::examine(case);
+    findings.extend(case.beside.into_iter().flat_map(|files| beside::examine(case, files)));
+    findings.extend(case.node.into_iter().flat_map(|facts| node::examine(case, facts)));
+    findings.extend(cluster::examine(case));
+    findings.sort_by_key(|finding| finding.severity);
+    findings
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,227 @@
+//! A look at the node: files below a root, which tests move; sockets and addresses of this network namespace.
+
+use super::super::layout::Layout;
+use super::super::manifest::{on_node, uid};
+use super::super::options;
+use super::run_dir_on_node;
+use crate::config::Listen;
+use crate::manifest::Manifest;
+use crate::manifest::tree::Node;
+use crate::os::clock;
+use crate::os::holder::{Entry, Process, listeners, process_of};
+use crate::registry::{self, RunDir, lease};
+use nix::ifaddrs::getifaddrs;
+use nix::unistd::Uid;
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+/// Settings of the kernel that are looked at.
+const SETTINGS: [&str; 9] = [
+    "fs.file-max",
+    "kernel.osrelease",
+    "net.core.somaxconn",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_nonlocal_bind",
+    "net.ipv4.tcp_migrate_req",
+    "net.netfilter.nf_conntrack_count",
+    "net.netfilter.nf_conntrack_max",
+];
+
+/// What was seen of a node. What could not be seen is absent, and is not judged.
+#[derive(Debug, Default)]
+pub struct Facts {
+    /// What is in the file of `--authentication-config`.
+    pub authentication: Option<String>,
+    /// What is where the manifest's hostPaths are: `Directory`, `File`, `Socket` or something else.
+    pub host_paths: BTreeMap<String, Option<&'static str>>,
+    /// Why kube-apiserver cannot use the run directory.
+    pub run_dir: Option<registry::Error>,
+    /// What is left there of what has ended.
+    pub leftovers: Vec<String>,
+    /// Shims that live there.
+    pub shims: Vec<Shim>,
+    /// Addresses of the node.
+    pub addresses: Option<Vec<IpAddr>>,
+    /// Who listens on the ports of the shim.
+    pub listeners: Vec<Holding>,
+    /// Running kube-apiservers.
+    pub apiservers: Vec<Running>,
+    /// Running shims, by their processes.
+    pub berths: Vec<Running>,
+    /// MemAvailable, in bytes.
+    pub available: Option<u64>,
+    /// Settings of the kernel, by their names.
+    pub settings: BTreeMap<&'static str, String>,
+    /// What is known of an interrupted upgrade.
+    pub interrupted: Option<String>,
+}
+
+/// A live shim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shim {
+    /// Its instance.
+    pub instance: String,
+    /// Which berth it is.
+    pub version: String,
+}
+
+/// A listener, and whose it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holding {
+    /// The socket.
+    pub entry: Entry,
+    /// The process, if it can be seen.
+    pub process: Option<Process>,
+}
+
+/// A process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Running {
+    /// Its process ID.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+    /// Resident memory, in bytes.
+    pub resident: u64,
+    /// Most files that it may open.
+    pub files: Option<u64>,
+}
+
+impl Facts {
+    /// Looks at this node, whose files are below `root`.
+    #[must_use]
+    pub fn gather(root: &Path, manifest: &Manifest) -> Self {
+        let at = |path: &str| root.join(path.trim_start_matches('/'));
+        let container = manifest.container();
+        let file = manifest.flag("authentication-config").and_then(|flag| on_node(container, flag.value));
+        let volumes = manifest.pod().get("volumes").map(Node::items).unwrap_or_default();
+        let host_paths = volumes.iter().filter_map(host_path).map(|(path, ..)| (path.to_owned(), kind(&at(path))));
+        let running = running(&root.join("proc"));
+        let named = |name: &str| running.iter().filter(|process| process.name == name).cloned().collect();
+        let settings = SETTINGS.into_iter().filter_map(|name| {
+            let path = root.join("proc/sys").join(name.replace('.', "/"));
+            Some((name, fs::read_to_string(path).ok()?))
+        });
+        let mut facts = Self {
+            authentication: file.and_then(|file| fs::read_to_string(at(&file)).ok()),
+            host_paths: host_paths.collect(),
+            addresses: addresses(),
+            apiservers: named("kube-apiserver"),
+            berths: named("berth"),
+            available: fs::read_to_string(root.join("proc/meminfo"))
+                .ok()
+                .and_then(|text| kilobytes(&text, "MemAvailable")),
+            settings: settings.collect(),
+            ..Self::default()
+        };
+        if let Some(layout) = Layout::of(manifest) {
+            facts.look_at(&layout, root);
+        }
+        facts
+    }
+
+    fn look_at(&mut self, layout: &Layout<'_>, root: &Path) {
+        if let Some(path) = run_dir_on_node(layout) {
+            let path = root.join(path.strip_prefix("/").unwrap_or(&path));
+            match RunDir::usable(&path, Uid::from_raw(uid(layout.apiserver.container))) {
+                Ok(_) => self.look_into(&path),
+                Err(error) => self.run_dir = Some(error),
+            }
+        }
+        let place = layout.serving().and_then(|serving| options::place(&serving.told));
+        let listen = place.map(|place| &place.listen[..]).unwrap_or_default();
+        let mut ports: Vec<_> =
+            listen.iter().filter_map(|text| text.parse::<Listen>().ok()).map(|listen| listen.addr.port()).collect();
+        ports.sort_unstable();
+        ports.dedup();
+        for entry in ports.into_iter().filter_map(|port| listeners(port).ok()).flatten() {
+            self.listeners.push(Holding { entry, process: process_of(entry.inode) });
+        }
+    }
+
+    /// The shims of a run directory, and what is left of earlier ones.
+    fn look_into(&mut self, path: &Path) {
+        let (Ok(boot), Ok(now)) = (clock::boot_id(), clock::boottime()) else { return };
+        let Ok(node) = crate::node::Node::look(Some(path)) else { return };
+        let mut live = Vec::new();
+        let mut stale = 0;
+        let berths = RunDir::find(path).ok().flatten().and_then(|run_dir| run_dir.berths().ok()).unwrap_or_default();
+        for lease in berths.iter().filter_map(|berth| lease::list(berth).ok()).flat_map(|listing| listing.leases) {
+            if lease.is_live(&boot, now) {
+                live.push(lease.instance.clone());
+                self.shims.push(Shim { instance: lease.instance.to_string(), version: lease.berth_version });
+            } else {
+                stale += 1;
+            }
+        }
+        let dead = node.instances.iter().filter(|known| known.record.as_ref().is_some_and(|record| !record.alive));
+        let sockets = node.instances.iter().filter(|known| known.socket && !live.contains(&known.id));
+        let counts = [
+            (dead.count(), "record of an apiserver", "records of apiservers"),
+            (stale, "lease of a shim", "leases of shims"),
+            (sockets.count(), "socket of a shim", "sockets of shims"),
+        ];
+        let said = |(count, one, many): (usize, &str, &str)| match count {
+            0 => None,
+            1 => Some(format!("1 {one}")),
+            count => Some(format!("{count} {many}")),
+        };
+        self.leftovers = counts.into_iter().filter_map(said).collect();
+        self.leftovers.extend(node.problems.iter().map(ToString::to_string));
+    }
+}
+
+/// The path and type of a volume that is a hostPath, and its line.
+pub(super) fn host_path(volume: &Node) -> Option<(&str, &str, usize)> {
+    let host_path = volume.get("hostPath")?;
+    let path = host_path.get("path")?;
+    Some((path.text()?, host_path.get("type").and_then(Node::text).unwrap_or_default(), path.line))
+}
+
+/// What is there, as the type of a hostPath calls it.
+fn kind(path: &Path) -> Option<&'static str> {
+    let kind = fs::metadata(path).ok()?.file_type();
+    Some(match () {
+        () if kind.is_dir() => "Directory",
+        () if kind.is_file() => "File",
+        () if kind.is_socket() => "Socket",
+        () => "device",
+    })
+}
+
+fn addresses() -> Option<Vec<IpAddr>> {
+    let addresses = getifaddrs().ok()?.filter_map(|interface| {
+        let address = interface.address?;
+        let four = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+        four.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+    });
+    Some(addresses.collect())
+}
+
+/// All processes that can be seen.
+fn running(proc: &Path) -> Vec<Running> {
+    let entries = fs::read_dir(proc).into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let read = |pid| {
+        let of = |file: &str| fs::read_to_string(proc.join(PathBuf::from(format!("{pid}/{file}")))).ok();
+        let name = of("comm")?.trim_end().to_owned();
+        Some(Running { pid, name, resident: kilobytes(&of("status")?, "VmRSS")?, files: files(&of("limits")?) })
+    };
+    pids.filter_map(read).collect()
+}
+
+/// A line such as `MemAvailable:   123 kB`, in bytes.
+fn kilobytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The hard limit of open files in /proc/PID/limits: berth raises the soft one, and Go does too.
+fn files(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_ascii_whitespace().nth(1)?.parse().ok()
+}

@@ -1,0 +1,131 @@
+//! What berth's options in a manifest say, and what berth would say of them.
+
+use super::layout::{HOST_IP, Told};
+use crate::cli::{Command, PlaceArgs, ProbeArgs, ProbeKind, ShimArgs};
+use crate::config::{Checks, Config, Place, check_probe_options};
+use crate::instance;
+use crate::manifest::tree::{Node, parse};
+use serde_json::Value;
+use std::time::Duration;
+
+/// What is wrong with options.
+#[derive(Debug, Default)]
+pub(super) struct Mistakes {
+    /// That an instance of the same port does not fit beside the listen addresses.
+    pub(super) beside: Vec<String>,
+    /// The rest.
+    pub(super) others: Vec<String>,
+}
+
+/// All that berth would refuse, but for files, which are another machine's.
+pub(super) fn mistakes(told: &Told) -> Mistakes {
+    let command = match told {
+        Told::Options(command) => command,
+        Told::Wrong(why) => return Mistakes { others: vec![why.clone()], ..Mistakes::default() },
+        Told::Unseen => return Mistakes::default(),
+    };
+    let (mut beside, mut others) = (Checks::default(), Checks::default());
+    if let Some(place) = place(told).and_then(|place| Place::check(place, &mut others))
+        && !matches!(&**command, Command::Serve(serve) if serve.backend.is_some())
+    {
+        place.check_beside_instance(&mut beside);
+    }
+    if let Some(probe) = probe(told) {
+        check_probe_options(probe, "/readyz", true, &mut others);
+    }
+    let whole = match &**command {
+        Command::Serve(serve) => {
+            let mut serve = serve.clone();
+            without_files(&mut serve.shim);
+            Config::serve(&serve).err()
+        }
+        Command::Run(run) => {
+            let mut run = run.clone();
+            without_files(&mut run.shim);
+            Config::run(&run).err()
+        }
+        Command::Exec(exec) => {
+            for error in instance::args::check(&exec.command) {
+                others.wrong(format!("command after --: {error}"));
+            }
+            None
+        }
+        _ => None,
+    };
+    let list = |checks: Checks| checks.finish(Some(())).err().map(|mistakes| mistakes.0).unwrap_or_default();
+    let (beside, mut others) = (list(beside), list(others));
+    for mistake in whole.into_iter().flat_map(|mistakes| mistakes.0) {
+        if !beside.contains(&mistake) && !others.contains(&mistake) {
+            others.push(mistake);
+        }
+    }
+    let readable = |text: String| text.replace(HOST_IP, "HOST_IP");
+    Mistakes { beside: beside.into_iter().map(readable).collect(), others: others.into_iter().map(readable).collect() }
+}
+
+/// The probe is checked apart, without its files.
+fn without_files(shim: &mut ShimArgs) {
+    shim.probe.probe = ProbeKind::Tcp;
+    shim.probe.probe_ca = None;
+    shim.probe.probe_cert = None;
+    shim.probe.probe_key = None;
+    shim.probe.probe_token_file = None;
+}
+
+/// Which berth, which instance and where.
+pub(super) fn place(told: &Told) -> Option<&PlaceArgs> {
+    match told {
+        Told::Options(command) => match &**command {
+            Command::Serve(serve) => Some(&serve.place),
+            Command::Run(run) => Some(&run.place),
+            Command::Exec(exec) => Some(&exec.place),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn shim(told: &Told) -> Option<&ShimArgs> {
+    match told {
+        Told::Options(command) => match &**command {
+            Command::Serve(serve) => Some(&serve.shim),
+            Command::Run(run) => Some(&run.shim),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// How the apiserver is asked.
+pub(super) fn probe(told: &Told) -> Option<&ProbeArgs> {
+    shim(told).map(|shim| &shim.probe)
+}
+
+/// How long connections may take to end.
+pub(super) fn drain(told: &Told) -> Option<Duration> {
+    humantime::parse_duration(&shim(told)?.drain_timeout).ok()
+}
+
+/// Length of the accept queue that is asked for.
+pub(super) fn backlog(told: &Told) -> u32 {
+    shim(told).and_then(|shim| shim.backlog.parse().ok()).unwrap_or(0)
+}
+
+/// Whether a file of `--authentication-config` lets anonymous requests ask what the probe asks.
+///
+/// # Errors
+/// It is no such file.
+pub(super) fn lets_probes_in(text: &str) -> Result<bool, String> {
+    let documents = parse(text).map_err(|problem| problem.to_string())?;
+    let root =
+        documents.iter().find(|root| root.get("kind").and_then(Node::text) == Some("AuthenticationConfiguration"));
+    let root = root.ok_or("it holds no AuthenticationConfiguration")?;
+    // Without the field, --anonymous-auth decides, which is judged apart.
+    let Some(anonymous) = root.get("anonymous") else { return Ok(true) };
+    if anonymous.get("enabled").map(Node::value) != Some(Value::Bool(true)) {
+        return Ok(false);
+    }
+    let conditions = anonymous.get("conditions").map(Node::items).unwrap_or_default();
+    let allowed = |path: &str| conditions.iter().any(|rule| rule.get("path").and_then(Node::text) == Some(path));
+    Ok(conditions.is_empty() || (allowed("/readyz") && allowed("/livez")))
+}

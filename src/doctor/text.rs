@@ -1,0 +1,83 @@
+//! Findings for people, and for programs.
+
+use super::{Finding, Severity};
+use serde::Serialize;
+use std::fmt::Write;
+
+/// Version of the JSON form. Added fields and checks do not change it.
+const VERSION: u32 = 1;
+
+/// The findings in words, the sum of them last, where eyes are when a command has ended.
+#[must_use]
+pub fn text(name: &str, findings: &[Finding], color: bool) -> String {
+    let mut out = String::new();
+    for Finding { id, severity, place, cause, mend } in findings {
+        let (on, off) = if color { (style(*severity), "\x1b[0m") } else { ("", "") };
+        let _ = writeln!(out, "{on}{}{off}[{id}]: {}", severity.as_str(), printable(cause));
+        let _ = writeln!(out, "  --> {}\n  mend: {}\n", printable(place), printable(mend));
+    }
+    let _ = writeln!(out, "{}: {}", printable(name), sum(findings));
+    out
+}
+
+/// The findings as one JSON object.
+#[must_use]
+pub fn json(findings: &[Finding]) -> String {
+    #[derive(Serialize)]
+    struct Document<'a> {
+        version: u32,
+        findings: &'a [Finding],
+    }
+    // There is nothing in it that JSON could not say.
+    serde_json::to_string_pretty(&Document { version: VERSION, findings }).unwrap_or_default() + "\n"
+}
+
+fn sum(findings: &[Finding]) -> String {
+    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+    let said = |(count, one): (usize, &str)| match count {
+        0 => None,
+        1 => Some(format!("1 {one}")),
+        count => Some(format!("{count} {one}s")),
+    };
+    let bad = [(count(Severity::Error), "error"), (count(Severity::Warning), "warning")];
+    let bad: Vec<_> = bad.into_iter().filter_map(said).collect();
+    if bad.is_empty() { "no error and no warning".into() } else { bad.join(", ") }
+}
+
+fn style(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Error => "\x1b[1;31m",
+        Severity::Warning => "\x1b[1;33m",
+        Severity::Info => "\x1b[1m",
+    }
+}
+
+/// What others wrote, without what would steer a terminal.
+fn printable(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::checks::{MEMORY, UID_MISMATCH};
+    use super::*;
+
+    #[test]
+    fn the_sum_is_last_and_nothing_steers_the_terminal() {
+        let findings =
+            [UID_MISMATCH.at("a.yaml:7", "other\x1b[2J", "the same"), MEMORY.at("MemAvailable", "little", "more")];
+        insta::assert_snapshot!(text("a.yaml", &findings, false), @r"
+        error[uid-mismatch]: other�[2J
+          --> a.yaml:7
+          mend: the same
+
+        warning[memory]: little
+          --> MemAvailable
+          mend: more
+
+        a.yaml: 1 error, 1 warning
+        ");
+        assert!(text("a", &findings, true).starts_with("\x1b[1;31merror\x1b[0m[uid"));
+        assert_eq!(text("a", &[], true), "a: no error and no warning\n");
+    }
+}

@@ -1,0 +1,164 @@
+//! The same rules, for a manifest that is behind berth already, whoever put it there: what they would still
+//! change is a lapse.
+
+use super::flags::{DRAIN, OWN};
+use super::{BINARY, Change, Edit, Manifest, Node, Options, PROBES, Planner, basename};
+use crate::manifest::split;
+use crate::manifest::write::Style;
+use serde_json::{Map, Value};
+use std::time::Duration;
+
+/// What a manifest behind berth has to be, beside having berth in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// In the node's network.
+    HostNetwork,
+    /// An update starts the new pod before it stops the old one.
+    Rollout,
+    /// No file is written by two instances.
+    OwnFiles,
+    /// There is a shutdown delay.
+    ShutdownDelay,
+    /// No probe asks the shared port.
+    Probe,
+    /// Probes that start a process do it seldom, and wait for it.
+    Pace,
+    /// There is a readiness probe.
+    Readiness,
+    /// No ports are declared.
+    Ports,
+    /// The shim leaves the port before kube-apiserver is told to stop.
+    PreStop,
+    /// The grace period is long enough.
+    GracePeriod,
+    /// The probe is let in.
+    Anonymous,
+}
+
+impl Rule {
+    /// What is wrong where an edit is to be made.
+    fn lack(self) -> &'static str {
+        match self {
+            Self::HostNetwork => "the pod has a network of its own",
+            Self::Rollout => "an update stops the old pod first",
+            Self::OwnFiles => "two instances would write one file",
+            Self::ShutdownDelay => "kube-apiserver stops listening the moment it is told to stop",
+            Self::Probe => "a probe asks the shared port, where the other instance may answer",
+            Self::Pace => "a probe of berth comes too often, or waits too short a time",
+            Self::Readiness => "there is no readiness probe, so an update does not wait for the new instance",
+            Self::Ports => "ports are declared, and on one node only one pod can have them",
+            Self::PreStop => "there is no preStop hook, so the shim hears of the stop no sooner than kube-apiserver",
+            Self::GracePeriod => "the grace period ends before the shutdown and the drain can",
+            Self::Anonymous => "the probe is not let in",
+        }
+    }
+}
+
+/// Where a manifest does not follow a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lapse {
+    /// Which.
+    pub rule: Rule,
+    /// Line of the file, from 1.
+    pub line: usize,
+    /// What is wrong, and why that is.
+    pub cause: String,
+    /// The edit that mends it.
+    pub mend: String,
+}
+
+/// How kube-apiserver is behind berth.
+#[derive(Debug, Clone, Copy)]
+pub struct Wrapping<'a> {
+    /// Where its container finds berth.
+    pub binary: &'a str,
+    /// How many words of berth the edits put before its command.
+    pub words: usize,
+    /// The probe shows who it is.
+    pub credentials: bool,
+    /// How long connections may take to end.
+    pub drain: Duration,
+}
+
+impl Default for Wrapping<'_> {
+    /// As [`super::plan`] wraps it.
+    fn default() -> Self {
+        Self { binary: BINARY, words: 3, credentials: false, drain: DRAIN }
+    }
+}
+
+/// Judges a manifest that is behind berth in this way; `words` is 0 then.
+#[must_use]
+pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
+    let options = Options::default();
+    let mut judge = Judge { planner: Planner::new(manifest, &options, wrapping), lapses: Vec::new() };
+    // That the port is none is said by what reads it.
+    let port = manifest.secure_port().unwrap_or(6443);
+    judge.ask(Rule::HostNetwork, Planner::host_network);
+    judge.ask(Rule::Rollout, Planner::rollout);
+    for flag in OWN {
+        judge.ask(Rule::OwnFiles, |planner| planner.file_of_its_own(flag));
+    }
+    let delay = judge.ask(Rule::ShutdownDelay, Planner::shutdown_delay);
+    for probe in PROBES {
+        judge.ask(Rule::Probe, |planner| planner.probe(probe, port));
+        if manifest.apiserver().get(probe).is_some_and(asks_berth) {
+            judge.ask(Rule::Pace, |planner| planner.pace(probe, &mut Map::new()));
+        }
+    }
+    judge.ask(Rule::Readiness, Planner::readiness);
+    judge.ask(Rule::Ports, Planner::ports);
+    judge.ask(Rule::PreStop, Planner::pre_stop);
+    judge.ask(Rule::GracePeriod, |planner| planner.grace(delay));
+    judge.ask(Rule::Anonymous, Planner::anonymous);
+    judge.lapses
+}
+
+struct Judge<'a> {
+    planner: Planner<'a>,
+    lapses: Vec<Lapse>,
+}
+
+impl<'a> Judge<'a> {
+    /// Asks for one thing. The edits that belong to it are one lapse together.
+    fn ask<T>(&mut self, rule: Rule, look: impl FnOnce(&mut Planner<'a>) -> T) -> T {
+        let answer = look(&mut self.planner);
+        let (planner, lapses) = (&mut self.planner, &mut self.lapses);
+        let manifest = planner.manifest;
+        let edits = std::mem::take(&mut planner.edits);
+        if let Some(first) = edits.first() {
+            let said: Vec<_> = edits.iter().map(|edit| said(manifest, edit)).collect();
+            let mend = format!("{} ({})", said.join(", "), first.reason);
+            lapses.push(Lapse { rule, line: manifest.line_of(&first.path), cause: rule.lack().to_owned(), mend });
+        }
+        let lapse = |line, message: &str| {
+            let (cause, mend) = split(message);
+            Lapse { rule, line, cause: cause.to_owned(), mend: mend.to_owned() }
+        };
+        lapses.extend(planner.problems.drain(..).map(|problem| lapse(problem.line, &problem.message)));
+        let line = match rule {
+            Rule::Rollout => manifest.root().line,
+            _ => manifest.line_of(&planner.container.key("lifecycle").key("preStop")),
+        };
+        lapses.extend(planner.notes.drain(..).map(|note| lapse(line, &note)));
+        answer
+    }
+}
+
+/// An edit in words, with its path from the container or the pod on.
+fn said(manifest: &Manifest, edit: &Edit) -> String {
+    let style = Style { indented: true, sorted: false, json: false };
+    let path = manifest.within(&edit.path);
+    let list = |values: &[Value]| values.iter().map(|value| style.flow(value)).collect::<Vec<_>>().join(", ");
+    match &edit.change {
+        Change::Set(value) => format!("set {path}: {}", style.flow(value)),
+        Change::Remove => format!("remove {path}"),
+        Change::Prepend(values) | Change::Append(values) => format!("add {} to {path}", list(values)),
+    }
+}
+
+/// Whether a probe runs berth.
+fn asks_berth(probe: &Node) -> bool {
+    let program = probe.at(&["exec", "command"]).and_then(|command| command.items().first());
+    program.and_then(Node::text).is_some_and(|program| basename(program) == "berth")
+}

@@ -1,0 +1,140 @@
+//! `berth doctor` as an operator runs it: exit statuses, both forms of its output, and what it sees of a node
+//! and a cluster.
+
+use assert_cmd::Command;
+use serde_json::Value;
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use support::tls::{Api, Authority};
+
+mod support;
+
+const KUBEADM: &str = include_str!("manifest/kubeadm-v1.36.yaml");
+const DOCUMENTATION: &str = include_str!("../docs/doctor.md");
+
+struct Done {
+    status: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn berth(folder: &Path, args: &[&str], input: &str) -> Done {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("BERTH_")) {
+        command.env_remove(name);
+    }
+    let output = command.current_dir(folder).args(args).write_stdin(input).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Done { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+fn injected() -> String {
+    let done = berth(Path::new("."), &["inject", "-", "--image", "registry.example/berth:v0.1.0"], KUBEADM);
+    assert_eq!(done.status, Some(0), "{}", done.err);
+    done.out
+}
+
+/// With an error and a warning.
+fn ailing() -> String {
+    let sound = injected();
+    let (before, shim) = sound.split_at(sound.find("    - serve\n").unwrap());
+    let shim = shim.replacen("runAsUser: 0", "runAsUser: 1000", 1);
+    format!("{before}{shim}").replace("terminationGracePeriodSeconds: 95", "terminationGracePeriodSeconds: 30")
+}
+
+fn found(json: &str) -> Vec<String> {
+    let report: Value = serde_json::from_str(json).unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    findings.iter().map(|finding| finding["id"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn the_documentation_shows_what_it_prints() {
+    let temp = tempfile::tempdir().unwrap();
+    fs::write(temp.path().join("kube-apiserver.yaml"), ailing()).unwrap();
+    let text = berth(temp.path(), &["doctor", "kube-apiserver.yaml"], "");
+    assert_eq!((text.status, text.err.as_str()), (Some(1), ""));
+    let shown = format!("```text\n$ berth doctor kube-apiserver.yaml\n{}```\n", text.out);
+    assert!(DOCUMENTATION.contains(&shown), "docs/doctor.md lacks:\n{shown}");
+    let json = berth(temp.path(), &["doctor", "kube-apiserver.yaml", "--json"], "");
+    assert_eq!(json.status, Some(1));
+    let shown = format!("```json\n{}```\n", json.out);
+    assert!(DOCUMENTATION.contains(&shown), "docs/doctor.md lacks:\n{shown}");
+}
+
+#[test]
+fn the_exit_status_tells_errors_warnings_and_bad_input_apart() {
+    let here = Path::new(".");
+    let sound = berth(here, &["doctor", "-"], &injected());
+    assert_eq!((sound.status, sound.err.as_str()), (Some(0), ""), "{}", sound.out);
+    assert!(sound.out.ends_with("\nstandard input: no error and no warning\n"), "{}", sound.out);
+    let warned = injected().replace("terminationGracePeriodSeconds: 95", "terminationGracePeriodSeconds: 30");
+    let warned = berth(here, &["doctor", "-"], &warned);
+    assert!(warned.status == Some(0) && warned.out.ends_with(": 1 warning\n"), "{}", warned.out);
+    let none = berth(here, &["doctor", "-"], "kind: Pod\n");
+    assert!(none.status == Some(64) && none.err.starts_with("berth: standard input:1: there is no"), "{}", none.err);
+    let absent = berth(here, &["doctor", "/nonexistent"], "");
+    assert!(absent.status == Some(69) && absent.err.contains("cannot read /nonexistent"), "{}", absent.err);
+}
+
+#[test]
+fn a_node_is_looked_at_with_its_folder_and_its_ports() {
+    // In the place of somebody else's program: it listens without SO_REUSEPORT.
+    let listener = TcpListener::bind("127.83.7.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let temp = tempfile::tempdir().unwrap();
+    let (folder, run_dir) = (temp.path().join("manifests"), temp.path().join("run"));
+    fs::create_dir(&folder).unwrap();
+    let text = injected()
+        .replace("value: 10.0.0.5:6443", &format!("value: 127.83.7.1:{port}"))
+        .replace("path: /run/berth", &format!("path: {}", run_dir.display()));
+    let manifest = folder.join("kube-apiserver.yaml");
+    fs::write(&manifest, &text).unwrap();
+    fs::write(folder.join("kube-apiserver.yaml.bak"), KUBEADM).unwrap();
+    fs::write(folder.join(".kube-apiserver.yaml.new"), KUBEADM).unwrap();
+    fs::create_dir(&run_dir).unwrap();
+    fs::set_permissions(&run_dir, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let state = temp.path().join("state");
+    fs::create_dir(&state).unwrap();
+    fs::write(state.join("upgrade.json"), "torn").unwrap();
+    let (folder, manifest) = (folder.to_str().unwrap(), manifest.to_str().unwrap());
+    let options = ["--json", "--node", "--manifests-dir", folder, "--backup-dir", state.to_str().unwrap()];
+    let done = berth(temp.path(), &[&["doctor", manifest], &options[..]].concat(), "");
+    let ids = found(&done.out);
+    assert_eq!(done.status, Some(1), "{}", done.err);
+    for id in ["port-held", "same-pod-name", "run-dir-owner", "upgrade-interrupted"] {
+        assert_eq!(ids.iter().filter(|found| *found == id).count(), 1, "{id} in {}", done.out);
+    }
+    // Elsewhere a second file means nothing, and without --node neither does this machine.
+    let done = berth(temp.path(), &["doctor", manifest, "--node", "--json"], "");
+    assert!(!found(&done.out).contains(&"same-pod-name".into()), "{}", done.out);
+    assert_eq!(found(&berth(temp.path(), &["doctor", manifest, "--json"], "").out), ["not-checked"]);
+}
+
+#[test]
+fn the_cluster_says_the_ports_of_the_others() {
+    let temp = tempfile::tempdir().unwrap();
+    let authority = Authority::new();
+    let slices = r#"{"items":[{"endpoints":[{"addresses":["10.0.0.6"]}],"ports":[{"port":7443}]}]}"#;
+    let api = Api::start_with(&authority, slices);
+    fs::write(temp.path().join("ca.crt"), authority.pem()).unwrap();
+    let kubeconfig = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts:\n- name: a\n  context: {{cluster: a, user: a}}\nclusters:\n\
+         - name: a\n  cluster: {{server: 'https://{}', certificate-authority: ca.crt, tls-server-name: kubernetes}}\nusers:\n\
+         - name: a\n  user: {{token: secret}}\n",
+        api.address
+    );
+    fs::write(temp.path().join("admin.conf"), kubeconfig).unwrap();
+    let done = berth(temp.path(), &["doctor", "-", "--json", "--kubeconfig", "admin.conf"], &injected());
+    assert_eq!((done.status, found(&done.out)), (Some(1), vec!["secure-ports".into()]), "{}", done.err);
+    assert!(done.out.contains("10.0.0.6:7443"), "{}", done.out);
+
+    // Who cannot be asked is told, and the rest is judged.
+    api.answer("403 Forbidden");
+    let done = berth(temp.path(), &["doctor", "-", "--json", "--kubeconfig", "admin.conf"], &injected());
+    assert!(done.status == Some(69) && done.err.contains("403 Forbidden"), "{}", done.err);
+    assert_eq!(found(&done.out), ["not-checked"]);
+    let done = berth(temp.path(), &["doctor", "-", "--kubeconfig", "none"], &ailing());
+    assert!(done.status == Some(1) && done.err.contains("none"), "{}", done.err);
+}

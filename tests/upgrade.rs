@@ -1,0 +1,440 @@
+//! `berth upgrade` with a stand-in for the kubelet: it runs a folder's static pods as `berth run` processes, with
+//! the kubelet's order and signals. The real kubelet, with real
+//! apiservers, is scripts/kubelet.sh's; this runs anywhere in seconds.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::collections::BTreeMap;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use support::eventually;
+use support::net::{connect, free_address, hello, ping};
+use support::process::{Running, berth, said};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+const KUBEADM: &str = include_str!("manifest/kubeadm-v1.36.yaml");
+
+/// The flags that the stand-in was started with. Set: this process is one.
+const FLAGS: &str = "STAND_IN_FLAGS";
+
+/// Not a test but the apiserver's stand-in. It gives back what it gets; after SIGTERM it listens no more, and
+/// ends when its last connection has ended.
+#[test]
+fn stand_in() {
+    let Ok(flags) = std::env::var(FLAGS) else { return };
+    let value = |name: &str| flags.split(' ').find_map(|flag| flag.strip_prefix(name)?.strip_prefix('=')).unwrap();
+    let address = format!("{}:{}", value("--bind-address"), value("--secure-port"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut term = signal(SignalKind::terminate()).unwrap();
+        let listener = TcpListener::bind(address).await.unwrap();
+        let mut connections = tokio::task::JoinSet::new();
+        loop {
+            tokio::select! {
+                _ = term.recv() => break,
+                Ok((mut stream, _)) = listener.accept() => {
+                    connections.spawn(async move {
+                        let mut buffer = [0; 1024];
+                        while let Ok(length @ 1..) = stream.read(&mut buffer).await {
+                            let _ = stream.write_all(&buffer[..length]).await;
+                        }
+                    });
+                }
+            }
+        }
+        drop(listener);
+        while connections.join_next().await.is_some() {}
+    });
+    std::process::exit(0);
+}
+
+/// Runs the stand-in with the flags that berth adds, and hides them from the test harness.
+const STAND_IN: &str = r#"STAND_IN_FLAGS="$*" exec "$TEST_BINARY" --exact stand_in --nocapture"#;
+
+/// What a pod of each image tag does.
+fn script(text: &str) -> &'static str {
+    match text {
+        text if text.contains("kube-apiserver:refuses") => "echo 'Error: unknown flag: --no-such-flag' >&2; exit 1",
+        // Only under its own name: the temporary pod serves.
+        text if text.contains("kube-apiserver:half") && !text.contains("\n  uid: ") => {
+            "echo 'Error: no disk' >&2; exit 1"
+        }
+        text if text.contains("kube-apiserver:hangs") => "exec sleep 3600",
+        _ => STAND_IN,
+    }
+}
+
+/// A pod of the kubelet's.
+struct Pod {
+    text: String,
+    uid: String,
+    logs: PathBuf,
+    process: Option<Child>,
+    starts: u32,
+    next: Instant,
+    stopping: bool,
+}
+
+/// Runs the pods of a folder until it is dropped.
+struct Kubelet {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Kubelet {
+    fn start(node: &Node) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (told, folder, logs) = (stop.clone(), node.folder(), node.path("pods"));
+        let (listen, run_dir) = (node.listen, node.path("run"));
+        let thread = std::thread::spawn(move || {
+            let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
+            while !told.load(Ordering::Relaxed) {
+                let files = files(&folder);
+                for (name, pod) in &mut pods {
+                    pod.tend(files.get(name) == Some(&pod.text), listen, &run_dir);
+                }
+                pods.retain(|_, pod| !pod.stopping || pod.process.is_some());
+                for (name, text) in files {
+                    pods.entry(name.clone()).or_insert_with(|| Pod::new(&name, text, &logs));
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            for child in pods.values_mut().filter_map(|pod| pod.process.as_mut()) {
+                // Its apiserver is its child, and hears of its end.
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        });
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The manifests of a folder by their pods' names; a kubelet reads all files but those with a dot.
+fn files(folder: &Path) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        let Ok(text) = fs::read_to_string(entry.path()) else { continue };
+        let name = field(&text, "\n  name: ").expect("a whole manifest");
+        assert!(found.insert(name.clone(), text).is_none(), "two files with the pod name {name}");
+    }
+    found
+}
+
+fn field(text: &str, key: &str) -> Option<String> {
+    Some(text.split_once(key)?.1.lines().next()?.to_owned())
+}
+
+impl Pod {
+    fn new(name: &str, text: String, logs: &Path) -> Self {
+        let mut hasher = DefaultHasher::new();
+        text.hash(&mut hasher);
+        let uid = field(&text, "\n  uid: ").unwrap_or_else(|| format!("{:016x}", hasher.finish()));
+        let logs = logs.join(format!("kube-system_{name}-node_{uid}/kube-apiserver"));
+        Self { text, uid, logs, process: None, starts: 0, next: Instant::now(), stopping: false }
+    }
+
+    fn tend(&mut self, wanted: bool, listen: SocketAddr, run_dir: &Path) {
+        if let Some(child) = &mut self.process {
+            if child.try_wait().unwrap().is_some() {
+                self.process = None;
+                self.next = Instant::now() + Duration::from_millis(100 << self.starts.min(5));
+            } else if !wanted && !self.stopping {
+                kill(Pid::from_raw(child.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+            }
+        }
+        self.stopping |= !wanted;
+        if wanted && !self.stopping && self.process.is_none() && Instant::now() >= self.next {
+            self.process = Some(self.launch(listen, run_dir));
+            self.starts += 1;
+        }
+    }
+
+    /// The shim and the apiserver. Their log has no times, which berth takes as it is.
+    fn launch(&self, listen: SocketAddr, run_dir: &Path) -> Child {
+        fs::create_dir_all(&self.logs).unwrap();
+        let log = self.logs.join(format!("{}.log", self.starts));
+        let mut run =
+            berth(["run", "--probe", "tcp", "--probe-interval", "20ms", "--rise", "1", "--drain-timeout", "1s"]);
+        run.args(["--listen", &listen.to_string(), "--instance", &self.uid, "--run-dir"]).arg(run_dir);
+        run.args(["--", "sh", "-c", script(&self.text), "kube-apiserver"]);
+        run.env("TEST_BINARY", std::env::current_exe().unwrap());
+        run.stdout(Stdio::null()).stderr(fs::File::create(log).unwrap()).spawn().unwrap()
+    }
+}
+
+/// A node with a berth, and a folder of manifests.
+struct Node {
+    temp: TempDir,
+    listen: SocketAddr,
+}
+
+impl Node {
+    /// With an apiserver of this image tag.
+    fn new(tag: &str) -> Self {
+        let node = Self { temp: tempfile::tempdir().unwrap(), listen: free_address() };
+        fs::create_dir(node.folder()).unwrap();
+        fs::write(node.canonical(), node.manifest(tag)).unwrap();
+        node
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.temp.path().join(name)
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.path("manifests")
+    }
+
+    fn canonical(&self) -> PathBuf {
+        self.folder().join("kube-apiserver.yaml")
+    }
+
+    /// kubeadm's manifest behind berth, as this node's.
+    fn manifest(&self, tag: &str) -> String {
+        let Self { listen, .. } = self;
+        let ip = listen.ip().to_string();
+        let kubeadm = KUBEADM.replace("10.0.0.5", &ip).replace("6443", &listen.port().to_string());
+        let file = self.path("kubeadm.yaml");
+        fs::write(&file, kubeadm.replace("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}"))).unwrap();
+        let mut inject = berth(["inject", "--image", "example/berth:v0.1.0", "--listen", &listen.to_string()]);
+        inject.arg("--run-dir").arg(self.path("run")).arg("--backup-dir").arg(self.path("none")).arg(file);
+        let (code, out, log) = said(&mut inject);
+        assert_eq!(code, Some(0), "{log}");
+        out
+    }
+
+    /// A manifest outside the kubelet's folder.
+    fn new_manifest(&self, tag: &str) -> PathBuf {
+        let path = self.path(&format!("{tag}.yaml"));
+        fs::write(&path, self.manifest(tag)).unwrap();
+        path
+    }
+
+    fn upgrade(&self, options: &[&str]) -> Command {
+        let mut upgrade = berth(["upgrade", "--settle", "300ms"]);
+        upgrade.arg("--manifests-dir").arg(self.folder()).arg("--backup-dir").arg(self.path("kept"));
+        upgrade.arg("--pod-logs-dir").arg(self.path("pods")).args(options);
+        upgrade
+    }
+
+    fn until_joined(&self) {
+        eventually("the first instance joins", || {
+            let (code, ..) = said(&mut berth(["ready", "--run-dir", self.path("run").to_str().unwrap()]));
+            (code == Some(0)).then_some(())
+        });
+    }
+
+    /// One manifest, of this tag, and nothing else.
+    #[track_caller]
+    fn is_whole(&self, tag: &str) {
+        assert_eq!(fs::read_to_string(self.canonical()).unwrap(), self.manifest(tag));
+        assert_eq!(fs::read_dir(self.folder()).unwrap().count(), 1, "nothing else in the folder");
+        assert!(!self.path("kept/upgrade.json").exists(), "the state is removed");
+    }
+}
+
+/// Connects and asks all the time.
+struct Load {
+    stop: Arc<AtomicBool>,
+    asked: Arc<AtomicU32>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Load {
+    fn start(to: SocketAddr) -> Self {
+        let (stop, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+        let (told, count) = (stop.clone(), asked.clone());
+        let thread = std::thread::spawn(move || {
+            while !told.load(Ordering::Relaxed) {
+                // It panics if there is no answer.
+                ping(&mut connect(to), &hello(64));
+                count.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        Self { stop, asked, thread: Some(thread) }
+    }
+
+    /// Nothing was lost.
+    #[track_caller]
+    fn end(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().expect("a client got no answer");
+        assert!(self.asked.load(Ordering::Relaxed) > 50, "the load is one");
+    }
+}
+
+#[test]
+fn all_mistakes_are_told_at_once_and_nothing_is_touched() {
+    let node = Node::new("v1");
+    let (canonical, folder) = (node.canonical(), node.folder());
+    let (canonical, folder) = (canonical.to_str().unwrap(), folder.to_str().unwrap());
+    let options = ["--settle", "soon", "--manifest", canonical, "--backup-dir", folder, "--kubeconfig", "/none"];
+    let (code, _, log) = said(berth(["upgrade", "--manifests-dir", folder]).args(options));
+    assert_eq!(code, Some(64), "{log}");
+    for part in ["--settle soon", "is in the kubelet's folder", "--backup-dir", "--kubeconfig /none: it is not there"] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    let plain = node.path("plain.yaml");
+    fs::write(&plain, node.manifest("v2").replace("    - /opt/berth/berth\n    - exec\n    - --\n", "")).unwrap();
+    let (code, _, log) = said(&mut node.upgrade(&["--manifest", plain.to_str().unwrap()]));
+    assert_eq!(code, Some(64), "{log}");
+    assert!(
+        log.contains(&format!(
+            "run `berth inject {} --image example/berth:v0.1.0 --listen {} --write` first",
+            plain.display(),
+            node.listen
+        )),
+        "{log}"
+    );
+    let elsewhere = node.path("elsewhere.yaml");
+    fs::write(
+        &elsewhere,
+        node.manifest("v2").replace(&node.listen.to_string(), "10.0.0.5:6443").replace("metadata.uid", "metadata.name"),
+    )
+    .unwrap();
+    let (code, _, log) = said(&mut node.upgrade(&["--manifest", elsewhere.to_str().unwrap()]));
+    assert_eq!(code, Some(64), "{log}");
+    assert!(
+        log.contains("BERTH_INSTANCE is not the pod's UID") && log.contains("has another first BERTH_LISTEN"),
+        "{log}"
+    );
+    let (code, _, log) = said(&mut node.upgrade(&[]));
+    assert_eq!(code, Some(69), "{log}");
+    assert!(log.contains("no instance runs in"), "{log}");
+    node.is_whole("v1");
+}
+
+#[test]
+fn an_upgrade_and_a_restart_lose_nothing() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let (code, out, log) = said(&mut node.upgrade(&["--dry-run"]));
+    assert_eq!(code, Some(0), "{log}");
+    assert_eq!(out.lines().count(), 8, "{out}");
+    assert!(!node.path("kept").exists(), "a dry run touches nothing");
+    node.is_whole("v1");
+
+    let load = Load::start(node.listen);
+    let v2 = node.new_manifest("v2");
+    let (code, _, log) = said(&mut node.upgrade(&["--manifest", v2.to_str().unwrap()]));
+    assert_eq!(code, Some(0), "{log}");
+    node.is_whole("v2");
+    let before = fs::read_to_string(node.path("kept/kube-apiserver.yaml.before-upgrade")).unwrap();
+    assert_eq!(before, node.manifest("v1"));
+    let (code, _, log) = said(&mut node.upgrade(&[]));
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("rolling restart of registry.k8s.io/kube-apiserver:v2"), "{log}");
+    node.is_whole("v2");
+    load.end();
+}
+
+#[test]
+fn a_new_version_that_fails_goes_and_says_why() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let load = Load::start(node.listen);
+    let refuses = node.new_manifest("refuses");
+    let (code, _, log) = said(&mut node.upgrade(&["--manifest", refuses.to_str().unwrap()]));
+    assert_eq!(code, Some(1), "{log}");
+    for part in
+        ["its process ended 3 times without getting ready", "Error: unknown flag: --no-such-flag", "rolled back"]
+    {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    node.is_whole("v1");
+    let hangs = node.new_manifest("hangs");
+    let options = ["--manifest", hangs.to_str().unwrap(), "--ready-timeout", "1s"];
+    let (code, _, log) = said(&mut node.upgrade(&options));
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("it was not ready in 1s") && log.contains("nobody listens on 127."), "{log}");
+    node.is_whole("v1");
+    load.end();
+}
+
+/// It serves as a temporary pod and not from the canonical file: the old one comes back there meanwhile.
+#[test]
+fn a_new_version_that_fails_in_the_second_hop_gives_way_to_the_old_one() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let load = Load::start(node.listen);
+    let half = node.new_manifest("half");
+    let (code, _, log) = said(&mut node.upgrade(&["--manifest", half.to_str().unwrap()]));
+    assert_eq!(code, Some(1), "{log}");
+    for part in ["failed: the instance of the canonical file", "Error: no disk", "5/8", "7/8", "rolled back"] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    node.is_whole("v1");
+    load.end();
+}
+
+/// Killed when each step has just begun, the same command brings it to its end.
+#[test]
+fn killed_at_each_step_the_same_command_goes_on() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let load = Load::start(node.listen);
+    for (tag, step) in [("v2", 2), ("v3", 3), ("v4", 4), ("v5", 5), ("v6", 6), ("v7", 7)] {
+        let new = node.new_manifest(tag);
+        let mut upgrade = Running::start(&mut node.upgrade(&["--manifest", new.to_str().unwrap()]));
+        upgrade.logs(&format!("{step}/8"));
+        upgrade.signal(Signal::SIGKILL);
+        upgrade.ended();
+        let other = node.new_manifest("other");
+        let (code, _, log) = said(&mut node.upgrade(&["--manifest", other.to_str().unwrap()]));
+        assert!(code == Some(64) && log.contains("to another manifest"), "{code:?} {log}");
+        let (code, _, log) = said(&mut node.upgrade(&[]));
+        assert_eq!(code, Some(0), "step {step}: {log}");
+        assert!(log.contains("is under way (step ") && log.contains("it goes on to the new manifest"), "{log}");
+        node.is_whole(tag);
+    }
+    load.end();
+}
+
+#[test]
+fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let load = Load::start(node.listen);
+    let v2 = node.new_manifest("v2");
+    let options = ["--manifest", v2.to_str().unwrap()];
+    for (step, said, code, tag) in [(3, "going back", 1, "v1"), (5, "the old instance has left already", 0, "v2")] {
+        let mut upgrade = Running::start(&mut node.upgrade(&options));
+        upgrade.logs(&format!("{step}/8"));
+        upgrade.signal(Signal::SIGTERM);
+        assert_eq!(upgrade.ended().code(), Some(code), "{}", upgrade.log());
+        upgrade.logs(said);
+        node.is_whole(tag);
+    }
+    load.end();
+}
