@@ -28,11 +28,9 @@ pub(crate) fn made_manifests_are_what_their_command_makes() -> Result<Completion
 }
 
 pub(crate) fn doctor_finds_nothing() -> Result<Completion, Failed> {
-    let (_, help, _) = said(&mut berth(["--help"]));
-    if !help.contains("\n  doctor ") {
-        return Ok(Completion::ignored_with("this build has no berth doctor"));
-    }
-    let healthy: Vec<_> = examples(".yaml").into_iter().filter(|name| example(name).contains(DOCTOR)).collect();
+    // What a kustomization makes needs kubectl: scripts/manifests.sh looks at it.
+    let healthy = |name: &String| !name.ends_with("kustomization.yaml") && example(name).contains(DOCTOR);
+    let healthy: Vec<_> = examples(".yaml").into_iter().filter(healthy).collect();
     assert!(healthy.len() >= 4, "{healthy:?}");
     for name in healthy {
         let (status, out, err) = said(berth(["doctor"]).arg(root().join("examples").join(&name)));
