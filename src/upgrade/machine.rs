@@ -185,8 +185,9 @@ impl Machine {
 
     /// A file goes, its shim first; the other slot's instance is in the group.
     fn stop(&self, look: &Look<'_>, slot: Slot) -> Action {
+        let Instance { in_group, drains, .. } = look.instance(slot);
         let waits = self.drains_failed < DRAINS && !(self.drained && look.elapsed() >= LEAVING);
-        if look.instance(slot).in_group && waits { Action::Drain(slot) } else { Action::Remove(slot) }
+        if in_group && drains && waits { Action::Drain(slot) } else { Action::Remove(slot) }
     }
 
     fn start_canonical(&mut self, look: &Look<'_>) -> Action {

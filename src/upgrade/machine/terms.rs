@@ -116,6 +116,8 @@ pub struct Instance {
     pub alive: bool,
     /// It is ready, and a shim listens for it.
     pub in_group: bool,
+    /// A shim of its own runs, which can be told to leave; one for the whole node cannot.
+    pub drains: bool,
     /// Tells one process from the one before.
     pub process: Option<u64>,
     /// How many of its processes were seen to end.
