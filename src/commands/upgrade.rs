@@ -291,7 +291,10 @@ async fn look_after_service(
             Ok(true)
         }
         Ok(false) => {
-            say.more(&format!("Service kubernetes: {} is not in it now, so it is not kept there", address.ip()));
+            say.more(&format!(
+                "Service kubernetes: {} has not been in it for 11 s, so it is not kept there",
+                address.ip()
+            ));
             Ok(false)
         }
         Err(error) if options.args.kubeconfig.is_some() => Err(unavailable(&format!("--kubeconfig: {error}"))),
