@@ -148,7 +148,7 @@ pub enum Action {
     Place(Slot, Version),
     /// Remove this file.
     Remove(Slot),
-    /// Let this slot's shim leave; how that went is told by [`Machine::drained`].
+    /// Let this slot's shim leave; how that went is told by [`super::Machine::drained`].
     Drain(Slot),
     /// The position changed: keep it before anything else is done.
     Entered,
