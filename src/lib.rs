@@ -54,6 +54,7 @@
 //! | `kubernetes` | a kubeconfig, and JSON to and from an apiserver as an admin (feature `manifest`) |
 //! | `doctor` | what stands between a manifest, its node and an upgrade that loses nothing: `berth doctor` (feature `manifest`) |
 //! | `upgrade` | `berth upgrade`: a static pod replaced by way of a temporary one, as a pure machine and what it sees and does (feature `manifest`) |
+//! | [`http`] | one question by HTTP over a connection, for probes and `kubernetes` |
 //! | [`metrics`] | every metric family and the counters behind them |
 //! | [`admin`] | /metrics, /livez, /readyz and /status by HTTP |
 //! | [`os`] | all raw system calls and all `unsafe`; who holds a port |
@@ -91,6 +92,7 @@ pub mod control;
 pub mod doctor;
 pub mod drain;
 pub mod handover;
+pub mod http;
 pub mod instance;
 #[cfg(feature = "manifest")]
 pub mod kubernetes;

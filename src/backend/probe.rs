@@ -5,10 +5,10 @@
 
 use super::health::Seen;
 use crate::cli::ProbeKind;
-use http_body_util::{BodyExt, Empty, Limited};
+use crate::http;
+use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Request, StatusCode, header};
-use hyper_util::rt::TokioIo;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
@@ -138,9 +138,6 @@ impl Probe {
             .connect(self.config.server_name.clone(), stream)
             .await
             .map_err(|error| self.explain_tls(&error))?;
-        let broken = |error: hyper::Error| fail("http", format!("no HTTP answer: {error}"));
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         let name = self.config.server_name.to_str();
         let mut request = Request::get(path)
             .header(header::HOST, &*name)
@@ -150,24 +147,11 @@ impl Probe {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
         let request = request
-            .body(Empty::<Bytes>::new())
+            .body(Full::default())
             .map_err(|error| fail("config", format!("cannot ask {path}: {error}; check --probe-path and the token")))?;
-        // The connection is driven beside the question and ends with it.
-        tokio::pin!(connection);
-        let answer = async {
-            let response = sender.send_request(request).await.map_err(broken)?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), BODY_LIMIT).collect().await;
-            Ok((status, body.map(http_body_util::Collected::to_bytes).unwrap_or_default()))
-        };
-        tokio::pin!(answer);
-        let mut over = false;
-        let (status, body) = loop {
-            tokio::select! {
-                answer = &mut answer => break answer?,
-                _ = &mut connection, if !over => over = true,
-            }
-        };
+        let answered = http::ask(stream, request, BODY_LIMIT).await;
+        let (status, body) = answered.map_err(|error| fail("http", format!("no HTTP answer: {error}")))?;
+        let body = body.unwrap_or_default();
         if status == StatusCode::OK { Ok(body) } else { Err(self.explain_status(status, path, &body)) }
     }
 

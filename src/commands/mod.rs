@@ -35,10 +35,10 @@ pub enum Exit {
     Usage,
     /// 69 (EX_UNAVAILABLE): a port or file that is needed cannot be had.
     Unavailable,
-    /// 75 (EX_TEMPFAIL): neither done nor undone; the same command goes on.
-    Again,
     /// 70 (EX_SOFTWARE): a bug in berth.
     Bug,
+    /// 75 (EX_TEMPFAIL): neither done nor undone; the same command goes on.
+    Again,
     /// The exit status of the child.
     Child(u8),
 }

@@ -291,7 +291,10 @@ async fn look_after_service(
             Ok(true)
         }
         Ok(false) => {
-            say.more(&format!("Service kubernetes: {} is not in it now, so it is not kept there", address.ip()));
+            say.more(&format!(
+                "Service kubernetes: {} has not been in it for 11 s, so it is not kept there",
+                address.ip()
+            ));
             Ok(false)
         }
         Err(error) if options.args.kubeconfig.is_some() => Err(unavailable(&format!("--kubeconfig: {error}"))),
@@ -383,12 +386,18 @@ fn check_pair(options: &Options<'_>, old: &Pod, new: &Pod, mistakes: &mut Vec<St
         let how = if old.behind { old } else { new }.inject_command(&path);
         mistakes.push(match &args.manifest {
             Some(_) => format!("{path} is not behind berth: run `{how}` first"),
-            None => format!("{path} is not behind berth, so a second one cannot run beside it: copy it elsewhere, run `berth inject COPY --image IMAGE --write`, and give --manifest COPY"),
+            None => format!(
+                "{path} is not behind berth, so a second one cannot run beside it: copy it elsewhere, run `berth inject \
+                 COPY --image IMAGE --write`, and give --manifest COPY"
+            ),
         });
         return;
     }
     if !new.by_uid {
-        mistakes.push(format!("{path}: BERTH_INSTANCE is not the pod's UID (fieldRef metadata.uid), so two pods would be one instance: see `berth inject`"));
+        mistakes.push(format!(
+            "{path}: BERTH_INSTANCE is not the pod's UID (fieldRef metadata.uid), so two pods would be one instance: see \
+             `berth inject`"
+        ));
     }
     if (&old.namespace, &old.name) != (&new.namespace, &new.name) {
         mistakes.push(format!(

@@ -6,10 +6,10 @@
 
 pub mod kubeconfig;
 
-use http_body_util::{BodyExt, Full, Limited};
+use crate::http;
+use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode, header};
-use hyper_util::rt::TokioIo;
 pub use kubeconfig::{Access, KubeconfigError};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -191,10 +191,7 @@ impl Client {
         let stream = stream.map_err(|error| format!("cannot connect: {error}"))?;
         let stream = TlsConnector::from(self.tls.clone()).connect(self.name.clone(), stream).await;
         let stream = stream.map_err(|error| format!("TLS handshake failed: {error}"))?;
-        let broken = |error: hyper::Error| format!("no HTTP answer: {error}");
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         let body = object.map(serde_json::to_vec).transpose().map_err(|error| error.to_string())?;
         let mut request = Request::builder()
             .method(method)
@@ -210,22 +207,9 @@ impl Client {
             request = request.header(header::AUTHORIZATION, bearer);
         }
         let request = request.body(Full::new(Bytes::from(body.unwrap_or_default()))).map_err(|e| e.to_string())?;
-        // The connection is driven beside the question and ends with it.
-        tokio::pin!(connection);
-        let answer = async {
-            let response = sender.send_request(request).await.map_err(broken)?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), BODY_LIMIT).collect().await;
-            Ok((status, body.map_err(|error| format!("its answer broke off: {error}"))?.to_bytes()))
-        };
-        tokio::pin!(answer);
-        let mut over = false;
-        loop {
-            tokio::select! {
-                answer = &mut answer => return answer,
-                _ = &mut connection, if !over => over = true,
-            }
-        }
+        let answered = http::ask(stream, request, BODY_LIMIT).await;
+        let (status, body) = answered.map_err(|error| format!("no HTTP answer: {error}"))?;
+        Ok((status, body.map_err(|error| format!("its answer broke off: {error}"))?))
     }
 }
 

@@ -57,8 +57,9 @@ pub fn replace(path: &Path, text: &str) -> Result<(), FileError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
         other => other.map_err(failed)?,
     };
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = path.with_file_name(format!(".{name}.{}", std::process::id()));
+    let prefix = format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy());
+    let temporary = path.with_file_name(format!("{prefix}{}", std::process::id()));
+    remove_of_dead(&path, &prefix);
     let written =
         write_new(&temporary, fs::metadata(&path).ok().as_ref(), text).and_then(|()| fs::rename(&temporary, &path));
     if written.is_err() {
@@ -67,15 +68,12 @@ pub fn replace(path: &Path, text: &str) -> Result<(), FileError> {
     written.and_then(|()| sync_folder(&path)).map_err(failed)
 }
 
-/// Removes what a [`replace`] of this file left beside it when it was killed.
-pub fn sweep(path: &Path) {
-    let begin = format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy());
-    let Some(entries) = path.parent().and_then(|folder| fs::read_dir(folder).ok()) else { return };
-    for entry in entries.filter_map(Result::ok) {
-        let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(&begin)?.parse::<u32>().ok());
-        // One whose process lives may be about to be renamed.
-        if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+/// Removes what runs left that were killed between writing and renaming. Without success it only stays.
+fn remove_of_dead(path: &Path, prefix: &str) {
+    let entries = path.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten();
+    for entry in entries.flatten() {
+        let process: Option<u32> = entry.file_name().to_str().and_then(|name| name.strip_prefix(prefix)?.parse().ok());
+        if process.is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists()) {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -95,6 +93,11 @@ fn write_new(path: &Path, like: Option<&fs::Metadata>, text: &str) -> io::Result
     file.set_permissions(Permissions::from_mode(mode))?;
     file.write_all(text.as_bytes())?;
     file.sync_all()
+}
+
+/// Removes what a [`replace`] of this file left beside it when it was killed.
+pub fn sweep(path: &Path) {
+    remove_of_dead(path, &format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy()));
 }
 
 fn sync_folder(path: &Path) -> io::Result<()> {
@@ -180,16 +183,17 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_run_left_is_swept_and_nothing_else() {
+    fn what_a_killed_run_left_goes_and_what_a_living_one_has_stays() {
         let temp = tempfile::tempdir().unwrap();
-        let left = format!(".a.yaml.{}", u32::MAX);
-        let own = format!(".a.yaml.{}", std::process::id());
-        for name in [&left, &own, "a.yaml", ".a.yaml.swp", ".b.yaml.1"] {
-            fs::write(temp.path().join(name), "").unwrap();
+        let mut dead = std::process::Command::new("true").spawn().unwrap();
+        dead.wait().unwrap();
+        let names = [dead.id(), 1].map(|process| format!(".a.yaml.{process}"));
+        for name in names.iter().map(String::as_str).chain([".a.yaml.swp"]) {
+            fs::write(temp.path().join(name), "half").unwrap();
         }
-        sweep(&temp.path().join("a.yaml"));
-        assert!(!temp.path().join(left).exists());
-        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 4);
+        replace(&temp.path().join("a.yaml"), "whole").unwrap();
+        let there = [&names[0], &names[1], ".a.yaml.swp", "a.yaml"].map(|name| temp.path().join(name).exists());
+        assert_eq!(there, [false, true, true, true]);
     }
 
     #[test]

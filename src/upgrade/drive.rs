@@ -11,6 +11,7 @@ use crate::control;
 use crate::control::wire::{Ask, Reply};
 use crate::kubernetes::Client;
 use crate::manifest::file::{FileError, replace, sweep};
+use crate::manifest::inject::{INSTALL, SHIM};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -222,8 +223,11 @@ impl Driver<'_> {
         match outcome {
             Outcome::Done => {
                 self.say.line(&format!("done: {version} serves, from {file}; nothing else is left"));
-                if !self.state.same() {
-                    self.say.more(&format!("back again: berth upgrade --manifest {}", self.setting.before.display()));
+                let before = self.setting.before.display();
+                if self.state.in_place {
+                    self.say.more(&format!("the manifest from before is {before}; back again: berth eject --write"));
+                } else if !self.state.same() {
+                    self.say.more(&format!("back again: berth upgrade --manifest {before}"));
                 }
                 Ok(Ended::Done)
             }
@@ -311,7 +315,7 @@ impl Driver<'_> {
 
     /// Why, and what the container said last.
     fn tell_failure(&self, why: &str, step: Step, details: &Details) {
-        let Pod { namespace, name, container, .. } = &self.setting.pod;
+        let Pod { namespace, name, container, image, .. } = &self.setting.pod;
         let uid;
         let (who, words, pod) = match step {
             Step::StartTemporary | Step::SettleTemporary | Step::StopOld => {
@@ -324,21 +328,19 @@ impl Driver<'_> {
         if !words.is_empty() {
             self.say.more(&format!("its shim: {words}"));
         }
-        let containers = [container.as_str(), "berth", "berth-install"];
-        let found = containers
-            .into_iter()
-            .find_map(|container| logs::last_lines(&self.setting.pod_logs, &pod, container, LINES));
-        match found {
-            Some((path, lines)) => {
-                self.say.more(&format!("last lines of {}:", path.display()));
-                lines.iter().for_each(|line| self.say.more(&format!("  {line}")));
-            }
-            None => {
-                let folder = self.setting.pod_logs.display();
-                self.say.more(&format!(
-                    "no container of it wrote a log in {folder}: see journalctl -u kubelet (is the image there?)"
-                ));
-            }
+        let folder = &self.setting.pod_logs;
+        let last = |container: &str| logs::last_lines(folder, &pod, container, LINES);
+        let mut found = last(container);
+        if found.is_none() {
+            let folder = folder.display();
+            self.say.more(&format!(
+                "its container {container} wrote no log in {folder}: see journalctl -u kubelet (is {image} there?)"
+            ));
+            found = last(SHIM).or_else(|| last(INSTALL));
+        }
+        if let Some((path, lines)) = found {
+            self.say.more(&format!("last lines of {}:", path.display()));
+            lines.iter().for_each(|line| self.say.more(&format!("  {line}")));
         }
     }
 }

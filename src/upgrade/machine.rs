@@ -8,9 +8,10 @@
 //! Two rules hold in every step: no file goes while its instance is in the group and the other is not,
 //! and a file that holds what berth did not put there is not touched.
 
-use serde::{Deserialize, Serialize};
-use std::fmt;
+mod terms;
+
 use std::time::Duration;
+pub use terms::{Action, Content, Instance, Limits, Outcome, Position, Seen, Slot, Step, Version};
 
 /// How long an instance may be out of the group before that counts: one slow answer does not.
 const LOST: Duration = Duration::from_secs(3);
@@ -26,178 +27,6 @@ const DRAINS: u32 = 3;
 
 /// Why it goes back if the operator wants it to.
 pub const INTERRUPTED: &str = "it was interrupted";
-
-/// Which manifest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Version {
-    /// The one that was there.
-    Old,
-    /// The one that shall be there.
-    New,
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if *self == Self::Old { "old" } else { "new" })
-    }
-}
-
-/// Which of the two files, and the pod that the kubelet makes of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Slot {
-    /// `kube-apiserver.yaml`.
-    Canonical,
-    /// The one for the time of the upgrade; it holds the new manifest under another pod name.
-    Temporary,
-}
-
-/// Where an upgrade stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Step {
-    /// The temporary pod is placed and shall get ready.
-    StartTemporary,
-    /// It is ready and is watched for a while.
-    SettleTemporary,
-    /// The old instance leaves the port, its file goes, and its streams end.
-    StopOld,
-    /// The canonical file comes, and its instance shall get ready.
-    StartCanonical,
-    /// It is ready and is watched for a while.
-    SettleCanonical,
-    /// The temporary instance leaves, its file goes, and its streams end.
-    StopTemporary,
-    /// One instance, from the right file, ready.
-    Verify,
-    /// Back, while the old one serves: the temporary pod goes.
-    Withdraw,
-    /// In place, for an apiserver that holds its port alone: the new file takes the old one's place.
-    Switch,
-    /// It is ready and is watched for a while.
-    SettleSwitch,
-    /// The old file comes back.
-    SwitchBack,
-}
-
-impl Step {
-    /// Its name, for people.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::StartTemporary => "start-temporary",
-            Self::SettleTemporary => "settle-temporary",
-            Self::StopOld => "stop-old",
-            Self::StartCanonical => "start-canonical",
-            Self::SettleCanonical => "settle-canonical",
-            Self::StopTemporary => "stop-temporary",
-            Self::Verify => "verify",
-            Self::Withdraw => "withdraw",
-            Self::Switch => "switch",
-            Self::SettleSwitch => "settle-switch",
-            Self::SwitchBack => "switch-back",
-        }
-    }
-}
-
-/// What is kept on disk of an upgrade's course.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Position {
-    /// Which step.
-    pub step: Step,
-    /// What the canonical file shall hold in the end.
-    pub target: Version,
-    /// Why it is not the new one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub why: Option<String>,
-}
-
-impl Position {
-    /// The beginning of an upgrade; `in_place` where the old apiserver holds its port alone.
-    #[must_use]
-    pub fn begin(in_place: bool) -> Self {
-        let step = if in_place { Step::Switch } else { Step::StartTemporary };
-        Self { step, target: Version::New, why: None }
-    }
-}
-
-/// What a file holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Content {
-    /// It is not there.
-    Absent,
-    /// A manifest of this upgrade's.
-    Holds(Version),
-    /// Something else: another wrote it.
-    Other,
-}
-
-/// What is seen of a pod's instance.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Instance {
-    /// Its apiserver or its shim runs.
-    pub alive: bool,
-    /// It is ready, and a shim listens for it.
-    pub in_group: bool,
-    /// Tells one process from the one before.
-    pub process: Option<u64>,
-    /// How many of its processes were seen to end.
-    pub ends: u32,
-}
-
-/// What is seen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
-    /// The canonical file.
-    pub canonical_file: Content,
-    /// The temporary one.
-    pub temporary_file: Content,
-    /// Instances on this node but the temporary one.
-    pub canonical: Instance,
-    /// The temporary one.
-    pub temporary: Instance,
-    /// An apiserver that is not behind berth answers.
-    pub plain_serves: bool,
-}
-
-/// What is to be done next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    /// Nothing; look again when something may have changed.
-    Wait,
-    /// Put this manifest into this file.
-    Place(Slot, Version),
-    /// Remove this file.
-    Remove(Slot),
-    /// Let this slot's shim leave; how that went is told by [`Machine::drained`].
-    Drain(Slot),
-    /// The position changed: keep it before anything else is done.
-    Entered,
-    /// It is over.
-    Finish(Outcome),
-    /// It does not go on by itself. What serves is left alone. The position may have changed, and is kept.
-    Halt(String),
-}
-
-/// How an upgrade ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// The new one serves, from the canonical file.
-    Done,
-    /// The old one does.
-    RolledBack,
-}
-
-/// How long what may take.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// To get ready.
-    pub ready: Duration,
-    /// That an instance must stay ready.
-    pub settle: Duration,
-    /// To stop: the pod's grace period and what the kubelet needs.
-    pub stop: Duration,
-}
 
 /// An upgrade.
 #[derive(Debug)]
@@ -356,8 +185,9 @@ impl Machine {
 
     /// A file goes, its shim first; the other slot's instance is in the group.
     fn stop(&self, look: &Look<'_>, slot: Slot) -> Action {
+        let Instance { in_group, drains, .. } = look.instance(slot);
         let waits = self.drains_failed < DRAINS && !(self.drained && look.elapsed() >= LEAVING);
-        if look.instance(slot).in_group && waits { Action::Drain(slot) } else { Action::Remove(slot) }
+        if in_group && drains && waits { Action::Drain(slot) } else { Action::Remove(slot) }
     }
 
     fn start_canonical(&mut self, look: &Look<'_>) -> Action {

@@ -62,13 +62,21 @@ impl Service {
         Self { client: client.clone().with_patience(PATIENCE), address, kept: Rc::default() }
     }
 
-    /// Whether the Service names the node.
+    /// Whether the Service names the node. If not, that may be the gap of a stop a moment ago: the reconciler
+    /// gets a round's time.
     ///
     /// # Errors
     /// It cannot be asked.
     pub async fn names_node(&self) -> Result<bool, Error> {
-        let slice = self.read(SLICE).await?;
-        Ok(slice.is_some_and(|slice| in_slice(&slice, self.address)))
+        let began = Instant::now();
+        loop {
+            let slice = self.read(SLICE).await?;
+            let named = slice.is_some_and(|slice| in_slice(&slice, self.address));
+            if named || began.elapsed() >= ROUND {
+                return Ok(named);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// What was done so far.

@@ -136,6 +136,7 @@ impl Sight {
             seen[slot] = Instance {
                 alive: before.alive || instance.alive,
                 in_group: before.in_group || instance.in_group,
+                drains: before.drains || instance.drains,
                 process: instance.process.or(before.process),
                 ends: 0,
             };
@@ -182,6 +183,7 @@ impl Sight {
         let instance = Instance {
             alive: runs || shim,
             in_group: ready || (served && runs),
+            drains: shim,
             process: life.process.filter(|_| runs),
             ends: 0,
         };

@@ -50,6 +50,8 @@ struct Given {
     /// Of the old manifest when it comes back.
     back: Fate,
     same: bool,
+    /// Each pod has a shim; else there is one for the node.
+    drains: bool,
     /// Seconds until the kubelet sees a change, until a process is ready, and until one has ended.
     lag: u32,
     start: u32,
@@ -93,6 +95,7 @@ impl World {
         let pod = self.pods[slot].filter(|pod| pod.fate != Fate::NotStarted);
         Instance {
             alive: pod.is_some(),
+            drains: self.given.drains && pod.is_some(),
             in_group: self.in_group(slot),
             process: pod.filter(|pod| !matches!(pod.life, Life::Down(_))).map(|pod| pod.process),
             ends: self.ends[slot],
@@ -245,12 +248,14 @@ fn fate() -> impl Strategy<Value = Fate> {
 fn given() -> impl Strategy<Value = Given> {
     let kills = prop::collection::vec((1..25usize, 0..90u32), 0..6);
     let times = (0..25u32, 0..40u32, 0..20u32);
-    (fate(), fate(), fate(), prop::bool::weighted(0.2), times, kills, prop::option::weighted(0.2, 1..20usize)).prop_map(
-        |(temporary, canonical, back, same, (lag, start, stop), kills, interrupt)| Given {
+    let layout = (prop::bool::weighted(0.2), prop::bool::weighted(0.8));
+    (fate(), fate(), fate(), layout, times, kills, prop::option::weighted(0.2, 1..20usize)).prop_map(
+        |(temporary, canonical, back, (same, drains), (lag, start, stop), kills, interrupt)| Given {
             temporary,
             canonical,
             back,
             same,
+            drains,
             lag,
             start,
             stop,
@@ -306,6 +311,7 @@ fn good() -> Given {
         canonical: Fate::Good,
         back: Fate::Good,
         same: false,
+        drains: true,
         lag: 1,
         start: 10,
         stop: 5,
@@ -380,7 +386,7 @@ fn in_place_one_file_takes_the_others_place_and_gives_it_back() {
     assert_eq!(at(&mut machine, old, 0), Action::Place(Slot::Canonical, Version::New));
     let new = Seen { canonical_file: Content::Holds(Version::New), plain_serves: false, ..old };
     assert_eq!(at(&mut machine, new, 1), Action::Wait);
-    let up = Instance { alive: true, in_group: true, process: Some(1), ends: 0 };
+    let up = Instance { alive: true, in_group: true, drains: true, process: Some(1), ends: 0 };
     let ready = Seen { canonical: up, ..new };
     let mut failing = Machine::new(machine.position().clone(), LIMITS, false);
     assert_eq!(at(&mut machine, ready, 20), Action::Entered);

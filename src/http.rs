@@ -1,0 +1,39 @@
+//! One question by HTTP over a connection that is there, and its answer. The connection ends with it.
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::{Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use std::error::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+/// A body, or why it broke off.
+pub type Body = Result<Bytes, Box<dyn Error + Send + Sync>>;
+
+/// Asks, and reads at most so many bytes of the answer's body.
+///
+/// # Errors
+/// There is no answer in HTTP.
+pub async fn ask(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    request: Request<Full<Bytes>>,
+    limit: usize,
+) -> Result<(StatusCode, Body), hyper::Error> {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    // The connection is driven beside the question.
+    tokio::pin!(connection);
+    let answer = async {
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), limit).collect().await;
+        Ok((status, body.map(http_body_util::Collected::to_bytes)))
+    };
+    tokio::pin!(answer);
+    let mut over = false;
+    loop {
+        tokio::select! {
+            answer = &mut answer => return answer,
+            _ = &mut connection, if !over => over = true,
+        }
+    }
+}
