@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+# Packs an image that holds nothing but a static berth, without a daemon: the same sources and tools give
+# the same digest, on any machine and in any folder.
+set -euo pipefail
+export LC_ALL=C
+
+readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+# Bytes of the archive: a node pulls it while its control plane may be down.
+readonly LIMIT=8000000
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/image.sh [--tag NAME] [--output FILE] [--target TRIPLE] [--check | --verify]
+
+Builds berth with scripts/static.sh and packs it as an OCI image for this machine's architecture, with
+berth as its entrypoint: an archive (oci-archive) that ctr, podman and skopeo read. Prints IMAGE=,
+ARCHIVE= and DIGEST= (of the manifest), for a shell's eval. Needs umoci, jq and git; no root, no daemon.
+
+  --tag NAME        the image's name (localhost/berth:vVERSION)
+  --output FILE     the archive (berth-image.tar in Cargo's target folder)
+  --target TRIPLE   as scripts/static.sh takes it
+  --check           build nothing: exit with 69 if there is no archive, or one older than the sources
+  --verify          build a second time, from a clone of what is committed, in another folder and with
+                    another CARGO_HOME: exit with 1 if the digest is another
+  --help            this text
+
+Variables:
+  SOURCE_DATE_EPOCH   the image's time, in seconds since 1970, if not the time of the commit
+  and those of scripts/static.sh
+
+Exit status: 0 done; 1 --verify found another digest; 64 a wrong argument; 69 something is missing;
+70 the build failed, or the image is larger than 8 MB.
+TEXT
+}
+
+main() {
+    local check=false verify=false static=()
+    tag='' output=''
+    while (($#)); do
+        case $1 in
+            --check) check=true ;;
+            --verify) verify=true ;;
+            --tag | --output | --target)
+                [[ -n ${2:-} ]] || die $EX_USAGE "$1 needs a value; see --help"
+                case $1 in
+                    --tag) tag=$2 ;;
+                    --output) output=$2 ;;
+                    --target) static=("$1" "$2") ;;
+                esac
+                shift
+                ;;
+            -h | --help) usage && exit 0 ;;
+            *) die $EX_USAGE "unknown argument $1; see --help" ;;
+        esac
+        shift
+    done
+    ! $check || ! $verify || die $EX_USAGE "--check or --verify, not both"
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+    need_tools
+    package=$("$cargo" metadata --manifest-path "$root/Cargo.toml" --locked --no-deps --format-version 1) ||
+        die $EX_UNAVAILABLE "cargo metadata failed; its reason is above"
+    tag=${tag:-localhost/berth:v$(about version)}
+    [[ $tag =~ ^[a-z0-9][a-z0-9.:/_-]*:[A-Za-z0-9_][A-Za-z0-9_.-]*$ ]] ||
+        die $EX_USAGE "--tag $tag is not like registry.example/berth:v0.1.0"
+    output=$(realpath -m -- "${output:-$(jq -r .target_directory <<<"$package")/berth-image.tar}")
+
+    if $check; then
+        check
+    else
+        scratch=$(mktemp -d -t berth-image.XXXXXX)
+        trap 'rm -rf -- "$scratch"' EXIT
+        folder=$("$root/scripts/static.sh" "${static[@]}")
+        pack "$folder/berth"
+        ! $verify || verify "${static[@]}"
+    fi
+    printf '%s=%q\n' IMAGE "$tag" ARCHIVE "$output" DIGEST "$(digest)"
+}
+
+say() { printf 'image.sh: %s\n' "$*" >&2; }
+
+die() {
+    local status=$1
+    shift
+    say "$@"
+    exit "$status"
+}
+
+need_tools() {
+    local tool missing=()
+    cargo=$(command -v -- "${CARGO:-cargo}") || missing+=(cargo)
+    for tool in umoci jq git; do
+        command -v "$tool" >/dev/null || missing+=("$tool")
+    done
+    ((!${#missing[@]})) || die $EX_UNAVAILABLE "missing: ${missing[*]} (umoci, jq and git are Debian packages of that name)"
+}
+
+# about KEY: what Cargo.toml says of berth
+about() { jq -r ".packages[] | select(.name == \"berth\") | .$1 // empty" <<<"$package"; }
+
+check() {
+    local newer
+    [[ -f $output ]] || die $EX_UNAVAILABLE "no $output: run scripts/image.sh"
+    newer=$(cd "$root" && find src Cargo.toml Cargo.lock scripts/static.sh scripts/image.sh -newer "$output" -print -quit)
+    [[ -z $newer ]] || die $EX_UNAVAILABLE "$output is older than $newer: run scripts/image.sh"
+}
+
+# digest: of the archive's manifest, by which registries and kubelets know the image
+digest() { tar -xOf "$output" index.json | jq -r '.manifests[0].digest'; }
+
+# pack BINARY
+pack() {
+    local layout=$scratch/layout created label labels=() size
+    local image=$layout:${tag##*:}
+    created=$(created)
+    while read -r label; do labels+=(--config.label "org.opencontainers.image.$label"); done < <(labels "$created")
+    install -m 0755 -- "$1" "$scratch/berth"
+    touch -d "$created" -- "$scratch/berth"
+    umoci init --layout "$layout"
+    umoci new --image "$image"
+    # Rootless: whoever builds it, the file belongs to root.
+    umoci insert --image "$image" --rootless --history.created "$created" --history.created_by scripts/image.sh \
+        "$scratch/berth" /berth
+    # No user: the pod names it, since it has to be the apiserver's.
+    umoci config --image "$image" --created "$created" --no-history --config.entrypoint /berth "${labels[@]}"
+    umoci gc --layout "$layout"
+    # By this name containerd imports it; of OCI's own annotation it takes no more than the tag.
+    jq -c --arg name "$tag" '.manifests[0].annotations["io.containerd.image.name"] = $name' \
+        "$layout/index.json" >"$scratch/index.json"
+    mv -- "$scratch/index.json" "$layout"
+    tar -C "$layout" --sort=name --mtime="$created" --owner=0 --group=0 --numeric-owner --mode=a+rX,u+w,go-w \
+        -cf "$scratch/image.tar" oci-layout index.json blobs
+    size=$(stat -c %s "$scratch/image.tar")
+    ((size <= LIMIT)) || die $EX_SOFTWARE "the image has $size bytes, more than $LIMIT"
+    mkdir -p -- "$(dirname -- "$output")"
+    mv -- "$scratch/image.tar" "$output"
+    say "$tag: $size bytes, unpacked $(stat -c %s "$scratch/berth")"
+}
+
+# created: the time of the commit, since that of the build is another each time
+created() {
+    local seconds=${SOURCE_DATE_EPOCH:-}
+    [[ -n $seconds ]] || seconds=$(git -C "$root" log -1 --format=%ct) ||
+        die $EX_UNAVAILABLE "git cannot tell the time of the commit: set SOURCE_DATE_EPOCH"
+    date -u -d "@$seconds" +%Y-%m-%dT%H:%M:%SZ || die $EX_USAGE "SOURCE_DATE_EPOCH=$seconds is no number of seconds"
+}
+
+# labels CREATED: one a line
+labels() {
+    local revision repository
+    revision=$(git -C "$root" describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null) || revision=
+    repository=$(about repository)
+    printf '%s\n' title=berth "description=$(about description)" "version=$(about version)" "licenses=$(about license)" \
+        "created=$1" ${revision:+"revision=$revision"} ${repository:+"source=$repository"}
+}
+
+# verify OPTION...: of scripts/static.sh
+verify() {
+    local first home=${CARGO_HOME:-$HOME/.cargo} again=$scratch/again name
+    [[ -z $(git -C "$root" status --porcelain) ]] || die $EX_USAGE "--verify compares with what is committed: commit first"
+    first=$(digest)
+    git clone --quiet -- "$root" "$again/clone"
+    # What was downloaded before, to be unpacked into another folder.
+    mkdir -p -- "$again/cargo/registry"
+    for name in config.toml registry/index registry/cache; do
+        [[ ! -e $home/$name ]] || ln -s -- "$(realpath -- "$home/$name")" "$again/cargo/$name"
+    done
+    env -u CARGO_TARGET_DIR CARGO_HOME="$again/cargo" "$again/clone/scripts/image.sh" --tag "$tag" \
+        --output "$again/image.tar" "$@" >"$again/out"
+    if ! grep -qx "DIGEST=$first" "$again/out"; then
+        say "the second build differs: $(grep DIGEST= "$again/out"), not $first"
+        exit 1
+    fi
+    say "two builds in two folders, one digest"
+}
+
+main "$@"

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Builds what stands before a control plane: static, without `berth rehearse`, and the same bytes wherever
+# the sources and Cargo's home lie. The image, the benchmark and the Dockerfile get it from here.
+set -euo pipefail
+
+readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+# All features but rehearse.
+readonly FEATURES=manifest
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/static.sh [--target TRIPLE] [CARGO_OPTION...]
+
+Builds a static berth in release mode and prints the folder that it is in: berth inject, serve and the
+like, without berth rehearse. The bytes depend on the sources, Rust, the C compiler and the C library,
+not on folders.
+
+  --target TRIPLE   another target of this machine's kernel and processor, such as
+                    x86_64-unknown-linux-musl (Rust's own; needs a musl-gcc)
+  CARGO_OPTION...   what to build, for cargo build (--bin berth)
+  --help            this text
+
+Variables:
+  CARGO, RUSTC       the commands, if not those on PATH
+  CARGO_HOME, CARGO_TARGET_DIR
+                     as Cargo reads them
+
+Exit status: 0 built; 64 a wrong argument; 69 something is missing; 70 the build failed.
+TEXT
+}
+
+main() {
+    local options=()
+    target=
+    while (($#)); do
+        case $1 in
+            --target)
+                [[ ${2:-} == *-linux-* ]] || die $EX_USAGE "--target needs a triple such as x86_64-unknown-linux-musl; see --help"
+                target=$2
+                shift
+                ;;
+            -h | --help) usage && exit 0 ;;
+            *) options+=("$1") ;;
+        esac
+        shift
+    done
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+    cargo=$(command -v -- "${CARGO:-cargo}") || die $EX_UNAVAILABLE "no cargo here: put it on PATH or set CARGO"
+    rustc=$(command -v -- "${RUSTC:-rustc}") || die $EX_UNAVAILABLE "no rustc here: put it on PATH or set RUSTC"
+    target=${target:-$("$rustc" -vV | sed -n 's/^host: //p')}
+    [[ -d $("$rustc" --print sysroot)/lib/rustlib/$target ]] ||
+        die $EX_UNAVAILABLE "Rust has no $target here: rustup target add $target"
+
+    # The sources have to be there before their folders are known.
+    "$cargo" fetch --manifest-path "$root/Cargo.toml" --locked --target "$target" >&2 ||
+        die $EX_UNAVAILABLE "the dependencies cannot be had; Cargo's reason is above"
+    # With --target they are not those of build scripts, which a static C library cannot load.
+    CARGO_ENCODED_RUSTFLAGS=$(flags | paste -sd $'\x1f') \
+        "$cargo" build --manifest-path "$root/Cargo.toml" --locked --release --target "$target" \
+        --no-default-features --features "$FEATURES" "${options[@]:---bin=berth}" >&2 ||
+        die $EX_SOFTWARE "cargo build failed; the reason is above"
+    printf '%s\n' "${CARGO_TARGET_DIR:-$root/target}/$target/release"
+}
+
+# One a line. Panics name the file that they are in: not with the folders of whoever built it.
+flags() {
+    local home=${CARGO_HOME:-$HOME/.cargo} folder
+    printf '%s\n' -Ctarget-feature=+crt-static "--remap-path-prefix=$root=/berth"
+    # One for each registry or mirror of it.
+    for folder in "$home"/registry/src/*/; do
+        printf '%s\n' "--remap-path-prefix=${folder%/}=/cargo"
+    done
+}
+
+say() { printf 'static.sh: %s\n' "$*" >&2; }
+
+die() {
+    local status=$1
+    shift
+    say "$@"
+    exit "$status"
+}
+
+main "$@"
