@@ -1,0 +1,48 @@
+# shellcheck shell=bash
+# Part of scripts/kubelet.sh: what the kubelet, containerd and berth say of the pods.
+
+kubectl() { "$KUBECTL" --kubeconfig /etc/kubernetes/super-admin.conf --cache-dir "$work/node/cache" --request-timeout 15s "$@"; }
+
+# serves VERSION: it is ready, and of this version
+serves() {
+    kubectl get --raw /readyz && [[ $(kubectl get --raw /version) == *"\"gitVersion\": \"$1\""* ]]
+}
+
+# pod NAME FILTER: by jq, of the pod with this metadata.name in its manifest, as the kubelet has it
+pod() {
+    "$KUBECTL" get --raw /pods --server http://127.0.0.1:10255 |
+        jq -er --arg name "$1-node" ".items[] | select(.metadata.name == \$name) | $2"
+}
+
+uid_of() { pod "$1" .metadata.uid; }
+
+# pod_is_ready NAME: every probe of every container that runs has passed, and none was started again
+pod_is_ready() {
+    pod "$1" '[.status.initContainerStatuses[]?, .status.containerStatuses[]] |
+        length > 0 and all(.ready and .restartCount == 0) and any(.name == "kube-apiserver" and .started)' | grep -x true
+}
+
+# instance UID JQ: of what berth status says of it
+instance() { "$BERTH" status --json | jq -er --arg uid "$1" ".instances[] | select(.instance == \$uid) | $2"; }
+has_joined() { "$BERTH" status | grep -E "^\S+ +$1 +joined +ready "; }
+is_gone() { ! "$BERTH" status | grep -E "^\S+ +$1 +[a-z]"; }
+
+# follow_pod NAME: sets uid; its logs and the IDs of its containers stay known after the kubelet removed them
+follow_pod() {
+    local container
+    uid=$(uid_of "$1")
+    for container in kube-apiserver berth; do
+        ln "/var/log/pods/kube-system_$1-node_$uid/$container/0.log" "$work/$uid-$container.log"
+        ids[$uid-$container]=$(pod "$1" "[.status.initContainerStatuses[]?, .status.containerStatuses[]] | .[] |
+            select(.name == \"$container\") | .containerID | sub(\".*//\"; \"\")")
+    done
+}
+
+# Of containerd's events, as they are written, each line ends in an object.
+# exit_of ID: time in microseconds and status of the container's process
+exit_of() {
+    sed -n 's|.* /tasks/exit \({.*\)|\1|p' "$work/events.out" | jq -r --arg id "$1" '
+        select(.container_id == $id and .id == $id) |
+        "\((.exited_at[0:19] + "Z" | fromdateiso8601) * 1000000 + ((.exited_at[19:26] + "000000" | .[1:7]) | tonumber)) \(.exit_status // 0)"'
+}
+has_exited() { [[ -n $(exit_of "$1") ]]; }
