@@ -73,7 +73,10 @@ main() {
         need_tools
         need_binaries
         enter_node "${arguments[@]}"
-    elif ((${#command[@]})); then
+        return
+    fi
+    work=$BERTH_KUBELET_FOLDER
+    if ((${#command[@]})); then
         watch_over 86400
         start_node
         "${command[@]}"

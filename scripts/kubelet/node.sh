@@ -8,7 +8,6 @@
 readonly manifests=/etc/kubernetes/manifests pause_image=registry.k8s.io/pause:test
 
 start_node() {
-    work=$BERTH_KUBELET_FOLDER
     client=client
     mkdir "$work/node"
     make_mounts

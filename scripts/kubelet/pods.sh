@@ -32,7 +32,8 @@ follow_pod() {
     local container
     uid=$(uid_of "$1")
     for container in kube-apiserver berth; do
-        ln "/var/log/pods/kube-system_$1-node_$uid/$container/0.log" "$work/$uid-$container.log"
+        # Not by way of /var/log, which is another mount.
+        ln -f "$work/node/var/log/pods/kube-system_$1-node_$uid/$container/0.log" "$work/$uid-$container.log"
         ids[$uid-$container]=$(pod "$1" "[.status.initContainerStatuses[]?, .status.containerStatuses[]] | .[] |
             select(.name == \"$container\") | .containerID | sub(\".*//\"; \"\")")
     done
