@@ -83,11 +83,16 @@ main() {
     else
         watch_over $LIMIT
         start_node
+        start_load
+        watch_service &
+        await 10 "the first connections" answers_are 100
         first_switch
-        roll_by_hand
+        roll kube-apiserver kube-apiserver-next "$NEW"
+        roll kube-apiserver-next kube-apiserver "$NEW"
+        lone_restart
         back_again
-        check_load
-        report "kubelet $("$KUBELET" --version), kube-apiserver $OLD and $NEW"
+        end_clients
+        report "kubelet $("$KUBELET" --version | cut -d" " -f2), containerd $(containerd --version | cut -d" " -f3), kube-apiserver $OLD and $NEW"
     fi
 }
 

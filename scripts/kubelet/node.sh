@@ -117,8 +117,11 @@ kubernetesVersion: $OLD
 networking: {serviceSubnet: 10.96.0.0/16}
 encryptionAlgorithm: ECDSA-P256
 etcd: {local: {extraArgs: [{name: unsafe-no-fsync, value: "true"}]}}
-# Left as it is by berth inject; its own 5s only take time here.
-apiServer: {extraArgs: [{name: shutdown-delay-duration, value: 2s}]}
+# berth inject leaves them as they are. Without the second an apiserver that has watches ends after a minute.
+apiServer:
+  extraArgs:
+    - {name: shutdown-delay-duration, value: 2s}
+    - {name: shutdown-watch-termination-grace-period, value: 5s}
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration

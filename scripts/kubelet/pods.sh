@@ -22,10 +22,7 @@ pod_is_ready() {
         length > 0 and all(.ready and .restartCount == 0) and any(.name == "kube-apiserver" and .started)' | grep -x true
 }
 
-# instance UID JQ: of what berth status says of it
-instance() { "$BERTH" status --json | jq -er --arg uid "$1" ".instances[] | select(.instance == \$uid) | $2"; }
-has_joined() { "$BERTH" status | grep -E "^\S+ +$1 +joined +ready "; }
-is_gone() { ! "$BERTH" status | grep -E "^\S+ +$1 +[a-z]"; }
+pod_has_joined() { "$BERTH" status | grep -E "^\S+ +$(uid_of "$1") +joined +ready "; }
 
 # follow_pod NAME: sets uid; its logs and the IDs of its containers stay known after the kubelet removed them
 follow_pod() {
@@ -39,11 +36,15 @@ follow_pod() {
     done
 }
 
-# Of containerd's events, as they are written, each line ends in an object.
-# exit_of ID: time in microseconds and status of the container's process
+# exit_of ID: when the container's process ended, in microseconds, and with what status, from containerd's events
 exit_of() {
     sed -n 's|.* /tasks/exit \({.*\)|\1|p' "$work/events.out" | jq -r --arg id "$1" '
-        select(.container_id == $id and .id == $id) |
-        "\((.exited_at[0:19] + "Z" | fromdateiso8601) * 1000000 + ((.exited_at[19:26] + "000000" | .[1:7]) | tonumber)) \(.exit_status // 0)"'
+        select(.container_id == $id and .id == $id) | "\(.exited_at) \(.exit_status // 0)"' | {
+        read -r time status && echo "$(microseconds "$time") $status"
+    }
 }
 has_exited() { [[ -n $(exit_of "$1") ]]; }
+
+# logged_at WORD LOG: when the line that ends in the word was written
+logged_at() { microseconds "$(grep " $1\$" "$2" | tail -n 1 | cut -d' ' -f1)"; }
+microseconds() { date -d "$1" +%s%6N; }
