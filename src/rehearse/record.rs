@@ -7,6 +7,7 @@ use super::fault::Fault;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -402,6 +403,23 @@ pub struct Record {
 /// The shared notebook.
 #[derive(Debug, Default)]
 pub struct Recorder(Mutex<Record>);
+
+impl Record {
+    /// When good answers came within the load, in order.
+    pub fn good_answers(&self, load: &Range<Stamp>) -> Vec<Stamp> {
+        let good = self.attempts.iter().filter(|a| matches!(a.answer, Answer::Good { .. }));
+        let mut answers: Vec<Stamp> = good.map(|a| a.done).filter(|at| load.contains(at)).collect();
+        answers.sort_unstable();
+        answers
+    }
+
+    /// The longest time within the load without a good answer.
+    pub fn longest_silence(&self, load: &Range<Stamp>) -> Duration {
+        let answers = self.good_answers(load).into_iter().chain([load.end]);
+        let silences = answers.scan(load.start, |before, at| Some(at.since(std::mem::replace(before, at))));
+        silences.max().unwrap_or_default()
+    }
+}
 
 impl Recorder {
     /// Writes into the record.

@@ -171,7 +171,9 @@ pub fn judge(record: &Record, plan: &Plan) -> Verdict {
     judge.watches(plan);
     judge.informers();
     judge.waits();
-    judge.silence();
+    if let (Some(began), Some(over)) = (record.began, record.over) {
+        judge.verdict.longest_silence = record.longest_silence(&(began..over));
+    }
     judge.asked(plan);
     judge.objections(plan);
     judge.verdict
@@ -345,16 +347,6 @@ impl<'a> Judge<'a> {
         // An object too many is an event that was missed: that of its end.
         self.verdict.lose(Loss::EventMissed, informers.iter().map(|i| i.missing + i.stale).sum());
         self.verdict.lose(Loss::EventDoubled, informers.iter().map(|i| i.doubled).sum());
-    }
-
-    fn silence(&mut self) {
-        let (Some(began), Some(over)) = (self.record.began, self.record.over) else { return };
-        let good = self.record.attempts.iter().filter(|a| matches!(a.answer, Answer::Good { .. }));
-        let mut answers: Vec<Stamp> = good.map(|a| a.done).filter(|at| (began..over).contains(at)).collect();
-        answers.extend([began, over]);
-        answers.sort_unstable();
-        let silences = answers.windows(2).map(|pair| pair[1].since(pair[0]));
-        self.verdict.longest_silence = silences.max().unwrap_or_default();
     }
 
     fn waits(&mut self) {

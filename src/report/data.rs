@@ -498,6 +498,8 @@ impl Mark {
     /// Who and what, in a few words.
     pub fn words(&self) -> String {
         match self.what {
+            // A version that is wrong on purpose is named by what is wrong with it.
+            MarkKind::Fault if self.text == self.instance => self.text.clone(),
             MarkKind::Fault if !self.text.is_empty() => format!("{} {}", self.instance, self.text),
             what => format!("{} {what}", self.instance),
         }

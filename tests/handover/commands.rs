@@ -15,13 +15,16 @@ fn drain_leaves_and_keeps_streams() {
     let a = node.joined("a", first.address, &[]);
     let mut stream = connect(node.listen);
     ping(&mut stream, &hello(64));
-    let b = node.joined("b", second.address, &[]);
-    a.until_counted("guard", 1);
     let drain = |options: &[&str]| {
         let run_dir = node.run_dir();
         said(berth(["drain", "--instance", "a", "--run-dir"]).arg(run_dir).args(options))
     };
-    let (code, out, _) = drain(&["--wait"]);
+    let (code, out, _) = drain(&["--wait", "--if-sibling"]);
+    assert_eq!((code, out.trim()), (Some(0), "not drained: no sibling of a is joined"));
+    assert_eq!(a.status().state, Phase::Joined, "a lone shim serves on");
+    let b = node.joined("b", second.address, &[]);
+    a.until_counted("guard", 1);
+    let (code, out, _) = drain(&["--wait", "--if-sibling"]);
     assert_eq!(code, Some(0), "{out}");
     assert_eq!(a.status().state, Phase::Left, "it returned when the handover was done");
     let before = b.status().connections_total;

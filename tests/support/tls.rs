@@ -3,7 +3,7 @@
 use super::net::{Backend, fresh_ip};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -37,18 +37,24 @@ impl Authority {
     /// Asks for a path and gives the whole answer.
     #[track_caller]
     pub(crate) fn get(&self, stream: TcpStream, path: &str) -> String {
-        let mut roots = RootCertStore::empty();
-        roots.add(self.0.der().clone()).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let config = Arc::new(builder.with_root_certificates(roots).with_no_client_auth());
-        let name = ServerName::try_from("kubernetes").unwrap();
-        let mut tls = StreamOwned::new(ClientConnection::new(config, name).unwrap(), stream);
-        tls.write_all(format!("GET {path} HTTP/1.1\r\nHost: kubernetes\r\n\r\n").as_bytes()).unwrap();
-        let mut answer = String::new();
-        tls.read_to_string(&mut answer).unwrap_or_else(|error| panic!("no answer: {error}"));
-        answer
+        get(self.0.der(), stream, path)
     }
+}
+
+/// Asks an apiserver whose certificate an authority signed, and gives the whole answer.
+#[track_caller]
+pub(crate) fn get(authority: &CertificateDer<'static>, stream: TcpStream, path: &str) -> String {
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = Arc::new(builder.with_root_certificates(roots).with_no_client_auth());
+    let name = ServerName::try_from("kubernetes").unwrap();
+    let mut tls = StreamOwned::new(ClientConnection::new(config, name).unwrap(), stream);
+    tls.write_all(format!("GET {path} HTTP/1.1\r\nHost: kubernetes\r\nConnection: close\r\n\r\n").as_bytes()).unwrap();
+    let mut answer = String::new();
+    tls.read_to_string(&mut answer).unwrap_or_else(|error| panic!("no answer: {error}"));
+    answer
 }
 
 /// Answers everything with one status.

@@ -121,11 +121,13 @@ impl Planner<'_> {
 
     pub(super) fn pre_stop(&mut self) {
         if self.manifest.apiserver().at(&["lifecycle", "preStop"]).is_some() {
-            self.notes
-                .push("the container's preStop hook is kept: if it can, let it run `berth drain --wait` first".into());
+            self.notes.push(
+                "the container's preStop hook is kept: if it can, let it run `berth drain --wait --if-sibling` first"
+                    .into(),
+            );
             return;
         }
-        let hook = json!({"exec": {"command": [BINARY, "drain", "--wait"]}});
+        let hook = json!({"exec": {"command": [BINARY, "drain", "--wait", "--if-sibling"]}});
         let path = self.container.key("lifecycle").key("preStop");
         self.edit(path, Change::Set(hook), "the sibling takes new connections before kube-apiserver hears of the stop");
     }

@@ -19,6 +19,7 @@ use crate::rehearse::record::{Mark as Told, Record, Stamp};
 use crate::rehearse::verdict::{Loss, Verdict as Judged};
 use crate::rehearse::{Outcome as Rehearsed, Run as Played};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::time::Duration;
 
 /// The report of a rehearsal, made now and here. The runs are in the order of the plan.
@@ -94,6 +95,10 @@ struct Span {
 }
 
 impl Span {
+    fn load(&self) -> Range<Stamp> {
+        self.began..self.over
+    }
+
     /// An aborted run did not come to the end of its load, and perhaps not to its beginning.
     fn of(record: &Record) -> Self {
         let first = record.attempts.iter().map(|a| a.due).min();
@@ -227,7 +232,6 @@ fn millis(time: Duration) -> f64 {
 }
 
 fn figures(record: &Record, judged: &Judged, span: &Span) -> Figures {
-    let (longest, silent_s) = series::silence(record, span);
     Figures {
         requests: judged.requests,
         new_connections: judged.new_connections,
@@ -235,8 +239,8 @@ fn figures(record: &Record, judged: &Judged, span: &Span) -> Figures {
         wait_p50_ms: millis(judged.median_wait),
         wait_p99_ms: millis(judged.p99_wait),
         wait_max_ms: millis(judged.longest_wait),
-        longest_silence_ms: millis(longest),
-        silent_s,
+        longest_silence_ms: millis(record.longest_silence(&span.load())),
+        silent_s: series::silent_s(record, span),
         watch_events: judged.watch_events,
         slow_reads: record.slow_reads,
         x509_errors: judged.x509_errors,

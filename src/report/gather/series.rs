@@ -2,7 +2,7 @@
 
 use super::streams::Lives;
 use super::{Span, millis, name};
-use crate::rehearse::record::{Answer, Attempt, Flaw, Record, Stamp};
+use crate::rehearse::record::{Answer, Flaw, Record, Stamp};
 use crate::rehearse::verdict::{Loss, Verdict};
 use crate::report::data::Timeline;
 use std::collections::BTreeMap;
@@ -66,20 +66,13 @@ pub(super) fn timeline(record: &Record, verdict: &Verdict, lives: &Lives<'_>, sp
     timeline
 }
 
-/// The longest time without a good answer, and the whole seconds without one.
-pub(super) fn silence(record: &Record, span: &Span) -> (Duration, u64) {
-    let good = |a: &&Attempt| matches!(a.answer, Answer::Good { .. }) && a.done <= span.over;
-    let mut answers: Vec<Stamp> = record.attempts.iter().filter(good).map(|a| a.done).collect();
-    answers.push(span.over);
-    answers.sort_unstable();
-    let earlier = std::iter::once(&span.began).chain(&answers);
-    let longest = answers.iter().zip(earlier).map(|(at, before)| at.since(*before)).max().unwrap_or_default();
-    answers.pop();
+/// The whole seconds without a good answer.
+pub(super) fn silent_s(record: &Record, span: &Span) -> u64 {
     let seconds = span.over.since(span.began).as_secs();
+    let answers = record.good_answers(&span.load());
     let mut answered: Vec<u64> = answers.iter().map(|at| at.since(span.began).as_secs()).collect();
     answered.dedup();
-    let silent = seconds - answered.iter().filter(|second| **second < seconds).count() as u64;
-    (longest, silent)
+    seconds - answered.iter().filter(|second| **second < seconds).count() as u64
 }
 
 #[derive(Debug, Clone, Copy)]
