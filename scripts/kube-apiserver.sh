@@ -162,7 +162,7 @@ missing_variables() {
 
 need_go() {
     local dirs=() dir needed why
-    [[ -z $(missing | grep -v '^etcd ') ]] || dirs+=("$kubernetes_module")
+    ! missing | grep -v '^etcd ' >/dev/null || dirs+=("$kubernetes_module")
     [[ -x $ETCD ]] || dirs+=("$etcd_module")
     needed=$(for dir in "${dirs[@]}"; do sed -nE 's/^go ([0-9.]+)$/\1/p' "$dir/go.mod"; done | sort -V | tail -n 1)
     go=$(command -v -- "${GO:-go}") ||

@@ -17,13 +17,14 @@ readonly rate=$LEAST_RATE
 
 usage() {
     cat <<'TEXT'
-usage: scripts/kubelet.sh [--keep] [--help] [-- COMMAND...]
+usage: scripts/kubelet.sh [--check] [--keep] [--help] [-- COMMAND...]
 
 Runs a standalone kubelet with containerd and runc in network, mount and PID namespaces of its own, and in
 them etcd and kube-apiserver as static pods that kubeadm wrote. Tests with them what berth does to static
 pods. Needs root, ip, jq, unshare, setpriv, containerd, runc, a C compiler, cargo, what
 scripts/image.sh needs, and the binaries of scripts/kube-apiserver.sh for the two newest versions.
 
+  --check     build and start nothing: exit with 69 if something is missing
   --keep      keep the folder with the logs, and say where it is; failures keep it too
   COMMAND...  run this on the node when its kube-apiserver is ready, and no test: bash, for example.
               $OLD and $NEW are the two versions, $IMAGE is berth's image, $BERTH its binary.
@@ -43,9 +44,10 @@ TEXT
 
 main() {
     local arguments=("$@")
-    keep=false command=()
+    check=false keep=false command=()
     while (($#)); do
         case $1 in
+            --check) check=true ;;
             --keep) keep=true ;;
             -h | --help) usage && exit 0 ;;
             --)
@@ -69,11 +71,15 @@ main() {
     # shellcheck source=scripts/kubelet/scenarios.sh
     . "$root/scripts/kubelet/scenarios.sh"
 
+    if $check; then
+        check_all
+        return
+    fi
     if [[ -z ${BERTH_KUBELET_FOLDER:-} ]]; then
         need_tools
         need_binaries
+        # Runs this again, inside, and exits.
         enter_node "${arguments[@]}"
-        return
     fi
     work=$BERTH_KUBELET_FOLDER
     if ((${#command[@]})); then

@@ -10,19 +10,29 @@ need_tools() {
     ((!${#missing[@]})) || unavailable "missing: ${missing[*]}"
 }
 
+# Whether all is there, and namespaces and cgroups can be made.
+check_all() {
+    need_tools
+    apiserver_sh "$(previous_version)" --check >/dev/null || exit
+    "$root/scripts/kube-apiserver.sh" --check >/dev/null || exit
+    [[ -n ${ARCHIVE:-} ]] || "$root/scripts/image.sh" --check >/dev/null || exit
+    unshare --net --mount --pid --fork --mount-proc true || unavailable "no namespaces can be made here"
+    cgroup=berth-kubelet.check-$$
+    trap remove_cgroups EXIT
+    make_cgroups
+}
+
 # Everything that the node is made of, exported.
 need_binaries() {
-    local found target previous
-    previous=$(find "$root/tests/kube-apiserver" -maxdepth 1 -name 'v1.*' -printf '%f\n' | sort -V | tail -n 2 | head -n 1)
-    # The variables are for the newest version.
-    found=$(env -u KUBE_APISERVER -u KUBECTL -u KUBEADM -u KUBELET "$root/scripts/kube-apiserver.sh" "$previous") || exit
+    local found target
+    found=$(apiserver_sh "$(previous_version)") || exit
     OLD_KUBE_APISERVER=$(eval "$found" && echo "$KUBE_APISERVER")
     found=$("$root/scripts/kube-apiserver.sh") || exit
     eval "$found"
     OLD=$("$OLD_KUBE_APISERVER" --version) NEW=$("$KUBE_APISERVER" --version)
     OLD=${OLD#Kubernetes } NEW=${NEW#Kubernetes }
     if [[ -z ${ARCHIVE:-} ]]; then
-        found=$("$root/scripts/image.sh") || exit
+        found=$("$root/scripts/image.sh" --check 2>/dev/null) || found=$("$root/scripts/image.sh") || exit
         eval "$found"
     fi
     target=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)
@@ -36,6 +46,13 @@ need_binaries() {
     export KUBERC=off
 }
 
+previous_version() {
+    find "$root/tests/kube-apiserver" -maxdepth 1 -name 'v1.*' -printf '%f\n' | sort -V | tail -n 2 | head -n 1
+}
+
+# scripts/kube-apiserver.sh without the variables, which are for the newest version
+apiserver_sh() { env -u KUBE_APISERVER -u KUBECTL -u KUBEADM -u KUBELET "$root/scripts/kube-apiserver.sh" "$@"; }
+
 # enter_node ARGUMENTS…: this script once more, as the first process of the node's namespaces, with whose end
 # all ends that runs in them.
 enter_node() {
@@ -44,6 +61,7 @@ enter_node() {
     trap leave_node EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
+    cgroup=$(basename "$work")
     make_cgroups
     export BERTH_KUBELET_FOLDER=$work BERTH_KUBELET_CGROUP=$cgroup
     # In the background, so that a signal is heard at once.
@@ -76,9 +94,10 @@ leave_node() {
 
 # One in each hierarchy, for the kubelet to make its own in.
 make_cgroups() {
-    cgroup=$(basename "$work")
     local hierarchy
-    while read -r hierarchy; do mkdir "$hierarchy/$cgroup"; done < <(cgroup_hierarchies)
+    while read -r hierarchy; do
+        mkdir "$hierarchy/$cgroup" || unavailable "no cgroup can be made in $hierarchy"
+    done < <(cgroup_hierarchies)
 }
 
 remove_cgroups() {

@@ -77,7 +77,7 @@ back_again() {
     sed "s/:$OLD\$/:$NEW/" "$work/kubeadm.yaml" >"$work/wanted.yaml"
     diff -u "$work/wanted.yaml" $manifests/kube-apiserver.yaml >"$work/eject.diff" || :
     expect "lines that differ from what kubeadm wrote" "$(wc -l <"$work/eject.diff")" -eq 0 eject.diff
-    expect "kube-apiserver $NEW answers itself" "$(serves "$NEW" >/dev/null && echo yes)" == yes
+    await 30 "kube-apiserver $NEW to be ready without berth" serves "$NEW"
     expect "shims that run" "$("$BERTH" status | grep -c ' joined ' || :)" -eq 0
 }
 
