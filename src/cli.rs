@@ -16,7 +16,8 @@ use std::path::PathBuf;
     max_term_width = 100,
     propagate_version = true,
     after_help = "Exit status: 0 done, 1 no (not ready, something was lost), 64 wrong command line or \
-                  configuration, 69 a port or file that is needed cannot be had, 70 a bug in berth."
+                  configuration, 69 a port or file that is needed cannot be had, 70 a bug in berth, 75 (upgrade) neither done nor rolled \
+                  back: run it again."
 )]
 pub struct Cli {
     /// Where the log goes and how much of it.
@@ -50,6 +51,10 @@ pub enum Command {
     /// Take berth out of a manifest again
     #[cfg(feature = "manifest")]
     Eject(EjectArgs),
+    /// Upgrade or restart the kube-apiserver of a static pod, with nothing lost
+    #[cfg(feature = "manifest")]
+    #[command(after_help = UPGRADE_STATUS)]
+    Upgrade(Box<UpgradeArgs>),
     /// Copy this program to a path, and make the run directory (init container)
     CopySelf(CopySelfArgs),
     /// Rehearse an upgrade under load on this machine, and say what it lost
@@ -404,6 +409,68 @@ pub struct ManifestArgs {
         value_name = "DIR"
     )]
     pub backup_dir: PathBuf,
+}
+
+#[cfg(feature = "manifest")]
+const UPGRADE_STATUS: &str = "Exit status: 0 done: the new one serves, from kube-apiserver.yaml. 1 not done, or rolled \
+    back: the old one serves, from kube-apiserver.yaml. 64 wrong command line or manifest, 69 something that is needed \
+    cannot be had: nothing was changed. 75 neither can be confirmed: what serves is left alone, its state is kept, and the \
+    same command goes on from there.";
+
+/// Options of `berth upgrade`.
+#[cfg(feature = "manifest")]
+#[derive(Debug, Clone, Args)]
+pub struct UpgradeArgs {
+    /// The new manifest, behind berth, outside the kubelet's folder [default: the current one, for a
+    /// rolling restart]
+    #[arg(long, env = "BERTH_UPGRADE_MANIFEST", hide_env_values = true, value_name = "FILE")]
+    pub manifest: Option<PathBuf>,
+    /// The kubelet's folder of static pods, with kube-apiserver.yaml in it
+    #[arg(
+        long,
+        env = "BERTH_MANIFESTS_DIR",
+        hide_env_values = true,
+        default_value = "/etc/kubernetes/manifests",
+        value_name = "DIR"
+    )]
+    pub manifests_dir: PathBuf,
+    /// How long an instance may take to get ready and join
+    #[arg(long, env = "BERTH_READY_TIMEOUT", hide_env_values = true, default_value = "5m", value_name = "DURATION")]
+    pub ready_timeout: String,
+    /// How long an instance must then stay ready before the other one goes
+    #[arg(long, env = "BERTH_SETTLE", hide_env_values = true, default_value = "30s", value_name = "DURATION")]
+    pub settle: String,
+    /// Puts the node's address back into the Service `kubernetes` as an admin [default:
+    /// /etc/kubernetes/admin.conf, if it is there]
+    #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The current apiserver is not behind berth, so the first switch is one restart: do it
+    #[arg(long, env = "BERTH_ACCEPT_GAP", hide_env_values = true)]
+    pub accept_gap: bool,
+    /// Print the steps, and do nothing
+    #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
+    pub dry_run: bool,
+    /// Where the state of an upgrade is kept, and the manifest from before it
+    #[arg(
+        long,
+        env = "BERTH_BACKUP_DIR",
+        hide_env_values = true,
+        default_value = "/etc/kubernetes/berth",
+        value_name = "DIR"
+    )]
+    pub backup_dir: PathBuf,
+    /// Where the kubelet writes the logs of containers, whose last lines are shown when one fails
+    #[arg(
+        long,
+        env = "BERTH_POD_LOGS_DIR",
+        hide_env_values = true,
+        default_value = "/var/log/pods",
+        value_name = "DIR"
+    )]
+    pub pod_logs_dir: PathBuf,
+    /// Directory where the shims of the node meet [default: the new manifest's, else /run/berth]
+    #[arg(long, env = "BERTH_RUN_DIR", hide_env_values = true, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
 }
 
 /// Options of `berth copy-self`.

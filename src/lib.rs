@@ -51,6 +51,8 @@
 //! | [`view`] | what can be said of a running shim and its siblings |
 //! | [`node`] | a run directory looked at from outside, for `ready`, `live`, `drain` and `status` |
 //! | `manifest` | edits of Kubernetes manifests that keep comments and order: `berth inject`, `berth eject` (feature `manifest`) |
+//! | `kubernetes` | a kubeconfig, and JSON to and from an apiserver as an admin (feature `manifest`) |
+//! | `upgrade` | `berth upgrade`: a static pod replaced by way of a temporary one, as a pure machine and what it sees and does (feature `manifest`) |
 //! | [`metrics`] | every metric family and the counters behind them |
 //! | [`admin`] | /metrics, /livez, /readyz and /status by HTTP |
 //! | [`os`] | all raw system calls and all `unsafe`; who holds a port |
@@ -88,6 +90,8 @@ pub mod drain;
 pub mod handover;
 pub mod instance;
 #[cfg(feature = "manifest")]
+pub mod kubernetes;
+#[cfg(feature = "manifest")]
 pub mod manifest;
 pub mod metrics;
 pub mod node;
@@ -99,6 +103,8 @@ pub mod rehearse;
 pub mod relay;
 #[cfg(feature = "rehearse")]
 pub mod report;
+#[cfg(feature = "manifest")]
+pub mod upgrade;
 pub mod view;
 pub mod workers;
 

@@ -19,6 +19,8 @@ mod rehearse;
 mod run;
 mod serve;
 mod status;
+#[cfg(feature = "manifest")]
+mod upgrade;
 
 /// How a command ended, as an exit status after sysexits(3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub enum Exit {
     Usage,
     /// 69 (EX_UNAVAILABLE): a port or file that is needed cannot be had.
     Unavailable,
+    /// 75 (EX_TEMPFAIL): neither done nor undone; the same command goes on.
+    Again,
     /// 70 (EX_SOFTWARE): a bug in berth.
     Bug,
     /// The exit status of the child.
@@ -45,6 +49,7 @@ impl From<Exit> for ExitCode {
             Exit::Usage => 64,
             Exit::Unavailable => 69,
             Exit::Bug => 70,
+            Exit::Again => 75,
             Exit::Child(status) => status,
         })
     }
@@ -106,6 +111,8 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         Command::Inject(args) => inject::inject(&args),
         #[cfg(feature = "manifest")]
         Command::Eject(args) => inject::eject(&args),
+        #[cfg(feature = "manifest")]
+        Command::Upgrade(args) => upgrade::run(&args),
         Command::CopySelf(args) => copy_self::run(&args),
         #[cfg(feature = "rehearse")]
         Command::Rehearse(args) => rehearse::run(&args),

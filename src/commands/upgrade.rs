@@ -1,0 +1,402 @@
+//! `berth upgrade`: options and manifests checked, an upgrade begun or gone on with, and its end told.
+
+use super::{Exit, block_on, mistaken, unavailable};
+use crate::cli::UpgradeArgs;
+use crate::config::{Checks, Mistakes};
+use crate::kubernetes::Client;
+use crate::manifest::Manifest;
+use crate::manifest::file::{Backups, read};
+use crate::registry::RunDir;
+use crate::upgrade::drive::{self, DriveError, Ended, Setting};
+use crate::upgrade::machine::{Limits, Position};
+use crate::upgrade::pod::{self, PREFIX, Pod};
+use crate::upgrade::say::Say;
+use crate::upgrade::service::Service;
+use crate::upgrade::sight::Sight;
+use crate::upgrade::state::{self, State, Store};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, SystemTime};
+
+/// Name of the canonical file, which is kubeadm's.
+const FILE: &str = "kube-apiserver.yaml";
+
+/// Where kubeadm leaves an admin's kubeconfig.
+const ADMIN: &str = "/etc/kubernetes/admin.conf";
+
+/// What a kubelet may take to stop a pod beyond its grace period.
+const MARGIN: Duration = Duration::from_secs(60);
+
+pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
+    let mut checks = Checks::default();
+    let options = Options::check(args, &mut checks);
+    match checks.finish(Some(options)) {
+        Ok(options) => block_on(upgrade(options)),
+        Err(mistakes) => Ok(mistaken(&mistakes)),
+    }
+}
+
+struct Options<'a> {
+    args: &'a UpgradeArgs,
+    canonical: PathBuf,
+    temporary: PathBuf,
+    ready: Duration,
+    settle: Duration,
+}
+
+impl<'a> Options<'a> {
+    fn check(args: &'a UpgradeArgs, checks: &mut Checks) -> Self {
+        let second = Duration::from_secs(1);
+        // Absolute, so that an upgrade that goes on from another folder means the same files.
+        let folder = args.manifests_dir.canonicalize().unwrap_or_else(|_| args.manifests_dir.clone());
+        let options = Self {
+            args,
+            canonical: folder.join(FILE),
+            temporary: folder.join(format!("{PREFIX}{FILE}")),
+            ready: checks.duration("--ready-timeout", &args.ready_timeout, second),
+            settle: checks.duration("--settle", &args.settle, Duration::ZERO),
+        };
+        if Backups::new(&args.backup_dir).beside(&options.canonical) {
+            checks.wrong(format!(
+                "--backup-dir {} is the kubelet's folder, where it would run what is kept: give another",
+                args.backup_dir.display()
+            ));
+        }
+        if let Some(manifest) = &args.manifest {
+            let parent = manifest.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
+            if parent.as_deref() == Some(&folder) {
+                checks.wrong(format!(
+                    "--manifest {} is in the kubelet's folder, where it runs already: keep it elsewhere",
+                    manifest.display()
+                ));
+            }
+        }
+        if std::fs::symlink_metadata(&options.canonical).is_ok_and(|meta| meta.is_symlink()) {
+            checks.wrong(format!(
+                "{} is a symbolic link, which an upgrade would replace by a file: make it one",
+                options.canonical.display()
+            ));
+        }
+        if let Some(path) = args.kubeconfig.as_deref().filter(|path| !path.exists()) {
+            checks.wrong(format!("--kubeconfig {}: it is not there", path.display()));
+        }
+        options
+    }
+
+    fn limits(&self, old: &Pod, new: &Pod) -> Limits {
+        Limits { ready: self.ready, settle: self.settle, stop: old.grace.max(new.grace) + MARGIN }
+    }
+
+    fn run_dir(&self, pod: &Pod) -> PathBuf {
+        self.args.run_dir.clone().or_else(|| pod.run_dir.clone()).unwrap_or_else(RunDir::default_path)
+    }
+
+    /// The cluster as an admin; none if there is no kubeconfig by default.
+    fn client(&self, say: &Say) -> Result<Option<Client>, Exit> {
+        let given = self.args.kubeconfig.as_deref();
+        let Some(path) = given.or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists())) else {
+            return Ok(None);
+        };
+        match Client::from_kubeconfig(path) {
+            Ok(client) => Ok(Some(client)),
+            Err(error) if given.is_some() => Err(mistaken(&Mistakes(vec![error.to_string()]))),
+            Err(error) => {
+                say.line(&format!("     note: {error}"));
+                Ok(None)
+            }
+        }
+    }
+}
+
+async fn upgrade(options: Options<'_>) -> Exit {
+    let say = Rc::new(Say::default());
+    match begin(&options, &say).await {
+        Err(exit) => exit,
+        Ok(None) => Exit::Ok,
+        Ok(Some(Begun { state, store, setting })) => match drive::drive(state, &store, &setting, say.clone()).await {
+            Ok(Ended::Done) => Exit::Ok,
+            Ok(Ended::RolledBack(_)) => Exit::No,
+            Ok(Ended::Halted(_) | Ended::Stopped) => again(&say, &store),
+            Err(error @ (DriveError::State(_) | DriveError::File(_) | DriveError::Look(_))) => {
+                say.line(&format!("failed: {error}"));
+                again(&say, &store)
+            }
+        },
+    }
+}
+
+fn again(say: &Say, store: &Store) -> Exit {
+    say.line("neither done nor rolled back. What serves is left alone: see `berth status`.");
+    say.more(&format!(
+        "When the cause is mended, run the same command again; it goes on from {}.",
+        store.path().display()
+    ));
+    Exit::Again
+}
+
+struct Begun {
+    state: State,
+    store: Store,
+    setting: Setting,
+}
+
+/// An upgrade that may begin or goes on; none after a dry run.
+async fn begin(options: &Options<'_>, say: &Say) -> Result<Option<Begun>, Exit> {
+    let folder = &options.args.backup_dir;
+    if options.args.dry_run {
+        let (state, setting) = match state::find(folder).map_err(|error| unavailable(&error))? {
+            Some(state) => go_on(options, state, say)?,
+            None => fresh(options, say).await?,
+        };
+        let mut out = std::io::stdout().lock();
+        for (at, line) in drive::plan(&state, &setting.limits, &setting.pod).iter().enumerate() {
+            let _ = writeln!(out, "{}  {line}", at + 1);
+        }
+        return Ok(None);
+    }
+    let store = Store::open(folder).map_err(|error| unavailable(&error))?;
+    if let Some(state) = store.load().map_err(|error| unavailable(&error))? {
+        let (state, setting) = go_on(options, state, say)?;
+        return Ok(Some(Begun { state, store, setting }));
+    }
+    let (state, setting) = fresh(options, say).await?;
+    store.save(&state).map_err(|error| unavailable(&error))?;
+    Ok(Some(Begun { state, store, setting }))
+}
+
+/// Goes on with an upgrade that was interrupted.
+fn go_on(options: &Options<'_>, state: State, say: &Say) -> Result<(State, Setting), Exit> {
+    let Position { step, target, why } = &state.position;
+    let under_way = format!("an upgrade that began at {} is under way (step {})", state.started, step.name());
+    let mut mistakes = Vec::new();
+    if state.canonical != options.canonical {
+        mistakes.push(format!("{under_way} in another folder: give --manifests-dir {}", parent(&state.canonical)));
+    }
+    if let Some(path) = &options.args.manifest
+        && read(path).map_err(|error| unavailable(&error))? != state.new
+    {
+        mistakes.push(format!(
+            "{under_way}, to another manifest than {}: run `berth upgrade` without --manifest to bring it to its end first",
+            path.display()
+        ));
+    }
+    if !mistakes.is_empty() {
+        return Err(mistaken(&Mistakes(mistakes)));
+    }
+    let pods = [&state.old, &state.new].map(|text| Manifest::parse(text).and_then(|manifest| Pod::of(&manifest)));
+    let [Ok(old), Ok(new)] = pods else {
+        return Err(unavailable(&format!("{under_way}, and its manifests cannot be read any more")));
+    };
+    say.line(&format!("{under_way}; it goes on to the {target} manifest"));
+    if let Some(why) = why {
+        say.more(&format!("it goes back because: {why}"));
+    }
+    let setting = setting(options, &old, new, say)?;
+    Ok((state, setting))
+}
+
+fn setting(options: &Options<'_>, old: &Pod, new: Pod, say: &Say) -> Result<Setting, Exit> {
+    Ok(Setting {
+        limits: options.limits(old, &new),
+        run_dir: options.run_dir(&new),
+        pod_logs: options.args.pod_logs_dir.clone(),
+        client: options.client(say)?,
+        before: options.args.backup_dir.join(format!("{FILE}.before-upgrade")),
+        pod: new,
+    })
+}
+
+/// A new upgrade, checked.
+async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exit> {
+    let Texts { old_text, new_text, old, new, new_manifest } = Texts::read(options)?;
+    let in_place = !old.behind;
+    let uid = pod::draw_uid().map_err(|error| unavailable(&error))?;
+    let temporary_text = pod::temporary(&new_manifest, &uid).map_err(|problem| {
+        let file = options.args.manifest.as_ref().unwrap_or(&options.canonical).display();
+        mistaken(&Mistakes(vec![format!("{file}:{problem}")]))
+    })?;
+    let setting = setting(options, &old, new, say)?;
+    let address = serving(&setting, &uid, &old, in_place, options).await?;
+    let mut state = State {
+        version: State::FORMAT,
+        berth: crate::VERSION.to_owned(),
+        started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        position: Position::begin(in_place),
+        in_place,
+        canonical: options.canonical.clone(),
+        temporary: options.temporary.clone(),
+        uid,
+        address,
+        service: false,
+        old: old_text,
+        new: new_text,
+        temporary_text,
+    };
+    if options.args.dry_run {
+        return Ok((state, setting));
+    }
+    let all = if in_place { drive::IN_PLACE } else { drive::STEPS };
+    let what = if state.same() {
+        format!("rolling restart of {}", setting.pod.image)
+    } else if old.image == setting.pod.image {
+        format!("{} with another manifest", old.image)
+    } else {
+        format!("{} to {}", old.image, setting.pod.image)
+    };
+    say.line(&format!("1/{all}  {address}: {what}"));
+    if in_place {
+        say.more("one restart: kube-apiserver holds its port alone, so clients are refused until the new one is ready");
+    } else {
+        state.service = look_after_service(&setting, address, options, say).await?;
+    }
+    Ok((state, setting))
+}
+
+/// Whether the Service names the node, so that it is kept there.
+async fn look_after_service(
+    setting: &Setting,
+    address: SocketAddr,
+    options: &Options<'_>,
+    say: &Say,
+) -> Result<bool, Exit> {
+    let Some(client) = &setting.client else {
+        say.more("no --kubeconfig: four times the Service kubernetes is without this node, for up to 10 s each");
+        return Ok(false);
+    };
+    match Service::new(client, address).names_node().await {
+        Ok(true) => {
+            say.more(&format!("Service kubernetes: {} is kept in it, through {}", address.ip(), client.server()));
+            Ok(true)
+        }
+        Ok(false) => {
+            say.more(&format!("Service kubernetes: {} is not in it now, so it is not kept there", address.ip()));
+            Ok(false)
+        }
+        Err(error) if options.args.kubeconfig.is_some() => Err(unavailable(&format!("--kubeconfig: {error}"))),
+        Err(error) => {
+            say.more(&format!(
+                "Service kubernetes: four times without this node, for up to 10 s each, because {error}"
+            ));
+            Ok(false)
+        }
+    }
+}
+
+/// That the old one serves, and what it advertises.
+async fn serving(
+    setting: &Setting,
+    uid: &crate::instance::InstanceId,
+    old: &Pod,
+    in_place: bool,
+    options: &Options<'_>,
+) -> Result<SocketAddr, Exit> {
+    if in_place {
+        let advertise = old.advertise.as_deref().and_then(|ip| ip.parse().ok());
+        return Ok(SocketAddr::new(advertise.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), old.port));
+    }
+    let ([canonical, _], details) =
+        Sight::new(&setting.run_dir).instances(uid).await.map_err(|error| unavailable(&error))?;
+    let run_dir = setting.run_dir.display();
+    let file = options.canonical.display();
+    let detail = &details.canonical;
+    let why = match details.others {
+        0 => format!("no instance runs in {run_dir}: is {file} what the kubelet runs? (see `berth status`, --run-dir)"),
+        1 if !canonical.in_group => format!(
+            "the current instance does not serve ({}): there is nothing to keep; put the manifest in its place by hand",
+            detail.words
+        ),
+        1 => {
+            let advertised = detail.advertised.or(detail.berth);
+            return advertised.ok_or_else(|| unavailable(&format!("the instance's address is not known in {run_dir}")));
+        }
+        more => format!("{more} instances run in {run_dir}, and only the pod of {file} should: stop the others"),
+    };
+    Err(unavailable(&why))
+}
+
+struct Texts {
+    old_text: String,
+    new_text: String,
+    old: Pod,
+    new: Pod,
+    new_manifest: Manifest,
+}
+
+impl Texts {
+    /// Both manifests, if the one can be replaced by the other.
+    fn read(options: &Options<'_>) -> Result<Self, Exit> {
+        let Options { args, canonical, temporary, .. } = options;
+        let old_text = read(canonical).map_err(|error| unavailable(&error))?;
+        let new_path = args.manifest.as_ref().unwrap_or(canonical);
+        let new_text = read(new_path).map_err(|error| unavailable(&error))?;
+        let mut mistakes = Vec::new();
+        let mut parsed = |path: &Path, text: &str| {
+            let found = Manifest::parse(text).and_then(|manifest| Ok((Pod::of(&manifest)?, manifest)));
+            found.map_err(|problem| mistakes.push(format!("{}:{problem}", path.display()))).ok()
+        };
+        let old = parsed(canonical, &old_text);
+        let new = parsed(new_path, &new_text);
+        let (Some((old, _)), Some((new, new_manifest))) = (old, new) else {
+            mistakes.dedup();
+            return Err(mistaken(&Mistakes(mistakes)));
+        };
+        check_pair(options, &old, &new, &mut mistakes);
+        if temporary.exists() {
+            mistakes.push(format!(
+                "{} is there, and no upgrade is known in {}: if `berth status` shows another instance that serves, remove it",
+                temporary.display(),
+                args.backup_dir.display()
+            ));
+        }
+        if !mistakes.is_empty() {
+            return Err(mistaken(&Mistakes(mistakes)));
+        }
+        Ok(Self { old_text, new_text, old, new, new_manifest })
+    }
+}
+
+/// What keeps two manifests from sharing a node.
+fn check_pair(options: &Options<'_>, old: &Pod, new: &Pod, mistakes: &mut Vec<String>) {
+    let Options { args, canonical, .. } = options;
+    let path = args.manifest.as_ref().unwrap_or(canonical).display().to_string();
+    if !new.behind {
+        let how = if old.behind { old } else { new }.inject_command(&path);
+        mistakes.push(match &args.manifest {
+            Some(_) => format!("{path} is not behind berth: run `{how}` first"),
+            None => format!("{path} is not behind berth, so a second one cannot run beside it: copy it elsewhere, run `berth inject COPY --image IMAGE --write`, and give --manifest COPY"),
+        });
+        return;
+    }
+    if !new.by_uid {
+        mistakes.push(format!("{path}: BERTH_INSTANCE is not the pod's UID (fieldRef metadata.uid), so two pods would be one instance: see `berth inject`"));
+    }
+    if (&old.namespace, &old.name) != (&new.namespace, &new.name) {
+        mistakes.push(format!(
+            "{path} is the pod {}/{}, and the one that runs is {}/{}: give it the same name",
+            new.namespace, new.name, old.namespace, old.name
+        ));
+    }
+    let first = |pod: &Pod| pod.listen.as_deref().and_then(|all| all.split_whitespace().next().map(ToOwned::to_owned));
+    if old.behind && (first(old), &old.run_dir) != (first(new), &new.run_dir) {
+        mistakes.push(format!(
+            "{path} has another first BERTH_LISTEN or another run directory than {}: their shims would not meet; keep both for \
+             an upgrade, and change them apart from it",
+            canonical.display()
+        ));
+    }
+    if !old.behind && !args.accept_gap {
+        mistakes.push(format!(
+            "{} is not behind berth: kube-apiserver holds its port alone, so this first switch is one restart, about 30 s \
+             without an answer (the old one's exit after its --shutdown-delay-duration of {}, 2 to 10 s until the kubelet has \
+             started the containers, 5 to 20 s until kube-apiserver is ready): give --accept-gap to do it",
+            canonical.display(),
+            old.delay
+        ));
+    }
+}
+
+fn parent(path: &Path) -> String {
+    path.parent().unwrap_or(path).display().to_string()
+}

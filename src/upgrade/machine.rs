@@ -1,0 +1,608 @@
+//! The steps of an upgrade: where it stands and what is seen, to what is done next. Pure, time is given.
+//!
+//! Only the [`Position`] is kept on disk, and it is written before what it allows is done. What was done
+//! is not remembered but seen: each step looks at the files and the instances and does what is missing. So
+//! a run that was killed anywhere goes on as if it had only been slow, and doing a thing twice is
+//! the same as doing it once.
+//!
+//! Two rules hold in every step: no file goes while its instance is in the group and the other is not,
+//! and a file that holds what berth did not put there is not touched.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::time::Duration;
+
+/// How long an instance may be out of the group before that counts: one slow answer does not.
+const LOST: Duration = Duration::from_secs(3);
+
+/// How long a drained shim may take to leave. Then it is stopped all the same: SIGTERM makes it leave too.
+const LEAVING: Duration = Duration::from_secs(30);
+
+/// Ends of a process after which it is not waited for any more: the kubelet starts it again later and later.
+const ENDS: u32 = 3;
+
+/// Drains that may fail in a row.
+const DRAINS: u32 = 3;
+
+/// Why it goes back if the operator wants it to.
+pub const INTERRUPTED: &str = "it was interrupted";
+
+/// Which manifest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Version {
+    /// The one that was there.
+    Old,
+    /// The one that shall be there.
+    New,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Self::Old { "old" } else { "new" })
+    }
+}
+
+/// Which of the two files, and the pod that the kubelet makes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slot {
+    /// `kube-apiserver.yaml`.
+    Canonical,
+    /// The one for the time of the upgrade; it holds the new manifest under another pod name.
+    Temporary,
+}
+
+/// Where an upgrade stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Step {
+    /// The temporary pod is placed and shall get ready.
+    StartTemporary,
+    /// It is ready and is watched for a while.
+    SettleTemporary,
+    /// The old instance leaves the port, its file goes, and its streams end.
+    StopOld,
+    /// The canonical file comes, and its instance shall get ready.
+    StartCanonical,
+    /// It is ready and is watched for a while.
+    SettleCanonical,
+    /// The temporary instance leaves, its file goes, and its streams end.
+    StopTemporary,
+    /// One instance, from the right file, ready.
+    Verify,
+    /// Back, while the old one serves: the temporary pod goes.
+    Withdraw,
+    /// In place, for an apiserver that holds its port alone: the new file takes the old one's place.
+    Switch,
+    /// It is ready and is watched for a while.
+    SettleSwitch,
+    /// The old file comes back.
+    SwitchBack,
+}
+
+impl Step {
+    /// Its name, for people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::StartTemporary => "start-temporary",
+            Self::SettleTemporary => "settle-temporary",
+            Self::StopOld => "stop-old",
+            Self::StartCanonical => "start-canonical",
+            Self::SettleCanonical => "settle-canonical",
+            Self::StopTemporary => "stop-temporary",
+            Self::Verify => "verify",
+            Self::Withdraw => "withdraw",
+            Self::Switch => "switch",
+            Self::SettleSwitch => "settle-switch",
+            Self::SwitchBack => "switch-back",
+        }
+    }
+}
+
+/// What is kept on disk of an upgrade's course.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// Which step.
+    pub step: Step,
+    /// What the canonical file shall hold in the end.
+    pub target: Version,
+    /// Why it is not the new one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+impl Position {
+    /// The beginning of an upgrade; `in_place` where the old apiserver holds its port alone.
+    #[must_use]
+    pub fn begin(in_place: bool) -> Self {
+        let step = if in_place { Step::Switch } else { Step::StartTemporary };
+        Self { step, target: Version::New, why: None }
+    }
+}
+
+/// What a file holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// It is not there.
+    Absent,
+    /// A manifest of this upgrade's.
+    Holds(Version),
+    /// Something else: another wrote it.
+    Other,
+}
+
+/// What is seen of a pod's instance.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Instance {
+    /// Its apiserver or its shim runs.
+    pub alive: bool,
+    /// It is ready, and a shim listens for it.
+    pub in_group: bool,
+    /// Tells one process from the one before.
+    pub process: Option<u64>,
+    /// How many of its processes were seen to end.
+    pub ends: u32,
+}
+
+/// What is seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// The canonical file.
+    pub canonical_file: Content,
+    /// The temporary one.
+    pub temporary_file: Content,
+    /// Instances on this node but the temporary one.
+    pub canonical: Instance,
+    /// The temporary one.
+    pub temporary: Instance,
+    /// An apiserver that is not behind berth answers.
+    pub plain_serves: bool,
+}
+
+/// What is to be done next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Nothing; look again when something may have changed.
+    Wait,
+    /// Put this manifest into this file.
+    Place(Slot, Version),
+    /// Remove this file.
+    Remove(Slot),
+    /// Let this slot's shim leave; how that went is told by [`Machine::drained`].
+    Drain(Slot),
+    /// The position changed: keep it before anything else is done.
+    Entered,
+    /// It is over.
+    Finish(Outcome),
+    /// It does not go on by itself. What serves is left alone. The position may have changed, and is kept.
+    Halt(String),
+}
+
+/// How an upgrade ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The new one serves, from the canonical file.
+    Done,
+    /// The old one does.
+    RolledBack,
+}
+
+/// How long what may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// To get ready.
+    pub ready: Duration,
+    /// That an instance must stay ready.
+    pub settle: Duration,
+    /// To stop: the pod's grace period and what the kubelet needs.
+    pub stop: Duration,
+}
+
+/// An upgrade.
+#[derive(Debug)]
+pub struct Machine {
+    position: Position,
+    limits: Limits,
+    /// Old and new are one text: a rolling restart.
+    same: bool,
+    interrupted: bool,
+    /// Of the step; from its first look on.
+    since: Option<Since>,
+    /// An instance has been out of the group since.
+    lost: Option<Duration>,
+    drained: bool,
+    drains_failed: u32,
+}
+
+/// What a step found at its beginning.
+#[derive(Debug, Clone, Copy)]
+struct Since {
+    at: Duration,
+    canonical: Instance,
+    temporary: Instance,
+}
+
+impl Machine {
+    /// Goes on from a position, which may be one of a run that was killed; `same` if the old and the new
+    /// manifest are one text.
+    #[must_use]
+    pub fn new(position: Position, limits: Limits, same: bool) -> Self {
+        Self { position, limits, same, interrupted: false, since: None, lost: None, drained: false, drains_failed: 0 }
+    }
+
+    /// Where it stands.
+    #[must_use]
+    pub fn position(&self) -> &Position {
+        &self.position
+    }
+
+    /// The operator wants it back. As long as the old instance is in the group it goes back; then the
+    /// shortest way to a whole node is on.
+    pub fn interrupt(&mut self) {
+        self.interrupted = true;
+    }
+
+    /// Whether an interrupt now leads back.
+    #[must_use]
+    pub fn goes_back(&self) -> bool {
+        matches!(self.position.step, Step::StartTemporary | Step::SettleTemporary | Step::Withdraw | Step::SwitchBack)
+            || self.position.target == Version::Old
+    }
+
+    /// How an [`Action::Drain`] went.
+    pub fn drained(&mut self, asked: bool) {
+        self.drained |= asked;
+        self.drains_failed = if asked { 0 } else { self.drains_failed + 1 };
+    }
+
+    /// What is next.
+    pub fn next(&mut self, seen: &Seen, now: Duration) -> Action {
+        let since = *self.since.get_or_insert(Since { at: now, canonical: seen.canonical, temporary: seen.temporary });
+        let step = Look { seen, now, since, limits: self.limits, same: self.same, target: self.position.target };
+        if let Some(path) = step.foreign() {
+            return Action::Halt(format!("the {path} file is not what this upgrade put there, so it is left alone"));
+        }
+        match self.position.step {
+            Step::StartTemporary | Step::SettleTemporary if self.interrupted => self.withdraw(INTERRUPTED),
+            Step::StartTemporary => self.start_temporary(&step),
+            Step::SettleTemporary => self.settle_temporary(&step),
+            Step::StopOld => self.stop_old(&step),
+            Step::StartCanonical => self.start_canonical(&step),
+            Step::SettleCanonical => self.settle_canonical(&step),
+            Step::StopTemporary => self.stop_temporary(&step),
+            Step::Verify => step.verify(),
+            Step::Withdraw => self.go_back(&step),
+            Step::Switch => self.switch(&step),
+            Step::SettleSwitch => self.settle_switch(&step),
+            Step::SwitchBack => step.switch_back(),
+        }
+    }
+
+    fn enter(&mut self, step: Step) -> Action {
+        self.position.step = step;
+        (self.since, self.lost, self.drained, self.drains_failed) = (None, None, false, 0);
+        Action::Entered
+    }
+
+    fn back_to(&mut self, step: Step, why: &str) -> Action {
+        self.position.target = Version::Old;
+        self.position.why.get_or_insert_with(|| why.to_owned());
+        self.enter(step)
+    }
+
+    fn withdraw(&mut self, why: &str) -> Action {
+        self.back_to(Step::Withdraw, why)
+    }
+
+    fn start_temporary(&mut self, look: &Look<'_>) -> Action {
+        if !look.holds(Version::Old) {
+            return Action::Halt("the canonical file is not the old one any more".into());
+        }
+        if look.seen.temporary_file == Content::Absent {
+            return if look.seen.temporary.alive {
+                look.stopping()
+            } else {
+                Action::Place(Slot::Temporary, Version::New)
+            };
+        }
+        match look.start(Slot::Temporary) {
+            Start::InGroup => self.enter(Step::SettleTemporary),
+            Start::Failed(why) => self.withdraw(&why),
+            Start::NotYet => Action::Wait,
+        }
+    }
+
+    fn settle_temporary(&mut self, look: &Look<'_>) -> Action {
+        if !look.holds(Version::Old) {
+            return Action::Halt("the canonical file is not the old one any more".into());
+        }
+        if look.seen.temporary_file == Content::Absent {
+            return self.withdraw("the temporary file was removed");
+        }
+        match self.settle(look, Slot::Temporary) {
+            Settle::Over => self.enter(Step::StopOld),
+            Settle::Broken(why) => self.withdraw(&why),
+            Settle::NotYet => Action::Wait,
+        }
+    }
+
+    fn stop_old(&mut self, look: &Look<'_>) -> Action {
+        let Seen { canonical, temporary, canonical_file, .. } = look.seen;
+        if *canonical_file == Content::Absent {
+            return if canonical.alive { look.stopping() } else { self.enter(Step::StartCanonical) };
+        }
+        if !look.holds(Version::Old) {
+            return Action::Halt("the canonical file is not the old one any more".into());
+        }
+        let lost = self.lost_for(look, temporary.in_group);
+        if temporary.in_group {
+            if canonical.in_group && self.drains_failed >= DRAINS {
+                return self.withdraw("the old instance's shim cannot be told to leave");
+            }
+            return self.stop(look, Slot::Canonical);
+        }
+        match lost {
+            // Once told to leave, the old one does not come back: then there is only the way on.
+            lost if canonical.in_group && lost >= LOST && !self.drained => {
+                self.withdraw("the new instance is not ready any more")
+            }
+            lost if lost >= look.limits.ready => {
+                Action::Halt("the new instance is not ready any more, and the old one has left the port".into())
+            }
+            _ => Action::Wait,
+        }
+    }
+
+    /// A file goes, its shim first; the other slot's instance is in the group.
+    fn stop(&self, look: &Look<'_>, slot: Slot) -> Action {
+        let waits = self.drains_failed < DRAINS && !(self.drained && look.elapsed() >= LEAVING);
+        if look.instance(slot).in_group && waits { Action::Drain(slot) } else { Action::Remove(slot) }
+    }
+
+    fn start_canonical(&mut self, look: &Look<'_>) -> Action {
+        let Seen { canonical, temporary, canonical_file, .. } = look.seen;
+        if *canonical_file == Content::Absent {
+            let place = Action::Place(Slot::Canonical, self.position.target);
+            return if canonical.alive { look.stopping() } else { place };
+        }
+        if !look.holds(self.position.target) {
+            // What failed goes first: the kubelet runs one pod of a name.
+            return match (canonical.in_group, temporary.in_group) {
+                (false, _) => Action::Remove(Slot::Canonical),
+                (true, true) => self.stop(look, Slot::Canonical),
+                (true, false) if look.elapsed() < look.limits.ready => Action::Wait,
+                (true, false) => Action::Halt("the temporary instance is not ready any more".into()),
+            };
+        }
+        match look.start(Slot::Canonical) {
+            Start::InGroup => self.enter(Step::SettleCanonical),
+            Start::Failed(why) => self.fail_canonical(why),
+            Start::NotYet => Action::Wait,
+        }
+    }
+
+    fn settle_canonical(&mut self, look: &Look<'_>) -> Action {
+        if !look.holds(self.position.target) {
+            return Action::Halt("the canonical file is not the one that was put there".into());
+        }
+        match self.settle(look, Slot::Canonical) {
+            Settle::Over => self.enter(Step::StopTemporary),
+            Settle::Broken(why) => self.fail_canonical(why),
+            Settle::NotYet => Action::Wait,
+        }
+    }
+
+    /// The canonical instance does not serve; the temporary one does.
+    fn fail_canonical(&mut self, why: String) -> Action {
+        if self.position.target == Version::New && !self.same {
+            self.back_to(Step::StartCanonical, &why)
+        } else {
+            // Given again, the command waits for it once more.
+            self.enter(Step::StartCanonical);
+            Action::Halt(why)
+        }
+    }
+
+    fn stop_temporary(&mut self, look: &Look<'_>) -> Action {
+        let Seen { canonical, temporary, temporary_file, .. } = look.seen;
+        if !look.holds(self.position.target) {
+            return Action::Halt("the canonical file is not the one that was put there".into());
+        }
+        if *temporary_file == Content::Absent {
+            return if temporary.alive { look.stopping() } else { self.enter(Step::Verify) };
+        }
+        let lost = self.lost_for(look, canonical.in_group);
+        if canonical.in_group {
+            return self.stop(look, Slot::Temporary);
+        }
+        match lost {
+            lost if temporary.in_group && lost >= LOST && !self.drained => {
+                self.fail_canonical("it is not ready any more".into())
+            }
+            lost if lost >= look.limits.ready => Action::Halt("the canonical instance is not ready any more".into()),
+            _ => Action::Wait,
+        }
+    }
+
+    fn go_back(&mut self, look: &Look<'_>) -> Action {
+        let Seen { canonical, temporary, temporary_file, .. } = look.seen;
+        if !look.holds(Version::Old) {
+            return Action::Halt("the canonical file is not the old one any more".into());
+        }
+        let late = look.elapsed() >= look.limits.ready;
+        let down = || Action::Halt("the old instance is not ready".into());
+        if *temporary_file == Content::Absent {
+            return match (temporary.alive, canonical.in_group) {
+                (true, _) => look.stopping(),
+                (false, true) => Action::Finish(Outcome::RolledBack),
+                (false, false) if late => down(),
+                (false, false) => Action::Wait,
+            };
+        }
+        match (canonical.in_group, temporary.in_group) {
+            (true, _) => self.stop(look, Slot::Temporary),
+            (false, false) => Action::Remove(Slot::Temporary),
+            (false, true) if late => down(),
+            (false, true) => Action::Wait,
+        }
+    }
+
+    fn switch(&mut self, look: &Look<'_>) -> Action {
+        match look.seen.canonical_file {
+            Content::Holds(Version::Old) => Action::Place(Slot::Canonical, Version::New),
+            Content::Holds(Version::New) => match look.start(Slot::Canonical) {
+                Start::InGroup => self.enter(Step::SettleSwitch),
+                Start::Failed(why) => self.back_to(Step::SwitchBack, &why),
+                Start::NotYet => Action::Wait,
+            },
+            _ => Action::Halt("the canonical file is gone".into()),
+        }
+    }
+
+    fn settle_switch(&mut self, look: &Look<'_>) -> Action {
+        match self.settle(look, Slot::Canonical) {
+            Settle::Over => self.enter(Step::Verify),
+            Settle::Broken(why) => self.back_to(Step::SwitchBack, &why),
+            Settle::NotYet => Action::Wait,
+        }
+    }
+
+    fn settle(&mut self, look: &Look<'_>, slot: Slot) -> Settle {
+        let instance = look.instance(slot);
+        let before = look.since.instance(slot);
+        if instance.process.is_some() && before.process.is_some() && instance.process != before.process {
+            return Settle::Broken(format!("it started again within {}", seconds(look.limits.settle)));
+        }
+        let lost = self.lost_for(look, instance.in_group);
+        if lost >= LOST {
+            let how = if instance.ends > before.ends { "its process ended" } else { "it got unready" };
+            return Settle::Broken(format!("{how} {} after it was ready", seconds(look.elapsed())));
+        }
+        let over = instance.in_group && look.elapsed() >= look.limits.settle;
+        if over { Settle::Over } else { Settle::NotYet }
+    }
+
+    /// For how long an instance has been out of the group.
+    fn lost_for(&mut self, look: &Look<'_>, in_group: bool) -> Duration {
+        if in_group {
+            self.lost = None;
+            return Duration::ZERO;
+        }
+        look.now.saturating_sub(*self.lost.get_or_insert(look.now))
+    }
+}
+
+/// One look, within one step.
+struct Look<'a> {
+    seen: &'a Seen,
+    now: Duration,
+    since: Since,
+    limits: Limits,
+    same: bool,
+    target: Version,
+}
+
+enum Start {
+    InGroup,
+    Failed(String),
+    NotYet,
+}
+
+enum Settle {
+    Over,
+    Broken(String),
+    NotYet,
+}
+
+impl Look<'_> {
+    /// The file that another wrote.
+    fn foreign(&self) -> Option<&'static str> {
+        match (self.seen.canonical_file, self.seen.temporary_file) {
+            (Content::Other, _) => Some("canonical"),
+            (_, Content::Other) => Some("temporary"),
+            _ => None,
+        }
+    }
+
+    /// Whether the canonical file holds this.
+    fn holds(&self, version: Version) -> bool {
+        matches!(self.seen.canonical_file, Content::Holds(held) if held == version || self.same)
+    }
+
+    fn instance(&self, slot: Slot) -> Instance {
+        match slot {
+            Slot::Canonical => self.seen.canonical,
+            Slot::Temporary => self.seen.temporary,
+        }
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.now.saturating_sub(self.since.at)
+    }
+
+    fn start(&self, slot: Slot) -> Start {
+        let instance = self.instance(slot);
+        // In place, the time to stop comes first.
+        let limit = self.limits.ready
+            + if self.seen.temporary_file == Content::Absent { self.limits.stop } else { Duration::ZERO };
+        let ends = instance.ends.saturating_sub(self.since.instance(slot).ends);
+        if instance.in_group {
+            Start::InGroup
+        } else if ends >= ENDS {
+            Start::Failed(format!("its process ended {ends} times without getting ready"))
+        } else if self.elapsed() >= limit {
+            Start::Failed(format!("it was not ready in {}", seconds(limit)))
+        } else {
+            Start::NotYet
+        }
+    }
+
+    /// What was stopped has not ended yet.
+    fn stopping(&self) -> Action {
+        if self.elapsed() < self.limits.stop {
+            return Action::Wait;
+        }
+        Action::Halt(format!("the kubelet has not stopped the pod in {}: does it run?", seconds(self.limits.stop)))
+    }
+
+    fn verify(&self) -> Action {
+        let alone = self.seen.temporary_file == Content::Absent && !self.seen.temporary.alive;
+        match (self.holds(self.target) && alone && self.seen.canonical.in_group, self.target) {
+            (true, Version::New) => Action::Finish(Outcome::Done),
+            (true, Version::Old) => Action::Finish(Outcome::RolledBack),
+            (false, _) if self.elapsed() >= self.limits.ready => {
+                Action::Halt("the canonical instance is not the only one, or not ready".into())
+            }
+            (false, _) => Action::Wait,
+        }
+    }
+
+    fn switch_back(&self) -> Action {
+        match self.seen.canonical_file {
+            Content::Holds(Version::New) => Action::Place(Slot::Canonical, Version::Old),
+            Content::Holds(Version::Old) if self.seen.plain_serves && !self.seen.canonical.alive => {
+                Action::Finish(Outcome::RolledBack)
+            }
+            Content::Holds(Version::Old) if self.elapsed() < self.limits.ready + self.limits.stop => Action::Wait,
+            Content::Holds(Version::Old) => Action::Halt("the old one does not serve again".into()),
+            _ => Action::Halt("the canonical file is gone".into()),
+        }
+    }
+}
+
+impl Since {
+    fn instance(&self, slot: Slot) -> Instance {
+        match slot {
+            Slot::Canonical => self.canonical,
+            Slot::Temporary => self.temporary,
+        }
+    }
+}
+
+fn seconds(duration: Duration) -> String {
+    humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
+}
+
+#[cfg(test)]
+mod tests;

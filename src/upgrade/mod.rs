@@ -1,0 +1,30 @@
+//! `berth upgrade`: a rolling upgrade of a static pod, which a kubelet never overlaps by itself.
+//!
+//! The new manifest first runs as a *temporary* pod, under another file and pod name, beside the old one. When it is
+//! ready and has joined the group, the old one goes, and then the same again from the temporary pod to the
+//! *canonical* file, where kubeadm expects it. At each moment somebody serves; whatever fails, the old
+//! manifest comes back.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`machine`] | the steps: where it stands and what is seen, to what is done next. Pure |
+//! | [`state`] | where it stands, on disk, and the lock against two runs at once |
+//! | [`pod`] | what matters of a manifest, and the temporary one |
+//! | [`sight`] | the files and instances as the machine sees them |
+//! | [`logs`] | the last lines of a container that failed |
+//! | [`service`] | keeps the node's address in the Service `kubernetes` |
+//! | [`drive`] | the loop: look, ask the machine, do it, tell |
+//! | [`say`] | what a person reads meanwhile |
+//!
+//! Which instance belongs to which pod is known because the temporary pod has a `metadata.uid` that berth draws:
+//! a kubelet gives a static pod one only where there is none, and `BERTH_INSTANCE` is that UID. All other instances on
+//! the node are the canonical pod's.
+
+pub mod drive;
+pub mod logs;
+pub mod machine;
+pub mod pod;
+pub mod say;
+pub mod service;
+pub mod sight;
+pub mod state;

@@ -1,0 +1,52 @@
+//! What a person reads meanwhile, on standard error: plain lines with the time since the beginning. A
+//! terminal that is gone is no reason to stop, so failures to write are passed over.
+
+use std::cell::{Cell, RefCell};
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+/// Time between two lines on the same wait.
+const AGAIN: Duration = Duration::from_secs(15);
+
+/// Tells.
+#[derive(Debug)]
+pub struct Say {
+    began: Instant,
+    waiting: RefCell<String>,
+    told: Cell<Option<Instant>>,
+}
+
+impl Default for Say {
+    fn default() -> Self {
+        Self { began: Instant::now(), waiting: RefCell::default(), told: Cell::default() }
+    }
+}
+
+impl Say {
+    /// Time since the beginning.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// A line with the time.
+    pub fn line(&self, what: &str) {
+        let _ = writeln!(std::io::stderr(), "{:6.1} s  {what}", self.elapsed().as_secs_f64());
+    }
+
+    /// A line that belongs to the one before.
+    pub fn more(&self, what: &str) {
+        let _ = writeln!(std::io::stderr(), "          {what}");
+    }
+
+    /// What is waited for: at once if it is something else than before, else from time to time.
+    pub fn waiting(&self, what: &str) {
+        let same = *self.waiting.borrow() == what;
+        if same && self.told.get().is_some_and(|told| told.elapsed() < AGAIN) {
+            return;
+        }
+        self.line(&format!("     {what}"));
+        self.waiting.replace(what.to_owned());
+        self.told.set(Some(Instant::now()));
+    }
+}

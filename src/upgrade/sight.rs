@@ -1,0 +1,310 @@
+//! The files and instances of a node as the machine sees them, and notice of changes.
+
+use super::machine::{Content, Instance, Seen, Slot, Version};
+use super::state::State;
+use crate::backend::health::Standing;
+use crate::backend::probe::{Probe, ProbeConfig};
+use crate::cli::ProbeKind;
+use crate::control;
+use crate::control::wire::Status;
+use crate::instance::InstanceId;
+use crate::kubernetes::Client;
+use crate::node::{Known, Node};
+use crate::phase::Phase;
+use crate::registry::instance::Record;
+use crate::registry::watch::Watch;
+use crate::registry::{BerthDir, Error};
+use rustls::pki_types::ServerName;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Longest time between two looks, for what sends no notice: a shim's phase, a file.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What is said of an instance, for people.
+#[derive(Debug, Clone, Default)]
+pub struct Detail {
+    /// Its name.
+    pub id: Option<InstanceId>,
+    /// Its berth.
+    pub berth: Option<SocketAddr>,
+    /// Why it is not in the group.
+    pub words: String,
+    /// Connections that its shim has.
+    pub open: u64,
+    /// What it calls its version.
+    pub version: Option<String>,
+    /// Socket of its shim.
+    pub socket: Option<PathBuf>,
+    /// What it tells clients of itself.
+    pub advertised: Option<SocketAddr>,
+}
+
+/// Both slots' details.
+#[derive(Debug, Clone, Default)]
+pub struct Details {
+    /// Of the instances but the temporary one: of the one that runs, if one does.
+    pub canonical: Detail,
+    /// How many of them run.
+    pub others: usize,
+    /// Of the temporary one.
+    pub temporary: Detail,
+}
+
+impl Details {
+    /// A slot's.
+    #[must_use]
+    pub fn of(&self, slot: Slot) -> &Detail {
+        match slot {
+            Slot::Canonical => &self.canonical,
+            Slot::Temporary => &self.temporary,
+        }
+    }
+}
+
+/// Looks at a node.
+pub struct Sight {
+    run_dir: PathBuf,
+    lives: BTreeMap<InstanceId, Life>,
+    watch: Option<Watch>,
+}
+
+/// What was seen of an instance's processes so far.
+#[derive(Debug, Default)]
+struct Life {
+    process: Option<u64>,
+    dead: bool,
+    ends: u32,
+}
+
+impl Life {
+    fn see(&mut self, process: u64, alive: bool) {
+        if self.process.is_some_and(|before| before != process) {
+            self.ends += u32::from(!self.dead);
+            self.dead = false;
+        }
+        self.process = Some(process);
+        self.ends += u32::from(!alive && !self.dead);
+        self.dead |= !alive;
+    }
+}
+
+impl Sight {
+    /// With this run directory.
+    #[must_use]
+    pub fn new(run_dir: &Path) -> Self {
+        Self { run_dir: run_dir.to_owned(), lives: BTreeMap::new(), watch: None }
+    }
+
+    /// Looks at the instances; `temporary` is the name of the one that is not the canonical pod's.
+    ///
+    /// # Errors
+    /// The run directory cannot be read.
+    pub async fn instances(&mut self, temporary: &InstanceId) -> Result<([Instance; 2], Details), Error> {
+        let node = Node::look(Some(&self.run_dir))?;
+        if self.watch.is_none() {
+            self.watch = node.instances.first().map(|known| Watch::new(&known.berth));
+        }
+        let mut answers = Vec::new();
+        for known in &node.instances {
+            answers.push(ask(&known.berth, &known.id, known.socket).await);
+        }
+        let served = served_by_nodes(&answers);
+        let mut seen = [Instance::default(); 2];
+        let mut details = Details::default();
+        for (known, answer) in node.instances.iter().zip(answers) {
+            let own = known.id == *temporary;
+            // A node shim is no instance.
+            if matches!(&answer, Answer::Status(status) if status.discover) {
+                continue;
+            }
+            let (instance, detail) = self.one(known, &answer, served.contains(&known.id));
+            let slot = usize::from(own);
+            let before = seen[slot];
+            details.others += usize::from(!own && instance.alive);
+            if own {
+                details.temporary = detail;
+            } else if details.canonical.id.is_none()
+                || (instance.alive, instance.in_group) > (before.alive, before.in_group)
+            {
+                details.canonical = detail;
+            }
+            seen[slot] = Instance {
+                alive: before.alive || instance.alive,
+                in_group: before.in_group || instance.in_group,
+                process: instance.process.or(before.process),
+                ends: before.ends + instance.ends,
+            };
+        }
+        Ok((seen, details))
+    }
+
+    fn one(&mut self, known: &Known, answer: &Answer, served: bool) -> (Instance, Detail) {
+        let life = self.lives.entry(known.id.clone()).or_default();
+        let runs = known.record.as_ref().is_some_and(|listed| listed.alive);
+        if let Some(listed) = &known.record {
+            life.see(process(&listed.record), listed.alive);
+        }
+        let mut detail = Detail { id: Some(known.id.clone()), berth: Some(known.berth.address()), ..Detail::default() };
+        if let Some(listed) = &known.record {
+            let Record { advertise, address, .. } = listed.record;
+            detail.advertised = Some(SocketAddr::new(advertise, address.port()));
+        }
+        detail.socket = known.berth.socket_path(&known.id).ok();
+        let shim = match answer {
+            Answer::Status(status) => {
+                detail.words = status.ready().err().unwrap_or_default();
+                detail.open = status.connections_open;
+                let own = status.instances.iter().find(|instance| instance.own);
+                detail.version = own.and_then(|own| own.kube_version.clone());
+                true
+            }
+            Answer::Silent(why) => {
+                detail.words.clone_from(why);
+                true
+            }
+            Answer::None => {
+                detail.words = if runs { "its shim does not run yet".into() } else { "its process ended".into() };
+                false
+            }
+        };
+        let ready = matches!(answer, Answer::Status(status) if status.ready().is_ok());
+        let instance = Instance {
+            alive: runs || shim,
+            in_group: ready || (served && runs),
+            process: life.process.filter(|_| runs),
+            ends: life.ends,
+        };
+        (instance, detail)
+    }
+
+    /// Looks at everything.
+    ///
+    /// # Errors
+    /// A file or the run directory cannot be read.
+    pub async fn look(&mut self, state: &State) -> io::Result<(Seen, Details)> {
+        let ([canonical, temporary], details) = self.instances(&state.uid).await.map_err(io::Error::other)?;
+        let canonical_file = content(&state.canonical, |text| match text {
+            text if text == state.old => Some(Version::Old),
+            text if text == state.new => Some(Version::New),
+            _ => None,
+        })?;
+        let temporary_file = content(&state.temporary, |text| (text == state.temporary_text).then_some(Version::New))?;
+        Ok((Seen { canonical_file, temporary_file, canonical, temporary, plain_serves: false }, details))
+    }
+
+    /// Waits until something may have changed.
+    pub async fn changed(&mut self) {
+        let event = async {
+            match &mut self.watch {
+                Some(watch) => watch.changed().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = event => {}
+            () = tokio::time::sleep(LOOK) => {}
+        }
+    }
+}
+
+/// What a shim says.
+enum Answer {
+    Status(Box<Status>),
+    /// It is there and says nothing.
+    Silent(String),
+    None,
+}
+
+async fn ask(berth: &BerthDir, id: &InstanceId, socket: bool) -> Answer {
+    let Some(path) = socket.then(|| berth.socket_path(id).ok()).flatten() else { return Answer::None };
+    match control::ask(&path, control::wire::Ask::Status).await {
+        Ok(control::wire::Reply::Status(status)) => Answer::Status(status),
+        Ok(reply) => Answer::Silent(format!("its shim says {reply:?}")),
+        Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {
+            Answer::None
+        }
+        Err(error) => Answer::Silent(format!("its shim does not answer: {error}")),
+    }
+}
+
+/// The instances that a node shim, which listens, finds ready.
+fn served_by_nodes(answers: &[Answer]) -> BTreeSet<InstanceId> {
+    let nodes = answers.iter().filter_map(|answer| match answer {
+        Answer::Status(status) if status.discover && status.state == Phase::Joined => Some(status),
+        _ => None,
+    });
+    let ready = nodes.flat_map(|status| &status.instances).filter(|instance| instance.standing == Standing::Ready);
+    ready.map(|instance| instance.instance.clone()).collect()
+}
+
+/// Tells a process from the one before it: the process ID alone is 1 in each container.
+fn process(record: &Record) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (record.started, record.pid).hash(&mut hasher);
+    hasher.finish()
+}
+
+fn content(path: &Path, which: impl Fn(&str) -> Option<Version>) -> io::Result<Content> {
+    match std::fs::read(path) {
+        Ok(bytes) => {
+            let known = std::str::from_utf8(&bytes).ok().and_then(which);
+            Ok(known.map_or(Content::Other, Content::Holds))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Content::Absent),
+        Err(error) => Err(io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display()))),
+    }
+}
+
+/// Whether an apiserver that is not behind berth answers: as an admin, or with anything that says that it is one.
+pub async fn plain_serves(client: Option<&Client>, address: SocketAddr) -> bool {
+    if let Some(client) = client {
+        return client.ready().await;
+    }
+    let config = ProbeConfig {
+        kind: ProbeKind::Https,
+        path: "/readyz".into(),
+        ca: None,
+        client: None,
+        token: None,
+        server_name: ServerName::IpAddress(address.ip().into()),
+        timeout: Duration::from_secs(2),
+    };
+    let answer = Probe::new(config).ready(address).await;
+    // Without anonymous access it does not say how it is, but it says that.
+    matches!(answer.result, "ok" | "unauthorized" | "forbidden")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_of_processes_are_counted_once() {
+        let mut life = Life::default();
+        for (process, alive, ends) in
+            [(1, true, 0), (1, true, 0), (1, false, 1), (1, false, 1), (2, true, 1), (3, true, 2), (4, false, 4)]
+        {
+            life.see(process, alive);
+            assert_eq!(life.ends, ends, "{process} {alive}");
+        }
+    }
+
+    #[test]
+    fn a_file_holds_what_it_holds_to_the_byte() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("a");
+        let look = || content(&path, |text| (text == "new\n").then_some(Version::New)).unwrap();
+        assert_eq!(look(), Content::Absent);
+        for (bytes, holds) in
+            [(&b"new\n"[..], Content::Holds(Version::New)), (b"new", Content::Other), (b"\xff", Content::Other)]
+        {
+            std::fs::write(&path, bytes).unwrap();
+            assert_eq!(look(), holds);
+        }
+    }
+}
