@@ -57,14 +57,26 @@ pub fn replace(path: &Path, text: &str) -> Result<(), FileError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
         other => other.map_err(failed)?,
     };
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = path.with_file_name(format!(".{name}.{}", std::process::id()));
+    let prefix = format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy());
+    let temporary = path.with_file_name(format!("{prefix}{}", std::process::id()));
+    remove_of_dead(&path, &prefix);
     let written =
         write_new(&temporary, fs::metadata(&path).ok().as_ref(), text).and_then(|()| fs::rename(&temporary, &path));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);
     }
     written.and_then(|()| sync_folder(&path)).map_err(failed)
+}
+
+/// Removes what runs left that were killed between writing and renaming. Without success it only stays.
+fn remove_of_dead(path: &Path, prefix: &str) {
+    let entries = path.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten();
+    for entry in entries.flatten() {
+        let process: Option<u32> = entry.file_name().to_str().and_then(|name| name.strip_prefix(prefix)?.parse().ok());
+        if process.is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 fn write_new(path: &Path, like: Option<&fs::Metadata>, text: &str) -> io::Result<()> {
@@ -163,6 +175,20 @@ mod tests {
         assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 2);
         let error = replace(&temp.path().join("none/a.yaml"), "").unwrap_err().to_string();
         assert!(error.starts_with("cannot write ") && error.contains("none/a.yaml"), "{error}");
+    }
+
+    #[test]
+    fn what_a_killed_run_left_goes_and_what_a_living_one_has_stays() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut dead = std::process::Command::new("true").spawn().unwrap();
+        dead.wait().unwrap();
+        let names = [dead.id(), 1].map(|process| format!(".a.yaml.{process}"));
+        for name in names.iter().map(String::as_str).chain([".a.yaml.swp"]) {
+            fs::write(temp.path().join(name), "half").unwrap();
+        }
+        replace(&temp.path().join("a.yaml"), "whole").unwrap();
+        let there = [&names[0], &names[1], ".a.yaml.swp", "a.yaml"].map(|name| temp.path().join(name).exists());
+        assert_eq!(there, [false, true, true, true]);
     }
 
     #[test]
