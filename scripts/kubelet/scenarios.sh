@@ -21,6 +21,8 @@ change_in_place() {
     "$BERTH" "$@" --write 2>"$work/$1.log" || fail "berth $1" "$1.log"
     await 60 "connections to fail" lost_since "${at[begin]}"
     await 90 "connections again" served_since "$EPOCHREALTIME"
+    # So that none of those that were lost counts as a later scenario's.
+    await 10 "more of them" answers_are $(($(answers) + 2 * LEAST_RATE))
     now 'at[end]'
     row "gap" "$(gap "${at[begin]}" "${at[end]}")"
 }
@@ -168,7 +170,7 @@ gap() {
         $3 == "ok" { ok[++m] = $1 }
         END {
             for (i = m; i && ok[i] > last; i--) end = ok[i]
-            printf "%.1f s, %d connections lost", (end - first) / 1e6, n
+            printf "%.1f s, %d connections lost", ((end ? end : to) - first) / 1e6, n
         }' "$work/load.out"
 }
 
