@@ -91,6 +91,7 @@ main() {
         start_node
         start_load
         watch_service &
+        keep_logs &
         await 10 "the first connections" answers_are 100
         first_switch
         upgrade

@@ -82,7 +82,6 @@ leave_node() {
         wait "${pid[node]}" 2>/dev/null || :
     fi
     remove_cgroups || say "cgroups are left: $cgroup"
-    mv "$work/node/var/log/pods" "$work" 2>/dev/null || :
     rm -rf -- "$work/node" "$work/never"
     if $keep || { ((status)) && ((!${#command[@]})); }; then
         say "logs: $work"

@@ -24,17 +24,36 @@ pod_is_ready() {
 
 pod_has_joined() { "$BERTH" status | grep -E "^\S+ +$(uid_of "$1") +joined +ready "; }
 
-# follow_pod NAME: sets uid; its logs and the IDs of its containers stay known after the kubelet removed them
+# follow_pod NAME: sets uid; the IDs of its containers stay known when the pod is gone
 follow_pod() {
     local container
     uid=$(uid_of "$1")
     for container in kube-apiserver berth; do
-        # Not by way of /var/log, which is another mount.
-        ln -f "$work/node/var/log/pods/kube-system_$1-node_$uid/$container/0.log" "$work/$uid-$container.log"
         ids[$uid-$container]=$(pod "$1" "[.status.initContainerStatuses[]?, .status.containerStatuses[]] | .[] |
             select(.name == \"$container\") | .containerID | sub(\".*//\"; \"\")")
     done
 }
+
+# Keeps the logs of all containers, as logs/UID-CONTAINER.NUMBER, which the kubelet removes with the pods. A pod
+# of the same manifest has the same UID, and its first log is number 0 again.
+keep_logs() {
+    # Not by way of /var/log, which is another mount.
+    local folder=$work/node/var/log/pods log name
+    mkdir "$work/logs"
+    while :; do
+        for log in "$folder"/*/*/*.log; do
+            name=${log#"$folder"/*_*_}
+            name=${name%.log}
+            name=${name/\//-}
+            name=$work/logs/${name/\//.}
+            [[ ! -e $log || $log -ef $name ]] || ln -f --backup=numbered "$log" "$name" 2>/dev/null || :
+        done
+        pause 0.2
+    done
+}
+
+# log_of CONTAINER [UID]: its name under $work
+log_of() { echo "logs/${2:-$uid}-$1.0"; }
 
 # exit_of ID: when the container's process ended, in microseconds, and with what status, from containerd's events
 exit_of() {

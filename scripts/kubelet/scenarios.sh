@@ -33,16 +33,14 @@ readonly upgrade_state=/etc/kubernetes/berth/upgrade.json canonical=$manifests/k
 
 # To the new version: a second pod beside the first, and again one, by one command.
 upgrade() {
-    local old
     begin "berth upgrade, $OLD to $NEW"
     follow_pod kube-apiserver
-    old=$uid
     sed "s/:$OLD\$/:$NEW/" $canonical >"$work/new.yaml"
     berth_upgrade --manifest "$work/new.yaml" || fail "berth upgrade" upgrade.log
     row "took" "$(elapsed)"
     check_upgraded "$work/new.yaml"
     await 5 "kube-apiserver $NEW" serves "$NEW"
-    check_end "$old"
+    check_end "$uid"
     row "Service kubernetes empty" "$(service_gap "${at[begin]}"), with --kubeconfig"
 }
 
@@ -123,16 +121,17 @@ elapsed() { awk -v from="${at[begin]}" -v to="${EPOCHREALTIME/./}" 'BEGIN { prin
 
 # check_end UID: of a pod that the kubelet ended: the hook first, then kube-apiserver, its shim last
 check_end() {
-    local log=$work/$1-berth.log apiserver shim words left
+    local log apiserver shim words left
+    log=$(log_of berth "$1")
     read -r -a apiserver <<<"$(exit_of "${ids[$1-kube-apiserver]}")"
     read -r -a shim <<<"$(exit_of "${ids[$1-berth]}")"
-    expect "kube-apiserver's exit status" "${apiserver[1]}" -eq 0 "$1-kube-apiserver.log"
-    expect "the shim's exit status" "${shim[1]}" -eq 0 "$1-berth.log"
-    words=$(grep -oE 'INFO (told to drain|left|SIGTERM|drained)' "$log" | paste -sd,)
-    # Told once by berth upgrade, once by the hook.
-    expect "what the shim hears and does" "$words" == "INFO told to drain,INFO left,INFO told to drain,INFO SIGTERM,INFO drained" "$1-berth.log"
-    expect "the shim is stopped after kube-apiserver has ended" "$(logged_at SIGTERM "$log")" -ge "${apiserver[0]}" "$1-berth.log"
-    left=$(logged_at 'left .*' "$log")
+    expect "kube-apiserver's exit status" "${apiserver[1]}" -eq 0 "$(log_of kube-apiserver "$1")"
+    expect "the shim's exit status" "${shim[1]}" -eq 0 "$log"
+    # Told by berth upgrade, and by the hook once more.
+    words=$(grep -oE 'INFO (told to drain|left|SIGTERM|drained)' "$work/$log" | cut -c 6- | uniq | paste -sd,)
+    expect "what the shim hears and does" "$words" == "told to drain,left,told to drain,SIGTERM,drained" "$log"
+    expect "the shim is stopped after kube-apiserver has ended" "$(logged_at SIGTERM "$work/$log")" -ge "${apiserver[0]}" "$log"
+    left=$(logged_at 'left .*' "$work/$log")
     row "the old pod" "kube-apiserver ended $(((apiserver[0] - left) / 1000)) ms after its shim had left, the shim $(((shim[0] - left) / 1000)) ms, exit status 0"
 }
 
@@ -150,7 +149,7 @@ back_again() {
     change_in_place eject
     for container in kube-apiserver berth; do
         read -r _ status <<<"$(exit_of "${ids[$uid-$container]}")"
-        expect "exit status of $container, stopped at the same time as the other" "$status" -eq 0 "$uid-$container.log"
+        expect "exit status of $container, stopped at the same time as the other" "$status" -eq 0 "$(log_of "$container")"
     done
     sed "s/:$OLD\$/:$NEW/" "$work/kubeadm.yaml" >"$work/wanted.yaml"
     diff -u "$work/wanted.yaml" $canonical >"$work/eject.diff" || :
