@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What `berth inject` writes, before those who must take it: kubeadm's patches give the same bytes as the
+# What `berth inject` writes and what is in examples/, before those who must take it: kubeadm's patches give the same bytes as the
 # injected manifest, kubeadm finds its own manifest again after `berth eject`, and a kube-apiserver
 # accepts the injected pods, strictly validated.
 set -Eeuo pipefail
@@ -12,8 +12,8 @@ usage() {
     cat <<'TEXT'
 usage: scripts/manifests.sh [--help]
 
-Tests berth inject and berth eject with a real kubeadm, kube-apiserver and kubectl, in a network
-namespace and a folder of its own. Needs root, ip, openssl, cargo and the binaries of
+Tests berth inject, berth eject and the manifests in examples/ with a real kubeadm, kube-apiserver and
+kubectl, in a network namespace and a folder of its own. Needs root, ip, openssl, cargo and the binaries of
 scripts/kube-apiserver.sh, which it builds if they are not there.
 
 Variables:
@@ -53,6 +53,7 @@ main() {
         --probe-ca /etc/kubernetes/secrets/ca.crt >"$manifests/deployment.yaml" 2>"$work/notes"
     "$BERTH" inject "$root/tests/manifest/deployment.yaml" --image $IMAGE --listen 10.0.0.5:6443 --listen 127.0.0.1:6443 \
         --probe-insecure --side-container plain >"$manifests/deployment-plain.yaml" 2>"$work/notes"
+    examples
     apiserver_takes_all
     say "all held: kubeadm $version twice, $(find "$manifests" -type f | wc -l) files taken by $("$KUBE_APISERVER" --version)"
 }
@@ -129,6 +130,29 @@ kind: InitConfiguration
 nodeRegistration: {name: node}
 localAPIEndpoint: {advertiseAddress: "$([[ $1 == plain ]] && echo 10.0.0.5 || echo fd00::5)", bindPort: $PORT}
 TEXT
+}
+
+# The manifests in examples/, and what kustomize makes of those that are its.
+examples() {
+    local file name kustomize=$work/kustomize
+    for file in "$root"/examples/{static-pod,addresses,haproxy-migration,node-shim}/*.yaml; do
+        name=${file#"$root"/examples/}
+        cp "$file" "$manifests/example-${name//\//-}"
+    done
+    cp -r "$root/examples/kustomize" "$kustomize"
+    mkdir "$kustomize/with-metrics"
+    printf '%s\n' 'resources: [../base]' 'components: [../metrics]' >"$kustomize/with-metrics/kustomization.yaml"
+    for name in base several-controllers with-metrics; do
+        kubectl kustomize "$kustomize/$name" >"$manifests/kustomize-$name.yaml"
+        if "$BERTH" doctor --help >"$work/notes" 2>&1; then
+            "$BERTH" doctor "$manifests/kustomize-$name.yaml" | tee "$work/notes" >&2
+            grep -q 'no error and no warning' "$work/notes"
+        else
+            say "this build has no berth doctor"
+        fi
+    done
+    grep -q 'replicas: 3$' "$manifests/kustomize-several-controllers.yaml"
+    grep -q 'value: 127.0.0.1:9443$' "$manifests/kustomize-with-metrics.yaml"
 }
 
 # A kube-apiserver with an etcd takes each file, strictly validated.

@@ -156,7 +156,9 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
 
     let workers = Workers::start(threads).map_err(system("start a thread"))?;
     let book = Book::new(config.rise, config.fall);
-    let metrics = Arc::new(Metrics::new(&instance, workers.handles().len(), HELD, book.subscribe()));
+    let phase = watch::Sender::new((Phase::Waiting, SystemTime::now()));
+    let metrics = Metrics::new(&instance, workers.handles().len(), HELD, book.subscribe(), phase.subscribe());
+    let metrics = Arc::new(metrics);
     let (report, refusals) = mpsc::unbounded_channel();
     let ended = Arc::new(Notify::new());
     let (pass, passes) = mpsc::unbounded_channel();
@@ -179,7 +181,6 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         Some(address) => Some(Admin::bind(address).map_err(|error| port_error(address, &error))?),
         None => None,
     };
-    let phase = watch::Sender::new((Phase::Waiting, SystemTime::now()));
     tracing::info!(
         version = crate::VERSION,
         berth = %listen[0],

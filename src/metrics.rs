@@ -5,6 +5,7 @@
 
 use crate::backend::Table;
 use crate::instance::InstanceId;
+use crate::phase::Phase;
 use crate::relay::How;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -16,6 +17,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 use tokio::sync::{Semaphore, watch};
 
 /// A number that one thread writes and others read now and then.
@@ -108,22 +110,45 @@ pub struct Metrics {
 impl Metrics {
     /// The metrics of a shim with so many workers and places for held clients.
     #[must_use]
-    pub fn new(instance: &InstanceId, workers: usize, held_limit: usize, table: watch::Receiver<Arc<Table>>) -> Self {
+    pub fn new(
+        instance: &InstanceId,
+        workers: usize,
+        held_limit: usize,
+        table: watch::Receiver<Arc<Table>>,
+        phase: watch::Receiver<(Phase, SystemTime)>,
+    ) -> Self {
         let workers: Vec<_> = (0..workers).map(|_| Arc::<WorkerStats>::default()).collect();
         let held = Arc::new(Semaphore::new(held_limit));
         // Loopback connects take some 20 µs; 10 µs to 5 s.
         let connect_seconds = Histogram::new(exponential_buckets(1e-5, 3.0, 13));
-        let (probes, accept_errors, handover) = (Family::default(), Family::default(), Family::default());
+        let probes = Family::<ProbeLabels, Counter>::default();
+        let accept_errors = Family::<AcceptErrorLabels, Counter>::default();
+        let handover = Family::<HandoverLabels, Counter>::default();
+        let renewals = Family::<ProbeLabels, Counter>::default();
+        // What goes wrong is there from the start: `increase()` does not see a counter that appears with its first count.
+        for result in ["unauthorized", "forbidden", "tls", "config"] {
+            drop(probes.get_or_create(&ProbeLabels { result }));
+        }
+        for kind in ["client", "limit", "exhausted", "closed", "unknown"] {
+            drop(accept_errors.get_or_create(&AcceptErrorLabels { kind }));
+        }
+        for result in ["ok", "blocked", "failed"] {
+            drop(renewals.get_or_create(&ProbeLabels { result }));
+        }
+        for (phase, result) in [("connect", "refused"), ("listen", "failed"), ("accept", "failed"), ("pass", "failed")]
+        {
+            drop(handover.get_or_create(&HandoverLabels { phase, result }));
+        }
         // Whoever is asked answers for all shims of the berth: this tells them apart.
         let label = ("instance".into(), instance.as_str().to_owned().into());
         let mut registry = Registry::with_labels(std::iter::once(label));
         registry.register("berth_backend_connect_seconds", "Time to connect to an instance", connect_seconds.clone());
         registry.register("berth_probe", "Probes by result", Family::clone(&probes));
         registry.register("berth_accept_errors", "Failed accepts by kind", Family::clone(&accept_errors));
-        let renewals = Family::default();
         registry.register("berth_lease_renewals", "Renewals of the own lease by result", Family::clone(&renewals));
         registry.register("berth_handover", "Steps of the handover by result", Family::clone(&handover));
-        registry.register_collector(Box::new(Sums { workers: workers.clone(), held: held.clone(), held_limit, table }));
+        let sums = Sums { workers: workers.clone(), held: held.clone(), held_limit, table, phase };
+        registry.register_collector(Box::new(sums));
         Self { registry, workers, held, held_limit, connect_seconds, probes, accept_errors, handover, renewals }
     }
 
@@ -201,6 +226,7 @@ struct Sums {
     held: Arc<Semaphore>,
     held_limit: usize,
     table: watch::Receiver<Arc<Table>>,
+    phase: watch::Receiver<(Phase, SystemTime)>,
 }
 
 impl Collector for Sums {
@@ -238,6 +264,18 @@ impl Collector for Sums {
         let held = encoder.encode_descriptor("berth_held_clients", "Clients that wait", None, MetricType::Gauge)?;
         ConstGauge::new((self.held_limit - self.held.available_permits()) as u64).encode(held)?;
 
+        let mut state = encoder.encode_descriptor(
+            "berth_shim_state",
+            "1 for the state that the shim is in",
+            None,
+            MetricType::Gauge,
+        )?;
+        let now = self.phase.borrow().0;
+        for phase in Phase::ALL {
+            let is = u64::from(phase == now);
+            ConstGauge::new(is).encode(state.encode_family(&[("state", phase.as_str())])?)?;
+        }
+
         let mut state =
             encoder.encode_descriptor("berth_instance_state", "1 for the state it is in", None, MetricType::Gauge)?;
         for instance in &self.table.borrow().instances {
@@ -271,7 +309,8 @@ mod tests {
     fn pages_are_merged_by_family() {
         let page = |instance: &str| {
             let book = crate::backend::Book::new(1, 1);
-            Metrics::new(&instance.parse().unwrap(), 2, 8, book.subscribe()).encode()
+            let phase = watch::channel((Phase::Joined, SystemTime::now())).1;
+            Metrics::new(&instance.parse().unwrap(), 2, 8, book.subscribe(), phase).encode()
         };
         let merged = merge(&[page("a"), page("b")]);
         assert_eq!(merged.matches("# TYPE berth_connections_open gauge").count(), 1, "{merged}");
@@ -280,6 +319,12 @@ mod tests {
             "{merged}"
         );
         assert!(merged.contains("berth_replays_total{instance=\"a\"} 0"), "{merged}");
+        for (state, is) in [("waiting", 0), ("joined", 1), ("left", 0), ("dry", 0)] {
+            assert!(
+                merged.contains(&format!("berth_shim_state{{instance=\"a\",state=\"{state}\"}} {is}\n")),
+                "{merged}"
+            );
+        }
         assert!(merged.ends_with("# EOF\n") && merged.matches("# EOF").count() == 1);
         assert_eq!(merge(&["nonsense\n".into()]), "# EOF\n");
     }

@@ -20,6 +20,9 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Waiting, Self::Joined, Self::Left, Self::Dry];
+
     /// The word for log and status.
     #[must_use]
     pub fn as_str(self) -> &'static str {

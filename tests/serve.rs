@@ -5,6 +5,7 @@ mod support;
 
 use nix::sys::signal::Signal;
 use socket2::{Domain, Socket, Type};
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
@@ -359,9 +360,7 @@ fn running_out_of_descriptors_pauses_and_recovers() {
     let mut client = connect(node.listen);
     ping(&mut client, &hello(100));
     // Room for nobody: the limit is the lowest number that is free.
-    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
-    let used: Vec<u32> = fds.filter_map(|fd| fd.file_name().to_str()?.parse().ok()).collect();
-    limit_files(pid, &(0..).find(|number| !used.contains(number)).unwrap().to_string());
+    limit_files(pid, &lowest_free_descriptor(pid).to_string());
     let mut waiting: Vec<_> = (0..20).map(|_| connect(node.listen)).collect();
     for client in &mut waiting {
         client.write_all(&hello(100)).unwrap();
@@ -383,6 +382,20 @@ fn running_out_of_descriptors_pauses_and_recovers() {
     drop((client, waiting));
     shim.signal(Signal::SIGTERM);
     assert_eq!(shim.ended().code(), Some(0));
+}
+
+/// The lowest number that a process has for a new descriptor, whether or not a probe has it for the moment.
+fn lowest_free_descriptor(pid: u32) -> u32 {
+    let used = || -> BTreeSet<u32> {
+        let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+        fds.filter_map(|fd| fd.file_name().to_str()?.parse().ok()).collect()
+    };
+    // A probe or the writing of a lease is over after one of these looks.
+    let kept = (0..20).fold(used(), |kept, _| {
+        std::thread::sleep(MOMENT / 10);
+        &kept & &used()
+    });
+    (0..).find(|number| !kept.contains(number)).unwrap()
 }
 
 /// Processor time of a process, in the clock ticks of /proc.

@@ -2,7 +2,7 @@
 //! container.
 
 use super::{Exit, block_on, mistaken, unavailable};
-use crate::backend::health::Seen;
+use crate::backend::health::{Seen, Standing};
 use crate::backend::probe::Probe;
 use crate::cli::{AskArgs, DrainArgs, LiveArgs, RunDirArgs};
 use crate::config::{Checks, Mistakes, check_probe};
@@ -25,8 +25,32 @@ pub(super) fn ready(args: &AskArgs) -> anyhow::Result<Exit> {
         Ok(known) => known,
         Err(exit) => return Ok(exit),
     };
-    let ready = block_on(async { status(&known).await?.ready() })?;
+    let ready = block_on(async {
+        match status(&known).await {
+            Ok(status) => status.ready(),
+            // It may be behind the node's shim alone.
+            Err(why) => of_node_shim(&args.run_dir, &known).await.unwrap_or(Err(why)),
+        }
+    })?;
     Ok(answer(ready))
+}
+
+/// What a shim of the node says of an instance, if there is one that knows it.
+async fn of_node_shim(run_dir: &RunDirArgs, known: &Known) -> Option<Result<(), String>> {
+    let node = Node::look(run_dir.run_dir.as_deref()).ok()?;
+    for other in node.instances.iter().filter(|other| other.socket && other.berth.address() == known.berth.address()) {
+        let Ok(shim) = status(other).await else { continue };
+        let Some(instance) = shim.instances.iter().find(|instance| shim.discover && instance.instance == known.id)
+        else {
+            continue;
+        };
+        return Some(match (instance.standing, shim.state) {
+            (Standing::Ready, Phase::Joined) => Ok(()),
+            (Standing::Ready, state) => Err(format!("the node's shim {} is {}", other.id, state.as_str())),
+            (standing, _) => Err(format!("instance {} is {}: {}", known.id, standing.as_str(), instance.last_probe)),
+        });
+    }
+    None
 }
 
 pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {

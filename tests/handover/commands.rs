@@ -2,7 +2,7 @@
 
 use super::node::{Echo, Node, alone};
 use super::support::eventually;
-use super::support::net::{connect, hello, ping};
+use super::support::net::{connect, free_address, hello, ping};
 use super::support::process::{berth, said};
 use berth::instance::InstanceId;
 use berth::phase::Phase;
@@ -52,8 +52,17 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
         claim(&node.berth(), &claimant, |_, _| Ok(address)).unwrap()
     };
     let (old, new) = (Echo::new(), Echo::new());
+    let ready = |id: &str| said(berth(["ready", "--instance", id, "--run-dir"]).arg(node.run_dir()));
     let first = record("old", old.address);
     shim.until_joined();
+    assert_eq!(ready("old").0, Some(0), "{:?}", ready("old"));
+    let never = record("never", free_address());
+    shim.until("one that does not listen", |status| status.instances.len() == 2);
+    let (code, out, _) = ready("never");
+    assert_eq!(code, Some(1));
+    assert!(out.starts_with("instance never is unready: nobody listens on "), "{out}");
+    drop(never);
+    shim.until("it is gone", |status| status.instances.len() == 1);
     ping(&mut connect(node.listen), &hello(64));
     let _second = record("new", new.address);
     shim.until("both are known", |status| status.instances.len() == 2);

@@ -6,12 +6,13 @@ use berth::backend::Book;
 use berth::drain::Stop;
 use berth::metrics::Metrics;
 use berth::os::socket::Keepalive;
+use berth::phase::Phase;
 use berth::relay::{Context, Open, serve};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::{Notify, mpsc};
+use std::time::{Duration, SystemTime};
+use tokio::sync::{Notify, mpsc, watch};
 
 #[test]
 fn beyond_max_connections_clients_wait_in_the_backlog() {
@@ -65,7 +66,8 @@ fn a_connection_is_small() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _entered = runtime.enter();
     let book = Book::new(1, 1);
-    let metrics = Metrics::new(&"a".parse().unwrap(), 1, 1, book.subscribe());
+    let phase = watch::channel((Phase::Joined, SystemTime::now())).1;
+    let metrics = Metrics::new(&"a".parse().unwrap(), 1, 1, book.subscribe(), phase);
     let (refusals, _) = mpsc::unbounded_channel();
     let context = Arc::new(Context {
         table: book.subscribe(),

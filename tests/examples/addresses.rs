@@ -1,0 +1,83 @@
+//! The layouts of addresses, with the variables that the manifests give to their containers: a shim in a network
+//! namespace where these addresses are.
+
+use crate::support::eventually;
+use crate::support::net::{connect_from, hello, listening, ping};
+use crate::support::process::{Running, berth};
+use crate::{example, no_namespace};
+use berth::os::netns;
+use libtest_mimic::{Completion, Failed};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::Command;
+
+/// The node's own address in all examples.
+const HOST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
+
+/// A virtual IP that comes later.
+const VIRTUAL: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
+
+pub(crate) fn several_addresses_answer() -> Result<Completion, Failed> {
+    if let Some(ignored) = no_namespace() {
+        return Ok(ignored);
+    }
+    netns::enter(HOST).map_err(|error| error.to_string())?;
+    let pod = Pod::start("addresses/several.yaml", "127.0.0.77:6443");
+    for ip in [HOST, Ipv4Addr::LOCALHOST] {
+        pod.answers((ip, 6443).into());
+    }
+    // It listens before the address is there, and serves from when it is.
+    assert_eq!(listening((VIRTUAL, 6443).into()).len(), 1);
+    let address = format!("{VIRTUAL}/32");
+    let added = Command::new("ip").args(["address", "add", &address, "dev", "lo"]).status();
+    if !added.is_ok_and(|status| status.success()) {
+        return Ok(Completion::ignored_with("it needs ip, for the virtual address; the others answered"));
+    }
+    pod.answers((VIRTUAL, 6443).into());
+    Ok(Completion::Completed)
+}
+
+pub(crate) fn the_7443_layout_answers() -> Result<Completion, Failed> {
+    if let Some(ignored) = no_namespace() {
+        return Ok(ignored);
+    }
+    netns::enter(HOST).map_err(|error| error.to_string())?;
+    let pod = Pod::start("addresses/expose-all.yaml", "127.0.0.77:7443");
+    // What the Service `kubernetes` names, and the old port on every address.
+    pod.answers((HOST, 7443).into());
+    for ip in [HOST, Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 9, 9, 9)] {
+        pod.answers((ip, 6443).into());
+    }
+    Ok(Completion::Completed)
+}
+
+/// A manifest's shim before an echo server on a 127.x address.
+struct Pod {
+    _shim: Running,
+    _dir: tempfile::TempDir,
+}
+
+impl Pod {
+    #[track_caller]
+    fn start(manifest: &str, backend: &str) -> Self {
+        let text = example(manifest);
+        let name = "    - name: BERTH_LISTEN\n      value: ";
+        let listens: Vec<_> = text.match_indices(name).map(|(at, _)| text[at + name.len()..].lines().next()).collect();
+        // The two containers of a pod must agree.
+        assert!(listens.len() == 2 && listens[0] == listens[1], "{listens:?}");
+        let listen = listens[0].unwrap().trim_matches('"');
+        let address: SocketAddr = backend.parse().unwrap();
+        crate::support::net::Backend::at(address).serve(crate::support::net::echo);
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = berth(["serve", "--probe=tcp", "--rise=1", "--instance=a", "--backend", backend]);
+        command.arg("--run-dir").arg(dir.path().join("run"));
+        let shim = Running::start(command.env("BERTH_LISTEN", listen));
+        shim.logs("joined");
+        Self { _shim: shim, _dir: dir }
+    }
+
+    #[track_caller]
+    fn answers(&self, to: SocketAddr) {
+        eventually(&format!("{to} to be there"), || std::net::TcpStream::connect(to).ok());
+        ping(&mut connect_from(Ipv4Addr::new(127, 5, 5, 5).into(), to), &hello(64));
+    }
+}

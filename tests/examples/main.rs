@@ -1,0 +1,85 @@
+//! What is in `examples/`, tried as it is written. Kubernetes manifests go through a real kube-apiserver in
+//! `scripts/manifests.sh`.
+//!
+//! What cannot be run here counts as ignored and says why; Rust's own harness can decide that only at compile
+//! time, so this one has its own.
+
+mod addresses;
+mod made;
+mod migration;
+mod monitoring;
+#[path = "../support/mod.rs"]
+mod support;
+mod table;
+mod units;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // On this thread, since some go to a network namespace, which its children share.
+    arguments.test_threads = Some(1);
+    let trials = vec![
+        trial("every_example_is_in_the_table", table::every_example_is_in_the_table),
+        trial("berth_takes_the_commands_of_units_and_pods", units::berth_takes_the_commands),
+        trial("systemd_takes_the_units", units::systemd_takes_the_units),
+        trial("metrics_that_are_named_exist", monitoring::metrics_that_are_named_exist),
+        trial("the_dashboard_is_whole", monitoring::the_dashboard_is_whole),
+        trial("alerts_fire_when_they_should", monitoring::alerts_fire_when_they_should),
+        trial("several_addresses_answer", addresses::several_addresses_answer),
+        trial("the_7443_layout_answers", addresses::the_7443_layout_answers),
+        trial("made_manifests_are_what_their_command_makes", made::made_manifests_are_what_their_command_makes),
+        trial("doctor_finds_nothing", made::doctor_finds_nothing),
+        trial("from_haproxy_to_berth", migration::from_haproxy_to_berth),
+        trial("back_to_haproxy", migration::back_to_haproxy),
+    ];
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn trial(name: &str, test: fn() -> Result<Completion, Failed>) -> Trial {
+    Trial::ignorable_test(name, test)
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
+}
+
+/// The text of a file below examples/.
+#[track_caller]
+fn example(name: &str) -> String {
+    std::fs::read_to_string(root().join("examples").join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// Files below examples/ whose name ends so, but for the programs there.
+fn examples(end: &str) -> Vec<String> {
+    let (mut folders, mut found) = (vec![root().join("examples")], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.to_str().is_some_and(|path| path.ends_with(end)) {
+                found.push(path.strip_prefix(root().join("examples")).unwrap().to_str().unwrap().to_owned());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// A program in PATH, or the reason to leave the test out.
+fn need(tool: &str) -> Result<PathBuf, Completion> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|dir| dir.join(tool)).find(|file| file.is_file());
+    found.ok_or_else(|| Completion::ignored_with(format!("it needs {tool}")))
+}
+
+/// Why no network namespace can be had here.
+fn no_namespace() -> Option<Completion> {
+    // Root in a container may have no right to make one.
+    let unshared = std::thread::spawn(|| nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)).join();
+    let why = "it needs a network namespace, which root can make";
+    (!matches!(unshared, Ok(Ok(())))).then(|| Completion::ignored_with(why))
+}

@@ -1,0 +1,444 @@
+//! From HAProxy as a side-container to berth, by the steps of `docs/migrate-from-haproxy.md`: the HAProxy that
+//! `examples/haproxy-migration` configures, stand-in apiservers, and clients that never retry. The control is the
+//! same without leave-port.sh.
+
+use crate::support::net::{fresh_ip, listening, queued_at};
+use crate::support::process::{Running, berth, said};
+use crate::support::{PATIENCE, eventually};
+use crate::{need, no_namespace, root};
+use berth::os::netns;
+use berth::rehearse::record::Recorder;
+use berth::rehearse::store::Store;
+use berth::rehearse::{certs, hub};
+use libtest_mimic::{Completion, Failed};
+use nix::sys::signal::Signal;
+use socket2::{Domain, Socket, Type};
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, UnixListener};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+
+/// The node's address, in a network namespace of the test's own.
+const HOST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
+const BERTH: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(HOST), 6443);
+
+/// Who is not answered by then is lost (design: Lost).
+const ANSWERED: Duration = Duration::from_secs(15);
+
+/// Clients that loop.
+const CLIENTS: u32 = 64;
+
+/// HAProxy's limit of connections where it is to be full, how many silent ones then come, and how many of
+/// these at least wait in HAProxy's queue: the kernel deals half of them to it.
+const FULL: &str = "100";
+const SILENT: usize = 300;
+const CROWD: usize = 16;
+
+/// How HAProxy is taken away from beside berth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The pod is deleted: HAProxy gets its stop signal when kube-apiserver gets SIGTERM.
+    Pod,
+    /// HAProxy gets its soft stop first, and the pod is deleted when it has left the port.
+    SoftStop,
+    /// As documented: by leave-port.sh, and then the pod is deleted.
+    LeavePort,
+}
+
+pub(crate) fn from_haproxy_to_berth() -> Result<Completion, Failed> {
+    if let Some(ignored) = obstacle() {
+        return Ok(ignored);
+    }
+    netns::enter(HOST).map_err(|error| error.to_string())?;
+    // For the figures in the documentation.
+    let rounds: u32 = match std::env::var("BERTH_MIGRATIONS") {
+        Ok(rounds) => rounds.parse().map_err(|_| format!("BERTH_MIGRATIONS={rounds}"))?,
+        Err(_) => 0,
+    };
+    for (way, full) in [Way::Pod, Way::SoftStop, Way::LeavePort].into_iter().flat_map(|way| [(way, false), (way, true)])
+    {
+        let mut sum = Record::default();
+        (0..rounds).for_each(|_| sum.add(&migrate(way, full)));
+        if rounds > 0 {
+            println!("{way:?}, full: {full}, {rounds} times: {sum}");
+        }
+        if way == Way::LeavePort && sum.lost() > 0 {
+            return Err(format!("lost: {sum}").into());
+        }
+    }
+    let control = migrate(Way::SoftStop, true);
+    println!("control, without leave-port.sh: {control}");
+    if control.crowd < CROWD {
+        return Err(format!("the control lost {} of a crowd, so what follows shows nothing", control.crowd).into());
+    }
+    let record = migrate(Way::LeavePort, true);
+    println!("with leave-port.sh: {record}");
+    if record.lost() > 0 {
+        return Err(format!("lost: {record}").into());
+    }
+    Ok(Completion::Completed)
+}
+
+/// Back again: HAProxy pauses and resumes, berth drains beside it.
+pub(crate) fn back_to_haproxy() -> Result<Completion, Failed> {
+    if let Some(ignored) = obstacle() {
+        return Ok(ignored);
+    }
+    netns::enter(HOST).map_err(|error| error.to_string())?;
+    let node = Node::new();
+    let old = OldPod::start(&node, &[]);
+    let load = Load::start(node.client.clone());
+    let new = NewPod::start(&node);
+    load.more(100);
+    leave_port();
+    load.more(100);
+    old.haproxy.signal(Signal::SIGTTIN);
+    eventually("HAProxy's listener", || (listening(BERTH).len() == 2).then_some(()));
+    load.more(100);
+    new.drain(&node);
+    assert_eq!(listening(BERTH).len(), 1, "HAProxy alone listens");
+    load.more(100);
+    new.delete();
+    load.more(100);
+    let record = load.end();
+    println!("back again: {record}");
+    if record.lost() > 0 {
+        return Err(format!("lost: {record}").into());
+    }
+    drop(old);
+    Ok(Completion::Completed)
+}
+
+/// Why it cannot be run here.
+fn obstacle() -> Option<Completion> {
+    let missing = ["haproxy", "ss", "bash"].into_iter().find_map(|tool| need(tool).err());
+    let old = !Path::new("/proc/sys/net/ipv4/tcp_migrate_req").exists();
+    let old = old.then(|| Completion::ignored_with("it needs Linux 5.14, for net.ipv4.tcp_migrate_req"));
+    missing.or_else(no_namespace).or(old)
+}
+
+/// One migration under load, from a new old pod.
+fn migrate(way: Way, full: bool) -> Record {
+    let node = Node::new();
+    let limit: &[&str] = if full { &["-n", FULL] } else { &[] };
+    let old = OldPod::start(&node, limit);
+    let mut kept = node.runtime.block_on(node.client.connect(fresh_ip())).unwrap();
+    let load = Load::start(node.client.clone());
+    load.more(100);
+
+    let new = NewPod::start(&node);
+    assert_eq!(listening(BERTH).len(), 2, "HAProxy and berth listen");
+    load.more(100);
+    let silent = if full { SILENT } else { 0 };
+    let crowd: Vec<_> = (0..silent).map(|_| begin_to_connect()).collect();
+    if full {
+        eventually("a crowd in HAProxy's queue", || (queued_at(old.listener)? >= CROWD as u64).then_some(()));
+    }
+    match way {
+        Way::Pod => {}
+        Way::SoftStop => old.haproxy.signal(Signal::SIGUSR1),
+        Way::LeavePort => leave_port(),
+    }
+    let mut reset = 0;
+    if way != Way::Pod {
+        eventually("HAProxy's leave", || queued_at(old.listener).is_none().then_some(()));
+        reset = crowd.iter().filter(|stream| is_reset(stream)).count();
+        load.more(100);
+        // Connections that are there go on, through HAProxy.
+        node.runtime.block_on(Client::get(&mut kept)).unwrap();
+    }
+    old.stop();
+    eventually("HAProxy's end", || queued_at(old.listener).is_none().then_some(()));
+    drop((kept, crowd));
+    old.ended();
+    load.more(200);
+    let record = load.end();
+    new.delete();
+    Record { crowd: reset, ..record }
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// `examples/haproxy-migration/leave-port.sh`, as on a node.
+#[track_caller]
+fn leave_port() {
+    let status = Command::new(examples().join("leave-port.sh")).arg(BERTH.to_string()).status().unwrap();
+    assert!(status.success(), "leave-port.sh: {status}");
+}
+
+fn examples() -> PathBuf {
+    root().join("examples/haproxy-migration")
+}
+
+/// Not waited for: where a queue overflows the kernel drops what else comes, and clients ask again.
+fn begin_to_connect() -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None).unwrap();
+    socket.bind(&SocketAddr::from((fresh_ip(), 0)).into()).unwrap();
+    let error = socket.connect(&BERTH.into()).err().and_then(|error| error.raw_os_error());
+    assert!(matches!(error, None | Some(libc::EINPROGRESS)), "{error:?}");
+    socket.into()
+}
+
+fn is_reset(mut stream: &TcpStream) -> bool {
+    stream.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
+}
+
+/// What all pods of a node have in common.
+struct Node {
+    dir: tempfile::TempDir,
+    certs: certs::Certs,
+    runtime: Runtime,
+    client: Client,
+}
+
+impl Node {
+    fn new() -> Self {
+        std::fs::write("/proc/sys/net/ipv4/tcp_migrate_req", "0").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let certs = certs::make(dir.path(), &[HOST.into()]).unwrap();
+        let (store, recorder) = (Arc::new(Store::with_history(8)), Arc::new(Recorder::default()));
+        let socket = dir.path().join("store");
+        // The stand-ins' store; its thread ends with the process.
+        std::thread::spawn(move || {
+            runtime().block_on(async { hub::serve(UnixListener::bind(socket).unwrap(), store, recorder).await });
+        });
+        eventually("the store", || dir.path().join("store").exists().then_some(()));
+        let tls = TlsConnector::from(Arc::new(certs.client_config().unwrap()));
+        Self { dir, certs, runtime: runtime(), client: Client { tls } }
+    }
+
+    /// A stand-in's flags.
+    fn flags(&self, name: &str) -> Vec<String> {
+        self.certs.issue(name).unwrap();
+        vec![
+            format!("--stand-in-name={name}"),
+            format!("--etcd-servers=unix://{}", self.dir.path().join("store").display()),
+            format!("--tls-cert-file={}", self.certs.cert_file(name).display()),
+            format!("--tls-private-key-file={}", self.certs.key_file(name).display()),
+        ]
+    }
+}
+
+/// A pod with HAProxy as side-container.
+struct OldPod {
+    haproxy: Running,
+    apiserver: Running,
+    /// HAProxy's, by its inode.
+    listener: u64,
+}
+
+impl OldPod {
+    fn start(node: &Node, limit: &[&str]) -> Self {
+        let address = configure(node.dir.path());
+        let mut command = berth(["stand-in", "--bind-address", &address, "--secure-port=6443"]);
+        let apiserver = Running::start(command.args(node.flags("old")));
+        let own = SocketAddr::new(address.parse().unwrap(), BERTH.port());
+        eventually("the old apiserver", || TcpStream::connect(own).ok());
+        let mut command = Command::new("haproxy");
+        command.args(["-db", "-f"]).arg(node.dir.path().join("haproxy.cfg")).args(limit);
+        let haproxy = Running::start(&mut command);
+        let listener = eventually("HAProxy's listener", || listening(BERTH).first().copied());
+        Self { haproxy, apiserver, listener }
+    }
+
+    /// As the kubelet does it: all containers at once, HAProxy by its image's stop signal.
+    fn stop(&self) {
+        self.haproxy.signal(Signal::SIGUSR1);
+        self.apiserver.signal(Signal::SIGTERM);
+    }
+
+    fn ended(mut self) {
+        self.apiserver.ended();
+        self.haproxy.signal(Signal::SIGKILL);
+        self.haproxy.ended();
+    }
+}
+
+/// Runs what the manifest's first container runs: it chooses the apiserver's address and writes HAProxy's
+/// configuration, here into `dir`.
+fn configure(dir: &Path) -> String {
+    let manifest = std::fs::read_to_string(examples().join("1-haproxy.yaml")).unwrap();
+    let (_, script) = manifest.split_once("            - |\n").unwrap();
+    let script: String =
+        script.lines().map_while(|line| line.strip_prefix("              ")).flat_map(|line| [line, "\n"]).collect();
+    let script = script.replace("/run/address", dir.to_str().unwrap());
+    let mut shell = Command::new("sh");
+    let status = shell.args(["-euc", &script]).env("HOST_IP", HOST.to_string()).status().unwrap();
+    assert!(status.success(), "{script}");
+    std::fs::read_to_string(dir.join("address")).unwrap().trim().to_owned()
+}
+
+/// A pod behind berth.
+struct NewPod {
+    apiserver: Running,
+    shim: Running,
+}
+
+impl NewPod {
+    /// Returns when it has joined.
+    fn start(node: &Node) -> Self {
+        let place = |command: &str| {
+            let mut command = berth([command, "--listen", &BERTH.to_string(), "--instance", "new"]);
+            command.arg("--run-dir").arg(node.dir.path().join("run"));
+            command
+        };
+        let shim = Running::start(place("serve").arg("--probe-ca").arg(&node.certs.ca_file));
+        let stand_in = [env!("CARGO_BIN_EXE_berth"), "stand-in"];
+        let apiserver = Running::start(place("exec").arg("--").args(stand_in).args(node.flags("new")));
+        shim.logs("joined");
+        Self { apiserver, shim }
+    }
+
+    /// Returns when the shim has left the port.
+    fn drain(&self, node: &Node) {
+        let mut command = berth(["drain", "--wait", "--instance", "new"]);
+        let (status, out, err) = said(command.arg("--run-dir").arg(node.dir.path().join("run")));
+        assert_eq!(status, Some(0), "{out}{err}");
+    }
+
+    fn delete(mut self) {
+        self.apiserver.signal(Signal::SIGTERM);
+        self.shim.signal(Signal::SIGTERM);
+        self.apiserver.ended();
+        self.shim.ended();
+    }
+}
+
+/// Makes TLS connections to the berth.
+#[derive(Clone)]
+struct Client {
+    tls: TlsConnector,
+}
+
+type Stream = tokio_rustls::client::TlsStream<tokio::net::TcpStream>;
+
+impl Client {
+    async fn connect(&self, source: Ipv4Addr) -> Result<Stream, String> {
+        let socket = TcpSocket::new_v4().map_err(failed("no socket"))?;
+        socket.bind((source, 0).into()).map_err(failed("bind"))?;
+        let stream = socket.connect(BERTH).await.map_err(failed("connect"))?;
+        let name = "kubernetes".try_into().map_err(|_| "no name")?;
+        self.tls.connect(name, stream).await.map_err(failed("handshake"))
+    }
+
+    /// Asks for the version and reads the whole answer.
+    async fn get(stream: &mut Stream) -> Result<(), String> {
+        stream.write_all(b"GET /version HTTP/1.1\r\nHost: kubernetes\r\n\r\n").await.map_err(failed("write"))?;
+        let mut answer = Vec::new();
+        // The version is the last thing of a JSON object.
+        while !answer.ends_with(b"}") {
+            match stream.read_buf(&mut answer).await.map_err(failed("read"))? {
+                0 => return Err("read: the end".into()),
+                _ if answer.starts_with(b"HTTP/1.1 200 ") => {}
+                _ => return Err(String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> String {
+    move |error| format!("{what}: {:?}", error.kind())
+}
+
+/// What became of the connections.
+#[derive(Debug, Default, Clone)]
+struct Record {
+    served: usize,
+    lost: BTreeMap<String, usize>,
+    /// Silent connections that were reset when HAProxy left.
+    crowd: usize,
+    slowest: Duration,
+}
+
+impl Record {
+    fn lost(&self) -> usize {
+        self.crowd + self.lost.values().sum::<usize>()
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.served += other.served;
+        self.crowd += other.crowd;
+        self.slowest = self.slowest.max(other.slowest);
+        for (kind, number) in &other.lost {
+            *self.lost.entry(kind.clone()).or_default() += number;
+        }
+    }
+}
+
+impl std::fmt::Display for Record {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (lost, total) = (self.lost(), self.served + self.lost());
+        let slowest = self.slowest.as_millis();
+        write!(f, "{lost} of {total} lost: {} silent, {:?}; slowest {slowest} ms", self.crowd, self.lost)
+    }
+}
+
+/// Clients that connect, ask and close, again and again, and never retry.
+struct Load {
+    record: Arc<Mutex<Record>>,
+    stop: watch::Sender<bool>,
+    thread: JoinHandle<()>,
+}
+
+impl Load {
+    fn start(client: Client) -> Self {
+        let record = Arc::<Mutex<Record>>::default();
+        let (stop, stopped) = watch::channel(false);
+        let shared = record.clone();
+        let thread = std::thread::spawn(move || {
+            runtime().block_on(async move {
+                let mut all = JoinSet::new();
+                for _ in 0..CLIENTS {
+                    all.spawn(looping(client.clone(), shared.clone(), stopped.clone()));
+                }
+                all.join_all().await;
+            });
+        });
+        Self { record, stop, thread }
+    }
+
+    /// Waits until so many more were served.
+    #[track_caller]
+    fn more(&self, number: usize) {
+        let served = || self.record.lock().unwrap().served;
+        let goal = served() + number;
+        eventually("connections that are served", || (served() >= goal).then_some(()));
+    }
+
+    /// Begins no more, waits for those that were begun.
+    fn end(self) -> Record {
+        self.stop.send_replace(true);
+        let deadline = Instant::now() + PATIENCE;
+        self.thread.join().unwrap();
+        assert!(Instant::now() < deadline, "clients that do not end");
+        self.record.lock().unwrap().clone()
+    }
+}
+
+async fn looping(client: Client, record: Arc<Mutex<Record>>, stopped: watch::Receiver<bool>) {
+    let source = fresh_ip();
+    while !*stopped.borrow() {
+        let begun = Instant::now();
+        let one = async { Client::get(&mut client.connect(source).await?).await };
+        let result = tokio::time::timeout(ANSWERED, one).await.unwrap_or_else(|_| Err("no answer".into()));
+        let mut record = record.lock().unwrap();
+        record.slowest = record.slowest.max(begun.elapsed());
+        match result {
+            Ok(()) => record.served += 1,
+            Err(kind) => *record.lost.entry(kind).or_default() += 1,
+        }
+    }
+}

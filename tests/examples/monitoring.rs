@@ -1,0 +1,190 @@
+//! Rules and dashboard: whether what they name exists in what a shim says, and whether alerts fire.
+
+use crate::support::net::{Backend, connect, echo, free_address, hello, ping};
+use crate::support::process::{Running, berth};
+use crate::{example, need, root};
+use libtest_mimic::{Completion, Failed};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Families that the dashboard leaves out, and why.
+const LEFT_OUT: [&str; 0] = [];
+
+/// Labels of which a page always has all values.
+const WHOLE: [&str; 5] = ["outcome", "state", "direction", "kind", "result"];
+
+pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
+    let page = page();
+    let families = families(&page);
+    let all: BTreeSet<_> = families.iter().flat_map(|(name, kind)| samples(name, kind)).collect();
+    let (rules, dashboard) = (example("monitoring/rules.yaml"), example("monitoring/dashboard.json"));
+    let mut texts = vec![
+        ("rules.yaml".to_owned(), rules.clone()),
+        ("rules.test.yaml".to_owned(), example("monitoring/rules.test.yaml")),
+        ("dashboard.json".to_owned(), dashboard.clone()),
+    ];
+    for name in ["README.md", "docs/reference.md", "docs/troubleshooting.md", "docs/migrate-from-haproxy.md"] {
+        texts.push((name.to_owned(), std::fs::read_to_string(root().join(name))?));
+    }
+    for (file, text) in &texts {
+        let named = named(text);
+        // A histogram is documented by the name of its family.
+        let is = |name: &&&str| all.contains(**name) || families.iter().any(|family| family.0 == **name);
+        let wrong: Vec<_> = named.iter().filter(|name| !is(name)).collect();
+        assert!(wrong.is_empty(), "{file} names {wrong:?}, which a shim does not have:\n{page}");
+        assert!(file.ends_with(".md") || named.len() > 8, "{file} names {named:?} only");
+    }
+    // And what there is is shown and documented.
+    for (file, text) in [("the dashboard", &dashboard), ("docs/reference.md", &texts[4].1)] {
+        let shown = named(text);
+        for (name, kind) in families.iter().filter(|(name, _)| !LEFT_OUT.contains(&name.as_str())) {
+            let known = shown.contains(name.as_str()) || samples(name, kind).any(|sample| shown.contains(&*sample));
+            assert!(known, "{name} is not in {file}");
+        }
+    }
+    for (file, text) in [("rules.yaml", &rules), ("dashboard.json", &dashboard)] {
+        let text = text.replace("\\\"", "\"");
+        for label in WHOLE {
+            for value in selected(&text, label) {
+                assert!(page.contains(&format!("{label}=\"{value}\"")), "{file} asks for {label}={value:?}");
+            }
+        }
+    }
+    Ok(Completion::Completed)
+}
+
+/// What a shim answers that has joined and relayed.
+fn page() -> String {
+    let (dir, admin, listen) = (tempfile::tempdir().unwrap(), free_address(), free_address());
+    let backend = Backend::new().serve(echo);
+    let mut command = berth(["serve", "--probe=tcp", "--rise=1", "--instance=a", "--lease=300ms"]);
+    command.args(["--listen", &listen.to_string(), "--backend", &backend.to_string(), "--admin", &admin.to_string()]);
+    let shim = Running::start(command.arg("--run-dir").arg(dir.path().join("run")));
+    shim.logs("joined");
+    ping(&mut connect(listen), &hello(64));
+    crate::support::eventually("a page with a lease's renewal", || {
+        let mut stream = TcpStream::connect(admin).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        page.contains("berth_lease_renewals_total{instance=\"a\",result=\"ok\"} 1").then_some(page)
+    })
+}
+
+/// Names and types of the families of a page.
+fn families(page: &str) -> Vec<(String, String)> {
+    let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    types.map(|(name, kind)| (name.to_owned(), kind.trim().to_owned())).collect()
+}
+
+/// How the samples of a family are called.
+fn samples(name: &str, kind: &str) -> impl Iterator<Item = String> {
+    let ends: &[&str] = match kind {
+        "counter" => &["_total"],
+        "histogram" => &["_bucket", "_count", "_sum"],
+        _ => &[""],
+    };
+    ends.iter().map(move |end| format!("{name}{end}"))
+}
+
+/// The metrics that a text names.
+fn named(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let of_shims = |word: &&str| word.starts_with("berth_") || word.starts_with("process_");
+    words.filter(of_shims).collect()
+}
+
+/// The values of a label that expressions select.
+fn selected<'a>(text: &'a str, label: &str) -> Vec<&'a str> {
+    let mut values = Vec::new();
+    for operator in ["=\"", "=~\"", "!=\""] {
+        let key = format!("{label}{operator}");
+        for (at, _) in text.match_indices(&key) {
+            values.extend(text[at + key.len()..].split('"').next().unwrap_or_default().split('|'));
+        }
+    }
+    values
+}
+
+pub(crate) fn the_dashboard_is_whole() -> Result<Completion, Failed> {
+    let dashboard: Value = serde_json::from_str(&example("monitoring/dashboard.json"))?;
+    // Of Grafana 11 and later, which bring older ones up to date.
+    assert!(dashboard["schemaVersion"].as_u64() >= Some(39));
+    let variables = dashboard["templating"]["list"].as_array().unwrap();
+    assert!(variables.iter().any(|variable| variable["type"] == "datasource" && variable["name"] == "datasource"));
+    let mut ids = BTreeSet::new();
+    let mut cells = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        let title = &panel["title"];
+        assert!(ids.insert(panel["id"].as_u64().unwrap()), "two panels have the ID of {title}");
+        let at = |key: &str| panel["gridPos"][key].as_u64().unwrap();
+        for cell in (at("y")..at("y") + at("h")).flat_map(|y| (at("x")..at("x") + at("w")).map(move |x| (x, y))) {
+            assert!(cell.0 < 24 && cells.insert(cell), "{title} lies on another panel at {cell:?}");
+        }
+        if panel["type"] == "row" {
+            continue;
+        }
+        assert!(panel["description"].as_str().is_some_and(|text| text.len() > 20), "{title} is not described");
+        assert!(!panel["targets"].as_array().unwrap().is_empty(), "{title} shows nothing");
+        for source in panel["targets"].as_array().unwrap().iter().chain([panel]) {
+            assert_eq!(source["datasource"]["uid"], "${datasource}", "{title}");
+        }
+    }
+    Ok(Completion::Completed)
+}
+
+pub(crate) fn alerts_fire_when_they_should() -> Result<Completion, Failed> {
+    let promtool = match std::env::var_os("PROMTOOL") {
+        Some(path) => PathBuf::from(path),
+        None => match need("promtool") {
+            Ok(path) => path,
+            Err(ignored) => return Ok(ignored),
+        },
+    };
+    let folder = root().join("examples/monitoring");
+    let run = |folder: &Path, arguments: &[&str]| -> Result<Output, Failed> {
+        Ok(Command::new(&promtool).args(arguments).current_dir(folder).output()?)
+    };
+    let text = |output: &Output| String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();
+    for arguments in [&["check", "config", "scrape.yaml"][..], &["test", "rules", "rules.test.yaml"]] {
+        let output = run(&folder, arguments)?;
+        assert!(output.status.success(), "promtool {arguments:?}: {}", text(&output));
+    }
+
+    // Each alert fires in a test of its own, and would be missed.
+    let (rules, tests) = (example("monitoring/rules.yaml"), example("monitoring/rules.test.yaml"));
+    let alerts: Vec<_> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(alerts.len() > 8, "{alerts:?}");
+    let dir = tempfile::tempdir()?;
+    std::fs::write(dir.path().join("rules.test.yaml"), &tests)?;
+    for alert in alerts {
+        let fires = format!("alertname: {alert}\n        exp_alerts:");
+        let silent = format!("alertname: {alert} }}");
+        assert!(tests.contains(&fires) && tests.contains(&silent), "{alert} is not tested both ways");
+        // The expression is the line after.
+        let (before, after) = rules.split_once(&format!("- alert: {alert}\n")).unwrap();
+        let (expression, rest) = after.split_once('\n').unwrap();
+        let broken = format!("{before}- alert: {alert}\n{expression} and vector(1) == 2\n{rest}");
+        std::fs::write(dir.path().join("rules.yaml"), broken)?;
+        let output = run(dir.path(), &["test", "rules", "rules.test.yaml"])?;
+        assert!(!output.status.success() && text(&output).contains(&format!("alertname: {alert}")), "{alert}");
+    }
+
+    // The dashboard's expressions are PromQL.
+    let dashboard: Value = serde_json::from_str(&example("monitoring/dashboard.json"))?;
+    let targets = dashboard["panels"].as_array().unwrap().iter().filter_map(|panel| panel["targets"].as_array());
+    let mut asked = "groups:\n- name: dashboard\n  rules:\n".to_owned();
+    for (number, target) in targets.flatten().enumerate() {
+        let expression = target["expr"].as_str().unwrap();
+        let expression = expression.replace("$__rate_interval", "5m").replace("$__range", "1h").replace("$node", ".*");
+        asked += &format!("  - record: panel{number}\n    expr: {}\n", Value::from(expression));
+    }
+    std::fs::write(dir.path().join("dashboard.yaml"), asked)?;
+    let output = run(dir.path(), &["check", "rules", "dashboard.yaml"])?;
+    assert!(output.status.success(), "{}", text(&output));
+    Ok(Completion::Completed)
+}

@@ -1,0 +1,94 @@
+//! systemd units, and the containers that are written by hand: whether berth takes the command, and systemd the
+//! unit.
+
+use crate::{example, examples, need};
+use berth::cli::{Cli, Command as Sub};
+use berth::config::Config;
+use clap::Parser;
+use libtest_mimic::{Completion, Failed};
+use std::process::Command;
+
+/// The one file that berth wants to see.
+const CA: &str = "/etc/kubernetes/pki/ca.crt";
+
+pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
+    let ca = tempfile::NamedTempFile::new()?;
+    let ca = ca.path().to_str().unwrap();
+    let units = examples(".service");
+    assert_eq!(units, ["bare-metal/berth-node@.service", "bare-metal/berth-run@.service"]);
+    for name in units {
+        let (variables, command) = of_unit(&example(&name).replace(CA, ca));
+        let (file, arguments) = command.split_first().unwrap();
+        assert!(file.ends_with("/berth"), "{name}: {file}");
+        takes(&name, arguments, &variables);
+    }
+    // What a kubelet makes of it; `berth inject` writes the others.
+    let text = example("node-shim/daemonset.yaml").replace(&format!("value: {CA}"), &format!("value: {ca}"));
+    assert!(text.contains("args: [serve, --discover]\n"));
+    let mut variables = Vec::new();
+    let mut lines = text.lines().map(str::trim);
+    while let Some(line) = lines.next() {
+        let Some(name) = line.strip_prefix("- name: BERTH_") else { continue };
+        let value = match lines.next().and_then(|line| line.strip_prefix("value: ")) {
+            Some(value) => value.replace("$(BERTH_HOST_IP)", "10.0.0.5"),
+            None if name == "INSTANCE" => "0b0e3d5a-93ae-4a2a-a5ba-2d1c8a3ff86a".to_owned(),
+            None => continue,
+        };
+        variables.push((format!("BERTH_{name}"), value));
+    }
+    takes("node-shim/daemonset.yaml", &["serve".into(), "--discover".into()], &variables);
+    Ok(Completion::Completed)
+}
+
+/// Variables and command of a unit, as systemd makes them of it for the instance `v1`.
+fn of_unit(text: &str) -> (Vec<(String, String)>, Vec<String>) {
+    let text = text.replace("\\\n", " ").replace("%i", "v1");
+    let values = |key: &str| text.lines().filter_map(|line| line.strip_prefix(key)).map(str::to_owned).collect();
+    let (variables, commands): (Vec<String>, Vec<String>) = (values("Environment="), values("ExecStart="));
+    let pair = |variable: &String| variable.split_once('=').map(|(name, value)| (name.into(), value.into())).unwrap();
+    assert_eq!(commands.len(), 1);
+    (variables.iter().map(pair).collect(), commands[0].split_whitespace().map(str::to_owned).collect())
+}
+
+/// A command line is right: its options, and those that its variables stand for, give a configuration.
+#[track_caller]
+fn takes(name: &str, arguments: &[String], variables: &[(String, String)]) {
+    // As options: the environment of this process belongs to all its tests.
+    let options = variables.iter().filter(|(name, _)| name != "BERTH_HOST_IP").flat_map(|(name, value)| {
+        let option = name.strip_prefix("BERTH_").unwrap_or_else(|| panic!("{name} is no variable of berth's"));
+        [format!("--{}", option.to_lowercase().replace('_', "-")), value.clone()]
+    });
+    let (command, rest) = arguments.split_first().unwrap();
+    let line = ["berth".to_owned(), command.clone()].into_iter().chain(options).chain(rest.iter().cloned());
+    let cli = Cli::try_parse_from(line).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let config = match &cli.command {
+        Sub::Serve(args) => Config::serve(args),
+        Sub::Run(args) => Config::run(args),
+        other => panic!("{name}: {other:?}"),
+    };
+    config.unwrap_or_else(|mistakes| panic!("{name}: {mistakes}"));
+}
+
+pub(crate) fn systemd_takes_the_units() -> Result<Completion, Failed> {
+    let analyze = match need("systemd-analyze") {
+        Ok(path) => path,
+        Err(ignored) => return Ok(ignored),
+    };
+    let dir = tempfile::tempdir()?;
+    for name in examples(".service") {
+        // It wants to see the program.
+        let text = example(&name);
+        let (_, command) = of_unit(&text);
+        let program = command[0].replace("v1", "%i");
+        let unit = dir.path().join(name.rsplit('/').next().unwrap());
+        std::fs::write(&unit, text.replace(&program, env!("CARGO_BIN_EXE_berth")))?;
+        let output = Command::new(&analyze).args(["verify", "--man=no"]).arg(&unit).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{name}: {said}");
+        // That it would have said no.
+        std::fs::write(&unit, text.replace(&program, env!("CARGO_BIN_EXE_berth")).replace("Restart=", "Restrat="))?;
+        let output = Command::new(&analyze).args(["verify", "--man=no"]).arg(&unit).output()?;
+        assert!(String::from_utf8_lossy(&output.stderr).contains("Restrat"), "it does not look");
+    }
+    Ok(Completion::Completed)
+}
