@@ -144,7 +144,7 @@ part() {
     (($(lost "$figures") == 0)) || {
         failures+=("connections lost: $1")
         say "FAILED: connections lost: $1: $(lost "$figures")"
-        awk -v from=$(($2 - 1000000)) -v to="$3" '$1 >= from && $1 < to && $3 != "ok"' "$work/load.out" | head -n 10 >&2
+        awk -v from=$(($2 - 1000000)) -v to="$3" '$1 >= from && $1 < to && $3 != "ok" && n++ < 10' "$work/load.out" >&2
     }
 }
 
