@@ -63,6 +63,8 @@ main() {
         shift
     done
     root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+    # shellcheck source=scripts/e2e/common.sh
+    . "$root/scripts/e2e/common.sh"
     # shellcheck source=scripts/e2e/stage.sh
     . "$root/scripts/e2e/stage.sh"
     # shellcheck source=scripts/e2e/clients.sh
@@ -82,7 +84,7 @@ main() {
     end_clients
 
     check_all
-    report
+    report "kube-apiserver $version"
 }
 
 # a alone, with everything that looks on.

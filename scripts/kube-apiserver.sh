@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the real kube-apiserver, kubectl, kubeadm and etcd of the tests, once, into a cache
-# outside the repository, and prints where they are. What is built is pinned in
+# Builds the real kube-apiserver, kubectl, kubeadm, kubelet and etcd of the tests, once, into a
+# cache outside the repository, and prints where they are. What is built is pinned in
 # tests/kube-apiserver/: one Go module per Kubernetes minor version, and one for etcd.
 set -euo pipefail
 
@@ -10,16 +10,16 @@ usage() {
     cat <<'TEXT'
 usage: scripts/kube-apiserver.sh [--check] [VERSION]
 
-Prints KUBE_APISERVER=, KUBECTL=, KUBEADM= and ETCD= with the paths of binaries, for a shell's eval;
-KUBEADM= only for a version whose module has kubeadm. Takes what these variables already name,
-and builds the rest with Go, once; the first build takes some minutes.
+Prints KUBE_APISERVER=, KUBECTL=, KUBEADM=, KUBELET= and ETCD= with the paths of binaries, for a
+shell's eval; KUBEADM= and KUBELET= only for a version whose module has them. Takes what these
+variables already name, and builds the rest with Go, once; the first build takes some minutes.
 
   VERSION   a folder of tests/kube-apiserver, such as v1.36; the newest if not given
   --check   build nothing: print the paths if all is there, else exit with 69
   --help    this text
 
 Variables:
-  KUBE_APISERVER, KUBECTL, KUBEADM
+  KUBE_APISERVER, KUBECTL, KUBEADM, KUBELET
                      binaries of the same minor version as VERSION, instead of built ones
   ETCD               an etcd 3.x, instead of the built one
   GO                 the go command, if not the one on PATH
@@ -64,12 +64,12 @@ main() {
     given KUBE_APISERVER kube-apiserver "$version."
     given KUBECTL kubectl "$version."
     given KUBEADM kubeadm "$version."
+    given KUBELET kubelet "$version."
     given ETCD etcd v3.
     KUBE_APISERVER=${KUBE_APISERVER:-$kubernetes_cache/kube-apiserver}
     KUBECTL=${KUBECTL:-$kubernetes_cache/kubectl}
-    if [[ -z ${KUBEADM:-} ]] && grep -q k8s.io/kubernetes/cmd/kubeadm "$kubernetes_module/go.mod"; then
-        KUBEADM=$kubernetes_cache/kubeadm
-    fi
+    ! has_tool kubeadm || KUBEADM=${KUBEADM:-$kubernetes_cache/kubeadm}
+    ! has_tool kubelet || KUBELET=${KUBELET:-$kubernetes_cache/kubelet}
     ETCD=${ETCD:-$etcd_cache/etcd}
 
     if [[ -n $(missing) ]]; then
@@ -79,6 +79,7 @@ main() {
     fi
     printf '%s=%q\n' KUBE_APISERVER "$KUBE_APISERVER" KUBECTL "$KUBECTL" ETCD "$ETCD"
     [[ -z ${KUBEADM:-} ]] || printf '%s=%q\n' KUBEADM "$KUBEADM"
+    [[ -z ${KUBELET:-} ]] || printf '%s=%q\n' KUBELET "$KUBELET"
 }
 
 say() { printf 'kube-apiserver.sh: %s\n' "$*" >&2; }
@@ -109,6 +110,9 @@ cache_dir() {
 # pinned MODULE_DIR MODULE: the version that go.mod requires
 pinned() { sed -nE "s@^(require)?[[:space:]]*$2 (v[^[:space:]]+).*@\2@p" "$1/go.mod" | head -n 1; }
 
+# has_tool NAME: does this version's module have it? Only one needs to, for those that write or run manifests.
+has_tool() { grep -q "^[[:space:]]k8s.io/kubernetes/cmd/$1\$" "$kubernetes_module/go.mod"; }
+
 inputs_hash() {
     {
         uname -sm
@@ -133,7 +137,7 @@ given() {
 # version_of NAME PATH: its version, always with a leading v
 version_of() {
     case $1 in
-        kube-apiserver) "$2" --version | sed -nE 's/^Kubernetes (v.+)$/\1/p' ;;
+        kube-apiserver | kubelet) "$2" --version | sed -nE 's/^Kubernetes (v.+)$/\1/p' ;;
         kubeadm) "$2" version --output=short ;;
         kubectl) KUBERC=off "$2" version --client | sed -nE 's/^Client Version: (v.+)$/\1/p' ;;
         etcd) "$2" --version | sed -nE 's/^etcd Version: (.+)$/v\1/p' ;;
@@ -144,6 +148,7 @@ missing() {
     [[ -x $KUBE_APISERVER ]] || echo "kube-apiserver $kubernetes_version"
     [[ -x $KUBECTL ]] || echo "kubectl $kubernetes_version"
     [[ -z ${KUBEADM:-} || -x $KUBEADM ]] || echo "kubeadm $kubernetes_version"
+    [[ -z ${KUBELET:-} || -x $KUBELET ]] || echo "kubelet $kubernetes_version"
     [[ -x $ETCD ]] || echo "etcd $etcd_version"
 }
 
@@ -151,12 +156,13 @@ missing_variables() {
     [[ -x $KUBE_APISERVER ]] || echo KUBE_APISERVER
     [[ -x $KUBECTL ]] || echo KUBECTL
     [[ -z ${KUBEADM:-} || -x $KUBEADM ]] || echo KUBEADM
+    [[ -z ${KUBELET:-} || -x $KUBELET ]] || echo KUBELET
     [[ -x $ETCD ]] || echo ETCD
 }
 
 need_go() {
     local dirs=() dir needed why
-    [[ -x $KUBE_APISERVER && -x $KUBECTL && (-z ${KUBEADM:-} || -x $KUBEADM) ]] || dirs+=("$kubernetes_module")
+    ! missing | grep -v '^etcd ' >/dev/null || dirs+=("$kubernetes_module")
     [[ -x $ETCD ]] || dirs+=("$etcd_module")
     needed=$(for dir in "${dirs[@]}"; do sed -nE 's/^go ([0-9.]+)$/\1/p' "$dir/go.mod"; done | sort -V | tail -n 1)
     go=$(command -v -- "${GO:-go}") ||
@@ -188,6 +194,8 @@ build_missing() {
     [[ -x $KUBE_APISERVER ]] ||
         build "$kubernetes_module" "$KUBE_APISERVER" kube-apiserver "$kubernetes_version" \
             k8s.io/kubernetes/cmd/kube-apiserver
+    [[ -z ${KUBELET:-} || -x $KUBELET ]] ||
+        build "$kubernetes_module" "$KUBELET" kubelet "$kubernetes_version" k8s.io/kubernetes/cmd/kubelet
 }
 
 # build MODULE_DIR TARGET NAME VERSION PACKAGE

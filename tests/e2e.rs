@@ -1,6 +1,7 @@
 //! Upgrades of real kube-apiservers behind this build of berth: `scripts/e2e.sh`, which looks at berth
 //! from outside, and `berth rehearse` from one minor version to the next. And `scripts/manifests.sh`: a real
-//! kubeadm and kube-apiserver that take what `berth inject` writes. Where they cannot be run (they
+//! kubeadm and kube-apiserver that take what `berth inject` writes. And `scripts/kubelet.sh`: a real kubelet with
+//! containerd that runs such pods, and what berth does to them meanwhile. Where they cannot be run (they
 //! need root, some tools, and binaries that are there already) they count as ignored and say why. Rust's
 //! own harness can decide that only at compile time, so this one has its own.
 
@@ -21,6 +22,12 @@ fn main() -> ExitCode {
             None => run(script).map(|()| Completion::Completed),
         })
     };
+    let kubelet = Trial::ignorable_test("static_pods_of_a_real_kubelet", || {
+        match output(Command::new(root().join("scripts/kubelet.sh")).arg("--check")) {
+            Err(why) => Ok(Completion::ignored_with(why)),
+            Ok(_) => run("scripts/kubelet.sh").map(|()| Completion::Completed),
+        }
+    });
     let rehearsal = Trial::ignorable_test("rehearsal_with_two_real_versions", || match binaries() {
         Err(why) => Ok(Completion::ignored_with(why)),
         Ok(binaries) => rehearsal(&binaries).map(|()| Completion::Completed),
@@ -28,6 +35,7 @@ fn main() -> ExitCode {
     let mut trials = vec![scripted("upgrade_of_a_real_kube_apiserver", "scripts/e2e.sh")];
     if cfg!(feature = "manifest") {
         trials.push(scripted("manifests_for_a_real_kubeadm_and_kube_apiserver", "scripts/manifests.sh"));
+        trials.push(kubelet);
     }
     if cfg!(feature = "rehearse") {
         trials.push(rehearsal);
@@ -93,7 +101,7 @@ fn binaries() -> Result<Binaries, String> {
 fn binary(minor: u32) -> Result<(Binary, String), String> {
     let mut script = Command::new(root().join("scripts/kube-apiserver.sh"));
     script.args(["--check", &format!("v1.{minor}")]);
-    for name in ["KUBE_APISERVER", "KUBECTL", "KUBEADM"] {
+    for name in ["KUBE_APISERVER", "KUBECTL", "KUBEADM", "KUBELET"] {
         script.env_remove(name);
     }
     let paths = output(&mut script)?;

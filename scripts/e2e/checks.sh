@@ -1,18 +1,6 @@
 # shellcheck shell=bash
 # Part of scripts/e2e.sh: what must hold, and the table of what was measured.
 
-# expect WHAT LEFT OPERATOR RIGHT [LOG…]: as test(1) compares
-expect() {
-    local what=$1 left=$2 operator=$3 right=$4
-    shift 4
-    test "$left" "$operator" "$right" && return
-    failures+=("$what")
-    say "FAILED: $what: '$left', wanted $operator '$right'"
-    show_logs "$@"
-}
-
-row() { rows+=("$1" "$2"); }
-
 check_all() {
     local instance number
     for instance in "${INSTANCES[@]}"; do flatten_audit "$instance"; done
@@ -39,8 +27,6 @@ check_upgrade() {
     check_end "$old"
     check_service "$old" "$new"
 }
-
-heading() { rows+=("" "$1"); }
 
 # flatten_audit INSTANCE: its audit log as a table, times in microseconds:
 # received, stage, time of the stage, status, user, source addresses, user agent, URI
@@ -81,27 +67,6 @@ check_load() {
     part "  with a broken b" "${at[broken]}" "${at[broken-over]}"
     expect "connections lost" "$(lost "$all")" -eq 0 load.log
 }
-
-# part LABEL FROM TO: a stretch of the load. A second before is part of it: those may be on their way.
-part() {
-    local figures
-    figures=$(window $(($2 - 1000000)) "$3")
-    row "$1" "$(words "$figures")"
-    expect "connections enough: $1" "${figures%% *}" -ge $LEAST_RATE load.log
-    (($(lost "$figures") == 0)) || {
-        failures+=("connections lost: $1")
-        say "FAILED: connections lost: $1: $(lost "$figures")"
-        awk -v from=$(($2 - 1000000)) -v to="$3" '$1 >= from && $1 < to && $3 != "ok"' "$work/load.out" | head -n 10 >&2
-    }
-}
-
-# window FROM TO: of the connections that began in it: number, lost, longest in microseconds
-window() {
-    awk -v from="$1" -v to="$2" '$1 >= from && $1 < to { n++; lost += $3 != "ok"; if ($4 > longest) longest = $4 }
-        END { print n + 0, lost + 0, longest + 0 }' "$work/load.out"
-}
-lost() { cut -d' ' -f2 <<<"$1"; }
-words() { awk '{ printf "%d, %d lost, longest %.0f ms", $1, $2, $3 / 1000 }' <<<"$1"; }
 
 check_broken() {
     local status own
@@ -274,20 +239,3 @@ check_service() {
     row "Service kubernetes" "$HOST_IP:$PORT; whole $(((at[$old-service] - at[$old-left]) / 1000)) ms after $old had gone (kube-apiserver's own gap)"
 }
 
-report() {
-    local i
-    printf '\nkube-apiserver %s, %s, after %d s\n' "$version" "$("$BERTH" --version)" $SECONDS
-    for ((i = 0; i < ${#rows[@]}; i += 2)); do
-        if [[ ${rows[i]} ]]; then
-            printf '  %-34s %s\n' "${rows[i]}" "${rows[i + 1]}"
-        else
-            printf '%s\n' "${rows[i + 1]}"
-        fi
-    done
-    if ((${#failures[@]})); then
-        printf 'FAILED: %d\n' ${#failures[@]}
-        printf '  %s\n' "${failures[@]}"
-        exit 1
-    fi
-    echo "all held"
-}

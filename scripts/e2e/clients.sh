@@ -1,17 +1,6 @@
 # shellcheck shell=bash
 # Part of scripts/e2e.sh: the clients, and the one that watches the listeners.
 
-# New TLS connections, by turns from both addresses.
-start_load() {
-    start load "$client" "$TLS_LOAD" --server $HOST_IP:$PORT --ca "$work/ca.crt" --rate "$rate" \
-        --source $CLIENT_IP --source $FAR_CLIENT_IP
-    needed[load]=
-}
-
-# How many connections have had their end.
-answers() { wc -l <"$work/load.out"; }
-answers_are() { (($(answers) >= $1)); }
-
 # served_by INSTANCE: the load's requests that it has answered
 served_by() { grep -c 'ResponseComplete.*"tls-load/' "$work/audit-$1.json" || :; }
 has_served() { (($(served_by "$1") >= $2)); }

@@ -1,17 +1,10 @@
 # shellcheck shell=bash
 # Part of scripts/e2e.sh: tools, namespaces, certificates, processes, and how all of it goes away again.
 
-# -g: this is read within a function.
-declare -gA pid=()
-# Processes whose end would be the end of the test.
-declare -gA needed=()
-# When something happened, the Service's addresses, exit statuses, sockets of shims: each by its name.
-declare -gA at=() endpoints=() exits=() held=()
-declare -ga failures=() rows=()
-work='' node='' client=''
-
-stderr=2
-say() { printf 'e2e: %s\n' "$*" >&"$stderr"; }
+# The Service's addresses and sockets of shims, each by its name. -g: this is read within a function.
+declare -gA endpoints=() held=()
+usual_logs=({a,b,c,d}{,-api}.log)
+node=''
 
 need_tools() {
     local tool missing=()
@@ -38,32 +31,10 @@ need_binaries() {
     unset "${!BERTH_@}" "${!ETCD_@}" KUBECONFIG {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY
 }
 
-unavailable() {
-    say "$*"
-    exit $EX_UNAVAILABLE
-}
-
 set_stage() {
-    # A trap may find standard error redirected.
-    exec {stderr}>&2
     work=$(mktemp -d -t berth-e2e.XXXXXX)
     trap clear_stage EXIT
-    # What nobody thought of must not end it without a word. A subshell's end is its caller's to judge.
-    trap '((BASH_SUBSHELL)) || {
-        failures+=("$BASH_COMMAND")
-        say "FAILED: $BASH_COMMAND (${FUNCNAME[0]:-main}, line $LINENO)"
-    }' ERR
-    trap 'exit 130' INT
-    trap 'keep=true; exit 143' TERM
-    # Read from, it gives nothing for as long as one likes: a sleep without a process.
-    mkfifo "$work/never"
-    exec {never}<>"$work/never"
-    {
-        pause $LIMIT
-        say "FAILED: not done within $LIMIT s"
-        kill -TERM $$
-    } &
-    pid[watchdog]=$!
+    watch_over $LIMIT
 
     make_namespaces
     make_certificates
@@ -120,15 +91,6 @@ certificate() {
         -extfile <(printf 'extendedKeyUsage=%s\nsubjectAltName=%s\n' "$3" "$4")
 }
 
-# start NAME NAMESPACE COMMAND…: in the background, with NAME.out and NAME.log. `ip netns exec` becomes
-# the command, so the process ID is the command's own.
-start() {
-    local name=$1 namespace=$2
-    shift 2
-    ip netns exec "$namespace" "$@" >"$work/$name.out" 2>"$work/$name.log" &
-    pid[$name]=$!
-}
-
 # start_run NAME INSTANCE FLAGS…: `berth run`
 start_run() {
     local name=$1 instance=$2 command
@@ -163,34 +125,6 @@ apiserver_of() {
 
 kubectl() { ip netns exec "$client" "$KUBECTL" "${kubectl_options[@]}" "$@"; }
 
-# now VARIABLE: Unix time in microseconds
-now() { printf -v "$1" %s "${EPOCHREALTIME/./}"; }
-
-# pause SECONDS, without starting a process
-pause() { read -rt "$1" -u "$never" || :; }
-
-# await SECONDS WHAT COMMAND…: until the command says yes
-await() {
-    local deadline=$((SECONDS + $1)) what=$2 name
-    shift 2
-    until "$@" >/dev/null 2>"$work/await.log"; do
-        for name in "${!needed[@]}"; do
-            kill -0 "${pid[$name]}" 2>/dev/null || fail "$name ended while waiting for $what" "$name.log"
-        done
-        ((SECONDS < deadline)) || fail "waited in vain for $what"
-        pause 0.02
-    done
-}
-
-has_ended() { ! kill -0 "${pid[$1]}" 2>/dev/null; }
-
-# stop NAME SECONDS: ends it and waits for that
-stop() {
-    unset "needed[$1]"
-    kill -TERM "${pid[$1]}" 2>/dev/null || :
-    await "$2" "$1 to end" has_ended "$1"
-}
-
 # stop_instance INSTANCE: as a kubelet ends a pod, SIGTERM to all of it at once (the apiserver hears it first:
 # the worse order for its shim), SIGKILL to what is left when the grace period is over
 stop_instance() {
@@ -215,34 +149,6 @@ stop_instance() {
         done
         ((SECONDS < deadline || !${#pids[@]})) || kill -KILL "${pids[@]}" 2>/dev/null || :
         pause 0.02
-    done
-}
-
-# take_exit NAME: the exit status of what has ended
-take_exit() {
-    local status=0
-    wait "${pid[$1]}" || status=$?
-    unset "pid[$1]"
-    exits[$1]=$status
-}
-
-# fail WHAT LOG…: there is no going on
-fail() {
-    failures+=("$1")
-    say "FAILED: $1"
-    shift
-    (($#)) || set -- await.log {a,b,c,d}{,-api}.log
-    show_logs "$@"
-    exit 1
-}
-
-show_logs() {
-    local log
-    for log in "$@"; do
-        [[ -s $work/$log ]] || continue
-        say "the last lines of $log:"
-        # Each connection's line would fill it.
-        grep -v 'connection ended' "$work/$log" | tail -n 15 | cut -c 1-300 >&"$stderr"
     done
 }
 

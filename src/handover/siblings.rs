@@ -1,5 +1,8 @@
 //! What goes to and fro between siblings besides announcements: the first words of a connection, and
 //! clients that one passes to another.
+//!
+//! With a client goes a [`Claim`], and who has claimed it serves: a sibling that stood still may find the request when
+//! who asked has waited long enough and serves the client itself.
 
 use super::Keeper;
 use super::machine::Holder;
@@ -12,8 +15,11 @@ use crate::metrics::HandoverLabels;
 use crate::os::socket;
 use crate::phase::Phase;
 use crate::relay::Pass;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::unistd::read;
+use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 impl Keeper {
@@ -71,11 +77,15 @@ impl Keeper {
         if *self.setup.stop.borrow() != Stop::No {
             return Err("this shim is leaving".to_owned());
         }
-        let [client] = &asked.descriptors[..] else {
-            return Err(format!("{} descriptors came, not one", asked.descriptors.len()));
+        let [client, claim] = &asked.descriptors[..] else {
+            return Err(format!("{} descriptors came, not two", asked.descriptors.len()));
         };
         let peer = socket::check_connection(client.as_fd())?;
         let client = client.try_clone().map_err(|error| error.to_string())?;
+        if !Claim::from(claim.try_clone().map_err(|error| error.to_string())?).take() {
+            self.count("take", "late");
+            return Err("who asked serves it already".to_owned());
+        }
         self.setup.dealer.take_over(TcpStream::from(client), peer, asked.rest.clone());
         self.count("take", "ok");
         Ok(())
@@ -88,8 +98,12 @@ impl Keeper {
         let paths: Vec<_> = instances.filter_map(|instance| self.setup.berth.socket_path(instance).ok()).collect();
         let metrics = self.setup.metrics.clone();
         tokio::spawn(async move {
+            let Ok(claim) = Claim::new() else {
+                let _ = pass.taken.send(false);
+                return;
+            };
             for path in paths {
-                match control::ask_with(&path, Ask::Pass, &pass.said, &[pass.client.as_fd()]).await {
+                match control::ask_with(&path, Ask::Pass, &pass.said, &[pass.client.as_fd(), claim.0.as_fd()]).await {
                     Ok((Reply::Done, _)) => {
                         metrics.handover.get_or_create(&HandoverLabels { phase: "pass", result: "ok" }).inc();
                         let _ = pass.taken.send(true);
@@ -99,8 +113,35 @@ impl Keeper {
                     Err(error) => tracing::debug!(path = %path.display(), %error, "not passed"),
                 }
             }
-            metrics.handover.get_or_create(&HandoverLabels { phase: "pass", result: "failed" }).inc();
-            let _ = pass.taken.send(false);
+            // Whatever was said or not: a sibling has it if it has claimed it.
+            let taken = !claim.take();
+            let result = if taken { "ok" } else { "failed" };
+            metrics.handover.get_or_create(&HandoverLabels { phase: "pass", result }).inc();
+            let _ = pass.taken.send(taken);
         });
+    }
+}
+
+/// The right to serve a client: one byte in a pipe that nobody writes to any more. Who reads it has it; all others
+/// read its end.
+struct Claim(OwnedFd);
+
+impl Claim {
+    fn new() -> io::Result<Self> {
+        let (reader, mut writer) = io::pipe()?;
+        writer.write_all(&[0])?;
+        Ok(Self(reader.into()))
+    }
+
+    fn take(self) -> bool {
+        // What a sibling sent may be something else, and must not block.
+        let unblocked = fcntl(&self.0, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).is_ok();
+        unblocked && read(&self.0, &mut [0]) == Ok(1)
+    }
+}
+
+impl From<OwnedFd> for Claim {
+    fn from(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
     }
 }

@@ -1,6 +1,7 @@
 //! A connection that a leaving shim cannot serve any more goes to its sibling as a socket.
 
 use super::node::{Echo, Node, alone};
+use super::support::eventually;
 use super::support::net::{Backend, connect, hello, ping, read};
 use nix::sys::signal::Signal;
 use std::io::Write;
@@ -40,4 +41,41 @@ fn what_was_accepted_after_sigterm_outlives_the_shim() {
     for client in &mut clients {
         ping(client, b"still there");
     }
+}
+
+/// A sibling that stood still for too long finds the request when it wakes, and must leave the client to
+/// who serves it by then: two relays on one socket would say everything twice.
+#[test]
+fn who_waited_in_vain_serves_the_client_alone() {
+    let _alone = alone();
+    let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
+    let a = node.joined("a", first.address, &["--lease", "20s"]);
+    let b = node.joined("b", second.address, &["--lease", "20s"]);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    b.freeze();
+    drop(first);
+    let before = a.status().connections_total;
+    let mut clients = Vec::new();
+    while a.status().connections_total < before + 2 {
+        assert!(clients.len() < 200, "A accepts nothing:\n{}", a.running.log());
+        let mut client = connect(node.listen);
+        client.write_all(&hello(64)).unwrap();
+        clients.push(client);
+    }
+    let answered = |clients: &[std::net::TcpStream]| {
+        clients.iter().position(|client| {
+            client.set_nonblocking(true).unwrap();
+            let there = client.peek(&mut [0; 64]).is_ok_and(|length| length == 64);
+            client.set_nonblocking(false).unwrap();
+            there
+        })
+    };
+    let at = eventually("A to serve one by B's instance", || answered(&clients));
+    b.running.signal(Signal::SIGCONT);
+    eventually("B to find that it is late", || (b.counted("take", "late") >= 1).then_some(()));
+    let client = &mut clients[at];
+    assert_eq!(read(client, 64), hello(64));
+    ping(client, b"once");
+    assert_eq!(b.counted("take", "ok"), 0);
 }

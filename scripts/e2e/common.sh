@@ -1,0 +1,178 @@
+# shellcheck shell=bash
+# Part of scripts/e2e.sh and scripts/kubelet.sh: processes, waiting, the load, and what is said of it all.
+
+program=$(basename "$0" .sh)
+# -g: this is read within a function.
+declare -gA pid=()
+# Processes whose end would be the end of the test.
+declare -gA needed=()
+# When something happened, and exit statuses: each by its name.
+declare -gA at=() exits=()
+declare -ga failures=() rows=()
+# Logs to show where no others are named.
+declare -ga usual_logs=()
+work='' client=''
+
+stderr=2
+say() { printf '%s: %s\n' "$program" "$*" >&"$stderr"; }
+
+unavailable() {
+    say "$*"
+    exit $EX_UNAVAILABLE
+}
+
+# watch_over LIMIT: what nobody thought of must not end the script without a word, and nothing lasts longer
+# than LIMIT seconds.
+watch_over() {
+    # A trap may find standard error redirected.
+    exec {stderr}>&2
+    # A subshell's end is its caller's to judge.
+    trap '((BASH_SUBSHELL)) || {
+        failures+=("$BASH_COMMAND")
+        say "FAILED: $BASH_COMMAND (${FUNCNAME[0]:-main}, line $LINENO)"
+    }' ERR
+    trap 'exit 130' INT
+    trap 'keep=true; exit 143' TERM
+    # Read from, it gives nothing for as long as one likes: a sleep without a process.
+    mkfifo "$work/never"
+    exec {never}<>"$work/never"
+    {
+        pause "$1"
+        say "FAILED: not done within $1 s"
+        kill -TERM $$
+    } &
+    pid[watchdog]=$!
+}
+
+# start NAME NAMESPACE COMMAND…: in the background, with NAME.out and NAME.log. `ip netns exec` becomes
+# the command, so the process ID is the command's own.
+start() {
+    local name=$1 namespace=$2
+    shift 2
+    ip netns exec "$namespace" "$@" >"$work/$name.out" 2>"$work/$name.log" &
+    pid[$name]=$!
+}
+
+# now VARIABLE: Unix time in microseconds
+now() { printf -v "$1" %s "${EPOCHREALTIME/./}"; }
+
+# pause SECONDS, without starting a process
+pause() { read -rt "$1" -u "$never" || :; }
+
+# await SECONDS WHAT COMMAND…: until the command says yes
+await() {
+    local deadline=$((SECONDS + $1)) what=$2 name
+    shift 2
+    until "$@" >/dev/null 2>"$work/await.log"; do
+        for name in "${!needed[@]}"; do
+            kill -0 "${pid[$name]}" 2>/dev/null || fail "$name ended while waiting for $what" "$name.log"
+        done
+        ((SECONDS < deadline)) || fail "waited in vain for $what"
+        pause 0.02
+    done
+}
+
+has_ended() { ! kill -0 "${pid[$1]}" 2>/dev/null; }
+
+# stop NAME SECONDS: ends it and waits for that
+stop() {
+    unset "needed[$1]"
+    kill -TERM "${pid[$1]}" 2>/dev/null || :
+    await "$2" "$1 to end" has_ended "$1"
+}
+
+# take_exit NAME: the exit status of what has ended
+take_exit() {
+    local status=0
+    wait "${pid[$1]}" || status=$?
+    unset "pid[$1]"
+    exits[$1]=$status
+}
+
+# fail WHAT LOG…: there is no going on
+fail() {
+    failures+=("$1")
+    say "FAILED: $1"
+    shift
+    (($#)) || set -- await.log "${usual_logs[@]}"
+    show_logs "$@"
+    exit 1
+}
+
+show_logs() {
+    local log
+    for log in "$@"; do
+        [[ -s $work/$log ]] || continue
+        say "the last lines of $log:"
+        # Each connection's line would fill it.
+        grep -v 'connection ended' "$work/$log" | tail -n 15 | cut -c 1-300 >&"$stderr"
+    done
+}
+
+# New TLS connections, by turns from both addresses.
+start_load() {
+    start load "$client" "$TLS_LOAD" --server $HOST_IP:$PORT --ca "$work/ca.crt" --rate "$rate" \
+        --source $CLIENT_IP --source $FAR_CLIENT_IP
+    needed[load]=
+}
+
+# How many connections have had their end.
+answers() { wc -l <"$work/load.out"; }
+
+answers_are() { (($(answers) >= $1)); }
+
+# expect WHAT LEFT OPERATOR RIGHT [LOG…]: as test(1) compares
+expect() {
+    local what=$1 left=$2 operator=$3 right=$4
+    shift 4
+    test "$left" "$operator" "$right" && return
+    failures+=("$what")
+    say "FAILED: $what: '$left', wanted $operator '$right'"
+    show_logs "$@"
+}
+
+row() { rows+=("$1" "$2"); }
+
+heading() { rows+=("" "$1"); }
+
+# part LABEL FROM TO: a stretch of the load. A second before is part of it: those may be on their way.
+part() {
+    local figures
+    figures=$(window $(($2 - 1000000)) "$3")
+    row "$1" "$(words "$figures")"
+    expect "connections enough: $1" "${figures%% *}" -ge $LEAST_RATE load.log
+    (($(lost "$figures") == 0)) || {
+        failures+=("connections lost: $1")
+        say "FAILED: connections lost: $1: $(lost "$figures")"
+        awk -v from=$(($2 - 1000000)) -v to="$3" '$1 >= from && $1 < to && $3 != "ok" && n++ < 10' "$work/load.out" >&2
+    }
+}
+
+# window FROM TO: of the connections that began in it: number, lost, longest in microseconds
+window() {
+    awk -v from="$1" -v to="$2" '$1 >= from && $1 < to { n++; lost += $3 != "ok"; if ($4 > longest) longest = $4 }
+        END { print n + 0, lost + 0, longest + 0 }' "$work/load.out"
+}
+
+lost() { cut -d' ' -f2 <<<"$1"; }
+
+words() { awk '{ printf "%d, %d lost, longest %.0f ms", $1, $2, $3 / 1000 }' <<<"$1"; }
+
+# report WHAT: the table; fails if something did
+report() {
+    local i
+    printf '\n%s, %s, after %d s\n' "$1" "$("$BERTH" --version)" $SECONDS
+    for ((i = 0; i < ${#rows[@]}; i += 2)); do
+        if [[ ${rows[i]} ]]; then
+            printf '  %-34s %s\n' "${rows[i]}" "${rows[i + 1]}"
+        else
+            printf '%s\n' "${rows[i + 1]}"
+        fi
+    done
+    if ((${#failures[@]})); then
+        printf 'FAILED: %d\n' ${#failures[@]}
+        printf '  %s\n' "${failures[@]}"
+        exit 1
+    fi
+    echo "all held"
+}

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# A real kubelet runs a control plane's static pods as kubeadm writes them: put behind berth, upgraded,
+# and as they were again, while new connections come from another network namespace all the time.
+set -Eeuo pipefail
+export LC_ALL=C
+
+readonly EX_USAGE=64 EX_UNAVAILABLE=69
+# All the time that it may take, in seconds; 140 to 180 are needed.
+readonly LIMIT=300
+
+# The node's end and the client's end of a veth (RFC 5737), and a client from farther away.
+readonly HOST_IP=192.0.2.2 CLIENT_IP=192.0.2.1 FAR_CLIENT_IP=10.23.45.67 PORT=6443
+# Fewest new TLS connections in a stretch that are a test, and how many come a second.
+readonly LEAST_RATE=100
+# shellcheck disable=SC2034
+readonly rate=$LEAST_RATE
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/kubelet.sh [--check] [--keep] [--help] [-- COMMAND...]
+
+Runs a standalone kubelet with containerd and runc in network, mount and PID namespaces of its own, and in
+them etcd and kube-apiserver as static pods that kubeadm wrote. Tests with them what berth does to static
+pods. Needs root, ip, jq, unshare, setpriv, containerd, runc, a C compiler, cargo, what
+scripts/image.sh needs, and the binaries of scripts/kube-apiserver.sh for the two newest versions.
+
+  --check     build and start nothing: exit with 69 if something is missing
+  --keep      keep the folder with the logs, and say where it is; failures keep it too
+  COMMAND...  run this on the node when its kube-apiserver is ready, and no test: bash, for example.
+              $OLD and $NEW are the two versions, $IMAGE is berth's image, $BERTH its binary.
+  --help      this text
+
+Variables:
+  BERTH            the berth that is called on the node; built with cargo if not given
+  IMAGE, ARCHIVE   the berth in the pods, as scripts/image.sh prints them, which is run if they are
+                   not given
+  CARGO            the cargo command, if not the one on PATH
+  and those of scripts/kube-apiserver.sh for the newest version
+
+Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; otherwise
+the COMMAND's own.
+TEXT
+}
+
+main() {
+    local arguments=("$@")
+    check=false keep=false command=()
+    while (($#)); do
+        case $1 in
+            --check) check=true ;;
+            --keep) keep=true ;;
+            -h | --help) usage && exit 0 ;;
+            --)
+                command=("${@:2}")
+                ((${#command[@]})) || { usage >&2 && exit $EX_USAGE; }
+                break
+                ;;
+            *) usage >&2 && exit $EX_USAGE ;;
+        esac
+        shift
+    done
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+    # shellcheck source=scripts/e2e/common.sh
+    . "$root/scripts/e2e/common.sh"
+    # shellcheck source=scripts/kubelet/outside.sh
+    . "$root/scripts/kubelet/outside.sh"
+    # shellcheck source=scripts/kubelet/node.sh
+    . "$root/scripts/kubelet/node.sh"
+    # shellcheck source=scripts/kubelet/pods.sh
+    . "$root/scripts/kubelet/pods.sh"
+    # shellcheck source=scripts/kubelet/scenarios.sh
+    . "$root/scripts/kubelet/scenarios.sh"
+
+    if $check; then
+        check_all
+        return
+    fi
+    if [[ -z ${BERTH_KUBELET_FOLDER:-} ]]; then
+        need_tools
+        need_binaries
+        # Runs this again, inside, and exits.
+        enter_node "${arguments[@]}"
+    fi
+    work=$BERTH_KUBELET_FOLDER
+    if ((${#command[@]})); then
+        watch_over 86400
+        start_node
+        "${command[@]}"
+    else
+        watch_over $LIMIT
+        start_node
+        start_load
+        watch_service &
+        keep_logs &
+        await 10 "the first connections" answers_are 100
+        first_switch
+        upgrade
+        upgrade_that_must_not_be
+        interrupted_upgrade
+        lone_restart
+        back_again
+        end_clients
+        report "kubelet $("$KUBELET" --version | cut -d" " -f2), containerd $(containerd --version | cut -d" " -f3), kube-apiserver $OLD and $NEW"
+    fi
+}
+
+main "$@"

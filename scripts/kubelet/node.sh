@@ -1,0 +1,168 @@
+# shellcheck shell=bash
+# Part of scripts/kubelet.sh: a node with containerd, a standalone kubelet, and what kubeadm writes.
+#
+# What differs from a node in a cluster, and why: the kubelet has no kubeconfig, since static pods need none,
+# so nobody makes mirror pods. There is no CNI plugin: each pod uses the host's network. The images are
+# packed here from built binaries. OOM scores and sysctls stay as they are: they are the machine's.
+
+readonly manifests=/etc/kubernetes/manifests pause_image=registry.k8s.io/pause:test
+
+start_node() {
+    client=client
+    mkdir "$work/node"
+    make_mounts
+    make_network
+    write_configurations
+    start_here containerd containerd --config "$work/node/containerd.toml"
+    await 10 "containerd to answer" ctr version
+    # Begins and ends of all containers.
+    start_here events ctr --namespace k8s.io events
+    pack_images
+    write_manifests
+    start_here kubelet "$KUBELET" --config "$work/node/kubelet.yaml" --hostname-override node --node-ip $HOST_IP \
+        --root-dir /var/lib/kubelet
+    await 60 "kube-apiserver $OLD to be ready" serves "$OLD"
+    # As kubeadm does when it writes admin.conf.
+    kubectl create clusterrolebinding kubeadm:cluster-admins --clusterrole cluster-admin --group kubeadm:cluster-admins \
+        >"$work/kubectl.log"
+}
+
+# start_here NAME COMMAND…: as start, on the node
+start_here() {
+    local name=$1
+    shift
+    "$@" >"$work/$name.out" 2>"$work/$name.log" &
+    pid[$name]=$!
+    needed[$name]=
+}
+
+# Folders that are written to are the node's own, and only in this mount namespace.
+make_mounts() {
+    local folder setting value
+    for folder in run var/log var/lib etc/kubernetes; do mkdir -p "$work/node/$folder"; done
+    mkdir "$work/node/upper" "$work/node/overlay"
+    # kubeadm's folder may not be there yet, and /etc is the machine's.
+    mount -t overlay -o "lowerdir=/etc,upperdir=$work/node/upper,workdir=$work/node/overlay" overlay /etc
+    mkdir -p /etc/kubernetes
+    for folder in run var/log var/lib etc/kubernetes; do mount --bind "$work/node/$folder" "/$folder"; done
+    # The kubelet would set these for the whole machine; so it finds them set.
+    while read -r setting value; do
+        echo "$value" >"$work/node/${setting//\//.}"
+        mount --bind "$work/node/${setting//\//.}" "/proc/sys/$setting"
+    done <<'TEXT'
+vm/overcommit_memory 1
+vm/panic_on_oom 0
+kernel/panic 10
+kernel/panic_on_oops 1
+kernel/keys/root_maxkeys 1000000
+kernel/keys/root_maxbytes 25000000
+TEXT
+}
+
+make_network() {
+    ip netns add client
+    ip link add name host type veth peer name client netns client
+    ip link set lo up
+    ip -n client link set lo up
+    ip addr add $HOST_IP/24 dev host
+    ip -n client addr add $CLIENT_IP/24 dev client
+    ip -n client addr add $FAR_CLIENT_IP/32 dev client
+    ip link set host up
+    ip -n client link set client up
+    ip route add $FAR_CLIENT_IP/32 dev host
+    ip route add default via $CLIENT_IP
+}
+
+pack_images() {
+    cc -static -x c -o "$work/node/pause" - <<'TEXT'
+#include <signal.h>
+#include <unistd.h>
+int main(void) {
+    signal(SIGTERM, _exit);
+    for (;;) pause();
+}
+TEXT
+    pack $pause_image "$work/node/pause" '["/pause"]'
+    pack "registry.k8s.io/kube-apiserver:$OLD" "$OLD_KUBE_APISERVER"
+    pack "registry.k8s.io/kube-apiserver:$NEW" "$KUBE_APISERVER"
+    pack "$("$KUBEADM" config images list --kubernetes-version "$OLD" 2>>"$work/images.log" | grep /etcd:)" "$ETCD"
+    ctr --namespace k8s.io images import "$ARCHIVE" >>"$work/images.log" 2>&1
+}
+
+# pack NAME BINARY: an image that holds one program, imported
+pack() {
+    local dir=$work/node/pack binary layer
+    binary=$(realpath -- "$2")
+    mkdir "$dir"
+    # Where Kubernetes' own images have it.
+    tar -C / --transform 's|.*/|usr/local/bin/|' -cf "$dir/layer.tar" "${binary#/}"
+    layer=$(sha256sum "$dir/layer.tar" | cut -d' ' -f1)
+    jq -n --arg layer "sha256:$layer" --arg program "/usr/local/bin/$(basename "$binary")" --arg machine "$(uname -m)" '{
+        os: "linux", architecture: ({x86_64: "amd64", aarch64: "arm64"}[$machine] // $machine),
+        config: {Env: ["PATH=/usr/local/bin"], Entrypoint: [$program]},
+        rootfs: {type: "layers", diff_ids: [$layer]}}' >"$dir/config.json"
+    jq -n --arg name "$1" '[{Config: "config.json", RepoTags: [$name], Layers: ["layer.tar"]}]' >"$dir/manifest.json"
+    tar -C "$dir" -cf - manifest.json config.json layer.tar |
+        ctr --namespace k8s.io images import - >>"$work/images.log" 2>&1
+    rm -r "$dir"
+}
+
+# What kubeadm init writes up to the static pods.
+write_manifests() {
+    local phase
+    cat >"$work/node/kubeadm.yaml" <<TEXT
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+kubernetesVersion: $OLD
+networking: {serviceSubnet: 10.96.0.0/16}
+encryptionAlgorithm: ECDSA-P256
+etcd: {local: {extraArgs: [{name: unsafe-no-fsync, value: "true"}]}}
+# berth inject leaves them as they are. Without the second an apiserver that has watches ends after a minute.
+apiServer:
+  extraArgs:
+    - {name: shutdown-delay-duration, value: 2s}
+    - {name: shutdown-watch-termination-grace-period, value: 5s}
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+nodeRegistration: {name: node}
+localAPIEndpoint: {advertiseAddress: $HOST_IP, bindPort: $PORT}
+TEXT
+    for phase in "certs all" "kubeconfig admin" "kubeconfig super-admin" "etcd local" "control-plane apiserver"; do
+        # shellcheck disable=SC2086
+        "$KUBEADM" init phase $phase --config "$work/node/kubeadm.yaml" >>"$work/kubeadm.log" 2>&1 ||
+            fail "kubeadm init phase $phase" kubeadm.log
+    done
+    cp $manifests/kube-apiserver.yaml "$work/kubeadm.yaml"
+    # For the load.
+    cp /etc/kubernetes/pki/ca.crt "$work/ca.crt"
+}
+
+write_configurations() {
+    cat >"$work/node/containerd.toml" <<TEXT
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "$pause_image"
+  restrict_oom_score_adj = true
+TEXT
+    cat >"$work/node/kubelet.yaml" <<TEXT
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+staticPodPath: $manifests
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+# For GET /pods.
+readOnlyPort: 10255
+cgroupDriver: cgroupfs
+cgroupRoot: /$BERTH_KUBELET_CGROUP
+failCgroupV1: false
+failSwapOn: false
+oomScoreAdj: 0
+localStorageCapacityIsolation: false
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: 1Mi, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%}
+volumePluginDir: /var/lib/kubelet/volume-plugins
+fileCheckFrequency: 1s
+TEXT
+}
