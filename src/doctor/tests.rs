@@ -399,7 +399,7 @@ fn findings_name_file_line_and_edit() {
 
 #[test]
 fn other_ways_to_write_it_are_read() {
-    let hand_made = include_str!("../../examples/side-container.yaml");
+    let hand_made = include_str!("../../tests/manifest/hand-made.yaml");
     let found = of_text(hand_made);
     assert!(!found.iter().any(|finding| finding.severity == Severity::Error), "{found:#?}");
     // `berth run` is both in one container.
