@@ -76,9 +76,9 @@ pub(super) fn user(uid: u32, group: Option<&Value>, low_port: bool) -> Value {
     security
 }
 
-/// A share of the node, and no limit: a shim that is throttled is an apiserver that is slow.
+/// As much as other small parts of a control plane ask for, and no limit: a shim that is throttled is an apiserver that is slow.
 fn resources() -> Value {
-    json!({"requests": {"cpu": "50m", "memory": "32Mi"}})
+    json!({"requests": {"cpu": "100m", "memory": "32Mi"}})
 }
 
 /// What the apiserver's container mounts.
