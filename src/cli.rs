@@ -390,6 +390,36 @@ pub struct EjectArgs {
     pub file: ManifestArgs,
 }
 
+/// What berth keeps on a node.
+#[cfg(feature = "manifest")]
+#[derive(Debug, Clone, Args)]
+pub struct KeptArgs {
+    /// Where originals and the state of an upgrade are kept
+    #[arg(
+        long,
+        env = "BERTH_BACKUP_DIR",
+        hide_env_values = true,
+        default_value = "/etc/kubernetes/berth",
+        value_name = "DIR"
+    )]
+    pub backup_dir: PathBuf,
+}
+
+/// The kubelet of this node.
+#[cfg(feature = "manifest")]
+#[derive(Debug, Clone, Args)]
+pub struct KubeletArgs {
+    /// The kubelet's folder of static pods, with kube-apiserver.yaml in it
+    #[arg(
+        long,
+        env = "BERTH_MANIFESTS_DIR",
+        hide_env_values = true,
+        default_value = "/etc/kubernetes/manifests",
+        value_name = "DIR"
+    )]
+    pub manifests_dir: PathBuf,
+}
+
 /// A manifest, and where its new form goes.
 #[cfg(feature = "manifest")]
 #[derive(Debug, Clone, Args)]
@@ -403,15 +433,9 @@ pub struct ManifestArgs {
     /// Print what changes, not the whole result
     #[arg(long, env = "BERTH_DIFF", hide_env_values = true)]
     pub diff: bool,
-    /// Where the original is kept
-    #[arg(
-        long,
-        env = "BERTH_BACKUP_DIR",
-        hide_env_values = true,
-        default_value = "/etc/kubernetes/berth",
-        value_name = "DIR"
-    )]
-    pub backup_dir: PathBuf,
+    /// What berth keeps.
+    #[command(flatten)]
+    pub kept: KeptArgs,
 }
 
 /// Options of `berth doctor`.
@@ -421,28 +445,16 @@ pub struct DoctorArgs {
     /// The manifest; `-` is standard input
     #[arg(default_value = "/etc/kubernetes/manifests/kube-apiserver.yaml", value_name = "FILE")]
     pub manifest: PathBuf,
-    /// Look at this node too: the manifest is, or will be, of a static pod here
+    /// Look at this node too: the manifest is, or will be, of a static pod here, beside the others of the
+    /// kubelet's folder
     #[arg(long, env = "BERTH_NODE", hide_env_values = true)]
     pub node: bool,
-    /// The kubelet's folder of static pods; with --node, its other files are looked at too, if the manifest is one
-    /// of them
-    #[arg(
-        long,
-        env = "BERTH_MANIFESTS_DIR",
-        hide_env_values = true,
-        default_value = "/etc/kubernetes/manifests",
-        value_name = "DIR"
-    )]
-    pub manifests_dir: PathBuf,
-    /// Where the state of an upgrade is kept
-    #[arg(
-        long,
-        env = "BERTH_BACKUP_DIR",
-        hide_env_values = true,
-        default_value = "/etc/kubernetes/berth",
-        value_name = "DIR"
-    )]
-    pub backup_dir: PathBuf,
+    /// Where the kubelet finds static pods.
+    #[command(flatten)]
+    pub kubelet: KubeletArgs,
+    /// What berth keeps.
+    #[command(flatten)]
+    pub kept: KeptArgs,
     /// Ask the cluster too, with this kubeconfig: whether all controllers have one secure port
     #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
@@ -465,15 +477,9 @@ pub struct UpgradeArgs {
     /// rolling restart]
     #[arg(long, env = "BERTH_UPGRADE_MANIFEST", hide_env_values = true, value_name = "FILE")]
     pub manifest: Option<PathBuf>,
-    /// The kubelet's folder of static pods, with kube-apiserver.yaml in it
-    #[arg(
-        long,
-        env = "BERTH_MANIFESTS_DIR",
-        hide_env_values = true,
-        default_value = "/etc/kubernetes/manifests",
-        value_name = "DIR"
-    )]
-    pub manifests_dir: PathBuf,
+    /// Where the kubelet finds static pods.
+    #[command(flatten)]
+    pub kubelet: KubeletArgs,
     /// How long an instance may take to get ready and join
     #[arg(long, env = "BERTH_READY_TIMEOUT", hide_env_values = true, default_value = "5m", value_name = "DURATION")]
     pub ready_timeout: String,
@@ -490,15 +496,9 @@ pub struct UpgradeArgs {
     /// Print the steps, and do nothing
     #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
     pub dry_run: bool,
-    /// Where the state of an upgrade is kept, and the manifest from before it
-    #[arg(
-        long,
-        env = "BERTH_BACKUP_DIR",
-        hide_env_values = true,
-        default_value = "/etc/kubernetes/berth",
-        value_name = "DIR"
-    )]
-    pub backup_dir: PathBuf,
+    /// What berth keeps.
+    #[command(flatten)]
+    pub kept: KeptArgs,
     /// Where the kubelet writes the logs of containers, whose last lines are shown when one fails
     #[arg(
         long,

@@ -29,12 +29,12 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     // What cannot be had is said, and the rest is looked at all the same.
     let mut exit = Exit::Ok;
     let mut missing = |error: &dyn std::fmt::Display| exit = unavailable(error);
-    let beside = match args.node && is_in(&args.manifest, &args.manifests_dir) {
+    let beside = match args.node && is_in(&args.manifest, &args.kubelet.manifests_dir) {
         true => beside::gather(&args.manifest).map_err(|error| missing(&format!("{name}: {error}"))).ok(),
         false => None,
     };
     let node = args.node.then(|| node::Facts {
-        interrupted: interrupted(&args.backup_dir),
+        interrupted: interrupted(&args.kept.backup_dir),
         ..node::Facts::gather(Path::new("/"), &manifest)
     });
     let cluster = match &args.kubeconfig {

@@ -79,7 +79,7 @@ impl Target {
             path: args.path.clone(),
             write: args.write,
             diff: args.diff,
-            backups: Backups::new(&args.backup_dir),
+            backups: Backups::new(&args.kept.backup_dir),
         };
         if file.write && file.is_stdin() {
             checks.wrong("--write with -: standard input cannot be written: name the file");
@@ -87,7 +87,7 @@ impl Target {
         if file.write && file.backups.beside(&file.path) {
             checks.wrong(format!(
                 "--backup-dir {} is the manifest's own folder, where a kubelet would run the backup: give another",
-                args.backup_dir.display()
+                args.kept.backup_dir.display()
             ));
         }
         Some(file)

@@ -55,7 +55,7 @@ impl<'a> Options<'a> {
     fn check(args: &'a UpgradeArgs, checks: &mut Checks) -> Self {
         let second = Duration::from_secs(1);
         // Absolute, so that an upgrade that goes on from another folder means the same files.
-        let folder = args.manifests_dir.canonicalize().unwrap_or_else(|_| args.manifests_dir.clone());
+        let folder = args.kubelet.manifests_dir.canonicalize().unwrap_or_else(|_| args.kubelet.manifests_dir.clone());
         let options = Self {
             args,
             canonical: folder.join(FILE),
@@ -63,10 +63,10 @@ impl<'a> Options<'a> {
             ready: checks.duration("--ready-timeout", &args.ready_timeout, second),
             settle: checks.duration("--settle", &args.settle, Duration::ZERO),
         };
-        if Backups::new(&args.backup_dir).beside(&options.canonical) {
+        if Backups::new(&args.kept.backup_dir).beside(&options.canonical) {
             checks.wrong(format!(
                 "--backup-dir {} is the kubelet's folder, where it would run what is kept: give another",
-                args.backup_dir.display()
+                args.kept.backup_dir.display()
             ));
         }
         if let Some(manifest) = &args.manifest {
@@ -149,7 +149,7 @@ struct Begun {
 
 /// An upgrade that may begin or goes on; none after a dry run.
 async fn begin(options: &Options<'_>, say: &Say) -> Result<Option<Begun>, Exit> {
-    let folder = &options.args.backup_dir;
+    let folder = &options.args.kept.backup_dir;
     if options.args.dry_run {
         let (state, setting) = match state::find(folder).map_err(|error| unavailable(&error))? {
             Some(state) => go_on(options, state, say)?,
@@ -208,7 +208,7 @@ fn setting(options: &Options<'_>, old: &Pod, new: Pod, say: &Say) -> Result<Sett
         run_dir: options.run_dir(&new),
         pod_logs: options.args.pod_logs_dir.clone(),
         client: options.client(say)?,
-        before: options.args.backup_dir.join(format!("{FILE}.before-upgrade")),
+        before: options.args.kept.backup_dir.join(format!("{FILE}.before-upgrade")),
         pod: new,
     })
 }
@@ -368,7 +368,7 @@ impl Texts {
             mistakes.push(format!(
                 "{} is there, and no upgrade is known in {}: if `berth status` shows another instance that serves, remove it",
                 temporary.display(),
-                args.backup_dir.display()
+                args.kept.backup_dir.display()
             ));
         }
         if !mistakes.is_empty() {
