@@ -204,7 +204,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
              hard limit (ulimit -Hn, LimitNOFILE=)"
         );
     }
-    if config.probe.ca.is_none() && config.probe.kind == crate::cli::ProbeKind::Https {
+    if config.probe.ca.is_none() && config.probe.kind == crate::backend::probe::ProbeKind::Https {
         tracing::warn!("--probe-insecure: the probe does not check who answers it; give --probe-ca instead");
     }
     Ok(Bound {

@@ -3,8 +3,9 @@
 //! Values stay as they were typed; [`crate::config`] turns them into checked types, so that every
 //! mistake of a command line is reported at once and not one per try.
 
+use crate::backend::probe::ProbeKind;
 #[cfg(feature = "rehearse")]
-use crate::rehearse::plan::{Topology, Via, fault_names};
+use crate::rehearse::plan::choice::{Topology, Via, fault_names};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -284,15 +285,6 @@ pub struct PaceArgs {
     pub fall: String,
 }
 
-/// Kind of probe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ProbeKind {
-    /// GET --probe-path by HTTPS
-    Https,
-    /// Connect only
-    Tcp,
-}
-
 /// Options of `berth ready`.
 #[derive(Debug, Clone, Args)]
 pub struct AskArgs {
@@ -360,7 +352,7 @@ pub struct InjectArgs {
     pub image: String,
     /// How the shim runs: as an init container that restarts (Kubernetes 1.29 or newer) or a plain container
     #[arg(long, env = "BERTH_SIDE_CONTAINER", hide_env_values = true, default_value = "native", value_name = "KIND")]
-    pub side_container: crate::manifest::inject::SideContainer,
+    pub side_container: SideContainer,
     /// Write patches for `kubeadm … --patches DIR` into this folder, and leave the manifest alone
     #[arg(long, env = "BERTH_KUBEADM_PATCH", hide_env_values = true, value_name = "DIR", conflicts_with_all = ["write", "diff"])]
     pub kubeadm_patch: Option<PathBuf>,
@@ -379,6 +371,18 @@ pub struct InjectArgs {
     /// authority is found.
     #[command(flatten)]
     pub probe: ProbeArgs,
+}
+
+/// How the shim runs beside the apiserver.
+#[cfg(feature = "manifest")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum SideContainer {
+    /// An init container that restarts, started before kube-apiserver and stopped after it (Kubernetes 1.29
+    /// or newer)
+    #[default]
+    Native,
+    /// A container like the others, stopped at the same time
+    Plain,
 }
 
 /// Options of `berth eject`.

@@ -2,7 +2,8 @@
 //! once.
 
 use crate::backend::probe::ProbeConfig;
-use crate::cli::{PaceArgs, PlaceArgs, ProbeArgs, ProbeKind, RunArgs, ServeArgs, ShimArgs};
+use crate::backend::probe::ProbeKind;
+use crate::cli::{PaceArgs, PlaceArgs, ProbeArgs, RunArgs, ServeArgs, ShimArgs};
 use crate::instance::InstanceId;
 use crate::os::socket::Keepalive;
 use crate::registry::RunDir;

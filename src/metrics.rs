@@ -6,7 +6,7 @@
 use crate::backend::Table;
 use crate::instance::InstanceId;
 use crate::phase::Phase;
-use crate::relay::How;
+use crate::relay::how::How;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;

@@ -4,8 +4,8 @@
 //! read again for each probe, and the TLS configuration is made again when they changed: they rotate.
 
 use super::health::Seen;
-use crate::cli::ProbeKind;
 use crate::http;
+use clap::ValueEnum;
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Request, StatusCode, header};
@@ -23,6 +23,15 @@ use tokio_rustls::TlsConnector;
 
 /// Most bytes of an answer that are read; `/readyz?verbose` has some 3 KB.
 const BODY_LIMIT: usize = 64 * 1024;
+
+/// Kind of probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ProbeKind {
+    /// GET --probe-path by HTTPS
+    Https,
+    /// Connect only
+    Tcp,
+}
 
 /// How instances are asked.
 #[derive(Debug, Clone)]

@@ -2,8 +2,8 @@
 
 use super::Book;
 use super::health::{Seen, Standing};
+use super::probe::ProbeKind;
 use super::probe::{Answer, Probe};
-use crate::cli::ProbeKind;
 use crate::instance::InstanceId;
 use crate::metrics::{Metrics, ProbeLabels};
 use crate::relay::Refusal;

@@ -1,7 +1,8 @@
 //! `berth inject` and `berth eject`: manifests into and out of berth.
 
 use super::{Exit, mistaken, unavailable};
-use crate::cli::{InjectArgs, ManifestArgs, PlaceArgs, ProbeArgs, ProbeKind, RunDirArgs};
+use crate::backend::probe::ProbeKind;
+use crate::cli::{InjectArgs, ManifestArgs, PlaceArgs, ProbeArgs, RunDirArgs};
 use crate::config::{Checks, Mistakes, Place, check_probe_options};
 use crate::manifest::edit::Edit;
 use crate::manifest::file::{Backups, read, replace};

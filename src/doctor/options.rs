@@ -1,7 +1,8 @@
 //! What berth's options in a manifest say, and what berth would say of them.
 
 use super::layout::{HOST_IP, Told};
-use crate::cli::{Command, PlaceArgs, ProbeArgs, ProbeKind, ShimArgs};
+use crate::backend::probe::ProbeKind;
+use crate::cli::{Command, PlaceArgs, ProbeArgs, ShimArgs};
 use crate::config::{Checks, Config, Place, check_probe_options};
 use crate::instance;
 use crate::manifest::tree::{Node, parse};

@@ -15,6 +15,8 @@ use super::{Manifest, Problem};
 use crate::config::Listen;
 use serde_json::Value;
 
+pub use crate::cli::SideContainer;
+
 pub use judge::{Lapse, Rule, Wrapping, judge};
 
 /// Where the apiserver's container finds berth.
@@ -47,17 +49,6 @@ pub(super) const PROBES: [&str; 3] = ["startupProbe", "livenessProbe", "readines
 
 /// Least period and timeout of an exec probe, in seconds: each costs a start of a process by the runtime.
 pub(super) const LEAST: u64 = 5;
-
-/// How the shim runs beside the apiserver.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum SideContainer {
-    /// An init container that restarts, started before kube-apiserver and stopped after it (Kubernetes 1.29
-    /// or newer)
-    #[default]
-    Native,
-    /// A container like the others, stopped at the same time
-    Plain,
-}
 
 /// Where the shim listens.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

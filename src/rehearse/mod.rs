@@ -13,7 +13,7 @@
 //! * [`record`]: what clients saw, and what instances report of themselves.
 //! * [`monitor`]: what is asked beside the load.
 //! * [`script`]: one run: start old, load, start new, wait until it joined, stop old.
-//! * [`verdict`]: from the record to what was lost, [`ends`]: who ended a stream, and [`promise`]:
+//! * [`verdict`]: from the record to what was lost ([`loss`]), [`ends`]: who ended a stream, and [`promise`]:
 //!   whether what berth promises under faults was kept; pure. [`table`] prints it, [`progress`]
 //!   entertains.
 
@@ -25,6 +25,7 @@ pub mod fault;
 pub mod haproxy;
 pub mod hub;
 pub mod load;
+pub mod loss;
 pub mod monitor;
 pub mod plan;
 pub mod progress;

@@ -5,8 +5,8 @@
 use super::record::{Recorder, Stamp};
 use super::stage::Setting;
 use crate::backend::health::Seen;
+use crate::backend::probe::ProbeKind;
 use crate::backend::probe::{Probe, ProbeConfig};
-use crate::cli::ProbeKind;
 use rustls::pki_types::ServerName;
 use serde_json::Value;
 use std::net::SocketAddr;

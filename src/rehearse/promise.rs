@@ -4,9 +4,9 @@
 //! moment, and was on the one that was harmed. What is excused is counted under the fault.
 
 use super::fault::{Fault, SLOW};
+use super::loss::Loss;
 use super::plan::LEASE;
 use super::record::{Answer, Attempt, Injected, Kind, Mark, Record, Stamp};
-use super::verdict::Loss;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

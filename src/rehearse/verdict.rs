@@ -11,8 +11,9 @@ use super::promise::{self, Lost, Promise};
 use super::record::{Answer, Attempt, Failure, Informer, Kind, Mark, Record, Stamp, StreamEnd, StreamId, What};
 use hdrhistogram::Histogram;
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::time::Duration;
+
+pub use super::loss::Loss;
 
 /// The instance that is replaced.
 pub const OLD: &str = "old";
@@ -87,48 +88,6 @@ pub struct Verdict {
     pub notes: Vec<String>,
     /// Why nothing can be concluded, or what else was not as it should be.
     pub objections: Vec<String>,
-}
-
-/// A kind of loss.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Loss {
-    /// A new connection was refused.
-    Refused,
-    /// A new connection was reset.
-    Reset,
-    /// A new connection was closed without an answer.
-    Closed,
-    /// No answer within 15 s.
-    Unanswered,
-    /// TLS failed.
-    Tls,
-    /// HTTP failed.
-    Http,
-    /// An error status that no shutdown explains.
-    BadStatus,
-    /// A stream ended although its instance did not end it.
-    StreamEnded,
-    /// A write that a watch never saw.
-    EventMissed,
-    /// A write that a watch saw twice or too late.
-    EventDoubled,
-}
-
-impl fmt::Display for Loss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Refused => "refused",
-            Self::Reset => "reset",
-            Self::Closed => "closed without an answer",
-            Self::Unanswered => "unanswered for 15 s",
-            Self::Tls => "TLS errors",
-            Self::Http => "HTTP errors",
-            Self::BadStatus => "error statuses",
-            Self::StreamEnded => "streams ended by berth",
-            Self::EventMissed => "watch events missed",
-            Self::EventDoubled => "watch events doubled",
-        })
-    }
 }
 
 impl Verdict {

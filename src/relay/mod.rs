@@ -6,6 +6,7 @@
 
 pub mod bulk;
 pub mod copy;
+pub mod how;
 mod opening;
 
 use crate::backend::{Instance, Table};
@@ -21,55 +22,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
-/// How a connection ended, as the metric `berth_connections_total{outcome}` and the log say it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
-    /// Both ends said that they are done.
-    Closed,
-    /// The client's end was reset, or keepalive found it gone.
-    ClientReset,
-    /// The instance's end was reset, or keepalive found it gone.
-    BackendReset,
-    /// The client gave up while it was held.
-    ClientLeft,
-    /// No instance became ready within `--hold`.
-    HoldExpired,
-    /// No instance was ready, and too many clients were held already.
-    HoldFull,
-    /// The own instance could not serve it, and a sibling took it.
-    Passed,
-    /// It could not be taken over from the accept loop (no descriptor, no memory).
-    Failed,
-}
-
-impl How {
-    /// Every outcome, in the order of the counters.
-    pub const ALL: [Self; 8] = [
-        Self::Closed,
-        Self::ClientReset,
-        Self::BackendReset,
-        Self::ClientLeft,
-        Self::HoldExpired,
-        Self::HoldFull,
-        Self::Passed,
-        Self::Failed,
-    ];
-
-    /// The word for log and metrics.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Closed => "closed",
-            Self::ClientReset => "client_reset",
-            Self::BackendReset => "backend_reset",
-            Self::ClientLeft => "client_left",
-            Self::HoldExpired => "hold_expired",
-            Self::HoldFull => "hold_full",
-            Self::Passed => "passed",
-            Self::Failed => "failed",
-        }
-    }
-}
+pub use how::How;
 
 /// An instance refused a connection in an epoch.
 #[derive(Debug, Clone)]

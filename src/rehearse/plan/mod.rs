@@ -1,19 +1,18 @@
 //! What will be rehearsed, in checked values: [`check`] makes them of what was typed.
 
 pub mod check;
+pub mod choice;
 
 use super::apiserver::Apiserver;
 use super::fault::Fault;
 use crate::config::{Checks, Mistakes};
-use clap::ValueEnum;
-use clap::builder::PossibleValuesParser;
-use serde::Serialize;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
+
+pub use choice::{Topology, Via};
 
 /// After this long without an answer a connection is lost (the design's figure).
 pub const UNANSWERED: Duration = Duration::from_secs(15);
@@ -48,64 +47,6 @@ pub const WRITE_EVERY: Duration = Duration::from_millis(100);
 
 /// The shims' `--lease`: their default.
 pub const LEASE: Duration = Duration::from_secs(3);
-
-/// What `--fault` takes: the names of [`Fault`]s, and `none`.
-pub fn fault_names() -> PossibleValuesParser {
-    let faults = Fault::value_variants().iter().filter_map(Fault::to_possible_value);
-    let none = clap::builder::PossibleValue::new("none").help("Nothing goes wrong");
-    PossibleValuesParser::new(std::iter::once(none).chain(faults))
-}
-
-/// What clients go through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Via {
-    /// berth
-    Berth,
-    /// HAProxy as a side-container that shares the port, as Lokomotive had it
-    Haproxy,
-    /// The apiservers share the port themselves, by --permit-port-sharing
-    PortSharing,
-    /// Nothing: one apiserver after the other has the port alone
-    Direct,
-}
-
-/// Which processes an instance has, and who of them is told to stop when.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Topology {
-    /// `berth exec` and `berth serve` in one pod: SIGTERM to both at once
-    SideContainer,
-    /// The same, `berth serve` an init container that restarts: SIGTERM when the apiserver has ended
-    NativeSideContainer,
-    /// One `berth serve --discover` for all instances, and a `berth exec` each
-    Node,
-    /// `berth run`: one unit, which stops its apiserver itself
-    Run,
-}
-
-/// An enum's name on the command line.
-fn name(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-}
-
-impl fmt::Display for Via {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&name(self))
-    }
-}
-
-impl fmt::Display for Topology {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&name(self))
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&name(self))
-    }
-}
 
 /// What will be rehearsed.
 #[derive(Debug, Clone)]
