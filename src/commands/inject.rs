@@ -126,7 +126,9 @@ impl Target {
             }
         }
         if self.diff {
-            let (before, after) = (format!("a/{}", self.name()), format!("b/{}", self.name()));
+            let name = self.name();
+            let name = name.trim_start_matches('/');
+            let (before, after) = (format!("a/{name}"), format!("b/{name}"));
             let diff = TextDiff::from_lines(old, new);
             print(&diff.unified_diff().header(&before, &after).to_string())?;
         } else if !self.write {

@@ -16,12 +16,20 @@ const MAX_SIZE: u64 = 1 << 20;
 
 /// What cannot be done with a file.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {what} {}: {source}", path.display())]
+#[error("cannot {what} {}: {source}{}", path.display(), mend(what, source))]
 pub struct FileError {
     /// `read`, `write` and so on.
     what: &'static str,
     path: PathBuf,
     source: io::Error,
+}
+
+fn mend(what: &str, error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound if what == "read" => ": give the path of the one that is there",
+        io::ErrorKind::PermissionDenied => ": run this as root",
+        _ => "",
+    }
 }
 
 /// Reads a manifest; `-` is standard input.
