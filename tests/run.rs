@@ -12,57 +12,14 @@ use std::time::{Duration, Instant};
 use support::eventually;
 use support::net::{connect, expect_end, free_address, hello, listening, ping};
 use support::process::{Running, berth, gone, said};
+use support::stand_in::{STAND_IN, become_one};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 
-/// The flags that the stand-in was started with. Set: this process is one.
-const FLAGS: &str = "STAND_IN_FLAGS";
-
-/// Not a test but the apiserver's stand-in. It gives back what it gets; after SIGTERM it listens no more,
-/// and ends with status 3 when its last connection has ended.
+/// Not a test but the apiserver's stand-in, which ends with status 3.
 #[test]
 fn stand_in() {
-    let Ok(flags) = std::env::var(FLAGS) else { return };
-    let value = |name: &str| {
-        let found = flags.split(' ').find_map(|flag| flag.strip_prefix(name)?.strip_prefix('='));
-        found.unwrap_or_else(|| panic!("no {name} in {flags}")).to_owned()
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let mut term = signal(SignalKind::terminate()).unwrap();
-        let listener = TcpListener::bind(format!("{}:{}", value("--bind-address"), value("--secure-port")));
-        let listener = listener.await.unwrap();
-        println!("listening, pid {}", std::process::id());
-        let mut connections = tokio::task::JoinSet::new();
-        loop {
-            tokio::select! {
-                _ = term.recv() => break,
-                Ok((mut stream, _)) = listener.accept() => {
-                    connections.spawn(async move {
-                        let mut buffer = [0; 1024];
-                        while let Ok(length @ 1..) = stream.read(&mut buffer).await {
-                            stream.write_all(&buffer[..length]).await.unwrap();
-                        }
-                    });
-                }
-            }
-        }
-        println!("told to end");
-        drop(listener);
-        loop {
-            tokio::select! {
-                _ = term.recv() => println!("told again"),
-                ended = connections.join_next() => if ended.is_none() { break },
-            }
-        }
-    });
-    std::process::exit(3);
+    become_one(3);
 }
-
-/// Runs the stand-in with the flags that berth adds, and hides them from the test harness.
-const STAND_IN: &str = r#"STAND_IN_FLAGS="$*" exec "$TEST_BINARY" --exact stand_in --nocapture"#;
 
 /// A run directory and a berth of its own.
 struct Node {

@@ -20,49 +20,16 @@ use std::time::{Duration, Instant};
 use support::eventually;
 use support::net::{connect, free_address, hello, ping};
 use support::process::{Running, berth, said};
+use support::stand_in::{STAND_IN, become_one};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 
 const KUBEADM: &str = include_str!("manifest/kubeadm-v1.36.yaml");
 
-/// The flags that the stand-in was started with. Set: this process is one.
-const FLAGS: &str = "STAND_IN_FLAGS";
-
-/// Not a test but the apiserver's stand-in. It gives back what it gets; after SIGTERM it listens no more, and
-/// ends when its last connection has ended.
+/// Not a test but the apiserver's stand-in.
 #[test]
 fn stand_in() {
-    let Ok(flags) = std::env::var(FLAGS) else { return };
-    let value = |name: &str| flags.split(' ').find_map(|flag| flag.strip_prefix(name)?.strip_prefix('=')).unwrap();
-    let address = format!("{}:{}", value("--bind-address"), value("--secure-port"));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let mut term = signal(SignalKind::terminate()).unwrap();
-        let listener = TcpListener::bind(address).await.unwrap();
-        let mut connections = tokio::task::JoinSet::new();
-        loop {
-            tokio::select! {
-                _ = term.recv() => break,
-                Ok((mut stream, _)) = listener.accept() => {
-                    connections.spawn(async move {
-                        let mut buffer = [0; 1024];
-                        while let Ok(length @ 1..) = stream.read(&mut buffer).await {
-                            let _ = stream.write_all(&buffer[..length]).await;
-                        }
-                    });
-                }
-            }
-        }
-        drop(listener);
-        while connections.join_next().await.is_some() {}
-    });
-    std::process::exit(0);
+    become_one(0);
 }
-
-/// Runs the stand-in with the flags that berth adds, and hides them from the test harness.
-const STAND_IN: &str = r#"STAND_IN_FLAGS="$*" exec "$TEST_BINARY" --exact stand_in --nocapture"#;
 
 /// What a pod of each image tag does.
 fn script(text: &str) -> &'static str {

@@ -8,6 +8,7 @@
 pub(crate) mod net;
 pub(crate) mod process;
 pub(crate) mod shim;
+pub(crate) mod stand_in;
 pub(crate) mod tls;
 
 use std::time::{Duration, Instant};

@@ -1,0 +1,51 @@
+//! An apiserver's stand-in that a test binary can be itself: it gives back what it gets; after SIGTERM it listens no
+//! more, and ends when its last connection has ended.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// The flags that the stand-in was started with. Set: this process is one.
+const FLAGS: &str = "STAND_IN_FLAGS";
+
+/// For a shell: runs the stand-in with the flags that berth adds, and hides them from the test harness.
+pub(crate) const STAND_IN: &str = r#"STAND_IN_FLAGS="$*" exec "$TEST_BINARY" --exact stand_in --nocapture"#;
+
+/// Is one, and ends the process with this status, if this process was started as one.
+pub(crate) fn become_one(status: i32) {
+    let Ok(flags) = std::env::var(FLAGS) else { return };
+    let value = |name: &str| {
+        let found = flags.split(' ').find_map(|flag| flag.strip_prefix(name)?.strip_prefix('='));
+        found.unwrap_or_else(|| panic!("no {name} in {flags}")).to_owned()
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut term = signal(SignalKind::terminate()).unwrap();
+        let listener = TcpListener::bind(format!("{}:{}", value("--bind-address"), value("--secure-port")));
+        let listener = listener.await.unwrap();
+        println!("listening, pid {}", std::process::id());
+        let mut connections = tokio::task::JoinSet::new();
+        loop {
+            tokio::select! {
+                _ = term.recv() => break,
+                Ok((mut stream, _)) = listener.accept() => {
+                    connections.spawn(async move {
+                        let mut buffer = [0; 1024];
+                        while let Ok(length @ 1..) = stream.read(&mut buffer).await {
+                            stream.write_all(&buffer[..length]).await.unwrap();
+                        }
+                    });
+                }
+            }
+        }
+        println!("told to end");
+        drop(listener);
+        loop {
+            tokio::select! {
+                _ = term.recv() => println!("told again"),
+                ended = connections.join_next() => if ended.is_none() { break },
+            }
+        }
+    });
+    std::process::exit(status);
+}
