@@ -21,6 +21,19 @@ unavailable() {
     exit $EX_UNAVAILABLE
 }
 
+# BERTH, if it was not given, and the client that makes the load, as TLS_LOAD
+build_berth() {
+    local target
+    target=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)
+    [[ -n ${BERTH:-} ]] || (cd "$root" && "$CARGO" build --locked --bin berth)
+    (cd "$root" && "$CARGO" build --locked --example tls-load)
+    BERTH=$(realpath -- "${BERTH:-$target/debug/berth}")
+    TLS_LOAD=$target/debug/examples/tls-load
+    # Only now, for the builds may need them. What the options do not say is to be the default, and nobody but the
+    # berth may stand between clients and node.
+    unset "${!BERTH_@}" "${!ETCD_@}" KUBECONFIG {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY
+}
+
 # watch_over LIMIT: what nobody thought of must not end the script without a word, and nothing lasts longer
 # than LIMIT seconds.
 watch_over() {

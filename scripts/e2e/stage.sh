@@ -16,19 +16,12 @@ need_tools() {
 }
 
 need_binaries() {
-    local found target
+    local found
     found=$("$root/scripts/kube-apiserver.sh") || exit
     eval "$found"
     version=$("$KUBE_APISERVER" --version)
     version=${version#Kubernetes }
-    target=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)
-    [[ -n ${BERTH:-} ]] || (cd "$root" && "$CARGO" build --locked --bin berth)
-    (cd "$root" && "$CARGO" build --locked --example tls-load)
-    BERTH=$(realpath -- "${BERTH:-$target/debug/berth}")
-    TLS_LOAD=$target/debug/examples/tls-load
-    # Only now, for the builds may need them. What the options here do not say is to be the default,
-    # and nobody but the berth may stand between clients and node.
-    unset "${!BERTH_@}" "${!ETCD_@}" KUBECONFIG {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY
+    build_berth
 }
 
 set_stage() {

@@ -24,7 +24,7 @@ check_all() {
 
 # Everything that the node is made of, exported.
 need_binaries() {
-    local found target
+    local found
     found=$(apiserver_sh "$(previous_version)") || exit
     OLD_KUBE_APISERVER=$(eval "$found" && echo "$KUBE_APISERVER")
     found=$("$root/scripts/kube-apiserver.sh") || exit
@@ -35,13 +35,7 @@ need_binaries() {
         found=$("$root/scripts/image.sh" --check 2>/dev/null) || found=$("$root/scripts/image.sh") || exit
         eval "$found"
     fi
-    target=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)
-    [[ -n ${BERTH:-} ]] || (cd "$root" && "$CARGO" build --locked --bin berth)
-    (cd "$root" && "$CARGO" build --locked --example tls-load)
-    BERTH=$(realpath -- "${BERTH:-$target/debug/berth}")
-    TLS_LOAD=$target/debug/examples/tls-load
-    # Only now, for the builds may need them.
-    unset "${!BERTH_@}" "${!ETCD_@}" KUBECONFIG {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY
+    build_berth
     export BERTH IMAGE ARCHIVE TLS_LOAD OLD NEW OLD_KUBE_APISERVER KUBE_APISERVER KUBECTL KUBEADM KUBELET ETCD
     export KUBERC=off
 }
