@@ -1,8 +1,7 @@
 //! Arguments to checked types. Every mistake names the option and the mend, and all are reported at
 //! once.
 
-use crate::backend::probe::ProbeConfig;
-use crate::backend::probe::ProbeKind;
+use crate::backend::probe::{ProbeConfig, ProbeKind};
 use crate::cli::{PaceArgs, PlaceArgs, ProbeArgs, RunArgs, ServeArgs, ShimArgs};
 use crate::instance::InstanceId;
 use crate::os::socket::Keepalive;

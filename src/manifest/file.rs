@@ -65,9 +65,8 @@ pub fn replace(path: &Path, text: &str) -> Result<(), FileError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
         other => other.map_err(failed)?,
     };
-    let prefix = format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy());
-    let temporary = path.with_file_name(format!("{prefix}{}", std::process::id()));
-    remove_of_dead(&path, &prefix);
+    sweep(&path);
+    let temporary = path.with_file_name(format!("{}{}", temporary_prefix(&path), std::process::id()));
     let written =
         write_new(&temporary, fs::metadata(&path).ok().as_ref(), text).and_then(|()| fs::rename(&temporary, &path));
     if written.is_err() {
@@ -76,11 +75,18 @@ pub fn replace(path: &Path, text: &str) -> Result<(), FileError> {
     written.and_then(|()| sync_folder(&path)).map_err(failed)
 }
 
-/// Removes what runs left that were killed between writing and renaming. Without success it only stays.
-fn remove_of_dead(path: &Path, prefix: &str) {
+/// How the names of half written files begin; a process ID follows.
+fn temporary_prefix(path: &Path) -> String {
+    format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy())
+}
+
+/// Removes what a [`replace`] of this file left beside it when its process was killed. Without success it only
+/// stays.
+pub fn sweep(path: &Path) {
+    let prefix = temporary_prefix(path);
     let entries = path.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten();
     for entry in entries.flatten() {
-        let process: Option<u32> = entry.file_name().to_str().and_then(|name| name.strip_prefix(prefix)?.parse().ok());
+        let process: Option<u32> = entry.file_name().to_str().and_then(|name| name.strip_prefix(&prefix)?.parse().ok());
         if process.is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists()) {
             let _ = fs::remove_file(entry.path());
         }
@@ -101,11 +107,6 @@ fn write_new(path: &Path, like: Option<&fs::Metadata>, text: &str) -> io::Result
     file.set_permissions(Permissions::from_mode(mode))?;
     file.write_all(text.as_bytes())?;
     file.sync_all()
-}
-
-/// Removes what a [`replace`] of this file left beside it when it was killed.
-pub fn sweep(path: &Path) {
-    remove_of_dead(path, &format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy()));
 }
 
 fn sync_folder(path: &Path) -> io::Result<()> {

@@ -5,8 +5,7 @@
 use super::record::{Recorder, Stamp};
 use super::stage::Setting;
 use crate::backend::health::Seen;
-use crate::backend::probe::ProbeKind;
-use crate::backend::probe::{Probe, ProbeConfig};
+use crate::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use rustls::pki_types::ServerName;
 use serde_json::Value;
 use std::net::SocketAddr;

@@ -3,8 +3,7 @@
 use super::machine::{Content, Instance, Seen, Slot, Version};
 use super::state::State;
 use crate::backend::health::Standing;
-use crate::backend::probe::ProbeKind;
-use crate::backend::probe::{Probe, ProbeConfig};
+use crate::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use crate::control;
 use crate::control::wire::Status;
 use crate::instance::InstanceId;
