@@ -2,8 +2,7 @@
 
 use super::Book;
 use super::health::{Seen, Standing};
-use super::probe::ProbeKind;
-use super::probe::{Answer, Probe};
+use super::probe::{Answer, Probe, ProbeKind};
 use crate::instance::InstanceId;
 use crate::metrics::{Metrics, ProbeLabels};
 use crate::relay::Refusal;

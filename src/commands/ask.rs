@@ -37,9 +37,8 @@ pub(super) fn ready(args: &AskArgs) -> anyhow::Result<Exit> {
 
 /// What a shim of the node says of an instance, if there is one that knows it.
 async fn of_node_shim(run_dir: &RunDirArgs, known: &Known) -> Option<Result<(), String>> {
-    let node = Node::look(run_dir.run_dir.as_deref()).ok()?;
-    for other in node.instances.iter().filter(|other| other.socket && other.berth.address() == known.berth.address()) {
-        let Ok(shim) = status(other).await else { continue };
+    for other in other_shims(run_dir, known).ok()? {
+        let Ok(shim) = status(&other).await else { continue };
         let Some(instance) = shim.instances.iter().find(|instance| shim.discover && instance.instance == known.id)
         else {
             continue;
@@ -104,18 +103,20 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
 
 /// Whether another shim of the berth listens.
 async fn has_joined_sibling(run_dir: &RunDirArgs, known: &Known) -> Result<bool, String> {
-    let node = Node::look(run_dir.run_dir.as_deref()).map_err(|error| error.to_string())?;
-    let shims = node
-        .instances
-        .iter()
-        .filter(|other| other.socket && other.berth.address() == known.berth.address() && other.id != known.id);
-    for sibling in shims {
+    for sibling in other_shims(run_dir, known)? {
         // Who does not answer takes nothing over.
-        if status(sibling).await.is_ok_and(|status| status.state == Phase::Joined) {
+        if status(&sibling).await.is_ok_and(|status| status.state == Phase::Joined) {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// The other shims of the same berth, some of which may be dead.
+fn other_shims(run_dir: &RunDirArgs, known: &Known) -> Result<Vec<Known>, String> {
+    let node = Node::look(run_dir.run_dir.as_deref()).map_err(|error| error.to_string())?;
+    let is_other = |other: &Known| other.berth.address() == known.berth.address() && other.id != known.id;
+    Ok(node.instances.into_iter().filter(|other| other.socket && is_other(other)).collect())
 }
 
 /// Waits until a shim has left the group, and its connections ended if that is asked for.

@@ -4,7 +4,7 @@ use crate::instance::InstanceId;
 use crate::manifest::edit::{Change, Edit, apply};
 use crate::manifest::inject::{INSTALL, SHIM, VOLUMES};
 use crate::manifest::tree::Node;
-use crate::manifest::{Manifest, Problem};
+use crate::manifest::{Manifest, Problem, basename};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -79,7 +79,7 @@ impl Pod {
             name,
             container: text(apiserver.get("name")).unwrap_or_default(),
             image: text(apiserver.get("image")).unwrap_or_default(),
-            behind: program.rsplit('/').next() == Some("berth"),
+            behind: basename(program) == "berth",
             by_uid: text(by_uid).as_deref() == Some("metadata.uid"),
             listen: text(variable("BERTH_LISTEN").and_then(|listen| listen.get("value"))),
             run_dir: text(volume.and_then(|volume| volume.at(&["hostPath", "path"]))).map(PathBuf::from),
