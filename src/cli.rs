@@ -39,7 +39,7 @@ pub enum Command {
     /// `exec` and `serve` in one: start an apiserver and relay to it (bare metal, rehearsals)
     Run(Box<RunArgs>),
     /// Exit 0 when the own apiserver is ready and its shim listens (readiness probe)
-    Ready(AskArgs),
+    Ready(ReadyArgs),
     /// Exit 0 when the own apiserver answers /livez (liveness probe)
     Live(Box<LiveArgs>),
     /// Take a shim off the port now and let its connections end (preStop hook)
@@ -285,7 +285,7 @@ pub struct PaceArgs {
     pub fall: String,
 }
 
-/// Options of `berth ready`.
+/// Which instance is meant.
 #[derive(Debug, Clone, Args)]
 pub struct AskArgs {
     /// Which instance [default: the only one there]
@@ -294,6 +294,25 @@ pub struct AskArgs {
     /// Where the shims of this node meet.
     #[command(flatten)]
     pub run_dir: RunDirArgs,
+}
+
+/// How long a probe's answer may take.
+#[derive(Debug, Clone, Args)]
+pub struct TimeoutArgs {
+    /// How long the answer may take: the kubelet's timeoutSeconds less one, which is for the start of this process
+    #[arg(long, env = "BERTH_TIMEOUT", hide_env_values = true, value_name = "DURATION", help_heading = PROBE)]
+    pub timeout: Option<String>,
+}
+
+/// Options of `berth ready`.
+#[derive(Debug, Clone, Args)]
+pub struct ReadyArgs {
+    /// Which instance.
+    #[command(flatten)]
+    pub ask: AskArgs,
+    /// How long the shim may take.
+    #[command(flatten)]
+    pub timeout: TimeoutArgs,
 }
 
 /// Options of `berth drain`.
@@ -324,6 +343,9 @@ pub struct LiveArgs {
     /// How the apiserver is asked.
     #[command(flatten)]
     pub probe: ProbeArgs,
+    /// How long it may take, if not --probe-timeout.
+    #[command(flatten)]
+    pub timeout: TimeoutArgs,
 }
 
 /// Options of `berth status`.

@@ -272,6 +272,32 @@ fn https_probe_live_and_version() {
     assert!(out.contains("500 for /livez"), "{out}");
 }
 
+/// Under a storm of lists an answer takes longer than the shim's own probe waits. Then it is the kubelet's timeout that
+/// says how long is too long.
+#[test]
+fn live_waits_as_long_as_the_kubelet_lets_it() {
+    let (node, authority) = (Node::new(), Authority::new());
+    let api = Api::start(&authority);
+    let ca = node.temp.path().join("ca.crt");
+    std::fs::write(&ca, authority.pem()).unwrap();
+    let ca = ca.to_str().unwrap();
+    let shim = node.serve(api.address, &["--probe-ca", ca]);
+    shim.logs("joined");
+    assert_eq!(node.ask(&["ready", "--timeout", "30s"]).0, Some(0));
+    let (status, _, log) = node.ask(&["ready", "--timeout", "0s"]);
+    assert!(status == Some(64) && log.contains("--timeout 0s"), "{log}");
+    let held = api.hold();
+    let mut patient =
+        Running::start(&mut berth(["live", "--probe-ca", ca, "--timeout", "60s", "--run-dir", &node.run_dir()]));
+    let (status, out, _) = node.ask(&["live", "--probe-ca", ca, "--timeout", "300ms"]);
+    assert_eq!((status, out.as_str()), (Some(1), "no answer in 300ms (--timeout)\n"));
+    let (status, out, _) = node.ask(&["live", "--probe-ca", ca]);
+    assert_eq!((status, out.as_str()), (Some(1), "no answer in 2s (--probe-timeout)\n"));
+    assert!(patient.is_running(), "{}", patient.out());
+    drop(held);
+    assert_eq!(patient.ended().code(), Some(0), "{}", patient.out());
+}
+
 #[test]
 fn sigterm_drains_and_exits_0() {
     let node = Node::new();

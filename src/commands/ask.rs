@@ -4,7 +4,7 @@
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::backend::health::{Seen, Standing};
 use crate::backend::probe::Probe;
-use crate::cli::{AskArgs, DrainArgs, LiveArgs, RunDirArgs};
+use crate::cli::{AskArgs, DrainArgs, LiveArgs, ReadyArgs, RunDirArgs, TimeoutArgs};
 use crate::config::{Checks, Mistakes, check_probe};
 use crate::control;
 use crate::control::wire::{Ask, Reply, Status};
@@ -20,25 +20,35 @@ const LEAVING: Duration = Duration::from_secs(30);
 /// Time between two looks at a shim that leaves.
 const LOOK: Duration = Duration::from_millis(50);
 
-pub(super) fn ready(args: &AskArgs) -> anyhow::Result<Exit> {
-    let known = match find(args) {
+pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
+    let mut checks = Checks::default();
+    let patience = timeout(&args.timeout, &mut checks);
+    if let Err(mistakes) = checks.finish(Some(())) {
+        return Ok(mistaken(&mistakes));
+    }
+    let known = match find(&args.ask) {
         Ok(known) => known,
         Err(exit) => return Ok(exit),
     };
+    let patience = patience.unwrap_or(control::PATIENCE);
     let ready = block_on(async {
-        match status(&known).await {
+        match status(&known, patience).await {
             Ok(status) => status.ready(),
             // It may be behind the node's shim alone.
-            Err(why) => of_node_shim(&args.run_dir, &known).await.unwrap_or(Err(why)),
+            Err(why) => of_node_shim(&args.ask.run_dir, &known, patience).await.unwrap_or(Err(why)),
         }
     })?;
     Ok(answer(ready))
 }
 
+fn timeout(args: &TimeoutArgs, checks: &mut Checks) -> Option<Duration> {
+    args.timeout.as_deref().map(|text| checks.duration("--timeout", text, Duration::from_millis(10)))
+}
+
 /// What a shim of the node says of an instance, if there is one that knows it.
-async fn of_node_shim(run_dir: &RunDirArgs, known: &Known) -> Option<Result<(), String>> {
+async fn of_node_shim(run_dir: &RunDirArgs, known: &Known, patience: Duration) -> Option<Result<(), String>> {
     for other in other_shims(run_dir, known).ok()? {
-        let Ok(shim) = status(&other).await else { continue };
+        let Ok(shim) = status(&other, patience).await else { continue };
         let Some(instance) = shim.instances.iter().find(|instance| shim.discover && instance.instance == known.id)
         else {
             continue;
@@ -55,10 +65,12 @@ async fn of_node_shim(run_dir: &RunDirArgs, known: &Known) -> Option<Result<(), 
 pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
     let config = check_probe(&args.probe, "/livez", false, &mut checks);
-    let config = match checks.finish(config) {
+    let patience = timeout(&args.timeout, &mut checks);
+    let mut config = match checks.finish(config) {
         Ok(config) => config,
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
+    config.timeout = patience.unwrap_or(config.timeout);
     let known = match find(&args.ask) {
         Ok(known) => known,
         Err(exit) => return Ok(exit),
@@ -67,7 +79,13 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
     let live = block_on(async {
         let address = address(&known).await?;
         let answer = Probe::new(config).ready(address).await;
-        if answer.seen == Seen::Pass { Ok(()) } else { Err(answer.words) }
+        match (answer.seen, patience) {
+            (Seen::Pass, _) => Ok(()),
+            (_, Some(patience)) if answer.result == "timeout" => {
+                Err(format!("no answer in {} (--timeout)", humantime::format_duration(patience)))
+            }
+            _ => Err(answer.words),
+        }
     })?;
     Ok(answer(live))
 }
@@ -105,7 +123,7 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
 async fn has_joined_sibling(run_dir: &RunDirArgs, known: &Known) -> Result<bool, String> {
     for sibling in other_shims(run_dir, known)? {
         // Who does not answer takes nothing over.
-        if status(&sibling).await.is_ok_and(|status| status.state == Phase::Joined) {
+        if status(&sibling, control::PATIENCE).await.is_ok_and(|status| status.state == Phase::Joined) {
             return Ok(true);
         }
     }
@@ -124,7 +142,7 @@ async fn until_left(known: &Known, streams: Option<Duration>) -> Result<(), Stri
     let began = Instant::now();
     loop {
         // It ended: then it has left, and its connections with it.
-        let Ok(status) = status(known).await else { return Ok(()) };
+        let Ok(status) = status(known, control::PATIENCE).await else { return Ok(()) };
         if status.state == Phase::Left {
             match streams {
                 None => return Ok(()),
@@ -182,9 +200,9 @@ fn find(args: &AskArgs) -> Result<Known, Exit> {
     }
 }
 
-async fn status(known: &Known) -> Result<Status, String> {
+async fn status(known: &Known, patience: Duration) -> Result<Status, String> {
     let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
-    let status = control::status(&path).await;
+    let status = control::status(&path, patience).await;
     status.map(|status| *status).map_err(|why| format!("the shim of instance {}: {why}", known.id))
 }
 
@@ -194,7 +212,7 @@ async fn address(known: &Known) -> Result<SocketAddr, String> {
         Some(_) => Err(format!("instance {} is not running: its process ended", known.id)),
         // `berth serve --backend`: only the shim knows.
         None => {
-            let own = status(known).await?.instances.into_iter().find(|instance| instance.own);
+            let own = status(known, control::PATIENCE).await?.instances.into_iter().find(|instance| instance.own);
             own.map(|own| own.address).ok_or_else(|| format!("instance {} is not running", known.id))
         }
     }

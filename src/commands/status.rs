@@ -72,7 +72,10 @@ struct Row {
 impl Row {
     async fn look(known: Known) -> Self {
         let asked = match known.berth.socket_path(&known.id) {
-            Ok(path) => control::status(&path).await.map(|status| *status).map_err(|why| format!("its shim: {why}")),
+            Ok(path) => control::status(&path, control::PATIENCE)
+                .await
+                .map(|status| *status)
+                .map_err(|why| format!("its shim: {why}")),
             Err(error) => Err(error.to_string()),
         };
         let (shim, silent) = match asked {

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use wire::{Ask, Reply, Request, Status};
 
 /// How long one side waits for the other; both are on this machine.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A socket that commands can dial. Its file is removed when it is dropped.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ async fn hear(socket: OwnedFd) -> io::Result<Option<Asked>> {
         write(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
         return Ok(None);
     }
-    let (message, descriptors) = read(&socket).await?;
+    let (message, descriptors) = read(&socket, PATIENCE).await?;
     let (json, rest) = wire::split(&message);
     match wire::parse_request(json) {
         // Root may look and command; listeners and connections go only to those who could listen here.
@@ -148,19 +148,19 @@ pub async fn ask(path: &Path, ask: Ask) -> io::Result<Reply> {
     Ok(ask_with(path, ask, &[], &[]).await?.0)
 }
 
-/// Asks a shim how it is.
+/// Asks a shim how it is, and waits so long for its answer.
 ///
 /// # Errors
 /// Why it does not say.
-pub async fn status(path: &Path) -> Result<Box<Status>, String> {
-    match ask(path, Ask::Status).await {
+pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, String> {
+    match exchange(path, Ask::Status, &[], &[], patience).await.map(|(reply, _)| reply) {
         Ok(Reply::Status(status)) => Ok(status),
         Ok(Reply::Refused(why)) => Err(format!("it refuses: {why}")),
         Ok(_) => Err("it says something else".into()),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err("it is dead".into()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err("there is none".into()),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-            Err(format!("it does not answer within {}", humantime::format_duration(PATIENCE)))
+            Err(format!("it does not answer within {}", humantime::format_duration(patience)))
         }
         Err(error) => Err(format!("it cannot be asked: {error}")),
     }
@@ -176,20 +176,30 @@ pub async fn ask_with(
     rest: &[u8],
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<(Reply, AsyncFd<OwnedFd>)> {
+    exchange(path, ask, rest, descriptors, PATIENCE).await
+}
+
+async fn exchange(
+    path: &Path,
+    ask: Ask,
+    rest: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    patience: Duration,
+) -> io::Result<(Reply, AsyncFd<OwnedFd>)> {
     let socket = os::awaitable(seqpacket::dial(path)?, Interest::READABLE | Interest::WRITABLE)?;
     let mut message = serde_json::to_vec(&Request { version: wire::VERSION, ask })?;
     message.push(b'\n');
     message.extend_from_slice(rest);
     write(&socket, &message, descriptors).await?;
-    let (reply, _) = read(&socket).await?;
+    let (reply, _) = read(&socket, patience).await?;
     let reply = wire::parse_reply(&reply).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
     Ok((reply, socket))
 }
 
-async fn read(socket: &AsyncFd<OwnedFd>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+async fn read(socket: &AsyncFd<OwnedFd>, patience: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut message = vec![0; seqpacket::MESSAGE];
     let receive = socket.async_io(Interest::READABLE, |socket| seqpacket::receive(socket.as_fd(), &mut message));
-    let received = timeout(PATIENCE, receive).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    let received = timeout(patience, receive).await.map_err(|_| io::ErrorKind::TimedOut)??;
     message.truncate(received.length);
     if message.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok((message, received.descriptors)) }
 }

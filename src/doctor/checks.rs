@@ -32,7 +32,7 @@ checks! {
     SHIM_BLOCKS_START, Error, "shim-blocks-start", "a shim among the init containers has `restartPolicy: Always`, and no startup probe that waits for kube-apiserver";
     PROBE_ON_SHARED_PORT, Error, "probe-on-shared-port", "no probe of kube-apiserver asks the shared port";
     READINESS_MISSING, Warning, "readiness-missing", "kube-apiserver's container has a readiness probe";
-    PROBE_PACE, Warning, "probe-pace", "exec probes of berth have a period and a timeout of 5 s or more";
+    PROBE_PACE, Warning, "probe-pace", "exec probes of berth have a period and a timeout of 5 s or more, and use all of it";
     DECLARED_PORTS, Error, "declared-ports", "kube-apiserver's container declares no `ports:`";
     SHARED_FILE, Error, "shared-file", "`--audit-log-path`, `--cert-dir` and `--debug-socket-path` have `{instance}` in them";
     PRE_STOP, Warning, "pre-stop", "the preStop hook runs `berth drain --wait --if-sibling`";

@@ -139,12 +139,13 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         (
             "probe-on-shared-port",
             changed(&[(
-                "    livenessProbe:\n      exec:\n        command:\n        - /opt/berth/berth\n        - live\n",
+                "    livenessProbe:\n      exec:\n        command:\n        - /opt/berth/berth\n        - live\n        - --timeout\n        - 14s\n",
                 "    livenessProbe:\n      httpGet: {port: 6443}\n",
             )]),
         ),
         ("readiness-missing", changed(&[("    readinessProbe:\n", "    livenessProbe2:\n")])),
         ("probe-pace", changed(&[("      periodSeconds: 5\n", "      periodSeconds: 1\n")])),
+        ("probe-pace", changed(&[("        - --timeout\n        - 14s\n", "")])),
         (
             "declared-ports",
             changed(&[(

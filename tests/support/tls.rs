@@ -95,6 +95,11 @@ impl Api {
     pub(crate) fn answer(&self, status: &'static str) {
         *self.status.lock().unwrap() = status;
     }
+
+    /// No answer begins until this is dropped.
+    pub(crate) fn hold(&self) -> impl Drop + '_ {
+        self.status.lock().unwrap()
+    }
 }
 
 fn answer(config: &Arc<ServerConfig>, stream: TcpStream, status: &str, body: &str) -> std::io::Result<()> {

@@ -103,7 +103,10 @@ pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     for probe in PROBES {
         judge.ask(Rule::Probe, |planner| planner.probe(probe, port));
         if manifest.apiserver().get(probe).is_some_and(asks_berth) {
-            judge.ask(Rule::Pace, |planner| planner.pace(probe, &mut Map::new()));
+            judge.ask(Rule::Pace, |planner| {
+                planner.pace(probe, &mut Map::new());
+                planner.patience(probe);
+            });
         }
     }
     judge.ask(Rule::Readiness, Planner::readiness);

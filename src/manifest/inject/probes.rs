@@ -56,9 +56,33 @@ impl Planner<'_> {
         self.edit(self.container.key(name), Change::Set(new), "an update waits until the new instance is ready");
     }
 
-    /// The `exec` of a probe.
+    /// The `exec` of a probe. It waits for its answer as long as the kubelet lets it, less a second in which the runtime
+    /// starts it: under a storm of requests a shorter wait would have a live apiserver killed.
     fn asking(&self, probe: &str) -> Value {
-        json!({"command": [self.wrapping.binary, if probe == "readinessProbe" { "ready" } else { "live" }]})
+        let what = if probe == "readinessProbe" { "ready" } else { "live" };
+        json!({"command": [self.wrapping.binary, what, "--timeout", format!("{}s", self.seconds(probe) - 1)]})
+    }
+
+    /// Lets a probe of berth that says no timeout of its own wait as long as the kubelet does.
+    pub(super) fn patience(&mut self, name: &str) {
+        let Some(probe) = self.manifest.apiserver().get(name) else { return };
+        let words = probe.at(&["exec", "command"]).map(Node::items).unwrap_or_default();
+        let mut words: Vec<_> = words.iter().filter_map(Node::text).collect();
+        let patient = words.iter().any(|word| word.starts_with("--timeout") || word.starts_with("--probe-timeout"));
+        if patient || words.get(1) != Some(&"live") {
+            return;
+        }
+        let timeout = format!("{}s", self.seconds(name) - 1);
+        words.extend(["--timeout", &timeout]);
+        let path = self.container.key(name).key("exec").key("command");
+        let reason = "without it kube-apiserver has 2s to answer, and is killed when it is only slow";
+        self.edit(path, Change::Set(words.into()), reason);
+    }
+
+    /// How long the kubelet lets a probe of berth run.
+    fn seconds(&self, probe: &str) -> u64 {
+        let timeout = self.manifest.apiserver().at(&[probe, "timeoutSeconds"]).map(Node::value);
+        timeout.and_then(|timeout| timeout.as_u64()).unwrap_or(LEAST).max(LEAST)
     }
 
     fn asks(&self, probe: &Node, port: u16) -> Asks {
