@@ -116,6 +116,14 @@ fn native_side_containers_with_a_slow_start_and_a_crash() {
     assert!(said.contains("slow-start at new: held") && said.contains("crash-after-ready at new: held"), "{said}");
 }
 
+/// Without a certificate its shims' probes would be answered by 401 for ever.
+#[test]
+fn apiservers_that_know_nobody_without_a_certificate_are_rehearsed_too() {
+    let closed = "stand-in --anonymous-auth=false";
+    held(&["--old", closed, "--new", "stand-in --anonymous_auth=F"]);
+    held(&["--topology=run", "--new", closed]);
+}
+
 #[test]
 fn a_node_shim_is_away_when_it_is_killed_and_comes_back() {
     let said = held(&["--topology=node", "--fault=both-killed"]);

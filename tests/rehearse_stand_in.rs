@@ -34,6 +34,7 @@ struct StandIn {
     recorder: Arc<Recorder>,
     store: Arc<Store>,
     tls: [tokio_rustls::TlsConnector; 2],
+    certs: certs::Certs,
     _hub: tokio::task::JoinSet<()>,
     dir: tempfile::TempDir,
 }
@@ -54,6 +55,7 @@ impl StandIn {
             .arg(format!("--etcd-servers=unix://{}", socket.display()))
             .arg(format!("--tls-cert-file={}", certs.cert_file("it").display()))
             .arg(format!("--tls-private-key-file={}", certs.key_file("it").display()))
+            .arg(format!("--client-ca-file={}", certs.ca_file.display()))
             .arg(format!("--audit-log-path={}", dir.path().join("audit").display()))
             .args(flags)
             .stderr(std::process::Stdio::null())
@@ -61,7 +63,7 @@ impl StandIn {
             .spawn()
             .unwrap();
         let mut roots = rustls::RootCertStore::empty();
-        roots.add(certs.ca).unwrap();
+        roots.add(certs.ca.clone()).unwrap();
         let roots = Arc::new(roots);
         let tls = [&b"http/1.1"[..], b"h2"].map(|alpn| {
             let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -71,7 +73,7 @@ impl StandIn {
             config.alpn_protocols = vec![alpn.to_vec()];
             tokio_rustls::TlsConnector::from(Arc::new(config))
         });
-        let it = Self { child, address, recorder, store, tls, _hub: hub, dir };
+        let it = Self { child, address, recorder, store, tls, certs, _hub: hub, dir };
         it.marked(Mark::Listening).await;
         it
     }
@@ -325,6 +327,19 @@ async fn readyz_waits_for_the_start_and_the_audit_log_names_the_client() {
     let audit = std::fs::read_to_string(it.dir.path().join("audit")).unwrap();
     let line: Value = serde_json::from_str(audit.lines().next().unwrap()).unwrap();
     assert_eq!((&line["sourceIPs"][0], &line["requestURI"]), (&json!("127.0.0.1"), &json!("/readyz")));
+}
+
+#[tokio::test]
+async fn without_anonymous_access_only_who_shows_a_certificate_is_answered() {
+    let mut it = StandIn::start(&["--anonymous-auth=false"]).await;
+    for path in ["/readyz", "/livez", MAPS] {
+        assert_eq!(it.client().await.get(path).await.0, 401, "{path}");
+    }
+    it.marked(Mark::Ready).await;
+    it.tls[0] = Arc::new(it.certs.client_config().unwrap()).into();
+    for path in ["/readyz", "/livez", MAPS] {
+        assert_eq!(it.client().await.get(path).await.0, 200, "{path}");
+    }
 }
 
 #[tokio::test]

@@ -81,6 +81,17 @@ impl Apiserver {
         }
     }
 
+    /// Whether it may refuse who shows no certificate: it says so, or a file says it that is not read here.
+    pub fn wants_certificates(&self) -> bool {
+        let (Self::StandIn { flags } | Self::Command { flags, .. }) = self;
+        let off = flags.iter().rev().find_map(|flag| {
+            let (name, value) = flag.to_str()?.split_once('=').unwrap_or((flag.to_str()?, "true"));
+            let named = name.replace('_', "-") == "--anonymous-auth";
+            named.then(|| matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False"))
+        });
+        off == Some(true) || has(flags, "authentication-config")
+    }
+
     /// Whether it is berth's own.
     pub fn is_stand_in(&self) -> bool {
         matches!(self, Self::StandIn { .. })
@@ -126,6 +137,7 @@ impl Instance {
         let mut flags = vec![
             ("tls-cert-file", path(&setting.certs.cert_file(&self.name))),
             ("tls-private-key-file", path(&setting.certs.key_file(&self.name))),
+            ("client-ca-file", path(&setting.certs.ca_file)),
             ("audit-log-path", path(&setting.dir.join(format!("audit-{}.log", self.name)))),
             ("shutdown-delay-duration", millis(shutdown.delay)),
         ];
@@ -150,7 +162,6 @@ impl Instance {
                     _ => flags.extend(setting.etcd.iter().map(|etcd| ("etcd-servers", etcd.into()))),
                 }
                 flags.extend([
-                    ("client-ca-file", path(&setting.certs.ca_file)),
                     ("authorization-mode", "RBAC".into()),
                     ("service-cluster-ip-range", "10.96.0.0/24".into()),
                     ("service-account-issuer", "https://kubernetes.default.svc".into()),
@@ -226,6 +237,19 @@ mod tests {
         let flags: Vec<OsString> = vec!["--authorization-config=x".into()];
         assert!(given(&flags, "authorization-mode") && given(&flags, "authorization-config"));
         assert!(!given(&flags, "service-account-key-file"));
+    }
+
+    #[test]
+    fn who_knows_nobody_without_a_certificate() {
+        let wants = |flags: &str| Apiserver::parse(&format!("kube-apiserver {flags}")).unwrap().wants_certificates();
+        for yes in
+            ["--anonymous-auth=false", "--anonymous_auth=F", "--authentication-config=/x", "--authentication-config /x"]
+        {
+            assert!(wants(yes), "{yes}");
+        }
+        for no in ["", "--anonymous-auth", "--anonymous-auth=false --anonymous-auth=true", "--anonymous-auth-x=false"] {
+            assert!(!wants(no), "{no}");
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Throw-away certificates of one rehearsal: an authority, a serving certificate for each instance,
-//! client certificates, and the keys of service accounts. Nobody outside trusts them, and their folder
+//! client certificates, one of them for the shims' probe, and the keys of service accounts. Nobody outside trusts them, and their folder
 //! goes with the rehearsal.
 //!
 //! As berth opens no TLS, the certificate that a client meets tells which instance it talks to, real
@@ -37,6 +37,10 @@ pub struct Certs {
     pub admin_cert_file: PathBuf,
     /// PEM file with its key.
     pub admin_key_file: PathBuf,
+    /// PEM file with the certificate of the shims' probe, which is in no group.
+    pub probe_cert_file: PathBuf,
+    /// PEM file with its key.
+    pub probe_key_file: PathBuf,
     /// PEM file with the public key of service accounts.
     pub account_public_key_file: PathBuf,
     /// PEM file with the private one.
@@ -96,14 +100,17 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
     ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let authority = CertifiedIssuer::self_signed(ca, KeyPair::generate()?)?;
 
-    let identity = |name, group| {
+    let identity = |name, group: Option<&str>| {
         let mut params = params(&[], ExtendedKeyUsagePurpose::ClientAuth, name)?;
-        params.distinguished_name.push(DnType::OrganizationName, group);
+        if let Some(group) = group {
+            params.distinguished_name.push(DnType::OrganizationName, group);
+        }
         let key = KeyPair::generate()?;
         Ok::<_, rcgen::Error>((params.signed_by(&key, &authority)?, key))
     };
-    let (admin, admin_key) = identity("admin", ADMINS)?;
-    let (client, client_key) = identity("client", CLIENTS)?;
+    let (admin, admin_key) = identity("admin", Some(ADMINS))?;
+    let (client, client_key) = identity("client", Some(CLIENTS))?;
+    let (probe, probe_key) = identity("berth-probe", None)?;
 
     let mut subjects: Vec<String> = NAMES.map(str::to_owned).to_vec();
     subjects.push("127.0.0.1".into());
@@ -112,6 +119,8 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
         ca_file: dir.join("ca.crt"),
         admin_cert_file: dir.join("admin.crt"),
         admin_key_file: dir.join("admin.key"),
+        probe_cert_file: dir.join("probe.crt"),
+        probe_key_file: dir.join("probe.key"),
         account_public_key_file: dir.join("service-account.pub"),
         account_key_file: dir.join("service-account.key"),
         ca: authority.der().clone(),
@@ -126,6 +135,8 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
     write(&certs.ca_file, &certs.authority.pem())?;
     write(&certs.admin_cert_file, &admin.pem())?;
     write(&certs.admin_key_file, &admin_key.serialize_pem())?;
+    write(&certs.probe_cert_file, &probe.pem())?;
+    write(&certs.probe_key_file, &probe_key.serialize_pem())?;
     write(&certs.account_public_key_file, &account_key.public_key_pem())?;
     write(&certs.account_key_file, &account_key.serialize_pem())?;
     Ok(certs)

@@ -146,12 +146,18 @@ fn berth(command: &str, setting: &Setting, instance: &str) -> Vec<OsString> {
 
 /// Options of a shim.
 fn shim(setting: &Setting) -> Vec<OsString> {
-    vec![
-        flag("probe-ca", &setting.certs.ca_file),
+    let certs = &setting.certs;
+    let mut options = vec![
+        flag("probe-ca", &certs.ca_file),
         "--probe-server-name=kubernetes".into(),
         format!("--hold={}ms", setting.hold.as_millis()).into(),
         "--log-format=json".into(),
-    ]
+    ];
+    if setting.probe_with_certificate {
+        options.push(flag("probe-cert", &certs.probe_cert_file));
+        options.push(flag("probe-key", &certs.probe_key_file));
+    }
+    options
 }
 
 /// Where an apiserver listens that berth does not start.

@@ -71,6 +71,8 @@ pub struct Setting {
     pub certs: Certs,
     /// Value of `--etcd-servers` for real apiservers.
     pub etcd: Option<String>,
+    /// The shims' probes show a certificate: an apiserver refuses, or may refuse, who has none.
+    pub probe_with_certificate: bool,
     /// kube-apiserver's flags for its way out.
     pub shutdown: Shutdown,
     /// The shims' `--hold`.
@@ -138,6 +140,7 @@ impl Stage {
             address,
             certs: certs::make(dir.path(), &[address.ip()])?,
             etcd: None,
+            probe_with_certificate: plan.old.wants_certificates() || plan.new.wants_certificates(),
             shutdown: plan.shutdown,
             hold: plan.timing.hold,
         };

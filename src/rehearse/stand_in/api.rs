@@ -102,6 +102,9 @@ impl Asked<'_> {
     async fn answer(self, request: Request<Incoming>) -> Response<Payload> {
         let server = self.server;
         let flags = &server.flags;
+        if !flags.anonymous_auth && !self.connection.known {
+            return failure(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized", "");
+        }
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
         let fixed = match &self.resource {
             Resource::Unknown => {

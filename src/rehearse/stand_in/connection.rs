@@ -15,6 +15,8 @@ const LONGEST_NAME: usize = 128;
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) peer: SocketAddr,
+    /// It showed a certificate that is trusted.
+    pub(super) known: bool,
     stream: OnceLock<StreamId>,
     /// Cancelled at the first request.
     pub(super) used: CancellationToken,
@@ -28,9 +30,10 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(peer: SocketAddr) -> Self {
+    pub(super) fn new(peer: SocketAddr, known: bool) -> Self {
         Self {
             peer,
+            known,
             stream: OnceLock::new(),
             used: CancellationToken::new(),
             close: CancellationToken::new(),
@@ -94,7 +97,7 @@ mod tests {
     use super::*;
 
     fn connection(name: &str) -> Connection {
-        let connection = Connection::new(([127, 0, 0, 1], 1).into());
+        let connection = Connection::new(([127, 0, 0, 1], 1).into(), false);
         let mut headers = HeaderMap::new();
         headers.insert(STREAM_HEADER, name.parse().unwrap());
         connection.request(&headers);
@@ -123,7 +126,7 @@ mod tests {
 
     #[test]
     fn one_without_a_name_is_not_reported() {
-        assert_eq!(Connection::new(([127, 0, 0, 1], 1).into()).report(), None);
+        assert_eq!(Connection::new(([127, 0, 0, 1], 1).into(), false).report(), None);
         assert_eq!(connection(&"x".repeat(LONGEST_NAME + 1)).report(), None);
     }
 }

@@ -21,6 +21,10 @@ pub(super) struct Flags {
     pub(super) advertise_address: Option<IpAddr>,
     pub(super) tls_cert_file: PathBuf,
     pub(super) tls_private_key_file: PathBuf,
+    /// Authority of clients' certificates.
+    pub(super) client_ca_file: Option<PathBuf>,
+    /// Answer clients without a certificate, too.
+    pub(super) anonymous_auth: bool,
     /// Socket of the rehearsal's store.
     pub(super) store: PathBuf,
     /// From SIGTERM to the end of listening.
@@ -47,6 +51,8 @@ struct Typed {
     advertise_address: Option<IpAddr>,
     tls_cert_file: PathBuf,
     tls_private_key_file: PathBuf,
+    client_ca_file: PathBuf,
+    anonymous_auth: bool,
     etcd_servers: String,
     shutdown_delay_duration: Duration,
     shutdown_send_retry_after: bool,
@@ -60,7 +66,7 @@ struct Typed {
 impl Flags {
     /// Reads a command line. The error is the text after `Error: `, in kube-apiserver's words.
     pub(super) fn parse(args: &[String]) -> Result<Self, String> {
-        let mut typed = Typed::default();
+        let mut typed = Typed { anonymous_auth: true, ..Typed::default() };
         let mut positional = Vec::new();
         let mut args = args.iter();
         while let Some(arg) = args.next() {
@@ -96,15 +102,16 @@ impl Flags {
 }
 
 /// Names of the flags that are true when they stand alone.
-const SWITCHES: [&str; 2] = ["shutdown-send-retry-after", "permit-port-sharing"];
+const SWITCHES: [&str; 3] = ["shutdown-send-retry-after", "permit-port-sharing", "anonymous-auth"];
 
 /// Names of the flags that take a value.
-const FLAGS: [&str; 12] = [
+const FLAGS: [&str; 13] = [
     "bind-address",
     "secure-port",
     "advertise-address",
     "tls-cert-file",
     "tls-private-key-file",
+    "client-ca-file",
     "etcd-servers",
     "shutdown-delay-duration",
     "shutdown-watch-termination-grace-period",
@@ -135,6 +142,8 @@ impl Typed {
             }
             "tls-cert-file" => self.tls_cert_file = value.into(),
             "tls-private-key-file" => self.tls_private_key_file = value.into(),
+            "client-ca-file" => self.client_ca_file = value.into(),
+            "anonymous-auth" => self.anonymous_auth = truth()?,
             "etcd-servers" => self.etcd_servers = value.into(),
             "shutdown-delay-duration" => self.shutdown_delay_duration = time()?,
             "shutdown-watch-termination-grace-period" => self.shutdown_watch_termination_grace_period = time()?,
@@ -177,6 +186,8 @@ impl Typed {
             advertise_address: self.advertise_address,
             tls_cert_file: self.tls_cert_file,
             tls_private_key_file: self.tls_private_key_file,
+            client_ca_file: Some(self.client_ca_file).filter(|p| !p.as_os_str().is_empty()),
+            anonymous_auth: self.anonymous_auth,
             store: store.into(),
             shutdown_delay_duration: self.shutdown_delay_duration,
             shutdown_send_retry_after: self.shutdown_send_retry_after,

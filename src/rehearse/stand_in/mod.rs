@@ -6,7 +6,7 @@
 //! (`store_client`), as kube-apiserver's come from etcd. Beyond the real one, it reports to the
 //! rehearsal which connections it ended itself (`connection`): nobody else can know.
 //!
-//! What it is not: authentication, authorization, other kinds than ConfigMaps, and PATCH.
+//! What it is not: authentication but by a certificate, authorization, other kinds than ConfigMaps, and PATCH.
 
 mod api;
 mod audit;

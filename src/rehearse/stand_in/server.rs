@@ -14,6 +14,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
@@ -92,7 +93,8 @@ impl Server {
             Err(_) => return tracing::debug!(%peer, "TLS handshake took too long"),
         };
         let http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
-        let connection = Arc::new(Connection::new(peer));
+        let known = tls.get_ref().1.peer_certificates().is_some();
+        let connection = Arc::new(Connection::new(peer, known));
         self.lock().insert(id, Arc::clone(&connection));
 
         let service = service_fn(|request| {
@@ -158,7 +160,8 @@ async fn until_closed<C: Future>(
     served.await
 }
 
-/// TLS from the serving certificate and its key, HTTP/2 preferred.
+/// TLS from the serving certificate and its key, HTTP/2 preferred. A client needs no certificate; one that
+/// was not signed by the authority of clients ends the handshake, where kube-apiserver would answer 401.
 pub(super) fn tls(flags: &Flags) -> io::Result<TlsAcceptor> {
     let named = |path: &std::path::Path, error: &dyn std::fmt::Display| {
         io::Error::other(format!("failed to load {}: {error}", path.display()))
@@ -169,9 +172,21 @@ pub(super) fn tls(flags: &Flags) -> io::Result<TlsAcceptor> {
     let key = &flags.tls_private_key_file;
     let key = PrivateKeyDer::from_pem_file(key).map_err(|e| named(key, &e))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let clients = match &flags.client_ca_file {
+        Some(file) => {
+            let mut roots = rustls::RootCertStore::empty();
+            let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            for authority in read.map_err(|e| named(file, &e))? {
+                roots.add(authority).map_err(|e| named(file, &e))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+            verifier.allow_unauthenticated().build().map_err(|e| named(file, &e))?
+        }
+        None => WebPkiClientVerifier::no_client_auth(),
+    };
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
+        .and_then(|builder| builder.with_client_cert_verifier(clients).with_single_cert(chain, key))
         .map_err(|e| named(cert, &e))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
