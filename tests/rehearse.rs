@@ -192,12 +192,28 @@ fn one_that_hangs_on_purpose_is_not_left_behind() {
     }
 }
 
+/// Names in a folder.
+fn names(dir: &Path) -> Vec<std::ffi::OsString> {
+    std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+}
+
 #[test]
-fn children_die_with_a_rehearsal_that_is_killed() {
+fn one_that_is_killed_takes_its_children_along_and_the_next_removes_its_files() {
     let tmp = tempfile::tempdir().unwrap();
-    let mut child = started(tmp.path());
-    child.kill().unwrap();
-    child.wait().unwrap();
+    let (mut killed, mut other) = (started(tmp.path()), started(tmp.path()));
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert_eq!(names(tmp.path()).len(), 2);
+    // Somebody's, with such a name.
+    std::fs::create_dir(tmp.path().join("berth-rehearse-results")).unwrap();
+
+    let mut next = at("which a rehearsal left that was killed", tmp.path(), &["--rate=20"]);
+    kill(Pid::from_raw(next.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    next.wait().unwrap();
+    assert_eq!(names(tmp.path()).len(), 2, "{:?}", names(tmp.path()));
+    kill(Pid::from_raw(other.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    assert_eq!(other.wait().unwrap().code(), Some(143));
+    assert_eq!(names(tmp.path()), ["berth-rehearse-results"]);
     gone(tmp.path());
 }
 

@@ -87,7 +87,7 @@ impl Apiserver {
         let off = flags.iter().rev().find_map(|flag| {
             let (name, value) = flag.to_str()?.split_once('=').unwrap_or((flag.to_str()?, "true"));
             let named = name.replace('_', "-") == "--anonymous-auth";
-            named.then(|| matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False"))
+            named.then_some(matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False"))
         });
         off == Some(true) || has(flags, "authentication-config")
     }

@@ -93,7 +93,8 @@ fn name(signal: i32) -> String {
     nix::sys::signal::Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |s| s.to_string())
 }
 
-/// Rehearses, one run after the other. Processes are stopped and folders removed in every case.
+/// Rehearses, one run after the other. Processes are stopped and folders removed in every case but SIGKILL, and
+/// then by the next rehearsal.
 pub async fn rehearse(plan: &Plan) -> Outcome {
     let mut outcome = Outcome::default();
     let handler = |kind| signal(kind).map_err(|e| Error::Unavailable(format!("cannot handle signals: {e}")));
@@ -104,6 +105,9 @@ pub async fn rehearse(plan: &Plan) -> Outcome {
             return outcome;
         }
     };
+    for left in stage::sweep() {
+        eprintln!("removed {}, which a rehearsal left that was killed", left.display());
+    }
     for &via in &plan.runs {
         if let Err(why) = available(via) {
             let why = format!("{why}: {via} cannot be rehearsed");

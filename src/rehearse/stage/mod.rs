@@ -1,11 +1,13 @@
 //! The stage of a rehearsal: a folder, an address, certificates, and the processes that were started,
-//! asked and stopped there. `process` is one of them, `seen` what can be seen of them from outside.
+//! asked and stopped there. `folder` is removed whatever happens, `process` is one of them, `seen` what can be seen of them from outside.
 
 mod address;
+mod folder;
 mod process;
 mod seen;
 
 pub use address::{NETNS, free_address};
+pub use folder::sweep;
 
 use super::apiserver::Instance;
 use super::certs::{self, Certs};
@@ -15,6 +17,7 @@ use super::load::{Instances, Joined};
 use super::plan::{Plan, Shutdown, Via};
 use super::record::{Mark, Player, Recorder, Stamp};
 use super::topology::{Layout, NODE, Part, Role};
+use folder::Folder;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use process::Process;
@@ -26,7 +29,6 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
-use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -108,7 +110,7 @@ pub struct Stage {
     /// Stopped by SIGSTOP: they hear of nothing else before they go on.
     frozen: Vec<Pid>,
     /// Removed last.
-    _dir: TempDir,
+    _dir: Folder,
 }
 
 /// How an instance ended when it was stopped.
@@ -127,10 +129,8 @@ impl Stage {
     /// Makes the folder and the certificates, and finds an address.
     pub fn new(plan: &Plan, via: Via, recorder: &Arc<Recorder>) -> Result<Self, Error> {
         let missing = |what: &str, error: io::Error| Error::Unavailable(format!("{what}: {error}"));
-        let dir = tempfile::Builder::new()
-            .prefix("berth-rehearse-")
-            .tempdir()
-            .map_err(|e| missing("cannot make a temporary folder (TMPDIR names another place)", e))?;
+        let dir =
+            Folder::new().map_err(|e| missing("cannot make a temporary folder (TMPDIR names another place)", e))?;
         let address = match plan.netns {
             true => NETNS.into(),
             false => free_address().map_err(|e| missing("no free address in 127.0.0.0/8", e))?,

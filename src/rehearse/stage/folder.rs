@@ -1,0 +1,102 @@
+//! The temporary folder of a run, and what is left of those whose rehearsal was killed.
+//!
+//! A rehearsal holds a lock on a file in its folder for as long as it lives. Who gets the lock of another's
+//! folder knows that nobody needs it any more.
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::geteuid;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use tempfile::{Builder, TempDir};
+
+/// What names of folders begin with.
+const PREFIX: &str = "berth-rehearse-";
+
+/// The file that is locked. A folder without it is not a rehearsal's.
+const LOCK: &str = "berth-rehearse.lock";
+
+/// A folder, removed with all that is in it when this is dropped.
+#[derive(Debug)]
+pub(super) struct Folder {
+    dir: TempDir,
+    /// Let go of when the folder is gone.
+    _lock: Flock<File>,
+}
+
+impl Folder {
+    /// Makes one where TMPDIR says.
+    pub(super) fn new() -> io::Result<Self> {
+        loop {
+            let dir = Builder::new().prefix(PREFIX).tempdir()?;
+            let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(dir.path().join(LOCK))?;
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) if lock.metadata()?.nlink() > 0 => return Ok(Self { dir, _lock: lock }),
+                // Another rehearsal took it for one that was left behind, before it was locked.
+                Ok(_) | Err((_, Errno::EWOULDBLOCK)) => {}
+                Err((_, errno)) => return Err(errno.into()),
+            }
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+/// Removes this user's folders whose rehearsal was killed; which.
+pub fn sweep() -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return Vec::new() };
+    let named = entries.flatten().filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()));
+    named.map(|entry| entry.path()).filter(|dir| remove_abandoned(dir).unwrap_or(false)).collect()
+}
+
+/// Removes a folder if nobody holds its lock; whether it did.
+fn remove_abandoned(dir: &Path) -> io::Result<bool> {
+    let own = |metadata: fs::Metadata| metadata.uid() == geteuid().as_raw();
+    let metadata = fs::symlink_metadata(dir)?;
+    if !metadata.is_dir() || !own(metadata) {
+        return Ok(false);
+    }
+    let lock = dir.join(LOCK);
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&lock)?;
+    if !own(file.metadata()?) {
+        return Ok(false);
+    }
+    let Ok(_held) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else { return Ok(false) };
+    // The lock's file last: if this is killed, too, or a process that is about to end still writes, the
+    // next one goes on.
+    for entry in fs::read_dir(dir)?.flatten().filter(|entry| entry.file_name() != LOCK) {
+        match entry.file_type()?.is_dir() {
+            true => fs::remove_dir_all(entry.path())?,
+            false => fs::remove_file(entry.path())?,
+        }
+    }
+    fs::remove_dir_all(dir)?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_nobody_holds_is_removed() {
+        let held = Folder::new().unwrap();
+        assert!(!remove_abandoned(held.path()).unwrap());
+        let Folder { dir, _lock } = held;
+        drop(_lock);
+        fs::create_dir(dir.path().join("etcd")).unwrap();
+        fs::write(dir.path().join("etcd/data"), "x").unwrap();
+        std::os::unix::fs::symlink("/nonexistent", dir.path().join("link")).unwrap();
+        assert!(remove_abandoned(dir.path()).unwrap() && !dir.path().exists());
+
+        let others = Builder::new().prefix(PREFIX).tempdir().unwrap();
+        assert!(remove_abandoned(others.path()).is_err() && others.path().exists());
+        let link = others.path().join("link");
+        std::os::unix::fs::symlink(others.path(), &link).unwrap();
+        assert!(!remove_abandoned(&link).unwrap());
+    }
+}
