@@ -4,7 +4,7 @@
 //! listener resets what waits there, and a process that ends drops what it accepted last. A TLS
 //! client speaks first and its hello can be said again, so what it sent is kept until the instance's
 //! first byte, and a leg that is refused or ends before that is replayed to the next instance. While
-//! there is none, the client is held.
+//! there is none, the client is held. Nobody gets another leg who wants nothing any more.
 
 use super::copy::{Watch, with_buffer};
 use super::{Context, How};
@@ -24,7 +24,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-/// Most bytes of a client that are kept for a replay; then reading pauses. A TLS hello is 0.3 to 2 KB.
+/// Most bytes of a client that are kept for a replay; one that says more goes on without. A TLS hello is 0.3 to 2 KB.
 const KEPT: usize = 16 * 1024;
 
 /// First byte of a TLS record with a handshake message (RFC 8446, section 5.1).
@@ -33,6 +33,10 @@ const TLS_HANDSHAKE: u8 = 0x16;
 /// Legs to one instance in one epoch. The second finds out whether the first met a process that was
 /// just ending; an instance that ends two without a byte means it.
 const LEGS: u8 = 2;
+
+/// An instance that ended a leg later than this, without a byte and asked for nothing, did not stop: it waited for
+/// the client in vain (kube-apiserver: 32 s), and another leg would wait as long again.
+const WAITED: Duration = Duration::from_secs(2);
 
 /// How long a connect to a loopback address may take: longer means a full accept queue.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -94,6 +98,11 @@ impl Kept {
     /// Whether what an instance already got can be said again to another.
     fn is_replayable(&self) -> bool {
         self.bytes.first().is_none_or(|first| *first == TLS_HANDSHAKE)
+    }
+
+    /// Whether the client wants nothing any more: it was done before the TLS handshake.
+    fn is_given_up(&self) -> bool {
+        self.finished && self.is_replayable()
     }
 
     fn is_full(&self) -> bool {
@@ -189,10 +198,7 @@ pub(super) async fn open(
                 && table.borrow().pick(|instance| !tried.refused(instance)).is_some()
             {
                 // It is ready and ended two legs: it means it.
-                if how != How::Closed {
-                    socket::reset_on_close(client);
-                }
-                return Err(how);
+                return Err(tell(client, how));
             }
             if let Err(how) = held.wait(context, client, &mut kept, &mut table, &tried).await {
                 socket::reset_on_close(client);
@@ -218,6 +224,7 @@ pub(super) async fn open(
         if std::mem::take(&mut again) {
             context.stats.replays.add(1);
         }
+        let began = Instant::now();
         match first_byte(client, &mut backend, &mut kept, sent).await {
             Leg::Answered(said) => return Ok(Opened { backend, instance: instance.id, said }),
             Leg::ClientReset => {
@@ -225,6 +232,10 @@ pub(super) async fn open(
                 return Err(How::ClientReset);
             }
             Leg::Ended(how) => {
+                let waited = how == How::Closed && kept.bytes.is_empty() && began.elapsed() > WAITED;
+                if waited || kept.is_given_up() {
+                    return Err(tell(client, how));
+                }
                 tracing::debug!(instance = %instance.id, how = how.as_str(), "ended before its first byte: replay");
                 tried.add(instance.epoch);
                 ended = Some(how);
@@ -232,6 +243,14 @@ pub(super) async fn open(
             }
         }
     }
+}
+
+/// Makes the client see how its last leg ended.
+fn tell(client: &TcpStream, how: How) -> How {
+    if how != How::Closed {
+        socket::reset_on_close(client);
+    }
+    how
 }
 
 /// Connects to an instance from an address that names the client, and says as much of `first` as it takes at
@@ -341,7 +360,12 @@ async fn first_byte(client: &mut TcpStream, backend: &mut TcpStream, kept: &mut 
                 }
                 return watch.poll(cx, client).map(|()| Leg::ClientReset);
             } else if kept.is_full() {
-                return watch.poll(cx, client).map(|()| Leg::ClientReset);
+                // What comes next cannot be kept: from then on the connection goes on as it is. An instance may
+                // want all of a large hello before it answers.
+                return client.poll_peek(cx, &mut ReadBuf::new(&mut [0])).map(|more| match more {
+                    Ok(_) => Leg::Answered(Said { sent, up: Vec::new(), down: Vec::new() }),
+                    Err(_) => Leg::ClientReset,
+                });
             } else if ready!(kept.poll_fill(cx, client)).is_err() {
                 return Poll::Ready(Leg::ClientReset);
             }
@@ -387,8 +411,7 @@ async fn left(client: &mut TcpStream, kept: &mut Kept) -> How {
             return How::ClientReset;
         }
     }
-    // Whoever is done before the TLS handshake wants nothing any more.
-    if kept.finished && kept.is_replayable() {
+    if kept.is_given_up() {
         return How::ClientLeft;
     }
     let _ = client.ready(Interest::ERROR).await;

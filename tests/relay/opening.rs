@@ -9,7 +9,7 @@ use crate::support::tls::{Api, Authority};
 use crate::support::{MOMENT, eventually};
 use berth::drain::Stop;
 use berth::phase::Phase;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -110,6 +110,63 @@ fn a_silent_client_is_passed_on() {
     }
 }
 
+/// A port check: there is nothing that another leg could be for.
+#[test]
+fn connect_and_close_makes_one_leg() {
+    for threads in THREADS {
+        let (own, other) = (Backend::new(), Backend::new());
+        let shim = Shim::start(own.address(), threads, &[]);
+        let mut checks = 0;
+        let mut check = |by_reset: bool| {
+            drop(shim.client());
+            let mut leg = own.accept();
+            expect_end(&mut leg);
+            if by_reset {
+                reset(leg);
+            } else {
+                drop(leg);
+            }
+            checks += 1;
+            shim.until("the check is over", |status| {
+                status.connections_open == 0 && status.connections_total == checks
+            });
+            assert_eq!((own.waiting().len(), other.waiting().len()), (0, 0), "no further leg");
+        };
+        check(false);
+        check(true);
+        let _record = shim.sibling("other", other.address());
+        shim.until_standing(other.address(), "ready");
+        check(false);
+        check(true);
+        assert_eq!(shim.metric("berth_replays_total"), 0);
+    }
+}
+
+/// An apiserver ends a connection that says nothing after half a minute: another one would wait as long again.
+#[test]
+fn a_leg_that_was_waited_for_in_vain_is_the_last() {
+    for threads in THREADS {
+        let (own, other) = (Backend::new(), Backend::new());
+        let shim = Shim::start(own.address(), threads, &[]);
+        let _record = shim.sibling("other", other.address());
+        shim.until_standing(other.address(), "ready");
+        let mut silent = shim.client();
+        let leg = own.accept();
+        let mut speaking = shim.client();
+        speaking.write_all(&hello(300)).unwrap();
+        let mut answering = own.accept();
+        read(&mut answering, 300);
+        thread::sleep(Duration::from_millis(2_100));
+        drop(leg);
+        expect_end(&mut silent);
+        assert_eq!((own.waiting().len(), other.waiting().len()), (0, 0), "no further leg");
+        // Who said something is owed an answer, however long the instance thought about it before it ended.
+        drop(answering);
+        let mut next = own.accept();
+        assert_eq!(read(&mut next, 300), hello(300));
+    }
+}
+
 #[test]
 fn a_hello_in_pieces() {
     for threads in THREADS {
@@ -132,29 +189,37 @@ fn a_hello_in_pieces() {
     }
 }
 
+/// What is kept can be said again; beyond it a connection goes on, and its instance may answer when it likes.
 #[test]
 fn a_hello_larger_than_what_is_kept() {
+    const KEPT: usize = 16 * 1024;
     const LARGE: usize = 100_000;
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
-        let hello = hello(LARGE);
-        let mut client = shim.client();
-        client.write_all(&hello).unwrap();
-        for last in [false, true] {
+        for large in [20_000, LARGE] {
+            let hello = hello(large);
+            let mut client = shim.client();
+            client.write_all(&hello).unwrap();
             let mut instance = backend.accept();
-            assert!(read(&mut instance, 16 * 1024) == hello[..16 * 1024]);
-            expect_silence(&mut instance);
-            if !last {
-                reset(instance);
-                continue;
-            }
-            instance.write_all(b"a").unwrap();
-            assert_eq!(read(&mut client, 1), b"a");
-            assert!(read(&mut instance, LARGE - 16 * 1024) == hello[16 * 1024..]);
+            assert!(read(&mut instance, large) == hello, "the instance has all of it before it says a byte");
             instance.write_all(b"answer").unwrap();
             assert_eq!(read(&mut client, 6), b"answer");
         }
+        let hello = hello(LARGE);
+        let mut client = shim.client();
+        client.write_all(&hello[..KEPT]).unwrap();
+        let mut instance = backend.accept();
+        assert!(read(&mut instance, KEPT) == hello[..KEPT]);
+        expect_silence(&mut instance);
+        reset(instance);
+        let mut instance = backend.accept();
+        assert!(read(&mut instance, KEPT) == hello[..KEPT], "said again, once");
+        client.write_all(&hello[KEPT..]).unwrap();
+        assert!(read(&mut instance, LARGE - KEPT) == hello[KEPT..]);
+        reset(instance);
+        expect_reset(&mut client);
+        assert_eq!(backend.waiting().len(), 0, "not all of it could be said again");
     }
 }
 
@@ -220,7 +285,7 @@ fn beyond_hold_a_client_is_reset_and_the_next_is_refused() {
         shim.until("none is held", |status| status.held == 0 && status.connections_open == 0);
         shim.until("it is dry", |status| status.state == Phase::Dry);
         let refused = TcpStream::connect(shim.address).unwrap_err();
-        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
     }
 }
 
@@ -320,7 +385,7 @@ fn ready_before_joined() {
         );
         shim.until("it is probed", |status| status.instances.iter().any(|i| i.last_probe.contains("500")));
         let refused = TcpStream::connect(shim.address).unwrap_err();
-        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
         api.answer("200 OK");
         shim.until_phase(Phase::Joined);
         assert!(authority.get(shim.client(), "/").starts_with("HTTP/1.1 200"));
@@ -366,7 +431,7 @@ fn what_is_queued_when_a_shim_leaves_is_served() {
         }
         shim.until_phase(Phase::Left);
         let refused = TcpStream::connect(shim.address).unwrap_err();
-        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
         drop(clients);
         assert_eq!(shim.ended().cut, 0);
     }
@@ -377,7 +442,7 @@ fn an_address_without_an_instance_refuses() {
     let address: SocketAddr = free_address();
     let shim = Shim::launch("127.0.0.1:0", address, "1", &OFTEN);
     thread::sleep(MOMENT);
-    assert_eq!(TcpStream::connect(shim.address).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+    assert_eq!(TcpStream::connect(shim.address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     assert_eq!(shim.status().state, Phase::Waiting);
     let backend = Backend::at(address);
     shim.until_phase(Phase::Joined);

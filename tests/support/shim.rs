@@ -102,6 +102,19 @@ impl Shim {
         }
     }
 
+    /// A number that it counts.
+    #[track_caller]
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        let path = self.berth.socket_path(&self.instance).unwrap();
+        let page = match self.runtime.block_on(control::ask(&path, wire::Ask::Metrics)) {
+            Ok(wire::Reply::Metrics(page)) => page,
+            other => panic!("no metrics: {other:?}"),
+        };
+        let line = page.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
+        let value = line.and_then(|line| line.rsplit(' ').next()?.parse().ok());
+        value.unwrap_or_else(|| panic!("no {name} in:\n{page}"))
+    }
+
     /// Waits until its status is as wanted.
     #[track_caller]
     pub(crate) fn until(&self, what: &str, wanted: impl Fn(&wire::Status) -> bool) -> wire::Status {
