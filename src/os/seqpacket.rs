@@ -1,10 +1,11 @@
 //! Unix sockets that keep messages apart (`SOCK_SEQPACKET`), non-blocking and close-on-exec.
 
+use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind,
-    connect, getsockopt, listen, recvmsg, sendmsg, socket, sockopt,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt,
+    listen, sendmsg, socket, sockopt,
 };
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
@@ -66,26 +67,67 @@ pub struct Received {
     pub descriptors: Vec<OwnedFd>,
 }
 
+/// Room for the control message with [`DESCRIPTORS`] descriptors, aligned as its header must be.
+const CONTROL: usize = {
+    // SAFETY: it only computes.
+    let bytes = unsafe { libc::CMSG_SPACE((DESCRIPTORS * size_of::<RawFd>()) as libc::c_uint) };
+    (bytes as usize).div_ceil(size_of::<u64>())
+};
+const _: () = assert!(align_of::<u64>() >= align_of::<libc::cmsghdr>());
+
 /// Receives one message.
 ///
 /// # Errors
 /// `EWOULDBLOCK` when there is none; `EMSGSIZE` when it or its descriptors did not fit: those that did
 /// are closed.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
-    let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS]);
-    let mut parts = [IoSliceMut::new(buffer)];
-    let message = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
-    let mut descriptors = Vec::new();
-    for part in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(raw) = part {
-            // SAFETY: recvmsg made these descriptors for us, and each comes up once.
-            descriptors.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-        }
-    }
-    if message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
+    let mut control = [0_u64; CONTROL];
+    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: a plain C struct; zeroes are null pointers and no lengths.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control) as _;
+    // SAFETY: the header leads to `buffer` and `control`, which are writable for the lengths that it names and
+    // outlive the call.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
+    let length = usize::try_from(Errno::result(received)?).unwrap_or_default();
+    // Before anything is judged: whatever the kernel installed has an owner, also when it had more to give.
+    // SAFETY: recvmsg has just filled in the header, and `control` still is what it leads to.
+    let descriptors = unsafe { own(&header) };
+    if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
         return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
     }
-    Ok(Received { length: message.bytes, descriptors })
+    Ok(Received { length, descriptors })
+}
+
+/// Takes ownership of the descriptors that came with a message.
+///
+/// # Safety
+/// The header must be as recvmsg left it, its control buffer still there, and this be called once.
+unsafe fn own(header: &libc::msghdr) -> Vec<OwnedFd> {
+    let mut descriptors = Vec::new();
+    // SAFETY: the header and its control buffer are valid, says the caller.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !next.is_null() {
+        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR give null or a header within the control buffer, which is aligned.
+        let message = unsafe { &*next };
+        if (message.cmsg_level, message.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: a pointer past the header of a message that the kernel wrote.
+            let data: *const RawFd = unsafe { libc::CMSG_DATA(next) }.cast();
+            // SAFETY: it only computes.
+            let bytes = (message.cmsg_len as usize).saturating_sub(unsafe { libc::CMSG_LEN(0) } as usize);
+            for at in 0..bytes / size_of::<RawFd>() {
+                // SAFETY: the kernel wrote so many numbers, maybe unaligned, of descriptors that it made for us;
+                // each comes up once.
+                descriptors.push(unsafe { OwnedFd::from_raw_fd(data.add(at).read_unaligned()) });
+            }
+        }
+        // SAFETY: as for the first.
+        next = unsafe { libc::CMSG_NXTHDR(header, next) };
+    }
+    descriptors
 }
 
 /// Sends one message with duplicates of descriptors, at most [`DESCRIPTORS`].
@@ -99,4 +141,64 @@ pub fn transmit(socket: BorrowedFd<'_>, message: &[u8], descriptors: &[BorrowedF
     let control = if raw.is_empty() { &rights[..0] } else { &rights[..] };
     sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(message)], control, MsgFlags::MSG_NOSIGNAL, None)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::socket::socketpair;
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap()
+    }
+
+    #[test]
+    fn descriptors_come_in_their_order() {
+        let (from, to) = pair();
+        let sent: Vec<_> = (0..DESCRIPTORS).map(|_| UnixStream::pair().unwrap()).collect();
+        let descriptors: Vec<_> = sent.iter().map(|(_, other)| other.as_fd()).collect();
+        transmit(from.as_fd(), b"with all that fit", &descriptors).unwrap();
+        let mut buffer = [0; 64];
+        let received = receive(to.as_fd(), &mut buffer).unwrap();
+        assert_eq!(&buffer[..received.length], b"with all that fit");
+        assert_eq!(received.descriptors.len(), DESCRIPTORS);
+        for (at, ((mine, _), descriptor)) in sent.iter().zip(received.descriptors).enumerate() {
+            nix::unistd::write(&descriptor, &[at as u8]).unwrap();
+            let mut got = [0];
+            (&mut &*mine).read_exact(&mut got).unwrap();
+            assert_eq!(usize::from(got[0]), at);
+        }
+        transmit(from.as_fd(), b"", &[]).unwrap();
+        assert_eq!(receive(to.as_fd(), &mut buffer).unwrap().descriptors.len(), 0);
+    }
+
+    /// The kernel installs as many as fit and says that there were more.
+    #[test]
+    fn too_many_descriptors_leave_none_behind() {
+        let (from, to) = pair();
+        let (mut mine, other) = UnixStream::pair().unwrap();
+        transmit(from.as_fd(), b"70", &[other.as_fd(); 70]).unwrap();
+        drop(other);
+        let error = receive(to.as_fd(), &mut [0; 64]).unwrap_err();
+        // The end comes when the last duplicate is closed.
+        mine.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        assert_eq!(mine.read(&mut [0; 1]).unwrap(), 0);
+        assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE));
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_leaves_no_descriptor_behind() {
+        let (from, to) = pair();
+        let (mut mine, other) = UnixStream::pair().unwrap();
+        transmit(from.as_fd(), &[0; 65], &[other.as_fd()]).unwrap();
+        drop(other);
+        let error = receive(to.as_fd(), &mut [0; 64]).unwrap_err();
+        mine.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        assert_eq!(mine.read(&mut [0; 1]).unwrap(), 0);
+        assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE));
+    }
 }

@@ -99,6 +99,8 @@ fn a_peer_that_lies_is_refused() {
         &[fd],
     );
     refused(&node, &shim, "0 listeners, and 1 descriptors", &update(1, &[]), &[fd]);
+    // More than fit: those that the kernel installed are closed again.
+    refused(&node, &shim, "Message too long", &update(1, &[]), &[fd; 70]);
     refused(&node, &shim, "it is another socket than announced", &update(1, &[(7, node.listen)]), &[fd]);
 
     let (pipe, _other) = std::io::pipe().unwrap();
