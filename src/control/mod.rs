@@ -19,6 +19,9 @@ use wire::{Ask, Reply, Request, Status};
 /// How long one side waits for the other; both are on this machine.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Time between two tries for a place in a socket's queue: no event tells of one.
+const FULL: Duration = Duration::from_millis(10);
+
 /// A socket that commands can dial. Its file is removed when it is dropped.
 #[derive(Debug)]
 pub struct Server {
@@ -186,7 +189,8 @@ async fn exchange(
     descriptors: &[BorrowedFd<'_>],
     patience: Duration,
 ) -> io::Result<(Reply, AsyncFd<OwnedFd>)> {
-    let socket = os::awaitable(seqpacket::dial(path)?, Interest::READABLE | Interest::WRITABLE)?;
+    let socket = timeout(patience, dial(path)).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    let socket = os::awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
     let mut message = serde_json::to_vec(&Request { version: wire::VERSION, ask })?;
     message.push(b'\n');
     message.extend_from_slice(rest);
@@ -194,6 +198,16 @@ async fn exchange(
     let (reply, _) = read(&socket, patience).await?;
     let reply = wire::parse_reply(&reply).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
     Ok((reply, socket))
+}
+
+/// Connects, and waits where the queue is full.
+async fn dial(path: &Path) -> io::Result<OwnedFd> {
+    loop {
+        match seqpacket::dial(path) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(FULL).await,
+            dialled => return dialled,
+        }
+    }
 }
 
 async fn read(socket: &AsyncFd<OwnedFd>, patience: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
@@ -207,4 +221,30 @@ async fn read(socket: &AsyncFd<OwnedFd>, patience: Duration) -> io::Result<(Vec<
 async fn write(socket: &AsyncFd<OwnedFd>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let send = socket.async_io(Interest::WRITABLE, |to| seqpacket::transmit(to.as_fd(), message, descriptors));
     timeout(PATIENCE, send).await.map_err(|_| io::ErrorKind::TimedOut)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::socket::{Backlog, listen};
+    use std::pin::pin;
+    use std::task::Poll;
+
+    #[tokio::test]
+    async fn who_finds_the_queue_full_waits_for_a_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let server = Server::bind(&path).unwrap();
+        listen(server.listener.get_ref(), Backlog::new(0).unwrap()).unwrap();
+        let _queued = seqpacket::dial(&path).unwrap();
+        assert_eq!(seqpacket::dial(&path).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let mut asking = pin!(ask(&path, Ask::Drain));
+        let first = std::future::poll_fn(|cx| Poll::Ready(asking.as_mut().poll(cx))).await;
+        assert!(first.is_pending(), "{first:?}");
+        let serving = server.serve(async |asked: Asked| drop(asked.reply(&Reply::Done).await));
+        tokio::select! {
+            reply = asking => assert_eq!(reply.unwrap(), Reply::Done),
+            () = serving => {}
+        }
+    }
 }

@@ -103,6 +103,7 @@ struct Keeper {
     /// Instances of the siblings that have a lease, for their sockets.
     siblings: BTreeMap<Holder, InstanceId>,
     dialing: BTreeSet<Holder>,
+    turns: Arc<siblings::Turns>,
     events: mpsc::UnboundedSender<Event>,
     ended: mpsc::UnboundedSender<Cookie>,
     /// Workers that answered since the last renewal.
@@ -159,6 +160,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
         writers: BTreeMap::new(),
         siblings: BTreeMap::new(),
         dialing: BTreeSet::new(),
+        turns: Arc::default(),
         events,
         ended,
         alive: Arc::new(AtomicU64::new(0)),

@@ -19,8 +19,17 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::unistd::read;
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
+
+/// Most clients that are on their way to a sibling at once. Each takes descriptors here and there, and a place in
+/// the queue of the sibling's socket, which net.core.somaxconn may cut to 128.
+pub(super) const PASSES: usize = 32;
 
 impl Keeper {
     pub(super) fn dial(&mut self, holder: Holder, instance: &InstanceId) {
@@ -96,29 +105,63 @@ impl Keeper {
         let joined = self.machine.joined_siblings();
         let instances = joined.into_iter().filter_map(|holder| self.siblings.get(&holder));
         let paths: Vec<_> = instances.filter_map(|instance| self.setup.berth.socket_path(instance).ok()).collect();
-        let metrics = self.setup.metrics.clone();
+        let (turns, metrics) = (self.turns.clone(), self.setup.metrics.clone());
         tokio::spawn(async move {
-            let Ok(claim) = Claim::new() else {
-                let _ = pass.taken.send(false);
-                return;
-            };
-            for path in paths {
-                match control::ask_with(&path, Ask::Pass, &pass.said, &[pass.client.as_fd(), claim.0.as_fd()]).await {
-                    Ok((Reply::Done, _)) => {
-                        metrics.handover.get_or_create(&HandoverLabels { phase: "pass", result: "ok" }).inc();
-                        let _ = pass.taken.send(true);
-                        return;
-                    }
-                    Ok((reply, _)) => tracing::debug!(path = %path.display(), ?reply, "not passed"),
-                    Err(error) => tracing::debug!(path = %path.display(), %error, "not passed"),
-                }
-            }
-            // Whatever was said or not: a sibling has it if it has claimed it.
-            let taken = !claim.take();
-            let result = if taken { "ok" } else { "failed" };
+            let Pass { client, said, taken } = pass;
+            let passed = turns.pass(&paths, client.as_fd(), &said).await;
+            let result = if passed { "ok" } else { "failed" };
             metrics.handover.get_or_create(&HandoverLabels { phase: "pass", result }).inc();
-            let _ = pass.taken.send(taken);
+            let _ = taken.send(passed);
         });
+    }
+}
+
+/// Lets [`PASSES`] clients be passed on at once. All that an instance had come at the moment when it ends.
+#[derive(Debug)]
+pub(super) struct Turns {
+    free: Semaphore,
+    /// How often a sibling said something to a pass: who waits sees that it goes on.
+    answers: AtomicU64,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self { free: Semaphore::new(PASSES), answers: AtomicU64::new(0) }
+    }
+}
+
+impl Turns {
+    /// Offers a client to siblings in turn. True: one has it.
+    async fn pass(&self, siblings: &[PathBuf], client: BorrowedFd<'_>, said: &[u8]) -> bool {
+        let Some(_turn) = self.next().await else { return false };
+        let Ok(claim) = Claim::new() else { return false };
+        for path in siblings {
+            match control::ask_with(path, Ask::Pass, said, &[client, claim.0.as_fd()]).await {
+                Ok((reply, _)) => {
+                    self.answers.fetch_add(1, Relaxed);
+                    if reply == Reply::Done {
+                        return true;
+                    }
+                    tracing::debug!(path = %path.display(), ?reply, "not passed");
+                }
+                Err(error) => tracing::debug!(path = %path.display(), %error, "not passed"),
+            }
+        }
+        // Whatever was said or not: a sibling has it if it has claimed it.
+        !claim.take()
+    }
+
+    /// Waits for a turn; none when siblings say nothing any more.
+    async fn next(&self) -> Option<SemaphorePermit<'_>> {
+        let mut turn = pin!(self.free.acquire());
+        loop {
+            let before = self.answers.load(Relaxed);
+            match timeout(control::PATIENCE, &mut turn).await {
+                Ok(turn) => return turn.ok(),
+                Err(_) if self.answers.load(Relaxed) == before => return None,
+                Err(_) => {}
+            }
+        }
     }
 }
 

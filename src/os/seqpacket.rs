@@ -19,6 +19,10 @@ fn new() -> io::Result<OwnedFd> {
     Ok(socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?)
 }
 
+/// Length of a listener's queue: what net.core.somaxconn allows (4,096 by default). All of a sibling's clients may
+/// come at one moment.
+const BACKLOG: Backlog = Backlog::MAXALLOWABLE;
+
 /// A listener at a path, which must not be there yet.
 ///
 /// # Errors
@@ -26,14 +30,14 @@ fn new() -> io::Result<OwnedFd> {
 pub fn listener(path: &Path) -> io::Result<OwnedFd> {
     let socket = new()?;
     bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
-    listen(&socket, Backlog::new(64)?)?;
+    listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
 /// A connection to a listener. It stands at once or fails.
 ///
 /// # Errors
-/// `ENOENT` and `ECONNREFUSED` where nobody listens, `EAGAIN` where the queue is full.
+/// `ENOENT` and `ECONNREFUSED` where nobody listens, `EAGAIN` where the queue is full: try again.
 pub fn dial(path: &Path) -> io::Result<OwnedFd> {
     let socket = new()?;
     connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;

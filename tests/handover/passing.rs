@@ -4,6 +4,7 @@ use super::node::{Echo, Node, alone};
 use super::support::eventually;
 use super::support::net::{Backend, connect, hello, ping, read};
 use nix::sys::signal::Signal;
+use socket2::SockRef;
 use std::io::Write;
 
 #[test]
@@ -38,6 +39,45 @@ fn what_was_accepted_after_sigterm_outlives_the_shim() {
     assert!(b.counted("take", "ok") >= 4, "B took {}", b.counted("take", "ok"));
     let status = a.running.ended();
     assert!(status.success(), "{status}\n{}", a.running.log());
+    for client in &mut clients {
+        ping(client, b"still there");
+    }
+}
+
+/// All of a shim's clients at one moment, more than the queue of its sibling's socket took once: who is not passed
+/// ends with the shim that leaves.
+#[test]
+fn many_at_once_outlive_the_shim() {
+    const CLIENTS: u64 = 300;
+    let _alone = alone();
+    let (node, second) = (Node::new(), Echo::new());
+    // It takes connections and never answers.
+    let first = Backend::new();
+    SockRef::from(&first.0).listen(4096).unwrap();
+    let mut a = node.joined("a", first.address(), &["--probe-interval", "1h", "--drain-timeout", "1s"]);
+    let b = node.joined("b", second.address, &[]);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let mut clients = Vec::new();
+    while a.status().connections_total < CLIENTS {
+        assert!(clients.len() < 10_000, "A accepts too little:\n{}", a.running.log());
+        clients.extend((0..50).map(|_| {
+            let mut client = connect(node.listen);
+            client.write_all(&hello(64)).unwrap();
+            client
+        }));
+    }
+    drop(first);
+    for client in &mut clients {
+        assert_eq!(read(client, 64), hello(64));
+    }
+    let failed = eventually("all passes to be counted", || {
+        let (passed, failed) = (a.counted("pass", "ok"), a.counted("pass", "failed"));
+        (passed + failed >= CLIENTS).then_some(failed)
+    });
+    assert_eq!(failed, 0, "not passed:\n{}", a.running.log());
+    a.running.signal(Signal::SIGTERM);
+    assert!(a.running.ended().success(), "{}", a.running.log());
     for client in &mut clients {
         ping(client, b"still there");
     }
