@@ -55,6 +55,7 @@
 //! | `doctor` | what stands between a manifest, its node and an upgrade that loses nothing: `berth doctor` (feature `manifest`) |
 //! | `upgrade` | `berth upgrade`: a static pod replaced by way of a temporary one, as a pure machine and what it sees and does (feature `manifest`) |
 //! | [`http`] | one question by HTTP over a connection, for probes and `kubernetes` |
+//! | [`log`] | where lines of a shim's log wait for a standard error that takes none |
 //! | [`metrics`] | every metric family and the counters behind them |
 //! | [`admin`] | /metrics, /livez, /readyz and /status by HTTP |
 //! | [`os`] | all raw system calls and all `unsafe`; who holds a port |
@@ -96,6 +97,7 @@ pub mod http;
 pub mod instance;
 #[cfg(feature = "manifest")]
 pub mod kubernetes;
+pub mod log;
 #[cfg(feature = "manifest")]
 pub mod manifest;
 pub mod metrics;

@@ -261,6 +261,14 @@ impl Collector for Sums {
         )?;
         ConstCounter::new(sum(|w| w.replays.get())).encode(replays)?;
 
+        let dropped = encoder.encode_descriptor(
+            "berth_log_lines_dropped",
+            "Lines of the log that nobody read",
+            None,
+            MetricType::Counter,
+        )?;
+        ConstCounter::new(crate::log::dropped()).encode(dropped)?;
+
         let held = encoder.encode_descriptor("berth_held_clients", "Clients that wait", None, MetricType::Gauge)?;
         ConstGauge::new((self.held_limit - self.held.available_permits()) as u64).encode(held)?;
 

@@ -3,12 +3,13 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use socket2::{Domain, Socket, Type};
 use std::collections::BTreeSet;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::net::{
     Backend, connect, connect_from, echo, expect_silence, free_address, fresh_ip, hello, listening, ping, read,
@@ -469,4 +470,47 @@ fn the_log_is_json_when_asked_and_names_connections() {
     let first: serde_json::Value = serde_json::from_str(shim.log().lines().next().unwrap()).unwrap();
     assert_eq!(first["message"], "berth", "the first line is the effective configuration");
     assert_eq!(first["berth"], node.listen.to_string());
+}
+
+/// A process that ends with the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A container runtime that hangs leaves the pipe full: connections must not wait for it.
+#[test]
+fn a_log_that_nobody_reads_holds_up_nobody() {
+    const CLIENTS: usize = 1000;
+    let node = Node::new();
+    let backend = Backend::new().serve(echo);
+    let unread = || {
+        let mut command = node.command(backend, &["--log-connections", "--threads", "1"]);
+        let mut shim = Killed(command.stderr(Stdio::piped()).spawn().unwrap());
+        eventually("a listener", || (!listening(node.listen).is_empty()).then_some(()));
+        for _ in 0..CLIENTS {
+            ping(&mut connect(node.listen), &hello(100));
+        }
+        (shim.0.stderr.take().unwrap(), shim)
+    };
+    let stop = |shim: &Killed| kill(Pid::from_raw(shim.0.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    // One that pauses has missed nothing, nor what is said last.
+    let (mut log, shim) = unread();
+    let reading = std::thread::spawn(move || {
+        let mut all = String::new();
+        log.read_to_string(&mut all).unwrap();
+        all
+    });
+    stop(&shim);
+    let log = reading.join().unwrap();
+    assert_eq!(log.matches("connection ended").count(), CLIENTS);
+    assert!(log.lines().last().unwrap().contains("drained"), "{log}");
+    // One that is gone for good does not keep the process from its end.
+    let (_unread, mut shim) = unread();
+    stop(&shim);
+    assert!(eventually("the end", || shim.0.try_wait().unwrap()).success());
 }

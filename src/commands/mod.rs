@@ -4,9 +4,11 @@
 
 use crate::cli::{Cli, Command, LogArgs, LogFormat, LogLevel};
 use crate::config::Mistakes;
+use crate::log;
 use anyhow::Context;
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 mod ask;
 mod copy_self;
@@ -77,8 +79,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     Ok(runtime.block_on(future))
 }
 
-/// Sets up the log on standard error. Does nothing the second time.
-fn init_log(args: &LogArgs) {
+/// Sets up the log on standard error. Does nothing the second time. `relays`: nothing may wait for whoever reads it.
+fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
     let level = match args.log_level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
@@ -86,7 +88,12 @@ fn init_log(args: &LogArgs) {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
-    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
+    let (writer, flush) = match relays.then(log::Lines::to_stderr) {
+        Some(Ok((lines, flush))) => (BoxMakeWriter::new(lines), Some(flush)),
+        // What a log is for is said without a thread, too.
+        Some(Err(_)) | None => (BoxMakeWriter::new(std::io::stderr), None),
+    };
+    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(writer);
     let _ = match args.log_format {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
         LogFormat::Text => {
@@ -95,12 +102,13 @@ fn init_log(args: &LogArgs) {
             builder.with_target(false).with_ansi(color).try_init()
         }
     };
+    flush
 }
 
 /// Runs a subcommand. Errors are printed here, once, with their causes.
 #[must_use]
 pub fn dispatch(cli: Cli) -> ExitCode {
-    init_log(&cli.log);
+    let _flush = init_log(&cli.log, matches!(cli.command, Command::Serve(_) | Command::Run(_)));
     let result = match cli.command {
         Command::Serve(args) => serve::run(&args),
         Command::Exec(args) => exec::run(&args),

@@ -1,0 +1,229 @@
+//! Where lines of the log wait for a standard error that takes none.
+//!
+//! Standard error is mostly a pipe, and whoever reads it may stop: then a write blocks for as long. A thread that
+//! relays must not, so a shim's lines go through a buffer to a thread of their own. When the buffer is full
+//! as well, lines are dropped and counted, and the log says how many as soon as it can be written again.
+//! Commands that serve nobody write directly.
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Most bytes that wait: some 5,000 lines, which is more than a reader that only pauses misses.
+const WAITING: usize = 1024 * 1024;
+
+/// How long the end of a process waits for a reader that takes nothing.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Lines that were dropped since the process started.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// Lines of the log that were dropped, because nobody read it or it could not be written.
+#[must_use]
+pub fn dropped() -> u64 {
+    DROPPED.load(Ordering::Relaxed)
+}
+
+/// Takes lines without ever waiting for whoever reads them. One of it writes on for as long as the process lives.
+#[derive(Debug, Clone)]
+pub struct Lines(Arc<Shared>);
+
+/// Waits, when it is dropped, until the lines that are there have been written, or nobody takes them.
+#[derive(Debug)]
+pub struct Flush(Lines);
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    limit: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: Vec<u8>,
+    /// Bytes that the thread has taken out and not yet written.
+    taken: usize,
+    /// Lines that were dropped and of which the log does not tell yet.
+    dropped: u64,
+}
+
+impl Lines {
+    /// Lines to standard error.
+    ///
+    /// # Errors
+    /// No thread can be had.
+    pub fn to_stderr() -> io::Result<(Self, Flush)> {
+        let told = |lines| tracing::warn!(lines, "the log was not read: lines of it were dropped");
+        Self::to(io::stderr(), WAITING, told)
+    }
+
+    /// `told` is called from the thread that writes, with the number of lines that were dropped.
+    fn to(
+        out: impl Write + Send + 'static,
+        limit: usize,
+        told: impl Fn(u64) + Send + 'static,
+    ) -> io::Result<(Self, Flush)> {
+        let shared = Shared { state: Mutex::default(), changed: Condvar::new(), limit };
+        let lines = Self(Arc::new(shared));
+        let writing = lines.clone();
+        thread::Builder::new().name("berth-log".into()).spawn(move || writing.0.write_on(out, told))?;
+        Ok((lines.clone(), Flush(lines)))
+    }
+}
+
+impl Write for Lines {
+    /// Takes a whole line, or drops it.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut state = self.0.lock();
+        if state.waiting.len() + line.len() > self.0.limit {
+            state.dropped += 1;
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+        } else {
+            state.waiting.extend_from_slice(line);
+            self.0.changed.notify_all();
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_on(&self, mut out: impl Write, told: impl Fn(u64)) {
+        loop {
+            let lines = {
+                let state = self.lock();
+                let waited = self.changed.wait_while(state, |state| state.waiting.is_empty());
+                let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+                let lines = std::mem::take(&mut state.waiting);
+                state.taken = lines.len();
+                lines
+            };
+            // One write a line: what shares the pipe, as an apiserver does, has its lines between them and not within.
+            for line in lines.split_inclusive(|byte| *byte == b'\n') {
+                let written = out.write_all(line);
+                let mut state = self.lock();
+                state.taken -= line.len();
+                let dropped = match written {
+                    Ok(()) => std::mem::take(&mut state.dropped),
+                    Err(_) => {
+                        state.dropped += 1;
+                        DROPPED.fetch_add(1, Ordering::Relaxed);
+                        0
+                    }
+                };
+                self.changed.notify_all();
+                drop(state);
+                if dropped > 0 {
+                    told(dropped);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Flush {
+    fn drop(&mut self) {
+        let shared = &*self.0.0;
+        let mut state = shared.lock();
+        // As long as it goes on it may take its time.
+        loop {
+            let left = state.waiting.len() + state.taken;
+            if left == 0 {
+                return;
+            }
+            let same = |state: &mut State| state.waiting.len() + state.taken == left;
+            let waited = shared.changed.wait_timeout_while(state, PATIENCE, same);
+            let (now, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+            if waited.timed_out() {
+                return;
+            }
+            state = now;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{self, Receiver, SyncSender};
+
+    /// Writes to it wait until they are read.
+    struct Out(SyncSender<Vec<u8>>);
+
+    impl Write for Out {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            self.0.send(line.to_vec()).map_err(|_| io::ErrorKind::BrokenPipe)?;
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn lines(limit: usize) -> (Receiver<Vec<u8>>, Lines, Flush, Receiver<u64>) {
+        let ((out, read), (tell, told)) = (mpsc::sync_channel(0), mpsc::channel());
+        let (lines, flush) = Lines::to(Out(out), limit, move |lines| tell.send(lines).unwrap()).unwrap();
+        (read, lines, flush, told)
+    }
+
+    #[test]
+    fn the_end_waits_for_the_last_line() {
+        let (read, mut lines, flush, _told) = lines(WAITING);
+        for number in 0..1000 {
+            lines.write_all(format!("{number}\n").as_bytes()).unwrap();
+        }
+        let reading = thread::spawn(move || read.iter().take(1000).last());
+        drop(flush);
+        assert_eq!(reading.join().unwrap().unwrap(), b"999\n");
+    }
+
+    #[test]
+    fn what_is_dropped_is_counted_and_told() {
+        const LINES: u64 = 1000;
+        let (read, mut lines, flush, told) = lines(100);
+        for number in 100..100 + LINES {
+            lines.write_all(format!("{number:9}\n").as_bytes()).unwrap();
+        }
+        // Nobody reads: the end does not wait for ever.
+        drop(flush);
+        assert!(told.try_recv().is_err());
+        assert_eq!(read.recv().unwrap(), b"      100\n");
+        let missing = told.recv().unwrap();
+        assert!((LINES - 20..LINES).contains(&missing) && dropped() >= missing, "{missing}");
+        lines.write_all(b"after\n").unwrap();
+        let rest: Vec<_> = read.iter().take_while(|line| line != b"after\n").collect();
+        assert_eq!(rest.len() as u64, LINES - 1 - missing);
+        assert!(told.try_recv().is_err(), "told once");
+    }
+
+    /// Standard error may be a pipe that nobody has open any more.
+    #[test]
+    fn what_cannot_be_written_is_dropped() {
+        let (read, mut lines, flush, told) = lines(WAITING);
+        drop(read);
+        lines.write_all(b"lost\n").unwrap();
+        drop(flush);
+        assert_eq!(lines.0.lock().dropped, 1);
+        assert!(told.try_recv().is_err());
+    }
+}
