@@ -217,6 +217,19 @@ impl Node {
         });
     }
 
+    /// The manifests that upgrades kept, each with the version in its name, in the order of their names.
+    fn befores(&self) -> Vec<(String, String)> {
+        let mut names: Vec<_> = fs::read_dir(self.path("kept")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        names.sort();
+        let kept = |path: PathBuf| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let (time, version) = name.strip_prefix("kube-apiserver.yaml.before-upgrade.")?.split_once('.')?;
+            assert!(time.len() == 16 && time.ends_with('Z'), "{name}");
+            Some((version.to_owned(), fs::read_to_string(&path).unwrap()))
+        };
+        names.into_iter().filter_map(kept).collect()
+    }
+
     /// One manifest, of this tag, and nothing else.
     #[track_caller]
     fn is_whole(&self, tag: &str) {
@@ -314,12 +327,12 @@ fn an_upgrade_and_a_restart_lose_nothing() {
     let (code, _, log) = said(&mut node.upgrade(&["--manifest", v2.to_str().unwrap()]));
     assert_eq!(code, Some(0), "{log}");
     node.is_whole("v2");
-    let before = fs::read_to_string(node.path("kept/kube-apiserver.yaml.before-upgrade")).unwrap();
-    assert_eq!(before, node.manifest("v1"));
+    assert_eq!(node.befores(), [("v1".into(), node.manifest("v1"))]);
     let (code, _, log) = said(&mut node.upgrade(&[]));
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("rolling restart of registry.k8s.io/kube-apiserver:v2"), "{log}");
     node.is_whole("v2");
+    assert_eq!(node.befores().len(), 1, "a restart leaves nothing to go back to");
     load.end();
 }
 
@@ -394,6 +407,39 @@ fn killed_at_each_step_the_same_command_goes_on() {
     }
     assert!(killed >= 4, "it was killed {killed} times");
     load.end();
+}
+
+/// Whoever has to rescue a node in the middle of an upgrade finds the manifest that was there, and `eject` does not put
+/// one beside what the upgrade runs.
+#[test]
+fn in_the_middle_the_old_manifest_is_at_hand_and_inject_and_eject_refuse() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let v2 = node.new_manifest("v2");
+    let mut upgrade = Running::start(&mut node.upgrade(&["--manifest", v2.to_str().unwrap(), "--settle", "60s"]));
+    upgrade.logs("3/8");
+    assert_eq!(node.befores(), [("v1".into(), node.manifest("v1"))]);
+    let (canonical, kept) = (node.canonical(), node.path("kept"));
+    let on = |command: &str, file: &Path, write: &[&str]| {
+        let mut command = berth([command]);
+        command.arg(file).arg("--backup-dir").arg(&kept).args(write);
+        said(&mut command)
+    };
+    for (command, write) in [("eject", &["--write"][..]), ("inject", &["--write", "--image", "example/berth:v0.2.0"])] {
+        let (code, _, log) = on(command, &canonical, write);
+        assert_eq!(code, Some(69), "{log}");
+        for part in ["is under way (step settle-temporary)", "`berth upgrade`", "nothing was changed"] {
+            assert!(log.contains(part), "{part} in {log}");
+        }
+    }
+    assert_eq!(fs::read_to_string(&canonical).unwrap(), node.manifest("v1"));
+    assert_eq!(on("eject", &canonical, &["--diff"]).0, Some(0), "looking is free");
+    assert_eq!(on("eject", &v2, &["--write"]).0, Some(0), "a file elsewhere is none of the upgrade's");
+    upgrade.signal(Signal::SIGTERM);
+    assert_eq!(upgrade.ended().code(), Some(1), "{}", upgrade.log());
+    node.is_whole("v1");
+    assert!(node.befores().is_empty(), "what serves is what was there");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use crate::manifest::edit::Edit;
 use crate::manifest::file::{Backups, read, replace};
 use crate::manifest::inject::{Addresses, Options, Probing, inject_over};
 use crate::manifest::{Manifest, Problem, eject as ejecting, kubeadm};
+use crate::upgrade::state::leave_alone;
 use anyhow::Context;
 use similar::TextDiff;
 use std::io::Write;
@@ -140,6 +141,9 @@ impl Target {
         if old == new {
             eprintln!("berth: {} is as it should be: not written", self.name());
             return Ok(Exit::Ok);
+        }
+        if let Err(why) = leave_alone(self.backups.folder(), &self.path) {
+            return Ok(unavailable(&why));
         }
         if let Some(original) = original {
             match self.backups.keep(&self.path, original, new) {

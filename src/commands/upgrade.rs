@@ -208,7 +208,6 @@ fn setting(options: &Options<'_>, old: &Pod, new: Pod, say: &Say) -> Result<Sett
         run_dir: options.run_dir(&new),
         pod_logs: options.args.pod_logs_dir.clone(),
         client: options.client(say)?,
-        before: options.args.kept.backup_dir.join(format!("{FILE}.before-upgrade")),
         pod: new,
     })
 }

@@ -4,12 +4,14 @@
 //! one pod name one overwrites the other. So what is half written has a name with a dot, a file is replaced by
 //! a rename, and backups lie elsewhere.
 
+use super::Manifest;
 use ring::digest::{SHA256, digest};
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Largest manifest that is read, in bytes. Etcd takes no more.
 const MAX_SIZE: u64 = 1 << 20;
@@ -114,9 +116,22 @@ fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Originals of manifests, each under the file's name and a digest of what was written in its place. So
-/// none overwrites another, and whether a file is still what was written is seen by whether its
-/// original is found.
+/// Time and version for the name of a kept manifest, for people; names sort by time. `time` is RFC 3339.
+#[must_use]
+pub fn stamp(time: &str, text: &str) -> String {
+    let time: String = time.chars().filter(|c| !matches!(c, '-' | ':')).collect();
+    let manifest = Manifest::parse(text).ok();
+    let image = manifest.as_ref().and_then(|manifest| manifest.apiserver().get("image")?.text());
+    let name = image.map(|image| image.split('@').next().unwrap_or_default().rsplit('/').next().unwrap_or_default());
+    let tag = name.and_then(|name| name.split_once(':')).map(|(_, tag)| tag).filter(|tag| {
+        tag.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && tag.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
+    });
+    format!("{time}.{}", tag.unwrap_or("unknown"))
+}
+
+/// Originals of manifests. The name of each ends with a digest of what was written in its place. So none overwrites
+/// another, and whether a file is still what was written is seen by whether its original is found.
 #[derive(Debug, Clone)]
 pub struct Backups {
     folder: PathBuf,
@@ -127,6 +142,12 @@ impl Backups {
     #[must_use]
     pub fn new(folder: &Path) -> Self {
         Self { folder: folder.to_owned() }
+    }
+
+    /// Where they lie.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Whether the folder is the file's own, where a kubelet would read backups as manifests.
@@ -141,11 +162,23 @@ impl Backups {
     /// # Errors
     /// It is there and cannot be read.
     pub fn find(&self, manifest: &Path, text: &str) -> Result<Option<(PathBuf, String)>, FileError> {
-        let path = self.path(manifest, text);
-        match read(&path) {
-            Err(error) if error.source.kind() == io::ErrorKind::NotFound => Ok(None),
-            other => other.map(|original| Some((path, original))),
+        let failed = |source| FileError { what: "read", path: self.folder.clone(), source };
+        let entries = match fs::read_dir(&self.folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other.map_err(failed)?,
+        };
+        let (prefix, suffix) = ends(manifest, text);
+        let mut names = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(failed)?.file_name();
+            let between = name.to_str().and_then(|name| name.strip_prefix(&prefix)?.strip_suffix(&suffix));
+            // One of an earlier berth has nothing between both.
+            names.extend(between.is_some_and(|it| it.is_empty() || it.starts_with('.')).then_some(name));
         }
+        let Some(name) = names.into_iter().max() else { return Ok(None) };
+        let path = self.folder.join(name);
+        let original = read(&path)?;
+        Ok(Some((path, original)))
     }
 
     /// Keeps the original of a file that is to become this text.
@@ -155,19 +188,26 @@ impl Backups {
     pub fn keep(&self, manifest: &Path, original: &str, text: &str) -> Result<PathBuf, FileError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
         made.map_err(|source| FileError { what: "make the folder", path: self.folder.clone(), source })?;
-        let path = self.path(manifest, text);
+        let path = match self.find(manifest, text)? {
+            Some((path, _)) => path,
+            None => {
+                let (prefix, suffix) = ends(manifest, text);
+                let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+                self.folder.join(format!("{prefix}.{}{suffix}", stamp(&now, original)))
+            }
+        };
         replace(&path, original)?;
         Ok(path)
     }
+}
 
-    fn path(&self, manifest: &Path, text: &str) -> PathBuf {
-        let mut name = manifest.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        name.push('.');
-        for byte in &digest(&SHA256, text.as_bytes()).as_ref()[..6] {
-            let _ = write!(name, "{byte:02x}");
-        }
-        self.folder.join(name)
+/// What the name of a backup begins and ends with.
+fn ends(manifest: &Path, text: &str) -> (String, String) {
+    let mut digits = String::from(".");
+    for byte in &digest(&SHA256, text.as_bytes()).as_ref()[..6] {
+        let _ = write!(digits, "{byte:02x}");
     }
+    (manifest.file_name().unwrap_or_default().to_string_lossy().into_owned(), digits)
 }
 
 #[cfg(test)]
@@ -220,6 +260,38 @@ mod tests {
         assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(temp.path().join("etc/berth")).unwrap().mode() & 0o777, 0o700);
         assert!(!backups.beside(&manifest) && Backups::new(manifest.parent().unwrap()).beside(&manifest));
+    }
+
+    #[test]
+    fn names_of_backups_say_version_and_time_and_old_names_are_found() {
+        let temp = tempfile::tempdir().unwrap();
+        let manifest = temp.path().join("kube-apiserver.yaml");
+        let text = include_str!("../../tests/manifest/kubeadm-v1.36.yaml");
+        fs::write(&manifest, text).unwrap();
+        let backups = Backups::new(&temp.path().join("berth"));
+        let path = backups.keep(&manifest, text, "new").unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let rest = name.strip_prefix("kube-apiserver.yaml.").unwrap();
+        let (time, rest) = rest.split_once('.').unwrap();
+        assert!(time.len() == 16 && time.ends_with('Z'), "{name}");
+        assert_eq!(rest.rsplit_once('.').unwrap().0, "v1.36.3", "{name}");
+        // Given again, it is the same file.
+        assert_eq!(backups.keep(&manifest, text, "new").unwrap(), path);
+        // As they were named at first.
+        let (_, digest) = name.rsplit_once('.').unwrap();
+        let first = path.with_file_name(format!("kube-apiserver.yaml.{digest}"));
+        fs::rename(&path, &first).unwrap();
+        assert_eq!(backups.find(&manifest, "new").unwrap(), Some((first, text.into())));
+        // Whatever the image is called, the name is one in this folder.
+        for (image, version) in [
+            ("r.example:5000/kube-apiserver:v1.2@sha256:ab", "v1.2"),
+            ("kube-apiserver@sha256:ab", "unknown"),
+            ("kube-apiserver:../../x", "unknown"),
+            ("kube-apiserver", "unknown"),
+        ] {
+            let text = text.replace("registry.k8s.io/kube-apiserver:v1.36.3", image);
+            assert_eq!(stamp("2026-11-22T00:29:52Z", &text), format!("20261122T002952Z.{version}"));
+        }
     }
 
     #[test]

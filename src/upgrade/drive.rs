@@ -33,8 +33,6 @@ pub struct Setting {
     pub pod_logs: PathBuf,
     /// The cluster, as an admin.
     pub client: Option<Client>,
-    /// The manifest before the upgrade is left here.
-    pub before: PathBuf,
 }
 
 /// How it ended.
@@ -108,6 +106,11 @@ impl Driver<'_> {
     async fn run(mut self) -> Result<Ended, DriveError> {
         for path in [&self.state.canonical, &self.state.temporary, self.store.path()] {
             sweep(path);
+        }
+        // One that an earlier berth began has none yet.
+        let before = self.store.before(&self.state);
+        if !before.exists() {
+            replace(&before, &self.state.old)?;
         }
         self.announce();
         loop {
@@ -214,8 +217,9 @@ impl Driver<'_> {
                 ));
             }
         }
-        if outcome == Outcome::Done && !self.state.same() {
-            replace(&self.setting.before, &self.state.old)?;
+        let before = self.store.before(&self.state);
+        if outcome == Outcome::RolledBack || self.state.same() {
+            remove(&before)?;
         }
         self.store.remove()?;
         let version = details.canonical.version.as_deref().unwrap_or("kube-apiserver");
@@ -223,7 +227,7 @@ impl Driver<'_> {
         match outcome {
             Outcome::Done => {
                 self.say.line(&format!("done: {version} serves, from {file}; nothing else is left"));
-                let before = self.setting.before.display();
+                let before = before.display();
                 if self.state.in_place {
                     self.say.more(&format!("the manifest from before is {before}; back again: berth eject --write"));
                 } else if !self.state.same() {

@@ -6,7 +6,7 @@
 
 use super::machine::{Position, Version};
 use crate::instance::InstanceId;
-use crate::manifest::file::{FileError, replace};
+use crate::manifest::file::{FileError, replace, stamp};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -142,6 +142,14 @@ impl Store {
         &self.path
     }
 
+    /// Where the manifest that was there is kept, from before the first change on: what a person puts back who gives up
+    /// on berth.
+    #[must_use]
+    pub fn before(&self, state: &State) -> PathBuf {
+        let name = state.canonical.file_name().unwrap_or_default().to_string_lossy();
+        self.path.with_file_name(format!("{name}.before-upgrade.{}", stamp(&state.started, &state.old)))
+    }
+
     /// The upgrade that has begun, if one has.
     ///
     /// # Errors
@@ -190,6 +198,26 @@ pub fn remove(path: &Path) -> Result<(), StateError> {
 /// See [`StateError`].
 pub fn find(folder: &Path) -> Result<Option<State>, StateError> {
     load(&folder.join(NAME))
+}
+
+/// Whether a file may be written by another command: not into the kubelet's folder while an upgrade is under way there,
+/// because two kube-apiservers run from it that know of each other.
+///
+/// # Errors
+/// Why not, and what to do; or the state cannot be read.
+pub fn leave_alone(folder: &Path, file: &Path) -> Result<(), String> {
+    let Some(state) = find(folder).map_err(|error| error.to_string())? else { return Ok(()) };
+    let within = |path: &Path| path.canonicalize().ok()?.parent().map(Path::to_owned);
+    let own = state.canonical.parent().and_then(|parent| parent.canonicalize().ok());
+    if own.is_none() || within(file) != own {
+        return Ok(());
+    }
+    let State { started, position, .. } = &state;
+    Err(format!(
+        "an upgrade that began at {started} is under way (step {}), so nothing was changed: `berth upgrade` brings it to its \
+         end, and Ctrl-C takes it back; give this command again afterwards",
+        position.step.name()
+    ))
 }
 
 /// A sentence on an upgrade that was begun and not brought to an end, for who looks at the node.
