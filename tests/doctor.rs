@@ -112,6 +112,40 @@ fn a_node_is_looked_at_with_its_folder_and_its_ports() {
     assert_eq!(found(&berth(temp.path(), &["doctor", manifest, "--json"], "").out), ["not-checked"]);
 }
 
+/// A client on this machine that a shim which listens on another address would refuse.
+#[test]
+fn who_dials_another_address_is_seen_before_the_switch() {
+    let temp = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.83.7.2:0").unwrap();
+    let dialled = listener.local_addr().unwrap();
+    // What doctor takes for kube-apiserver's own connections is known by the process's name.
+    let _client = std::net::TcpStream::connect(dialled).unwrap();
+    let own = format!("127.0.0.1:{}", dialled.port());
+    let manifest = temp.path().join("kube-apiserver.yaml");
+    let inject = |listen: &[&str]| {
+        let mut args = vec!["inject", "-", "--image", "registry.example/berth:v0.1.0"];
+        args.extend(listen.iter().flat_map(|address| ["--listen", address]));
+        berth(temp.path(), &args, KUBEADM)
+    };
+    let asked = |text: &str| {
+        fs::write(&manifest, text).unwrap();
+        berth(temp.path(), &["doctor", "kube-apiserver.yaml", "--node", "--json"], "")
+    };
+    let refused = inject(&[&own]);
+    let note = format!("reaches kube-apiserver at {dialled}, and the shim does not listen there");
+    assert!(refused.status == Some(0) && refused.err.contains(&note), "{}", refused.err);
+    let done = asked(&refused.out);
+    assert!(done.status == Some(1) && done.out.contains(&note), "{}", done.out);
+    assert!(found(&done.out).contains(&"client-address".into()), "{}", done.out);
+
+    let both = inject(&[&own, &dialled.to_string()]);
+    assert!(!both.err.contains("does not listen there"), "{}", both.err);
+    assert!(!found(&asked(&both.out).out).contains(&"client-address".into()));
+    // Of another node's manifest nothing is said of the clients here.
+    let other = inject(&["192.0.2.7:6443"]);
+    assert!(!other.err.contains("does not listen there"), "{}", other.err);
+}
+
 #[test]
 fn the_cluster_says_the_ports_of_the_others() {
     let temp = tempfile::tempdir().unwrap();

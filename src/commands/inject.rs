@@ -4,6 +4,7 @@ use super::{Exit, mistaken, unavailable};
 use crate::backend::probe::ProbeKind;
 use crate::cli::{InjectArgs, ManifestArgs, PlaceArgs, ProbeArgs, RunDirArgs};
 use crate::config::{Checks, Mistakes, Place, check_probe_options};
+use crate::doctor::node;
 use crate::manifest::edit::Edit;
 use crate::manifest::file::{Backups, read, replace};
 use crate::manifest::inject::{Addresses, Options, Probing, inject_over};
@@ -33,6 +34,11 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     };
     for note in &outcome.notes {
         eprintln!("berth: note: {note}");
+    }
+    let injected = Manifest::parse(&outcome.text).ok().filter(|manifest| manifest.kind() == "Pod");
+    for stranger in injected.iter().flat_map(|manifest| node::uncovered(Path::new("/"), manifest)) {
+        let (cause, mend) = stranger.parts();
+        eprintln!("berth: note: {cause}: {mend}");
     }
     if let Some(folder) = &args.kubeadm_patch {
         return Ok(write_patches(&file, &options, &outcome.base, folder));

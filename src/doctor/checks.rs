@@ -50,8 +50,12 @@ checks! {
     HOST_PATH, Error, "host-path", "what a hostPath of type Directory, File or Socket wants is there";
     ADDRESS_MISSING, Error, "address-missing", "the node has the addresses that the shim listens on, or they are marked `,freebind`";
     PORT_HELD, Error, "port-held", "nobody else holds the port, and no berth of another uid";
+    CLIENT_ADDRESS, Error, "client-address", "the shim listens on every address of the node by which a kubeconfig in /etc/kubernetes or an open connection reaches kube-apiserver";
+    CLIENT_ADDRESS_ELSEWHERE, Warning, "client-address-elsewhere", "no kubeconfig there names an address of kube-apiserver's port that neither the shim nor this node has: a virtual IP that comes later would be refused";
     FIRST_SWITCH, Warning, "first-switch", "kube-apiserver does not hold the port itself any more";
     MEMORY, Warning, "memory", "the node has memory for a second instance: as much as the running one takes, and as it requests";
+    CERTIFICATE_EXPIRED, Error, "certificate-expired", "no certificate that kube-apiserver uses or trusts, that lies beside one or in a kubeconfig in /etc/kubernetes, expires within 7 days (or a quarter of its life)";
+    CERTIFICATE_EXPIRES_SOON, Warning, "certificate-expires-soon", "none of those expires within 60 days (or a quarter of its life)";
     KERNEL, Error, "kernel", "the kernel has SO_REUSEPORT (Linux 3.9)";
     MIGRATE_REQ, Warning, "tcp-migrate-req", "`net.ipv4.tcp_migrate_req` is 0: berth hands over what is queued, and some kernels forget to wake who waits for it";
     EPHEMERAL_PORTS, Warning, "ephemeral-ports", "no outgoing connection can take the secure port, and there are enough others";

@@ -1,6 +1,6 @@
 //! One case for each check, and what is clean.
 
-use super::node::{Facts, Holding, Running, Shim};
+use super::node::{Certificates, Facts, Holding, Running, Shim, Validity};
 use super::*;
 use crate::manifest::inject::{Addresses, Options, Probing, SideContainer, inject};
 use crate::os::holder::{Entry, Process};
@@ -237,7 +237,8 @@ fn sound() -> Facts {
 }
 
 fn holding(local: &str, uid: u32, name: &str) -> Holding {
-    let entry = Entry { local: local.parse().unwrap(), state: 0x0a, uid, inode: 7 };
+    let remote = "0.0.0.0:0".parse().unwrap();
+    let entry = Entry { local: local.parse().unwrap(), remote, state: 0x0a, uid, inode: 7 };
     Holding { entry, process: Some(Process { pid: 812, name: name.into() }) }
 }
 
@@ -256,6 +257,19 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         let text = format!("kind: AuthenticationConfiguration\nanonymous: {anonymous}\n");
         of_node(&secured, &Facts { authentication: Some(text), ..sound() })
     };
+    let dialled = |address: &str| node(&|facts| facts.clients.add(address.parse().unwrap(), "kubelet.conf".into()));
+    // A life and what is left of it, in days.
+    let expires = |life: Result<i64, String>, left: i64| {
+        let (day, now) = (86_400, 20_000);
+        let second = |days: i64| u64::try_from(days * day).unwrap();
+        let validity = life.map(|life| Validity { from: second(now + left - life), until: second(now + left) });
+        let all = BTreeMap::from([("/etc/kubernetes/pki/apiserver.crt".to_owned(), validity)]);
+        node(&|facts| facts.certificates = Certificates { now: second(now), all: all.clone() })
+    };
+    assert_eq!(expires(Ok(365), 60), []);
+    // One that is renewed every day.
+    assert_eq!(expires(Ok(4), 1), []);
+    assert_eq!(dialled("10.0.0.5:6443"), []);
     let owner = |owner| registry::Error::Owner { path: "/run/berth".into(), owner, uid: 0 };
     assert_eq!(config("{enabled: true, conditions: [{path: /livez}, {path: /readyz}]}"), []);
     assert_eq!(setting("net.ipv4.ip_local_reserved_ports", "1-10"), []);
@@ -282,6 +296,8 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("port-held", held("10.0.0.5:6443", 7, "berth")),
         ("port-held", held("10.0.0.5:6443", 0, "haproxy")),
         ("port-held", held("0.0.0.0:6443", 0, "nginx")),
+        ("client-address", dialled("127.0.0.1:6443")),
+        ("client-address-elsewhere", dialled("10.0.0.9:6443")),
         ("first-switch", held("[::]:6443", 0, "kube-apiserver")),
         (
             "memory",
@@ -291,6 +307,11 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
             ),
         ),
         ("memory", node(&|facts| facts.available = Some((1 << 30) - 1))),
+        ("certificate-expired", expires(Ok(365), -1)),
+        ("certificate-expired", expires(Ok(365), 6)),
+        ("certificate-expires-soon", expires(Ok(365), 59)),
+        ("certificate-expires-soon", expires(Err("no PEM".into()), 0)),
+        ("certificate-expires-soon", expires(Ok(30), 7)),
         ("kernel", setting("kernel.osrelease", "3.8.13")),
         ("tcp-migrate-req", setting("net.ipv4.tcp_migrate_req", "1\n")),
         ("ephemeral-ports", setting("net.ipv4.ip_local_port_range", "1024\t65535\n")),

@@ -3,6 +3,7 @@
 //! Only for messages: nothing is decided by what is found here.
 
 use nix::unistd::Uid;
+use std::collections::HashMap;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -12,11 +13,16 @@ use std::path::PathBuf;
 /// State of a listening socket in /proc/net/tcp (TCP_LISTEN in the kernel's tcp_states.h).
 pub const LISTEN: u8 = 0x0a;
 
+/// State of an established connection there (TCP_ESTABLISHED).
+const ESTABLISHED: u8 = 0x01;
+
 /// A line of /proc/net/tcp or /proc/net/tcp6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// Address that the socket is bound to.
     pub local: SocketAddr,
+    /// Address of its peer; unspecified for a listener.
+    pub remote: SocketAddr,
     /// State, after the kernel's tcp_states.h; 0x0a is listening.
     pub state: u8,
     /// Effective user ID of who made the socket.
@@ -53,6 +59,38 @@ pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
     Ok(found)
 }
 
+/// An established connection to a port of this network namespace. Addresses of IPv4 are in their own form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connection {
+    /// Address that the client dialled.
+    pub local: SocketAddr,
+    /// Address of the client.
+    pub remote: SocketAddr,
+    /// Inode of the client's socket, if the client is in this network namespace too.
+    pub client: Option<u64>,
+}
+
+/// The established connections to this port in this thread's network namespace.
+///
+/// # Errors
+/// As [`listeners`].
+pub fn connections(port: u16) -> io::Result<Vec<Connection>> {
+    let mut entries = all()?;
+    entries.retain(|entry| entry.state == ESTABLISHED);
+    Ok(pair(port, &entries))
+}
+
+/// The connections to a port among established sockets, each with its client's.
+fn pair(port: u16, entries: &[Entry]) -> Vec<Connection> {
+    let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
+    let ends = |entry: &Entry| (plain(entry.local), plain(entry.remote));
+    let clients: HashMap<_, _> = entries.iter().map(|entry| (ends(entry), entry.inode)).collect();
+    let accepted = entries.iter().filter(|entry| entry.local.port() == port).map(ends);
+    accepted
+        .map(|(local, remote)| Connection { local, remote, client: clients.get(&(remote, local)).copied() })
+        .collect()
+}
+
 /// The first process found that has the socket with this inode. None if it is in another process
 /// namespace or may not be looked into.
 #[must_use]
@@ -81,6 +119,12 @@ pub fn explain(wanted: SocketAddr, our_uid: u32) -> String {
 }
 
 fn sockets(port: u16) -> io::Result<Vec<Entry>> {
+    let mut entries = all()?;
+    entries.retain(|entry| entry.local.port() == port);
+    Ok(entries)
+}
+
+fn all() -> io::Result<Vec<Entry>> {
     // thread-self, because /proc/net shows the namespace of the process's first thread.
     let mut text = fs::read_to_string("/proc/thread-self/net/tcp")?;
     match fs::read_to_string("/proc/thread-self/net/tcp6") {
@@ -88,9 +132,7 @@ fn sockets(port: u16) -> io::Result<Vec<Entry>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    let mut entries = parse(&text);
-    entries.retain(|entry| entry.local.port() == port);
-    Ok(entries)
+    Ok(parse(&text))
 }
 
 /// As [`explain`], with what is known.
@@ -166,12 +208,12 @@ fn parse_line(line: &str) -> Option<Entry> {
     let mut fields = line.split_ascii_whitespace();
     fields.next()?.strip_suffix(':')?;
     let local = parse_address(fields.next()?)?;
-    parse_address(fields.next()?)?;
+    let remote = parse_address(fields.next()?)?;
     let state = u8::try_from(hex(fields.next()?, 2)?).ok()?;
     // tx_queue:rx_queue, tr:tm->when, retrnsmt
     let uid = fields.nth(3)?.parse().ok()?;
     let inode = fields.nth(1)?.parse().ok()?;
-    Some(Entry { local, state, uid, inode })
+    Some(Entry { local, remote, state, uid, inode })
 }
 
 /// Addresses stand there as 32-bit words of the machine's byte order that hold network byte order,
@@ -211,7 +253,7 @@ mod tests {
     }
 
     fn listener(local: &str, uid: u32) -> Entry {
-        Entry { local: address(local), state: LISTEN, uid, inode: 7 }
+        Entry { local: address(local), remote: address("0.0.0.0:0"), state: LISTEN, uid, inode: 7 }
     }
 
     #[test]
@@ -223,15 +265,48 @@ mod tests {
    2: B80D0120000000000000000001000000:192B 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 99 1 0000000000000000 100 0 0 10 0
    3: 0100007F:192B garbage
 ";
-        let entry = |local: &str, state, uid, inode| Entry { local: address(local), state, uid, inode };
+        let entry = |local: &str, remote: &str, state, uid, inode| Entry {
+            local: address(local),
+            remote: address(remote),
+            state,
+            uid,
+            inode,
+        };
         assert_eq!(
             parse(text),
             [
-                entry("127.0.0.1:6443", LISTEN, 65534, 4711),
-                entry("10.0.0.5:6443", 1, 0, 4712),
-                entry("[2001:db8::1]:6443", LISTEN, 0, 99)
+                entry("127.0.0.1:6443", "0.0.0.0:0", LISTEN, 65534, 4711),
+                entry("10.0.0.5:6443", "10.0.0.6:46018", ESTABLISHED, 0, 4712),
+                entry("[2001:db8::1]:6443", "[::]:0", LISTEN, 0, 99)
             ]
         );
+    }
+
+    #[test]
+    fn a_connection_is_known_with_its_client() {
+        let socket = |local: &str, remote: &str, inode| Entry {
+            local: address(local),
+            remote: address(remote),
+            state: ESTABLISHED,
+            uid: 0,
+            inode,
+        };
+        // A server's socket of both families, and its client's of one.
+        let entries = [
+            socket("[::ffff:10.0.0.5]:6443", "[::ffff:10.0.0.5]:40000", 1),
+            socket("10.0.0.5:40000", "10.0.0.5:6443", 2),
+            socket("10.0.0.5:6443", "10.0.0.9:40000", 3),
+        ];
+        let connection =
+            |remote: &str, client| Connection { local: address("10.0.0.5:6443"), remote: address(remote), client };
+        assert_eq!(pair(6443, &entries), [connection("10.0.0.5:40000", Some(2)), connection("10.0.0.9:40000", None)]);
+
+        let listener = TcpListener::bind("127.83.1.3:0").unwrap();
+        let bound = listener.local_addr().unwrap();
+        let client = std::net::TcpStream::connect(bound).unwrap();
+        let found = connections(bound.port()).unwrap();
+        let own = found.iter().find(|one| one.remote == client.local_addr().unwrap()).unwrap();
+        assert_eq!((own.local, process_of(own.client.unwrap()).unwrap().pid), (bound, std::process::id()));
     }
 
     #[test]

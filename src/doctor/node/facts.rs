@@ -3,7 +3,7 @@
 use super::super::layout::Layout;
 use super::super::manifest::{on_node, uid};
 use super::super::options;
-use super::run_dir_on_node;
+use super::{Certificates, Clients, run_dir_on_node};
 use crate::config::Listen;
 use crate::manifest::Manifest;
 use crate::manifest::tree::Node;
@@ -48,6 +48,10 @@ pub struct Facts {
     pub addresses: Option<Vec<IpAddr>>,
     /// Who listens on the ports of the shim.
     pub listeners: Vec<Holding>,
+    /// Who reaches kube-apiserver by which address.
+    pub clients: Clients,
+    /// Certificates that kube-apiserver uses, and those beside them.
+    pub certificates: Certificates,
     /// Running kube-apiservers.
     pub apiservers: Vec<Running>,
     /// Running shims, by their processes.
@@ -116,15 +120,16 @@ impl Facts {
                 .ok()
                 .and_then(|text| kilobytes(&text, "MemAvailable")),
             settings: settings.collect(),
+            certificates: Certificates::gather(root, manifest),
             ..Self::default()
         };
         if let Some(layout) = Layout::of(manifest) {
-            facts.look_at(&layout, root);
+            facts.look_at(&layout, manifest, root);
         }
         facts
     }
 
-    fn look_at(&mut self, layout: &Layout<'_>, root: &Path) {
+    fn look_at(&mut self, layout: &Layout<'_>, manifest: &Manifest, root: &Path) {
         if let Some(path) = run_dir_on_node(layout) {
             let path = root.join(path.strip_prefix("/").unwrap_or(&path));
             match RunDir::usable(&path, Uid::from_raw(uid(layout.apiserver.container))) {
@@ -132,12 +137,11 @@ impl Facts {
                 Err(error) => self.run_dir = Some(error),
             }
         }
-        let place = layout.serving().and_then(|serving| options::place(&serving.told));
-        let listen = place.map(|place| &place.listen[..]).unwrap_or_default();
-        let mut ports: Vec<_> =
-            listen.iter().filter_map(|text| text.parse::<Listen>().ok()).map(|listen| listen.addr.port()).collect();
+        let listen = listen(layout);
+        let mut ports: Vec<_> = listen.iter().map(|listen| listen.addr.port()).collect();
         ports.sort_unstable();
         ports.dedup();
+        self.clients = Clients::gather(root, &dialled(&listen, manifest));
         for entry in ports.into_iter().filter_map(|port| listeners(port).ok()).flatten() {
             self.listeners.push(Holding { entry, process: process_of(entry.inode) });
         }
@@ -193,7 +197,23 @@ fn kind(path: &Path) -> Option<&'static str> {
     })
 }
 
-fn addresses() -> Option<Vec<IpAddr>> {
+/// Where the shim of a manifest listens.
+pub(super) fn listen(layout: &Layout<'_>) -> Vec<Listen> {
+    let place = layout.serving().and_then(|serving| options::place(&serving.told));
+    let listen = place.map(|place| &place.listen[..]).unwrap_or_default();
+    listen.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+/// Ports by which clients reach kube-apiserver: the shim's, and its own where it was without berth.
+pub(super) fn dialled(listen: &[Listen], manifest: &Manifest) -> Vec<u16> {
+    let own = manifest.secure_port().ok().filter(|_| !listen.is_empty());
+    let mut ports: Vec<_> = listen.iter().map(|listen| listen.addr.port()).chain(own).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    ports
+}
+
+pub(super) fn addresses() -> Option<Vec<IpAddr>> {
     let addresses = getifaddrs().ok()?.filter_map(|interface| {
         let address = interface.address?;
         let four = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));

@@ -1,5 +1,7 @@
 //! Whether a second kube-apiserver fits on a node, judged from [`Facts`] about it.
 
+pub mod certificates;
+pub mod clients;
 mod facts;
 
 use super::checks::*;
@@ -7,13 +9,15 @@ use super::layout::{HOST_IP, Layout};
 use super::manifest::{on_node, run_dir_of, uid};
 use super::{Case, Finding, options};
 use crate::config::Listen;
-use crate::manifest::split;
 use crate::manifest::tree::Node;
+use crate::manifest::{Manifest, split};
 use crate::os::holder::{self, Entry};
 use crate::registry;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+pub use certificates::{Certificates, Validity};
+pub use clients::{Clients, Uncovered};
 pub use facts::{Facts, Holding, Running, Shim};
 
 /// Version of the kernel since which sockets can share a port.
@@ -34,12 +38,14 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     examiner.memory();
     examiner.kernel();
     examiner.files();
+    examiner.findings.extend(facts.certificates.examine(case));
     if let Some(layout) = Layout::of(case.manifest) {
         examiner.run_dir(&layout);
         if let Some(serving) = layout.serving() {
-            let listen = options::place(&serving.told).map(|place| &place.listen[..]).unwrap_or_default();
-            let listen: Vec<Listen> = listen.iter().filter_map(|text| text.parse().ok()).collect();
+            let listen = facts::listen(&layout);
             examiner.addresses(&listen);
+            let own = facts.addresses.as_deref().unwrap_or_default();
+            examiner.findings.extend(facts.clients.uncovered(&listen, own).iter().map(Uncovered::finding));
             examiner.holders(&listen, uid(serving.container));
             examiner.ephemeral_ports(&listen);
             examiner.backlog(options::backlog(&serving.told));
@@ -53,6 +59,17 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
         ));
     }
     examiner.findings
+}
+
+/// What clients of this node dial and the shim of a manifest does not listen on. Empty if the manifest is another node's.
+#[must_use]
+pub fn uncovered(root: &Path, manifest: &Manifest) -> Vec<Uncovered> {
+    let listen = Layout::of(manifest).map(|layout| facts::listen(&layout)).unwrap_or_default();
+    let own = facts::addresses().unwrap_or_default();
+    if !listen.iter().any(|listen| own.contains(&listen.addr.ip())) {
+        return Vec::new();
+    }
+    Clients::gather(root, &facts::dialled(&listen, manifest)).uncovered(&listen, &own)
 }
 
 struct Examiner<'a> {
