@@ -3,6 +3,7 @@
 //! Every function is one system call or a fixed short row of them; what to do about a failure is
 //! decided by the caller.
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Backlog, listen};
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use std::io;
@@ -222,6 +223,14 @@ pub fn check_connection(socket: BorrowedFd<'_>) -> Result<SocketAddr, String> {
     let peer = asked.peer_addr().map_err(said)?;
     asked.set_nonblocking(true).map_err(said)?;
     peer.as_socket().ok_or_else(|| "it is no connection of the Internet".into())
+}
+
+/// Whether a connection was reset or given up. Asking leaves the error for the next read.
+pub fn is_gone(socket: &impl AsFd) -> bool {
+    let mut asked = [PollFd::new(socket.as_fd(), PollFlags::empty())];
+    // It fails for want of memory, and then nothing is known.
+    let _ = poll(&mut asked, PollTimeout::ZERO);
+    asked[0].revents().is_some_and(|said| said.intersects(PollFlags::POLLERR | PollFlags::POLLHUP))
 }
 
 /// Makes the close of this socket a reset: what a reset of the other end becomes here.

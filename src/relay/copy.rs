@@ -10,17 +10,16 @@
 //! [`End::Closed`] each gets its FIN, if it has not got it yet; after any other both are set to reset at close.
 
 use super::bulk::{Bulk, Piped};
-use crate::os::{self, socket::reset_on_close};
+use crate::os::socket::{is_gone, reset_on_close};
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
-use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
 /// Size of the buffer that the connections of a thread share. Larger ones were not faster; with
 /// 64 KiB and less, bulk slows down.
@@ -30,9 +29,9 @@ const SHARED: usize = 128 * 1024;
 /// counts as a full buffer.
 const TURN: usize = 16 * SHARED;
 
-/// How long a connection is half closed before its closed side is watched for a reset. Most are so
-/// for a moment only, and watching costs system calls.
-const HALF_CLOSED: Duration = Duration::from_secs(1);
+/// How long nothing moves before an end that is not read is asked whether it is there. Most are not read for a
+/// moment only, and asking costs a system call.
+const STILL: Duration = Duration::from_secs(1);
 
 thread_local! {
     static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SHARED].into_boxed_slice());
@@ -216,47 +215,40 @@ impl Direction {
     }
 }
 
-/// Watches an end that is not read, because it has nothing more to say or has said enough, for a reset.
+/// Watches an end that is not read, because it has nothing more to say or what it said is not taken, for a
+/// reset. It asks now and then: a descriptor for the wait would be one more than a connection is counted with.
 #[derive(Default)]
-pub(super) enum Watch {
-    #[default]
-    Off,
-    Soon(Pin<Box<Sleep>>),
-    On(Pin<Box<dyn Future<Output = ()> + Send>>),
+pub(super) struct Watch {
+    timer: Option<Pin<Box<Sleep>>>,
+    moved: bool,
 }
 
 impl Watch {
-    /// Ready when the end is known to be gone.
+    /// Bytes moved: what an end that is gone said last is on its way still.
+    fn moved(&mut self) {
+        self.moved = true;
+    }
+
+    /// Ready when the end is known to be gone, and nothing moved for a while.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, end: &TcpStream) -> Poll<()> {
-        ready!(self.poll_soon(cx));
-        if let Self::Soon(_) = self {
-            *self = Self::On(Box::pin(until_error(end.as_fd().try_clone_to_owned())));
-        }
-        match self {
-            Self::On(error) => error.as_mut().poll(cx),
-            Self::Off | Self::Soon(_) => Poll::Pending,
+        loop {
+            ready!(self.poll_still(cx));
+            if is_gone(end) {
+                return Poll::Ready(());
+            }
         }
     }
 
-    /// Ready when it is time to watch.
-    fn poll_soon(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if let Self::Off = self {
-            *self = Self::Soon(Box::pin(tokio::time::sleep(HALF_CLOSED)));
+    /// Ready when nothing moved for a while.
+    fn poll_still(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(STILL)));
+        loop {
+            ready!(timer.as_mut().poll(cx));
+            timer.as_mut().reset(Instant::now() + STILL);
+            if !std::mem::take(&mut self.moved) {
+                return Poll::Ready(());
+            }
         }
-        match self {
-            Self::Soon(sleep) => sleep.as_mut().poll(cx),
-            Self::Off | Self::On(_) => Poll::Ready(()),
-        }
-    }
-}
-
-/// Waits for EPOLLERR on a duplicate of a socket. Where that cannot be had (no descriptor left), it
-/// waits for ever and keepalive or the other end ends the connection.
-async fn until_error(duplicate: io::Result<std::os::fd::OwnedFd>) {
-    if let Ok(fd) = duplicate.and_then(|fd| os::awaitable(fd, Interest::ERROR)) {
-        let _ = fd.ready(Interest::ERROR).await;
-    } else {
-        std::future::pending::<()>().await;
     }
 }
 
@@ -272,26 +264,38 @@ pub async fn copy<M: Meter>(
     let mut watch = Watch::default();
     let end = poll_fn(|cx| {
         with_buffer(|buffer| {
-            let upward = up.poll(cx, client, backend, &down, buffer, |n| meter.up(n));
+            let mut moved = false;
+            let upward = up.poll(cx, client, backend, &down, buffer, |n| {
+                moved = true;
+                meter.up(n);
+            });
             if let Poll::Ready(Err(SourceGone)) = upward {
                 return Poll::Ready(End::Client);
             }
-            let downward = down.poll(cx, backend, client, &up, buffer, |n| meter.down(n));
+            let downward = down.poll(cx, backend, client, &up, buffer, |n| {
+                moved = true;
+                meter.down(n);
+            });
             if let Poll::Ready(Err(SourceGone)) = downward {
                 return Poll::Ready(End::Backend);
             }
+            if moved {
+                watch.moved();
+            }
             match (up.phase, down.phase) {
                 (Phase::Finished, Phase::Finished) => Poll::Ready(End::Closed),
-                (Phase::Open, Phase::Open) => Poll::Pending,
                 // The instance was broken and has said all that it had; likewise the client.
                 (Phase::Broken, Phase::Finished | Phase::Broken) => Poll::Ready(End::Backend),
                 (Phase::Finished, Phase::Broken) => Poll::Ready(End::Client),
                 // The client is gone, and what it said last may wait for an instance that takes nothing.
-                (Phase::Open, Phase::Broken) => watch.poll_soon(cx).map(|()| End::Client),
+                (Phase::Open, Phase::Broken) => watch.poll_still(cx).map(|()| End::Client),
                 // Half closed: one end is silent for good, and may be gone. A client may take its time for
                 // what an instance that is gone said last.
                 (Phase::Finished | Phase::Broken, Phase::Open) => watch.poll(cx, client).map(|()| End::Client),
+                // The instance takes nothing, so the client is not read.
+                (Phase::Open, _) if up.rest.is_some() => watch.poll(cx, client).map(|()| End::Client),
                 (Phase::Open, Phase::Finished) => watch.poll(cx, backend).map(|()| End::Backend),
+                (Phase::Open, Phase::Open) => Poll::Pending,
             }
         })
     })

@@ -215,6 +215,30 @@ fn last_words_before_a_clients_reset_arrive_against_a_full_way() {
     });
 }
 
+/// An upload that the instance does not take, whose client is gone: it must not wait for the instance.
+#[test]
+fn a_clients_reset_against_a_full_way_up() {
+    each(|shim, backend, request| {
+        let (mut client, instance) = answered(shim, backend, request);
+        fill(&mut client);
+        reset(client);
+        expect_error(&instance);
+        shim.until("no connection is left", |status| status.connections_open == 0);
+    });
+}
+
+/// An instance that takes an upload after all gets what it would have got without a shim.
+#[test]
+fn an_upload_before_a_reset_arrives() {
+    each(|shim, backend, request| {
+        let (mut client, mut instance) = answered(shim, backend, request);
+        fill(&mut client);
+        reset(client);
+        let got = Pattern(0).receive_until_reset(&mut instance);
+        assert!(got > 100_000, "only {got} bytes");
+    });
+}
+
 /// A client that is gone is told to an instance that takes no more; an answer that is on its way to a
 /// client that pauses is not cut short.
 #[test]
