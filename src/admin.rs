@@ -14,16 +14,23 @@ use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::os::fd::AsFd;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 /// Connections at once: scrapers and probes are few, and each could hold a descriptor.
 const CONNECTIONS: usize = 64;
 
 /// How long a client may take for its request's head.
 const HEAD: Duration = Duration::from_secs(5);
+
+/// How long a client may be connected, and how much longer the answer that is on its way may take. A scraper that keeps its
+/// connection makes another; one that does not read its answers gives its place back.
+const CONNECTED: Duration = Duration::from_secs(10);
+const LAST_ANSWER: Duration = Duration::from_secs(5);
 
 /// Content type of OpenMetrics' text form.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -72,13 +79,20 @@ impl Admin {
                     let view = view.clone();
                     async move { Ok::<_, Infallible>(answer(&view, &request).await) }
                 });
-                let served = hyper::server::conn::http1::Builder::new()
+                let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
                     .header_read_timeout(HEAD)
-                    .serve_connection(TokioIo::new(stream), service)
-                    .await;
-                if let Err(error) = served {
-                    tracing::debug!(%error, "an admin connection ended");
+                    .serve_connection(TokioIo::new(stream), service);
+                let mut connection = pin!(connection);
+                let mut served = timeout(CONNECTED, connection.as_mut()).await;
+                if served.is_err() {
+                    connection.as_mut().graceful_shutdown();
+                    served = timeout(LAST_ANSWER, connection).await;
+                }
+                match served {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(%error, "an admin connection ended"),
+                    Err(_) => tracing::debug!("an admin connection was ended: its answers were not read"),
                 }
                 drop(place);
             });

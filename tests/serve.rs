@@ -16,7 +16,7 @@ use support::net::{
 };
 use support::process::{Running, berth, said};
 use support::tls::{Api, Authority};
-use support::{MOMENT, eventually};
+use support::{MOMENT, PATIENCE, eventually};
 use tempfile::TempDir;
 
 /// A run directory and a berth of its own.
@@ -470,6 +470,33 @@ fn the_log_is_json_when_asked_and_names_connections() {
     let first: serde_json::Value = serde_json::from_str(shim.log().lines().next().unwrap()).unwrap();
     assert_eq!(first["message"], "berth", "the first line is the effective configuration");
     assert_eq!(first["berth"], node.listen.to_string());
+}
+
+/// Who takes all places of the admin port and reads no answer does not keep them.
+#[test]
+fn the_admin_port_answers_beside_clients_that_do_not_read() {
+    let (node, admin) = (Node::new(), free_address());
+    let _shim = node.joined(Backend::new().serve(echo), &["--admin", &admin.to_string()]);
+    let requests = b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n".repeat(10_000);
+    let pipelining = |_| {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        // Answers soon fill the way.
+        socket.set_recv_buffer_size(4096).unwrap();
+        socket.connect(&admin.into()).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let mut stream = TcpStream::from(socket);
+        // As many as the way takes now.
+        let _ = stream.write_all(&requests);
+        stream
+    };
+    let unread: Vec<_> = (0..64).map(pipelining).collect();
+    let mut last = TcpStream::connect(admin).unwrap();
+    last.set_read_timeout(Some(PATIENCE)).unwrap();
+    last.write_all(b"GET /livez HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    last.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n"), "{answer}");
+    drop(unread);
 }
 
 /// A process that ends with the test.
