@@ -151,6 +151,9 @@ pub struct ExecArgs {
     /// Which berth and which instance.
     #[command(flatten)]
     pub place: PlaceArgs,
+    /// Stay as the apiserver's parent, so that it gets one SIGTERM however berth run ends: what berth run asks for
+    #[arg(long, hide = true)]
+    pub stay: bool,
     /// The apiserver's command; {instance} in its arguments becomes the instance's ID
     #[arg(last = true, required = true, value_name = "COMMAND", num_args = 1..)]
     pub command: Vec<std::ffi::OsString>,

@@ -190,6 +190,42 @@ fn the_child_dies_with_berth() {
     eventually("status says that it ended", || status().contains("process ended").then_some(()));
 }
 
+/// Who stands between berth and its child is no way to lose the child.
+#[test]
+fn the_child_dies_with_its_parent() {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&[]);
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let parent = stat.rsplit(')').next().unwrap().split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
+    assert_ne!(parent, run.pid().as_raw());
+    kill(Pid::from_raw(parent), Signal::SIGKILL).unwrap();
+    gone(pid);
+    assert_eq!(run.ended().code(), Some(128 + Signal::SIGKILL as i32), "{}", run.log());
+}
+
+/// kube-apiserver takes a second SIGTERM for "at once". The kernel tells a child of each thread that had it, one after
+/// the other, when a process of several threads dies.
+#[test]
+fn the_death_of_berth_is_one_sigterm() {
+    let node = Node::new();
+    for _ in 0..20 {
+        let (mut run, pid) = node.joined(&["--threads", "16"]);
+        let (_, out, _) = said(&mut berth(["status", "--json", "--run-dir", &node.run_dir()]));
+        let status: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let address: SocketAddr = status["instances"][0]["record"]["address"].as_str().unwrap().parse().unwrap();
+        // It ends with this one, and hears of SIGTERM until then.
+        let mut client = connect(address);
+        ping(&mut client, b"served");
+        run.signal(Signal::SIGKILL);
+        run.ended();
+        run.says("told to end");
+        ping(&mut client, b"still served");
+        drop(client);
+        gone(pid);
+        assert!(!run.out().contains("told again"), "{}", run.out());
+    }
+}
+
 /// Its connections end as the kernel ends them, and its status becomes berth's.
 #[test]
 fn a_child_that_ends_by_itself() {

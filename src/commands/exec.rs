@@ -6,6 +6,7 @@ use crate::config::{Checks, Mistakes, Place};
 use crate::instance::InstanceId;
 use crate::instance::address;
 use crate::instance::args::{self, Replaced, Rewritten, Wanted};
+use crate::os::process::go_on_as_child;
 use crate::registry::RunDir;
 use crate::registry::instance::{Claimant, claim};
 use anyhow::Context;
@@ -21,6 +22,9 @@ pub(super) fn run(args: &ExecArgs) -> anyhow::Result<Exit> {
         Ok(plan) => plan,
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
+    if args.stay {
+        go_on_as_child().context("cannot start the process that becomes the apiserver")?;
+    }
     match plan.carry_out() {
         Ok(never) => match never {},
         Err(error) => {

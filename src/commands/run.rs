@@ -1,5 +1,8 @@
 //! `berth run`: `berth exec` as a child, and the shim beside it.
 //!
+//! The child stays between this process, which has several threads, and the apiserver: the kernel tells the child of
+//! this one's death once for each thread, and kube-apiserver takes a second SIGTERM for "at once".
+//!
 //! The shim leaves the group before the child hears of SIGTERM, so that no new connection comes to an
 //! apiserver that is stopping; then it drains, and the child's exit status becomes its own.
 
@@ -9,7 +12,7 @@ use crate::app::Bound;
 use crate::cli::{LogArgs, RunArgs};
 use crate::config::Config;
 use crate::drain::Stop;
-use crate::os::process::die_with_parent;
+use crate::os::process::{KILL_CHILD, die_with_parent};
 use crate::phase::Phase;
 use crate::registry::instance::note_end;
 use clap::ValueEnum;
@@ -45,7 +48,7 @@ pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
 /// terminal is passed on once, by us, as SIGTERM.
 fn start(bound: &Bound, args: &RunArgs, log: &LogArgs) -> std::io::Result<Child> {
     let mut command = std::process::Command::new("/proc/self/exe");
-    command.arg0("berth").arg("exec");
+    command.arg0("berth").args(["exec", "--stay"]);
     for listen in &args.place.listen {
         command.arg("--listen").arg(listen);
     }
@@ -110,8 +113,9 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
 fn signal_child(child: &Child, signal: Signal) {
     // No ID: it has ended and was waited for.
     let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) else { return };
-    match kill(Pid::from_raw(pid), signal) {
-        Ok(()) => tracing::info!(pid, %signal, "passed on to the apiserver"),
+    let sent = if signal == Signal::SIGKILL { KILL_CHILD } else { signal };
+    match kill(Pid::from_raw(pid), sent) {
+        Ok(()) => tracing::info!(%signal, "passed on to the apiserver"),
         Err(error) => tracing::warn!(pid, %signal, %error, "cannot signal the apiserver"),
     }
 }

@@ -1,11 +1,13 @@
 //! Limits and descendants of this process.
 
+use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
+use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
 use std::io;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus};
 
 /// Raises the limit of open files to the hard limit and says what it is.
 ///
@@ -49,16 +51,91 @@ pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
 }
 
 /// Lets the child get SIGTERM when the thread that starts it ends: `pdeathsig` follows the thread, so
-/// start children from the main thread. It outlives execve.
+/// start children from the main thread. It outlives execve. When a process of several threads dies, each that still
+/// lives gets its children for a moment, so it can come several times: see [`go_on_as_child`].
 pub fn die_with_parent(command: &mut Command) {
-    let parent = nix::unistd::getpid();
+    let parent = getpid();
     // SAFETY: between fork and exec only prctl, getppid and error construction without allocation
     // are called, all async-signal-safe.
     unsafe {
-        command.pre_exec(move || {
-            prctl::set_pdeathsig(Signal::SIGTERM)?;
-            // The parent may have died before the line above.
-            if nix::unistd::getppid() == parent { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
-        });
+        command.pre_exec(move || die_with(parent, Signal::SIGTERM));
     }
+}
+
+fn die_with(parent: Pid, signal: Signal) -> io::Result<()> {
+    prctl::set_pdeathsig(signal)?;
+    // The parent may have died before the line above.
+    if getppid() == parent { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
+}
+
+/// The signal by which who stays in [`go_on_as_child`] kills the child.
+pub const KILL_CHILD: Signal = Signal::SIGQUIT;
+
+/// Goes on as a child of what was this process, which stays between it and the parent until it ends, and then ends
+/// as it did. It passes on one SIGTERM, however often it is told, and one [`KILL_CHILD`] as SIGKILL. It has one
+/// thread, so its own death reaches the child once: as SIGKILL, also through execve.
+///
+/// To be called by a process of one thread.
+///
+/// # Errors
+/// What the system calls say, or `ESRCH` in a child whose parent died at once.
+pub fn go_on_as_child() -> io::Result<()> {
+    let heard: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, KILL_CHILD].into_iter().collect();
+    // Blocked before there is a child, so that none is missed.
+    let mask = heard.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    let parent = getpid();
+    // SAFETY: with one thread, nobody holds a lock that the child would wait for in vain.
+    match unsafe { fork() }? {
+        ForkResult::Child => {
+            mask.thread_set_mask()?;
+            die_with(parent, Signal::SIGKILL)
+        }
+        ForkResult::Parent { child } => end_as(stay(child, &heard)?),
+    }
+}
+
+/// Passes signals on until the child has ended.
+fn stay(child: Pid, heard: &SigSet) -> io::Result<ExitStatus> {
+    let mut told = SigSet::empty();
+    loop {
+        let (signal, passed) = match heard.wait()? {
+            Signal::SIGCHLD => match ended(child)? {
+                Some(status) => return Ok(status),
+                None => continue,
+            },
+            KILL_CHILD => (KILL_CHILD, Signal::SIGKILL),
+            signal => (signal, signal),
+        };
+        if told.contains(signal) {
+            continue;
+        }
+        told.add(signal);
+        if let Err(error) = kill(child, passed) {
+            tracing::warn!(pid = child.as_raw(), signal = %passed, %error, "cannot signal the apiserver");
+        }
+    }
+}
+
+/// How a child ended, if it has.
+fn ended(child: Pid) -> io::Result<Option<ExitStatus>> {
+    let mut status = 0;
+    // Not nix's: that one has no real-time signals.
+    // SAFETY: `status` is there to be written to.
+    let changed = unsafe { libc::waitpid(child.as_raw(), &raw mut status, libc::WNOHANG) };
+    Ok((Errno::result(changed)? != 0).then(|| ExitStatus::from_raw(status)))
+}
+
+/// Ends this process as another one ended.
+fn end_as(status: ExitStatus) -> ! {
+    if let Some(signal) = status.signal() {
+        // One core file is enough.
+        let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
+        // SAFETY: the default action needs no handler, and no other thread has an opinion about it.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        let _ = SigSet::all().thread_unblock();
+        // SAFETY: it takes any number.
+        unsafe { libc::raise(signal) };
+        std::process::exit(128 + signal);
+    }
+    std::process::exit(status.code().unwrap_or_default())
 }
