@@ -3,6 +3,7 @@
 #[path = "support/mod.rs"]
 mod support;
 
+use berth::phase::Phase;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use socket2::{Domain, Socket, Type};
@@ -15,6 +16,7 @@ use support::net::{
     Backend, connect, connect_from, echo, expect_silence, free_address, fresh_ip, hello, listening, ping, read,
 };
 use support::process::{Running, berth, said};
+use support::shim::Shim;
 use support::tls::{Api, Authority};
 use support::{MOMENT, PATIENCE, eventually};
 use tempfile::TempDir;
@@ -181,6 +183,17 @@ fn bound_at_start_and_listening_when_ready() {
     assert_eq!(inodes.len(), 1);
     assert!(before.contains(&inodes[0]), "the socket that was bound at start is the one that listens");
     ping(&mut connect(node.listen), b"served");
+}
+
+/// Whoever asks before the instance listens must not let it wait for a whole interval.
+#[test]
+fn an_instance_that_listens_later_is_asked_at_once() {
+    let backend = free_address();
+    let shim = Shim::launch("127.0.0.1:0", backend, "1", &["--probe-interval", "1h", "--rise", "2"]);
+    shim.until("asked in vain", |status| status.instances.iter().any(|i| i.last_probe.contains("nobody listens")));
+    Backend::at(backend).serve(echo);
+    shim.until_phase(Phase::Joined);
+    ping(&mut shim.client(), b"served");
 }
 
 #[test]

@@ -13,6 +13,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
+/// Time between two probes while nobody listens, if that is shorter than the interval: a refused connect costs both
+/// ends next to nothing, and a newcomer should not wait for the next interval.
+const REFUSED: Duration = Duration::from_millis(100);
+
 /// The probing of all instances. Dropping it ends it.
 #[derive(Debug)]
 pub struct Probers {
@@ -104,9 +108,12 @@ impl Shared {
                 self.book().set_version(&id, version);
             }
             let rising = self.book().epoch(&id).is_some_and(|(_, rising)| rising);
-            if !rising {
-                tokio::time::sleep_until(asked + self.interval).await;
-            }
+            let pause = match seen {
+                _ if rising => continue,
+                Seen::Refused => self.interval.min(REFUSED),
+                Seen::Pass | Seen::Fail => self.interval,
+            };
+            tokio::time::sleep_until(asked + pause).await;
         }
     }
 
