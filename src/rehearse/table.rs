@@ -58,7 +58,10 @@ pub fn render(verdict: &Verdict) -> String {
     text.push('\n');
     for promise in &verdict.promises {
         let held = if promise.held() { "held" } else { "broken" };
-        let _ = writeln!(text, "{} at {}: {held}: {}", promise.fault, promise.instance, promise.text);
+        let fault = promise.fault.to_string();
+        // A version that is wrong on purpose is named by what is wrong with it.
+        let at = if promise.instance == fault { String::new() } else { format!(" at {}", promise.instance) };
+        let _ = writeln!(text, "{fault}{at}: {held}: {}", promise.text);
         for seen in &promise.seen {
             let _ = writeln!(text, "  {}", seen.replace('\n', "\n  "));
         }

@@ -44,6 +44,8 @@ pub struct Verdict {
     pub losses: Vec<(Stamp, Loss)>,
     /// The streams that their instance ended, and when their client saw it.
     pub ends_by_instance: Vec<(Stamp, StreamId)>,
+    /// The streams whose end a promise under a fault allows.
+    pub ends_allowed: Vec<StreamId>,
     /// The first of each kind of failure, in words.
     pub examples: Vec<String>,
     /// Longest time from when a request was due to its whole answer.
@@ -262,6 +264,8 @@ impl<'a> Judge<'a> {
                     let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance: Some(&end.instance) };
                     if self.lose(&lost, words) {
                         self.verdict.ended_by_berth += 1;
+                    } else {
+                        self.verdict.ends_allowed.push(end.stream.clone());
                     }
                 }
             }

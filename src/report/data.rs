@@ -425,8 +425,10 @@ pub struct Gap {
     pub from_ms: i64,
     /// Until when.
     pub to_ms: i64,
-    /// Its instance ended it: not lost. Else it was.
+    /// Its instance ended it: not lost.
     pub by_instance: bool,
+    /// A promise under a fault allows that it was cut: not lost. One that is neither was.
+    pub allowed: bool,
     /// How the client saw its end.
     pub reason: String,
 }
@@ -491,6 +493,13 @@ impl Ran {
     /// All that promises under faults allowed to be lost.
     pub fn allowed(&self) -> u64 {
         self.promises.iter().flat_map(|promise| &promise.allowed).map(|tally| tally.count).sum()
+    }
+}
+
+impl Gap {
+    /// It was cut, and nothing allows that.
+    pub fn lost(&self) -> bool {
+        !self.by_instance && !self.allowed
     }
 }
 

@@ -1,8 +1,8 @@
 //! Labels above a plot, so that none covers another one.
 //!
 //! A label is a round badge on its line and a text beside it. Rows are counted upwards from the plot:
-//! a label's line goes down through all rows below its own. A text that fits nowhere is left out, a
-//! badge never is: the list below the plot has its words.
+//! a label's line goes down through all rows below its own. A text that fits nowhere, or that the line of a
+//! badge in a crowd goes through, is left out; a badge never is: the list below the plot has its words.
 
 /// A label that is to be placed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -78,6 +78,11 @@ pub fn place(labels: &[Label], room: Room) -> Vec<Placed> {
             placed.iter().all(|other| here.apart(other)).then_some(here)
         };
         let here = wanted.find_map(free).or_else(|| (0..=labels.len()).find_map(apart));
+        for (other, index) in placed.iter_mut().zip(&order) {
+            if here.is_some_and(|here| !here.uncrossed(other)) {
+                *other = room.put(labels[*index], other.row, Side::None);
+            }
+        }
         placed.extend(here);
     }
     let mut sorted: Vec<(usize, Placed)> = order.into_iter().zip(placed).collect();
@@ -169,6 +174,7 @@ mod tests {
                 prop_assert!(a.extent.0 >= room.left && a.extent.1 <= room.right);
                 for b in &placed[..index] {
                     prop_assert!(a.row != b.row || a.extent.1 <= b.extent.0 || b.extent.1 <= a.extent.0, "{a:?} {b:?}");
+                    prop_assert!(a.uncrossed(b), "{a:?} {b:?}");
                 }
             }
         }

@@ -263,6 +263,7 @@ fn watch(model: &Model, index: usize) -> Watch {
             from_ms: end,
             to_ms: again,
             by_instance: !cut,
+            allowed: false,
             reason: if cut { "reset" } else { "closed" }.into(),
         }],
         flaws: if cut { vec![Flaw { at_ms: again, missed: 9, doubled: 0 }] } else { Vec::new() },

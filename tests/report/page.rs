@@ -70,6 +70,45 @@ fn what_promises_allow_is_not_hidden() {
     assert!(!page.contains("Nothing was lost</h1>"));
 }
 
+/// What a promise allows is not cut, wherever cuts are counted or drawn.
+#[test]
+fn watches_that_a_promise_lets_be_cut_are_told_apart() {
+    let mut allowed = lossy();
+    let Outcome::Ran(ran) = &mut allowed.outcome else { unreachable!() };
+    for watch in &mut ran.watches {
+        watch.gaps.iter_mut().for_each(|gap| gap.allowed = !gap.by_instance);
+        (watch.missed, watch.flaws) = (0, Vec::new());
+    }
+    let page = render(&report(vec![lossy(), allowed]));
+    for (row, counts) in [("Watches cut", ["3", "0"]), ("Watches cut as promises allow", ["0", "3"])] {
+        let cells = counts.map(|count| format!("<td class=\"number\">{count}</td>")).concat();
+        assert!(page.contains(&format!("<th scope=\"row\">{row}</th>{cells}")), "{row}");
+    }
+    let (cut, kept) = page.split_once("id=\"run-2\"").unwrap();
+    assert!(cut.contains("class=\"gap cut\"") && cut.contains("they were cut 3 times;"));
+    assert!(!kept.contains("class=\"gap cut\"") && kept.contains("they were cut 0 times, and 3 as promises allow;"));
+    assert!(kept.contains("cut as a promise allows (reset)"));
+}
+
+#[test]
+fn a_name_is_said_once() {
+    let mut run = run(&Model::clean(Via::Berth));
+    let Outcome::Ran(ran) = &mut run.outcome else { unreachable!() };
+    let mark = |instance: &str, text: &str| Mark {
+        at_ms: 1_000,
+        instance: instance.into(),
+        what: MarkKind::Fault,
+        text: text.into(),
+    };
+    ran.marks = vec![mark("bad-flag", "bad-flag"), mark("old", "kill-shim")];
+    ran.promises = vec![Promise { fault: "bad-flag".into(), instance: "bad-flag".into(), ..promises()[0].clone() }];
+    let page = render(&report(vec![run]));
+    assert!(
+        page.contains("<title>bad-flag at 1.00 s</title>") && page.contains("<title>old kill-shim at 1.00 s</title>")
+    );
+    assert!(!page.contains("at bad-flag"));
+}
+
 #[test]
 fn three_are_compared_and_a_peer_that_is_missing_is_said() {
     let page = render(&report(vec![lossy(), skipped(Via::PortSharing), run(&Model::clean(Via::Berth))]));

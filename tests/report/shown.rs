@@ -2,7 +2,7 @@
 
 use super::browser::Browser;
 use super::fixture::*;
-use berth::report::data::{Outcome, Report, Via};
+use berth::report::data::{Instance, Outcome, Report, Via};
 use berth::report::{page, write};
 
 /// Runs everywhere; says why it looks at nothing where there is no browser.
@@ -69,6 +69,17 @@ fn looks_right(browser: &mut Browser, shown: &str, scheme: &str, report: &Report
     );
     assert_eq!(browser.value(&covered), 0, "{shown}");
 
+    // Lines of marks end at titles and legends: what is behind their words is drawn after the lines.
+    let crossed = format!(
+        "{visible}.flatMap(p => [...p.querySelectorAll('svg.plot')]).flatMap(svg => {{ \
+         const papers = [...svg.querySelectorAll('.paper')].map(e => [e.getBoundingClientRect(), e]); \
+         const lines = [...svg.querySelectorAll('.mark-line')]; \
+         return [...svg.querySelectorAll('.title, .key text')].filter(t => {{ const b = t.getBoundingClientRect(); \
+         return !papers.some(([a, e]) => a.left <= b.left + 1 && b.right <= a.right + 1 && a.top <= b.top + 3 && b.bottom <= a.bottom + 3 \
+         && lines.every(l => l.getBoundingClientRect().top >= a.bottom - 1 || l.compareDocumentPosition(e) & 4)) }}) }}).map(t => t.textContent).join()"
+    );
+    assert_eq!(browser.value(&crossed), "", "{shown}");
+
     // Text is not smaller than can be read.
     let small = "Math.min(99, ...[...document.querySelectorAll('.plots text')].filter(t => t.getBoundingClientRect().height > 0) \
         .map(t => t.getBoundingClientRect().height))";
@@ -79,6 +90,7 @@ fn reports() -> Vec<(&'static str, Report)> {
     let mut lossy = run(&Model::lossy(Via::Haproxy));
     if let Outcome::Ran(ran) = &mut lossy.outcome {
         ran.promises = promises();
+        ran.instances.insert(1, Instance { name: "bad-flag".into(), version: String::new() });
         ran.informers = vec![informer()];
         ran.verdict.objections = vec!["old-".repeat(40)];
     }

@@ -55,7 +55,10 @@ pub(super) fn lives<'a>(record: &'a Record, span: &Span) -> Lives<'a> {
 
 /// A lane for each watch, those that never came to be too.
 pub(super) fn watches(record: &Record, verdict: &Verdict, lives: &Lives<'_>, span: &Span) -> Vec<Watch> {
-    let by_instance: HashSet<&str> = verdict.ends_by_instance.iter().map(|(_, stream)| stream.as_str()).collect();
+    let ends = Ends {
+        by_instance: verdict.ends_by_instance.iter().map(|(_, stream)| stream.as_str()).collect(),
+        allowed: verdict.ends_allowed.iter().map(String::as_str).collect(),
+    };
     let sums: HashMap<&str, _> = record.watches.iter().map(|sum| (sum.client.as_str(), sum)).collect();
     let opened = lives.keys().copied().filter(|client| client.starts_with(WATCH));
     let mut clients: Vec<&str> = opened.chain(sums.keys().copied()).collect();
@@ -70,7 +73,7 @@ pub(super) fn watches(record: &Record, verdict: &Verdict, lives: &Lives<'_>, spa
             missed: sum.map_or(0, |sum| sum.missed),
             doubled: sum.map_or(0, |sum| sum.doubled),
             segments: own.iter().map(|life| segment(life, span)).collect(),
-            gaps: gaps(own, &by_instance, span),
+            gaps: gaps(own, &ends, span),
             flaws: sum.map_or_else(Vec::new, |sum| flaws(sum, span)),
         }
     };
@@ -92,10 +95,16 @@ fn flaws(sum: &WatchSum, span: &Span) -> Vec<Flaw> {
     sum.flaws.iter().map(flaw).collect()
 }
 
-fn gaps(lives: &[Life<'_>], by_instance: &HashSet<&str>, span: &Span) -> Vec<Gap> {
+/// Names of the streams that were not lost although they ended.
+struct Ends<'a> {
+    by_instance: HashSet<&'a str>,
+    allowed: HashSet<&'a str>,
+}
+
+fn gaps(lives: &[Life<'_>], ends: &Ends<'_>, span: &Span) -> Vec<Gap> {
     if lives.is_empty() {
         let (from_ms, to_ms) = (0, span.ms(span.over));
-        return vec![Gap { from_ms, to_ms, by_instance: false, reason: "never opened".into() }];
+        return vec![Gap { from_ms, to_ms, by_instance: false, allowed: false, reason: "never opened".into() }];
     }
     let ended = lives.iter().enumerate().filter_map(|(index, life)| Some((index, life, life.end?)));
     let gap = |(index, life, end): (usize, &Life<'_>, &StreamEnd)| {
@@ -103,7 +112,8 @@ fn gaps(lives: &[Life<'_>], by_instance: &HashSet<&str>, span: &Span) -> Vec<Gap
         Gap {
             from_ms: span.ms(life.to),
             to_ms: span.ms(to),
-            by_instance: by_instance.contains(end.stream.as_str()),
+            by_instance: ends.by_instance.contains(end.stream.as_str()),
+            allowed: ends.allowed.contains(end.stream.as_str()),
             reason: end.how.to_string(),
         }
     };

@@ -2,8 +2,8 @@ use super::*;
 use crate::rehearse::fault::Fault;
 use crate::rehearse::plan::{LoadPlan, Plan};
 use crate::rehearse::record::{
-    Answer, Attempt, Control, EndReport, EndedBy, Failure, Flaw as Seen, Informer as Kept, Kind, Player, Protocol,
-    StreamEnd, WatchSum, What,
+    Answer, Attempt, Control, EndReport, EndedBy, Failure, Flaw as Seen, Informer as Kept, Injected, Kind, Player,
+    Protocol, StreamEnd, WatchSum, What,
 };
 use crate::rehearse::verdict::{NEW, OLD, judge};
 use crate::report::data::{Flaw, Gap, Segment, Timeline, Watch};
@@ -154,7 +154,8 @@ fn marks_are_those_of_the_script_and_what_only_instances_know() {
 #[test]
 fn watches_have_segments_and_gaps() {
     let segment = |from_ms, to_ms, instance: &str| Segment { from_ms, to_ms, instance: instance.into() };
-    let gap = |from_ms, to_ms, by_instance| Gap { from_ms, to_ms, by_instance, reason: "closed".into() };
+    let gap =
+        |from_ms, to_ms, by_instance| Gap { from_ms, to_ms, by_instance, allowed: false, reason: "closed".into() };
     let expected = [Watch {
         id: "watch-0".into(),
         events: 30,
@@ -169,6 +170,20 @@ fn watches_have_segments_and_gaps() {
     let mut cut = record();
     cut.reports.clear();
     assert_eq!(gathered(cut).watches[0].gaps, [gap(2_001, 2_008, false)]);
+
+    // The same while its shim was killed.
+    let mut killed = record();
+    killed.reports.clear();
+    killed.injected.push(Injected {
+        fault: Fault::KillShim,
+        instance: OLD.into(),
+        alone: false,
+        at: at(2_000),
+        noticed: None,
+        over: Some(at(2_500)),
+        seen: Vec::new(),
+    });
+    assert_eq!(gathered(killed).watches[0].gaps, [Gap { allowed: true, ..gap(2_001, 2_008, false) }]);
 
     // It never came back.
     let mut gone = record();

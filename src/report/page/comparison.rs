@@ -2,14 +2,14 @@
 
 use super::run;
 use super::state::State;
-use crate::report::data::{Outcome, Ran, Run};
+use crate::report::data::{Gap, Outcome, Ran, Run};
 use crate::report::format;
 use crate::report::plot::{self, Frame};
 use maud::{Markup, html};
 
 type Measure = (&'static str, fn(&Ran) -> String);
 
-const MEASURES: [Measure; 10] = [
+const MEASURES: [Measure; 11] = [
     ("Requests", |r| format::count(r.figures.requests)),
     ("New connections", |r| format::count(r.figures.new_connections)),
     ("Lost", |r| format::count(r.verdict.lost())),
@@ -18,12 +18,14 @@ const MEASURES: [Measure; 10] = [
     ("99 % within", |r| format::wait(r.figures.wait_p99_ms)),
     ("Longest silence", |r| format::wait(r.figures.longest_silence_ms)),
     ("Watch events missed or doubled", |r| format::count(r.watches.iter().map(|w| w.missed + w.doubled).sum())),
-    (
-        "Watches cut",
-        |r| format::count(r.watches.iter().flat_map(|w| &w.gaps).filter(|g| !g.by_instance).count() as u64),
-    ),
+    ("Watches cut", |r| gaps(r, Gap::lost)),
+    ("Watches cut as promises allow", |r| gaps(r, |gap| gap.allowed)),
     ("Certificate errors", |r| format::count(r.figures.x509_errors)),
 ];
+
+fn gaps(ran: &Ran, which: fn(&Gap) -> bool) -> String {
+    format::count(ran.watches.iter().flat_map(|watch| &watch.gaps).filter(|gap| which(gap)).count() as u64)
+}
 
 pub(super) fn section(runs: &[Run]) -> Markup {
     let made: Vec<&Ran> = runs.iter().filter_map(Run::ran).collect();
@@ -72,7 +74,7 @@ pub(super) fn section(runs: &[Run]) -> Markup {
                     }
                 }
             }
-            p.quiet { "Good answers a second by instance; below each, × is what was lost and ◇ what an instance ended itself." }
+            p.quiet { "Good answers a second by instance; below each, × is what was lost and ◇ what an instance ended itself or a promise allows." }
         }
     }
 }

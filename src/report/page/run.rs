@@ -145,7 +145,9 @@ fn promises(ran: &Ran) -> Markup {
                     article.promise.broken[!promise.held] {
                         header { code { (promise.fault) } (state::promise(promise.held)) }
                         p.quiet {
-                            "at " (promise.instance) ", from " (format::moment(promise.from_ms))
+                            // A version that is wrong on purpose is named by what is wrong with it.
+                            @if promise.instance != promise.fault { "at " (promise.instance) ", " }
+                            "from " (format::moment(promise.from_ms))
                             @match promise.to_ms { Some(to) => { " to " (format::moment(to)) } None => " on" }
                         }
                         p { strong { "Promise: " } (sentence(&promise.promise)) }

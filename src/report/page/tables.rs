@@ -102,7 +102,7 @@ fn lanes(watches: &[Watch]) -> Markup {
                         @for (index, gap) in watch.gaps.iter().enumerate() {
                             @if index > 0 { ", " }
                             (format::wait((gap.to_ms - gap.from_ms) as f64)) " at " (format::moment(gap.from_ms))
-                            (if gap.by_instance { ", ended by its instance: " } else { ", cut: " }) (gap.reason)
+                            ", " (plot::ended(gap)) ": " (gap.reason)
                         }
                     }
                 }

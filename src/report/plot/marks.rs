@@ -60,7 +60,10 @@ fn badge(frame: &Frame, index: usize, mark: &Mark, place: &Placed, y: f64) -> Ma
     let baseline = px(y + frame.font * 0.36);
     html! {
         g.mark.fault[mark.what == MarkKind::Fault].sigterm[mark.what == MarkKind::Sigterm] {
-            title { (mark.words()) " at " (format::moment(mark.at_ms)) @if !mark.text.is_empty() { ": " (mark.text) } }
+            title {
+                (mark.words()) " at " (format::moment(mark.at_ms))
+                @if mark.what != MarkKind::Fault && !mark.text.is_empty() { ": " (mark.text) }
+            }
             rect x=(px(place.at - BADGE / 2.0)) y=(px(y - BADGE / 2.0)) width=(BADGE) height=(BADGE)
                 rx=(if mark.what == MarkKind::Fault { 2.0 } else { BADGE / 2.0 }) {}
             text.number x=(px(place.at)) y=(px(y + 3.6)) text-anchor="middle" font-size="10.5" { (index + 1) }

@@ -11,7 +11,7 @@ mod waits;
 mod watches;
 
 pub(super) use requests::short;
-pub(super) use watches::on_instances;
+pub(super) use watches::{ended, on_instances};
 
 use super::data::{Mark, Ran, Run};
 use super::format;
@@ -90,15 +90,24 @@ impl Frame {
         let mut at = (text_width(title, size) + 20.0, 15.0);
         let row = size + 6.0;
         let mut drawn = Vec::new();
+        // Where each row ends.
+        let mut rows = vec![at];
         for key in keys {
             let width = 20.0 + text_width(&key.text, self.font) + 14.0;
             if at.0 + width > self.width && at.0 > 0.0 {
                 at = (0.0, at.1 + row);
+                rows.push(at);
             }
             drawn.push((at, key));
             at.0 += width;
+            rows.pop();
+            rows.push(at);
         }
         let heading = html! {
+            // The lines of marks end at the words.
+            @for (end, y) in rows {
+                rect.paper x="0" y=(px(y - size - 2.0)) width=(px(end - 8.0)) height=(px(row)) {}
+            }
             text.title x="0" y="15" font-size=(size) { (title) }
             @for ((x, y), key) in drawn {
                 g.key transform={ "translate(" (px(x)) "," (px(y)) ")" } {

@@ -35,11 +35,15 @@ pub(super) fn plot(view: &View<'_>) -> Markup {
         (false, false) => format!("The worst {} watches", shown.len()),
     };
     let mut keys = view.keys();
-    let moved = run.watches.iter().flat_map(|watch| &watch.gaps).any(|gap| gap.by_instance);
+    let gaps = || run.watches.iter().flat_map(|watch| &watch.gaps);
+    let moved = match (gaps().any(|gap| gap.by_instance), gaps().any(|gap| gap.allowed)) {
+        (true, true) => Some("ended by its instance, or as a promise allows"),
+        (true, false) => Some("ended by its instance, opened again"),
+        (false, true) => Some("cut as a promise allows"),
+        (false, false) => None,
+    };
     let cut = run.watches.iter().any(flawed);
-    keys.extend(
-        moved.then(|| Key { look: Look::Sign(Sign::Diamond), text: "ended by its instance, opened again".into() }),
-    );
+    keys.extend(moved.map(|text| Key { look: Look::Sign(Sign::Diamond), text: text.into() }));
     keys.extend(cut.then(|| Key { look: Look::Sign(Sign::Cross), text: "cut, or events lost".into() }));
     let (heading, top) = frame.heading(&title, &keys);
     let lane = if shown.len() > 16 { 13.0 } else { 18.0 };
@@ -74,7 +78,7 @@ fn shown(watches: &[Watch]) -> Vec<&Watch> {
 
 /// It lost something.
 fn flawed(watch: &Watch) -> bool {
-    watch.missed + watch.doubled > 0 || watch.gaps.iter().any(|gap| !gap.by_instance)
+    watch.missed + watch.doubled > 0 || watch.gaps.iter().any(Gap::lost)
 }
 
 fn one(frame: &Frame, run: &Ran, watch: &Watch, y: f64, height: f64) -> Markup {
@@ -131,12 +135,11 @@ fn between(frame: &Frame, watch: &Watch, gap: &Gap, y: f64, height: f64) -> Mark
     let (left, right) = (frame.x(gap.from_ms as f64), frame.x(gap.to_ms as f64));
     let middle = f64::midpoint(left, right);
     let width = (right - left).max(NARROWEST);
-    let (class, by) = if gap.by_instance { ("gap moved", "ended by its instance") } else { ("gap cut", "cut") };
-    let sign = if gap.by_instance { Sign::Diamond } else { Sign::Cross };
+    let (class, sign) = if gap.lost() { ("gap cut", Sign::Cross) } else { ("gap moved", Sign::Diamond) };
     html! {
         g {
             title {
-                (watch.id) " " (by) " (" (gap.reason) "), not open for " (format::wait((gap.to_ms - gap.from_ms) as f64))
+                (watch.id) " " (ended(gap)) " (" (gap.reason) "), not open for " (format::wait((gap.to_ms - gap.from_ms) as f64))
                 " from " (format::moment(gap.from_ms))
             }
             rect class=(class) x=(px(middle - width / 2.0)) y=(px(y - 0.5)) width=(px(width)) height=(px(height + 1.0)) {}
@@ -144,6 +147,15 @@ fn between(frame: &Frame, watch: &Watch, gap: &Gap, y: f64, height: f64) -> Mark
                 (sign.draw(0.0, 0.0))
             }
         }
+    }
+}
+
+/// How a watch ended before a gap.
+pub(in crate::report) fn ended(gap: &Gap) -> &'static str {
+    match (gap.by_instance, gap.allowed) {
+        (true, _) => "ended by its instance",
+        (false, true) => "cut as a promise allows",
+        (false, false) => "cut",
     }
 }
 
@@ -172,11 +184,15 @@ pub(in crate::report) fn on_instances(run: &Ran) -> BTreeMap<String, Vec<u64>> {
 fn told(watches: &[Watch]) -> String {
     let gaps = || watches.iter().flat_map(|watch| &watch.gaps);
     let longest = gaps().map(|gap| gap.to_ms - gap.from_ms).max().unwrap_or(0);
+    let allowed = match gaps().filter(|gap| gap.allowed).count() as u64 {
+        0 => String::new(),
+        times => format!(", and {} as promises allow", format::count(times)),
+    };
     format!(
-        "{}. Their instances ended them {} times and they were cut {} times; the longest gap was {}. Events missed: {}, doubled: {}.",
+        "{}. Their instances ended them {} times and they were cut {} times{allowed}; the longest gap was {}. Events missed: {}, doubled: {}.",
         format::of(watches.len() as u64, "watch", "watches"),
         format::count(gaps().filter(|gap| gap.by_instance).count() as u64),
-        format::count(gaps().filter(|gap| !gap.by_instance).count() as u64),
+        format::count(gaps().filter(|gap| gap.lost()).count() as u64),
         format::wait(longest as f64),
         format::count(watches.iter().map(|watch| watch.missed).sum()),
         format::count(watches.iter().map(|watch| watch.doubled).sum()),
