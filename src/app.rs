@@ -386,7 +386,7 @@ impl Bound {
                 metrics.open()
             }
         };
-        // Connections that are left end with their threads; nothing serves from here on.
+        // Connections that are left are reset with their threads; nothing serves from here on.
         drop(workers);
         Ended { cut }
     }

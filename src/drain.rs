@@ -25,7 +25,7 @@ pub enum Stop {
 /// Time between two lines of log about what is waited for.
 const TOLD: Duration = Duration::from_secs(10);
 
-/// Waits. Returns how many connections are left, which end now.
+/// Waits. Returns how many connections are left, which are reset now.
 pub async fn drain(
     metrics: &Metrics,
     ended: &Notify,

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use support::eventually;
-use support::net::{connect, expect_end, free_address, hello, listening, ping};
+use support::net::{connect, expect_end, expect_reset, free_address, hello, listening, ping};
 use support::process::{Running, berth, gone, said};
 use support::stand_in::{STAND_IN, become_one};
 use tempfile::TempDir;
@@ -154,12 +154,19 @@ fn sigterm_before_ready() {
 fn a_second_sigterm_ends_both_at_once() {
     let node = Node::new();
     let (mut run, pid) = node.joined(&["--drain-timeout", "1h"]);
+    let line = run.logs("becoming the apiserver");
+    let address: SocketAddr = line.split("address=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    // It keeps the stand-in from ending by itself.
+    let mut direct = connect(address);
+    ping(&mut direct, b"served");
     let mut client = connect(node.listen);
     ping(&mut client, &hello(100));
     run.signal(Signal::SIGTERM);
     run.says("told to end");
     ping(&mut client, b"still served");
     run.signal(Signal::SIGTERM);
+    // By the shim, before the apiserver's death can look like the end of an answer.
+    expect_reset(&mut client);
     assert_eq!(run.ended().code(), Some(128 + Signal::SIGKILL as i32), "{}", run.log());
     gone(pid);
 }
@@ -172,6 +179,7 @@ fn the_drain_deadline_cuts_what_is_left() {
     ping(&mut client, &hello(100));
     let told = Instant::now();
     run.signal(Signal::SIGTERM);
+    expect_reset(&mut client);
     // The stand-in ends with its last connection, which the shim cuts.
     assert_eq!(run.ended().code(), Some(3), "{}", run.log());
     assert!(told.elapsed() >= Duration::from_millis(500));

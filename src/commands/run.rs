@@ -78,7 +78,13 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
             return Ok(status);
         }
         tokio::select! {
-            _ = &mut serving, if !drained => drained = true,
+            _ = &mut serving, if !drained => {
+                drained = true;
+                // Not before: its end would look like the end of what it was answering.
+                if *stop.borrow() == Stop::Now {
+                    signal_child(child, Signal::SIGKILL);
+                }
+            }
             status = child.wait(), if ended.is_none() => {
                 let status = status?;
                 ended = Some(status);
@@ -102,7 +108,7 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
             }
             () = signals.next() => {
                 stop.send_modify(Signals::more);
-                if *stop.borrow() == Stop::Now {
+                if drained && *stop.borrow() == Stop::Now {
                     signal_child(child, Signal::SIGKILL);
                 }
             }

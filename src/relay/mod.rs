@@ -2,8 +2,10 @@
 //!
 //! `opening` finds an instance and brings the client's first bytes there, as often as it takes;
 //! [`copy`](mod@copy) moves bytes both ways from then on, with [`bulk`] where they are many; here is the
-//! frame around both: counting and the line of log. TLS is never opened.
+//! frame around both: counting, the line of log, and the reset of what the end of the shim cuts (`abort`). TLS is
+//! never opened.
 
+mod abort;
 pub mod bulk;
 pub mod copy;
 pub mod how;
@@ -13,6 +15,7 @@ use crate::backend::{Instance, Table};
 use crate::instance::InstanceId;
 use crate::metrics::WorkerStats;
 use crate::os::socket::Keepalive;
+use abort::AbortOnDrop;
 use prometheus_client::metrics::histogram::Histogram;
 use std::net::{SocketAddr, TcpStream as StdTcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -58,10 +61,14 @@ pub struct Passing {
 
 impl Passing {
     /// Gives a connection to a sibling. True: it has it, and what is here may be dropped.
-    async fn pass(&self, client: &TcpStream, said: &[u8]) -> bool {
-        let Ok(client) = client.as_fd().try_clone_to_owned() else { return false };
+    async fn pass(&self, client: &mut AbortOnDrop, said: &[u8]) -> bool {
+        let Ok(duplicate) = client.as_fd().try_clone_to_owned() else { return false };
         let (taken, answer) = oneshot::channel();
-        self.to.send(Pass { client, said: said.to_vec(), taken }).is_ok() && answer.await.unwrap_or(false)
+        client.set_abort(false);
+        let pass = Pass { client: duplicate, said: said.to_vec(), taken };
+        let passed = self.to.send(pass).is_ok() && answer.await.unwrap_or(false);
+        client.set_abort(!passed);
+        passed
     }
 }
 
@@ -146,31 +153,36 @@ pub async fn serve(open: Open, client: StdTcpStream, peer: SocketAddr, said: Opt
     let mut bytes = Bytes { stats: &context.stats, up: 0, down: 0 };
     let mut instance = None;
     let mut source = None;
-    let how = match opening::Kept::read(&client, said).map(|kept| (kept, TcpStream::from_std(client))) {
-        Err(_) => How::ClientReset,
-        Ok((_, Err(error))) => {
-            tracing::warn!(client = %peer, %error, "cannot serve an accepted connection");
-            How::Failed
-        }
-        Ok((kept, Ok(mut client))) => {
-            // Boxed: what is needed only until the first byte is not part of a connection's memory
-            // for the rest of its life.
-            match Box::pin(opening::open(context, &mut client, peer, kept)).await {
-                Err(how) => how,
-                Ok(opening::Opened { mut backend, instance: id, said }) => {
-                    if context.log_connections || tracing::enabled!(tracing::Level::DEBUG) {
-                        source = backend.local_addr().ok();
-                        instance = Some(id);
-                    }
-                    copy::Meter::up(&mut bytes, said.sent);
-                    match copy::copy(&mut client, &mut backend, said.up, said.down, &mut bytes).await {
-                        copy::End::Closed => How::Closed,
-                        copy::End::Client => How::ClientReset,
-                        copy::End::Backend => How::BackendReset,
-                    }
+    let how = 'served: {
+        let Ok(kept) = opening::Kept::read(&client, said) else { break 'served How::ClientReset };
+        let mut client = match TcpStream::from_std(client) {
+            Ok(client) => AbortOnDrop::new(client),
+            Err(error) => {
+                tracing::warn!(client = %peer, %error, "cannot serve an accepted connection");
+                break 'served How::Failed;
+            }
+        };
+        // Boxed: what is needed only until the first byte is not part of a connection's memory
+        // for the rest of its life.
+        let how = match Box::pin(opening::open(context, &mut client, peer, kept)).await {
+            Err(how) => how,
+            Ok(opening::Opened { mut backend, instance: id, said }) => {
+                if context.log_connections || tracing::enabled!(tracing::Level::DEBUG) {
+                    source = backend.local_addr().ok();
+                    instance = Some(id);
+                }
+                copy::Meter::up(&mut bytes, said.sent);
+                let end = copy::copy(&mut client, &mut backend, said.up, said.down, &mut bytes).await;
+                backend.close();
+                match end {
+                    copy::End::Closed => How::Closed,
+                    copy::End::Client => How::ClientReset,
+                    copy::End::Backend => How::BackendReset,
                 }
             }
-        }
+        };
+        client.close();
+        how
     };
     let (up, down) = (bytes.up, bytes.down);
     context.stats.ended(how);

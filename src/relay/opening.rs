@@ -6,6 +6,7 @@
 //! first byte, and a leg that is refused or ends before that is replayed to the next instance. While
 //! there is none, the client is held. Nobody gets another leg who wants nothing any more.
 
+use super::abort::AbortOnDrop;
 use super::copy::{Watch, with_buffer};
 use super::{Context, How};
 use crate::backend::{Instance, Table};
@@ -49,7 +50,7 @@ const SOURCES: usize = 3;
 
 /// A client and an instance that answered it, or whose first bytes cannot be said again.
 pub(super) struct Opened {
-    pub(super) backend: TcpStream,
+    pub(super) backend: AbortOnDrop,
     pub(super) instance: InstanceId,
     pub(super) said: Said,
 }
@@ -123,7 +124,9 @@ impl Kept {
 
 /// How a leg went.
 enum Leg {
-    Answered(Said),
+    Answered(AbortOnDrop, Said),
+    /// There was none: the instance cannot be connected to.
+    Unreachable(io::Error),
     /// The instance ended it without a byte: by FIN or by reset.
     Ended(How),
     /// The client was reset.
@@ -167,7 +170,7 @@ impl Tried {
 /// How it ended instead; the client is set to be reset where that is due.
 pub(super) async fn open(
     context: &Context,
-    client: &mut TcpStream,
+    client: &mut AbortOnDrop,
     peer: SocketAddr,
     mut kept: Kept,
 ) -> Result<Opened, How> {
@@ -201,14 +204,16 @@ pub(super) async fn open(
                 return Err(tell(client, how));
             }
             if let Err(how) = held.wait(context, client, &mut kept, &mut table, &tried).await {
-                socket::reset_on_close(client);
-                return Err(how);
+                return Err(tell(client, how));
             }
             continue;
         };
-        let (mut backend, sent) = match connect(context, instance.address, peer, &kept.bytes).await {
-            Ok(connected) => connected,
-            Err(error) => {
+        let began = Instant::now();
+        let replay = std::mem::replace(&mut again, true);
+        match leg(context, &instance, client, peer, &mut kept, replay).await {
+            Leg::Answered(backend, said) => return Ok(Opened { backend, instance: instance.id, said }),
+            Leg::ClientReset => return Err(How::ClientReset),
+            Leg::Unreachable(error) => {
                 tracing::debug!(instance = %instance.id, address = %instance.address, %error, "cannot connect");
                 if error.kind() == io::ErrorKind::ConnectionRefused {
                     context.report_refused(&instance);
@@ -217,19 +222,6 @@ pub(super) async fn open(
                     tried.add(instance.epoch);
                     ended = Some(How::BackendReset);
                 }
-                again = true;
-                continue;
-            }
-        };
-        if std::mem::take(&mut again) {
-            context.stats.replays.add(1);
-        }
-        let began = Instant::now();
-        match first_byte(client, &mut backend, &mut kept, sent).await {
-            Leg::Answered(said) => return Ok(Opened { backend, instance: instance.id, said }),
-            Leg::ClientReset => {
-                socket::reset_on_close(&backend);
-                return Err(How::ClientReset);
             }
             Leg::Ended(how) => {
                 let waited = how == How::Closed && kept.bytes.is_empty() && began.elapsed() > WAITED;
@@ -239,8 +231,33 @@ pub(super) async fn open(
                 tracing::debug!(instance = %instance.id, how = how.as_str(), "ended before its first byte: replay");
                 tried.add(instance.epoch);
                 ended = Some(how);
-                again = true;
             }
+        }
+    }
+}
+
+/// One leg to an instance, up to its first byte or its end. It is reset if it is given up.
+async fn leg(
+    context: &Context,
+    instance: &Instance,
+    client: &mut TcpStream,
+    peer: SocketAddr,
+    kept: &mut Kept,
+    replay: bool,
+) -> Leg {
+    let (mut backend, sent) = match connect(context, instance.address, peer, &kept.bytes).await {
+        Ok((backend, sent)) => (AbortOnDrop::new(backend), sent),
+        Err(error) => return Leg::Unreachable(error),
+    };
+    if replay {
+        context.stats.replays.add(1);
+    }
+    match first_byte(client, &mut backend, kept, sent).await {
+        Ok(said) => Leg::Answered(backend, said),
+        Err(How::ClientReset) => Leg::ClientReset,
+        Err(how) => {
+            backend.close();
+            Leg::Ended(how)
         }
     }
 }
@@ -325,49 +342,54 @@ fn random_loopback() -> Ipv4Addr {
     Ipv4Addr::new(127, octets[0].max(1), octets[1], octets[2].clamp(1, 254))
 }
 
-/// Passes the client's bytes on, keeping them, until the instance's first byte. `sent` of them it has already.
-async fn first_byte(client: &mut TcpStream, backend: &mut TcpStream, kept: &mut Kept, mut sent: usize) -> Leg {
+/// Passes the client's bytes on, keeping them, until the instance's first byte. `sent` of them it has already. Otherwise, who ended it: the client by
+/// a reset, or the instance.
+async fn first_byte(
+    client: &mut TcpStream,
+    backend: &mut TcpStream,
+    kept: &mut Kept,
+    mut sent: usize,
+) -> Result<Said, How> {
     let mut finished = false;
     let mut watch = Watch::default();
     poll_fn(|cx| {
         loop {
             if !kept.is_replayable() {
-                return Poll::Ready(Leg::Answered(Said { sent, up: kept.bytes.split_off(sent), down: Vec::new() }));
+                return Poll::Ready(Ok(Said { sent, up: kept.bytes.split_off(sent), down: Vec::new() }));
             }
             let answer = with_buffer(|buffer| {
                 let mut read = ReadBuf::new(buffer);
                 Pin::new(&mut *backend).poll_read(cx, &mut read).map_ok(|()| read.filled().to_vec())
             });
             match answer {
-                Poll::Ready(Ok(down)) if down.is_empty() => return Poll::Ready(Leg::Ended(How::Closed)),
+                Poll::Ready(Ok(down)) if down.is_empty() => return Poll::Ready(Err(How::Closed)),
                 Poll::Ready(Ok(down)) => {
-                    return Poll::Ready(Leg::Answered(Said { sent, up: kept.bytes.split_off(sent), down }));
+                    return Poll::Ready(Ok(Said { sent, up: kept.bytes.split_off(sent), down }));
                 }
-                Poll::Ready(Err(_)) => return Poll::Ready(Leg::Ended(How::BackendReset)),
+                Poll::Ready(Err(_)) => return Poll::Ready(Err(How::BackendReset)),
                 Poll::Pending => {}
             }
             if sent < kept.bytes.len() {
                 match ready!(Pin::new(&mut *backend).poll_write(cx, &kept.bytes[sent..])) {
                     Ok(written) => sent += written,
-                    Err(_) => return Poll::Ready(Leg::Ended(How::BackendReset)),
+                    Err(_) => return Poll::Ready(Err(How::BackendReset)),
                 }
             } else if kept.finished {
                 if !finished {
                     finished = true;
                     if ready!(Pin::new(&mut *backend).poll_shutdown(cx)).is_err() {
-                        return Poll::Ready(Leg::Ended(How::BackendReset));
+                        return Poll::Ready(Err(How::BackendReset));
                     }
                 }
-                return watch.poll(cx, client).map(|()| Leg::ClientReset);
+                return watch.poll(cx, client).map(|()| Err(How::ClientReset));
             } else if kept.is_full() {
                 // What comes next cannot be kept: from then on the connection goes on as it is. An instance may
                 // want all of a large hello before it answers.
-                return client.poll_peek(cx, &mut ReadBuf::new(&mut [0])).map(|more| match more {
-                    Ok(_) => Leg::Answered(Said { sent, up: Vec::new(), down: Vec::new() }),
-                    Err(_) => Leg::ClientReset,
+                return client.poll_peek(cx, &mut ReadBuf::new(&mut [0])).map(|more| {
+                    more.map(|_| Said { sent, up: Vec::new(), down: Vec::new() }).map_err(|_| How::ClientReset)
                 });
             } else if ready!(kept.poll_fill(cx, client)).is_err() {
-                return Poll::Ready(Leg::ClientReset);
+                return Poll::Ready(Err(How::ClientReset));
             }
         }
     })

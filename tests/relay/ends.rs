@@ -5,6 +5,7 @@ use crate::support::net::{
     Backend, Pattern, expect_end, expect_error, expect_reset, expect_silence, fill, hello, read, reset,
 };
 use crate::support::shim::{Shim, THREADS};
+use berth::drain::Stop;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::thread;
@@ -114,6 +115,30 @@ fn the_instance_ends_without_a_byte() {
         }
         expect_end(&mut client);
     });
+}
+
+/// Who got a part of an answer must not take it for the whole.
+#[test]
+fn a_shim_that_ends_resets_both_ends() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &[]);
+        let mut ends = Vec::new();
+        for request in requests() {
+            ends.extend([pair(&shim, &backend, &request), answered(&shim, &backend, &request)]);
+            let (client, mut instance) = answered(&shim, &backend, &request);
+            client.shutdown(Shutdown::Write).unwrap();
+            expect_end(&mut instance);
+            ends.push((client, instance));
+        }
+        shim.tell(Stop::Now);
+        assert_eq!(shim.ended().cut, 6);
+        for (mut client, instance) in ends {
+            expect_reset(&mut client);
+            // One that has had a FIN shows nothing in a read.
+            expect_error(&instance);
+        }
+    }
 }
 
 #[test]
