@@ -16,6 +16,9 @@ const NOTICE: Duration = Duration::from_secs(1);
 /// What an answer may take beyond what is promised, on a busy machine.
 const JITTER: Duration = Duration::from_secs(3);
 
+/// How long after a fault a connection is surely none that was answered in part before it.
+const AFTER: Duration = Duration::from_millis(500);
+
 /// How long after the end of its lease a sibling may begin to accept from a shim that hangs.
 const TAKE_OVER: Duration = Duration::from_secs(1);
 
@@ -203,6 +206,13 @@ impl Check<'_> {
             self.broken.push("its shim did not notice".into());
             return;
         };
+        let is_its_own =
+            |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if *instance == self.injected.instance);
+        let waited = meanwhile().filter(|a| a.kind == Kind::New && a.due > at.plus(AFTER) && a.due < passed);
+        let left = if fault == Fault::Hang { waited.filter(is_its_own).count() } else { 0 };
+        if left > 0 {
+            self.broken.push(format!("{left} new connections waited for it to go on although the other one served"));
+        }
         let after = || meanwhile().filter(|a| a.kind == Kind::New && a.due > passed);
         let longest = after().map(|a| a.done.since(a.due)).max();
         match longest {
@@ -335,7 +345,11 @@ mod tests {
         let hang = || Injected { noticed: Some(ms(7_000)), ..injected(Fault::Hang) };
         for fault in [hang(), injected(Fault::HangShim)] {
             let waited = |attempts: &[(u64, u64)]| {
-                let attempts = attempts.iter().map(|&(due, done)| attempt(due, done, true)).collect();
+                let by_other = |&(due, done)| Attempt {
+                    answer: Answer::Good { instance: "old".into() },
+                    ..attempt(due, done, true)
+                };
+                let attempts = attempts.iter().map(by_other).collect();
                 broken(fault.clone(), |r| r.attempts = attempts)
             };
             assert_eq!(waited(&[(1_500, 10_100), (8_000, 8_010)]), [""; 0]);
@@ -343,6 +357,10 @@ mod tests {
             assert!(waited(&[(1_500, 13_500), (8_000, 8_010)])[0].contains("waited on"));
             assert!(waited(&[(1_500, 1_510)])[0].contains("no new connection after"));
         }
+        let by_itself =
+            |due| broken(hang(), |r| r.attempts = vec![attempt(due, 9_000, true), attempt(8_000, 8_010, true)]);
+        assert_eq!(by_itself(1_400), [""; 0], "it may have been answered in part before");
+        assert!(by_itself(1_600)[0].contains("1 new connections waited for it to go on"));
         assert_eq!(broken(injected(Fault::Hang), |_| {}), ["its shim did not notice"]);
         let alone = Injected { alone: true, ..injected(Fault::HangShim) };
         assert_eq!(broken(alone, |r| r.attempts.push(attempt(8_000, 12_000, true))), [""; 0]);

@@ -3,12 +3,13 @@
 //! Invariant 3: a completed connect is not yet an accepted connection. A backend that closes its
 //! listener resets what waits there, and a process that ends drops what it accepted last. A TLS
 //! client speaks first and its hello can be said again, so what it sent is kept until the instance's
-//! first byte, and a leg that is refused or ends before that is replayed to the next instance. While
-//! there is none, the client is held. Nobody gets another leg who wants nothing any more.
+//! first byte, and a leg that is refused or ends before that, or whose instance is not ready any more
+//! beside one that is, is replayed to the next instance. While there is none, the client is held. Nobody gets another leg who wants nothing any more.
 
 use super::abort::AbortOnDrop;
 use super::copy::{Watch, with_buffer};
 use super::{Context, How};
+use crate::backend::health::Standing;
 use crate::backend::{Instance, Table};
 use crate::instance::InstanceId;
 use crate::os::socket;
@@ -129,6 +130,8 @@ enum Leg {
     Unreachable(io::Error),
     /// The instance ended it without a byte: by FIN or by reset.
     Ended(How),
+    /// Its instance is not ready any more, and another one is.
+    Overtaken,
     /// The client was reset.
     ClientReset,
 }
@@ -210,7 +213,12 @@ pub(super) async fn open(
         };
         let began = Instant::now();
         let replay = std::mem::replace(&mut again, true);
-        match leg(context, &instance, client, peer, &mut kept, replay).await {
+        let leg = tokio::select! {
+            biased;
+            leg = leg(context, &instance, client, peer, &mut kept, replay) => leg,
+            () = overtaken(&mut table, instance.epoch, &tried) => Leg::Overtaken,
+        };
+        match leg {
             Leg::Answered(backend, said) => return Ok(Opened { backend, instance: instance.id, said }),
             Leg::ClientReset => return Err(How::ClientReset),
             Leg::Unreachable(error) => {
@@ -232,7 +240,25 @@ pub(super) async fn open(
                 tried.add(instance.epoch);
                 ended = Some(how);
             }
+            Leg::Overtaken if kept.is_given_up() => return Err(tell(client, How::ClientLeft)),
+            Leg::Overtaken => {
+                tracing::debug!(instance = %instance.id, "not ready any more before its first byte: replay");
+                tried.add(instance.epoch);
+            }
         }
+    }
+}
+
+/// Waits until an instance is not ready any more, and another one that may be tried is: it may hang, and who waits for
+/// its first byte would wait longer than a client's patience (Go: 10 s for a TLS handshake).
+async fn overtaken(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, tried: &Tried) {
+    let is_overtaken = |table: &Arc<Table>| {
+        let mut ready = table.instances.iter().filter(|instance| instance.standing == Standing::Ready);
+        ready.clone().all(|instance| instance.epoch != epoch) && ready.any(|instance| tried.allows(instance))
+    };
+    if table.wait_for(is_overtaken).await.is_err() {
+        // The sender is gone, and the shim with it.
+        std::future::pending::<()>().await;
     }
 }
 

@@ -6,7 +6,7 @@ use crate::support::net::{
 };
 use crate::support::shim::{Shim, THREADS};
 use crate::support::tls::{Api, Authority};
-use crate::support::{MOMENT, eventually};
+use crate::support::{MOMENT, PATIENCE, eventually};
 use berth::drain::Stop;
 use berth::phase::Phase;
 use std::io::{ErrorKind, Read, Write};
@@ -367,6 +367,45 @@ fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
         api.answer("200 OK");
         shim.until_standing(api.address, "ready");
         assert!(!shim.status().fail_open);
+    }
+}
+
+/// An instance that took the hello and says nothing is left as soon as its probe has found out and another is ready.
+#[test]
+fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
+    let authority = Authority::new();
+    let https = ["--probe", "https", "--probe-insecure", "--probe-timeout", "10s"];
+    for threads in THREADS {
+        for ready_before in [true, false] {
+            let (own, legs) = Api::start_silent(&authority);
+            let sibling = Api::start(&authority);
+            let shim = Shim::start(own.address, threads, &[&OFTEN[..], &https].concat());
+            let mut record = ready_before.then(|| shim.sibling("other", sibling.address));
+            if ready_before {
+                shim.until_standing(sibling.address, "ready");
+            }
+            thread::scope(|scope| {
+                let client = shim.client();
+                let served = scope.spawn(|| authority.get(client, "/readyz"));
+                let mut leg = legs.recv_timeout(PATIENCE).expect("a leg to the own instance");
+                assert_eq!(read(&mut leg, 1), [0x16]);
+                own.answer("500 Internal Server Error");
+                if !ready_before {
+                    shim.until_standing(own.address, "failing");
+                    leg.set_read_timeout(Some(MOMENT)).unwrap();
+                    let held =
+                        std::iter::repeat_with(|| leg.read(&mut [0; 4096])).find(|read| !matches!(read, Ok(1..)));
+                    assert_eq!(held.unwrap().unwrap_err().kind(), ErrorKind::WouldBlock, "there is no better one");
+                    record = Some(shim.sibling("other", sibling.address));
+                }
+                assert!(served.join().unwrap().starts_with("HTTP/1.1 200"));
+                leg.set_read_timeout(Some(PATIENCE)).unwrap();
+                let end = std::iter::repeat_with(|| leg.read(&mut [0; 4096])).find(|read| !matches!(read, Ok(1..)));
+                assert_eq!(end.unwrap().unwrap_err().kind(), ErrorKind::ConnectionReset);
+            });
+            assert_eq!(shim.metric("berth_replays_total"), 1);
+            drop(record);
+        }
     }
 }
 

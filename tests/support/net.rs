@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Where probes come from, and clients never do.
-const PROBES: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub(crate) const PROBES: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// An address in 127.0.0.0/8 that no other test uses now.
 pub(crate) fn fresh_ip() -> Ipv4Addr {

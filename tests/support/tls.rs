@@ -1,13 +1,13 @@
 //! A small HTTPS server in an apiserver's place, its certificate authority, and a client.
 
-use super::net::{Backend, fresh_ip};
+use super::net::{Backend, PROBES, fresh_ip};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 
 /// Signs the certificates of apiservers.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -89,6 +89,22 @@ impl Api {
             let _ = answer(&config, stream, status, body);
         });
         Self { address, status }
+    }
+
+    /// Answers probes alone: the connections of clients are given to the test.
+    pub(crate) fn start_silent(authority: &Authority) -> (Self, mpsc::Receiver<TcpStream>) {
+        let (config, status) = (authority.server_config(), Arc::new(Mutex::new("200 OK")));
+        let (give, legs) = mpsc::channel();
+        let now = status.clone();
+        let address = Backend::new().serve(move |stream| {
+            if stream.peer_addr().is_ok_and(|peer| peer.ip() == PROBES) {
+                let status = *now.lock().unwrap();
+                let _ = answer(&config, stream, status, VERSION);
+            } else {
+                let _ = give.send(stream);
+            }
+        });
+        (Self { address, status }, legs)
     }
 
     /// From now on.
