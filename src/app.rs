@@ -320,7 +320,9 @@ impl Bound {
         let mut tasks = JoinSet::new();
         let (ask, asked) = mpsc::unbounded_channel();
         let (answering, leave) = (view.clone(), told.clone());
-        tasks.spawn(self.server.serve(move |asked| answer(answering.clone(), leave.clone(), ask.clone(), asked)));
+        let answer = move |asked| answer(answering.clone(), leave.clone(), ask.clone(), asked);
+        let counts = metrics.clone();
+        tasks.spawn(self.server.serve(move |result| counts.repaired("socket", result), answer));
         if let Some(admin) = self.admin {
             tasks.spawn(admin.serve(view));
         }
@@ -335,7 +337,7 @@ impl Bound {
             tracing::info!(%instance, folder = %berth.instances().display(), "waiting for the instance's record");
         }
         let own = Own { id: instance.clone(), given: config.backend.is_some(), any: config.discover };
-        tasks.spawn(follow(berth.clone(), own, probers));
+        tasks.spawn(follow(berth.clone(), own, probers, metrics.clone()));
 
         let keeping = keep(Setup {
             berth,

@@ -87,6 +87,15 @@ pub struct HandoverLabels {
     pub result: &'static str,
 }
 
+/// Labels of `berth_run_dir_repairs_total`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RepairLabels {
+    /// What was missing: directory, record or socket.
+    pub object: &'static str,
+    /// `ok`, or `failed`: tried again.
+    pub result: &'static str,
+}
+
 /// Everything that is counted in a shim.
 #[derive(Debug)]
 pub struct Metrics {
@@ -105,6 +114,7 @@ pub struct Metrics {
     pub handover: Family<HandoverLabels, Counter>,
     /// `berth_lease_renewals_total{result}`: ok, blocked (a thread gave no sign of life), failed.
     pub renewals: Family<ProbeLabels, Counter>,
+    repairs: Family<RepairLabels, Counter>,
 }
 
 impl Metrics {
@@ -125,6 +135,7 @@ impl Metrics {
         let accept_errors = Family::<AcceptErrorLabels, Counter>::default();
         let handover = Family::<HandoverLabels, Counter>::default();
         let renewals = Family::<ProbeLabels, Counter>::default();
+        let repairs = Family::<RepairLabels, Counter>::default();
         // What goes wrong is there from the start: `increase()` does not see a counter that appears with its first count.
         for result in ["unauthorized", "forbidden", "tls", "config"] {
             drop(probes.get_or_create(&ProbeLabels { result }));
@@ -134,6 +145,11 @@ impl Metrics {
         }
         for result in ["ok", "blocked", "failed"] {
             drop(renewals.get_or_create(&ProbeLabels { result }));
+        }
+        for object in ["directory", "record", "socket"] {
+            for result in ["ok", "failed"] {
+                drop(repairs.get_or_create(&RepairLabels { object, result }));
+            }
         }
         for (phase, result) in [("connect", "refused"), ("listen", "failed"), ("accept", "failed"), ("pass", "failed")]
         {
@@ -147,9 +163,27 @@ impl Metrics {
         registry.register("berth_accept_errors", "Failed accepts by kind", Family::clone(&accept_errors));
         registry.register("berth_lease_renewals", "Renewals of the own lease by result", Family::clone(&renewals));
         registry.register("berth_handover", "Steps of the handover by result", Family::clone(&handover));
+        let help = "What was removed from the run directory in use and put back, by result";
+        registry.register("berth_run_dir_repairs", help, Family::clone(&repairs));
         let sums = Sums { workers: workers.clone(), held: held.clone(), held_limit, table, phase };
         registry.register_collector(Box::new(sums));
-        Self { registry, workers, held, held_limit, connect_seconds, probes, accept_errors, handover, renewals }
+        Self {
+            registry,
+            workers,
+            held,
+            held_limit,
+            connect_seconds,
+            probes,
+            accept_errors,
+            handover,
+            renewals,
+            repairs,
+        }
+    }
+
+    /// Counts that something was put back into the run directory, or could not be.
+    pub fn repaired(&self, object: &'static str, result: &'static str) {
+        self.repairs.get_or_create(&RepairLabels { object, result }).inc();
     }
 
     /// The counters of each worker.

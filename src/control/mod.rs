@@ -8,12 +8,13 @@ pub mod wire;
 use crate::os::{self, seqpacket};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::time::timeout;
+use tokio::time::{MissedTickBehavior, interval, timeout};
 use wire::{Ask, Reply, Request, Status};
 
 /// How long one side waits for the other; both are on this machine.
@@ -22,11 +23,16 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two tries for a place in a socket's queue: no event tells of one.
 const FULL: Duration = Duration::from_millis(10);
 
+/// Time between two looks whether the socket's file is there.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// A socket that commands can dial. Its file is removed when it is dropped.
 #[derive(Debug)]
 pub struct Server {
     listener: AsyncFd<OwnedFd>,
     path: PathBuf,
+    /// Device and inode of its file.
+    file: (u64, u64),
 }
 
 impl Server {
@@ -35,30 +41,30 @@ impl Server {
     /// # Errors
     /// `EADDRINUSE` when a live shim listens there; what the system calls say otherwise.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        match seqpacket::dial(path) {
-            Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
-            // Its queue is full, so it is alive.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::AddrInUse.into()),
-            Err(_) => {}
-        }
-        // Made beside and renamed: whoever dials finds the old one or the new one, never none.
-        let mut name = std::ffi::OsString::from(".");
-        name.push(path.file_name().unwrap_or_default());
-        let made = path.with_file_name(name);
-        match std::fs::remove_file(&made) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = seqpacket::listener(&made)?;
-        std::fs::rename(&made, path)?;
-        Ok(Self { listener: os::awaitable(listener, Interest::READABLE)?, path: path.to_owned() })
+        let (listener, file) = listen(path)?;
+        Ok(Self { listener, path: path.to_owned(), file })
     }
 
-    /// Hears requests until it is dropped; `answer` gets those of peers that may ask.
-    pub async fn serve<F: Future<Output = ()> + Send>(self, answer: impl Fn(Asked) -> F + Send + Sync + 'static) {
+    /// Hears requests until it is dropped; `answer` gets those of peers that may ask. `repaired` hears whether the
+    /// socket's file could be put back when it was gone: `ok` or `failed`.
+    pub async fn serve<F: Future<Output = ()> + Send>(
+        mut self,
+        repaired: impl Fn(&'static str) + Send,
+        answer: impl Fn(Asked) -> F + Send + Sync + 'static,
+    ) {
         let answer = Arc::new(answer);
+        let mut look = interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut told = None;
         loop {
-            match self.listener.async_io(Interest::READABLE, |listener| seqpacket::accept(listener.as_fd())).await {
+            let accepted = tokio::select! {
+                accepted = self.listener.async_io(Interest::READABLE, |listener| seqpacket::accept(listener.as_fd())) => accepted,
+                _ = look.tick() => {
+                    self.repair(&repaired, &mut told);
+                    continue;
+                }
+            };
+            match accepted {
                 Ok(socket) => {
                     let answer = answer.clone();
                     tokio::spawn(async move {
@@ -81,11 +87,79 @@ impl Server {
             }
         }
     }
+
+    /// Listens at the path again if its file was removed or replaced: a socket without a name is reached by nobody.
+    /// `told` is the failure that was logged last.
+    fn repair(&mut self, repaired: &impl Fn(&'static str), told: &mut Option<io::ErrorKind>) {
+        if self.is_there() {
+            return;
+        }
+        let path = self.path.display();
+        match listen(&self.path) {
+            Ok((listener, file)) => {
+                tracing::warn!("the shim's socket was removed: it listens at {path} again");
+                repaired("ok");
+                (self.listener, self.file, *told) = (listener, file, None);
+            }
+            Err(error) => {
+                repaired("failed");
+                match error.kind() {
+                    kind if told.replace(kind) == Some(kind) => {}
+                    io::ErrorKind::AddrInUse => {
+                        tracing::warn!(
+                            "another process answers at {path}, the shim's socket: siblings and commands find that one"
+                        );
+                    }
+                    _ => {
+                        tracing::warn!(
+                            %error,
+                            "the shim's socket was removed and cannot be made again: siblings and commands find nobody"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the file at its path is its own.
+    fn is_there(&self) -> bool {
+        file_at(&self.path).is_ok_and(|file| file == self.file)
+    }
+}
+
+/// Listens at a path, and says which file that is.
+fn listen(path: &Path) -> io::Result<(AsyncFd<OwnedFd>, (u64, u64))> {
+    match seqpacket::dial(path) {
+        Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
+        // Its queue is full, so it is alive.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::AddrInUse.into()),
+        Err(_) => {}
+    }
+    // Made beside and renamed: whoever dials finds the old one or the new one, never none.
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    let made = path.with_file_name(name);
+    match std::fs::remove_file(&made) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = seqpacket::listener(&made)?;
+    let file = file_at(&made)?;
+    std::fs::rename(&made, path)?;
+    Ok((os::awaitable(listener, Interest::READABLE)?, file))
+}
+
+/// Device and inode of a file. While its socket is open, no other file gets these.
+fn file_at(path: &Path) -> io::Result<(u64, u64)> {
+    let meta = std::fs::symlink_metadata(path)?;
+    Ok((meta.dev(), meta.ino()))
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        if self.is_there() {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -241,7 +315,7 @@ mod tests {
         let mut asking = pin!(ask(&path, Ask::Drain));
         let first = std::future::poll_fn(|cx| Poll::Ready(asking.as_mut().poll(cx))).await;
         assert!(first.is_pending(), "{first:?}");
-        let serving = server.serve(async |asked: Asked| drop(asked.reply(&Reply::Done).await));
+        let serving = server.serve(|_| {}, async |asked: Asked| drop(asked.reply(&Reply::Done).await));
         tokio::select! {
             reply = asking => assert_eq!(reply.unwrap(), Reply::Done),
             () = serving => {}

@@ -83,10 +83,15 @@ impl Keeper {
         }
     }
 
-    pub(super) fn write_lease(&self) {
-        if let Err(error) = lease::write(&self.setup.berth, &self.lease()) {
-            tracing::warn!(%error, "cannot write the lease: siblings will think this shim hangs");
-            self.count_renewal("failed");
+    pub(super) fn write_lease(&mut self) {
+        match lease::write(&self.setup.berth, &self.lease()) {
+            Ok(()) => self.lease_written = true,
+            Err(error) => {
+                self.count_renewal("failed");
+                if std::mem::replace(&mut self.lease_written, false) {
+                    tracing::warn!(%error, "cannot write the lease: siblings will think this shim hangs");
+                }
+            }
         }
     }
 
@@ -107,6 +112,11 @@ impl Keeper {
             }
         }
         self.tick();
+        let own = leases.iter().any(|lease| lease.instance == self.setup.instance);
+        if !own && now < self.renewed + self.setup.lease && lease::is_missing(&self.setup.berth, &self.setup.instance) {
+            // It was removed with the directory, most likely: newcomers look for it.
+            self.write_lease();
+        }
         for lease in &leases {
             if !lease.is_live(&self.boot_id, now) {
                 continue;

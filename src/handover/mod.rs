@@ -114,6 +114,8 @@ struct Keeper {
     acquired: SystemTime,
     /// On the clock of leases.
     renewed: Time,
+    /// The last write of the lease went well.
+    lease_written: bool,
     retry: Option<Instant>,
     /// Listeners that could not be accepted from.
     failed: BTreeSet<Cookie>,
@@ -168,6 +170,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
         transitions: 0,
         acquired: SystemTime::now(),
         renewed: now,
+        lease_written: true,
         retry: None,
         failed: BTreeSet::new(),
         told_problems: BTreeSet::new(),

@@ -79,6 +79,11 @@ pub(super) fn id_of(name: &OsStr) -> Option<InstanceId> {
     InstanceId::parse(name.to_str()?.strip_suffix(".json")?).ok()
 }
 
+/// Whether nothing has this name. What cannot be looked at is not missing.
+pub(super) fn is_missing(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 /// Opens a file for reading, whatever it may be. None: there is none. The error says why it is ignored.
 pub(super) fn open(berth: &BerthDir, path: &Path) -> Result<Option<File>, String> {
     // O_NONBLOCK, or a FIFO would stop us.

@@ -6,6 +6,11 @@
 //! * **Alive means locked.** Only the owner ever takes an exclusive lock. Everybody who wants to know asks for a
 //!   shared one and lets go at once: two who ask do not see each other, and one who asks is never in the way
 //!   of an owner, who locks a new file that nobody knows yet.
+//! * **Gone means unlocked, not unlinked.** Who found a live record keeps its descriptor ([`HeldRecord`]) and asks that
+//!   one from then on: a name that is removed, hidden or unreadable says nothing about the process.
+//! * **A record that was removed is written again** ([`restore`]) by the instance's shim, which holds the lock in the
+//!   instance's stead for as long as the instance holds its own. The instance's own file cannot get its name back:
+//!   link(2) refuses a file without names, and one on a file system that was mounted over.
 //! * **Dead is for ever.** A file that was seen unlocked is never locked again: a restarted instance writes a
 //!   new file and renames it over the old one.
 //! * **Since when it is dead** is known from who saw it first: that one sets the file's modification time and
@@ -23,7 +28,7 @@
 
 use super::BerthDir;
 pub use super::file::Problem;
-use super::file::{id_of, look_at_all, names, open, read};
+use super::file::{self, id_of, look_at_all, names, open, read};
 use crate::instance::InstanceId;
 use crate::instance::address::AddressError;
 use nix::errno::Errno;
@@ -249,6 +254,32 @@ pub struct Listed {
     pub alive: bool,
 }
 
+/// The record of a live instance with the descriptor of its file, which tells whether the instance lives on, whatever
+/// becomes of the file's name.
+#[derive(Debug)]
+pub struct HeldRecord {
+    record: Record,
+    file: File,
+}
+
+impl HeldRecord {
+    /// What is recorded.
+    #[must_use]
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Asks for the lock: itself, unless the instance has ended. One that cannot be asked has not.
+    #[must_use]
+    pub fn if_alive(self) -> Option<Self> {
+        let Self { record, file } = self;
+        match Flock::lock(file, FlockArg::LockSharedNonblock) {
+            Ok(_released_by_drop) => None,
+            Err((file, _)) => Some(Self { record, file }),
+        }
+    }
+}
+
 /// The records of a berth.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listing {
@@ -272,7 +303,7 @@ pub fn claim(
 ) -> Result<Claim, ClaimError> {
     let folder = berth.instances();
     let _names = lock_names(&folder, LOCK_WAIT)?;
-    let path = folder.join(format!("{}.json", claimant.instance));
+    let path = path_of(berth, claimant.instance);
     let previous = previous(berth, claimant.instance, &path)?;
     let listing = list(berth).map_err(failed("list", &folder))?;
     prune_names(berth, SystemTime::now()).map_err(failed("list", &folder))?;
@@ -288,18 +319,29 @@ pub fn claim(
         ended: None,
     };
 
-    let new = folder.join(format!(".{}.new", claimant.instance));
-    // Only a claim that died can have left it: claims of a berth follow one another.
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &new)(error)),
-        _ => {}
-    }
-    let lock = write_locked(&new, &record).inspect_err(|_| drop(fs::remove_file(&new)))?;
-    if let Err(error) = fs::rename(&new, &path) {
-        let _ = fs::remove_file(&new);
-        return Err(failed("put a new record in the place of", &path)(error));
-    }
+    let lock = put(&folder, &record, |lock| lock)?;
     Ok(Claim { record, path, lock })
+}
+
+/// Writes the record of a live instance again, whose file was removed, and holds a lock on it in the instance's stead:
+/// to be dropped when the instance has ended. None: there is a file of that name.
+///
+/// # Errors
+/// See [`ClaimError`]; [`ClaimError::Busy`] while a claim goes on.
+pub fn restore(berth: &BerthDir, record: &Record) -> Result<Option<Claim>, ClaimError> {
+    let folder = berth.instances();
+    let _names = lock_names(&folder, Duration::ZERO)?;
+    if !is_missing(berth, &record.instance) {
+        return Ok(None);
+    }
+    let lock = put(&folder, record, |lock| lock)?;
+    Ok(Some(Claim { record: record.clone(), path: path_of(berth, &record.instance), lock }))
+}
+
+/// Whether there is no file of an instance's record, good or bad.
+#[must_use]
+pub fn is_missing(berth: &BerthDir, id: &InstanceId) -> bool {
+    file::is_missing(&path_of(berth, id))
 }
 
 /// Adds to a dead instance's record how it ended, so that [`list`] can tell.
@@ -309,7 +351,7 @@ pub fn claim(
 pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), ClaimError> {
     let folder = berth.instances();
     let _names = lock_names(&folder, LOCK_WAIT)?;
-    let path = folder.join(format!("{id}.json"));
+    let path = path_of(berth, id);
     let Ok(Some(mut file)) = open(berth, &path) else { return Ok(()) };
     let parsed = read(&mut file).ok().and_then(|bytes| Record::parse(&bytes, id).ok());
     if is_locked(file).map_err(failed("lock", &path))? {
@@ -317,11 +359,8 @@ pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), Clai
     }
     let Some(mut record) = parsed else { return Ok(()) };
     record.ended = Some(how.to_owned());
-    let new = folder.join(format!(".{id}.new"));
-    let _ = fs::remove_file(&new);
     // Unlocked before it has its name: dead from the start for all who look.
-    drop(write_locked(&new, &record).inspect_err(|_| drop(fs::remove_file(&new)))?);
-    fs::rename(&new, &path).map_err(failed("put a new record in the place of", &path))
+    put(&folder, &record, drop)
 }
 
 /// The records of a berth, each with whether its process lives, and what is there besides.
@@ -329,9 +368,19 @@ pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), Clai
 /// # Errors
 /// The folder cannot be listed. If it is not there, there are none.
 pub fn list(berth: &BerthDir) -> io::Result<Listing> {
-    let (mut instances, problems) = look_at_all(&berth.instances(), |id, path| look(berth, id, path))?;
+    let look = |id: &_, path: &_| Ok(look(berth, id, path)?.map(|(held, alive)| Listed { record: held.record, alive }));
+    let (mut instances, problems) = look_at_all(&berth.instances(), look)?;
     instances.sort_by(|a, b| a.record.instance.cmp(&b.record.instance));
     Ok(Listing { instances, problems })
+}
+
+/// The records of the live instances of a berth, to be held, and the files that are ignored.
+///
+/// # Errors
+/// As [`list`].
+pub fn list_live(berth: &BerthDir) -> io::Result<(Vec<HeldRecord>, Vec<Problem>)> {
+    let look = |id: &_, path: &_| Ok(look(berth, id, path)?.and_then(|(held, alive)| alive.then_some(held)));
+    look_at_all(&berth.instances(), look)
 }
 
 /// Removes the records that have been dead for more than [`KEEP_DEAD`] at the time `now` (wall clock),
@@ -388,20 +437,25 @@ fn previous(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Soc
     Ok(record.map(|record| record.address))
 }
 
-/// None: it is gone. The error says why it is ignored.
-fn look(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Listed>, String> {
+/// A record and whether its process lives. None: it is gone. The error says why it is ignored.
+fn look(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<(HeldRecord, bool)>, String> {
     let Some(mut file) = open(berth, path)? else { return Ok(None) };
     let parsed = read(&mut file).map_err(|error| error.to_string());
     let parsed = parsed.and_then(|bytes| Record::parse(&bytes, id).map_err(|error| error.to_string()));
-    let alive = {
-        let marked = file.try_clone().map_err(|error| error.to_string())?;
-        let alive = is_locked(file).map_err(|error| format!("its lock cannot be looked at: {error}"))?;
-        if !alive {
-            mark_dead(&marked);
-        }
-        alive
+    let cannot = |errno: Errno| format!("its lock cannot be looked at: {}", io::Error::from(errno));
+    let (file, alive) = match Flock::lock(file, FlockArg::LockSharedNonblock) {
+        Ok(lock) => (lock.unlock().map_err(|(_, errno)| cannot(errno))?, false),
+        Err((file, Errno::EWOULDBLOCK)) => (file, true),
+        Err((_, errno)) => return Err(cannot(errno)),
     };
-    Ok(Some(Listed { record: parsed?, alive }))
+    if !alive {
+        mark_dead(&file);
+    }
+    Ok(Some((HeldRecord { record: parsed?, file }, alive)))
+}
+
+fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {
+    berth.instances().join(format!("{id}.json"))
 }
 
 /// Notes since when a record is dead, unless that is noted. The time first: with the mode first, a crash
@@ -442,6 +496,23 @@ fn lock_names(folder: &Path, wait: Duration) -> Result<Flock<File>, ClaimError> 
         };
         std::thread::sleep(LOCK_PAUSE);
     }
+}
+
+/// Puts a record in its place, whatever is there. To be called with the lock on names held; `before_named` gets the
+/// lock before anybody can see the file.
+fn put<T>(folder: &Path, record: &Record, before_named: impl FnOnce(Flock<File>) -> T) -> Result<T, ClaimError> {
+    let new = folder.join(format!(".{}.new", record.instance));
+    let path = folder.join(format!("{}.json", record.instance));
+    // Only a claim that died can have left it: claims of a berth follow one another.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &new)(error)),
+        _ => {}
+    }
+    let put = write_locked(&new, record).map(before_named).and_then(|result| {
+        fs::rename(&new, &path).map_err(failed("put a new record in the place of", &path))?;
+        Ok(result)
+    });
+    put.inspect_err(|_| drop(fs::remove_file(&new)))
 }
 
 /// Writes a record to a new file and locks it. The file stays open for writing: so its closing, when the

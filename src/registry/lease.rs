@@ -266,6 +266,12 @@ pub fn read(berth: &BerthDir, id: &InstanceId) -> Result<Option<Lease>, Problem>
     look(berth, id, &path).map_err(|reason| Problem::new(path, &reason))
 }
 
+/// Whether there is no file of a shim's lease, good or bad.
+#[must_use]
+pub fn is_missing(berth: &BerthDir, id: &InstanceId) -> bool {
+    file::is_missing(&path_of(berth, id))
+}
+
 /// The leases of a berth, and what is there besides.
 ///
 /// # Errors

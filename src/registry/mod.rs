@@ -16,6 +16,7 @@ mod file;
 pub mod follow;
 pub mod instance;
 pub mod lease;
+mod repair;
 pub mod watch;
 
 use crate::instance::InstanceId;
@@ -220,6 +221,23 @@ impl BerthDir {
     #[must_use]
     pub fn leases(&self) -> PathBuf {
         self.path.join("leases")
+    }
+
+    /// Makes the run directory, the folder and its subfolders again where they were removed, each with the checks of
+    /// [`RunDir::open`]. Whether one was missing.
+    ///
+    /// # Errors
+    /// As [`RunDir::open`], of each folder.
+    pub fn restore(&self) -> Result<bool, Error> {
+        let folders = self.path.parent().map(Path::to_owned).into_iter();
+        let mut restored = false;
+        for path in folders.chain([self.path.clone(), self.instances(), self.leases()]) {
+            if check_dir(&path)?.is_none() {
+                open_dir(&path)?;
+                restored = true;
+            }
+        }
+        Ok(restored)
     }
 
     /// Path of the Unix socket of the shim with this instance ID.

@@ -74,10 +74,10 @@ impl Watch {
                 outcome = event => outcome,
                 () = sleep_until(next) => {
                     self.next = Instant::now() + self.tick;
-                    // A folder was removed, or there was no inotify to be had: maybe now.
-                    if !self.watched {
-                        self.begin();
-                    }
+                    // A folder was removed, or there was no inotify to be had: maybe now. And another folder can have
+                    // the name (a rename, a mount), of which the watched one tells nothing. Watching one twice is
+                    // watching it once.
+                    self.begin();
                     return;
                 }
             };
@@ -98,9 +98,12 @@ impl Watch {
     }
 
     fn begin(&mut self) {
-        match self.try_begin() {
-            Ok(()) => self.watched = true,
-            Err(error) => self.tell(&error),
+        let begun = self.try_begin();
+        self.watched = begun.is_ok();
+        match begun {
+            // That a folder is gone is for those to say who look into it.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => self.tell(&error),
+            _ => {}
         }
     }
 

@@ -13,4 +13,5 @@ mod load;
 mod node;
 mod outage;
 mod passing;
+mod run_dir;
 mod upgrades;

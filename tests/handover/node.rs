@@ -1,16 +1,17 @@
 //! A run directory, its shims, and echo servers that can go away.
 
 use super::support::net::{free_address, fresh_ip, listening};
-use super::support::process::{Running, berth};
+use super::support::process::{Running, berth, said};
 use super::support::{PATIENCE, eventually};
 use berth::control::{self, wire};
 use berth::instance::InstanceId;
-use berth::registry::{BerthDir, RunDir};
+use berth::registry::{BerthDir, RunDir, instance};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, chown};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -60,9 +61,45 @@ impl Node {
         self.temp.path().join("run")
     }
 
-    /// The berth's folder, once a shim runs.
+    /// The berth's folder, made if it is not there.
     pub(crate) fn berth(&self) -> BerthDir {
-        RunDir::open(&self.run_dir()).unwrap().berth(self.listen).unwrap()
+        self.find().unwrap_or_else(|| RunDir::open(&self.run_dir()).unwrap().berth(self.listen).unwrap())
+    }
+
+    /// The berth's folder, if it is there.
+    pub(crate) fn find(&self) -> Option<BerthDir> {
+        let berths = RunDir::find(&self.run_dir()).ok()??.berths().ok()?;
+        berths.into_iter().find(|berth| berth.address() == self.listen)
+    }
+
+    fn command(&self, command: &str, id: &str) -> Command {
+        let mut command = berth([command, "--listen", &self.listen.to_string(), "--instance", id]);
+        command.arg("--run-dir").arg(self.run_dir());
+        if let Some(uid) = self.uid {
+            command.uid(uid).gid(uid);
+        }
+        command
+    }
+
+    fn exec_command(&self, id: &str) -> Command {
+        let mut command = self.command("exec", id);
+        command.args(["--", "sh", "-c", "echo lives; exec sleep 3600", "kube-apiserver"]);
+        command
+    }
+
+    /// A process that `berth exec` became, and what listens at its address.
+    pub(crate) fn exec(&self, id: &str) -> (Running, Echo) {
+        let process = Running::start(&mut self.exec_command(id));
+        process.says("lives");
+        let listed = instance::list(&self.find().unwrap()).unwrap().instances;
+        let listed = listed.into_iter().find(|listed| listed.record.instance.as_str() == id).unwrap();
+        (process, Echo::at(listed.record.address))
+    }
+
+    /// Exit status and log of a `berth exec` that fails.
+    pub(crate) fn cannot_exec(&self, id: &str) -> (Option<i32>, String) {
+        let (status, _, log) = said(&mut self.exec_command(id));
+        (status, log)
     }
 
     /// Starts a shim of an instance whose address is given.
@@ -72,15 +109,11 @@ impl Node {
 
     /// Starts a shim of an instance that is recorded.
     pub(crate) fn launch(&self, id: &str, options: &[&str]) -> Shim {
-        let mut command = berth(["serve", "--listen", &self.listen.to_string(), "--instance", id]);
-        command.arg("--run-dir").arg(self.run_dir());
+        let mut command = self.command("serve", id);
         for [option, value] in [["--probe", "tcp"], ["--rise", "1"], ["--probe-interval", "50ms"]] {
             if !options.contains(&option) {
                 command.args([option, value]);
             }
-        }
-        if let Some(uid) = self.uid {
-            command.uid(uid).gid(uid);
         }
         let running = Running::start(command.args(options));
         running.logs(" berth ");
@@ -141,16 +174,27 @@ impl Shim {
         self.until("joined", |status| status.state == berth::phase::Phase::Joined);
     }
 
+    /// A metric with these labels.
+    #[track_caller]
+    pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
+        let Some(wire::Reply::Metrics(text)) = self.ask(wire::Ask::Metrics) else { panic!("no metrics") };
+        let has = |line: &&str| {
+            let labelled = |(label, value): &(&str, &str)| line.contains(&format!("{label}=\"{value}\""));
+            line.split('{').next() == Some(name) && labels.iter().all(labelled)
+        };
+        text.lines().find(has).map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+
     /// A counter of the handover.
     #[track_caller]
     pub(crate) fn counted(&self, phase: &str, result: &str) -> u64 {
-        let Some(wire::Reply::Metrics(text)) = self.ask(wire::Ask::Metrics) else { panic!("no metrics") };
-        let has = |line: &&str| {
-            line.starts_with("berth_handover_total")
-                && line.contains(&format!("phase=\"{phase}\""))
-                && line.contains(&format!("result=\"{result}\""))
-        };
-        text.lines().find(has).map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+        self.metric("berth_handover_total", &[("phase", phase), ("result", result)])
+    }
+
+    /// How often something was put back into the run directory.
+    #[track_caller]
+    pub(crate) fn repaired(&self, object: &str, result: &str) -> u64 {
+        self.metric("berth_run_dir_repairs_total", &[("object", object), ("result", result)])
     }
 
     /// Waits for a counter of the handover.

@@ -1,0 +1,191 @@
+//! A run directory that is removed, replaced or closed while shims use it.
+
+use super::load::Load;
+use super::node::{Echo, Node, Shim, alone};
+use super::support::eventually;
+use super::support::net::{connect, hello, ping};
+use super::support::process::{berth, said};
+use berth::instance::InstanceId;
+use berth::phase::Phase;
+use berth::registry::{instance, lease};
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const HOLD: Duration = Duration::from_secs(1);
+
+/// Connects and exchanges for longer than nothing may be reachable.
+#[track_caller]
+fn serves_on(node: &Node) {
+    let until = Instant::now() + HOLD + Duration::from_secs(2);
+    while Instant::now() < until {
+        ping(&mut connect(node.listen), &hello(64));
+    }
+}
+
+/// Waits until an instance and its shim are where newcomers and commands look.
+#[track_caller]
+fn until_recorded(node: &Node, id: &str) {
+    let id = InstanceId::parse(id).unwrap();
+    eventually(&format!("{id} is recorded again"), || {
+        // Not by way of a function that makes the directory.
+        let berth = node.find()?;
+        let alive = |listed: &instance::Listed| listed.alive && listed.record.instance == id;
+        let recorded = instance::list(&berth).unwrap().instances.iter().any(alive);
+        (recorded && lease::read(&berth, &id).unwrap().is_some() && berth.socket_path(&id).unwrap().exists())
+            .then_some(())
+    });
+}
+
+/// As `rm -rf` does: shims may put things back meanwhile.
+#[track_caller]
+fn remove(node: &Node) {
+    eventually("a directory that is removed", || fs::remove_dir_all(node.run_dir()).ok());
+}
+
+/// Puts another file in the directory's place, at once: so nothing can be put back between.
+#[track_caller]
+fn exchange(node: &Node, other: &Path) {
+    renameat2(AT_FDCWD, other, AT_FDCWD, &node.run_dir(), RenameFlags::RENAME_EXCHANGE).unwrap();
+}
+
+/// The probes of the instance's container pass.
+#[track_caller]
+fn probes_pass(node: &Node, id: &str) {
+    for probe in [&["ready"][..], &["live", "--probe", "tcp"]] {
+        let (status, out, log) = said(berth(probe).args(["--instance", id, "--run-dir"]).arg(node.run_dir()));
+        assert_eq!(status, Some(0), "{probe:?}: {out}{log}");
+    }
+}
+
+fn lone(node: &Node) -> (Echo, super::support::process::Running, Shim) {
+    let (process, echo) = node.exec("a");
+    let shim = node.launch("a", &["--hold", "1s", "--lease", "1s"]);
+    shim.until_joined();
+    (echo, process, shim)
+}
+
+/// A lone shim's instance is alive for as long as its lock is held, whatever becomes of the directory.
+#[test]
+fn a_run_directory_that_is_removed_is_made_again() {
+    let _alone = alone();
+    let node = Node::new();
+    let (_echo, process, shim) = lone(&node);
+    // The second time it is the shim's record that goes.
+    for _ in 0..2 {
+        remove(&node);
+        serves_on(&node);
+        until_recorded(&node, "a");
+    }
+    let warned = shim.running.logs("the run directory was removed");
+    assert!(warned.contains("WARN"), "{warned}");
+    shim.running.logs("the record of a live instance was removed: it is written again");
+    assert!(shim.repaired("directory", "ok") >= 2 && shim.repaired("record", "ok") >= 2);
+    probes_pass(&node, "a");
+    // Another instance that starts in it now is found, and one of the same name is refused as ever.
+    let (_, _other) = node.exec("b");
+    let (status, log) = node.cannot_exec("a");
+    assert!(status == Some(69) && log.contains("the instance a is alive"), "{log}");
+    shim.running.logs("probing instance=b");
+
+    // The record that the shim keeps is as dead as the instance when that ends, and the next one finds its address.
+    drop(process);
+    shim.running.logs("gone instance=a");
+    eventually("a dead record", || {
+        let listed = instance::list(&node.find()?).unwrap().instances;
+        listed.iter().any(|listed| listed.record.instance.as_str() == "a" && !listed.alive).then_some(())
+    });
+    let (_process, _echo) = node.exec("a");
+    shim.until("ready again", |status| {
+        status.instances.iter().any(|instance| instance.own && instance.standing.as_str() == "ready")
+    });
+}
+
+/// As a mount over it does, and a rename: the folder that is watched is not the one that has the name.
+#[test]
+fn a_run_directory_that_is_replaced_is_filled_again() {
+    let _alone = alone();
+    let node = Node::new();
+    let (_echo, _process, shim) = lone(&node);
+    let other = node.run_dir().with_file_name("other");
+    fs::create_dir(&other).unwrap();
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o700)).unwrap();
+    exchange(&node, &other);
+    serves_on(&node);
+    until_recorded(&node, "a");
+    probes_pass(&node, "a");
+    shim.leave();
+}
+
+/// A directory that others may write to is not used: what is known goes on, and it is said.
+#[test]
+fn a_run_directory_that_cannot_be_used_ends_nothing() {
+    let _alone = alone();
+    let node = Node::new();
+    let (_echo, _process, shim) = lone(&node);
+    let other = node.run_dir().with_file_name("other");
+    fs::write(&other, "a file").unwrap();
+    exchange(&node, &other);
+    serves_on(&node);
+    let warned = shim.running.logs("the run directory was removed and cannot be made again");
+    assert!(warned.contains("WARN") && warned.contains("is a file"), "{warned}");
+    fs::remove_file(node.run_dir()).unwrap();
+    until_recorded(&node, "a");
+    assert!(shim.repaired("directory", "failed") > 0);
+    shim.leave();
+}
+
+#[test]
+fn an_upgrade_goes_on_in_a_run_directory_that_was_removed() {
+    let _alone = alone();
+    let node = Node::new();
+    let options = ["--lease", "1s"];
+    let (_process_a, _echo_a) = node.exec("a");
+    let a = node.launch("a", &options);
+    a.until_joined();
+    let (_process_b, _echo_b) = node.exec("b");
+    let b = node.launch("b", &options);
+    b.until_joined();
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let load = Load::start(node.listen, 16, Duration::from_millis(100));
+    load.more(100);
+    remove(&node);
+    load.more(100);
+    until_recorded(&node, "a");
+    until_recorded(&node, "b");
+    let (_process_c, _echo_c) = node.exec("c");
+    let c = node.launch("c", &options);
+    c.until_joined();
+    // It takes the listener over that the first one leaves, and no other is made.
+    c.until_counted("guard", 2);
+    a.leave();
+    load.more(200);
+    let record = load.end();
+    assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), b.running.log());
+    for shim in [&b, &c] {
+        assert_eq!(shim.status().state, Phase::Joined);
+        assert!(!shim.running.log().contains("ERROR"), "{}", shim.running.log());
+    }
+}
+
+/// Not as root, who may read everything.
+#[test]
+fn a_record_that_cannot_be_read_for_a_while_is_alive() {
+    let _alone = alone();
+    let node = match Node::of(65534) {
+        Ok(node) => node,
+        Err(why) => return eprintln!("skipped: a_record_that_cannot_be_read_for_a_while_is_alive: {why}"),
+    };
+    let (_echo, _process, shim) = lone(&node);
+    let record = node.run_dir().join(node.listen.to_string()).join("instances/a.json");
+    fs::set_permissions(&record, fs::Permissions::from_mode(0o000)).unwrap();
+    shim.running.logs("a.json is ignored: it cannot be opened");
+    serves_on(&node);
+    fs::set_permissions(&record, fs::Permissions::from_mode(0o600)).unwrap();
+    ping(&mut connect(node.listen), &hello(64));
+    assert!(!shim.running.log().contains("gone instance=a"), "{}", shim.running.log());
+    shim.leave();
+}
