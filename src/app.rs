@@ -8,9 +8,10 @@
 
 use crate::accept::Dealer;
 use crate::admin::Admin;
-use crate::backend::Book;
+use crate::backend::health::Standing;
 use crate::backend::probe::Probe;
 use crate::backend::prober::Probers;
+use crate::backend::{Book, Table};
 use crate::config::{Config, Listen};
 use crate::control::wire::{Ask, Reply};
 use crate::control::{self, Asked};
@@ -144,9 +145,6 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         .map(|socket| socket::local_address(socket.as_fd()))
         .collect::<Result<_, _>>()
         .map_err(system("read the address of a socket"))?;
-    for socket in &sockets {
-        socket::set_options(socket.as_fd(), &config.keepalive).map_err(system("set TCP options"))?;
-    }
     let berth = run_dir.berth(listen[0])?;
     let path = berth.socket_path(&instance)?;
     let server = control::Server::bind(&path).map_err(|error| match error.kind() {
@@ -339,8 +337,11 @@ impl Bound {
         let own = Own { id: instance.clone(), given: config.backend.is_some(), any: config.discover };
         tasks.spawn(follow(berth.clone(), own, probers, metrics.clone()));
 
+        let asked_for = config.place.listen.iter().zip(&listen);
         let keeping = keep(Setup {
             berth,
+            freebind: asked_for.filter(|(asked, _)| asked.freebind).map(|(_, bound)| *bound).collect(),
+            keepalive: config.keepalive,
             instance,
             backend: config.backend,
             any: config.discover,

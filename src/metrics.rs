@@ -12,7 +12,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetri
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
@@ -112,6 +112,8 @@ pub struct Metrics {
     pub accept_errors: Family<AcceptErrorLabels, Counter>,
     /// `berth_handover_total{phase,result}`.
     pub handover: Family<HandoverLabels, Counter>,
+    /// `berth_foreign_listeners`.
+    pub foreign_listeners: Gauge,
     /// `berth_lease_renewals_total{result}`: ok, blocked (a thread gave no sign of life), failed.
     pub renewals: Family<ProbeLabels, Counter>,
     repairs: Family<RepairLabels, Counter>,
@@ -136,6 +138,7 @@ impl Metrics {
         let handover = Family::<HandoverLabels, Counter>::default();
         let renewals = Family::<ProbeLabels, Counter>::default();
         let repairs = Family::<RepairLabels, Counter>::default();
+        let foreign_listeners = Gauge::default();
         // What goes wrong is there from the start: `increase()` does not see a counter that appears with its first count.
         for result in ["unauthorized", "forbidden", "tls", "config"] {
             drop(probes.get_or_create(&ProbeLabels { result }));
@@ -165,6 +168,11 @@ impl Metrics {
         registry.register("berth_handover", "Steps of the handover by result", Family::clone(&handover));
         let help = "What was removed from the run directory in use and put back, by result";
         registry.register("berth_run_dir_repairs", help, Family::clone(&repairs));
+        registry.register(
+            "berth_foreign_listeners",
+            "Listeners on the berth's addresses that are no shim's",
+            foreign_listeners.clone(),
+        );
         let sums = Sums { workers: workers.clone(), held: held.clone(), held_limit, table, phase };
         registry.register_collector(Box::new(sums));
         Self {
@@ -176,6 +184,7 @@ impl Metrics {
             probes,
             accept_errors,
             handover,
+            foreign_listeners,
             renewals,
             repairs,
         }

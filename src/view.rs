@@ -143,6 +143,7 @@ impl View {
             connections_total: self.metrics.total(),
             held: self.metrics.held_now() as u64,
             fail_open: table.pick(|_| true).is_some_and(|picked| picked.standing == Standing::Failing),
+            foreign_listeners: self.metrics.foreign_listeners.get().unsigned_abs(),
             instances: instances.collect(),
         }
     }

@@ -179,6 +179,20 @@ fn table(rows: &[Row], now: SystemTime) -> String {
             row.instance, row.berth
         );
     }
+    for (row, shim) in rows.iter().filter_map(|row| Some((row, row.shim.as_ref().filter(|s| s.foreign_listeners > 0)?)))
+    {
+        let _ = writeln!(
+            text,
+            "{} of {}: the port is shared with {} of others, who get a share of new connections (its log names them)",
+            row.instance,
+            row.berth,
+            if shim.foreign_listeners == 1 {
+                "a listener".into()
+            } else {
+                format!("{} listeners", shim.foreign_listeners)
+            },
+        );
+    }
     text
 }
 

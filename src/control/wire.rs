@@ -103,6 +103,9 @@ pub struct Status {
     pub held: u64,
     /// Whether no instance is ready and one that fails its probe gets the connections.
     pub fail_open: bool,
+    /// Listeners of others on its addresses: they get a share of new connections.
+    #[serde(default)]
+    pub foreign_listeners: u64,
     /// The instances that it knows, the own one first.
     pub instances: Vec<InstanceStatus>,
 }

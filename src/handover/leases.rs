@@ -56,6 +56,7 @@ impl Keeper {
             }
         }
         self.read_leases();
+        self.look_for_strangers();
     }
 
     fn count_renewal(&self, result: &'static str) {

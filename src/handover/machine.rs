@@ -10,6 +10,8 @@
 //! * Who leaves disowns its listeners and goes on accepting until a live sibling says that it accepts
 //!   from each: the announcement is the acknowledgement. With nobody there, the queue is taken out and
 //!   the listener closed.
+//! * What is announced is done, not decided: who joins is *joined* when each of its addresses has a listener
+//!   that it accepts from, and who leaves has *left* when its last accept loop has ended.
 //! * Who joins takes an orphan over before it makes a listener of its own, so that there are never
 //!   more listeners of an address than there were ever shims alive together.
 //!
@@ -69,9 +71,9 @@ pub struct Facts {
 pub enum Action {
     /// Listen on the own, bound socket of an address; answered by [`Machine::listening`].
     Listen(SocketAddr),
-    /// Listen on a held socket (again) and accept from it.
+    /// Listen on a held socket (again) and accept from it; answered by [`Machine::accepting`].
     Accept(Cookie),
-    /// Accept no more; hold it as a guard.
+    /// Accept no more; hold it as a guard. Answered by [`Machine::ended`], as the next two are.
     Guard(Cookie),
     /// End listening for every holder: nobody can be served. Clients are refused at once.
     Refuse(Cookie),
@@ -112,7 +114,29 @@ impl Peer {
 struct Held {
     address: SocketAddr,
     own: bool,
-    accepting: bool,
+    accept: AcceptLoop,
+}
+
+impl Held {
+    fn new(address: SocketAddr, own: bool) -> Self {
+        Self { address, own, accept: AcceptLoop::None }
+    }
+
+    /// It is accepted from, or soon will be.
+    fn accepting(&self) -> bool {
+        matches!(self.accept, AcceptLoop::Starting | AcceptLoop::Running)
+    }
+}
+
+/// How far a listener's accept loop is. What is announced is what runs, not what was decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AcceptLoop {
+    None,
+    /// Asked for.
+    Starting,
+    Running,
+    /// Told to end: a client may still be between accept(2) and being counted.
+    Ending,
 }
 
 /// Fixed for a shim's life.
@@ -141,6 +165,12 @@ pub struct Machine {
     unreachable_since: Option<Time>,
     /// Since when it waits that siblings cover its listeners.
     leaving_since: Option<Time>,
+    /// It has let go of its listeners; it has left when the last accept loop has ended.
+    let_go: bool,
+    /// It takes its listeners into use; it is joined when each address has one that is accepted from.
+    joining: bool,
+    /// Listeners that are not held any more, whose last clients are being taken out.
+    closing: BTreeSet<Cookie>,
     /// Siblings that are gone, whatever a lease may still say of them.
     dead: BTreeSet<Holder>,
     /// What siblings were told last, and the listeners that were held then.
@@ -161,6 +191,9 @@ impl Machine {
             asked: BTreeSet::new(),
             unreachable_since: Some(now),
             leaving_since: None,
+            let_go: false,
+            joining: false,
+            closing: BTreeSet::new(),
             dead: BTreeSet::new(),
             told: Default::default(),
         }
@@ -195,7 +228,7 @@ impl Machine {
             leaving: self.facts.leaving,
             // Who leaves disowns: siblings take over from here on.
             owns: if self.is_leaving() { BTreeSet::new() } else { with(|held| held.own) },
-            accepts: with(|held| held.accepting),
+            accepts: with(|held| held.accept == AcceptLoop::Running),
         }
     }
 
@@ -268,8 +301,7 @@ impl Machine {
     /// A sibling told something, and gave duplicates of listeners that were not held yet.
     pub fn told(&mut self, holder: Holder, announce: Announce, guards: &[(Cookie, SocketAddr)]) -> Vec<Action> {
         for (cookie, address) in guards {
-            let guard = Held { address: *address, own: false, accepting: false };
-            self.held.entry(*cookie).or_insert(guard);
+            self.held.entry(*cookie).or_insert(Held::new(*address, false));
         }
         self.peer(holder).told = Some(announce);
         self.settle()
@@ -282,10 +314,20 @@ impl Machine {
         self.settle()
     }
 
-    /// A listener that it accepts from listens no more: a sibling found nothing reachable and refused.
-    pub fn refused(&mut self, cookie: Cookie) -> Vec<Action> {
+    /// A listener listens, and clients are taken out of its queue.
+    pub fn accepting(&mut self, cookie: Cookie) -> Vec<Action> {
         if let Some(held) = self.held.get_mut(&cookie) {
-            held.accepting = false;
+            held.accept = AcceptLoop::Running;
+        }
+        self.settle()
+    }
+
+    /// Nobody accepts from a listener here any more, and every client that was taken out is counted: the loop
+    /// was told to end, or the listener listens no more, since a sibling found nothing reachable and refused.
+    pub fn ended(&mut self, cookie: Cookie) -> Vec<Action> {
+        self.closing.remove(&cookie);
+        if let Some(held) = self.held.get_mut(&cookie) {
+            held.accept = AcceptLoop::None;
         }
         self.settle()
     }
@@ -293,13 +335,19 @@ impl Machine {
     /// The own socket of an address listens, as this listener.
     pub fn listening(&mut self, address: SocketAddr, cookie: Cookie) -> Vec<Action> {
         self.asked.remove(&address);
-        self.held.insert(cookie, Held { address, own: true, accepting: false });
+        self.held.insert(cookie, Held::new(address, true));
         self.settle()
     }
 
     /// The own socket of an address cannot listen; it is tried again at the next tick.
     pub fn cannot_listen(&mut self, address: SocketAddr) {
         self.asked.remove(&address);
+    }
+
+    /// Whether the accept loop of a listener has not ended yet.
+    #[cfg(test)]
+    fn is_ending(&self, cookie: Cookie) -> bool {
+        self.closing.contains(&cookie) || self.held.get(&cookie).is_some_and(|held| held.accept == AcceptLoop::Ending)
     }
 
     fn peer(&mut self, holder: Holder) -> &mut Peer {
@@ -312,7 +360,7 @@ impl Machine {
     }
 
     fn is_leaving(&self) -> bool {
-        self.leaving_since.is_some() || self.phase == Phase::Left
+        self.leaving_since.is_some() || self.let_go || self.phase == Phase::Left
     }
 
     /// Brings everything in line with what is known.
@@ -347,50 +395,72 @@ impl Machine {
         let Facts { ready, leaving, .. } = self.facts;
         // Its instance is down and another shim's is up: better it takes the connections.
         let relieved = !ready && self.live().any(|told| told.phase == Phase::Joined && told.ready);
-        let wants_out = leaving || (relieved && self.phase != Phase::Waiting);
+        let listens = self.phase != Phase::Waiting || self.held.values().any(|held| held.own);
+        let wants_out = leaving || (relieved && listens);
         if !wants_out {
             self.leaving_since = None;
         }
-        let next = match self.phase {
-            Phase::Left if leaving => Phase::Left,
-            phase if wants_out && phase != Phase::Left => {
-                let since = *self.leaving_since.get_or_insert(self.now);
-                let covered = self.uncovered().is_empty();
-                let alone = !self
-                    .peers
-                    .values()
-                    .any(|peer| self.now < peer.fresh_until && peer.told.as_ref().is_none_or(|told| !told.leaving));
-                if covered || alone || self.now >= since + self.rules.lease {
-                    self.leave(actions);
-                    Phase::Left
-                } else {
-                    phase
-                }
+        if wants_out && self.phase != Phase::Left && !self.let_go {
+            let since = *self.leaving_since.get_or_insert(self.now);
+            let covered = self.uncovered().is_empty();
+            let alone = !self
+                .peers
+                .values()
+                .any(|peer| self.now < peer.fresh_until && peer.told.as_ref().is_none_or(|told| !told.leaving));
+            if covered || alone || self.now >= since + self.rules.lease {
+                self.let_go(actions);
             }
-            Phase::Waiting | Phase::Left if ready && self.knows_siblings() => Phase::Joined,
-            Phase::Dry if ready => Phase::Joined,
+        }
+        let wants_in = match self.phase {
+            _ if wants_out || self.let_go => false,
+            Phase::Waiting => ready && self.knows_siblings(),
             // Nobody relieves it any more: it holds clients rather than let them wait for nobody.
-            Phase::Left if !wants_out && !self.is_dry() => Phase::Joined,
-            Phase::Joined if self.is_dry() => Phase::Dry,
-            Phase::Dry if !self.is_dry() => Phase::Joined,
+            Phase::Left => (ready && self.knows_siblings()) || !self.is_dry(),
+            Phase::Dry => ready || !self.is_dry(),
+            Phase::Joined => true,
+        };
+        self.joining = wants_in && self.phase != Phase::Joined;
+        self.phase = match self.phase {
+            _ if self.let_go && self.has_let_go() => {
+                self.let_go = false;
+                Phase::Left
+            }
+            _ if self.joining && self.listens_everywhere() => Phase::Joined,
+            Phase::Joined if self.is_dry() && !self.is_leaving() => Phase::Dry,
             phase => phase,
         };
-        self.phase = next;
+    }
+
+    /// Every accept loop has ended.
+    fn has_let_go(&self) -> bool {
+        let idle = |held: &Held| matches!(held.accept, AcceptLoop::None | AcceptLoop::Starting);
+        self.closing.is_empty() && self.held.values().all(idle)
+    }
+
+    /// Each address has a listener of its own that is accepted from.
+    fn listens_everywhere(&self) -> bool {
+        let serves = |address: &SocketAddr| {
+            let fits = |held: &Held| held.own && held.address == *address && held.accept == AcceptLoop::Running;
+            self.held.values().any(fits)
+        };
+        self.rules.addresses.iter().all(serves)
     }
 
     /// What it accepts from and no live sibling accepts from.
     fn uncovered(&self) -> Vec<Cookie> {
         let covered = |cookie: &Cookie| self.live().any(|told| told.accepts.contains(cookie));
-        self.held.iter().filter(|(c, held)| held.accepting && !covered(c)).map(|(c, _)| *c).collect()
+        self.held.iter().filter(|(c, held)| held.accepting() && !covered(c)).map(|(c, _)| *c).collect()
     }
 
-    fn leave(&mut self, actions: &mut Vec<Action>) {
+    fn let_go(&mut self, actions: &mut Vec<Action>) {
         let uncovered = self.uncovered();
         self.leaving_since = None;
+        self.let_go = true;
         self.asked.clear();
         // Nobody accepts from these: what is queued is served here, then they are let go.
         for cookie in uncovered {
             self.held.remove(&cookie);
+            self.closing.insert(cookie);
             actions.push(Action::Close(cookie));
         }
         for held in self.held.values_mut() {
@@ -404,7 +474,7 @@ impl Machine {
     }
 
     fn change_listeners(&mut self, actions: &mut Vec<Action>) {
-        if self.phase == Phase::Joined && self.leaving_since.is_none() {
+        if self.joining || (self.phase == Phase::Joined && !self.is_leaving()) {
             for address in self.rules.addresses.clone() {
                 self.own_a_listener(address, actions);
             }
@@ -413,6 +483,8 @@ impl Machine {
             |cookie: &Cookie| self.live().any(|told| told.owns.contains(cookie) && told.accepts.contains(cookie));
         let (dry, knows) = (self.is_dry(), self.knows_siblings());
         let may = match self.phase {
+            _ if self.let_go => false,
+            _ if self.joining => true,
             Phase::Joined => true,
             // Whoever goes takes no orphan over, but keeps what it has until it is covered.
             Phase::Waiting => !dry && !self.facts.leaving,
@@ -423,22 +495,24 @@ impl Machine {
             .held
             .iter()
             .map(|(cookie, held)| {
-                let orphan = !owned_elsewhere(cookie) && (knows || held.accepting);
-                let takes = held.own || if leaving { held.accepting } else { orphan };
+                let orphan = !owned_elsewhere(cookie) && (knows || held.accepting());
+                let takes = held.own || if leaving { held.accepting() } else { orphan };
                 (*cookie, may && takes)
             })
             .collect();
         for (cookie, wants) in wanted {
             let Some(held) = self.held.get_mut(&cookie) else { continue };
-            match (held.accepting, wants) {
-                (false, true) => {
-                    held.accepting = true;
+            match (held.accept, wants) {
+                (AcceptLoop::None, true) => {
+                    held.accept = AcceptLoop::Starting;
                     actions.push(Action::Accept(cookie));
                 }
-                (true, false) => {
-                    held.accepting = false;
+                (AcceptLoop::Starting, false) => held.accept = AcceptLoop::None,
+                (AcceptLoop::Running, false) => {
+                    held.accept = AcceptLoop::Ending;
                     actions.push(if dry { Action::Refuse(cookie) } else { Action::Guard(cookie) });
                 }
+                // One that ends is left alone until it has ended: two loops of one listener would share unevenly.
                 _ => {}
             }
         }

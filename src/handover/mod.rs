@@ -11,6 +11,7 @@ mod leases;
 pub mod machine;
 pub mod peers;
 mod siblings;
+mod strangers;
 
 use crate::accept::{Accepting, Dealer};
 use crate::backend::Table;
@@ -19,6 +20,7 @@ use crate::control::Asked;
 use crate::drain::Stop;
 use crate::instance::InstanceId;
 use crate::metrics::{HandoverLabels, Metrics};
+use crate::os::socket::Keepalive;
 use crate::os::{clock, holder, socket};
 use crate::phase::Phase;
 use crate::registry::BerthDir;
@@ -35,9 +37,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
+use strangers::Strangers;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 /// How long an own socket that cannot listen is left alone.
@@ -56,6 +58,10 @@ pub struct Setup {
     pub any: bool,
     /// Bound sockets that do not listen, by their addresses; the first names the berth.
     pub sockets: Vec<(SocketAddr, OwnedFd)>,
+    /// Addresses that may not be there yet.
+    pub freebind: BTreeSet<SocketAddr>,
+    /// What accepted connections inherit, whoever made the listener.
+    pub keepalive: Keepalive,
     /// Length of the accept queue.
     pub backlog: u32,
     /// How long nothing may be reachable before clients are refused.
@@ -95,9 +101,8 @@ struct Keeper {
     desk: Arc<Mutex<Desk>>,
     /// Own sockets that do not listen yet.
     waiting: BTreeMap<SocketAddr, Arc<OwnedFd>>,
-    loops: BTreeMap<Cookie, Loop>,
-    /// Loops that take out what is queued and close.
-    closing: Vec<JoinHandle<()>>,
+    /// What tells the accept loops, from their start until they have ended.
+    loops: BTreeMap<Cookie, watch::Sender<Accepting>>,
     /// What tells the writers of the connections to siblings.
     writers: BTreeMap<Holder, Arc<Notify>>,
     /// Instances of the siblings that have a lease, for their sockets.
@@ -120,12 +125,7 @@ struct Keeper {
     /// Listeners that could not be accepted from.
     failed: BTreeSet<Cookie>,
     told_problems: BTreeSet<String>,
-}
-
-/// An accept loop.
-struct Loop {
-    told: watch::Sender<Accepting>,
-    task: JoinHandle<()>,
+    strangers: Strangers,
 }
 
 /// Runs the shim's part in its berth until it has left for good (told by [`Stop::Drain`]) and whoever
@@ -158,7 +158,6 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
         desk: Arc::default(),
         waiting,
         loops: BTreeMap::new(),
-        closing: Vec::new(),
         writers: BTreeMap::new(),
         siblings: BTreeMap::new(),
         dialing: BTreeSet::new(),
@@ -174,6 +173,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
         retry: None,
         failed: BTreeSet::new(),
         told_problems: BTreeSet::new(),
+        strangers: Strangers::default(),
         setup,
     };
     keeper.transitions = keeper.transitions();
@@ -239,7 +239,7 @@ impl Keeper {
         if self.retry.is_none() {
             // What could not be accepted from is as if it had been refused: the machine tries again.
             for cookie in std::mem::take(&mut self.failed) {
-                actions.extend(self.machine.refused(cookie));
+                actions.extend(self.machine.ended(cookie));
             }
         }
         self.act(actions);
@@ -285,12 +285,9 @@ impl Keeper {
     }
 
     fn loop_ended(&mut self, cookie: Cookie) {
-        // A later loop for the same listener is another matter.
-        if self.loops.get(&cookie).is_some_and(|accepting| accepting.task.is_finished()) {
-            self.loops.remove(&cookie);
-            let actions = self.machine.refused(cookie);
-            self.act(actions);
-        }
+        self.loops.remove(&cookie);
+        let actions = self.machine.ended(cookie);
+        self.act(actions);
     }
 
     /// Does what the machine wants, and what follows from it.
@@ -299,8 +296,8 @@ impl Keeper {
         while let Some(action) = actions.pop_front() {
             match action {
                 Action::Listen(address) => actions.extend(self.listen(address)),
-                Action::Accept(cookie) => self.accept(cookie),
-                Action::Guard(cookie) => self.stop_accepting(cookie, Accepting::No),
+                Action::Accept(cookie) => actions.extend(self.accept(cookie)),
+                Action::Guard(cookie) => self.end_loop(cookie, Accepting::No),
                 Action::Refuse(cookie) => {
                     if let Some((address, listener)) = lock(&self.desk).held.get(&cookie) {
                         match socket::refuse(listener.as_fd()) {
@@ -309,20 +306,16 @@ impl Keeper {
                         }
                     }
                     self.count("refuse", "ok");
-                    self.stop_accepting(cookie, Accepting::No);
+                    self.end_loop(cookie, Accepting::No);
                 }
                 Action::Close(cookie) => {
-                    let address = lock(&self.desk).held.get(&cookie).map(|(address, _)| *address);
-                    if let Some(address) = address {
-                        self.tell_of_strangers(address);
-                    }
+                    self.strangers.tell_of_close();
                     // The loop's own duplicate is the last: it closes when the queue is empty.
                     lock(&self.desk).held.remove(&cookie);
-                    let how = if self.setup.plain_close { Accepting::No } else { Accepting::Rest };
-                    self.closing.extend(self.loops.remove(&cookie).map(|accepting| {
-                        accepting.told.send_replace(how);
-                        accepting.task
-                    }));
+                    self.end_loop(cookie, if self.setup.plain_close { Accepting::No } else { Accepting::Rest });
+                    if !self.loops.contains_key(&cookie) {
+                        actions.extend(self.machine.ended(cookie));
+                    }
                     self.count("close", "ok");
                 }
                 Action::Announce => {
@@ -337,18 +330,9 @@ impl Keeper {
                     let connections = self.setup.metrics.open();
                     tracing::info!(connections, siblings, "{}", phase.as_str());
                     self.count(phase.as_str(), "ok");
-                    let closing = std::mem::take(&mut self.closing);
-                    if closing.is_empty() {
-                        self.setup.phase.send_replace((phase, SystemTime::now()));
-                    } else {
-                        // It has left when the queues are empty, not before.
-                        let told = self.setup.phase.clone();
-                        tokio::spawn(async move {
-                            for task in closing {
-                                let _ = task.await;
-                            }
-                            told.send_replace((phase, SystemTime::now()));
-                        });
+                    self.setup.phase.send_replace((phase, SystemTime::now()));
+                    if phase == Phase::Joined {
+                        self.look_for_strangers();
                     }
                 }
             }
@@ -356,7 +340,7 @@ impl Keeper {
     }
 
     fn listen(&mut self, address: SocketAddr) -> Vec<Action> {
-        let listened = self.waiting.get(&address).ok_or(io::ErrorKind::NotFound.into()).and_then(|own| {
+        let listened = self.bound(address).and_then(|own| {
             socket::start_listening(own.as_fd(), self.setup.backlog)?;
             socket::cookie(own.as_fd())
         });
@@ -380,31 +364,37 @@ impl Keeper {
                 self.count("listen", "failed");
                 self.machine.cannot_listen(address);
                 self.retry = Some(Instant::now() + RETRY);
-                // The own socket was handed over: another is bound.
-                if let Entry::Vacant(free) = self.waiting.entry(address) {
-                    match socket::bind(address, true) {
-                        Ok(fresh) => drop(free.insert(Arc::new(fresh))),
-                        Err(error) => tracing::error!(%address, %error, "cannot bind"),
-                    }
-                }
                 Vec::new()
             }
         }
     }
 
-    fn accept(&mut self, cookie: Cookie) {
-        self.stop_accepting(cookie, Accepting::No);
+    /// The own socket of an address that does not listen; a new one where the last was handed over.
+    fn bound(&mut self, address: SocketAddr) -> io::Result<Arc<OwnedFd>> {
+        Ok(match self.waiting.entry(address) {
+            Entry::Occupied(own) => own.get().clone(),
+            Entry::Vacant(free) => {
+                let own = socket::bind(address, self.setup.freebind.contains(&address))?;
+                free.insert(Arc::new(own)).clone()
+            }
+        })
+    }
+
+    /// Takes a listener into use, whoever made it: what its connections inherit is this shim's choice.
+    fn accept(&mut self, cookie: Cookie) -> Vec<Action> {
         let held = lock(&self.desk).held.get(&cookie).cloned();
-        let Some((address, listener)) = held else { return };
-        let ready = socket::start_listening(listener.as_fd(), self.setup.backlog)
+        let Some((address, listener)) = held else { return Vec::new() };
+        let ready = socket::set_options(listener.as_fd(), &self.setup.keepalive)
+            .and_then(|()| socket::start_listening(listener.as_fd(), self.setup.backlog))
             .and_then(|()| listener.as_fd().try_clone_to_owned());
         match ready {
             Ok(duplicate) => {
                 tracing::debug!(%address, listener = cookie.0, "accepting");
                 let told = watch::Sender::new(Accepting::Yes);
                 let accepting = self.setup.dealer.spawn(duplicate, told.subscribe());
+                self.loops.insert(cookie, told);
                 let ended = self.ended.clone();
-                let task = tokio::spawn(async move {
+                tokio::spawn(async move {
                     match accepting.await {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => tracing::error!(%address, %error, "a listener cannot be waited for"),
@@ -412,39 +402,31 @@ impl Keeper {
                     }
                     let _ = ended.send(cookie);
                 });
-                self.loops.insert(cookie, Loop { told, task });
                 self.count("accept", "ok");
+                self.machine.accepting(cookie)
             }
             Err(error) => {
-                tracing::error!(%address, %error, "cannot accept, trying again");
+                if self.told_problems.insert(format!("accept {address}: {error}")) {
+                    tracing::error!(%address, %error, "cannot accept, trying again");
+                }
                 self.count("accept", "failed");
                 self.retry = Some(Instant::now() + RETRY);
                 self.failed.insert(cookie);
+                Vec::new()
             }
         }
     }
 
-    fn stop_accepting(&mut self, cookie: Cookie, how: Accepting) {
-        if let Some(accepting) = self.loops.remove(&cookie) {
-            accepting.told.send_replace(how);
+    fn end_loop(&self, cookie: Cookie, how: Accepting) {
+        if let Some(told) = self.loops.get(&cookie) {
+            told.send_replace(how);
         }
     }
 
-    /// Others that listen on the port without being siblings: they get no guard.
-    fn tell_of_strangers(&self, address: SocketAddr) {
-        let desk = lock(&self.desk);
-        let ours: Vec<_> = desk.held.values().filter_map(|(_, listener)| socket::inode(listener.as_fd())).collect();
-        let listeners = holder::listeners(address.port()).unwrap_or_default();
-        let strange = |listener: &&holder::Entry| listener.local == address && !ours.contains(&listener.inode);
-        let others = listeners.iter().filter(strange).count();
-        if others > 0 {
-            tracing::warn!(
-                %address,
-                others,
-                "the port is shared with a process that is no shim: what comes between the last accept and the close is \
-                 reset; net.ipv4.tcp_migrate_req=1 would make it exact"
-            );
-        }
+    fn look_for_strangers(&mut self) {
+        let ours: BTreeSet<_> =
+            lock(&self.desk).held.values().filter_map(|(_, listener)| socket::inode(listener.as_fd())).collect();
+        self.strangers.look(self.machine.addresses(), &ours, &self.setup.metrics);
     }
 
     fn count(&self, phase: &'static str, result: &'static str) {
@@ -454,8 +436,8 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        for (_, accepting) in std::mem::take(&mut self.loops) {
-            accepting.told.send_replace(Accepting::No);
+        for told in self.loops.values() {
+            told.send_replace(Accepting::No);
         }
         let _ = lease::remove(&self.setup.berth, &self.lease());
     }

@@ -6,7 +6,7 @@ use nix::unistd::Uid;
 use std::collections::HashMap;
 use std::fmt;
 use std::fs;
-use std::io;
+use std::io::{self, BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -15,6 +15,9 @@ pub const LISTEN: u8 = 0x0a;
 
 /// State of an established connection there (TCP_ESTABLISHED).
 const ESTABLISHED: u8 = 0x01;
+
+/// thread-self, because /proc/net shows the namespace of the process's first thread.
+const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
 
 /// A line of /proc/net/tcp or /proc/net/tcp6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,13 +52,29 @@ pub fn parse(text: &str) -> Vec<Entry> {
 
 /// The listening sockets with this port in this thread's network namespace.
 ///
-/// A socket that is bound and does not listen is not there: the kernel does not show it.
+/// A socket that is bound and does not listen is not there: the kernel does not show it. Cheap however many
+/// connections there are: the kernel shows the listeners first, and no more is read.
 ///
 /// # Errors
 /// /proc/net/tcp cannot be read. A missing tcp6 means that there is no IPv6.
 pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
-    let mut found = sockets(port)?;
-    found.retain(|entry| entry.state == LISTEN);
+    let mut found = Vec::new();
+    for path in TABLES {
+        let file = match fs::File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && path == TABLES[1] => continue,
+            Err(error) => return Err(error),
+        };
+        // The first line is the heading.
+        for line in BufReader::new(file).lines().skip(1) {
+            match parse_line(&line?) {
+                Some(entry) if entry.state == LISTEN => found.push(entry),
+                Some(_) => break,
+                None => {}
+            }
+        }
+    }
+    found.retain(|entry| entry.local.port() == port);
     Ok(found)
 }
 
@@ -125,9 +144,8 @@ fn sockets(port: u16) -> io::Result<Vec<Entry>> {
 }
 
 fn all() -> io::Result<Vec<Entry>> {
-    // thread-self, because /proc/net shows the namespace of the process's first thread.
-    let mut text = fs::read_to_string("/proc/thread-self/net/tcp")?;
-    match fs::read_to_string("/proc/thread-self/net/tcp6") {
+    let mut text = fs::read_to_string(TABLES[0])?;
+    match fs::read_to_string(TABLES[1]) {
         Ok(more) => text.push_str(&more),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
@@ -191,7 +209,17 @@ pub(crate) fn clashes(wanted: SocketAddr, other: SocketAddr) -> bool {
             || (wanted_ip.is_ipv4() == other_ip.is_ipv4() && (wanted_ip.is_unspecified() || other_ip.is_unspecified())))
 }
 
-struct Owner(u32, Option<Process>);
+/// Whose a socket is, as a message says it.
+#[derive(Debug)]
+pub struct Owner(u32, Option<Process>);
+
+impl Owner {
+    /// Of a socket with this inode, made with this effective uid.
+    #[must_use]
+    pub fn of(entry: &Entry) -> Self {
+        Self(entry.uid, process_of(entry.inode))
+    }
+}
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

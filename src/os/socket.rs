@@ -27,7 +27,8 @@ pub struct Keepalive {
 /// A socket that is bound but does not listen: it reserves the port and gets nothing.
 ///
 /// `SO_REUSEPORT` lets siblings of the same effective uid bind too. `SO_REUSEADDR` lets connections
-/// in TIME_WAIT of an apiserver that held the port alone be there still.
+/// in TIME_WAIT of an apiserver that held the port alone be there still; it goes at once, because a socket that has
+/// it and does not listen lets one of any other uid listen on the port.
 ///
 /// # Errors
 /// What socket(2), setsockopt(2) and bind(2) say; `EADDRINUSE` is explained by [`super::holder`].
@@ -45,16 +46,26 @@ pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
         }
     }
     socket.bind(&address.into())?;
+    socket.set_reuse_address(false)?;
     Ok(socket.into())
 }
 
 /// Starts to listen, or changes the backlog of a socket that listens.
 ///
+/// While it listens it has `SO_REUSEADDR`: listen(2) looks for conflicts as bind(2) does, and accepted
+/// connections inherit it. Without it, an apiserver without berth could not bind a wildcard address for as long as
+/// one of them is open or in TIME_WAIT.
+///
 /// # Errors
 /// `EADDRINUSE` when a socket of another uid came to listen on the port in the meantime.
 pub fn start_listening(socket: BorrowedFd<'_>, backlog: u32) -> io::Result<()> {
     let backlog = Backlog::new(i32::try_from(backlog).unwrap_or(i32::MAX)).unwrap_or(Backlog::MAXCONN);
-    Ok(listen(&socket, backlog)?)
+    SockRef::from(&socket).set_reuse_address(true)?;
+    listen(&socket, backlog).map_err(|error| {
+        // As after bind. That it fails too is not the news.
+        let _ = SockRef::from(&socket).set_reuse_address(false);
+        error.into()
+    })
 }
 
 /// The address that a socket is bound to.
@@ -109,22 +120,22 @@ pub fn connect(to: SocketAddr, source: Option<Ipv4Addr>, keepalive: &Keepalive) 
     }
 }
 
-/// Sets `TCP_NODELAY` and keepalive.
+/// Sets `TCP_NODELAY` and keepalive, or sets it off: a listener may come from another with other options.
 ///
 /// # Errors
 /// What setsockopt(2) says.
 pub fn set_options(socket: BorrowedFd<'_>, keepalive: &Keepalive) -> io::Result<()> {
     let socket = SockRef::from(&socket);
     socket.set_tcp_nodelay(true)?;
-    if let Some(idle) = keepalive.idle {
-        let options =
-            TcpKeepalive::new().with_time(idle).with_interval(keepalive.interval).with_retries(keepalive.probes);
-        socket.set_tcp_keepalive(&options)?;
+    match keepalive.idle {
+        Some(idle) => {
+            let options =
+                TcpKeepalive::new().with_time(idle).with_interval(keepalive.interval).with_retries(keepalive.probes);
+            socket.set_tcp_keepalive(&options)?;
+        }
+        None => socket.set_keepalive(false)?,
     }
-    if keepalive.user_timeout.is_some() {
-        socket.set_tcp_user_timeout(keepalive.user_timeout)?;
-    }
-    Ok(())
+    socket.set_tcp_user_timeout(keepalive.user_timeout)
 }
 
 /// Lets a bind to a source address leave the port open until connect, so that the 28,000 ephemeral
@@ -180,7 +191,9 @@ pub fn inode(socket: BorrowedFd<'_>) -> Option<u64> {
 /// # Errors
 /// `ENOTCONN` when it did not listen.
 pub fn refuse(listener: BorrowedFd<'_>) -> io::Result<()> {
-    SockRef::from(&listener).shutdown(std::net::Shutdown::Read)
+    let listener = SockRef::from(&listener);
+    listener.set_reuse_address(false)?;
+    listener.shutdown(std::net::Shutdown::Read)
 }
 
 /// Whether a descriptor of another process is what it is said to be: a TCP socket bound to an address,
@@ -237,4 +250,79 @@ pub fn is_gone(socket: &impl AsFd) -> bool {
 pub fn reset_on_close(socket: &impl AsFd) {
     // A socket that cannot be told so is gone already, and its peer knows.
     let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use std::io::Read;
+    use std::net::TcpListener;
+
+    /// As kube-apiserver has it: `SO_REUSEADDR` alone.
+    fn plain(address: SocketAddr) -> io::Result<TcpListener> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        if address.is_ipv6() {
+            socket.set_only_v6(false)?;
+        }
+        socket.bind(&address.into())?;
+        socket.listen(16)?;
+        Ok(socket.into())
+    }
+
+    /// A connection of each kind that outlives its listener: one that is open, and one in TIME_WAIT here.
+    fn leave_connections(at: SocketAddr, mut accept: impl FnMut() -> TcpStream) -> [TcpStream; 2] {
+        let (mut closed, open) = (TcpStream::connect(at).unwrap(), TcpStream::connect(at).unwrap());
+        drop(accept());
+        assert_eq!(closed.read(&mut [0]).unwrap(), 0);
+        drop(closed);
+        [accept(), open]
+    }
+
+    #[test]
+    fn an_apiserver_without_berth_can_listen_while_a_client_of_berth_is_connected() {
+        // The port is of all addresses: where somebody else has it, another is tried.
+        let tried = (0..20).any(|_| {
+            let berth = bind("127.3.7.1:0".parse().unwrap(), false).unwrap();
+            start_listening(berth.as_fd(), 16).unwrap();
+            let at = local_address(berth.as_fd()).unwrap();
+            let _connections = leave_connections(at, || {
+                let waiting = PollFd::new(berth.as_fd(), PollFlags::POLLIN);
+                poll(&mut [waiting], PollTimeout::NONE).unwrap();
+                accept(berth.as_fd()).unwrap().0
+            });
+            drop(berth);
+            let wildcard = |any: &str| plain(format!("{any}:{}", at.port()).parse().unwrap()).is_ok();
+            wildcard("0.0.0.0") && wildcard("[::]")
+        });
+        assert!(tried, "no wildcard address could be bound");
+    }
+
+    #[test]
+    fn a_shim_listens_after_an_apiserver_without_berth() {
+        let apiserver = plain("127.3.7.2:0".parse().unwrap()).unwrap();
+        let at = apiserver.local_addr().unwrap();
+        let [one, other] = leave_connections(at, || apiserver.accept().unwrap().0);
+        drop((one, other, apiserver));
+        let berth = bind(at, false).unwrap();
+        // Its own apiserver, of whose listener the kernel's shortcut for sockets of one uid knows nothing.
+        let _instance = plain(SocketAddr::from(([127, 3, 7, 3], at.port())));
+        start_listening(berth.as_fd(), 16).unwrap();
+    }
+
+    #[test]
+    fn options_are_set_off_too() {
+        let socket = bind("127.3.7.4:0".parse().unwrap(), false).unwrap();
+        let seconds = Duration::from_secs;
+        let on = Keepalive { idle: Some(seconds(7)), interval: seconds(3), probes: 2, user_timeout: Some(seconds(5)) };
+        let read = |socket: &OwnedFd| {
+            let socket = SockRef::from(socket);
+            (socket.keepalive().unwrap(), socket.tcp_user_timeout().unwrap())
+        };
+        set_options(socket.as_fd(), &on).unwrap();
+        assert_eq!(read(&socket), (true, Some(seconds(5))));
+        set_options(socket.as_fd(), &Keepalive { idle: None, user_timeout: None, ..on }).unwrap();
+        assert_eq!(read(&socket), (false, None));
+    }
 }

@@ -9,6 +9,7 @@ mod support;
 mod commands;
 mod death;
 mod liars;
+mod listeners;
 mod load;
 mod node;
 mod outage;

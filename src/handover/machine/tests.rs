@@ -18,11 +18,12 @@ enum Message {
     Connected,
     Told(Announce, Vec<(Cookie, SocketAddr)>),
     Gone,
-    /// From the kernel: a listener that it accepts from listens no more.
-    Refused(Cookie),
+    /// From its own accept loop: it has ended, as told, or since the listener listens no more.
+    Ended(Cookie),
 }
 
-const KERNEL: Holder = Holder(0);
+/// Whom a shim's own accept loops speak as.
+const LOOPS: Holder = Holder(0);
 
 #[derive(Debug)]
 struct Shim {
@@ -30,6 +31,10 @@ struct Shim {
     ready: bool,
     leaving: bool,
     hung: bool,
+    /// It cannot listen: descriptors ran out, or somebody else listens.
+    deaf: bool,
+    /// What it could not listen on, to be tried again.
+    failed: BTreeSet<Cookie>,
     lease: Time,
     /// From each sibling, in order.
     inbox: BTreeMap<Holder, VecDeque<Message>>,
@@ -65,6 +70,7 @@ enum Event {
     Crash(usize),
     Hang(usize),
     Wake(usize),
+    Deaf(usize, bool),
     Deliver(usize, usize),
     DeliverAll,
     Pass(u8),
@@ -80,6 +86,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => shim.clone().prop_map(Event::Crash),
         1 => shim.clone().prop_map(Event::Hang),
         2 => shim.clone().prop_map(Event::Wake),
+        2 => (shim.clone(), prop::bool::weighted(0.4)).prop_map(|(s, d)| Event::Deaf(s, d)),
         6 => (shim.clone(), shim).prop_map(|(a, b)| Event::Deliver(a, b)),
         5 => Just(Event::DeliverAll),
         4 => (1u8..30).prop_map(Event::Pass),
@@ -130,6 +137,11 @@ impl World {
                 self.renew(true);
                 self.tick();
             }
+            Event::Deaf(nth, deaf) => {
+                if let Some(holder) = self.holder(nth) {
+                    self.shims.get_mut(&holder).unwrap().deaf = deaf;
+                }
+            }
             Event::Deliver(to, from) => {
                 if let (Some(to), Some(from)) = (self.holder(to), self.holder(from)) {
                     self.deliver(to, from);
@@ -152,6 +164,8 @@ impl World {
             ready: false,
             leaving: false,
             hung: false,
+            deaf: false,
+            failed: BTreeSet::new(),
             lease: self.now + LEASE,
             inbox: BTreeMap::new(),
         };
@@ -220,7 +234,7 @@ impl World {
                     guards.into_iter().filter(|(cookie, _)| self.sockets.contains_key(cookie)).collect();
                 self.act(to, |machine| machine.told(from, announce, &guards));
             }
-            Message::Refused(cookie) => self.act(to, |machine| machine.refused(cookie)),
+            Message::Ended(cookie) => self.act(to, |machine| machine.ended(cookie)),
             Message::Gone => self.act(to, |machine| machine.gone(from)),
         }
         true
@@ -273,6 +287,9 @@ impl World {
         let holders: Vec<_> = self.shims.iter().filter(|(_, s)| !s.hung).map(|(h, _)| *h).collect();
         for holder in holders {
             self.act(holder, |machine| machine.tick(now));
+            for cookie in std::mem::take(&mut self.shims.get_mut(&holder).unwrap().failed) {
+                self.act(holder, |machine| machine.ended(cookie));
+            }
         }
     }
 
@@ -282,6 +299,9 @@ impl World {
         let mut actions = VecDeque::from(input(&mut shim.machine));
         while let Some(action) = actions.pop_front() {
             match action {
+                Action::Listen(address) if self.shims[&holder].deaf => {
+                    self.shims.get_mut(&holder).unwrap().machine.cannot_listen(address);
+                }
                 Action::Listen(address) => {
                     let inbox = &self.shims[&holder].inbox;
                     let unheard = |other: &Holder| !inbox.get(other).is_none_or(VecDeque::is_empty);
@@ -293,22 +313,25 @@ impl World {
                     self.sockets.insert(cookie, socket);
                     actions.extend(self.shims.get_mut(&holder).unwrap().machine.listening(address, cookie));
                 }
+                Action::Accept(cookie) if self.shims[&holder].deaf => {
+                    self.shims.get_mut(&holder).unwrap().failed.insert(cookie);
+                }
                 Action::Accept(cookie) => {
                     let socket = self.sockets.get_mut(&cookie).expect("it accepts from what it holds");
                     assert!(socket.holders.contains(&holder), "it accepts from what it holds");
                     socket.acceptors.insert(holder);
                     socket.listening = true;
+                    actions.extend(self.shims.get_mut(&holder).unwrap().machine.accepting(cookie));
                 }
                 Action::Guard(cookie) => {
                     self.sockets.get_mut(&cookie).unwrap().acceptors.remove(&holder);
+                    self.post(holder, LOOPS, Message::Ended(cookie));
                 }
                 Action::Refuse(cookie) => {
                     let socket = self.sockets.get_mut(&cookie).unwrap();
                     socket.listening = false;
                     for other in std::mem::take(&mut socket.acceptors) {
-                        if other != holder {
-                            self.post(other, KERNEL, Message::Refused(cookie));
-                        }
+                        self.post(other, LOOPS, Message::Ended(cookie));
                     }
                 }
                 Action::Close(cookie) => {
@@ -322,6 +345,8 @@ impl World {
                     let socket = self.sockets.get_mut(&cookie).unwrap();
                     socket.acceptors.remove(&holder);
                     socket.holders.remove(&holder);
+                    self.post(holder, LOOPS, Message::Ended(cookie));
+                    let socket = &self.sockets[&cookie];
                     assert!(!could || !socket.holders.is_empty(), "closed, and a live sibling could hold it");
                 }
                 Action::Announce => {
@@ -332,10 +357,25 @@ impl World {
                         self.post(other, holder, message.clone());
                     }
                 }
-                Action::Phase(_) => {}
+                Action::Phase(phase) => self.is_so(holder, phase),
             }
         }
         self.sockets.retain(|_, socket| !socket.holders.is_empty());
+    }
+
+    /// A phase is told when it is so.
+    fn is_so(&self, holder: Holder, phase: Phase) {
+        let accepts = self.sockets.values().filter(|socket| socket.acceptors.contains(&holder)).count();
+        let machine = &self.shims[&holder].machine;
+        match phase {
+            Phase::Joined => assert!(accepts > 0, "joined, and accepts from no listener"),
+            Phase::Left => {
+                let ends = self.shims[&holder].inbox.get(&LOOPS).into_iter().flatten();
+                let running = ends.filter(|end| matches!(end, Message::Ended(cookie) if machine.is_ending(*cookie)));
+                assert_eq!((accepts, running.count()), (0, 0), "left, and an accept loop runs");
+            }
+            Phase::Waiting | Phase::Dry => {}
+        }
     }
 
     fn check(&mut self) {
@@ -353,8 +393,11 @@ impl World {
             // siblings out, those that hang for a lease's time.
             let stays = |holder: &&Holder| {
                 runs(holder) && {
-                    let Shim { machine, leaving, .. } = &self.shims[holder];
-                    !leaving && machine.knows_siblings() && matches!(machine.phase(), Phase::Joined | Phase::Waiting)
+                    let Shim { machine, leaving, deaf, .. } = &self.shims[holder];
+                    !leaving
+                        && !deaf
+                        && machine.knows_siblings()
+                        && matches!(machine.phase(), Phase::Joined | Phase::Waiting)
                 }
             };
             if reachable && socket.holders.iter().any(|holder| stays(&holder)) {
@@ -386,6 +429,7 @@ proptest! {
         // Then peace: whoever hangs wakes, time passes, messages arrive.
         let holders: Vec<_> = world.shims.keys().copied().collect();
         for nth in 0..holders.len() {
+            world.apply(Event::Deaf(nth, false));
             world.apply(Event::Wake(nth));
         }
         world.apply(Event::Pass(60));

@@ -1,0 +1,147 @@
+//! Whose the listeners are, what their connections inherit, and when they are said to be there.
+
+use super::node::{Echo, Node, Shim, alone};
+use super::support::net::{connect, free_address, hello, ping};
+use super::support::process::{Running, berth, said};
+use super::support::{MOMENT, eventually};
+use berth::os::socket;
+use berth::phase::Phase;
+use nix::sys::ptrace;
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+
+/// Some user that is not us.
+const STRANGER: u32 = 65534;
+
+/// Another user's shim with a ready instance wants the port; it must not have it. None: it cannot be run here.
+fn stranger_fails(listen: SocketAddr) -> Option<()> {
+    let (instance, run_dir) = (Echo::new(), tempfile::tempdir().unwrap());
+    nix::unistd::chown(run_dir.path(), Some(STRANGER.into()), Some(STRANGER.into())).ok()?;
+    let mut version = berth(["--version"]);
+    version.uid(STRANGER).gid(STRANGER).output().ok().filter(|output| output.status.success())?;
+    let mut command = berth(["serve", "--probe", "tcp", "--rise", "1", "--instance", "stranger"]);
+    command.args(["--listen", &listen.to_string(), "--backend", &instance.address.to_string()]);
+    let mut running =
+        Running::start(command.arg("--run-dir").arg(run_dir.path().join("run")).uid(STRANGER).gid(STRANGER));
+    eventually("a stranger that fails", || {
+        let log = running.log();
+        assert!(!log.contains(" joined"), "the stranger has the port:\n{log}");
+        (!running.is_running() || log.contains("cannot listen")).then_some(())
+    });
+    Some(())
+}
+
+#[test]
+fn a_stranger_cannot_take_a_port_that_nobody_listens_on() {
+    let _alone = alone();
+    let (node, address) = (Node::new(), free_address());
+    let shim = node.start("a", address, &["--hold", "100ms"]);
+    if stranger_fails(node.listen).is_none() {
+        eprintln!("skipped: no process of uid {STRANGER} can be run here");
+        return;
+    }
+    let instance = Echo::at(address);
+    shim.until_joined();
+    ping(&mut connect(node.listen), &hello(64));
+    drop(instance);
+    shim.until("dry", |status| status.state == Phase::Dry);
+    stranger_fails(node.listen).unwrap();
+    let _instance = Echo::at(address);
+    shim.until_joined();
+    ping(&mut connect(node.listen), &hello(64));
+}
+
+/// The keepalive timers of the established connections of a local address, in seconds; none where there is none.
+fn keepalive_timers(local: SocketAddr) -> Vec<Option<u64>> {
+    let text = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    let timers = text.lines().filter_map(|line| {
+        let entry = *berth::os::holder::parse(line).first()?;
+        let (timer, when) = line.split_ascii_whitespace().nth(5)?.split_once(':')?;
+        // Its unit is a hundredth of a second (USER_HZ). 2 is the timer of keepalive.
+        let seconds = u64::from_str_radix(when, 16).ok()? / 100;
+        (entry.local == local && entry.state == 0x01).then_some((timer == "02").then_some(seconds))
+    });
+    timers.collect()
+}
+
+/// Connections through every listener that there is; what their timers say.
+fn timers_of_many(node: &Node) -> Vec<Option<u64>> {
+    let mut clients: Vec<_> = (0..32).map(|_| connect(node.listen)).collect();
+    clients.iter_mut().for_each(|client| ping(client, &hello(64)));
+    keepalive_timers(node.listen)
+}
+
+#[test]
+fn connections_inherit_from_who_accepts_not_from_who_made_the_listener() {
+    let _alone = alone();
+    let (node, instance) = (Node::new(), Echo::new());
+    let join = |id: &str, idle: &str, before: Option<Shim>| {
+        let shim = node.joined(id, instance.address, &["--keepalive-idle", idle]);
+        shim.until_counted("guard", u64::from(before.is_some()));
+        before.map(Shim::leave);
+        shim
+    };
+    let near = |expected: u64| move |timer: &Option<u64>| timer.is_some_and(|s| s <= expected && s > expected / 2);
+    let a = join("a", "1000s", None);
+    let timers = timers_of_many(&node);
+    assert!(timers.len() >= 32 && timers.iter().all(near(1000)), "{timers:?}");
+    let b = join("b", "9000s", Some(a));
+    eventually("connections of a have ended", || keepalive_timers(node.listen).is_empty().then_some(()));
+    let timers = timers_of_many(&node);
+    assert!(timers.len() >= 32 && timers.iter().all(near(9000)), "{timers:?}");
+    let _c = join("c", "0s", Some(b));
+    eventually("connections of b have ended", || keepalive_timers(node.listen).is_empty().then_some(()));
+    let timers = timers_of_many(&node);
+    assert!(timers.len() >= 32 && timers.iter().all(Option::is_none), "{timers:?}");
+    assert_eq!(node.listeners().len(), 2, "of the first two: both were taken over");
+}
+
+#[test]
+fn others_who_share_the_port_are_noticed_before_anybody_leaves() {
+    let _alone = alone();
+    let (node, instance) = (Node::new(), Echo::new());
+    let stranger = socket::bind(node.listen, false).unwrap();
+    socket::start_listening(stranger.as_fd(), 16).unwrap();
+    let a = node.joined("a", instance.address, &["--lease", "1s"]);
+    let line = a.running.logs("the port is shared with");
+    assert!(line.contains("WARN") && line.contains(&format!("pid {}", std::process::id())), "{line}");
+    a.until("one of others", |status| status.foreign_listeners == 1);
+    let status = said(berth(["status", "--run-dir"]).arg(node.run_dir())).1;
+    assert!(status.contains("the port is shared with a listener of others"), "{status}");
+    drop(stranger);
+    a.until("none of others", |status| status.foreign_listeners == 0);
+    // A sibling's is none of others, not even while its guard is on its way.
+    let b = node.joined("b", instance.address, &["--lease", "1s"]);
+    b.until_counted("guard", 1);
+    let said = a.running.log() + &b.leave();
+    assert_eq!(said.matches("the port is shared with").count(), 1, "{said}");
+}
+
+#[test]
+fn a_shim_has_left_when_its_accept_loops_have_ended() {
+    let _alone = alone();
+    let (node, instance) = (Node::new(), Echo::new());
+    // The lease must not run out: what is looked at is a leave, not a hang.
+    let options = ["--lease", "60s", "--threads", "1"];
+    let a = node.joined("a", instance.address, &options);
+    let b = node.joined("b", instance.address, &options);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let thread = eventually("the relaying thread", || a.thread("berth-relay-0"));
+    ptrace::seize(thread, ptrace::Options::empty()).unwrap();
+    ptrace::interrupt(thread).unwrap();
+    waitpid(thread, Some(WaitPidFlag::__WALL)).unwrap();
+    let drained = said(berth(["drain", "--instance", "a", "--run-dir"]).arg(node.run_dir()));
+    assert_eq!(drained.0, Some(0), "{drained:?}");
+    // B covers A's listener: nothing but the accept loop keeps A.
+    b.until_counted("accept", 2);
+    let until = std::time::Instant::now() + 3 * MOMENT;
+    while std::time::Instant::now() < until {
+        let state = a.status().state;
+        assert_eq!(state, Phase::Joined, "{}", a.running.log());
+    }
+    ptrace::detach(thread, None).unwrap();
+    a.until("left", |status| status.state == Phase::Left);
+}
