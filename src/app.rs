@@ -363,6 +363,7 @@ impl Bound {
         });
         let mut left = phase.subscribe();
         let mut stopping = told.subscribe();
+        let returning = join_again(told.clone(), table.clone());
         let draining = async {
             let _ = stopping.wait_for(|stop| *stop >= Stop::Drain).await;
             let _ = tokio::select! {
@@ -382,6 +383,7 @@ impl Bound {
         let cut = tokio::select! {
             cut = draining => cut,
             () = telling => 0,
+            () = returning => 0,
             kept = keeping => {
                 if let Err(error) = kept {
                     tracing::error!(%error, "leases cannot be kept");
@@ -393,6 +395,30 @@ impl Bound {
         drop(workers);
         Ended { cut }
     }
+}
+
+/// Takes `berth drain` back when the own instance is ready again as another process: a preStop hook runs for a
+/// restart in place too, and the shim, if it is a native sidecar, stays.
+async fn join_again(told: watch::Sender<Stop>, mut table: watch::Receiver<Arc<Table>>) {
+    let mut stop = told.subscribe();
+    while stop.wait_for(|stop| *stop == Stop::Leave).await.is_ok() {
+        let drained = table.borrow().own().map(|own| own.started);
+        let started_anew = |table: &Arc<Table>| {
+            table.own().is_some_and(|own| Some(own.started) != drained && own.standing == Standing::Ready)
+        };
+        if table.wait_for(started_anew).await.is_err() {
+            break;
+        }
+        if told.send_if_modified(|told| {
+            *told == Stop::Leave && {
+                *told = Stop::No;
+                true
+            }
+        }) {
+            tracing::info!("the instance was started anew and is ready: what `berth drain` said is over");
+        }
+    }
+    std::future::pending::<()>().await;
 }
 
 /// Answers on the shim's socket; what concerns siblings goes to the handover.

@@ -33,6 +33,8 @@ pub struct Instance {
     /// Another number for each process that listened at the address, and for each time that it
     /// refused and came back: what a connection tried once, it does not try again in one epoch.
     pub epoch: u64,
+    /// The first of its epochs: another number for each process, whatever that refused.
+    pub started: u64,
     /// Since when it has this standing.
     pub since: SystemTime,
     /// The last probe's answer, for people.
@@ -127,6 +129,7 @@ impl Book {
             fallback: false,
             standing: Standing::Unready,
             epoch,
+            started: epoch,
             since: SystemTime::now(),
             last_probe: "not probed yet".into(),
             version: None,

@@ -42,6 +42,32 @@ fn drain_leaves_and_keeps_streams() {
 }
 
 #[test]
+fn a_drained_shim_joins_again_when_its_apiserver_was_restarted_in_place() {
+    let _alone = alone();
+    let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
+    let record = |id: &str, address| {
+        let id = InstanceId::parse(id).unwrap();
+        let claimant = Claimant { instance: &id, advertise: node.listen.ip(), pid: None };
+        claim(&node.berth(), &claimant, |_, _| Ok(address)).unwrap()
+    };
+    let a = node.launch("a", &[]);
+    let old = record("a", first.address);
+    a.until_joined();
+    let b = node.joined("b", second.address, &[]);
+    a.until_counted("guard", 1);
+    assert_eq!(said(berth(["drain", "--wait", "--instance", "a", "--run-dir"]).arg(node.run_dir())).0, Some(0));
+    assert_eq!(a.status().state, Phase::Left);
+    drop((first, old));
+    a.until("its instance is gone", |status| status.instances.iter().all(|instance| !instance.own));
+    assert_eq!(a.status().state, Phase::Left);
+    let again = Echo::new();
+    let _new = record("a", again.address);
+    a.until_joined();
+    b.leave();
+    ping(&mut connect(node.listen), &hello(64));
+}
+
+#[test]
 fn a_node_shim_serves_every_instance_that_is_recorded() {
     let _alone = alone();
     let node = Node::new();
