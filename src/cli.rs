@@ -467,6 +467,29 @@ pub struct ManifestArgs {
     pub kept: KeptArgs,
 }
 
+/// Checks whose errors do not count.
+#[cfg(feature = "manifest")]
+#[derive(Debug, Clone, Args)]
+pub struct ExcusedArgs {
+    /// Checks of berth doctor whose errors are warnings, separated by commas (docs/doctor.md names all)
+    #[arg(
+        long,
+        env = "BERTH_IGNORE_ERRORS",
+        hide_env_values = true,
+        value_name = "CHECKS",
+        value_delimiter = ',',
+        value_parser = checks_with_errors(),
+        hide_possible_values = true
+    )]
+    pub ignore_errors: Vec<String>,
+}
+
+#[cfg(feature = "manifest")]
+fn checks_with_errors() -> clap::builder::PossibleValuesParser {
+    use crate::doctor::{CHECKS, Severity};
+    CHECKS.iter().filter(|check| check.severity == Severity::Error).map(|check| check.id).collect::<Vec<_>>().into()
+}
+
 /// Options of `berth doctor`.
 #[cfg(feature = "manifest")]
 #[derive(Debug, Clone, Args)]
@@ -487,6 +510,9 @@ pub struct DoctorArgs {
     /// Ask the cluster too, with this kubeconfig: whether all controllers have one secure port
     #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
+    /// Which errors do not count.
+    #[command(flatten)]
+    pub excused: ExcusedArgs,
     /// Print JSON
     #[arg(long, env = "BERTH_DOCTOR_JSON", hide_env_values = true)]
     pub json: bool,
@@ -522,6 +548,9 @@ pub struct UpgradeArgs {
     /// The current apiserver is not behind berth, so the first switch is one restart: do it
     #[arg(long, env = "BERTH_ACCEPT_GAP", hide_env_values = true)]
     pub accept_gap: bool,
+    /// Which errors do not count.
+    #[command(flatten)]
+    pub excused: ExcusedArgs,
     /// Print the steps, and do nothing
     #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
     pub dry_run: bool,

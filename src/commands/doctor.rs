@@ -3,7 +3,7 @@
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::DoctorArgs;
 use crate::config::Mistakes;
-use crate::doctor::{Case, Severity, beside, cluster, examine, node, text};
+use crate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, text};
 use crate::kubernetes::Client;
 use crate::manifest::Manifest;
 use crate::manifest::file::read;
@@ -12,6 +12,9 @@ use anyhow::Context;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::Path;
+
+/// Name of kube-apiserver's static pod, which is kubeadm's.
+const FILE: &str = "kube-apiserver.yaml";
 
 pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     let name = match args.manifest.to_str() {
@@ -41,14 +44,20 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         Some(kubeconfig) => endpoints(kubeconfig)?.map_err(|error| missing(&error)).ok(),
         None => None,
     };
+    // What it is to replace, if it is not that itself.
+    let running = args.kubelet.manifests_dir.join(FILE);
+    let running = (args.node && beside.is_none()).then(|| read(&running).ok()).flatten();
+    let running = running.and_then(|text| Manifest::parse(&text).ok());
     let case = Case {
         name: &name,
         manifest: &manifest,
+        running: running.as_ref(),
         beside: beside.as_deref(),
         node: node.as_ref(),
         cluster: cluster.as_deref(),
     };
-    let findings = examine(&case);
+    let mut findings = examine(&case);
+    excuse(&mut findings, &args.excused.ignore_errors);
     let mut out = std::io::stdout().lock();
     let color = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let said = if args.json { text::json(&findings) } else { text::text(&name, &findings, color) };

@@ -41,7 +41,7 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
         eprintln!("berth: note: {cause}: {mend}");
     }
     if let Some(folder) = &args.kubeadm_patch {
-        return Ok(write_patches(&file, &options, &outcome.base, folder));
+        return Ok(write_patches(&file, &outcome.options, &outcome.base, folder));
     }
     file.put(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
 }

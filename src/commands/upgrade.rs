@@ -3,7 +3,7 @@
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::UpgradeArgs;
 use crate::config::{Checks, Mistakes};
-use crate::doctor::{Case, Severity, beside, cluster, examine, node, text};
+use crate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, text};
 use crate::kubernetes::Client;
 use crate::manifest::Manifest;
 use crate::manifest::file::{Backups, read};
@@ -214,7 +214,7 @@ fn setting(options: &Options<'_>, old: &Pod, new: Pod, say: &Say) -> Result<Sett
 
 /// A new upgrade, checked.
 async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exit> {
-    let Texts { old_text, new_text, old, new, new_manifest } = Texts::read(options)?;
+    let Texts { old_text, new_text, old, new, old_manifest, new_manifest } = Texts::read(options)?;
     let in_place = !old.behind;
     let uid = pod::draw_uid().map_err(|error| unavailable(&error))?;
     let name = options.args.manifest.as_ref().unwrap_or(&options.canonical).display().to_string();
@@ -244,7 +244,7 @@ async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exi
         (false, false) => format!("{} to {}", old.image, setting.pod.image),
     };
     say.line(&format!("1/{all}  {address}: {what}; first, what berth doctor says of it"));
-    diagnose(&name, &new_manifest, &setting, options).await?;
+    diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
     if in_place {
         say.more("one restart: kube-apiserver holds its port alone, so clients are refused until the new one is ready");
     } else {
@@ -254,7 +254,13 @@ async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exi
 }
 
 /// Nothing is changed while `berth doctor` knows of an error.
-async fn diagnose(name: &str, manifest: &Manifest, setting: &Setting, options: &Options<'_>) -> Result<(), Exit> {
+async fn diagnose(
+    name: &str,
+    manifest: &Manifest,
+    running: &Manifest,
+    setting: &Setting,
+    options: &Options<'_>,
+) -> Result<(), Exit> {
     let folder = options.canonical.display();
     let beside = beside::gather(&options.canonical).map_err(|error| unavailable(&format!("{folder}: {error}")))?;
     let facts = node::Facts::gather(Path::new("/"), manifest);
@@ -262,12 +268,17 @@ async fn diagnose(name: &str, manifest: &Manifest, setting: &Setting, options: &
         Some(client) => client.get(cluster::PATH).await.ok().map(|list| cluster::endpoints(&list)),
         None => None,
     };
-    let case = Case { name, manifest, beside: Some(&beside), node: Some(&facts), cluster: cluster.as_deref() };
+    let (beside, node) = (Some(&beside[..]), Some(&facts));
+    let case = Case { name, manifest, running: Some(running), beside, node, cluster: cluster.as_deref() };
     let mut findings = examine(&case);
+    excuse(&mut findings, &options.args.excused.ignore_errors);
     findings.retain(|finding| finding.severity != Severity::Info);
     let _ = write!(std::io::stderr(), "{}", text::text(name, &findings, false));
     if findings.iter().any(|finding| finding.severity == Severity::Error) {
-        let _ = writeln!(std::io::stderr(), "berth: nothing was changed: mend the errors above first");
+        let _ = writeln!(
+            std::io::stderr(),
+            "berth: nothing was changed: mend the errors above first; --ignore-errors is for who knows better"
+        );
         return Err(Exit::No);
     }
     Ok(())
@@ -341,6 +352,7 @@ struct Texts {
     new_text: String,
     old: Pod,
     new: Pod,
+    old_manifest: Manifest,
     new_manifest: Manifest,
 }
 
@@ -358,7 +370,7 @@ impl Texts {
         };
         let old = parsed(canonical, &old_text);
         let new = parsed(new_path, &new_text);
-        let (Some((old, _)), Some((new, new_manifest))) = (old, new) else {
+        let (Some((old, old_manifest)), Some((new, new_manifest))) = (old, new) else {
             mistakes.dedup();
             return Err(mistaken(&Mistakes(mistakes)));
         };
@@ -373,7 +385,7 @@ impl Texts {
         if !mistakes.is_empty() {
             return Err(mistaken(&Mistakes(mistakes)));
         }
-        Ok(Self { old_text, new_text, old, new, new_manifest })
+        Ok(Self { old_text, new_text, old, new, old_manifest, new_manifest })
     }
 }
 

@@ -43,6 +43,11 @@ checks! {
     ANONYMOUS_AUTH, Error, "anonymous-auth", "anonymous requests may ask /readyz and /livez, or the probe has credentials";
     AUTHENTICATION_CONFIG, Warning, "authentication-config", "it can be seen that `--authentication-config` lets anonymous requests ask those (`--node`, on its node), or the probe has credentials";
     HOST_IP_UNKNOWN, Warning, "host-ip", "a static pod names its address: status.hostIP may be empty at first, or another one";
+    // The manifest that runs.
+    VERSION_SKEW, Error, "version-skew", "its image's version and this one's are at most one minor version apart";
+    LISTEN_LOST, Error, "listen-lost", "the shim listens on every address on which the running one listens";
+    ETCD_DIFFERS, Error, "etcd-differs", "both have one store: an etcd server in common, one prefix, one `--etcd-servers-overrides`";
+    KEYS_DIFFER, Warning, "keys-differ", "each has the keys with which the other encrypts and signs, and accepts its issuer, as far as the flags and the age of the files show it";
     // The files beside it.
     SAME_POD_NAME, Error, "same-pod-name", "no other file of the manifest folder has the same pod name";
     STRAY_FILE, Warning, "stray-file", "every other file there that the kubelet reads is a manifest by its name and by what is in it";
@@ -53,7 +58,7 @@ checks! {
     CLIENT_ADDRESS, Error, "client-address", "the shim listens on every address of the node by which a kubeconfig in /etc/kubernetes or an open connection reaches kube-apiserver";
     CLIENT_ADDRESS_ELSEWHERE, Warning, "client-address-elsewhere", "no kubeconfig there names an address of kube-apiserver's port that neither the shim nor this node has: a virtual IP that comes later would be refused";
     FIRST_SWITCH, Warning, "first-switch", "kube-apiserver does not hold the port itself any more";
-    MEMORY, Warning, "memory", "the node has memory for a second instance: as much as the running one takes, and as it requests";
+    MEMORY, Error, "memory", "the node has memory for a second instance: as much as the running one takes, and as it requests";
     CERTIFICATE_EXPIRED, Error, "certificate-expired", "no certificate that kube-apiserver uses or trusts, that lies beside one or in a kubeconfig in /etc/kubernetes, expires within 7 days (or a quarter of its life)";
     CERTIFICATE_EXPIRES_SOON, Warning, "certificate-expires-soon", "none of those expires within 60 days (or a quarter of its life)";
     KERNEL, Error, "kernel", "the kernel has SO_REUSEPORT (Linux 3.9)";

@@ -8,7 +8,7 @@ use crate::registry;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-const KUBEADM: &str = include_str!("../../tests/manifest/kubeadm-v1.36.yaml");
+pub(super) const KUBEADM: &str = include_str!("../../tests/manifest/kubeadm-v1.36.yaml");
 const DEPLOYMENT: &str = include_str!("../../tests/manifest/deployment.yaml");
 
 fn options() -> Options {
@@ -23,7 +23,7 @@ fn with_authority() -> Options {
     Options { probing, ..options() }
 }
 
-fn static_pod() -> String {
+pub(super) fn static_pod() -> String {
     inject(KUBEADM, &options()).unwrap().text
 }
 
@@ -34,7 +34,8 @@ fn deployment() -> String {
 /// What is found, without what was not looked at.
 fn findings(text: &str, look: impl FnOnce(&mut Case<'_>)) -> Vec<Finding> {
     let manifest = Manifest::parse(text).unwrap();
-    let mut case = Case { name: "a.yaml", manifest: &manifest, beside: None, node: None, cluster: Some(&[]) };
+    let mut case =
+        Case { name: "a.yaml", manifest: &manifest, running: None, beside: None, node: None, cluster: Some(&[]) };
     look(&mut case);
     examine(&case)
 }
@@ -45,11 +46,18 @@ fn of_text(text: &str) -> Vec<Finding> {
 
 fn of_node(text: &str, facts: &Facts) -> Vec<Finding> {
     let manifest = Manifest::parse(text).unwrap();
-    examine(&Case { name: "a.yaml", manifest: &manifest, beside: None, node: Some(facts), cluster: Some(&[]) })
+    examine(&Case {
+        name: "a.yaml",
+        manifest: &manifest,
+        running: None,
+        beside: None,
+        node: Some(facts),
+        cluster: Some(&[]),
+    })
 }
 
 /// A text with changes, each of something that is there.
-fn with(text: &str, changes: &[(&str, &str)]) -> String {
+pub(super) fn with(text: &str, changes: &[(&str, &str)]) -> String {
     changes.iter().fold(text.to_owned(), |text, (old, new)| {
         assert!(text.contains(old), "{old:?} is not in {text}");
         text.replacen(old, new, 1)
@@ -67,6 +75,21 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
     let changed = |changes: &[(&str, &str)]| of_text(&with(&pod, changes));
     let shim = |changes: &[(&str, &str)]| of_text(&with_shim(&pod, changes));
+    // What is said of it in the place of one that is different.
+    let replacing = |changes: &[(&str, &str)]| {
+        let old = changes.iter().fold(pod.clone(), |old, (now, before)| old.replace(now, before));
+        assert_ne!(old, pod);
+        let old = Manifest::parse(&old).unwrap();
+        let manifest = Manifest::parse(&pod).unwrap();
+        examine(&Case {
+            name: "a.yaml",
+            manifest: &manifest,
+            running: Some(&old),
+            beside: None,
+            node: None,
+            cluster: Some(&[]),
+        })
+    };
     let instance = "- name: BERTH_INSTANCE\n      valueFrom:\n        fieldRef:\n          fieldPath: metadata.uid\n";
     let literal = "- name: BERTH_INSTANCE\n      value: one\n";
     let no_shim = {
@@ -188,6 +211,10 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
             )]),
         ),
         ("not-checked", findings(&pod, |case| case.cluster = None)),
+        ("version-skew", replacing(&[("kube-apiserver:v1.36.3", "kube-apiserver:v1.34.0")])),
+        ("listen-lost", replacing(&[("10.0.0.5:6443", "10.0.0.5:6443 127.0.0.1:6443")])),
+        ("etcd-differs", replacing(&[("https://127.0.0.1:2379", "https://10.0.0.9:2379")])),
+        ("keys-differ", replacing(&[("pki/sa.key", "pki/sb.key")])),
     ]
 }
 
@@ -197,7 +224,14 @@ fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
         let text = text.map(ToOwned::to_owned).map_err(ToOwned::to_owned);
         let files = [beside::File { name: name.into(), text }];
         let manifest = Manifest::parse(&pod).unwrap();
-        examine(&Case { name: "/m/a.yaml", manifest: &manifest, beside: Some(&files), node: None, cluster: Some(&[]) })
+        examine(&Case {
+            name: "/m/a.yaml",
+            manifest: &manifest,
+            running: None,
+            beside: Some(&files),
+            node: None,
+            cluster: Some(&[]),
+        })
     };
     let etcd = "kind: Pod\nmetadata: {name: etcd, namespace: kube-system}\n";
     assert_eq!(beside("etcd.yaml", Ok(etcd)), []);
@@ -227,8 +261,14 @@ fn sound() -> Facts {
         host_paths: kinds.into_iter().map(|(path, kind)| (path.to_owned(), Some(kind))).collect(),
         addresses: Some(vec!["10.0.0.5".parse().unwrap()]),
         listeners: vec![holding("10.0.0.5:6443", 0, "berth"), holding("127.1.2.3:6443", 0, "kube-apiserver")],
-        apiservers: vec![Running { pid: 7, name: "kube-apiserver".into(), resident: 1 << 30, files: Some(1 << 20) }],
-        berths: vec![Running { pid: 8, name: "berth".into(), resident: 1 << 20, files: Some(1 << 20) }],
+        apiservers: vec![Running {
+            pid: 7,
+            name: "kube-apiserver".into(),
+            resident: 1 << 30,
+            files: Some(1 << 20),
+            started: None,
+        }],
+        berths: vec![Running { pid: 8, name: "berth".into(), resident: 1 << 20, files: Some(1 << 20), started: None }],
         available: Some(1 << 30),
         shims: vec![Shim { instance: "a".into(), version: crate::VERSION.into() }],
         settings: settings.into_iter().map(|(name, value)| (name, value.to_owned())).collect(),
@@ -340,7 +380,14 @@ fn examine_ports(text: &str) -> Vec<Finding> {
     let wanted = ["10.0.0.5:7443", "10.0.0.6:7443", "[fd00::5]:6443"].map(|text| text.parse().unwrap());
     assert_eq!(addresses, wanted);
     let manifest = Manifest::parse(text).unwrap();
-    examine(&Case { name: "a.yaml", manifest: &manifest, beside: None, node: None, cluster: Some(&addresses) })
+    examine(&Case {
+        name: "a.yaml",
+        manifest: &manifest,
+        running: None,
+        beside: None,
+        node: None,
+        cluster: Some(&addresses),
+    })
 }
 
 #[test]
@@ -364,6 +411,17 @@ fn each_check_finds_its_case_and_nothing_else() {
 
 fn ids(findings: &[Finding]) -> Vec<&'static str> {
     findings.iter().map(|finding| finding.id).collect()
+}
+
+#[test]
+fn an_excused_error_is_a_warning_behind_the_others() {
+    let refused =
+        with(&with_shim(&static_pod(), &[("runAsUser: 0", "runAsUser: 7")]), &[("hostNetwork: true", "x: true")]);
+    let mut found = of_text(&refused);
+    assert_eq!(ids(&found), ["host-network", "uid-mismatch"]);
+    excuse(&mut found, &["host-network".to_owned(), "pre-stop".to_owned()]);
+    assert_eq!(ids(&found), ["uid-mismatch", "host-network"]);
+    assert_eq!((found[0].severity, found[1].severity), (Severity::Error, Severity::Warning));
 }
 
 #[test]
@@ -451,6 +509,8 @@ fn facts_are_gathered_below_a_root() {
         "proc/7/limits",
         "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024                 4096                 files     \n",
     );
+    write("proc/7/stat", &format!("7 (a ) b) S{} 10000 0", " 0".repeat(18)));
+    write("proc/stat", "cpu 1 2\nbtime 2000000000\n");
     write("proc/8/comm", "gone");
     write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:      1024 kB\n");
     write("proc/sys/net/core/somaxconn", "128\n");
@@ -468,13 +528,22 @@ fn facts_are_gathered_below_a_root() {
     );
     let manifest = Manifest::parse(&text).unwrap();
     let facts = Facts::gather(root.path(), &manifest);
-    let apiserver = Running { pid: 7, name: "kube-apiserver".into(), resident: 2 << 20, files: Some(4096) };
+    // 100 s after the machine started.
+    let started = Some(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(2_000_000_100));
+    let apiserver = Running { pid: 7, name: "kube-apiserver".into(), resident: 2 << 20, files: Some(4096), started };
     assert_eq!((&facts.apiservers[..], facts.available), (&[apiserver][..], Some(1 << 20)));
     assert_eq!(facts.authentication.as_deref(), Some("kind: A"));
     assert_eq!(facts.settings, BTreeMap::from([("net.core.somaxconn", "128\n".to_owned())]));
     let kinds =
         [("/etc/kubernetes/pki", Some("Directory")), ("/etc/ssl/certs", None), ("/run/berth", Some("Directory"))];
     assert!(kinds.iter().all(|(path, kind)| facts.host_paths[*path] == *kind), "{:?}", facts.host_paths);
+    assert_eq!(facts.newer_keys, []);
+    let key = fs_time(&root.path().join("etc/kubernetes/pki/sa.key"), 2_000_000_101);
+    assert_eq!(
+        Facts::gather(root.path(), &manifest).newer_keys,
+        [("service-account-signing-key-file", "/etc/kubernetes/pki/sa.key".to_owned())],
+        "{key:?}"
+    );
     assert!(facts.run_dir.is_none() && facts.leftovers[0] == "1 socket of a shim", "{facts:?}");
     assert!(facts.leftovers[1].contains("a.json is ignored"), "{facts:?}");
     let found = ids(&of_node(&text, &facts));
@@ -484,6 +553,13 @@ fn facts_are_gathered_below_a_root() {
     std::fs::set_permissions(root.path().join("run/berth"), std::os::unix::fs::PermissionsExt::from_mode(0o777))
         .unwrap();
     assert!(ids(&of_node(&text, &Facts::gather(root.path(), &manifest))).contains(&"run-dir-owner"));
+}
+
+/// Writes a file that was changed then.
+fn fs_time(path: &std::path::Path, second: u64) -> std::fs::File {
+    let file = std::fs::File::create(path).unwrap();
+    file.set_modified(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(second)).unwrap();
+    file
 }
 
 proptest! {
@@ -504,7 +580,7 @@ proptest! {
         if let Ok(manifest) = Manifest::parse(&text) {
             let facts = sound();
             let files = [beside::File { name: "b.yaml".into(), text: Ok(text.clone()) }];
-            let case = Case { name: "a", manifest: &manifest, beside: Some(&files), node: Some(&facts), cluster: None };
+            let case = Case { name: "a", manifest: &manifest, running: None, beside: Some(&files), node: Some(&facts), cluster: None };
             for finding in examine(&case) {
                 prop_assert!(!finding.cause.is_empty() && !finding.mend.is_empty(), "{:?}", finding);
             }

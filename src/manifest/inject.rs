@@ -101,10 +101,12 @@ pub struct Outcome {
     pub edits: Vec<Edit>,
     /// What an operator should know.
     pub notes: Vec<String>,
+    /// With what: the options, and the addresses of an earlier injection if they name none.
+    pub options: Options,
 }
 
 /// Puts the kube-apiserver of a file behind berth. One that is already is put there anew, with these
-/// options; the file stays as it is, byte for byte, if that changes nothing.
+/// options, and listens where it did if they do not say where; the file stays as it is, byte for byte, if that changes nothing.
 ///
 /// # Errors
 /// All that is in the way.
@@ -125,14 +127,18 @@ pub fn inject_over(text: &str, backup: Option<String>, options: &Options) -> Res
         _ if again => undo(&found).map_err(one)?.text,
         _ => text.to_owned(),
     };
+    let mut options = options.clone();
+    if again && options.addresses == Addresses::OfManifest {
+        options.addresses = addresses::inherited(&found).map_err(one)?;
+    }
     let manifest = Manifest::parse(&base).map_err(one)?;
-    let (edits, notes) = plan(&manifest, options)?;
+    let (edits, notes) = plan(&manifest, &options)?;
     let new = apply(&base, manifest.document(), &edits).map_err(one)?;
     let values = |text: &str| parse(text).map(|documents| documents.iter().map(Node::value).collect::<Vec<_>>());
     if again && values(text) == values(&new) {
-        return Ok(Outcome { base, text: text.to_owned(), edits: Vec::new(), notes });
+        return Ok(Outcome { base, text: text.to_owned(), edits: Vec::new(), notes, options });
     }
-    Ok(Outcome { base, text: new, edits, notes })
+    Ok(Outcome { base, text: new, edits, notes, options })
 }
 
 /// The edits that put a manifest behind berth, and what an operator should know.

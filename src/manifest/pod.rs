@@ -194,8 +194,14 @@ impl Manifest {
     /// A flag by its name without dashes; the last of that name, which is the one that counts.
     #[must_use]
     pub fn flag(&self, name: &str) -> Option<Flag<'_>> {
+        self.flags(name).pop()
+    }
+
+    /// All flags of a name without dashes, for one that may be given several times.
+    #[must_use]
+    pub fn flags(&self, name: &str) -> Vec<Flag<'_>> {
         let arguments = self.arguments();
-        arguments.iter().enumerate().rev().find_map(|(at, node)| {
+        let found = arguments.iter().enumerate().filter_map(|(at, node)| {
             let (flag, value) = match node.text()?.split_once('=') {
                 Some((flag, value)) => (flag, Some(value)),
                 None => (node.text()?, None),
@@ -207,7 +213,8 @@ impl Manifest {
             let (line, argument, apart) = next.map_or((node.line, at, false), |next| (next.line, at + 1, true));
             let value = value.or_else(|| next?.text()).unwrap_or_default();
             Some(Flag { value, line, argument, apart })
-        })
+        });
+        found.collect()
     }
 
     /// The apiserver's secure port.

@@ -126,7 +126,7 @@ impl Uncovered {
 }
 
 /// Whether a shim with these addresses gets what is sent to this one.
-fn covered(address: SocketAddr, listen: &[Listen]) -> bool {
+pub(in super::super) fn covered(address: SocketAddr, listen: &[Listen]) -> bool {
     listen.iter().map(|listen| listen.addr).filter(|own| own.port() == address.port()).any(|own| {
         let same_family = own.is_ipv4() == address.is_ipv4();
         own.ip() == address.ip()

@@ -3,6 +3,7 @@
 use super::super::layout::Layout;
 use super::super::manifest::{on_node, uid};
 use super::super::options;
+use super::super::pair::KEYS;
 use super::{Certificates, Clients, run_dir_on_node};
 use crate::config::Listen;
 use crate::manifest::Manifest;
@@ -17,6 +18,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// Settings of the kernel that are looked at.
 const SETTINGS: [&str; 9] = [
@@ -52,6 +54,8 @@ pub struct Facts {
     pub clients: Clients,
     /// Certificates that kube-apiserver uses, and those beside them.
     pub certificates: Certificates,
+    /// Files of keys, by their flags, that changed after the running kube-apiserver started.
+    pub newer_keys: Vec<(&'static str, String)>,
     /// Running kube-apiservers.
     pub apiservers: Vec<Running>,
     /// Running shims, by their processes.
@@ -93,6 +97,8 @@ pub struct Running {
     pub resident: u64,
     /// Most files that it may open.
     pub files: Option<u64>,
+    /// When it started.
+    pub started: Option<SystemTime>,
 }
 
 impl Facts {
@@ -110,11 +116,20 @@ impl Facts {
             let path = root.join("proc/sys").join(name.replace('.', "/"));
             Some((name, fs::read_to_string(path).ok()?))
         });
+        let apiservers: Vec<Running> = named("kube-apiserver");
+        let started = apiservers.iter().filter_map(|process| process.started).min();
+        let newer = |flag: &'static str| {
+            let path = on_node(container, manifest.flag(flag)?.value)?;
+            let changed = fs::metadata(at(&path)).ok()?.modified().ok()?;
+            (changed > started?).then_some((flag, path))
+        };
+        let newer_keys = KEYS.into_iter().filter_map(newer).collect();
         let mut facts = Self {
+            newer_keys,
             authentication: file.and_then(|file| fs::read_to_string(at(&file)).ok()),
             host_paths: host_paths.collect(),
             addresses: addresses(),
-            apiservers: named("kube-apiserver"),
+            apiservers,
             berths: named("berth"),
             available: fs::read_to_string(root.join("proc/meminfo"))
                 .ok()
@@ -198,7 +213,7 @@ fn kind(path: &Path) -> Option<&'static str> {
 }
 
 /// Where the shim of a manifest listens.
-pub(super) fn listen(layout: &Layout<'_>) -> Vec<Listen> {
+pub(in super::super) fn listen(layout: &Layout<'_>) -> Vec<Listen> {
     let place = layout.serving().and_then(|serving| options::place(&serving.told));
     let listen = place.map(|place| &place.listen[..]).unwrap_or_default();
     listen.iter().filter_map(|text| text.parse().ok()).collect()
@@ -226,12 +241,42 @@ pub(super) fn addresses() -> Option<Vec<IpAddr>> {
 fn running(proc: &Path) -> Vec<Running> {
     let entries = fs::read_dir(proc).into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let booted = booted(proc);
     let read = |pid| {
         let of = |file: &str| fs::read_to_string(proc.join(PathBuf::from(format!("{pid}/{file}")))).ok();
         let name = of("comm")?.trim_end().to_owned();
-        Some(Running { pid, name, resident: kilobytes(&of("status")?, "VmRSS")?, files: files(&of("limits")?) })
+        let ticks = of("stat").and_then(|stat| ticks(&stat));
+        Some(Running {
+            pid,
+            name,
+            resident: kilobytes(&of("status")?, "VmRSS")?,
+            files: files(&of("limits")?),
+            started: booted.zip(ticks).map(|(booted, ticks)| booted + Duration::from_millis(ticks * 1000 / TICKS)),
+        })
     };
     pids.filter_map(read).collect()
+}
+
+/// Ticks of a second in what the kernel shows (USER_HZ), the same on every machine that berth runs on.
+const TICKS: u64 = 100;
+
+/// When the machine started.
+fn booted(proc: &Path) -> Option<SystemTime> {
+    let stat = fs::read_to_string(proc.join("stat")).ok()?;
+    let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds.trim().parse().ok()?))
+}
+
+/// When a process started, in ticks since the machine did: the 22nd field of /proc/PID/stat, where the second is a name with
+/// whatever is in it.
+fn ticks(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?
+        .1
+        .split_ascii_whitespace()
+        .nth(19)?
+        .parse::<u64>()
+        .ok()
+        .filter(|ticks| *ticks < u64::MAX / 1000)
 }
 
 /// A line such as `MemAvailable:   123 kB`, in bytes.

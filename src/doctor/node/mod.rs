@@ -17,7 +17,9 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 pub use certificates::{Certificates, Validity};
+pub(super) use clients::covered;
 pub use clients::{Clients, Uncovered};
+pub(super) use facts::listen;
 pub use facts::{Facts, Holding, Running, Shim};
 
 /// Version of the kernel since which sockets can share a port.
@@ -42,7 +44,7 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     if let Some(layout) = Layout::of(case.manifest) {
         examiner.run_dir(&layout);
         if let Some(serving) = layout.serving() {
-            let listen = facts::listen(&layout);
+            let listen = listen(&layout);
             examiner.addresses(&listen);
             let own = facts.addresses.as_deref().unwrap_or_default();
             examiner.findings.extend(facts.clients.uncovered(&listen, own).iter().map(Uncovered::finding));
@@ -64,7 +66,7 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
 /// What clients of this node dial and the shim of a manifest does not listen on. Empty if the manifest is another node's.
 #[must_use]
 pub fn uncovered(root: &Path, manifest: &Manifest) -> Vec<Uncovered> {
-    let listen = Layout::of(manifest).map(|layout| facts::listen(&layout)).unwrap_or_default();
+    let listen = Layout::of(manifest).map(|layout| listen(&layout)).unwrap_or_default();
     let own = facts::addresses().unwrap_or_default();
     if !listen.iter().any(|listen| own.contains(&listen.addr.ip())) {
         return Vec::new();
@@ -250,7 +252,7 @@ impl Examiner<'_> {
                     running >> 20,
                     request >> 20
                 ),
-                "free memory on the node, or upgrade at a quieter time",
+                "free memory on the node, or upgrade at a quieter time; --ignore-errors memory, if you know that both fit",
             ));
         }
     }

@@ -1,9 +1,36 @@
 //! Where the shim listens, and the variables that say it.
 
-use super::{Addresses, Planner, parts};
+use super::{Addresses, Manifest, Planner, Problem, parts};
 use crate::config::Listen;
 use serde_json::Value;
 use std::net::{IpAddr, SocketAddr};
+
+/// Where a shim listens that an earlier injection put there. Clients use all of these addresses, so an injection that does
+/// not say where to listen keeps them.
+pub(super) fn inherited(manifest: &Manifest) -> Result<Addresses, Problem> {
+    let variable = manifest.container().variable("BERTH_LISTEN");
+    let Some((text, line)) = variable.and_then(|it| Some((it.get("value")?.text()?, it.line))) else {
+        return Ok(Addresses::OfManifest);
+    };
+    let words: Vec<_> = text.split_whitespace().collect();
+    let read: Vec<Listen> = words.iter().filter_map(|word| word.parse().ok()).collect();
+    if read.len() == words.len() {
+        return Ok(Addresses::Given(read));
+    }
+    // What only the kubelet knows comes first, and the rest is as `--expose-all` writes it.
+    match (words.len() - read.len(), read.first()) {
+        (1, None) => Ok(Addresses::OfManifest),
+        (1, Some(public)) if read.iter().all(|listen| listen.addr.ip().is_unspecified()) => {
+            Ok(Addresses::ExposeAll(public.addr.port()))
+        }
+        _ => Err(Problem::new(
+            line,
+            format!(
+                "the shim listens on {text}, which cannot be kept without being said: give each as --listen ADDR:PORT"
+            ),
+        )),
+    }
+}
 
 impl Planner<'_> {
     /// The addresses as far as they are known, and the variables that the apiserver and the shim share.

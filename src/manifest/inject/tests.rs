@@ -211,6 +211,31 @@ fn the_address_is_the_manifests_own_or_the_nodes() {
 }
 
 #[test]
+fn a_manifest_that_is_injected_again_listens_where_it_did() {
+    let given =
+        ["10.0.0.5:6443", "127.0.0.1:6443", "10.0.0.9:6443,freebind"].map(|text| text.parse().unwrap()).to_vec();
+    let on_node = kubeadm_with("--advertise-address=10.0.0.5", "--v=1");
+    for (text, addresses) in [
+        (KUBEADM, Addresses::Given(given)),
+        (KUBEADM, Addresses::ExposeAll(6443)),
+        (&on_node, Addresses::ExposeAll(6443)),
+        (&on_node, Addresses::OfManifest),
+    ] {
+        let before = inject(text, &Options { addresses: addresses.clone(), ..options() }).unwrap();
+        let newer = Options { image: "registry.example/berth:v0.2.0".into(), ..options() };
+        let wanted = inject(text, &Options { addresses, ..newer.clone() }).unwrap();
+        let again = inject(&before.text, &newer).unwrap();
+        assert_eq!(values(&again.text), values(&wanted.text));
+        // And so does what kubeadm will write.
+        let edits = |options: &Options| plan(&Manifest::parse(text).unwrap(), options).unwrap().0;
+        assert_eq!(edits(&again.options), edits(&wanted.options));
+    }
+    let odd = inject(&on_node, &options()).unwrap().text;
+    let odd = odd.replace("value: $(BERTH_HOST_IP):6443", "value: $(BERTH_HOST_IP):6443 127.0.0.1:6443");
+    assert!(told(&odd)[0].contains("cannot be kept without being said: give each as --listen"), "{:?}", told(&odd));
+}
+
+#[test]
 fn a_file_of_its_own_has_the_instance_before_its_extension() {
     let names = [
         ("/l/audit.log", "/l/audit-{instance}.log"),
