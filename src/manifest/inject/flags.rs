@@ -22,7 +22,7 @@ impl Planner<'_> {
     pub(super) fn file_of_its_own(&mut self, (name, named): (&str, bool)) {
         let Some(flag) = self.manifest.flag(name) else { return };
         // An instance's own already; or standard output, or off.
-        if flag.value.contains("{instance}") || flag.value.contains("$(") || matches!(flag.value, "-" | "") {
+        if self.is_own(flag.value) || matches!(flag.value, "-" | "") {
             return;
         }
         let mount = self.manifest.container().mount_of(flag.value);
@@ -37,6 +37,40 @@ impl Planner<'_> {
             format!("{}/{{instance}}", flag.value.trim_end_matches('/'))
         };
         self.set_flag(name, &value, "two instances must not write the same; berth exec puts the instance's name in");
+    }
+
+    /// Whether each pod has another value in the place of this one: by its instance, or by a variable that is its UID or name. A
+    /// variable such as the node's name is the same for both pods of a node.
+    fn is_own(&self, value: &str) -> bool {
+        let mut names = references(value);
+        let mut seen = 0;
+        while let Some(name) = names.get(seen).cloned() {
+            seen += 1;
+            let Some(variable) = self.manifest.container().variable(&name) else { continue };
+            let field = variable.at(&["valueFrom", "fieldRef", "fieldPath"]).and_then(Node::text);
+            if matches!(field, Some("metadata.uid" | "metadata.name")) {
+                return true;
+            }
+            for further in references(variable.get("value").and_then(Node::text).unwrap_or_default()) {
+                // They could go in circles.
+                if !names.contains(&further) {
+                    names.push(further);
+                }
+            }
+        }
+        value.contains("{instance}")
+    }
+
+    /// What becomes of the audit log, for who ships it and who has to keep it.
+    pub(super) fn note_audit_log(&mut self) {
+        let Some(flag) = self.manifest.flag("audit-log-path").filter(|flag| !matches!(flag.value, "-" | "")) else {
+            return;
+        };
+        let path = if self.is_own(flag.value) { flag.value.to_owned() } else { with_instance(flag.value) };
+        self.notes.push(format!(
+            "each pod has an audit log of its own ({path}), so its name changes with each upgrade: let what ships it follow all of \
+             them (audit*.log), and remove those of pods that are gone by their age; kube-apiserver only prunes what it rotated itself"
+        ));
     }
 
     /// Sets `--shutdown-delay-duration` where there is none, and gives what it is.
@@ -104,6 +138,11 @@ impl Planner<'_> {
         self.original.grace = Some((needed, seconds.flatten()));
         self.edit(path, Change::Set(needed.into()), "longer than the shutdown delay, the drain and a margin together");
     }
+}
+
+/// The variables that a value refers to, as `$(NAME)`.
+fn references(value: &str) -> Vec<String> {
+    value.split("$(").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_owned())).collect()
 }
 
 /// A file's path with the instance before the extension.

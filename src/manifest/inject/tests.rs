@@ -236,6 +236,29 @@ fn a_manifest_that_is_injected_again_listens_where_it_did() {
 }
 
 #[test]
+fn a_variable_is_an_instances_own_only_by_its_uid_or_name() {
+    let audit = |field: &str| {
+        let env = format!(
+            "    env: [{{name: A, value: x-$(B)}}, {{name: B, valueFrom: {{fieldRef: {{fieldPath: {field}}}}}}}]\n"
+        );
+        let text = kubeadm_with("- --secure-port=6443", "- --secure-port=6443\n    - --audit-log-path=/l/$(A).log");
+        let text = text.replacen("    name: kube-apiserver\n", &format!("    name: kube-apiserver\n{env}"), 1);
+        let outcome = inject(&text, &options()).unwrap();
+        (outcome.text.contains("--audit-log-path=/l/$(A)-{instance}.log"), outcome.notes.join("\n"))
+    };
+    for own in ["metadata.uid", "metadata.name"] {
+        let (changed, notes) = audit(own);
+        assert!(!changed && notes.contains("each pod has an audit log of its own (/l/$(A).log"), "{own} {notes}");
+    }
+    for shared in ["spec.nodeName", "status.hostIP", "metadata.namespace"] {
+        let (changed, notes) = audit(shared);
+        assert!(changed && notes.contains("(/l/$(A)-{instance}.log"), "{shared} {notes}");
+    }
+    let unknown = kubeadm_with("- --secure-port=6443", "- --secure-port=6443\n    - --cert-dir=/c/$(UNKNOWN)");
+    assert!(inject(&unknown, &options()).unwrap().text.contains("--cert-dir=/c/$(UNKNOWN)/{instance}"));
+}
+
+#[test]
 fn a_file_of_its_own_has_the_instance_before_its_extension() {
     let names = [
         ("/l/audit.log", "/l/audit-{instance}.log"),
