@@ -1,7 +1,7 @@
 //! systemd units, and the containers that are written by hand: whether berth takes the command, and systemd the
 //! unit.
 
-use crate::{example, examples, need};
+use crate::{example, examples, need, root};
 use berth::cli::{Cli, Command as Sub};
 use berth::config::Config;
 use clap::Parser;
@@ -67,6 +67,31 @@ fn takes(name: &str, arguments: &[String], variables: &[(String, String)]) {
         other => panic!("{name}: {other:?}"),
     };
     config.unwrap_or_else(|mistakes| panic!("{name}: {mistakes}"));
+}
+
+/// The recipes of units, wherever they are: what a reboot starts is what was enabled.
+pub(crate) fn a_reboot_starts_the_new_version() -> Result<Completion, Failed> {
+    let guide = std::fs::read_to_string(root().join("docs/operating.md"))?;
+    let texts = examples(".service").into_iter().map(|name| (example(&name), name));
+    let mut recipes = 0;
+    for (text, name) in texts.chain([(guide, "docs/operating.md".to_owned())]) {
+        let commands: Vec<_> =
+            text.lines().filter_map(|line| line.trim_start_matches(['#', ' ']).strip_prefix("systemctl ")).collect();
+        let [started, stopped] = commands[..] else { return Err(format!("{name}: {commands:?}").into()) };
+        let unit = |command: &str, verb: &str| {
+            let unit = command.strip_prefix(verb).and_then(|rest| rest.strip_prefix(" --now berth-"));
+            unit.and_then(|unit| unit.split_once('@')).map(|(unit, version)| (unit.to_owned(), version.to_owned()))
+        };
+        let (Some(new), Some(old)) = (unit(started, "enable"), unit(stopped, "disable")) else {
+            return Err(format!("{name}: a reboot would start the old version after {commands:?}").into());
+        };
+        assert!(new.0 == old.0 && new.1 > old.1, "{name}: {commands:?}");
+        recipes += 1;
+        // Enabling does nothing without it.
+        assert!(!name.ends_with(".service") || text.contains("\n[Install]\nWantedBy=multi-user.target"), "{name}");
+    }
+    assert_eq!(recipes, 3);
+    Ok(Completion::Completed)
 }
 
 pub(crate) fn systemd_takes_the_units() -> Result<Completion, Failed> {
