@@ -13,9 +13,12 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -72,6 +75,8 @@ pub struct Probe {
     config: ProbeConfig,
     /// The files as they were read last, and the TLS configuration made of them.
     tls: Mutex<Option<(Files, Arc<ClientConfig>)>>,
+    /// A file was replaced behind its mount, as [`read_linked`] finds it.
+    replaced: AtomicBool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -85,7 +90,7 @@ impl Probe {
     /// A probe. Its files are read when it asks.
     #[must_use]
     pub fn new(config: ProbeConfig) -> Self {
-        Self { config, tls: Mutex::new(None) }
+        Self { config, tls: Mutex::new(None), replaced: AtomicBool::new(false) }
     }
 
     /// Reads the files once, so that a missing one is known at start.
@@ -194,6 +199,12 @@ impl Probe {
             // A new authority often has the old one's name, and then it is its signature that does not fit.
             Some(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
+            )) if self.replaced.load(Ordering::Relaxed) => {
+                "; the file of --probe-ca was replaced on the node, and this container still has the one that it was started with: \
+                 start the pod anew (`berth upgrade`)"
+            }
+            Some(rustls::Error::InvalidCertificate(
+                rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
             )) => "; --probe-ca must hold the authority that signed its serving certificate",
             Some(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::NotValidForName | rustls::CertificateError::NotValidForNameContext { .. },
@@ -206,7 +217,13 @@ impl Probe {
 
     fn tls_config(&self) -> Result<Arc<ClientConfig>, String> {
         let read = |option: &str, path: &Path| {
-            std::fs::read(path).map_err(|error| format!("cannot read {option} {}: {error}", path.display()))
+            let (bytes, linked) =
+                read_linked(path).map_err(|error| format!("cannot read {option} {}: {error}", path.display()))?;
+            if !linked && !self.replaced.swap(true, Ordering::Relaxed) {
+                let file = path.display();
+                tracing::warn!(%file, option, "the probe's file was replaced on the node, and this container has the old one: start the pod anew");
+            }
+            Ok::<_, String>(bytes)
         };
         let mut files = Files::default();
         if let Some(ca) = &self.config.ca {
@@ -268,6 +285,16 @@ impl Probe {
             Ok(Some(token.to_owned()))
         }
     }
+}
+
+/// What is in a file, and whether it still has a name. A mount of a single file (`subPath`) shows the file that was there when
+/// the container started: if another takes its name by a rename, as ansible and cert-manager do it, the container keeps the old one,
+/// which has no name any more. Written in place, as by kubeadm, it is the same file.
+fn read_linked(path: &Path) -> io::Result<(Vec<u8>, bool)> {
+    let mut file = File::open(path)?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok((bytes, file.metadata()?.nlink() > 0))
 }
 
 async fn connect(address: SocketAddr) -> Result<TcpStream, Answer> {

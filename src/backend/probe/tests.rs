@@ -253,6 +253,28 @@ async fn certificates_and_tokens_are_read_again_when_they_change() {
     assert_failed(&probe.ready(at_new).await, "config", &["cannot read --probe-ca"]);
 }
 
+#[tokio::test]
+async fn a_ca_that_was_replaced_behind_its_mount_is_named() {
+    let (old, new) = (Authority::new(), Authority::new());
+    let mut files = Files::new(&old);
+    let (at_old, _asked_old) = serve(old.acceptor("kubernetes"), &status("200 OK", "")).await;
+    let (at_new, _asked_new) = serve(new.acceptor("kubernetes"), &status("200 OK", "")).await;
+    // What a mount of the file shows: the same file, whatever has its name.
+    let path = files.temp.path().join("ca.crt");
+    let mounted = File::open(&path).unwrap();
+    files.config.ca = Some(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&mounted)).into());
+    let probe = files.probe();
+    let both = format!("{}{}", old.0.pem(), new.0.pem());
+    assert_failed(&probe.ready(at_new).await, "tls", &["--probe-ca must hold"]);
+    files.write("ca.crt", &both);
+    assert_eq!(probe.ready(at_new).await.seen, Seen::Pass);
+    files.write("ca.crt", &old.0.pem());
+    files.write("ca.crt.new", &both);
+    std::fs::rename(files.temp.path().join("ca.crt.new"), &path).unwrap();
+    assert_eq!(probe.ready(at_old).await.seen, Seen::Pass);
+    assert_failed(&probe.ready(at_new).await, "tls", &["was replaced on the node", "`berth upgrade`"]);
+}
+
 #[test]
 fn files_that_do_not_hold_what_they_should_are_told_at_start() {
     let authority = Authority::new();
