@@ -18,12 +18,12 @@ use crate::control::{self, Asked};
 use crate::drain::{Stop, drain};
 use crate::handover::{Setup, keep};
 use crate::instance::InstanceId;
+use crate::limits;
 use crate::metrics::Metrics;
 use crate::os::{holder, process, socket};
 use crate::phase::Phase;
 use crate::registry::follow::{Own, follow};
 use crate::registry::{self, BerthDir, RunDir};
-use crate::relay::bulk::PIPES;
 use crate::relay::{Context, Pass, Passing, Refusal};
 use crate::view::View;
 use crate::workers::Workers;
@@ -42,16 +42,6 @@ use tokio::time::Instant;
 
 /// Most clients that are held at once (design: 1,024).
 const HELD: usize = 1024;
-
-/// Descriptors that are not connections: listeners, epolls, probes, admin, run directory. The pipes of the
-/// relay threads come on top.
-const RESERVED: u64 = 128;
-
-/// Descriptors of a connection: client and instance.
-const PER_CONNECTION: u64 = 2;
-
-/// Descriptors of a pipe.
-const PER_PIPE: u64 = 2;
 
 /// Time between two tries for a port, within `--bind-wait`.
 const BIND_PAUSE: Duration = Duration::from_millis(250);
@@ -76,6 +66,17 @@ pub enum BuildError {
     /// A file of the probe does not hold what it should.
     #[error("{0}")]
     Probe(String),
+    /// Nothing is left for connections.
+    #[error(
+        "a limit of {files} open files leaves none for connections ({besides}): raise the hard limit (ulimit -Hn, \
+         LimitNOFILE=), or lower --threads"
+    )]
+    Files {
+        /// The limit.
+        files: u64,
+        /// What needs them.
+        besides: String,
+    },
     /// The system gave no thread, descriptor or random bytes.
     #[error("cannot {what}: {source}")]
     System {
@@ -126,10 +127,11 @@ pub struct Bound {
 /// What cannot be had, with its mend.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let files = process::raise_file_limit().map_err(system("raise the limit of open files"))?;
-    // Beyond that, an accepted client could be left without a descriptor for its instance.
-    let threads = config.threads.or_else(|| std::thread::available_parallelism().ok().map(Into::into)).unwrap_or(1);
-    let pipes = threads as u64 * u64::from(PIPES) * PER_PIPE;
-    let most = (files.saturating_sub(RESERVED + pipes) / PER_CONNECTION).max(1);
+    let threads = limits::threads(config.threads, std::thread::available_parallelism().map_or(1, Into::into));
+    let most = limits::connections(files, threads);
+    if most == 0 {
+        return Err(BuildError::Files { files, besides: limits::besides(threads).0 });
+    }
     let limit = config.max_connections.unwrap_or(most).min(most);
     let instance = match &config.place.instance {
         Some(instance) => instance.clone(),
@@ -200,6 +202,12 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         tracing::warn!(
             "--max-connections {wanted} is more than a limit of {files} open files allows, {limit} are taken: raise the \
              hard limit (ulimit -Hn, LimitNOFILE=)"
+        );
+    } else if config.max_connections.is_none() && limit < limits::FEW {
+        tracing::warn!(
+            "a limit of {files} open files leaves room for {limit} connections only ({}): raise the hard limit (ulimit \
+             -Hn, LimitNOFILE=), or lower --threads",
+            limits::besides(threads).0
         );
     }
     if config.probe.ca.is_none() && config.probe.kind == crate::backend::probe::ProbeKind::Https {

@@ -230,7 +230,7 @@ pub struct ShimArgs {
     /// Close listeners with what is queued in them: what the tests compare with
     #[arg(long, hide = true)]
     pub plain_close: bool,
-    /// Threads that relay [default: one per core]
+    /// Threads that relay [default: one per core, at most 8]
     #[arg(long, env = "BERTH_THREADS", hide_env_values = true, value_name = "N", help_heading = CONNECTIONS)]
     pub threads: Option<String>,
     /// Serve /metrics, /livez, /readyz and /status by HTTP here; may be shared by several shims

@@ -52,7 +52,7 @@ pub struct Config {
     pub backlog: u32,
     /// TCP options of both legs.
     pub keepalive: Keepalive,
-    /// Relaying threads; `None`: one per core.
+    /// Relaying threads; `None`: one per core, at most eight.
     pub threads: Option<usize>,
     /// Where /metrics and its kind are served.
     pub admin: Option<SocketAddr>,

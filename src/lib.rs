@@ -24,7 +24,7 @@
 //!
 //! The control plane is one current-thread runtime, on the main thread: probes, instance records, the
 //! shim's socket, the admin port, signals, and the [phase](phase::Phase) of the shim. The data plane
-//! is one current-thread runtime per core, and does steps 2 to 5. So no probe waits behind bytes and
+//! is one current-thread runtime per core (at most eight), and does steps 2 to 5. So no probe waits behind bytes and
 //! no byte behind a scrape. Between the two there are a snapshot of the instances (a watch channel of
 //! [`backend::Table`]) one way, and counters and refused connects the other way.
 //!
@@ -41,6 +41,7 @@
 //! | [`phase`] | waiting, joined, left, dry: the states of a shim |
 //! | [`handover`] | a shim among its siblings: `machine` decides who accepts from what (pure), `peers` talks to them |
 //! | [`accept`] | accept loop, cap on connections, back-off |
+//! | [`limits`] | how many threads and connections there may be |
 //! | [`workers`] | the relaying threads |
 //! | [`relay`] | one connection: pick, connect, replay, hold, copy, how it ended |
 //! | [`backend`] | table of instances; `probe` is one question, `health` rise and fall, `prober` asks on |
@@ -97,6 +98,7 @@ pub mod http;
 pub mod instance;
 #[cfg(feature = "manifest")]
 pub mod kubernetes;
+pub mod limits;
 pub mod log;
 #[cfg(feature = "manifest")]
 pub mod manifest;

@@ -186,6 +186,37 @@ fn bound_at_start_and_listening_when_ready() {
     ping(&mut connect(node.listen), b"served");
 }
 
+/// The same command under another limit of open files, which it cannot raise.
+fn limited(files: u64, command: &Command) -> Command {
+    let mut limited = Command::new("sh");
+    limited.args(["-c", &format!("ulimit -n {files} && exec \"$@\""), "sh"]).arg(command.get_program());
+    limited.args(command.get_args()).stdin(Stdio::null());
+    for (name, _) in command.get_envs() {
+        limited.env_remove(name);
+    }
+    limited
+}
+
+#[test]
+fn a_limit_of_open_files_that_is_too_low_is_told() {
+    let (node, backend) = (Node::new(), Backend::new().serve(echo));
+    let mut none = limited(1024, &node.command(backend, &["--threads", "256"]));
+    let (status, _, log) = said(&mut none);
+    assert_eq!(status, Some(69), "{log}");
+    for part in ["1024 open files", "256 threads", "--threads", "ulimit -Hn"] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+
+    let few = Running::start(&mut limited(1024, &node.command(backend, &["--threads", "4"])));
+    few.logs("joined");
+    few.logs("a limit of 1024 open files leaves room for");
+    let line = few.logs("max_connections=");
+    let room: usize = line.split("max_connections=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    let idle = std::fs::read_dir(format!("/proc/{}/fd", few.child.id())).unwrap().count();
+    assert!(room > 1 && idle + 2 * room < 1024, "{idle} descriptors beside {room} connections");
+    ping(&mut connect(node.listen), b"served");
+}
+
 /// Whoever asks before the instance listens must not let it wait for a whole interval.
 #[test]
 fn an_instance_that_listens_later_is_asked_at_once() {

@@ -13,6 +13,8 @@ pub mod peers;
 mod siblings;
 mod strangers;
 
+pub use siblings::PASSES;
+
 use crate::accept::{Accepting, Dealer};
 use crate::backend::Table;
 use crate::backend::health::Standing;

@@ -29,7 +29,7 @@ use tokio::time::timeout;
 
 /// Most clients that are on their way to a sibling at once. Each takes descriptors here and there, and a place in
 /// the queue of the sibling's socket, which net.core.somaxconn may cut to 128.
-pub(super) const PASSES: usize = 32;
+pub const PASSES: usize = 32;
 
 impl Keeper {
     pub(super) fn dial(&mut self, holder: Holder, instance: &InstanceId) {

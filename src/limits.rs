@@ -1,0 +1,69 @@
+//! How many threads relay, and how many connections the limit of open files leaves room for. Pure.
+//!
+//! A connection that is accepted and has no descriptor left for its instance would be lost, so the others are
+//! counted before: too many rather than too few.
+
+use crate::handover::PASSES;
+use crate::relay::bulk::PIPES;
+
+/// Most relaying threads unless more are asked for: eight move more than a control plane node's network, and on a node
+/// with many cores the apiserver is to have the others.
+const THREADS: usize = 8;
+
+/// Descriptors that are no thread's and no connection's: listeners, guards, probes, admin, run directory.
+const RESERVED: u64 = 128;
+
+/// Descriptors of a client that goes to a sibling or comes from one, besides its own.
+const PER_PASS: u64 = 4;
+
+/// Descriptors of a thread: its epoll (twice), what wakes it, and the signals' pipe.
+const PER_THREAD: u64 = 4;
+
+/// Descriptors of a pipe.
+const PER_PIPE: u64 = 2;
+
+/// Descriptors of a connection: client and instance.
+const PER_CONNECTION: u64 = 2;
+
+/// Connections of a small cluster: room for less is told.
+pub const FEW: u64 = 1000;
+
+/// How many threads relay: as many as asked for, else one per core, but not too many.
+#[must_use]
+pub fn threads(asked: Option<usize>, cores: usize) -> usize {
+    asked.unwrap_or(cores.clamp(1, THREADS))
+}
+
+/// What is needed besides connections, in words and as a number.
+#[must_use]
+pub fn besides(threads: usize) -> (String, u64) {
+    let of_threads = threads as u64 * (PER_THREAD + u64::from(PIPES) * PER_PIPE);
+    let others = RESERVED + PASSES as u64 * PER_PASS;
+    (format!("{threads} threads need {of_threads} of them, listeners and siblings {others}"), of_threads + others)
+}
+
+/// How many connections fit.
+#[must_use]
+pub fn connections(files: u64, threads: usize) -> u64 {
+    files.saturating_sub(besides(threads).1) / PER_CONNECTION
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_cores_are_not_all_taken() {
+        assert_eq!(threads(None, 2), 2);
+        assert_eq!(threads(None, 64), 8);
+        assert_eq!(threads(Some(64), 2), 64);
+        assert!(connections(4096, threads(None, 64)) > FEW, "a common limit is enough");
+    }
+
+    #[test]
+    fn threads_cost_connections() {
+        assert!(connections(4096, 2) < connections(4096, 1));
+        assert_eq!(connections(4096, 1024), 0);
+        assert_eq!(connections(1024 * 1024, 1), (1024 * 1024 - besides(1).1) / 2);
+    }
+}
