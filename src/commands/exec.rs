@@ -6,7 +6,7 @@ use crate::config::{Checks, Mistakes, Place};
 use crate::instance::InstanceId;
 use crate::instance::address;
 use crate::instance::args::{self, Replaced, Rewritten, Wanted};
-use crate::os::process::go_on_as_child;
+use crate::os::process::{end_on_signals, go_on_as_child};
 use crate::registry::RunDir;
 use crate::registry::instance::{Claimant, claim};
 use anyhow::Context;
@@ -22,6 +22,7 @@ pub(super) fn run(args: &ExecArgs) -> anyhow::Result<Exit> {
         Ok(plan) => plan,
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
+    end_on_signals().context("cannot handle signals")?;
     if args.stay {
         go_on_as_child().context("cannot start the process that becomes the apiserver")?;
     }

@@ -30,11 +30,11 @@ pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
     block_on(async {
-        let bound = match build(config).await {
+        let mut signals = Signals::new()?;
+        let bound = match build(config, &mut signals).await {
             Ok(bound) => bound,
             Err(exit) => return Ok(exit),
         };
-        let mut signals = Signals::new()?;
         let mut child = match start(&bound, args, log) {
             Ok(child) => child,
             Err(error) => return Ok(unavailable(&format!("cannot start `berth exec`: {error}"))),

@@ -14,11 +14,11 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
     block_on(async {
-        let bound = match build(config).await {
+        let mut signals = Signals::new()?;
+        let bound = match build(config, &mut signals).await {
             Ok(bound) => bound,
             Err(exit) => return Ok(exit),
         };
-        let mut signals = Signals::new()?;
         let (stop, told) = watch::channel(Stop::No);
         let serving = bound.run(told);
         tokio::pin!(serving);
@@ -31,15 +31,20 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
     })?
 }
 
-/// Builds a shim or says why not.
-pub(super) async fn build(config: Config) -> Result<Bound, Exit> {
-    app::build(config).await.map_err(|error| match error {
+/// Builds a shim or says why not. A signal ends that, however long a port is waited for: nothing was begun.
+pub(super) async fn build(config: Config, signals: &mut Signals) -> Result<Bound, Exit> {
+    let built = tokio::select! {
+        built = app::build(config) => built,
+        () = signals.next() => return Err(Exit::Ok),
+    };
+    built.map_err(|error| match error {
         BuildError::Probe(mistake) => mistaken(&crate::config::Mistakes(vec![mistake])),
         error => unavailable(&error),
     })
 }
 
-/// SIGTERM and SIGINT.
+/// SIGTERM and SIGINT. To be made before anything is waited for: for the first process of a PID namespace the kernel
+/// drops what has no handler.
 pub(super) struct Signals {
     term: Signal,
     int: Signal,

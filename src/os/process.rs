@@ -3,7 +3,7 @@
 use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, kill, sigaction};
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -48,6 +48,28 @@ pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
         all.push(("process_max_fds", "Most file descriptors", soft as f64));
     }
     all
+}
+
+/// Lets SIGTERM and SIGINT end this process also where it is the first one of a PID namespace, for which the kernel
+/// drops a signal without a handler. One that is ignored stays so. Execve takes that back.
+///
+/// # Errors
+/// What sigaction(2) says.
+pub fn end_on_signals() -> io::Result<()> {
+    extern "C" fn end(signal: libc::c_int) {
+        // SAFETY: it ends the process and is async-signal-safe.
+        unsafe { libc::_exit(128 + signal) }
+    }
+    let action = SigAction::new(SigHandler::Handler(end), SaFlags::empty(), SigSet::empty());
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        // SAFETY: the handler calls nothing but _exit.
+        let before = unsafe { sigaction(signal, &action) }?;
+        if matches!(before.handler(), SigHandler::SigIgn) {
+            // SAFETY: it was so before.
+            unsafe { sigaction(signal, &before) }?;
+        }
+    }
+    Ok(())
 }
 
 /// Lets the child get SIGTERM when the thread that starts it ends: `pdeathsig` follows the thread, so
