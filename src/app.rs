@@ -15,7 +15,7 @@ use crate::backend::{Book, Table};
 use crate::config::{Config, Listen};
 use crate::control::wire::{Ask, Reply};
 use crate::control::{self, Asked};
-use crate::drain::{Stop, drain};
+use crate::drain::{Answered, Stop, drain};
 use crate::handover::{Setup, keep};
 use crate::instance::InstanceId;
 use crate::limits;
@@ -306,6 +306,12 @@ impl Bound {
     #[must_use]
     pub fn phase(&self) -> watch::Receiver<(Phase, SystemTime)> {
         self.phase.subscribe()
+    }
+
+    /// When the own instance can be stopped.
+    #[must_use]
+    pub fn answered(&self) -> Answered {
+        Answered::new(self.phase.subscribe(), self.metrics.clone())
     }
 
     /// Serves until it is told to stop and its connections have ended.

@@ -328,7 +328,8 @@ pub struct DrainArgs {
     /// the apiserver itself stops (for a preStop hook)
     #[arg(long, env = "BERTH_DRAIN_IF_SIBLING", hide_env_values = true)]
     pub if_sibling: bool,
-    /// Return when the siblings have taken over, not at once
+    /// Return when the siblings have taken over and clients that wait for the apiserver's first byte have
+    /// it (for 5s at most), not at once
     #[arg(long, env = "BERTH_DRAIN_WAIT", hide_env_values = true)]
     pub wait: bool,
     /// Return when the connections have ended too, or with exit status 1 after this time and how

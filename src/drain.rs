@@ -1,11 +1,13 @@
-//! After leaving: wait until the last connection ended, up to a deadline that begins when the own
-//! instance stopped listening, because the shim outlives its apiserver (invariant 8).
+//! After leaving: wait for the first bytes that the own instance owes before it is stopped ([`Answered`]), then until
+//! the last connection ended ([`drain`]), up to a deadline that begins when the own instance stopped listening,
+//! because the shim outlives its apiserver (invariant 8).
 
 use crate::backend::Table;
 use crate::backend::health::Standing;
 use crate::metrics::Metrics;
+use crate::phase::Phase;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 
@@ -22,8 +24,49 @@ pub enum Stop {
     Now,
 }
 
+/// Longest that the stop of an instance waits for those that it owes a first byte: kube-apiserver closes its listener
+/// as soon as it is told to, if `--shutdown-delay-duration` is 0.
+pub const ANSWERING: Duration = Duration::from_secs(5);
+
+/// Time between two looks at how many are pending.
+const LOOK: Duration = Duration::from_millis(10);
+
 /// Time between two lines of log about what is waited for.
 const TOLD: Duration = Duration::from_secs(10);
+
+/// When the own instance of a shim that leaves can be stopped.
+#[derive(Debug)]
+pub struct Answered {
+    phase: watch::Receiver<(Phase, SystemTime)>,
+    metrics: Arc<Metrics>,
+    until: Option<Instant>,
+}
+
+impl Answered {
+    /// For a shim with this phase and these counters.
+    #[must_use]
+    pub fn new(phase: watch::Receiver<(Phase, SystemTime)>, metrics: Arc<Metrics>) -> Self {
+        Self { phase, metrics, until: None }
+    }
+
+    /// Waits until the shim has left and nobody waits for a first byte, for [`ANSWERING`] at most. Can be dropped and
+    /// called again.
+    pub async fn wait(&mut self) {
+        // It has ended, with its connections.
+        let Ok(_) = self.phase.wait_for(|(phase, _)| *phase == Phase::Left).await else { return };
+        let until = *self.until.get_or_insert_with(|| Instant::now() + ANSWERING);
+        loop {
+            match self.metrics.pending() {
+                0 => return,
+                connections if until <= Instant::now() => {
+                    tracing::warn!(connections, "clients have no answer yet; the apiserver is stopped all the same");
+                    return;
+                }
+                _ => tokio::time::sleep(LOOK).await,
+            }
+        }
+    }
+}
 
 /// Waits. Returns how many connections are left, which are reset now.
 pub async fn drain(

@@ -48,6 +48,8 @@ impl Count {
 pub struct WorkerStats {
     /// Connections dealt to the worker and not ended.
     pub open: Count,
+    /// Of these, how many have a client that said something and has no answer.
+    pub pending: Count,
     /// Bytes from clients to instances.
     pub bytes_up: Count,
     /// Bytes from instances to clients.
@@ -207,6 +209,12 @@ impl Metrics {
         sum(&self.workers, |w| w.open.get())
     }
 
+    /// Connections whose client said something and that have no answer yet.
+    #[must_use]
+    pub fn pending(&self) -> u64 {
+        sum(&self.workers, |w| w.pending.get())
+    }
+
     /// Connections that were ever accepted: those that ended and those that are open.
     #[must_use]
     pub fn total(&self) -> u64 {
@@ -278,6 +286,14 @@ impl Collector for Sums {
 
         let open = encoder.encode_descriptor("berth_connections_open", "Connections now", None, MetricType::Gauge)?;
         ConstGauge::new(sum(|w| w.open.get())).encode(open)?;
+
+        let pending = encoder.encode_descriptor(
+            "berth_connections_pending",
+            "Connections that wait for the first byte of an instance",
+            None,
+            MetricType::Gauge,
+        )?;
+        ConstGauge::new(sum(|w| w.pending.get())).encode(pending)?;
 
         let mut ended = encoder.encode_descriptor(
             "berth_connections",

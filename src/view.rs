@@ -140,6 +140,7 @@ impl View {
             state,
             since: format_rfc3339_seconds(since).to_string(),
             connections_open: self.metrics.open(),
+            connections_pending: self.metrics.pending(),
             connections_total: self.metrics.total(),
             held: self.metrics.held_now() as u64,
             fail_open: table.pick(|_| true).is_some_and(|picked| picked.standing == Standing::Failing),

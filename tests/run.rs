@@ -6,13 +6,14 @@ mod support;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use support::eventually;
-use support::net::{connect, expect_end, expect_reset, free_address, hello, listening, ping};
+use support::net::{connect, expect_end, expect_reset, free_address, hello, listening, ping, read};
 use support::process::{Running, berth, gone, said};
 use support::stand_in::{STAND_IN, become_one};
+use support::{MOMENT, eventually};
 use tempfile::TempDir;
 
 /// Not a test but the apiserver's stand-in, which ends with status 3.
@@ -136,6 +137,27 @@ fn sigterm_is_passed_on_once_after_leaving() {
     let log = run.log();
     assert_eq!(log.matches("passed on to the apiserver").count(), 1, "{log}");
     assert!(!log.contains("by itself"), "{log}");
+}
+
+/// With SIGTERM it would close its listener, and an opening that it took could be lost.
+#[test]
+fn sigterm_is_passed_on_when_first_bytes_have_come() {
+    let node = Node::new();
+    let (mut run, pid) = node.joined(&[]);
+    let signal = |signal| kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
+    signal(Signal::SIGSTOP);
+    let mut client = connect(node.listen);
+    client.write_all(&hello(100)).unwrap();
+    run.signal(Signal::SIGTERM);
+    run.logs("left");
+    std::thread::sleep(MOMENT);
+    let early = run.log().contains("passed on to the apiserver");
+    signal(Signal::SIGCONT);
+    assert!(!early, "{}", run.log());
+    assert_eq!(read(&mut client, 100), hello(100));
+    run.logs("passed on to the apiserver");
+    drop(client);
+    assert_eq!(run.ended().code(), Some(3), "{}", run.log());
 }
 
 /// One that ends before it is ready gets its SIGTERM too.

@@ -393,6 +393,49 @@ fn a_second_signal_ends_at_once() {
     }
 }
 
+/// Whoever calls it stops the apiserver next: who said something and has no answer is at that one.
+#[test]
+fn drain_waits_for_first_bytes() {
+    let node = Node::new();
+    let backend = Backend::new();
+    let shim = node.joined(backend.address(), &[]);
+    let pending = || {
+        let status: serde_json::Value = serde_json::from_str(&node.ask(&["status", "--json"]).1).unwrap();
+        status["instances"][0]["shim"]["connections_pending"].as_u64().expect("a count")
+    };
+    let _silent = connect(node.listen);
+    let _silent_leg = backend.accept();
+    eventually("a client that says nothing is not waited for", || (pending() == 0).then_some(()));
+    let mut client = connect(node.listen);
+    client.write_all(&hello(300)).unwrap();
+    let mut instance = backend.accept();
+    read(&mut instance, 300);
+    assert_eq!(pending(), 1);
+    let drain = || Running::start(berth(["drain", "--wait", "--run-dir"]).arg(node.run_dir()));
+    let mut drained = drain();
+    shim.logs("left");
+    std::thread::sleep(MOMENT);
+    assert!(drained.is_running(), "it left, and a client is not answered");
+    instance.write_all(b"answer").unwrap();
+    assert_eq!(drained.ended().code(), Some(0));
+    assert_eq!(pending(), 0);
+    assert_eq!((drained.out().as_str(), read(&mut client, 6).as_slice()), ("", &b"answer"[..]));
+}
+
+/// An apiserver that does not answer holds nobody up for long.
+#[test]
+fn drain_waits_for_first_bytes_and_not_for_ever() {
+    let node = Node::new();
+    let backend = Backend::new();
+    let _shim = node.joined(backend.address(), &[]);
+    let mut client = connect(node.listen);
+    client.write_all(&hello(300)).unwrap();
+    let mut instance = backend.accept();
+    read(&mut instance, 300);
+    let (status, out, _) = node.ask(&["drain", "--wait"]);
+    assert_eq!((status, out.trim()), (Some(0), "1 connections are not answered yet"));
+}
+
 /// The shim outlives its apiserver: while that listens, the deadline has not begun.
 #[test]
 fn the_deadline_begins_when_the_instance_listens_no_more() {

@@ -8,6 +8,7 @@ use crate::cli::{AskArgs, DrainArgs, LiveArgs, ReadyArgs, RunDirArgs, TimeoutArg
 use crate::config::{Checks, Mistakes, check_probe};
 use crate::control;
 use crate::control::wire::{Ask, Reply, Status};
+use crate::drain::ANSWERING;
 use crate::instance::InstanceId;
 use crate::node::{Known, Node};
 use crate::phase::Phase;
@@ -137,15 +138,24 @@ fn other_shims(run_dir: &RunDirArgs, known: &Known) -> Result<Vec<Known>, String
     Ok(node.instances.into_iter().filter(|other| other.socket && is_other(other)).collect())
 }
 
-/// Waits until a shim has left the group, and its connections ended if that is asked for.
+/// Waits until a shim has left the group and its clients have their first bytes, for [`ANSWERING`] at most, or its
+/// connections ended if that is asked for.
 async fn until_left(known: &Known, streams: Option<Duration>) -> Result<(), String> {
     let began = Instant::now();
+    let mut left = None;
     loop {
         // It ended: then it has left, and its connections with it.
         let Ok(status) = status(known, control::PATIENCE).await else { return Ok(()) };
         if status.state == Phase::Left {
+            let left = left.get_or_insert_with(Instant::now).elapsed();
             match streams {
-                None => return Ok(()),
+                // Whoever called it stops the apiserver next.
+                None if status.connections_pending == 0 => return Ok(()),
+                None if left >= ANSWERING => {
+                    println!("{} connections are not answered yet", status.connections_pending);
+                    return Ok(());
+                }
+                None => {}
                 Some(_) if status.connections_open == 0 => return Ok(()),
                 Some(wait) if began.elapsed() >= wait => {
                     return Err(format!("{} connections are left", status.connections_open));

@@ -3,8 +3,8 @@
 //! The child stays between this process, which has several threads, and the apiserver: the kernel tells the child of
 //! this one's death once for each thread, and kube-apiserver takes a second SIGTERM for "at once".
 //!
-//! The shim leaves the group before the child hears of SIGTERM, so that no new connection comes to an
-//! apiserver that is stopping; then it drains, and the child's exit status becomes its own.
+//! The shim leaves the group before the child hears of SIGTERM, and every client that said something has its first
+//! byte, so that no connection begins at an apiserver that is stopping; then it drains, and the child's exit status becomes its own.
 
 use super::serve::{Signals, build};
 use super::{Exit, block_on, mistaken, unavailable};
@@ -13,7 +13,6 @@ use crate::cli::{LogArgs, RunArgs};
 use crate::config::Config;
 use crate::drain::Stop;
 use crate::os::process::{KILL_CHILD, die_with_parent};
-use crate::phase::Phase;
 use crate::registry::instance::note_end;
 use clap::ValueEnum;
 use nix::sys::signal::{Signal, kill};
@@ -66,7 +65,7 @@ fn start(bound: &Bound, args: &RunArgs, log: &LogArgs) -> std::io::Result<Child>
 /// Serves until the child has ended and its connections too.
 async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> anyhow::Result<ExitStatus> {
     let (instance, berth) = (bound.instance().clone(), bound.berth().clone());
-    let mut phase = bound.phase();
+    let mut answered = bound.answered();
     let (stop, told) = watch::channel(Stop::No);
     let serving = bound.run(told);
     tokio::pin!(serving);
@@ -99,11 +98,10 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
                 stop.send_modify(|stop| *stop = (*stop).max(Stop::Drain));
             }
             // It also leaves while its apiserver fails probes beside a sibling: that is no reason to end it.
-            left = phase.wait_for(|(phase, _)| *phase == Phase::Left),
+            () = answered.wait(),
                 if !terminated && ended.is_none() && *stop.borrow() >= Stop::Drain =>
             {
                 terminated = true;
-                drop(left);
                 signal_child(child, Signal::SIGTERM);
             }
             () = signals.next() => {

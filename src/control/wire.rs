@@ -97,6 +97,9 @@ pub struct Status {
     pub since: String,
     /// Connections now.
     pub connections_open: u64,
+    /// Of these, how many have a client that said something and has no answer yet. An older shim does not say it.
+    #[serde(default)]
+    pub connections_pending: u64,
     /// Connections since it started.
     pub connections_total: u64,
     /// Clients that wait for an instance.

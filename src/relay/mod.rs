@@ -107,21 +107,53 @@ impl Context {
 /// What a connection shares with the others of its worker. It counts as open from when it is dealt to the
 /// worker until this is dropped, however it ends.
 #[derive(Debug)]
-pub struct Open(Arc<Context>);
+pub struct Open {
+    context: Arc<Context>,
+    pending: Option<Pending>,
+}
 
 impl Open {
     /// Counts one more.
     #[must_use]
     pub fn new(context: &Arc<Context>) -> Self {
         context.stats.open.add(1);
-        Self(context.clone())
+        Self { context: context.clone(), pending: Some(Pending::new(context.stats.clone())) }
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.stats.open.sub(1);
-        self.0.ended.notify_one();
+        self.context.stats.open.sub(1);
+        self.context.ended.notify_one();
+    }
+}
+
+/// Counts a connection as pending: its client said something and has no answer. From when it is dealt until it is
+/// read from, it may have.
+#[derive(Debug)]
+struct Pending {
+    stats: Arc<WorkerStats>,
+    is: bool,
+}
+
+impl Pending {
+    fn new(stats: Arc<WorkerStats>) -> Self {
+        stats.pending.add(1);
+        Self { stats, is: true }
+    }
+
+    fn set(&mut self, is: bool) {
+        match (std::mem::replace(&mut self.is, is), is) {
+            (false, true) => self.stats.pending.add(1),
+            (true, false) => self.stats.pending.sub(1),
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.set(false);
     }
 }
 
@@ -147,14 +179,15 @@ impl copy::Meter for Bytes<'_> {
 /// Relays one accepted connection to its end.
 ///
 /// `said` is what a sibling that accepted it and passed it on read of the client already.
-pub async fn serve(open: Open, client: StdTcpStream, peer: SocketAddr, said: Option<Vec<u8>>) {
-    let context = &*open.0;
+pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said: Option<Vec<u8>>) {
+    let pending = open.pending.take();
+    let context = &*open.context;
     let started = Instant::now();
     let mut bytes = Bytes { stats: &context.stats, up: 0, down: 0 };
     let mut instance = None;
     let mut source = None;
     let how = 'served: {
-        let Ok(kept) = opening::Kept::read(&client, said) else { break 'served How::ClientReset };
+        let Ok(kept) = opening::Kept::read(&client, said, pending) else { break 'served How::ClientReset };
         let mut client = match TcpStream::from_std(client) {
             Ok(client) => AbortOnDrop::new(client),
             Err(error) => {

@@ -8,7 +8,7 @@
 
 use super::abort::AbortOnDrop;
 use super::copy::{Watch, with_buffer};
-use super::{Context, How};
+use super::{Context, How, Pending};
 use crate::backend::health::Standing;
 use crate::backend::{Instance, Table};
 use crate::instance::InstanceId;
@@ -67,21 +67,23 @@ pub(super) struct Said {
 }
 
 /// What a client sent so far.
-#[derive(Default)]
 pub(super) struct Kept {
     bytes: Vec<u8>,
     /// The client is done.
     finished: bool,
     /// A sibling passed the client on: it is not passed again.
     passed: bool,
+    /// There is no instance to ask.
+    held: bool,
+    pending: Option<Pending>,
 }
 
 impl Kept {
     /// What was `said` to a sibling that passed the client on, and what else is there at once. Read before the
     /// runtime waits for the socket: a TLS client's hello is mostly there, and can go with the connect.
-    pub(super) fn read(mut client: &StdTcpStream, said: Option<Vec<u8>>) -> io::Result<Self> {
+    pub(super) fn read(mut client: &StdTcpStream, said: Option<Vec<u8>>, pending: Option<Pending>) -> io::Result<Self> {
         let passed = said.is_some();
-        let mut kept = Self { bytes: said.unwrap_or_default(), finished: false, passed };
+        let mut kept = Self { bytes: said.unwrap_or_default(), finished: false, passed, held: false, pending };
         if !kept.is_full() {
             let read: io::Result<usize> = with_buffer(|buffer| {
                 let read = client.read(&mut buffer[..KEPT - kept.bytes.len()])?;
@@ -94,7 +96,17 @@ impl Kept {
                 Err(error) => return Err(error),
             }
         }
+        kept.count();
         Ok(kept)
+    }
+
+    /// Whoever stops an instance waits for those that it owes an answer: not for who said nothing (a port check), who
+    /// wants nothing any more, or who is held because there is no instance.
+    fn count(&mut self) {
+        let is = !self.bytes.is_empty() && !self.finished && !self.held;
+        if let Some(pending) = &mut self.pending {
+            pending.set(is);
+        }
     }
 
     /// Whether what an instance already got can be said again to another.
@@ -118,6 +130,7 @@ impl Kept {
             ready!(Pin::new(client).poll_read(cx, &mut read))?;
             self.finished = read.filled().is_empty();
             self.bytes.extend_from_slice(read.filled());
+            self.count();
             Poll::Ready(Ok(()))
         })
     }
@@ -444,11 +457,16 @@ impl Held {
             // The sender lives as long as the workers do.
             let _ = table.wait_for(|table| table.pick(|instance| tried.allows(instance)).is_some()).await;
         };
-        tokio::select! {
+        kept.held = true;
+        kept.count();
+        let waited = tokio::select! {
             () = found => Ok(()),
             () = tokio::time::sleep_until(until) => Err(How::HoldExpired),
             how = left(client, kept) => Err(how),
-        }
+        };
+        kept.held = false;
+        kept.count();
+        waited
     }
 }
 
