@@ -279,8 +279,9 @@ impl Editor<'_> {
                 value => Ok((node.span.clone(), scalar(value))),
             };
         };
-        let written = self.style.entry(key.column, key.text().unwrap_or_default(), value);
-        Ok((key.span.start..node.span.end, written.trim_matches([' ', '\n']).to_owned()))
+        // The key stays as it is written, with all that may stand before it.
+        let written = self.style.after_key(key.column, value);
+        Ok((key.span.end..node.span.end, written.trim_end_matches([' ', '\n']).to_owned()))
     }
 
     /// A new key.
@@ -425,6 +426,7 @@ mod tests {
         assert_eq!(set("a:\n  b: |\n    x\n\n  c: 1\n", "a.b", json!("z")), "a:\n  b: z\n\n  c: 1\n");
         assert_eq!(set("a:\n- x # X\n- y\n", "a.1", json!("1")), "a:\n- x # X\n- \"1\"\n");
         assert_eq!(set("a: {}\n", "a.b.c", json!(1)), "a:\n  b:\n    c: 1\n");
+        assert_eq!(set("\"a\" : 1\n!x &y b: 2", "b", json!([1])), "\"a\" : 1\n!x &y b:\n  - 1");
         assert_eq!(set("a:\nb: 1\n", "a.c", json!([1])), "a:\n  c:\n    - 1\nb: 1\n");
     }
 

@@ -161,8 +161,12 @@ pub(super) fn resolve(text: &str) -> Value {
 /// Reads all documents of a file.
 ///
 /// # Errors
-/// It is no YAML, a key is there twice, or it is nested more deeply than any manifest.
+/// It is no YAML, a key is there twice or is no text, or it is nested more deeply than any manifest.
 pub fn parse(text: &str) -> Result<Vec<Node>, Problem> {
+    if let Some((at, _)) = text.match_indices('\u{feff}').find(|(at, _)| *at > 0) {
+        let line = text[..at].matches('\n').count() + 1;
+        return Err(Problem::new(line, "a byte order mark (U+FEFF), which readers of YAML do not agree on: remove it"));
+    }
     let offsets = Offsets::of(text);
     let mut documents = Vec::new();
     let mut open: Vec<Open> = Vec::new();
@@ -186,7 +190,7 @@ pub fn parse(text: &str) -> Result<Vec<Node>, Problem> {
             }
             Event::MappingEnd | Event::SequenceEnd => {
                 let Some(closed) = open.pop() else { continue };
-                (closed.begin.anchor, closed.finish(begin.start)?)
+                (closed.begin.anchor, closed.finish(text, begin.start)?)
             }
             Event::Scalar(ref value, style, ..) => {
                 let plain = style == ScalarStyle::Plain;
@@ -278,31 +282,38 @@ struct Open {
 }
 
 impl Open {
-    fn finish(self, closing: usize) -> Result<Node, Problem> {
+    fn finish(self, text: &str, closing: usize) -> Result<Node, Problem> {
         // In a block, what ends it is whatever comes next: its own end is its last child's.
         let end = match self.nodes.last() {
             _ if self.bracket => closing + 1,
             Some(last) => last.span.end,
             None => self.begin.start,
         };
-        let data = if self.mapping { Data::Mapping(pairs(self.nodes)?) } else { Data::Sequence(self.nodes) };
+        let data = if self.mapping { Data::Mapping(pairs(text, self.nodes)?) } else { Data::Sequence(self.nodes) };
         Ok(self.begin.node(data, end, self.flow))
     }
 }
 
-fn pairs(nodes: Vec<Node>) -> Result<Vec<(Node, Node)>, Problem> {
+fn pairs(text: &str, nodes: Vec<Node>) -> Result<Vec<(Node, Node)>, Problem> {
     let mut entries: Vec<(Node, Node)> = Vec::with_capacity(nodes.len() / 2);
     let mut nodes = nodes.into_iter();
     while let (Some(key), Some(mut value)) = (nodes.next(), nodes.next()) {
-        if let Data::Scalar { text, .. } = &key.data
-            && let Some((first, _)) =
-                entries.iter().find(|(k, _)| matches!(&k.data, Data::Scalar { text: t, .. } if t == text))
-        {
-            return Err(Problem::new(key.line, format!("{text} is there twice, in line {} too: keep one", first.line)));
+        let Data::Scalar { text: name, .. } = &key.data else {
+            return Err(Problem::new(
+                key.line,
+                "a key is a list or a mapping, as in no manifest: is it the right file?",
+            ));
+        };
+        let same = |key: &Node| matches!(&key.data, Data::Scalar { text, .. } if text == name);
+        if let Some((first, _)) = entries.iter().find(|(key, _)| same(key)) {
+            return Err(Problem::new(key.line, format!("{name} is there twice, in line {} too: keep one", first.line)));
         }
         if value.span.is_empty() {
-            // Nothing after the colon: the parser puts it anywhere up to the next key.
-            value.span = key.span.end + 1..key.span.end + 1;
+            // Nothing after the colon: the parser puts it anywhere up to the next key. A key may have no colon at all.
+            let rest = &text[key.span.end..];
+            let colon = rest.len() - rest.trim_start().len();
+            let colon = if rest[colon..].starts_with(':') { colon + 1 } else { 0 };
+            value.span = key.span.end + colon..key.span.end + colon;
         }
         entries.push((key, value));
     }
@@ -353,6 +364,15 @@ mod tests {
     }
 
     #[test]
+    fn a_key_without_a_colon_has_a_place_for_its_value() {
+        for (text, place) in [("? a", 3), ("? ", 2), ("a :", 3), ("? a\n:", 5), ("? é\n# c\n", 4)] {
+            let documents = parse(text).unwrap();
+            let (_, value) = &documents[0].entries()[0];
+            assert_eq!(value.span, place..place, "{text:?}");
+        }
+    }
+
+    #[test]
     fn plain_scalars_are_what_kubernetes_takes_them_for() {
         for (text, value) in [("1", Value::from(1)), ("-1.5", (-1.5).into()), ("yes", true.into()), ("~", Value::Null)]
         {
@@ -379,6 +399,8 @@ mod tests {
         let told = |text: &str| parse(text).unwrap_err();
         assert_eq!(told("a: 1\nb: [").line, 3);
         assert_eq!(told("a: 1\nb: 2\na: 3").to_string(), "3: a is there twice, in line 1 too: keep one");
+        assert!(told("a: 1\n[b]: 2").to_string().starts_with("2: a key is a list"));
+        assert!(told("a: 1\n\u{feff}b: 2").to_string().starts_with("2: a byte order mark"));
         assert!(told(&"[".repeat(100)).message.contains("nested too deeply"));
         assert!(parse(&"[".repeat(100_000)).is_err());
     }

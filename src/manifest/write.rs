@@ -63,6 +63,13 @@ impl Style {
         out
     }
 
+    /// What follows a key that stands at this indent, from its colon on.
+    pub(super) fn after_key(self, indent: usize, value: &Value) -> String {
+        let mut out = String::new();
+        self.write_after_key(&mut out, indent, value);
+        out
+    }
+
     /// `- value`, likewise.
     pub(super) fn item(self, indent: usize, value: &Value) -> String {
         let mut out = String::new();
@@ -75,8 +82,8 @@ impl Style {
         match value {
             Value::String(text) => {
                 let plain = scalar_text(text);
-                let bare = !self.json && plain == *text && !plain.contains([',', '[', ']', '{', '}']);
-                if bare { plain } else { value.to_string() }
+                let bare = !self.json && plain == *text && !plain.contains([',', '[', ']', '{', '}', '?']);
+                if bare { plain } else { quoted(text) }
             }
             Value::Array(items) => {
                 format!("[{}]", items.iter().map(|item| self.flow(item)).collect::<Vec<_>>().join(", "))
@@ -95,7 +102,12 @@ impl Style {
     }
 
     fn write_entry(self, out: &mut String, indent: usize, key: &str, value: &Value) {
-        let _ = write!(out, "{:indent$}{}:", "", scalar_text(key));
+        let _ = write!(out, "{:indent$}{}", "", scalar_text(key));
+        self.write_after_key(out, indent, value);
+    }
+
+    fn write_after_key(self, out: &mut String, indent: usize, value: &Value) {
+        out.push(':');
         match value {
             Value::Object(map) if !map.is_empty() => {
                 out.push('\n');
@@ -149,12 +161,10 @@ pub(super) fn scalar(value: &Value) -> String {
 
 /// A text in the quotes that it needs: as Go's YAML writes it, so that what kubeadm writes is the same.
 fn scalar_text(text: &str) -> String {
-    let printable = text.chars().all(|c| !c.is_control() && c != '\u{feff}');
-    if !printable {
-        // JSON's escapes are YAML's.
-        return Value::from(text).to_string();
+    if !text.chars().all(is_printable) {
+        return quoted(text);
     }
-    if text.is_empty() || !resolve(text).is_string() || looks_like_number(text) {
+    if text.is_empty() || !resolve(text).is_string() || looks_like_number(text) || is_special(text) {
         return format!("\"{text}\"");
     }
     let first = text.chars().next().unwrap_or_default();
@@ -167,6 +177,30 @@ fn scalar_text(text: &str) -> String {
         return format!("'{}'", text.replace('\'', "''"));
     }
     text.to_owned()
+}
+
+/// A text in double quotes: JSON's escapes are YAML's, but it leaves more characters as they are.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::new();
+    for c in Value::from(text).to_string().chars() {
+        if is_printable(c) {
+            quoted.push(c);
+        } else {
+            let _ = write!(quoted, "\\u{:04x}", u32::from(c));
+        }
+    }
+    quoted
+}
+
+/// What may stand in YAML as it is, and is no line end there: YAML 1.1 has five of those.
+fn is_printable(c: char) -> bool {
+    !c.is_control() && !matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+}
+
+/// Numbers that JSON has not, and the merge key.
+fn is_special(text: &str) -> bool {
+    let name = text.strip_prefix(['-', '+']).unwrap_or(text);
+    text == "<<" || matches!(name, ".inf" | ".Inf" | ".INF" | ".nan" | ".NaN" | ".NAN")
 }
 
 /// What YAML 1.1 readers take for a number or a time: hexadecimal, octal, base 60, dates.
@@ -209,13 +243,19 @@ mod tests {
         for text in same {
             assert_eq!(scalar_text(text), text);
         }
-        for text in ["", "true", "no", "1", "1e3", "0x1f", "10:30", "2026-01-02", "~", ".5"] {
+        for text in
+            ["", "true", "no", "1", "1e3", "0x1f", "10:30", "2026-01-02", "~", ".5", ".inf", "-.Inf", ".NaN", "<<"]
+        {
             assert_eq!(scalar_text(text), format!("\"{text}\""));
         }
         for text in ["{\"a\":1}", "[fd00::5]:6443", "- a", "a: b", "a #b", "*a", " a", "a:"] {
             assert_eq!(scalar_text(text), format!("'{text}'"));
         }
         assert_eq!((scalar_text("'a'"), scalar_text("a\nb")), ("'''a'''".into(), "\"a\\nb\"".into()));
+        // Line ends of YAML 1.1, and what it must not have, which JSON leaves as they are.
+        assert_eq!(scalar_text("é\u{85}\u{2028}\u{7f}\u{ffff}\""), "\"é\\u0085\\u2028\\u007f\\uffff\\\"\"");
+        let flow = |text: &str| Style { indented: true, sorted: true, json: false }.flow(&text.into());
+        assert_eq!((flow("a"), flow("?a"), flow("\u{7f}")), ("a".into(), "\"?a\"".into(), "\"\\u007f\"".into()));
     }
 
     #[test]
