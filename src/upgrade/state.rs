@@ -242,7 +242,11 @@ fn load(path: &Path) -> Result<Option<State>, StateError> {
     parse(&bytes).map(Some).map_err(|why| StateError::Format { path: path.to_owned(), why })
 }
 
-fn parse(bytes: &[u8]) -> Result<State, String> {
+/// Reads the file.
+///
+/// # Errors
+/// It is no state, or one of another format.
+pub fn parse(bytes: &[u8]) -> Result<State, String> {
     #[derive(Deserialize)]
     struct Format {
         version: u32,

@@ -1,0 +1,194 @@
+//! Messages with descriptors, over real sockets: whatever comes, in whatever number, no descriptor is left behind, and what a
+//! sibling is believed to have sent was checked.
+//!
+//! The input is messages. Each begins with bytes that say how many descriptors of which kind go with it and whether it is
+//! too long; then comes its text up to a zero byte. `@C` and `@A` in it stand for the cookie and the address of a real listener.
+#![no_main]
+
+use berth::control::Server;
+use berth::control::wire::Reply;
+use berth::handover::machine::{Cookie, Holder};
+use berth::handover::peers::{Desk, Event, talk};
+use berth::os::{self, seqpacket, socket};
+use libfuzzer_sys::fuzz_target;
+use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair};
+use std::cell::RefCell;
+use std::io::{IoSlice, pipe};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+
+/// What a socket takes with a message at most (SCM_MAX_FD).
+const MOST: usize = 253;
+
+/// Messages of one input.
+const MESSAGES: usize = 6;
+
+/// Made once: what all inputs send, and who hears it.
+struct Stage {
+    runtime: Runtime,
+    listener: OwnedFd,
+    address: SocketAddr,
+    cookie: u64,
+    /// Of other kinds: a file, a pipe, connected and listening sockets that are not shared.
+    others: Vec<OwnedFd>,
+    path: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let listener = socket::bind("127.0.0.1:0".parse().expect("an address"), false).expect("a free port");
+        let address = socket::local_address(listener.as_fd()).expect("it is bound");
+        let cookie = socket::cookie(listener.as_fd()).expect("it is a socket");
+        let plain = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let client = TcpStream::connect(plain.local_addr().expect("it is bound")).expect("it listens");
+        let (reader, writer) = pipe().expect("a pipe");
+        let others = vec![
+            client.into(),
+            reader.into(),
+            writer.into(),
+            plain.into(),
+            std::fs::File::open("/dev/null").expect("it is there").into(),
+        ];
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.sock");
+        let server = runtime.block_on(async { Server::bind(&path) }).expect("a socket in a new folder");
+        runtime.spawn(server.serve(|asked| async move {
+            for descriptor in &asked.descriptors {
+                let _ = socket::check_connection(descriptor.as_fd());
+            }
+            let reply = Reply::Refused(format!("{:?} with {} bytes", asked.ask, asked.rest.len()));
+            asked.reply(&reply).await;
+        }));
+        Self { runtime, listener, address, cookie, others, path, _folder: folder }
+    }
+
+    /// Sends one message as who does not keep to the rules; false: it could not be sent.
+    fn send(&self, to: &OwnedFd, message: &Message<'_>) -> bool {
+        let text = String::from_utf8_lossy(message.text);
+        let text = text.replace("@C", &self.cookie.to_string()).replace("@A", &self.address.to_string());
+        let mut bytes = text.into_bytes();
+        if message.too_long {
+            bytes.resize(seqpacket::MESSAGE + 1, b' ');
+        }
+        let descriptors: Vec<RawFd> = (0..message.descriptors)
+            .map(|at| match message.kinds.checked_sub(1) {
+                None => self.listener.as_raw_fd(),
+                Some(kind) => self.others[(usize::from(kind) + at) % self.others.len()].as_raw_fd(),
+            })
+            .collect();
+        // In two parts, which the kernel puts together.
+        let (first, second) = descriptors.split_at(descriptors.len() / 2);
+        let parts: Vec<_> =
+            [first, second].into_iter().filter(|part| !part.is_empty()).map(ControlMessage::ScmRights).collect();
+        sendmsg::<()>(to.as_raw_fd(), &[IoSlice::new(&bytes)], &parts, MsgFlags::MSG_NOSIGNAL, None).is_ok()
+    }
+
+    /// To the socket that commands dial: one message, one answer, the end.
+    async fn ask(&self, message: &Message<'_>) {
+        let client = seqpacket::dial(&self.path).expect("it listens");
+        let client = os::awaitable(client, Interest::READABLE).expect("a socket can be waited for");
+        if !self.send(client.get_ref(), message) {
+            return;
+        }
+        let mut buffer = vec![0; seqpacket::MESSAGE];
+        loop {
+            let heard =
+                client.async_io(Interest::READABLE, |socket| seqpacket::receive(socket.as_fd(), &mut buffer)).await;
+            if !heard.is_ok_and(|received| received.length > 0) {
+                return;
+            }
+        }
+    }
+
+    /// To one that takes us for a sibling.
+    async fn tell(&self, messages: &[Message<'_>]) {
+        let (ours, theirs) = pair();
+        let (events, mut heard) = mpsc::unbounded_channel();
+        let desk = Arc::new(Mutex::new(Desk::default()));
+        let talk = tokio::spawn(talk(theirs, Holder(1), [self.address].into(), desk, events));
+        for message in messages {
+            if !self.send(&ours, message) {
+                break;
+            }
+        }
+        drop(ours);
+        talk.await.expect("it does not panic");
+        while let Some(event) = heard.recv().await {
+            if let Event::Told(_, _, guards) = event {
+                for (cookie, address, guard) in guards {
+                    assert_eq!((cookie, address), (Cookie(self.cookie), self.address));
+                    assert_eq!(socket::cookie(guard.as_fd()).ok(), Some(self.cookie));
+                }
+            }
+        }
+    }
+}
+
+struct Message<'a> {
+    kinds: u8,
+    descriptors: usize,
+    too_long: bool,
+    text: &'a [u8],
+}
+
+/// The first message of an input, and the rest of the input.
+fn message(input: &[u8]) -> Option<(Message<'_>, &[u8])> {
+    let ([kinds, descriptors, flags], rest) = input.split_first_chunk()?;
+    let end = rest.iter().position(|byte| *byte == 0).unwrap_or(rest.len());
+    let message = Message {
+        kinds: *kinds,
+        descriptors: usize::from(*descriptors).min(MOST),
+        too_long: *flags == 0xff,
+        text: &rest[..end],
+    };
+    Some((message, rest.get(end + 1..).unwrap_or_default()))
+}
+
+fn pair() -> (OwnedFd, AsyncFd<OwnedFd>) {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).expect("a pair of sockets");
+    (ours, os::awaitable(theirs, Interest::READABLE | Interest::WRITABLE).expect("a socket can be waited for"))
+}
+
+/// How many descriptors this process has.
+fn open() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("/proc is there").count()
+}
+
+thread_local!(static STAGE: RefCell<Option<Stage>> = const { RefCell::new(None) });
+
+fuzz_target!(|input: &[u8]| {
+    STAGE.with_borrow_mut(|stage| {
+        let stage = stage.get_or_insert_with(Stage::new);
+        let Some((how, mut rest)) = input.split_first() else { return };
+        let mut messages = Vec::new();
+        while messages.len() < MESSAGES
+            && let Some((message, left)) = message(rest)
+        {
+            messages.push(message);
+            rest = left;
+        }
+        let Some(first) = messages.first() else { return };
+        let before = open();
+        stage.runtime.block_on(async {
+            if how & 1 == 0 {
+                stage.ask(first).await
+            } else {
+                stage.tell(&messages).await
+            }
+            // The task at the other end may have its last turn to come.
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+        });
+        assert_eq!(open(), before, "descriptors are left behind");
+    });
+});

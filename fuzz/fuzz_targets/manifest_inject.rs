@@ -1,0 +1,61 @@
+//! A manifest behind berth: another reader can read it, doing it again changes nothing, and what `eject` makes of it is
+//! what was there before.
+#![no_main]
+
+use berth::manifest::eject::undo;
+use berth::manifest::inject::{Addresses, Options, Probing, SideContainer, inject};
+use berth::manifest::{Manifest, tree};
+use berth_fuzz::yaml::{Read, read};
+use libfuzzer_sys::fuzz_target;
+use serde_json::Value;
+
+/// Where nothing and an empty list or mapping are one to Kubernetes, and to `eject`, which takes the whole out.
+const EMPTY: [&str; 8] =
+    ["metadata", "annotations", "initContainers", "volumes", "env", "volumeMounts", "lifecycle", "ports"];
+
+fuzz_target!(|input: (u8, &str)| {
+    let (choice, text) = input;
+    let ca = "/pki/ca.crt".to_owned();
+    let options = Options {
+        image: "registry.example/berth:v1".into(),
+        run_dir: "/run/berth".into(),
+        side_container: if choice & 1 == 0 { SideContainer::Native } else { SideContainer::Plain },
+        addresses: if choice & 2 == 0 { Addresses::OfManifest } else { Addresses::ExposeAll(6443) },
+        probing: Probing {
+            variables: vec![("BERTH_PROBE_CA", ca.clone())],
+            files: vec![ca],
+            trusts: true,
+            credentials: choice & 4 == 0,
+        },
+    };
+    let Ok(injected) = inject(text, &options) else { return };
+    let values = |text: &str| {
+        let documents = tree::parse(text).unwrap_or_else(|error| panic!("{error}, in\n{text}"));
+        documents.iter().map(|document| without_empty(document.value())).collect::<Vec<_>>()
+    };
+    let new = &injected.text;
+    let readable = |text| matches!(read(text), Read::Documents(_));
+    assert!(!readable(text) || !matches!(read(new), Read::Refused), "another reader cannot read\n{new}\nof\n{text}");
+    let again = inject(new, &options).unwrap_or_else(|why| panic!("not again: {why:?}, in\n{new}"));
+    assert_eq!(again.text, *new, "a second time changes it");
+    let manifest = Manifest::parse(new).expect("it was injected into");
+    let ejected = undo(&manifest).unwrap_or_else(|why| panic!("{why}, in\n{new}")).text;
+    assert_eq!(values(&ejected), values(&injected.base), "{text}\nbecame\n{new}\nand\n{ejected}");
+});
+
+fn without_empty(value: Value) -> Value {
+    let is_empty = |value: &Value| match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    };
+    match value {
+        Value::Array(items) => items.into_iter().map(without_empty).collect(),
+        Value::Object(map) => {
+            let inner = map.into_iter().map(|(key, value)| (key, without_empty(value)));
+            Value::Object(inner.filter(|(key, value)| !(EMPTY.contains(&key.as_str()) && is_empty(value))).collect())
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,138 @@
+#!/usr/bin/env bash
+# Builds the fuzz targets with coverage and runs them: libFuzzer, on a stable compiler, without cargo-fuzz and
+# without a sanitizer (berth's own unsafe code is a few system calls; what is looked for is panics and wrong answers).
+set -euo pipefail
+export LC_ALL=C RUST_BACKTRACE=0
+
+readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+# What cargo-fuzz gives the compiler.
+readonly FLAGS=(
+    -Cpasses=sancov-module
+    -Cllvm-args=-sanitizer-coverage-level=4
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
+    -Cllvm-args=-sanitizer-coverage-pc-table
+    -Cllvm-args=-sanitizer-coverage-trace-compares
+    --cfg fuzzing
+)
+# Megabytes that a target may use, seconds that one input may take.
+readonly MEMORY=1024 PATIENCE=10
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/fuzz.sh [TARGET...] [--seconds N] [--seed N] [--keep DIR] [--build]
+
+Runs each fuzz target (all of fuzz/fuzz_targets, if none is named): first what is in fuzz/corpus/TARGET, then new
+inputs for N seconds. Needs a C++ compiler.
+
+  --seconds N   how long each looks for new inputs (20); 0: only the corpus
+  --seed N      of what is random (1)
+  --keep DIR    keeps new inputs that reach new code in DIR/TARGET, and begins with what is there
+  --build       builds them, and runs none
+  --help        this text
+
+An input that breaks a target is left in target/fuzz/artifacts/TARGET, and the command that repeats it is printed.
+
+Exit status: 0 nothing was found; 1 something was; 64 a wrong argument; 69 something is missing; 70 a build failed.
+TEXT
+}
+
+main() {
+    local targets=() seconds=20 seed=1 keep='' build=false target failed=()
+    while (($#)); do
+        case $1 in
+            --seconds | --seed | --keep)
+                (($# > 1)) || die $EX_USAGE "$1 needs a value; see --help"
+                case $1 in
+                    --keep) keep=$(realpath -m -- "$2") ;;
+                    *)
+                        [[ $2 =~ ^[0-9]+$ ]] || die $EX_USAGE "$1 needs a number, not $2"
+                        if [[ $1 == --seed ]]; then seed=$2; else seconds=$2; fi
+                        ;;
+                esac
+                shift
+                ;;
+            --build) build=true ;;
+            -h | --help) usage && exit 0 ;;
+            -*) die $EX_USAGE "unknown argument $1; see --help" ;;
+            *) targets+=("$1") ;;
+        esac
+        shift
+    done
+    cd "$(dirname "${BASH_SOURCE[0]}")/.."
+    readarray -t all < <(find fuzz/fuzz_targets -name '*.rs' -printf '%f\n' | sed 's/\.rs$//' | sort)
+    ((${#targets[@]})) || targets=("${all[@]}")
+    for target in "${targets[@]}"; do
+        [[ " ${all[*]} " == *" $target "* ]] || die $EX_USAGE "no target $target; there are: ${all[*]}"
+    done
+    command -v c++ >/dev/null || die $EX_UNAVAILABLE "no C++ compiler, which libfuzzer-sys needs (Debian: g++)"
+    build "${targets[@]}"
+    ! $build || exit 0
+    for target in "${targets[@]}"; do
+        run "$target" || failed+=("$target")
+    done
+    ((!${#failed[@]})) || die 1 "found something: ${failed[*]}"
+    say "${#targets[@]} targets, $seconds s each, seed $seed: nothing found"
+}
+
+# build TARGET...
+build() {
+    local host bins
+    readarray -t bins < <(printf -- '--bin=%s\n' "$@")
+    host=$("${RUSTC:-rustc}" -vV | sed -n 's/^host: //p')
+    # With --target the flags leave build scripts and macros alone, which have no fuzzer to link with.
+    CARGO_ENCODED_RUSTFLAGS=$(printf '%s\n' "${FLAGS[@]}" | paste -sd $'\x1f') \
+        "${CARGO:-cargo}" build --locked --package berth-fuzz "${bins[@]}" --profile fuzz --target "$host" --target-dir target/fuzz >&2 ||
+        die $EX_SOFTWARE "cargo build failed; the reason is above"
+    folder=target/fuzz/$host/fuzz
+}
+
+# run TARGET: false if something was found
+run() {
+    local target=$1 corpus=() artifacts=target/fuzz/artifacts/$1 log status=0 began options fresh seeds=() new
+    began=$SECONDS
+    fresh=${keep:+$keep/$target}
+    fresh=${fresh:-target/fuzz/new/$target}
+    # Without --keep each run begins with what is committed.
+    [[ -n $keep ]] || rm -rf -- "$fresh"
+    mkdir -p "$artifacts" "$fresh"
+    log=$artifacts/log
+    options=("-artifact_prefix=$artifacts/" "-rss_limit_mb=$MEMORY" "-timeout=$PATIENCE" "-seed=$seed" -print_final_stats=1)
+    [[ ! -f fuzz/dictionaries/$target ]] || options+=("-dict=fuzz/dictionaries/$target")
+    [[ ! -d fuzz/corpus/$target ]] || corpus=("fuzz/corpus/$target")
+    readarray -t seeds < <(find "${corpus[@]:-/dev/null}" -type f | sort)
+    if ((${#seeds[@]})); then
+        "$folder/$target" "${options[@]}" "${seeds[@]}" >"$log" 2>&1 || status=$?
+    fi
+    if ((!status && seconds)); then
+        # -len_control=0: the seeds are small, and an edit needs a whole file.
+        "$folder/$target" "${options[@]}" "-max_total_time=$seconds" -max_len=4096 -len_control=0 "$fresh" \
+            "${corpus[@]}" >"$log" 2>&1 || status=$?
+    fi
+    if ((status)); then
+        grep -v '^[0-9a-z]*,\|^MS: \|^Base64: \|^INFO: \|^#[0-9]\|NEW_FUNC' "$log" | tail -n 40 >&2
+        # What broke it: a new input, or the seed that was the last to be run.
+        new=$(sed -n 's/.*Test unit written to //p; s/^Running: //p' "$log" | tail -n 1)
+        say "$target: exit status $status; again with: $folder/$target $new"
+        return 1
+    fi
+    say "$(summary "$target" "$log" ${#seeds[@]}), $((SECONDS - began)) s"
+}
+
+# summary TARGET LOG SEEDS: what was run, and how much code it reached
+summary() {
+    local cov runs
+    runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$2" | tail -n 1)
+    cov=$(grep -o 'cov: [0-9]* ft: [0-9]*' "$2" | tail -n 1 || true)
+    printf '%-16s %3d seeds, %9d runs, %s' "$1" "$3" "${runs:-0}" "${cov:-no coverage}"
+}
+
+say() { printf 'fuzz.sh: %s\n' "$*" >&2; }
+
+die() {
+    local status=$1
+    shift
+    say "$@"
+    exit "$status"
+}
+
+main "$@"
