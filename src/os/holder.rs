@@ -94,17 +94,17 @@ pub struct Connection {
 /// # Errors
 /// As [`listeners`].
 pub fn connections(port: u16) -> io::Result<Vec<Connection>> {
-    let mut entries = all()?;
-    entries.retain(|entry| entry.state == ESTABLISHED);
-    Ok(pair(port, &entries))
+    Ok(pair(port, &all()?))
 }
 
-/// The connections to a port among established sockets, each with its client's.
+/// The established connections to a port, each with its client's socket, which may be in another state: of a client that has
+/// half closed.
 fn pair(port: u16, entries: &[Entry]) -> Vec<Connection> {
     let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
     let ends = |entry: &Entry| (plain(entry.local), plain(entry.remote));
     let clients: HashMap<_, _> = entries.iter().map(|entry| (ends(entry), entry.inode)).collect();
-    let accepted = entries.iter().filter(|entry| entry.local.port() == port).map(ends);
+    let established = |entry: &&Entry| entry.state == ESTABLISHED && entry.local.port() == port;
+    let accepted = entries.iter().filter(established).map(ends);
     accepted
         .map(|(local, remote)| Connection { local, remote, client: clients.get(&(remote, local)).copied() })
         .collect()
@@ -322,7 +322,7 @@ mod tests {
         // A server's socket of both families, and its client's of one.
         let entries = [
             socket("[::ffff:10.0.0.5]:6443", "[::ffff:10.0.0.5]:40000", 1),
-            socket("10.0.0.5:40000", "10.0.0.5:6443", 2),
+            Entry { state: 0x04, ..socket("10.0.0.5:40000", "10.0.0.5:6443", 2) },
             socket("10.0.0.5:6443", "10.0.0.9:40000", 3),
         ];
         let connection =

@@ -53,6 +53,8 @@ impl Clients {
         for connection in ports.iter().filter_map(|port| connections(*port).ok()).flatten() {
             let remote = connection.remote;
             let by = match connection.client.map(process_of) {
+                // Its client is of this node and has gone.
+                None if remote.ip().is_loopback() => continue,
                 None => format!("a connection from {}", remote.ip()),
                 // kube-apiserver has connections to itself, and dials its new address from the switch on. Nor is it known
                 // of a process that cannot be seen that it is another one.
