@@ -632,6 +632,9 @@ pub struct RehearseArgs {
         help_heading = TIMES
     )]
     pub phase: String,
+    /// How long both serve before the old one goes, as `berth upgrade --settle` [default: --phase]
+    #[arg(long, env = "BERTH_REHEARSE_SETTLE", hide_env_values = true, value_name = "DURATION", help_heading = TIMES)]
+    pub settle: Option<String>,
     /// Time from SIGTERM to SIGKILL, as a pod's or a unit's [default: 30s beyond the shutdown delay]
     #[arg(long, env = "BERTH_REHEARSE_STOP_GRACE", hide_env_values = true, value_name = "DURATION", help_heading = TIMES)]
     pub stop_grace: Option<String>,

@@ -117,6 +117,21 @@ fn native_side_containers_with_a_slow_start_and_a_crash() {
     assert!(said.contains("slow-start at new: held") && said.contains("crash-after-ready at new: held"), "{said}");
 }
 
+/// Who watches what nobody writes knows no revision that an instance still has which began later, unless bookmarks
+/// tell one while both serve.
+#[test]
+fn quiet_watches_list_again_after_a_switch_unless_both_serve_for_long_enough() {
+    let again = |said: &str| {
+        let row = said.lines().find_map(|line| line.strip_prefix("lists again")).unwrap();
+        let mut words = row.split_whitespace().map(str::to_owned);
+        (words.next().unwrap(), words.next().unwrap())
+    };
+    assert_eq!(again(&held(&[])), ("4".into(), "4".into()));
+    let often = "stand-in --stand-in-bookmark-period=200ms";
+    // Within five seconds the store says how far it is.
+    assert_eq!(again(&held(&["--old", often, "--settle=7s"])), ("0".into(), "0".into()));
+}
+
 /// Without a certificate its shims' probes would be answered by 401 for ever.
 #[test]
 fn apiservers_that_know_nobody_without_a_certificate_are_rehearsed_too() {

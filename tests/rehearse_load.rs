@@ -62,7 +62,7 @@ struct Plot {
     relay: Relay,
     hears: Hears,
     load: LoadPlan,
-    /// Changes that the store keeps for watches.
+    /// Changes that instances keep for watches.
     history: usize,
 }
 
@@ -207,13 +207,14 @@ struct Scene {
     certs: certs::Certs,
     recorder: Arc<Recorder>,
     joined: watch::Sender<Instances>,
+    history: usize,
 }
 
 impl Scene {
     async fn start(&self, name: &str) -> (Child, SocketAddr) {
         self.recorder.note(|r| r.players.push(Player { name: name.into(), version: None, serves: true }));
         let store = if name == OLD { "middle" } else { "store" };
-        let (child, address) = stand_in(name, &self.dir.path().join(store), &self.certs);
+        let (child, address) = stand_in(name, &self.dir.path().join(store), &self.certs, self.history);
         until(|| self.recorder.look(|r| r.moments.first(name, Mark::Ready).is_some())).await;
         let joined = Joined { at: Stamp::now(), name: name.into(), address };
         self.joined.send_modify(|instances| instances.push(joined));
@@ -228,7 +229,7 @@ impl Scene {
     }
 }
 
-fn stand_in(name: &str, store: &Path, certs: &certs::Certs) -> (Child, SocketAddr) {
+fn stand_in(name: &str, store: &Path, certs: &certs::Certs, history: usize) -> (Child, SocketAddr) {
     let address = stage::free_address().unwrap();
     certs.issue(name).unwrap();
     let child = Command::new(env!("CARGO_BIN_EXE_berth"))
@@ -239,6 +240,7 @@ fn stand_in(name: &str, store: &Path, certs: &certs::Certs) -> (Child, SocketAdd
         .arg(format!("--tls-cert-file={}", certs.cert_file(name).display()))
         .arg(format!("--tls-private-key-file={}", certs.key_file(name).display()))
         .arg(format!("--stand-in-name={name}"))
+        .arg(format!("--default-watch-cache-size={history}"))
         .stderr(std::process::Stdio::null())
         .kill_on_drop(true)
         .spawn()
@@ -264,10 +266,10 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     let address = stage::free_address().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
-    let scene = Scene { dir, certs, recorder: Arc::default(), joined: watch::Sender::default() };
+    let scene = Scene { dir, certs, recorder: Arc::default(), joined: watch::Sender::default(), history: plot.history };
     let mut background = JoinSet::new();
     let bind = |name: &str| UnixListener::bind(scene.dir.path().join(name)).unwrap();
-    let store = Arc::new(Store::with_history(plot.history));
+    let store = Arc::new(Store::default());
     background.spawn(hub::serve(bind("store"), Arc::clone(&store), Arc::clone(&scene.recorder)));
     background.spawn(middle(bind("middle"), scene.dir.path().join("store"), plot.hears));
 
@@ -314,7 +316,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
         Relay::Misleads => {
             let other = tempfile::tempdir().unwrap();
             let certs = certs::make(other.path(), &[address.ip()]).unwrap();
-            let (stranger, its) = stand_in("stranger", &scene.dir.path().join("store"), &certs);
+            let (stranger, its) = stand_in("stranger", &scene.dir.path().join("store"), &certs, plot.history);
             until(|| scene.recorder.look(|r| r.moments.first("stranger", Mark::Ready).is_some())).await;
             *proxy.backend.lock().unwrap() = its;
             tokio::time::sleep(moment).await;
@@ -354,13 +356,23 @@ async fn a_good_relay_loses_nothing() {
     let (record, plan) = upgrade(Plot::relay(Relay::Good)).await;
     let verdict = judge(&record, &plan);
     assert!(verdict.held(), "{verdict:#?}");
-    // The kept connections (4), watches (4) and informers (2) that were on old, and as many of the
+    // The kept connections (4), watches (4) and informers (6) that were on old, and as many of the
     // control as there are, on old and on new, which the load outlives.
-    assert_eq!((verdict.ended_by_instance, verdict.control_streams, verdict.control_ended), (10, 16, 8));
+    assert_eq!((verdict.ended_by_instance, verdict.control_streams, verdict.control_ended), (14, 16, 8));
     assert!(verdict.watch_events > 40, "{verdict:#?}");
-    assert_eq!(record.informers.len(), 2);
+    assert_eq!(record.informers.len(), 6);
     for informer in &record.informers {
-        assert!(informer.held == informer.written && informer.written > 30, "{informer:?}");
+        assert_eq!(informer.held, informer.written, "{informer:?}");
+        // Nothing told the quiet ones a revision since new began; the others saw events.
+        let (written, again) = match informer.id.as_str() {
+            "informer-0" | "informer-1" => (31.., 0),
+            "quiet-0" | "quiet-1" => (20.., 1),
+            _ => (0.., 1),
+        };
+        assert!(
+            written.contains(&informer.written) && (informer.relists, informer.expired) == (again, again),
+            "{informer:?}"
+        );
     }
     assert_eq!(record.watches.iter().map(|w| w.relists).sum::<u64>(), 0);
 
@@ -370,14 +382,14 @@ async fn a_good_relay_loses_nothing() {
         assert!(end.signed != Some(Signed::EndOfAnswer) || end.what == What::Watch, "{end:?}");
     }
     let unreported = judge(&Record { reports: Vec::new(), ..record }, &plan);
-    assert!(unreported.held() && unreported.ended_by_instance == 10, "{unreported:#?}");
+    assert!(unreported.held() && unreported.ended_by_instance == 14, "{unreported:#?}");
 }
 
 #[tokio::test]
 async fn cut_connections_are_seen() {
     let verdict = verdict(Plot::relay(Relay::Cuts)).await;
     // All long-lived clients, and whatever was new.
-    assert!(verdict.ended_by_berth == 10 && verdict.lost[&Loss::StreamEnded] == 10, "{verdict:#?}");
+    assert!(verdict.ended_by_berth == 14 && verdict.lost[&Loss::StreamEnded] == 14, "{verdict:#?}");
     // Watches went on from where they were.
     assert!(!verdict.lost.contains_key(&Loss::EventMissed), "{verdict:#?}");
 }
@@ -385,7 +397,7 @@ async fn cut_connections_are_seen() {
 #[tokio::test]
 async fn a_goodbye_that_the_relay_made_an_instance_say_is_no_excuse() {
     let verdict = verdict(Plot::relay(Relay::HalfCloses)).await;
-    assert_eq!(verdict.ended_by_berth, 10, "{verdict:#?}");
+    assert_eq!(verdict.ended_by_berth, 14, "{verdict:#?}");
 }
 
 #[tokio::test]
@@ -435,14 +447,17 @@ async fn an_event_that_is_doubled_is_seen() {
 async fn a_removal_that_is_lost_leaves_informers_with_an_object_too_many() {
     let (record, plan) = upgrade(Plot::hears(Hears::NotOfARemoval)).await;
     assert_eq!(judge(&record, &plan).lost, [(Loss::EventMissed, 2)].into());
-    assert!(record.informers.iter().all(|i| i.stale == 1 && i.held == i.written + 1), "{:?}", record.informers);
+    let informers = || record.informers.iter().filter(|i| i.id.starts_with("informer"));
+    assert!(informers().all(|i| i.stale == 1 && i.held == i.written + 1), "{:?}", record.informers);
 }
 
 #[tokio::test]
 async fn who_was_away_for_too_long_lists_again_and_has_all() {
     let plot = Plot { history: 6, ..Plot::relay(Relay::CutsAndRefuses) };
     let (record, plan) = upgrade(plot).await;
-    assert!(record.informers.len() == 2 && record.informers.iter().all(|i| i.relists == 1), "{:?}", record.informers);
+    let informers = || record.informers.iter().filter(|i| i.id.starts_with("informer"));
+    assert!(informers().count() == 2 && informers().all(|i| i.relists >= 1), "{:?}", record.informers);
+    assert!(record.informers.iter().all(|i| i.relists == i.expired), "{:?}", record.informers);
     let verdict = judge(&record, &plan);
     assert!(verdict.lost.contains_key(&Loss::Refused), "{verdict:#?}");
     for loss in [Loss::EventMissed, Loss::EventDoubled, Loss::BadStatus] {
@@ -465,5 +480,5 @@ async fn a_slow_reader_that_is_cut_is_seen() {
     plot.load.slow_readers = 1;
     let (record, plan) = upgrade(plot).await;
     assert!(record.ends.iter().any(|end| end.what == What::Slow), "{:#?}", record.ends);
-    assert_eq!(judge(&record, &plan).lost[&Loss::StreamEnded], 11);
+    assert_eq!(judge(&record, &plan).lost[&Loss::StreamEnded], 15);
 }

@@ -27,6 +27,7 @@ use tokio::task::JoinHandle;
 const BOUND: Duration = Duration::from_secs(30);
 
 const MAPS: &str = "/api/v1/namespaces/n/configmaps";
+const SECRETS: &str = "/api/v1/secrets";
 
 struct StandIn {
     child: Child,
@@ -41,11 +42,16 @@ struct StandIn {
 
 impl StandIn {
     async fn start(flags: &[&str]) -> Self {
+        Self::start_on(Arc::default(), flags).await
+    }
+
+    /// One whose store was written before.
+    async fn start_on(store: Arc<Store>, flags: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let address = stage::free_address().unwrap();
         let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
         certs.issue("it").unwrap();
-        let (store, recorder) = (Arc::new(Store::with_history(8)), Arc::new(Recorder::default()));
+        let recorder = Arc::new(Recorder::default());
         let socket = dir.path().join("store");
         let mut hub = tokio::task::JoinSet::new();
         hub.spawn(hub::serve(UnixListener::bind(&socket).unwrap(), Arc::clone(&store), Arc::clone(&recorder)));
@@ -197,8 +203,11 @@ impl Client {
     }
 
     async fn watch(&mut self, from: u64) -> Watch {
-        let path = format!("{MAPS}?watch=1&resourceVersion={from}");
-        let response = self.send("GET", &path, Full::default().boxed()).await.unwrap();
+        self.watch_at(&format!("{MAPS}?watch=1&resourceVersion={from}")).await
+    }
+
+    async fn watch_at(&mut self, path: &str) -> Watch {
+        let response = self.send("GET", path, Full::default().boxed()).await.unwrap();
         assert_eq!(response.status(), 200);
         Watch { body: response.into_body(), rest: Vec::new() }
     }
@@ -305,17 +314,67 @@ async fn config_maps_are_created_read_and_watched() {
     }
 }
 
+/// As kube-apiserver's, whose watch cache begins with a list at its start; until then etcd may know more.
 #[tokio::test]
-async fn a_watch_from_before_the_history_is_told_410() {
-    let it = StandIn::start(&[]).await;
-    for n in 0..20 {
-        it.store.create(map(&format!("m-{n}"))).unwrap();
+async fn a_watch_from_before_its_start_or_what_it_keeps_is_told_410() {
+    let store = Arc::<Store>::default();
+    let write = |n: u64| store.create(map(&format!("m-{n}"))).unwrap();
+    (0..5).for_each(|n| drop(write(n)));
+    // At revision 6.
+    let it = StandIn::start_on(Arc::clone(&store), &["--default-watch-cache-size=8"]).await;
+    write(5);
+    let gone = async |path: &str, from: u64| {
+        let mut client = it.client().await;
+        let mut events = client.watch_at(&format!("{path}?watch=1&resourceVersion={from}")).await;
+        let event = events.next().await.unwrap();
+        assert_eq!((&event["type"], &event["object"]["code"]), (&json!("ERROR"), &json!(410)), "{event}");
+        assert_eq!(event["object"]["reason"], "Expired");
+        assert_eq!(events.next().await, None);
+        event["object"]["message"].as_str().unwrap().to_owned()
+    };
+    for path in [MAPS, SECRETS] {
+        assert_eq!(gone(path, 5).await, "too old resource version: 5 (6)");
     }
     let mut client = it.client().await;
-    let mut events = client.watch(3).await;
-    let event = events.next().await.unwrap();
-    assert_eq!((&event["type"], &event["object"]["code"]), (&json!("ERROR"), &json!(410)));
-    assert_eq!(events.next().await, None);
+    let mut events = client.watch(6).await;
+    assert_eq!(events.next().await.unwrap()["object"]["metadata"]["name"], "m-5");
+
+    for n in 6..20 {
+        write(n);
+        assert_eq!(events.next().await.unwrap()["object"]["metadata"]["name"], format!("m-{n}"));
+    }
+    assert_eq!(gone(MAPS, 12).await, "too old resource version: 12 (13)");
+}
+
+/// How far the instance is: in a quiet namespace as soon as another one is written, of a resource that nobody
+/// writes when the store says so.
+#[tokio::test]
+async fn bookmarks_tell_those_who_see_no_events_how_far_it_is() {
+    let it = StandIn::start(&["--stand-in-bookmark-period=50ms"]).await;
+    let quiet = "/api/v1/namespaces/quiet/configmaps";
+    for path in [quiet, SECRETS] {
+        let mut client = it.connect(true, "w").await.unwrap();
+        let (_, list) = client.get(path).await;
+        assert_eq!(list["items"], json!([]));
+        let from: u64 = list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+        let mut silent = client.another();
+        let mut events =
+            client.watch_at(&format!("{path}?watch=1&allowWatchBookmarks=true&resourceVersion={from}")).await;
+        it.store.create(map(&format!("written-{from}"))).unwrap();
+        loop {
+            let event = events.next().await.unwrap();
+            assert_eq!(event["type"], "BOOKMARK");
+            assert_eq!(event["object"]["kind"], if path == quiet { "ConfigMap" } else { "Secret" });
+            let revision: u64 = event["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+            assert!((from..=from + 1).contains(&revision), "{event}");
+            if revision == from + 1 {
+                break;
+            }
+        }
+        // Who does not ask for them gets none, and then its first event.
+        let mut events = silent.watch_at(&format!("{MAPS}?watch=1&resourceVersion={from}")).await;
+        assert_eq!(events.next().await.unwrap()["type"], "ADDED");
+    }
 }
 
 #[tokio::test]

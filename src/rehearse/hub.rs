@@ -5,9 +5,15 @@ use super::store::Store;
 use super::wire::{self, Call, Reason, Reply};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::BufReader;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::time::MissedTickBehavior;
+
+/// Time between two notices of how far a watch has come: what kubeadm sets for etcd
+/// (`--watch-progress-notify-interval`).
+pub const NOTIFY_EVERY: Duration = Duration::from_secs(5);
 
 /// Serves stand-ins until the future is dropped.
 pub async fn serve(listener: UnixListener, store: Arc<Store>, recorder: Arc<Recorder>) {
@@ -25,7 +31,7 @@ pub async fn serve(listener: UnixListener, store: Arc<Store>, recorder: Arc<Reco
             // No descriptors left, most likely: the stand-in's call waits in the backlog meanwhile.
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a stand-in");
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
         while connections.try_join_next().is_some() {}
@@ -49,9 +55,7 @@ async fn answer(stream: UnixStream, store: &Store, recorder: &Recorder) -> io::R
                 let (revision, items) = store.list(namespace.as_deref());
                 Reply::List { revision, items }
             }
-            Call::Watch { namespace, after } => {
-                return stream_changes(store, namespace.as_deref(), after, reader, writer).await;
-            }
+            Call::Watch { after } => return stream_changes(store, after, reader, writer).await,
             Call::Mark { mark, at } => {
                 recorder.note(|r| r.moments.add(&instance, mark, at));
                 Reply::Noted
@@ -69,24 +73,29 @@ async fn answer(stream: UnixStream, store: &Store, recorder: &Recorder) -> io::R
 
 async fn stream_changes(
     store: &Store,
-    namespace: Option<&str>,
     after: u64,
     mut reader: BufReader<OwnedReadHalf>,
     mut writer: OwnedWriteHalf,
 ) -> io::Result<()> {
     let mut changes = store.watch(after);
+    let mut told = after;
+    let mut notify = tokio::time::interval(NOTIFY_EVERY);
+    notify.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let batch = tokio::select! {
             batch = changes.next() => batch,
+            _ = notify.tick() => {
+                wire::write(&mut writer, &Reply::Progress { revision: told }).await?;
+                continue;
+            }
             // The stand-in has nothing more to say: whatever comes, this watch is over.
             _ = wire::read::<Call>(&mut reader) => return Ok(()),
         };
         match batch {
             Ok(batch) => {
                 for change in batch {
-                    if namespace.is_none_or(|n| change.object["metadata"]["namespace"] == n) {
-                        wire::write(&mut writer, &Reply::Change(change)).await?;
-                    }
+                    told = change.revision;
+                    wire::write(&mut writer, &Reply::Change(change)).await?;
                 }
             }
             Err(reason) => return wire::write(&mut writer, &Reply::Failed { reason }).await,
@@ -139,13 +148,17 @@ mod tests {
             assert_eq!(matches!(reply, Reply::Object { .. }), good, "{call:?}: {reply:?}");
         }
 
-        wire::write(&mut writer, &Call::Watch { namespace: Some("n".into()), after: 1 }).await.unwrap();
-        let first: Reply = wire::read(&mut reader).await.unwrap().unwrap();
-        assert!(matches!(first, Reply::Change(c) if c.revision == 2 && c.kind == ChangeKind::Added));
-        store.create(json!({"metadata": {"namespace": "other", "name": "a"}})).unwrap();
-        store.create(json!({"metadata": {"namespace": "n", "name": "b"}})).unwrap();
-        let second: Reply = wire::read(&mut reader).await.unwrap().unwrap();
-        assert!(matches!(second, Reply::Change(c) if c.revision == 4));
+        wire::write(&mut writer, &Call::Watch { after: 1 }).await.unwrap();
+        let mut replies = Vec::new();
+        while replies.len() < 2 {
+            let reply = wire::read(&mut reader).await.unwrap().unwrap();
+            replies.extend(Some(reply).filter(|reply| !matches!(reply, Reply::Progress { .. })));
+            if replies.len() == 1 {
+                store.create(json!({"metadata": {"namespace": "other", "name": "a"}})).unwrap();
+            }
+        }
+        assert!(matches!(&replies[0], Reply::Change(c) if c.revision == 2 && c.kind == ChangeKind::Added));
+        assert!(matches!(&replies[1], Reply::Change(c) if c.revision == 3));
         served.abort();
     }
 }

@@ -319,8 +319,10 @@ pub struct WatchSum {
     pub doubled: u64,
     /// When it noticed those.
     pub flaws: Vec<(Stamp, Flaw)>,
-    /// Times that it was told to list again.
+    /// Times that it listed again.
     pub relists: u64,
+    /// Times that it was told 410: its revision was older than what the instance knew.
+    pub expired: u64,
 }
 
 /// What is wrong in what a watch saw, and how often.
@@ -332,7 +334,7 @@ pub enum Flaw {
     Doubled(u64),
 }
 
-/// What a client that keeps a copy of all objects came to.
+/// What a client that keeps a copy of objects came to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Informer {
     /// Name of its client.
@@ -347,8 +349,10 @@ pub struct Informer {
     pub stale: u64,
     /// Objects that it was told of twice.
     pub doubled: u64,
-    /// Times that it was told to list again.
+    /// Times that it listed again.
     pub relists: u64,
+    /// Times that it was told 410: its revision was older than what the instance knew.
+    pub expired: u64,
 }
 
 /// What clients saw that dial the instances themselves: ends that nothing in between can have made.

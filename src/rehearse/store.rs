@@ -1,4 +1,4 @@
-//! The rehearsal's own store of ConfigMaps, in the place of etcd: one revision for all, and a history
+//! The rehearsal's own store of ConfigMaps, in the place of etcd: one revision for all, and a [`Log`]
 //! that watches read. Both stand-ins get their objects here (through [`super::hub`]), so both serve
 //! the same objects with the same resourceVersions.
 //!
@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use tokio::sync::watch;
 
 /// Changes that are kept for watches. A rehearsal writes some hundred.
-const HISTORY: usize = 10_000;
+pub const HISTORY: usize = 10_000;
 
 type Key = (String, String);
 
@@ -20,15 +20,14 @@ type Key = (String, String);
 #[derive(Debug)]
 pub struct Store {
     inner: Mutex<Inner>,
-    revision: watch::Sender<u64>,
-    keep: usize,
+    /// Written under the lock of what it tells of.
+    log: Log,
 }
 
 #[derive(Debug)]
 struct Inner {
     revision: u64,
     objects: BTreeMap<Key, Value>,
-    history: VecDeque<Change>,
 }
 
 impl Default for Store {
@@ -41,8 +40,7 @@ impl Store {
     /// A store that keeps `keep` changes for watches.
     pub fn with_history(keep: usize) -> Self {
         // Revision 0 means "any" to a Kubernetes client, so an empty store is at 1, as etcd is.
-        let inner = Inner { revision: 1, objects: BTreeMap::new(), history: VecDeque::new() };
-        Self { inner: Mutex::new(inner), revision: watch::Sender::new(1), keep }
+        Self { inner: Mutex::new(Inner { revision: 1, objects: BTreeMap::new() }), log: Log::new(1, keep) }
     }
 
     /// The object of that name.
@@ -90,7 +88,7 @@ impl Store {
 
     /// Changes after a revision, from the history and then as they come.
     pub fn watch(&self, after: u64) -> Changes<'_> {
-        Changes { store: self, after, revision: self.revision.subscribe() }
+        self.log.watch(after)
     }
 
     fn write(&self, inner: &mut Inner, key: Key, mut object: Value, metadata: &Value, kind: ChangeKind) -> Value {
@@ -106,25 +104,8 @@ impl Store {
     fn change(&self, inner: &mut Inner, mut object: Value, kind: ChangeKind) -> Value {
         inner.revision += 1;
         object["metadata"]["resourceVersion"] = json!(inner.revision.to_string());
-        inner.history.push_back(Change { revision: inner.revision, kind, object: object.clone() });
-        if inner.history.len() > self.keep {
-            inner.history.pop_front();
-        }
-        self.revision.send_replace(inner.revision);
+        self.log.add(Change { revision: inner.revision, kind, object: object.clone() });
         object
-    }
-
-    fn since(&self, after: u64) -> Result<Vec<Change>, Reason> {
-        let inner = self.lock();
-        // Every write makes one revision and one change, so the oldest kept change says how far back
-        // the history goes.
-        let oldest = inner.history.front().map_or(inner.revision + 1, |c| c.revision);
-        let first = after.saturating_add(1);
-        if first < oldest {
-            return Err(Reason::Gone);
-        }
-        let skip = usize::try_from(first - oldest).unwrap_or(usize::MAX);
-        Ok(inner.history.iter().skip(skip).cloned().collect())
     }
 
     /// A panic elsewhere leaves whole objects behind: each write is one insertion.
@@ -133,12 +114,67 @@ impl Store {
     }
 }
 
+/// The changes after a revision, as far back as they are kept.
+#[derive(Debug)]
+pub struct Log {
+    kept: Mutex<Kept>,
+    added: watch::Sender<u64>,
+    keep: usize,
+}
+
+#[derive(Debug)]
+struct Kept {
+    /// All changes after this revision are here.
+    after: u64,
+    /// Changes that were here and are not any more.
+    forgotten: u64,
+    changes: VecDeque<Change>,
+}
+
+impl Log {
+    /// One that begins after a revision and keeps the last `keep` changes.
+    pub fn new(after: u64, keep: usize) -> Self {
+        let kept = Kept { after, forgotten: 0, changes: VecDeque::new() };
+        Self { kept: Mutex::new(kept), added: watch::Sender::new(0), keep }
+    }
+
+    /// Adds the next change and tells who waits for it.
+    pub fn add(&self, change: Change) {
+        let mut kept = self.lock();
+        kept.changes.push_back(change);
+        if kept.changes.len() > self.keep
+            && let Some(forgotten) = kept.changes.pop_front()
+        {
+            kept.after = forgotten.revision;
+            kept.forgotten += 1;
+        }
+        self.added.send_modify(|added| *added += 1);
+    }
+
+    /// The revision before the oldest change that is kept.
+    pub fn after(&self) -> u64 {
+        self.lock().after
+    }
+
+    /// Changes after a revision, those that are kept and then as they come.
+    pub fn watch(&self, after: u64) -> Changes<'_> {
+        Changes { log: self, after, read: None, added: self.added.subscribe() }
+    }
+
+    /// A panic elsewhere leaves whole changes behind.
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A reader of changes.
 #[derive(Debug)]
 pub struct Changes<'a> {
-    store: &'a Store,
+    log: &'a Log,
     after: u64,
-    revision: watch::Receiver<u64>,
+    /// How many changes there were when it read last.
+    read: Option<u64>,
+    added: watch::Receiver<u64>,
 }
 
 impl Changes<'_> {
@@ -146,15 +182,28 @@ impl Changes<'_> {
     /// forgotten already. Nothing is skipped when the future is dropped.
     pub async fn next(&mut self) -> Result<Vec<Change>, Reason> {
         loop {
-            self.revision.borrow_and_update();
-            let changes = self.store.since(self.after)?;
-            if let Some(last) = changes.last() {
-                self.after = last.revision;
+            self.added.borrow_and_update();
+            let changes = self.now()?;
+            if !changes.is_empty() {
                 return Ok(changes);
             }
-            // The sender lives in the store that is borrowed here.
-            let _ = self.revision.changed().await;
+            // The sender lives in the log that is borrowed here.
+            let _ = self.added.changed().await;
         }
+    }
+
+    /// The changes that are there, without waiting.
+    pub fn now(&mut self) -> Result<Vec<Change>, Reason> {
+        let kept = self.log.lock();
+        let gone = self.read.map_or(self.after < kept.after, |read| read < kept.forgotten);
+        if gone {
+            return Err(Reason::Gone);
+        }
+        let skip = self.read.map_or(0, |read| read - kept.forgotten);
+        let unread = kept.changes.iter().skip(usize::try_from(skip).unwrap_or(usize::MAX));
+        self.read = Some(kept.forgotten + kept.changes.len() as u64);
+        // A log may begin before the revision from which it is read.
+        Ok(unread.filter(|change| change.revision > self.after).cloned().collect())
     }
 }
 

@@ -40,6 +40,9 @@ pub fn render(verdict: &Verdict) -> String {
     row("watch events", count(verdict.watch_events), seen.into());
     let whole = format!("of {} hold exactly what was written", verdict.informers);
     row("informers", count(verdict.whole_informers), whole);
+    let expired =
+        format!("{} after 410: their revision was older than the instance (--settle)", count(verdict.expired));
+    row("lists again", count(verdict.relists), expired);
     for name in &verdict.instances {
         let served = verdict.connections.get(name).copied().unwrap_or(0);
         let version = verdict.versions.get(name).cloned().unwrap_or_default();
@@ -184,6 +187,7 @@ mod tests {
         turned away by the instance              0   503 or 429 while it shut down
         watch events                           820   no write missed or doubled
         informers                                0   of 0 hold exactly what was written
+        lists again                              0   0 after 410: their revision was older than the instance (--settle)
         connections on old                     600   v1.35.4
         connections on new                     431   v1.36.3
         x509 errors of apiservers                4   in their logs: one met another's certificate
@@ -220,6 +224,7 @@ mod tests {
         turned away by the instance              0   503 or 429 while it shut down
         watch events                             0   with gaps
         informers                                0   of 0 hold exactly what was written
+        lists again                              0   0 after 410: their revision was older than the instance (--settle)
         connections on old                       0
         connections on new                       0
 

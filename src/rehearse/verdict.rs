@@ -8,7 +8,9 @@
 use super::ends::Ends;
 use super::plan::Plan;
 use super::promise::{self, Lost, Promise};
-use super::record::{Answer, Attempt, Failure, Informer, Kind, Mark, Record, Stamp, StreamEnd, StreamId, What};
+use super::record::{
+    Answer, Attempt, Failure, Informer, Kind, Mark, Record, Stamp, StreamEnd, StreamId, WatchSum, What,
+};
 use hdrhistogram::Histogram;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -80,7 +82,11 @@ pub struct Verdict {
     pub logged_x509_errors: Option<u64>,
     /// Events that watches saw.
     pub watch_events: u64,
-    /// Clients that keep a copy of all objects, and how many of those held exactly what was written.
+    /// Times that watches and informers listed again.
+    pub relists: u64,
+    /// Times that they were told 410: too old a revision for an instance that began later.
+    pub expired: u64,
+    /// Clients that keep a copy of objects, and how many of those held exactly what was written.
     pub informers: u64,
     /// See `informers`.
     pub whole_informers: u64,
@@ -287,7 +293,12 @@ impl<'a> Judge<'a> {
     }
 
     fn watches(&mut self, plan: &Plan) {
-        let watches = &self.record.watches;
+        let (watches, informers) = (&self.record.watches, &self.record.informers);
+        let both = |watch: fn(&WatchSum) -> u64, informer: fn(&Informer) -> u64| -> u64 {
+            watches.iter().map(watch).chain(informers.iter().map(informer)).sum()
+        };
+        self.verdict.relists = both(|w| w.relists, |i| i.relists);
+        self.verdict.expired = both(|w| w.expired, |i| i.expired);
         self.verdict.watch_events = watches.iter().flat_map(|w| w.events.values()).sum();
         self.verdict.lose(Loss::EventMissed, watches.iter().map(|w| w.missed).sum());
         self.verdict.lose(Loss::EventDoubled, watches.iter().map(|w| w.doubled).sum());

@@ -57,8 +57,6 @@ pub enum Call {
     },
     /// Read all changes after a revision, and go on.
     Watch {
-        /// Which namespace; none: all.
-        namespace: Option<String>,
         /// The revision after which changes are wanted.
         after: u64,
     },
@@ -93,6 +91,11 @@ pub enum Reply {
     },
     /// To watch: one change.
     Change(Change),
+    /// To watch, now and then: all changes up to this revision were told.
+    Progress {
+        /// The store's revision.
+        revision: u64,
+    },
     /// It cannot be done.
     Failed {
         /// Why.
@@ -172,7 +175,7 @@ mod tests {
     async fn lines_come_back_and_cut_ones_do_not() {
         let calls = [
             Call::Hello { version: VERSION, instance: "old".into() },
-            Call::Watch { namespace: None, after: 7 },
+            Call::Watch { after: 7 },
             Call::Mark { mark: Mark::Ready, at: Stamp(9) },
         ];
         let mut bytes = Vec::new();

@@ -153,7 +153,7 @@ pub struct Ran {
     pub marks: Vec<Mark>,
     /// One a watch.
     pub watches: Vec<Watch>,
-    /// One a client that keeps a copy of all objects.
+    /// One a client that keeps a copy of objects.
     pub informers: Vec<Informer>,
     /// Connections that dialed the instances themselves meanwhile, by instance: what happens to them
     /// nothing in between can have done.
@@ -279,6 +279,10 @@ pub struct Figures {
     pub silent_s: u64,
     /// Events that watches saw.
     pub watch_events: u64,
+    /// Times that watches and informers listed again.
+    pub relists: u64,
+    /// Times that they were told 410: their revision was older than what the instance knew.
+    pub expired: u64,
     /// Large answers that were read slowly to their end.
     pub slow_reads: u64,
     /// Connections that failed because a certificate was not the right one.
@@ -382,6 +386,10 @@ pub struct Watch {
     pub missed: u64,
     /// Writes that it saw twice or too late.
     pub doubled: u64,
+    /// Times that it listed again.
+    pub relists: u64,
+    /// Times that it was told 410: its revision was older than what the instance knew.
+    pub expired: u64,
     /// When it was open, and on which instance.
     pub segments: Vec<Segment>,
     /// When it was not.
@@ -433,7 +441,8 @@ pub struct Gap {
     pub reason: String,
 }
 
-/// A client that lists and watches to keep a copy of all objects, against what was written.
+/// A client that lists and watches to keep a copy of objects, against what was written. One named `informer-N` of
+/// all objects, `quiet-N` of what nobody writes during the load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -450,8 +459,10 @@ pub struct Informer {
     pub stale: u64,
     /// Objects that it was told of twice.
     pub doubled: u64,
-    /// Times that it had to list again.
+    /// Times that it listed again.
     pub relists: u64,
+    /// Times that it was told 410: its revision was older than what the instance knew.
+    pub expired: u64,
 }
 
 impl Command {

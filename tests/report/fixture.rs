@@ -107,6 +107,8 @@ pub(crate) fn run(model: &Model) -> Run {
             silent_s: u64::from(!held),
             watch_events: watches.iter().map(|w| w.events).sum(),
             x509_errors: timeline.lost.get("tls").map_or(0, |counts| counts.iter().sum()),
+            relists: 0,
+            expired: 0,
             slow_reads: 0,
             logged_x509_errors: None,
             endpoint_gap_ms: None,
@@ -255,6 +257,8 @@ fn watch(model: &Model, index: usize) -> Watch {
         events: 119 - if cut { 9 } else { 0 },
         missed: if cut { 9 } else { 0 },
         doubled: 0,
+        relists: 0,
+        expired: 0,
         segments: vec![
             Segment { from_ms: 12, to_ms: end, instance: "old".into() },
             Segment { from_ms: again, to_ms: model.load_ms as i64, instance: "new".into() },
@@ -298,5 +302,14 @@ fn marks(model: &Model) -> Vec<Mark> {
 }
 
 pub(crate) fn informer() -> Informer {
-    Informer { id: "informer-0".into(), written: 1_190, held: 1_190, missing: 0, stale: 0, doubled: 0, relists: 1 }
+    Informer {
+        id: "informer-0".into(),
+        written: 1_190,
+        held: 1_190,
+        missing: 0,
+        stale: 0,
+        doubled: 0,
+        relists: 1,
+        expired: 1,
+    }
 }

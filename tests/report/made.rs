@@ -37,7 +37,14 @@ fn a_rehearsal_leaves_data_and_a_page() {
         assert_eq!((watch.segments.len(), watch.gaps.len()), (2, 1), "{watch:#?}");
     }
     // Those beside it are there too: copies of all objects, and connections that go around the berth.
-    assert_eq!(ran.informers.iter().map(|i| i.id.as_str()).collect::<Vec<_>>(), ["informer-0", "informer-1"]);
+    assert_eq!(
+        ran.informers.iter().map(|i| i.id.as_str()).collect::<Vec<_>>(),
+        ["informer-0", "informer-1", "quiet-0", "quiet-1", "quiet-2", "quiet-3"]
+    );
+    // They listed again, as nothing told them a revision since the new one began.
+    let again: Vec<_> = ran.informers.iter().map(|informer| (informer.relists, informer.expired)).collect();
+    assert_eq!(again, [[(0, 0); 2], [(1, 1); 2], [(1, 1); 2]].concat());
+    assert_eq!((ran.figures.relists, ran.figures.expired), (4, 4));
     assert_eq!(ran.control_streams.keys().collect::<Vec<_>>(), ["new", "old"]);
     assert!(ran.control_streams.values().all(|control| control.opened >= control.ended && control.opened > 0));
     assert!(std::fs::read_to_string(&html).unwrap().contains("What happened"));

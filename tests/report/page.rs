@@ -20,6 +20,7 @@ fn the_golden_report_is_read_and_written_as_it_is() {
         ran.endpoint_gaps = Some(vec![Period { from_ms: 2_610, to_ms: 3_860 }]);
         ran.figures.logged_x509_errors = Some(4);
         ran.figures.slow_reads = 2;
+        (ran.figures.relists, ran.figures.expired) = (1, 1);
         ran.control_streams.insert("old".into(), ControlStreams { opened: 8, ended: 8 });
         ran.verdict.notes.push("old had to be killed".into());
     }
@@ -181,6 +182,7 @@ fn what_was_seen_beside_the_requests_is_shown() {
     let Outcome::Ran(ran) = &mut beside.outcome else { unreachable!() };
     ran.control_streams.insert("old".into(), ControlStreams { opened: 8, ended: 7 });
     ran.figures.slow_reads = 2;
+    (ran.figures.relists, ran.figures.expired) = (5, 4);
     ran.figures.logged_x509_errors = Some(4);
     ran.figures.endpoint_gap_ms = Some(1_250.0);
     ran.endpoint_gaps = Some(vec![Period { from_ms: 8_100, to_ms: 9_350 }]);
@@ -190,6 +192,8 @@ fn what_was_seen_beside_the_requests_is_shown() {
     for text in [
         "connections straight to old",
         "large answers read slowly",
+        "lists again of watches and informers</th><td class=\"number\">5<",
+        "older than the instance</th><td class=\"number\">4<",
         "errors in the apiservers' logs",
         "Service kubernetes empty, from ",
         "informer-0",

@@ -13,6 +13,7 @@ use hyper::StatusCode;
 use hyper::body::Incoming;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc::Sender;
 use tokio::sync::watch::Receiver;
 
 /// Pause after an opening that failed. It is a new attempt of the same client, counted as one.
@@ -51,16 +52,32 @@ pub(super) struct Follower<V> {
     pub(super) view: V,
     /// Lists beyond the first.
     pub(super) relists: u64,
+    /// Times that its revision was older than what an instance knew: 410.
+    pub(super) expired: u64,
     listed: bool,
     opened: u64,
     /// Where to go on; none when a list is needed.
     revision: Option<String>,
+    /// Dropped when it watches for the first time.
+    pub(super) begun: Option<Sender<()>>,
 }
 
 impl<V: View> Follower<V> {
     pub(super) fn new(client: Client, kind: &str, index: u64, path: String, view: V) -> Self {
         let name = client.name(kind, index);
-        Self { client, name, index, path, view, relists: 0, listed: false, opened: 0, revision: None }
+        Self {
+            client,
+            name,
+            index,
+            path,
+            view,
+            relists: 0,
+            expired: 0,
+            listed: false,
+            opened: 0,
+            revision: None,
+            begun: None,
+        }
     }
 
     /// Follows until the load stops and the goal is reached, or [`CATCH_UP`] is over; the goal.
@@ -87,6 +104,7 @@ impl<V: View> Follower<V> {
                 tokio::time::sleep(PAUSE).await;
                 continue;
             };
+            self.begun = None;
             let mut lines = Lines { body: response.into_body(), rest: Vec::new() };
             let (how, end_of_answer) = loop {
                 let reached = goal.borrow_and_update().as_ref().is_some_and(|goal| self.view.has(goal));
@@ -167,6 +185,7 @@ impl<V: View> Follower<V> {
         let good = matches!(answer, Answer::Good { .. }) && !gone;
         self.client.attempt(*kind, &link.stream, due.stamp, answer);
         if gone {
+            self.expired += 1;
             self.revision = None;
         }
         Ok(good.then_some(response))
@@ -197,6 +216,8 @@ impl<V: View> Follower<V> {
             Ok(event) if event.kind != "ERROR" => event,
             error => {
                 tracing::debug!(?error, name = self.name, "it lists again");
+                let gone = error.is_ok_and(|event| event.object.code == StatusCode::GONE);
+                self.expired += u64::from(gone);
                 self.revision = None;
                 return;
             }

@@ -1,32 +1,74 @@
-//! A client that keeps a copy of all objects, as controllers do, and at the end should hold exactly
-//! those that were written and not deleted.
+//! A client that keeps a copy of objects, as controllers do, and at the end should hold exactly those that
+//! were written and not deleted.
+//!
+//! Those that follow what nobody writes meanwhile see no events: only bookmarks tell them a revision that an instance
+//! which began later still knows.
 
 use super::Client;
 use super::follow::{Follower, View};
-use super::objects::{ALL, Event, Object, Tag};
+use super::objects::{ALL, Event, Object, READ, SECRETS, Tag, maps};
 use super::writer::Goal;
 use crate::rehearse::record::Informer;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use tokio::sync::mpsc::Sender;
 use tokio::sync::watch::Receiver;
 
-/// Follows until the load stops and it holds what it should.
-pub(super) async fn run(client: Client, index: u64, tag: Tag, goal: Receiver<Option<Arc<Goal>>>) {
+/// What it follows.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Scope {
+    /// All objects.
+    All,
+    /// A namespace that nobody writes into, of a resource that is written.
+    QuietNamespace,
+    /// A resource that nobody writes.
+    QuietResource,
+}
+
+impl Scope {
+    fn path(self) -> String {
+        match self {
+            Self::All => ALL.to_owned(),
+            Self::QuietNamespace => maps(READ),
+            Self::QuietResource => SECRETS.to_owned(),
+        }
+    }
+
+    fn holds(self, tag: &Tag, name: &str) -> bool {
+        match self {
+            Self::All => tag.is_on(name),
+            Self::QuietNamespace => tag.is_read(name),
+            Self::QuietResource => false,
+        }
+    }
+}
+
+/// Follows until the load stops and it holds what it should. `begun` is dropped when it watches.
+pub(super) async fn run(
+    client: Client,
+    index: u64,
+    scope: Scope,
+    goal: Receiver<Option<Arc<Goal>>>,
+    begun: Option<Sender<()>>,
+) {
     let recorder = Arc::clone(&client.recorder);
-    let copy = Copy { tag, held: BTreeSet::new(), doubled: 0, missed: 0 };
-    let mut follower = Follower::new(client, "informer", index, ALL.to_owned(), copy);
+    let copy = Copy { tag: client.tag.clone(), scope, held: BTreeSet::new(), doubled: 0, missed: 0 };
+    let kind = if matches!(scope, Scope::All) { "informer" } else { "quiet" };
+    let mut follower = Follower::new(client, kind, index, scope.path(), copy);
+    follower.begun = begun;
     let goal = follower.run(goal).await;
     // What is there is not known: nothing can be said.
-    let Some(written) = goal.as_ref().and_then(|goal| goal.objects.as_ref()) else { return };
+    let Some(written) = goal.as_ref().and_then(|goal| follower.view.wanted(goal)) else { return };
     let held = &follower.view.held;
     let informer = Informer {
         id: follower.name,
         written: written.len() as u64,
         held: held.len() as u64,
         missing: written.difference(held).count() as u64 + follower.view.missed,
-        stale: held.difference(written).count() as u64,
+        stale: held.difference(&written).count() as u64,
         doubled: follower.view.doubled,
         relists: follower.relists,
+        expired: follower.expired,
     };
     recorder.note(|r| r.informers.push(informer));
 }
@@ -35,20 +77,29 @@ pub(super) async fn run(client: Client, index: u64, tag: Tag, goal: Receiver<Opt
 #[derive(Debug)]
 struct Copy {
     tag: Tag,
+    scope: Scope,
     held: BTreeSet<String>,
     doubled: u64,
     missed: u64,
 }
 
+impl Copy {
+    /// What it should hold; none if that is not known.
+    fn wanted(&self, goal: &Goal) -> Option<BTreeSet<String>> {
+        let objects = goal.objects.as_ref()?;
+        Some(objects.iter().filter(|name| self.scope.holds(&self.tag, name)).cloned().collect())
+    }
+}
+
 impl View for Copy {
     fn listed(&mut self, objects: &[Object<'_>]) {
         let names = objects.iter().map(|object| &*object.metadata.name);
-        self.held = names.filter(|name| self.tag.is_on(name)).map(str::to_owned).collect();
+        self.held = names.filter(|name| self.scope.holds(&self.tag, name)).map(str::to_owned).collect();
     }
 
     fn saw(&mut self, _: &str, event: &Event<'_>) {
         let name = &*event.object.metadata.name;
-        if !self.tag.is_on(name) {
+        if !self.scope.holds(&self.tag, name) {
             return;
         }
         match &*event.kind {
@@ -60,7 +111,7 @@ impl View for Copy {
     }
 
     fn has(&self, goal: &Goal) -> bool {
-        goal.objects.as_ref().is_none_or(|objects| *objects == self.held)
+        self.wanted(goal).is_none_or(|wanted| wanted == self.held)
     }
 }
 
@@ -75,7 +126,7 @@ mod tests {
         let event = |kind: &str, number| {
             format!(r#"{{"type":"{kind}","object":{{"metadata":{{"name":"{}"}}}}}}"#, name(number))
         };
-        let mut copy = Copy { tag: tag.clone(), held: BTreeSet::new(), doubled: 0, missed: 0 };
+        let mut copy = Copy { tag: tag.clone(), scope: Scope::All, held: BTreeSet::new(), doubled: 0, missed: 0 };
         let tell = |copy: &mut Copy, kind: &str, number| {
             copy.saw("old", &serde_json::from_str(&event(kind, number)).unwrap());
         };

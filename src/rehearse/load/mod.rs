@@ -5,7 +5,7 @@
 //! seed (`timetable`). All clients only write down what they saw:
 //!
 //! * `fresh` opens new connections, `kept` keeps them, `slow` reads large answers slowly.
-//! * `watch` counts what `writer` writes, `informer` keeps a copy of it; both `follow`.
+//! * `watch` counts what `writer` writes, `informer` keeps a copy of it, or of what nobody writes; all `follow`.
 //! * `dial` is a connection of any of them; `observe` sees how its instance ends it.
 //!
 //! The **control** are the same clients, a few of each, that dial every instance's own address. What
@@ -35,6 +35,7 @@ use super::plan::{LoadPlan, UNANSWERED};
 use super::record::{Answer, Attempt, Failure, Kind, Recorder, Stamp, StreamId, What};
 use dial::{Link, Unsent};
 use hyper::StatusCode;
+use informer::Scope;
 use objects::Tag;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -42,7 +43,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use timetable::{Ask, Entry, Seed};
-use tokio::sync::{oneshot, watch as channel};
+use tokio::sync::{mpsc, oneshot, watch as channel};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -67,6 +68,9 @@ const START: Duration = Duration::from_millis(500);
 
 /// Clients that keep a copy of all objects: one of each HTTP version.
 const INFORMERS: u64 = 2;
+
+/// Clients that keep a copy of what nobody writes: of each kind, one of each HTTP version.
+const QUIET: u64 = 4;
 
 /// Kept connections, and watches, to each instance itself: two of each HTTP version.
 const CONTROLS: u64 = 4;
@@ -155,12 +159,21 @@ async fn run(
 
     let (tell, goal) = channel::channel(None::<Arc<Goal>>);
     let (mut timed, mut followers, mut controls) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
+    // They watch before anything else happens, so that what they know is older than any later instance.
+    let (begin_quiet, mut quiet_begun) = mpsc::channel(1);
+    for index in 0..QUIET {
+        let scope = if index < QUIET / 2 { Scope::QuietNamespace } else { Scope::QuietResource };
+        followers.spawn(informer::run(client.clone(), index, scope, goal.clone(), Some(begin_quiet.clone())));
+    }
+    drop(begin_quiet);
+    let _ = tokio::time::timeout(UNANSWERED, quiet_begun.recv()).await;
+
     for index in 0..u64::from(plan.watches) {
         let watch = watch::run(client.clone(), index, goal.clone());
         followers.spawn(after(seed.start(b'w', index, START), watch));
     }
     for index in 0..INFORMERS {
-        let informer = informer::run(client.clone(), index, client.tag.clone(), goal.clone());
+        let informer = informer::run(client.clone(), index, Scope::All, goal.clone(), None);
         followers.spawn(after(seed.start(b'i', index, START), informer));
     }
     for index in 0..u64::from(plan.clients) {

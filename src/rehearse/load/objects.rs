@@ -43,13 +43,16 @@ pub(super) struct Request {
     pub(super) body: String,
 }
 
-/// A ConfigMap, as far as it matters here.
+/// A ConfigMap, or the `Status` of an error, as far as it matters here.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(super) struct Object<'a> {
     #[serde(borrow)]
     pub(super) metadata: Metadata<'a>,
     #[serde(borrow, default)]
     data: Data<'a>,
+    /// Of an error: the HTTP status that it would have been.
+    #[serde(default)]
+    pub(super) code: u16,
 }
 
 /// Its metadata; of a list, all that there is of it.
@@ -128,6 +131,11 @@ impl Tag {
         format!("{}-read-{number}", self.0)
     }
 
+    /// Whether an object is one of those in [`READ`].
+    pub(super) fn is_read(&self, name: &str) -> bool {
+        name.strip_prefix(&self.0).is_some_and(|rest| rest.starts_with("-read-"))
+    }
+
     /// What a timetable asks for; `name` is that of a create.
     pub(super) fn request(&self, ask: Ask, name: &str) -> Request {
         match ask {
@@ -160,6 +168,9 @@ pub(super) fn maps(namespace: &str) -> String {
 
 /// ConfigMaps of all namespaces.
 pub(super) const ALL: &str = "/api/v1/configmaps";
+
+/// Secrets of all namespaces: nobody writes one during a rehearsal.
+pub(super) const SECRETS: &str = "/api/v1/secrets";
 
 fn create(namespace: &str, name: &str, field: &str, value: &str) -> Request {
     let object = json!({

@@ -25,6 +25,7 @@ pub(super) async fn run(client: Client, index: u64, goal: Receiver<Option<Arc<Go
         doubled: counted.sequence.doubled,
         flaws: counted.flaws,
         relists: follower.relists,
+        expired: follower.expired,
     };
     recorder.note(|r| r.watches.push(sum));
 }

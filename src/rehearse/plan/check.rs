@@ -36,8 +36,11 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         ),
     };
     let grace = args.stop_grace.as_deref();
+    let phase = checks.duration("--phase", &args.phase, SHORTEST_PHASE);
+    let settle = args.settle.as_deref().map(|text| checks.duration("--settle", text, SHORTEST_PHASE));
     let mut timing = Timing {
-        phase: checks.duration("--phase", &args.phase, SHORTEST_PHASE),
+        phase,
+        settle: settle.unwrap_or(phase),
         grace: grace.map_or(GRACE + shutdown.delay, |text| checks.duration("--stop-grace", text, Duration::ZERO)),
         hold: checks.duration("--hold", &args.hold, Duration::ZERO),
         ..Timing::default()
@@ -173,6 +176,7 @@ mod tests {
             ("--shutdown-delay-duration", "soon"),
             ("--shutdown-watch-termination-grace-period", "2m"),
             ("--phase", "x"),
+            ("--settle", "x"),
             ("--stop-grace", "x"),
             ("--hold", "-1s"),
             ("--rate", "0"),
@@ -198,6 +202,8 @@ mod tests {
         assert_eq!((plan.load.rate, plan.load.clients, plan.load.watches), (20, 2, 7));
         assert_eq!(plan.shutdown.delay, Duration::from_millis(1500));
         assert_eq!(plan.timing.grace, Duration::from_millis(31_500));
+        assert_eq!(plan.timing.settle, plan.timing.phase);
+        assert_eq!(typed(&["--settle=75s"]).unwrap().timing.settle, Duration::from_secs(75));
         assert_eq!((plan.topology, plan.runs), (Topology::SideContainer, vec![Via::Berth]));
 
         let plan = typed(&["--compare=haproxy,direct,haproxy", "--fault=hang,bad-flag", "--seed=7"]).unwrap();

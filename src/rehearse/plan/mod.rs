@@ -104,8 +104,10 @@ pub struct Shutdown {
 /// How long what lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// Load on the old instance alone, while both serve, and after the old one is gone: each.
+    /// Load on the old instance alone, and after the old one is gone: each.
     pub phase: Duration,
+    /// Load while both serve, before the old one is stopped or anything goes wrong.
+    pub settle: Duration,
     /// How long an upgrade that fails is waited for.
     pub failing: Duration,
     /// Bound for an instance to get ready and joined.
@@ -142,6 +144,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             phase: Duration::from_secs(3),
+            settle: Duration::from_secs(3),
             failing: Duration::from_secs(4),
             ready_within: Duration::from_secs(20),
             grace: GRACE,

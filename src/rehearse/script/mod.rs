@@ -138,7 +138,7 @@ impl Play<'_> {
         }
         self.joined(new).await?;
         slow.inspect(|place| self.over(*place));
-        sleep(self.plan.timing.phase).await;
+        sleep(self.plan.timing.settle).await;
         for fault in faults.iter().filter(|fault| **fault != Fault::SlowStart) {
             self.harm(old, new, *fault).await?;
         }

@@ -4,7 +4,7 @@ use super::super::wire::{Call, Reason, Reply};
 use super::audit::Line;
 use super::body::{Body, Payload};
 use super::connection::Connection;
-use super::objects::{self, failure};
+use super::objects::{self, Kind, failure};
 use super::protobuf;
 use super::request::{Query, Resource};
 use super::server::Server;
@@ -27,7 +27,7 @@ pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request
     connection.request(request.headers());
     let resource = Resource::parse(request.uri().path());
     let query = Query::parse(request.uri());
-    let watch = query.as_ref().is_ok_and(|q| q.watch) && matches!(resource, Resource::Maps { .. });
+    let watch = query.as_ref().is_ok_and(|q| q.watch) && resource.is_list();
     let verb = verb(request.method(), &resource, watch);
     let (method, version) = (request.method().clone(), request.version());
     let uri = request.uri().path_and_query().map_or("/", |p| p.as_str()).to_owned();
@@ -40,7 +40,7 @@ pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request
         connection.turn_away();
         turn_away(server, version)
     } else {
-        let asked = Asked { server, connection: &connection, resource, query, watch };
+        let asked = Asked { server, connection: &connection, resource, query };
         asked.answer(request).await
     };
     if let Some(audit) = &server.audit {
@@ -62,8 +62,8 @@ pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request
 
 fn verb(method: &Method, resource: &Resource, watch: bool) -> &'static str {
     match (method.as_str(), resource) {
-        ("GET" | "HEAD", Resource::Maps { .. }) if watch => "watch",
-        ("GET" | "HEAD", Resource::Maps { .. }) => "list",
+        ("GET" | "HEAD", _) if watch => "watch",
+        ("GET" | "HEAD", list) if list.is_list() => "list",
         ("GET" | "HEAD", _) => "get",
         ("POST", _) => "create",
         ("PUT", _) => "update",
@@ -95,7 +95,6 @@ struct Asked<'a> {
     connection: &'a Arc<Connection>,
     resource: Resource,
     query: Result<Query, String>,
-    watch: bool,
 }
 
 impl Asked<'_> {
@@ -115,7 +114,7 @@ impl Asked<'_> {
                     "",
                 );
             }
-            Resource::Maps { .. } | Resource::Map { .. } => return self.maps(request).await,
+            Resource::Maps { .. } | Resource::Map { .. } | Resource::Secrets { .. } => return self.maps(request).await,
             _ if !reads => return not_allowed(),
             Resource::Live => return objects::text(StatusCode::OK, "ok"),
             Resource::Ready if server.life.is_ready() => return objects::text(StatusCode::OK, "ok"),
@@ -146,12 +145,12 @@ impl Asked<'_> {
         let result = match (request.method().as_str(), self.resource, self.query) {
             (_, _, Err(message)) => return failure(StatusCode::BAD_REQUEST, "BadRequest", &message, ""),
             ("GET" | "HEAD", Resource::Maps { namespace }, Ok(query)) => {
-                let wanted = Wanted::new(namespace, &query);
-                if self.watch {
-                    watch(self.server, self.connection, wanted, &query).await
-                } else {
-                    list(self.server, &wanted).await
-                }
+                let wanted = Wanted::new(Kind::ConfigMap, namespace, &query);
+                list_or_watch(self.server, self.connection, wanted, &query).await
+            }
+            ("GET" | "HEAD", Resource::Secrets { namespace }, Ok(query)) => {
+                let wanted = Wanted::new(Kind::Secret, namespace, &query);
+                list_or_watch(self.server, self.connection, wanted, &query).await
             }
             ("GET" | "HEAD", Resource::Map { namespace, name }, _) => {
                 self.server.store.call(Call::Get { namespace, name }).await.map(|r| one(r, StatusCode::OK, ""))
@@ -179,24 +178,23 @@ impl Asked<'_> {
     }
 }
 
-async fn list(server: &Server, wanted: &Wanted) -> io::Result<Response<Payload>> {
-    let (revision, mut items) = server.store.list(wanted.namespace.clone()).await?;
-    items.retain(|object| wanted.matches(object));
-    Ok(objects::answer(StatusCode::OK, &objects::list(revision, &items)))
-}
-
-async fn watch(
+async fn list_or_watch(
     server: &Server,
     connection: &Arc<Connection>,
     wanted: Wanted,
     query: &Query,
 ) -> io::Result<Response<Payload>> {
+    if !query.watch {
+        let (revision, mut items) = server.store.list(wanted.namespace.clone()).await?;
+        items.retain(|object| wanted.matches(object));
+        return Ok(objects::answer(StatusCode::OK, &objects::list(wanted.kind, revision, &items)));
+    }
     let grace = server.flags.shutdown_watch_termination_grace_period;
     // kube-apiserver ends watches at a limited rate over the grace period; a random point in it has
     // the same rate.
     let share = if grace.is_zero() { 0.0 } else { f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX) };
     let ending = Ending { life: server.life.clone(), after: grace.mul_f64(share), connection: Arc::clone(connection) };
-    let lines = watch::start(&server.store, wanted, query, ending).await?;
+    let lines = watch::start(server, wanted, query, ending).await?;
     let mut response = Response::new(Payload::Lines(lines));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)

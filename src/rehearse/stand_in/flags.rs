@@ -4,9 +4,13 @@
 //! a boolean takes its value only after `=`, the last one wins, and the first mistake ends the
 //! process.
 
+use super::super::store::HISTORY;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// Time between two bookmarks of a watch, as in kube-apiserver.
+const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 
 /// A stand-in's checked flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +44,10 @@ pub(super) struct Flags {
     pub(super) version: String,
     /// From listening to `/readyz` 200.
     pub(super) start_delay: Duration,
+    /// Changes that the watch cache keeps.
+    pub(super) watch_cache_size: usize,
+    /// Time between two bookmarks.
+    pub(super) bookmark_period: Duration,
 }
 
 /// What was typed, one field a flag.
@@ -61,6 +69,8 @@ struct Typed {
     stand_in_name: Option<String>,
     stand_in_version: Option<String>,
     stand_in_start_delay: Duration,
+    default_watch_cache_size: Option<usize>,
+    stand_in_bookmark_period: Option<Duration>,
 }
 
 impl Flags {
@@ -105,7 +115,7 @@ impl Flags {
 const SWITCHES: [&str; 3] = ["shutdown-send-retry-after", "permit-port-sharing", "anonymous-auth"];
 
 /// Names of the flags that take a value.
-const FLAGS: [&str; 13] = [
+const FLAGS: [&str; 15] = [
     "bind-address",
     "secure-port",
     "advertise-address",
@@ -119,6 +129,8 @@ const FLAGS: [&str; 13] = [
     "stand-in-name",
     "stand-in-version",
     "stand-in-start-delay",
+    "default-watch-cache-size",
+    "stand-in-bookmark-period",
 ];
 
 impl Typed {
@@ -151,6 +163,11 @@ impl Typed {
             "stand-in-name" => self.stand_in_name = Some(value.into()),
             "stand-in-version" => self.stand_in_version = Some(value.into()),
             "stand-in-start-delay" => self.stand_in_start_delay = time()?,
+            "default-watch-cache-size" => {
+                let why = || format!("strconv.ParseInt: parsing {value:?}: invalid syntax");
+                self.default_watch_cache_size = Some(value.parse().map_err(|_| invalid(why()))?);
+            }
+            "stand-in-bookmark-period" => self.stand_in_bookmark_period = Some(time()?).filter(|time| !time.is_zero()),
             "shutdown-send-retry-after" => self.shutdown_send_retry_after = truth()?,
             "permit-port-sharing" => self.permit_port_sharing = truth()?,
             _ => return Err(format!("unknown flag: --{name}")),
@@ -196,6 +213,8 @@ impl Typed {
             name: self.stand_in_name.unwrap_or_else(|| "stand-in".into()),
             version: self.stand_in_version.unwrap_or_else(|| "v1.33.0".into()),
             start_delay: self.stand_in_start_delay,
+            watch_cache_size: self.default_watch_cache_size.unwrap_or(HISTORY),
+            bookmark_period: self.stand_in_bookmark_period.unwrap_or(BOOKMARK_PERIOD),
         })
     }
 }

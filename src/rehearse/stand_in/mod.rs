@@ -3,14 +3,15 @@
 //! What it is for: to be started, loaded and stopped by `berth run` exactly as the real one is, on a
 //! machine that has none. So flags (`flags`), phases on SIGTERM (`life`, `server`) and the API
 //! (`api`) behave as kube-apiserver's do; objects come from the rehearsal's store
-//! (`store_client`), as kube-apiserver's come from etcd. Beyond the real one, it reports to the
+//! (`store_client`), as kube-apiserver's come from etcd, and their changes since its start are kept for watches (`cache`). Beyond the real one, it reports to the
 //! rehearsal which connections it ended itself (`connection`): nobody else can know.
 //!
-//! What it is not: authentication but by a certificate, authorization, other kinds than ConfigMaps, and PATCH.
+//! What it is not: authentication but by a certificate, authorization, objects of other kinds than ConfigMaps, and PATCH.
 
 mod api;
 mod audit;
 mod body;
+mod cache;
 mod connection;
 mod flags;
 mod life;
@@ -22,6 +23,7 @@ mod store_client;
 mod watch;
 
 use super::record::{Mark, Stamp};
+use cache::Cache;
 use flags::Flags;
 use life::{DRAIN, LINGER, Life};
 use server::Server;
@@ -66,12 +68,13 @@ async fn live(flags: Flags) -> io::Result<()> {
     });
     let audit = audit.transpose()?;
     let store = StoreClient::connect(&flags.store, &flags.name).await?;
+    let cache = Cache::start(&store, flags.watch_cache_size).await?;
     let address = SocketAddr::new(flags.bind_address, flags.secure_port);
     let listener = listen(address, flags.permit_port_sharing)
         .map_err(|e| io::Error::other(format!("failed to create listener: failed to listen on {address}: {e}")))?;
 
     let life = Life::default();
-    let server = Arc::new(Server::new(flags, store, life.clone(), audit));
+    let server = Arc::new(Server::new(flags, store, cache, life.clone(), audit));
     tracing::info!(%address, name = server.flags.name, version = server.flags.version, "serving securely");
     server.tasks.spawn(Arc::clone(&server).accept(listener, tls));
     server.store.mark(Mark::Listening, Stamp::now()).await;

@@ -61,13 +61,33 @@ pub(super) fn api_groups() -> Value {
     json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []})
 }
 
-/// `/api/v1`: ConfigMaps and nothing else.
+/// Kinds that can be listed and watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    ConfigMap,
+    /// There is none, and none is ever written.
+    Secret,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::ConfigMap => "ConfigMap",
+            Self::Secret => "Secret",
+        }
+    }
+}
+
+/// `/api/v1`: ConfigMaps, and Secrets of which there are none.
 pub(super) fn api_resources() -> Value {
     json!({
         "kind": "APIResourceList", "groupVersion": "v1",
         "resources": [{
             "name": "configmaps", "singularName": "configmap", "namespaced": true, "kind": "ConfigMap",
             "verbs": ["create", "delete", "get", "list", "update", "watch"], "shortNames": ["cm"],
+        }, {
+            "name": "secrets", "singularName": "secret", "namespaced": true, "kind": "Secret",
+            "verbs": ["list", "watch"],
         }],
     })
 }
@@ -83,10 +103,10 @@ pub(super) fn version(git: &str) -> Value {
     })
 }
 
-/// A `ConfigMapList`.
-pub(super) fn list(revision: u64, items: &[Value]) -> Value {
+/// A `ConfigMapList` or `SecretList`.
+pub(super) fn list(kind: Kind, revision: u64, items: &[Value]) -> Value {
     json!({
-        "kind": "ConfigMapList", "apiVersion": "v1",
+        "kind": format!("{}List", kind.name()), "apiVersion": "v1",
         "metadata": {"resourceVersion": revision.to_string()}, "items": items,
     })
 }
@@ -99,9 +119,9 @@ pub(super) fn event(kind: &impl Serialize, object: &Value) -> Bytes {
 }
 
 /// A bookmark: nothing but a revision.
-pub(super) fn bookmark(revision: &str) -> Bytes {
-    let object = json!({"kind": "ConfigMap", "apiVersion": "v1",
-        "metadata": {"resourceVersion": revision, "creationTimestamp": null}});
+pub(super) fn bookmark(kind: Kind, revision: u64) -> Bytes {
+    let object = json!({"kind": kind.name(), "apiVersion": "v1",
+        "metadata": {"resourceVersion": revision.to_string(), "creationTimestamp": null}});
     event(&"BOOKMARK", &object)
 }
 

@@ -20,6 +20,10 @@ pub(super) enum Resource {
     Maps {
         namespace: Option<String>,
     },
+    /// Secrets of one namespace, or of all: a resource that nobody writes.
+    Secrets {
+        namespace: Option<String>,
+    },
     /// One ConfigMap.
     Map {
         namespace: String,
@@ -45,12 +49,19 @@ impl Resource {
             ["api", "v1"] => Self::ApiV1,
             ["apis"] => Self::Apis,
             ["api", "v1", "configmaps"] => Self::Maps { namespace: None },
+            ["api", "v1", "secrets"] => Self::Secrets { namespace: None },
+            ["api", "v1", "namespaces", n, "secrets"] if !n.is_empty() => Self::Secrets { namespace: Some(n.into()) },
             ["api", "v1", "namespaces", n, "configmaps"] if !n.is_empty() => Self::Maps { namespace: Some(n.into()) },
             ["api", "v1", "namespaces", n, "configmaps", name] if !n.is_empty() && !name.is_empty() => {
                 Self::Map { namespace: n.into(), name: name.into() }
             }
             _ => Self::Unknown,
         }
+    }
+
+    /// Many objects, which can be watched.
+    pub(super) fn is_list(&self) -> bool {
+        matches!(self, Self::Maps { .. } | Self::Secrets { .. })
     }
 
     /// A health check, which is answered in every phase.

@@ -5,6 +5,7 @@
 
 use super::api;
 use super::audit::Audit;
+use super::cache::Cache;
 use super::connection::Connection;
 use super::flags::Flags;
 use super::life::Life;
@@ -41,6 +42,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 pub(super) struct Server {
     pub(super) flags: Flags,
     pub(super) store: StoreClient,
+    pub(super) cache: Arc<Cache>,
     pub(super) life: Life,
     pub(super) audit: Option<Audit>,
     open: Mutex<HashMap<u64, Arc<Connection>>>,
@@ -49,8 +51,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(flags: Flags, store: StoreClient, life: Life, audit: Option<Audit>) -> Self {
-        Self { flags, store, life, audit, open: Mutex::default(), tasks: TaskTracker::new() }
+    pub(super) fn new(flags: Flags, store: StoreClient, cache: Arc<Cache>, life: Life, audit: Option<Audit>) -> Self {
+        Self { flags, store, cache, life, audit, open: Mutex::default(), tasks: TaskTracker::new() }
     }
 
     /// Accepts until the life is closing. The listener is closed then whatever waits in its queue:
@@ -214,7 +216,8 @@ mod tests {
         let flags = flags.unwrap();
         let tls = tls(&flags).unwrap();
         let store = StoreClient::connect(&socket, "it").await.unwrap();
-        let server = Arc::new(Server::new(flags, store, Life::default(), None));
+        let cache = Cache::start(&store, 1).await.unwrap();
+        let server = Arc::new(Server::new(flags, store, cache, Life::default(), None));
 
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut waiting = Vec::new();

@@ -21,7 +21,7 @@ pub(super) struct StoreClient {
     instance: String,
 }
 
-struct Line {
+pub(super) struct Line {
     reader: BufReader<OwnedReadHalf>,
     writer: OwnedWriteHalf,
 }
@@ -80,24 +80,10 @@ impl StoreClient {
     }
 
     /// Changes after a revision, on a connection of their own.
-    pub(super) async fn watch(&self, namespace: Option<String>, after: u64) -> io::Result<StoreWatch> {
+    pub(super) async fn watch(&self, after: u64) -> io::Result<StoreWatch> {
         let mut line = Line::open(&self.path, &self.instance).await?;
-        wire::write(&mut line.writer, &Call::Watch { namespace, after }).await?;
-        let (changes, received) = mpsc::channel(16);
-        // Reading a line is not cancel-safe, and a watch waits for other things too.
-        tokio::spawn(async move {
-            loop {
-                let reply = tokio::select! {
-                    reply = line.next() => reply,
-                    () = changes.closed() => return,
-                };
-                let over = reply.is_err();
-                if changes.send(reply).await.is_err() || over {
-                    return;
-                }
-            }
-        });
-        Ok(StoreWatch(received))
+        wire::write(&mut line.writer, &Call::Watch { after }).await?;
+        Ok(StoreWatch(line))
     }
 
     /// Writes a moment of this instance's life down. A rehearsal that is gone is no reason to stop.
@@ -118,13 +104,12 @@ impl StoreClient {
 }
 
 /// Changes as they come.
-#[derive(Debug)]
-pub(super) struct StoreWatch(mpsc::Receiver<io::Result<Reply>>);
+pub(super) struct StoreWatch(Line);
 
 impl StoreWatch {
-    /// The next change or failure; cancel-safe.
+    /// The next change, or how far it has come.
     pub(super) async fn next(&mut self) -> io::Result<Reply> {
-        self.0.recv().await.unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()))
+        self.0.next().await
     }
 }
 

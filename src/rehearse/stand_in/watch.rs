@@ -1,12 +1,14 @@
-//! One watch: changes of the store as lines, until the client goes, its time is over, or the instance
+//! One watch: changes of the cache as lines, until the client goes, its time is over, or the instance
 //! shuts down.
 
-use super::super::wire::{ChangeKind, Reason, Reply};
+use super::super::store::Changes;
+use super::super::wire::{Change, ChangeKind, Reason};
+use super::cache::Cache;
 use super::connection::Connection;
 use super::life::Life;
-use super::objects;
+use super::objects::{self, Kind};
 use super::request::Query;
-use super::store_client::{StoreClient, unexpected};
+use super::server::Server;
 use hyper::StatusCode;
 use hyper::body::Bytes;
 use serde_json::Value;
@@ -23,12 +25,10 @@ const QUEUE: usize = 64;
 const LONGEST: Duration = Duration::from_secs(30 * 60);
 const LONGEST_ASKED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Time between two bookmarks, as in kube-apiserver.
-const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
-
 /// Which objects a watch or list wants.
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
+    pub(super) kind: Kind,
     /// None: all.
     pub(super) namespace: Option<String>,
     name: Option<String>,
@@ -36,14 +36,17 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    pub(super) fn new(namespace: Option<String>, query: &Query) -> Self {
-        Self { namespace, name: query.name.clone(), field_namespace: query.namespace.clone() }
+    pub(super) fn new(kind: Kind, namespace: Option<String>, query: &Query) -> Self {
+        Self { kind, namespace, name: query.name.clone(), field_namespace: query.namespace.clone() }
     }
 
     pub(super) fn matches(&self, object: &Value) -> bool {
         let is =
             |field: &str, wanted: &Option<String>| wanted.as_ref().is_none_or(|w| object["metadata"][field] == **w);
-        is("name", &self.name) && is("namespace", &self.namespace) && is("namespace", &self.field_namespace)
+        self.kind == Kind::ConfigMap
+            && is("name", &self.name)
+            && is("namespace", &self.namespace)
+            && is("namespace", &self.field_namespace)
     }
 }
 
@@ -58,7 +61,7 @@ pub(super) struct Ending {
 
 /// Starts a watch; its lines come out of the receiver.
 pub(super) async fn start(
-    store: &StoreClient,
+    server: &Server,
     wanted: Wanted,
     query: &Query,
     ending: Ending,
@@ -66,30 +69,34 @@ pub(super) async fn start(
     let (initial, revision) = match query.resource_version {
         Some(revision) => (Vec::new(), revision),
         None => {
-            let (revision, items) = store.list(wanted.namespace.clone()).await?;
+            let (revision, items) = server.store.list(wanted.namespace.clone()).await?;
             (items, revision)
         }
     };
-    let source = store.watch(wanted.namespace.clone(), revision).await?;
     let (lines, received) = mpsc::channel(QUEUE);
     let until = Instant::now() + query.timeout_seconds.map_or(LONGEST, |s| Duration::from_secs(s).min(LONGEST_ASKED));
-    let watch = Watch { source, wanted, lines, revision: revision.to_string(), bookmarks: query.bookmarks };
+    let bookmarks = query.bookmarks.then_some(server.flags.bookmark_period);
+    let watch = Watch { cache: Arc::clone(&server.cache), wanted, lines, revision, bookmarks };
     tokio::spawn(watch.run(initial, until, ending));
     Ok(received)
 }
 
 struct Watch {
-    source: super::store_client::StoreWatch,
+    cache: Arc<Cache>,
     wanted: Wanted,
     lines: mpsc::Sender<Bytes>,
-    revision: String,
-    bookmarks: bool,
+    /// Up to where the client was told.
+    revision: u64,
+    /// Time between two, if it wants any.
+    bookmarks: Option<Duration>,
 }
+
+/// The client is gone, or what it wants.
+struct Over;
 
 impl Watch {
     /// Ends when the client is gone, the time is over, the history is gone or the instance shuts
-    /// down. A watch that only lost its store goes on without events until then: kube-apiserver
-    /// does not end watches because etcd is away either.
+    /// down.
     async fn run(mut self, initial: Vec<Value>, until: Instant, ending: Ending) {
         for object in initial.iter().filter(|o| self.wanted.matches(o)) {
             if self.lines.send(objects::event(&ChangeKind::Added, object)).await.is_err() {
@@ -101,54 +108,59 @@ impl Watch {
             tokio::time::sleep(ending.after).await;
         };
         tokio::pin!(shutdown);
-        let mut bookmarks = tokio::time::interval_at(Instant::now() + BOOKMARK_PERIOD, BOOKMARK_PERIOD);
+        let period = self.bookmarks.unwrap_or(LONGEST);
+        let mut bookmarks = tokio::time::interval_at(Instant::now() + period, period);
         bookmarks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut store_is_there = true;
-        let lines = self.lines.clone();
+        let (cache, lines) = (Arc::clone(&self.cache), self.lines.clone());
+        let mut changes = cache.log.watch(self.revision);
         loop {
-            tokio::select! {
+            let passed = tokio::select! {
                 () = &mut shutdown => return ending.connection.begin_end(),
                 () = lines.closed() => return,
-                () = tokio::time::sleep_until(until) => return self.bookmark().await,
-                _ = bookmarks.tick() => self.bookmark().await,
-                reply = self.source.next(), if store_is_there => match reply {
-                    Ok(reply) => if self.pass_on(reply).await.is_err() {
-                        return;
-                    },
-                    Err(error) => {
-                        tracing::warn!(%error, "a watch lost the store");
-                        store_is_there = false;
-                    }
-                },
-            }
-        }
-    }
-
-    async fn bookmark(&self) {
-        if self.bookmarks {
-            let _ = self.lines.send(objects::bookmark(&self.revision)).await;
-        }
-    }
-
-    async fn pass_on(&mut self, reply: Reply) -> Result<(), mpsc::error::SendError<Bytes>> {
-        match reply {
-            Reply::Change(change) => {
-                self.revision = change.revision.to_string();
-                if !self.wanted.matches(&change.object) {
-                    return Ok(());
+                () = tokio::time::sleep_until(until) => {
+                    let _ = self.bookmark(&mut changes).await;
+                    return;
                 }
-                self.lines.send(objects::event(&change.kind, &change.object)).await
-            }
-            Reply::Failed { reason: Reason::Gone } => {
-                let message = format!("too old resource version: {}", self.revision);
-                let status = objects::status_object(StatusCode::GONE, "Expired", &message, "");
-                self.lines.send(objects::event(&"ERROR", &status)).await?;
-                Err(mpsc::error::SendError(Bytes::new()))
-            }
-            other => {
-                tracing::warn!(error = %unexpected(&other), "in a watch");
-                Ok(())
+                _ = bookmarks.tick() => self.bookmark(&mut changes).await,
+                batch = changes.next() => self.pass_on(batch).await,
+            };
+            if passed.is_err() {
+                return;
             }
         }
+    }
+
+    /// Says how far the cache has come, after all that is there up to then.
+    async fn bookmark(&mut self, changes: &mut Changes<'_>) -> Result<(), Over> {
+        let progress = self.cache.progress();
+        self.pass_on(changes.now()).await?;
+        self.revision = self.revision.max(progress);
+        if self.bookmarks.is_none() {
+            return Ok(());
+        }
+        self.send(objects::bookmark(self.wanted.kind, self.revision)).await
+    }
+
+    async fn pass_on(&mut self, batch: Result<Vec<Change>, Reason>) -> Result<(), Over> {
+        let Ok(batch) = batch else {
+            let message = format!("too old resource version: {} ({})", self.revision, self.cache.log.after());
+            let status = objects::status_object(StatusCode::GONE, "Expired", &message, "");
+            self.send(objects::event(&"ERROR", &status)).await?;
+            return Err(Over);
+        };
+        for change in batch {
+            // Of a resource that nobody writes, the cache sees no change.
+            if self.wanted.kind == Kind::ConfigMap {
+                self.revision = change.revision;
+            }
+            if self.wanted.matches(&change.object) {
+                self.send(objects::event(&change.kind, &change.object)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn send(&self, line: Bytes) -> Result<(), Over> {
+        self.lines.send(line).await.map_err(|_| Over)
     }
 }

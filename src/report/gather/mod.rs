@@ -242,6 +242,8 @@ fn figures(record: &Record, judged: &Judged, span: &Span) -> Figures {
         longest_silence_ms: millis(record.longest_silence(&span.load())),
         silent_s: series::silent_s(record, span),
         watch_events: judged.watch_events,
+        relists: judged.relists,
+        expired: judged.expired,
         slow_reads: record.slow_reads,
         x509_errors: judged.x509_errors,
         logged_x509_errors: judged.logged_x509_errors,
@@ -258,6 +260,7 @@ fn informers(record: &Record) -> Vec<Informer> {
         stale: told.stale,
         doubled: told.doubled,
         relists: told.relists,
+        expired: told.expired,
     };
     let mut informers: Vec<Informer> = record.informers.iter().map(informer).collect();
     // They are noted as they come to their end.

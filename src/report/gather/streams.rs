@@ -72,6 +72,8 @@ pub(super) fn watches(record: &Record, verdict: &Verdict, lives: &Lives<'_>, spa
             events: sum.map_or(0, |sum| sum.events.values().sum()),
             missed: sum.map_or(0, |sum| sum.missed),
             doubled: sum.map_or(0, |sum| sum.doubled),
+            relists: sum.map_or(0, |sum| sum.relists),
+            expired: sum.map_or(0, |sum| sum.expired),
             segments: own.iter().map(|life| segment(life, span)).collect(),
             gaps: gaps(own, &ends, span),
             flaws: sum.map_or_else(Vec::new, |sum| flaws(sum, span)),

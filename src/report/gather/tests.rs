@@ -161,6 +161,8 @@ fn watches_have_segments_and_gaps() {
         events: 30,
         missed: 0,
         doubled: 0,
+        relists: 0,
+        expired: 0,
         segments: vec![segment(10, 2_001, OLD), segment(2_008, 3_000, NEW)],
         gaps: vec![gap(2_001, 2_008, true)],
         flaws: Vec::new(),

@@ -9,7 +9,7 @@ use maud::{Markup, html};
 
 type Measure = (&'static str, fn(&Ran) -> String);
 
-const MEASURES: [Measure; 11] = [
+const MEASURES: [Measure; 13] = [
     ("Requests", |r| format::count(r.figures.requests)),
     ("New connections", |r| format::count(r.figures.new_connections)),
     ("Lost", |r| format::count(r.verdict.lost())),
@@ -20,6 +20,8 @@ const MEASURES: [Measure; 11] = [
     ("Watch events missed or doubled", |r| format::count(r.watches.iter().map(|w| w.missed + w.doubled).sum())),
     ("Watches cut", |r| gaps(r, Gap::lost)),
     ("Watches cut as promises allow", |r| gaps(r, |gap| gap.allowed)),
+    ("Lists again", |r| format::count(r.figures.relists)),
+    ("Told 410", |r| format::count(r.figures.expired)),
     ("Certificate errors", |r| format::count(r.figures.x509_errors)),
 ];
 

@@ -199,6 +199,10 @@ fn sums(ran: &Ran) -> Markup {
 fn beside(ran: &Ran) -> Markup {
     let figures = &ran.figures;
     let mut rows: Vec<(String, String)> = Vec::new();
+    if figures.relists > 0 {
+        rows.push(("lists again of watches and informers".into(), format::count(figures.relists)));
+        rows.push(("of those after 410: a revision older than the instance".into(), format::count(figures.expired)));
+    }
     if figures.slow_reads > 0 {
         rows.push(("large answers read slowly to their end".into(), format::count(figures.slow_reads)));
     }
@@ -291,15 +295,16 @@ fn informers(ran: &Ran) -> Markup {
     html! {
         div.whole {
             h3 { "Informers" }
-            p.quiet { "Clients that list, watch and list again, against the objects that were written." }
+            p.quiet { "Clients that list, watch and list again, against the objects that were written. "
+                "Those named quiet follow what nobody writes meanwhile: only bookmarks tell them a revision that a younger instance knows." }
             div.scroll tabindex="0" role="region" aria-label="Informers" {
                 table.steps {
-                    thead { tr { @for name in ["Client", "Written", "Held at the end", "Missing", "Stale", "Doubled", "Lists again"] { th scope="col" { (name) } } } }
+                    thead { tr { @for name in ["Client", "Written", "Held at the end", "Missing", "Stale", "Doubled", "Lists again", "410"] { th scope="col" { (name) } } } }
                     tbody {
                         @for informer in &ran.informers {
                             tr {
                                 th scope="row" { (informer.id) }
-                                @for count in [informer.written, informer.held, informer.missing, informer.stale, informer.doubled, informer.relists] {
+                                @for count in [informer.written, informer.held, informer.missing, informer.stale, informer.doubled, informer.relists, informer.expired] {
                                     td { (format::count(count)) }
                                 }
                             }
