@@ -27,6 +27,17 @@ use tokio_rustls::TlsConnector;
 /// Most bytes of an answer that are read; `/readyz?verbose` has some 3 KB.
 const BODY_LIMIT: usize = 64 * 1024;
 
+/// How the words on a 401 begin, and on a certificate that is not the right one. By them `berth upgrade` knows of another
+/// process's probe that waiting is in vain.
+const UNAUTHORIZED: &str = "alive, but it does not know the probe";
+const CERTIFICATE: &str = "TLS handshake failed: invalid peer certificate";
+
+/// Whether an answer in these words stays so until somebody changes something.
+#[must_use]
+pub fn refuses(words: &str) -> bool {
+    words.starts_with(UNAUTHORIZED) || words.starts_with(CERTIFICATE)
+}
+
 /// Kind of probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ProbeKind {
@@ -176,9 +187,7 @@ impl Probe {
             (None, Some(_)) => "the token of --probe-token-file is not good for it: check it and its rights",
         };
         match status {
-            StatusCode::UNAUTHORIZED => {
-                fail("unauthorized", format!("alive, but it does not know the probe (401 for {path}): {credentials}"))
-            }
+            StatusCode::UNAUTHORIZED => fail("unauthorized", format!("{UNAUTHORIZED} (401 for {path}): {credentials}")),
             StatusCode::FORBIDDEN => {
                 let new = "a new cluster answers so until its default roles are there; if it lasts";
                 fail("forbidden", format!("alive, but the probe may not ask (403 for {path}): {new}, {credentials}"))

@@ -3,7 +3,7 @@
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::UpgradeArgs;
 use crate::config::{Checks, Mistakes};
-use crate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, text};
+use crate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, probe_from_node, text};
 use crate::kubernetes::Client;
 use crate::manifest::Manifest;
 use crate::manifest::file::{Backups, read};
@@ -11,6 +11,7 @@ use crate::registry::RunDir;
 use crate::upgrade::drive::{self, DriveError, Ended, Setting};
 use crate::upgrade::machine::{Limits, Position};
 use crate::upgrade::pod::{self, PREFIX, Pod};
+use crate::upgrade::preflight::{self, Images};
 use crate::upgrade::say::Say;
 use crate::upgrade::service::Service;
 use crate::upgrade::sight::Sight;
@@ -246,6 +247,7 @@ async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exi
     say.line(&format!("1/{all}  {address}: {what}; first, what berth doctor says of it"));
     diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
     if in_place {
+        look_before_switch(&new_manifest, &old, address, say).await?;
         say.more("one restart: kube-apiserver holds its port alone, so clients are refused until the new one is ready");
     } else {
         state.service = look_after_service(&setting, address, options, say).await?;
@@ -282,6 +284,40 @@ async fn diagnose(
         return Err(Exit::No);
     }
     Ok(())
+}
+
+/// What would only show when the old apiserver has ended. Nothing is changed while it is known.
+async fn look_before_switch(new: &Manifest, old: &Pod, address: SocketAddr, say: &Say) -> Result<(), Exit> {
+    let mut wrong = Vec::new();
+    match probe_from_node(new) {
+        Some(Ok(config)) => {
+            let asked = preflight::probe(config, address).await;
+            wrong.extend(asked.err().map(|why| format!("the running apiserver does not pass the shim's probe: {why}")));
+        }
+        Some(Err(mistakes)) => wrong.extend(mistakes),
+        None => say.more("how the shim will ask cannot be seen in the manifest, so it was not tried"),
+    }
+    let mut wanted: Vec<_> = ["initContainers", "containers"]
+        .into_iter()
+        .flat_map(|list| new.containers(list))
+        .filter_map(|container| container.node().get("image")?.text().map(ToOwned::to_owned))
+        .collect();
+    wanted.sort();
+    wanted.dedup();
+    match preflight::images(&old.image, &wanted).await {
+        Images::There => {}
+        Images::Missing(missing) => {
+            wrong.extend(missing.iter().map(|(image, pull)| format!("{image} is not on the node: {pull}")));
+        }
+        Images::Unknown(why) => say.more(&format!("whether the images are on the node cannot be known: {why}")),
+    }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    for line in wrong {
+        eprintln!("berth: {line}");
+    }
+    Err(unavailable(&"nothing was changed: clients would have been refused until that showed"))
 }
 
 /// Whether the Service names the node, so that it is kept there.

@@ -22,6 +22,7 @@ use serde::Serialize;
 use std::net::SocketAddr;
 
 pub use checks::CHECKS;
+pub use options::probe_from_node;
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -1,10 +1,12 @@
 //! What berth's options in a manifest say, and what berth would say of them.
 
-use super::layout::{HOST_IP, Told};
-use crate::backend::probe::ProbeKind;
+use super::layout::{Berth, HOST_IP, Layout, Told};
+use super::manifest::on_node;
+use crate::backend::probe::{ProbeConfig, ProbeKind};
 use crate::cli::{Command, PlaceArgs, ProbeArgs, ShimArgs};
-use crate::config::{Checks, Config, Place, check_probe_options};
+use crate::config::{Checks, Config, Place, check_probe, check_probe_options};
 use crate::instance;
+use crate::manifest::Manifest;
 use crate::manifest::tree::{Node, parse};
 use serde_json::Value;
 use std::time::Duration;
@@ -100,6 +102,28 @@ fn shim(told: &Told) -> Option<&ShimArgs> {
 /// How the apiserver is asked.
 pub(super) fn probe(told: &Told) -> Option<&ProbeArgs> {
     shim(told).map(|shim| &shim.probe)
+}
+
+/// How the shim of a manifest will ask its apiserver, for one who asks as it does from the node: its files are where the
+/// pod mounts them from. None: the options are not all in the manifest.
+///
+/// # Errors
+/// What is wrong with them, or with a file.
+#[must_use]
+pub fn probe_from_node(manifest: &Manifest) -> Option<Result<ProbeConfig, Vec<String>>> {
+    let layout = Layout::of(manifest)?;
+    let Berth { container, told, .. } = layout.serving()?;
+    let shim = shim(told)?;
+    let (mut args, mut checks) = (shim.probe.clone(), Checks::default());
+    for file in [&mut args.probe_ca, &mut args.probe_cert, &mut args.probe_key, &mut args.probe_token_file] {
+        let Some(path) = file else { continue };
+        match on_node(*container, &path.to_string_lossy()) {
+            Some(there) => *file = Some(there.into()),
+            None => checks.wrong(format!("{}, which the probe needs, is in no hostPath of the shim", path.display())),
+        }
+    }
+    let config = check_probe(&args, &shim.pace.probe_path, true, &mut checks);
+    Some(checks.finish(config).map_err(|mistakes| mistakes.0))
 }
 
 /// How long connections may take to end.

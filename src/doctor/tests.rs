@@ -195,6 +195,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ("update-strategy", of_text(&with(&deployment(), &[("kind: Deployment", "kind: DaemonSet")]))),
         ("probe-files", shim(&[("mountPath: /etc/kubernetes/pki/ca.crt", "mountPath: /elsewhere")])),
         ("anonymous-auth", changed(&[("    - --allow-privileged=true\n", "    - --anonymous-auth=false\n")])),
+        ("anonymous-auth", changed(&[("    - --allow-privileged=true\n", "    - --anonymous-auth=False\n")])),
         (
             "authentication-config",
             changed(&[("    - --allow-privileged=true\n", "    - --authentication-config=/etc/kubernetes/pki/a\n")]),

@@ -1,8 +1,9 @@
 //! The loop: look, ask the machine, keep the position, do it, tell.
 
+use super::journal::image_trouble;
 use super::logs::{self, Pod as LogPod};
-use super::machine::{Action, INTERRUPTED, Limits, Machine, Outcome, Position, Slot, Step, Version};
-use super::pod::Pod;
+use super::machine::{Action, Hopeless, INTERRUPTED, Limits, Machine, Outcome, Position, Seen, Slot, Step, Version};
+use super::pod::{PREFIX, Pod};
 use super::say::Say;
 use super::service::Service;
 use super::sight::{Details, Sight, plain_serves};
@@ -15,11 +16,14 @@ use crate::manifest::inject::{INSTALL, SHIM};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Lines of a failed container's log that are shown.
 const LINES: usize = 12;
+
+/// Time between two looks into the kubelet's journal.
+const KUBELET: Duration = Duration::from_secs(2);
 
 /// What an upgrade needs beside its state.
 pub struct Setting {
@@ -75,6 +79,9 @@ pub async fn drive(state: State, store: &Store, setting: &Setting, say: Rc<Say>)
         signals: Signals::new()?,
         service: service.clone(),
         drain_trouble: String::new(),
+        entered: SystemTime::now(),
+        asked_kubelet: None,
+        image_trouble: None,
         state,
         store,
         setting,
@@ -96,6 +103,12 @@ struct Driver<'a> {
     service: Option<Service>,
     /// Why the last drain failed.
     drain_trouble: String,
+    /// When the step began.
+    entered: SystemTime,
+    /// When the kubelet's journal was looked into last.
+    asked_kubelet: Option<Instant>,
+    /// What the kubelet says of an image of this step's pod that it cannot get.
+    image_trouble: Option<String>,
     state: State,
     store: &'a Store,
     setting: &'a Setting,
@@ -118,6 +131,7 @@ impl Driver<'_> {
             if self.state.position.step == Step::SwitchBack {
                 seen.plain_serves = plain_serves(self.setting.client.as_ref(), self.state.address).await;
             }
+            self.ask_kubelet(&mut seen).await;
             match self.machine.next(&seen, self.say.elapsed()) {
                 Action::Wait => {
                     self.say.waiting(&self.waits_for(&details, seen.temporary.alive));
@@ -133,11 +147,13 @@ impl Driver<'_> {
                     let first = self.state.position.why.is_none();
                     let before = std::mem::replace(&mut self.state.position, self.machine.position().clone());
                     self.store.save(&self.state)?;
+                    self.entered = SystemTime::now();
                     if let (true, Some(why)) = (first, self.state.position.why.as_deref())
                         && why != INTERRUPTED
                     {
                         self.tell_failure(why, before.step, &details);
                     }
+                    self.image_trouble = None;
                     self.announce();
                 }
                 Action::Place(slot, version) => {
@@ -160,6 +176,27 @@ impl Driver<'_> {
                     return Ok(Ended::Halted(why));
                 }
             }
+        }
+    }
+
+    /// While the new manifest's pod shall get ready: whether the kubelet cannot get one of its images.
+    async fn ask_kubelet(&mut self, seen: &mut Seen) {
+        let prefix = if self.state.position.step == Step::StartTemporary { PREFIX } else { "" };
+        let instance = match self.state.position.step {
+            Step::StartTemporary => &mut seen.temporary,
+            Step::StartCanonical | Step::Switch => &mut seen.canonical,
+            _ => return,
+        };
+        if instance.in_group {
+            return;
+        }
+        if self.asked_kubelet.is_none_or(|asked| asked.elapsed() >= KUBELET) {
+            let Pod { namespace, name, .. } = &self.setting.pod;
+            self.image_trouble = image_trouble(&format!("{namespace}/{prefix}{name}"), self.entered).await;
+            self.asked_kubelet = Some(Instant::now());
+        }
+        if self.image_trouble.is_some() {
+            instance.hopeless = Some(Hopeless::Image);
         }
     }
 
@@ -329,6 +366,9 @@ impl Driver<'_> {
             _ => ("the instance of the canonical file", &details.canonical.words, LogPod::Name(namespace, name)),
         };
         self.say.line(&format!("failed: {who}: {why}"));
+        if let Some(trouble) = &self.image_trouble {
+            self.say.more(&format!("the kubelet: {trouble}"));
+        }
         if !words.is_empty() {
             self.say.more(&format!("its shim: {words}"));
         }
@@ -415,8 +455,7 @@ pub fn plan(state: &State, limits: &Limits, pod: &Pod) -> Vec<String> {
         "check the manifest and the node".into(),
         format!(
             "write {temporary}: {what} as pod {}{}; ready and joined within {ready}, else it goes and that was all",
-            super::pod::PREFIX,
-            pod.name
+            PREFIX, pod.name
         ),
         format!("watch it for {settle}; if it gets unready or starts again, it goes"),
         format!("drain the old instance, remove {canonical}, wait for its last stream and its end (at most {stop})"),

@@ -11,7 +11,7 @@
 mod terms;
 
 use std::time::Duration;
-pub use terms::{Action, Content, Instance, Limits, Outcome, Position, Seen, Slot, Step, Version};
+pub use terms::{Action, Content, Hopeless, Instance, Limits, Outcome, Position, Seen, Slot, Step, Version};
 
 /// How long an instance may be out of the group before that counts: one slow answer does not.
 const LOST: Duration = Duration::from_secs(3);
@@ -379,6 +379,9 @@ impl Look<'_> {
         let ends = instance.ends.saturating_sub(self.since.instance(slot).ends);
         if instance.in_group {
             Start::InGroup
+        } else if let Some(why) = instance.hopeless.filter(|_| self.target == Version::New) {
+            // On the way back that may be the new one's, which is going still.
+            Start::Failed(why.to_string())
         } else if ends >= ENDS {
             Start::Failed(format!("its process ended {ends} times without getting ready"))
         } else if self.elapsed() >= limit {

@@ -11,6 +11,8 @@
 //! | [`state`] | where it stands, on disk, and the lock against two runs at once |
 //! | [`pod`] | what matters of a manifest, and the temporary one |
 //! | [`sight`] | the files and instances as the machine sees them |
+//! | [`preflight`] | what is asked before a first switch, whose gap it would lengthen |
+//! | [`journal`] | what the kubelet says of an image that it cannot get |
 //! | [`logs`] | the last lines of a container that failed |
 //! | [`service`] | keeps the node's address in the Service `kubernetes` |
 //! | [`drive`] | the loop: look, ask the machine, do it, tell |
@@ -21,9 +23,11 @@
 //! the node are the canonical pod's.
 
 pub mod drive;
+pub mod journal;
 pub mod logs;
 pub mod machine;
 pub mod pod;
+pub mod preflight;
 pub mod say;
 pub mod service;
 pub mod sight;

@@ -1,9 +1,9 @@
 //! The files and instances of a node as the machine sees them, and notice of changes.
 
-use super::machine::{Content, Instance, Seen, Slot, Version};
+use super::machine::{Content, Hopeless, Instance, Seen, Slot, Version};
 use super::state::State;
 use crate::backend::health::Standing;
-use crate::backend::probe::{Probe, ProbeConfig, ProbeKind};
+use crate::backend::probe::{Probe, ProbeConfig, ProbeKind, refuses};
 use crate::control;
 use crate::control::wire::Status;
 use crate::instance::InstanceId;
@@ -20,9 +20,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// Longest time between two looks, for what sends no notice: a shim's phase, a file.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// How long a probe must be refused, answer after answer: a token may not be known to an apiserver that has just begun.
+const REFUSED: Duration = Duration::from_secs(10);
 
 /// What is said of an instance, for people.
 #[derive(Debug, Clone, Default)]
@@ -78,6 +82,8 @@ struct Life {
     process: Option<u64>,
     dead: bool,
     ends: u32,
+    /// Its probe has been refused since.
+    refused: Option<Instant>,
 }
 
 impl Life {
@@ -138,6 +144,7 @@ impl Sight {
                 drains: before.drains || instance.drains,
                 process: instance.process.or(before.process),
                 ends: 0,
+                hopeless: before.hopeless.or(instance.hopeless),
             };
         }
         // Of records that were pruned too, so that the numbers only grow.
@@ -166,6 +173,8 @@ impl Sight {
                 detail.words = words.strip_prefix(&name).unwrap_or(&words).to_owned();
                 detail.open = status.connections_open;
                 let own = status.instances.iter().find(|instance| instance.own);
+                let refused = own.is_some_and(|own| refuses(&own.last_probe));
+                life.refused = refused.then(|| *life.refused.get_or_insert_with(Instant::now));
                 detail.version = own.and_then(|own| own.kube_version.clone());
                 true
             }
@@ -185,6 +194,7 @@ impl Sight {
             drains: shim,
             process: life.process.filter(|_| runs),
             ends: 0,
+            hopeless: life.refused.is_some_and(|since| since.elapsed() >= REFUSED).then_some(Hopeless::Probe),
         };
         (instance, detail)
     }

@@ -129,7 +129,7 @@ impl Planner<'_> {
 
     pub(super) fn anonymous(&mut self) {
         if let Some(flag) = self.manifest.flag("anonymous-auth")
-            && flag.value == "false"
+            && flag.is_false()
             && !self.wrapping.credentials
             && !self.options.probing.credentials
         {

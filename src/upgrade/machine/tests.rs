@@ -52,6 +52,8 @@ struct Given {
     same: bool,
     /// Each pod has a shim; else there is one for the node.
     drains: bool,
+    /// The kubelet says of an image that it cannot get it.
+    journal: bool,
     /// Seconds until the kubelet sees a change, until a process is ready, and until one has ended.
     lag: u32,
     start: u32,
@@ -99,6 +101,9 @@ impl World {
             in_group: self.in_group(slot),
             process: pod.filter(|pod| !matches!(pod.life, Life::Down(_))).map(|pod| pod.process),
             ends: self.ends[slot],
+            hopeless: self.pods[slot]
+                .filter(|pod| self.given.journal && pod.fate == Fate::NotStarted && pod.version == Version::New)
+                .map(|_| Hopeless::Image),
         }
     }
 
@@ -248,14 +253,15 @@ fn fate() -> impl Strategy<Value = Fate> {
 fn given() -> impl Strategy<Value = Given> {
     let kills = prop::collection::vec((1..25usize, 0..90u32), 0..6);
     let times = (0..25u32, 0..40u32, 0..20u32);
-    let layout = (prop::bool::weighted(0.2), prop::bool::weighted(0.8));
+    let layout = (prop::bool::weighted(0.2), prop::bool::weighted(0.8), any::<bool>());
     (fate(), fate(), fate(), layout, times, kills, prop::option::weighted(0.2, 1..20usize)).prop_map(
-        |(temporary, canonical, back, (same, drains), (lag, start, stop), kills, interrupt)| Given {
+        |(temporary, canonical, back, (same, drains, journal), (lag, start, stop), kills, interrupt)| Given {
             temporary,
             canonical,
             back,
             same,
             drains,
+            journal,
             lag,
             start,
             stop,
@@ -312,6 +318,7 @@ fn good() -> Given {
         back: Fate::Good,
         same: false,
         drains: true,
+        journal: true,
         lag: 1,
         start: 10,
         stop: 5,
@@ -335,6 +342,12 @@ fn what_fails_is_told() {
     assert_eq!(temporary(Fate::Refuses), "its process ended 3 times without getting ready");
     assert_eq!(temporary(Fate::Crashes(7)), "its process ended 11s after it was ready");
     assert_eq!(why(Given { interrupt: Some(1), ..good() }), "it was interrupted");
+    assert_eq!(temporary(Fate::NotStarted), "the kubelet cannot get its image");
+    assert_eq!(
+        why(Given { temporary: Fate::NotStarted, journal: false, ..good() }),
+        "it was not ready in 2m",
+        "where the kubelet cannot be asked"
+    );
     let canonical = |back| ended(Given { canonical: Fate::Refuses, back, ..good() }).0;
     assert_eq!(canonical(Fate::Good), Action::Finish(Outcome::RolledBack));
     assert_eq!(canonical(Fate::NeverReady), Action::Halt("it was not ready in 2m".into()));
@@ -372,6 +385,35 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
     assert_eq!(machine.next(&world.see(), LEAVING), Action::Remove(Slot::Canonical));
 }
 
+/// Waiting longer would only lengthen the gap of a first switch.
+#[test]
+fn what_is_hopeless_is_not_waited_for() {
+    let steps = [
+        (Step::StartTemporary, Step::Withdraw),
+        (Step::StartCanonical, Step::StartCanonical),
+        (Step::Switch, Step::SwitchBack),
+    ];
+    for (step, back) in steps {
+        for (hopeless, why) in [
+            (Hopeless::Image, "the kubelet cannot get its image"),
+            (Hopeless::Probe, "its apiserver refuses its shim's probe"),
+        ] {
+            let mut world = World::new(good());
+            world.files = match step {
+                Step::StartTemporary => [Some(Version::Old), Some(Version::New)],
+                _ => [Some(Version::New), None],
+            };
+            let mut seen = Seen { canonical: Instance::default(), ..world.see() };
+            let mut machine = Machine::new(Position { step, ..Position::begin(false) }, LIMITS, false);
+            assert_eq!(machine.next(&seen, Duration::ZERO), Action::Wait, "{step:?}");
+            (seen.canonical.hopeless, seen.temporary.hopeless) = (Some(hopeless), Some(hopeless));
+            assert_eq!(machine.next(&seen, Duration::from_secs(1)), Action::Entered, "{step:?}");
+            let Position { step: now, target, why: told } = machine.position().clone();
+            assert_eq!((now, target, told.as_deref()), (back, Version::Old, Some(why)));
+        }
+    }
+}
+
 #[test]
 fn in_place_one_file_takes_the_others_place_and_gives_it_back() {
     let mut machine = Machine::new(Position::begin(true), LIMITS, false);
@@ -386,7 +428,7 @@ fn in_place_one_file_takes_the_others_place_and_gives_it_back() {
     assert_eq!(at(&mut machine, old, 0), Action::Place(Slot::Canonical, Version::New));
     let new = Seen { canonical_file: Content::Holds(Version::New), plain_serves: false, ..old };
     assert_eq!(at(&mut machine, new, 1), Action::Wait);
-    let up = Instance { alive: true, in_group: true, drains: true, process: Some(1), ends: 0 };
+    let up = Instance { alive: true, in_group: true, drains: true, process: Some(1), ends: 0, hopeless: None };
     let ready = Seen { canonical: up, ..new };
     let mut failing = Machine::new(machine.position().clone(), LIMITS, false);
     assert_eq!(at(&mut machine, ready, 20), Action::Entered);

@@ -1,0 +1,161 @@
+//! What `berth upgrade --accept-gap` looks at before it ends a kube-apiserver that holds its port alone: the first switch
+//! has a gap, and what can be known before must not make it longer. The apiserver is one that answers by TLS, the
+//! container runtime is a script.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+use support::net::fresh_ip;
+use support::process::{Running, berth, said};
+use support::tls::{Api, Authority};
+use tempfile::TempDir;
+
+const KUBEADM: &str = include_str!("manifest/kubeadm-v1.36.yaml");
+const IMAGE: &str = "registry.example/berth:v0.1.0";
+
+/// A node whose kube-apiserver is not behind berth.
+struct Node {
+    temp: TempDir,
+    /// Where the shim is to listen: the apiserver of the test is none that doctor knows, and would be in its way.
+    listen: SocketAddr,
+    authority: Authority,
+    api: Api,
+}
+
+impl Node {
+    fn new() -> Self {
+        let (temp, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+        let api = Api::start(&authority);
+        let listen = SocketAddr::new(fresh_ip().into(), api.address.port());
+        let node = Self { temp, listen, authority, api };
+        for folder in ["manifests", "pki", "bin"] {
+            fs::create_dir(node.path(folder)).unwrap();
+        }
+        fs::write(node.path("pki/ca.crt"), node.authority.pem()).unwrap();
+        fs::write(node.canonical(), node.manifest()).unwrap();
+        node.program("crictl", "exit 0");
+        node.program("journalctl", "exit 0");
+        node
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.temp.path().join(name)
+    }
+
+    fn canonical(&self) -> PathBuf {
+        self.path("manifests/kube-apiserver.yaml")
+    }
+
+    /// kubeadm's manifest, for this node.
+    fn manifest(&self) -> String {
+        let (ip, port) = (self.api.address.ip().to_string(), self.api.address.port().to_string());
+        let pki = self.path("pki").display().to_string();
+        KUBEADM
+            .replace("10.0.0.5", &ip)
+            .replace("6443", &port)
+            .replace("path: /etc/kubernetes/pki", &format!("path: {pki}"))
+    }
+
+    /// A program in the PATH of berth, before all others.
+    fn program(&self, name: &str, script: &str) {
+        let path = self.path("bin").join(name);
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn switch(&self, inject: &[&str]) -> Command {
+        let file = self.path("new.yaml");
+        fs::write(&file, self.manifest()).unwrap();
+        let run_dir = self.path("run").display().to_string();
+        let mut make =
+            berth(["inject", "--write", "--image", IMAGE, "--run-dir", &run_dir, "--listen", &self.listen.to_string()]);
+        let (code, _, log) = said(make.arg("--backup-dir").arg(self.path("none")).args(inject).arg(&file));
+        assert_eq!(code, Some(0), "{log}");
+        let mut upgrade = berth(["upgrade", "--accept-gap", "--settle", "0s", "--manifest"]);
+        upgrade.arg(file).arg("--manifests-dir").arg(self.path("manifests")).arg("--backup-dir").arg(self.path("kept"));
+        upgrade.arg("--pod-logs-dir").arg(self.path("pods"));
+        let path = std::env::var("PATH").unwrap();
+        upgrade.env("PATH", format!("{}:{path}", self.path("bin").display()));
+        upgrade
+    }
+
+    /// The switch does not begin, and this is said.
+    #[track_caller]
+    fn refuses(&self, inject: &[&str], parts: &[&str]) {
+        let (code, _, log) = said(&mut self.switch(inject));
+        assert_eq!(code, Some(69), "{log}");
+        for part in parts.iter().chain(&["nothing was changed"]) {
+            assert!(log.contains(part), "{part} in {log}");
+        }
+        assert_eq!(fs::read_to_string(self.canonical()).unwrap(), self.manifest());
+        assert!(!self.path("kept/upgrade.json").exists());
+    }
+
+    /// It begins.
+    #[track_caller]
+    fn begins(&self, parts: &[&str]) {
+        let switch = Running::start(&mut self.switch(&[]));
+        switch.logs("2/4");
+        switch.logs("is written (new manifest)");
+        for part in parts {
+            assert!(switch.log().contains(part), "{part} in {}", switch.log());
+        }
+    }
+}
+
+#[test]
+fn a_probe_that_the_apiserver_refuses_ends_it_before_it_begins() {
+    let node = Node::new();
+    node.api.answer("401 Unauthorized");
+    node.refuses(&[], &["(401 for /readyz)", "--probe-cert"]);
+    node.api.answer("403 Forbidden");
+    node.refuses(&[], &["(403 for /readyz)"]);
+    node.api.answer("500 Internal Server Error");
+    node.refuses(&[], &["500 for /readyz"]);
+    node.api.answer("200 OK");
+    node.refuses(&["--probe-server-name", "elsewhere"], &["TLS handshake failed", "--probe-server-name"]);
+    fs::write(node.path("pki/ca.crt"), Authority::new().pem()).unwrap();
+    node.refuses(&[], &["TLS handshake failed", "--probe-ca"]);
+    fs::remove_file(node.path("pki/ca.crt")).unwrap();
+    node.refuses(&[], &["--probe-ca", "pki/ca.crt"]);
+}
+
+#[test]
+fn an_image_that_is_not_on_the_node_ends_it_before_it_begins() {
+    let node = Node::new();
+    let absent = |image: &str| {
+        format!(
+            "case \"$*\" in *{image}*) echo \"FATA[0000] no such image \\\"{image}\\\" present\" >&2; exit 1;; esac"
+        )
+    };
+    node.program("crictl", &absent(IMAGE));
+    node.refuses(&[], &[&format!("{IMAGE} is not on the node"), &format!("crictl pull {IMAGE}")]);
+    // containerd's own command, where the other one cannot be asked.
+    node.program("crictl", "echo 'FATA[0000] validate service connection' >&2; exit 1");
+    node.program("ctr", &format!("case \"$*\" in *{IMAGE}*) ;; *) echo it;; esac"));
+    node.refuses(&[], &[&format!("{IMAGE} is not on the node"), &format!("ctr -n k8s.io images pull {IMAGE}")]);
+    // It is another containerd, which does not even have the image that runs.
+    node.program("ctr", "exit 0");
+    node.begins(&["whether the images are on the node cannot be known", "validate service connection"]);
+}
+
+#[test]
+fn with_all_in_order_it_begins_and_what_the_kubelet_cannot_get_ends_it_at_once() {
+    let node = Node::new();
+    node.program(
+        "journalctl",
+        r#"echo '"Error syncing pod, skipping" err="failed to \"StartContainer\" for \"kube-apiserver\" with ErrImagePull: \"not found\"" pod="kube-system/kube-apiserver-node"'"#,
+    );
+    let (code, _, log) = said(&mut node.switch(&[]));
+    // The apiserver of this test answers all the time.
+    assert_eq!(code, Some(1), "{log}");
+    for part in ["the kubelet cannot get its image", "ErrImagePull: \"not found\"", "rolled back"] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    assert_eq!(fs::read_to_string(node.canonical()).unwrap(), node.manifest());
+}
