@@ -156,8 +156,13 @@ impl Metrics {
                 drop(repairs.get_or_create(&RepairLabels { object, result }));
             }
         }
-        for (phase, result) in [("connect", "refused"), ("listen", "failed"), ("accept", "failed"), ("pass", "failed")]
-        {
+        for (phase, result) in [
+            ("connect", "refused"),
+            ("connect", "conflict"),
+            ("listen", "failed"),
+            ("accept", "failed"),
+            ("pass", "failed"),
+        ] {
             drop(handover.get_or_create(&HandoverLabels { phase, result }));
         }
         // Whoever is asked answers for all shims of the berth: this tells them apart.

@@ -137,9 +137,9 @@ impl Keeper {
                     );
                 }
             }
-            let actions = self.machine.leased(holder, lease.expires());
+            let actions = self.machine.leased(holder, lease.renewed_after(), lease.expires());
             self.act(actions);
-            let stands = self.writers.contains_key(&holder) || self.dialing.contains(&holder);
+            let stands = self.writers.contains_key(&holder) || self.connecting.contains_key(&holder);
             if self.me < holder && !stands && !self.machine.is_dead(holder) {
                 self.dial(holder, &lease.instance);
             }

@@ -171,8 +171,9 @@ pub struct Machine {
     joining: bool,
     /// Listeners that are not held any more, whose last clients are being taken out.
     closing: BTreeSet<Cookie>,
-    /// Siblings that are gone, whatever a lease may still say of them.
-    dead: BTreeSet<Holder>,
+    /// Siblings whose connection ended, and when that was seen: gone, whatever a lease that they wrote before may
+    /// still say of them.
+    dead: BTreeMap<Holder, Time>,
     /// What siblings were told last, and the listeners that were held then.
     told: (Announce, BTreeSet<Cookie>),
 }
@@ -194,7 +195,7 @@ impl Machine {
             let_go: false,
             joining: false,
             closing: BTreeSet::new(),
-            dead: BTreeSet::new(),
+            dead: BTreeMap::new(),
             told: Default::default(),
         }
     }
@@ -211,10 +212,10 @@ impl Machine {
         &self.rules.addresses
     }
 
-    /// Whether a sibling's process is known to be gone.
+    /// Whether a sibling's connection ended and nothing was heard of its process since.
     #[must_use]
     pub fn is_dead(&self, holder: Holder) -> bool {
-        self.dead.contains(&holder)
+        self.dead.contains_key(&holder)
     }
 
     /// What siblings are told now.
@@ -275,9 +276,13 @@ impl Machine {
         self.settle()
     }
 
-    /// A sibling's lease was seen that holds until `until`.
-    pub fn leased(&mut self, holder: Holder, until: Time) -> Vec<Action> {
-        if !self.dead.contains(&holder) {
+    /// A sibling's lease was seen that was renewed at `renewed`, or a little later, and holds until `until`.
+    pub fn leased(&mut self, holder: Holder, renewed: Time, until: Time) -> Vec<Action> {
+        // Only its connection ended. That its lease still holds would say nothing: it may have died.
+        if self.dead.get(&holder).is_some_and(|ended| renewed > *ended) {
+            self.dead.remove(&holder);
+        }
+        if !self.is_dead(holder) {
             let peer = self.peer(holder);
             peer.fresh_until = peer.fresh_until.max(until);
         }
@@ -307,10 +312,10 @@ impl Machine {
         self.settle()
     }
 
-    /// A sibling's process is gone.
+    /// The connection to a sibling ended: its process is gone, or will renew its lease.
     pub fn gone(&mut self, holder: Holder) -> Vec<Action> {
         self.peers.remove(&holder);
-        self.dead.insert(holder);
+        self.dead.insert(holder, self.now);
         self.settle()
     }
 

@@ -30,7 +30,8 @@ use crate::registry::lease;
 use crate::registry::watch::Watch;
 use crate::relay::Pass;
 use machine::{Action, Cookie, Facts, Holder, Machine, Rules, Time};
-use peers::{Desk, Event, lock};
+use peers::{Desk, Event, lock, talk};
+use siblings::Connecting;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -109,7 +110,7 @@ struct Keeper {
     writers: BTreeMap<Holder, Arc<Notify>>,
     /// Instances of the siblings that have a lease, for their sockets.
     siblings: BTreeMap<Holder, InstanceId>,
-    dialing: BTreeSet<Holder>,
+    connecting: BTreeMap<Holder, Connecting>,
     turns: Arc<siblings::Turns>,
     events: mpsc::UnboundedSender<Event>,
     ended: mpsc::UnboundedSender<Cookie>,
@@ -162,7 +163,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
         loops: BTreeMap::new(),
         writers: BTreeMap::new(),
         siblings: BTreeMap::new(),
-        dialing: BTreeSet::new(),
+        connecting: BTreeMap::new(),
         turns: Arc::default(),
         events,
         ended,
@@ -250,10 +251,14 @@ impl Keeper {
     fn hear(&mut self, event: Event) {
         self.tick();
         let actions = match event {
-            Event::Connected(holder, changed) => {
-                self.dialing.remove(&holder);
+            Event::Connected(holder, socket) => {
+                self.connecting.remove(&holder);
+                // Both dialled, and the other connection stands already: this one ends here.
+                let Entry::Vacant(free) = self.writers.entry(holder) else { return };
+                let changed = free.insert(Arc::default()).clone();
                 self.count("connect", "ok");
-                self.writers.insert(holder, changed);
+                let addresses: Arc<[SocketAddr]> = self.machine.addresses().into();
+                tokio::spawn(talk(socket, holder, addresses, self.desk.clone(), changed, self.events.clone()));
                 self.machine.connected(holder)
             }
             Event::Told(holder, announce, guards) => {
@@ -266,16 +271,29 @@ impl Keeper {
                 self.machine.told(holder, announce, &known)
             }
             Event::Alone(holder, why) => {
-                self.dialing.remove(&holder);
-                if self.told_problems.insert(format!("{holder:?} {why}")) {
-                    tracing::warn!("a sibling does not share its listeners: {why}");
+                // Unless both dialled, and it is the other connection that stands.
+                if self.not_dialled(holder) {
+                    if self.told_problems.insert(format!("{holder:?} {why}")) {
+                        tracing::warn!("a sibling does not share its listeners: {why}");
+                    }
+                    self.count("connect", "refused");
                 }
-                self.count("connect", "refused");
+                return;
+            }
+            Event::Conflict(holder, why) => {
+                self.not_dialled(holder);
+                self.conflict(&why);
+                return;
+            }
+            Event::Unreachable(holder, why) => {
+                self.not_dialled(holder);
+                tracing::debug!("cannot reach a sibling: {why}");
                 return;
             }
             Event::Gone(holder) => {
-                self.dialing.remove(&holder);
                 if self.writers.remove(&holder).is_none() {
+                    // It went before its connection stood.
+                    self.connecting.remove(&holder);
                     return;
                 }
                 let instance = self.siblings.get(&holder).map(tracing::field::display);

@@ -28,12 +28,16 @@ pub struct Desk {
 /// What comes of a connection to a sibling.
 #[derive(Debug)]
 pub enum Event {
-    /// It stands; what is to be written is asked for by the notice.
-    Connected(Holder, Arc<Notify>),
+    /// It stands.
+    Connected(Holder, AsyncFd<OwnedFd>),
     /// It told something, with listeners that were checked.
     Told(Holder, Announce, Vec<(Cookie, SocketAddr, OwnedFd)>),
     /// It was refused there, and why.
     Alone(Holder, String),
+    /// Another than the holder of the lease answers, and what is known of that one.
+    Conflict(Holder, String),
+    /// It did not come to be, and why.
+    Unreachable(Holder, String),
     /// It ended.
     Gone(Holder),
 }
@@ -43,19 +47,16 @@ pub fn lock(desk: &Mutex<Desk>) -> MutexGuard<'_, Desk> {
     desk.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Talks to a sibling until the connection ends.
+/// Talks to a sibling until the connection ends; `changed` asks for what is to be written.
 pub async fn talk(
     socket: AsyncFd<OwnedFd>,
     holder: Holder,
     addresses: Arc<[SocketAddr]>,
     desk: Arc<Mutex<Desk>>,
+    changed: Arc<Notify>,
     events: mpsc::UnboundedSender<Event>,
 ) {
     let socket = Arc::new(socket);
-    let changed = Arc::new(Notify::new());
-    if events.send(Event::Connected(holder, changed.clone())).is_err() {
-        return;
-    }
     let mut tasks = JoinSet::new();
     tasks.spawn(tell(socket.clone(), desk, changed));
     let told = events.clone();

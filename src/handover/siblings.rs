@@ -6,7 +6,7 @@
 
 use super::Keeper;
 use super::machine::Holder;
-use super::peers::{Event, talk};
+use super::peers::Event;
 use crate::control::wire::{Ask, Reply};
 use crate::control::{self, Asked};
 use crate::drain::Stop;
@@ -14,15 +14,15 @@ use crate::instance::InstanceId;
 use crate::metrics::HandoverLabels;
 use crate::os::socket;
 use crate::phase::Phase;
+use crate::registry::lease;
 use crate::relay::Pass;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::unistd::read;
 use std::io::{self, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
@@ -31,37 +31,93 @@ use tokio::time::timeout;
 /// the queue of the sibling's socket, which net.core.somaxconn may cut to 128.
 pub const PASSES: usize = 32;
 
+/// How a connection to a sibling comes to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Connecting {
+    /// This shim asked.
+    Dialled,
+    /// The sibling asked, and is replied to.
+    Comes,
+}
+
 impl Keeper {
     pub(super) fn dial(&mut self, holder: Holder, instance: &InstanceId) {
         let Ok(path) = self.setup.berth.socket_path(instance) else { return };
-        self.dialing.insert(holder);
-        let (me, desk, events) = (self.me, self.desk.clone(), self.events.clone());
-        let addresses: Arc<[SocketAddr]> = self.machine.addresses().into();
+        self.connecting.insert(holder, Connecting::Dialled);
+        let (me, events, berth, instance) = (self.me, self.events.clone(), self.setup.berth.clone(), instance.clone());
         tokio::spawn(async move {
-            match control::ask_with(&path, Ask::Join { holder: me }, &[], &[]).await {
-                Ok((Reply::Joined { holder: there }, socket)) if there == holder => {
-                    talk(socket, holder, addresses, desk, events).await;
+            let answer = control::ask_with(&path, Ask::Join { holder: me }, &[], &[]).await;
+            let path = path.display();
+            let event = match answer {
+                Ok((Reply::Joined { holder: there }, socket)) if there == holder => Event::Connected(holder, socket),
+                Ok((Reply::Joined { holder: there }, socket)) => {
+                    let leased = lease::read(&berth, &instance).ok().flatten().map(|lease| lease.holder_identity);
+                    if leased == Some(there) {
+                        // It started again after the lease was read.
+                        let _ = events.send(Event::Unreachable(holder, format!("{path} has another holder now")));
+                        Event::Connected(there, socket)
+                    } else {
+                        let (is, leased) = (lease::holder_to_hex(there), lease::holder_to_hex(holder));
+                        Event::Conflict(holder, format!("{path} is answered by {is}, and the lease is of {leased}"))
+                    }
                 }
-                Ok((reply, _)) => {
-                    let _ = events.send(Event::Alone(holder, format!("{} says {reply:?}", path.display())));
-                }
-                Err(error) => {
-                    tracing::debug!(path = %path.display(), %error, "cannot reach a sibling");
-                    let _ = events.send(Event::Gone(holder));
-                }
-            }
+                Ok((reply, _)) => Event::Alone(holder, format!("{path} says {reply:?}")),
+                Err(error) => Event::Unreachable(holder, format!("{path}: {error}")),
+            };
+            let _ = events.send(event);
         });
+    }
+
+    /// A dial failed. Whether the sibling is without a connection.
+    pub(super) fn not_dialled(&mut self, holder: Holder) -> bool {
+        // Meanwhile it may have come itself.
+        if self.connecting.get(&holder) == Some(&Connecting::Dialled) {
+            self.connecting.remove(&holder);
+        }
+        !self.writers.contains_key(&holder) && !self.connecting.contains_key(&holder)
+    }
+
+    /// Whether a holder may come; if not, why.
+    fn may_join(&self, holder: Holder) -> Result<(), String> {
+        let taken = |what: &str| format!("the name {} is {what}", lease::holder_to_hex(holder));
+        if holder == self.me {
+            Err(taken("this shim's own"))
+        } else if self.writers.contains_key(&holder) || self.connecting.get(&holder) == Some(&Connecting::Comes) {
+            Err(taken("connected already"))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Two processes go by one name. Whoever was there first stays: nothing that is said under the name by another
+    /// connection touches it.
+    pub(super) fn conflict(&mut self, why: &str) {
+        self.count("connect", "conflict");
+        if self.told_problems.insert(why.to_owned()) {
+            tracing::warn!("another process goes by a sibling's name, and was refused: {why}");
+        }
     }
 
     pub(super) fn asked(&mut self, asked: Asked) {
         match asked.ask {
             Ask::Join { holder } if !self.setup.plain_close => {
-                let (me, desk, events) = (self.me, self.desk.clone(), self.events.clone());
-                let addresses: Arc<[SocketAddr]> = self.machine.addresses().into();
+                if let Err(why) = self.may_join(holder) {
+                    self.conflict(&why);
+                    tokio::spawn(async move { asked.reply(&Reply::Refused(why)).await });
+                    return;
+                }
+                // Both dial: the connection of the smaller name is the one that stays.
+                if self.me < holder && self.connecting.contains_key(&holder) {
+                    tokio::spawn(async move { asked.reply(&Reply::Refused("this shim dials itself".into())).await });
+                    return;
+                }
+                self.connecting.insert(holder, Connecting::Comes);
+                let (me, events) = (self.me, self.events.clone());
                 tokio::spawn(async move {
-                    if let Some(socket) = asked.reply(&Reply::Joined { holder: me }).await {
-                        talk(socket, holder, addresses, desk, events).await;
-                    }
+                    let _ = events.send(match asked.reply(&Reply::Joined { holder: me }).await {
+                        Some(socket) => Event::Connected(holder, socket),
+                        None => Event::Gone(holder),
+                    });
                 });
             }
             Ask::Pass => {

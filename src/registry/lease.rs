@@ -156,6 +156,13 @@ impl Lease {
         self.lease_transitions.saturating_add(u32::from(self.holder_identity != holder))
     }
 
+    /// A time on CLOCK_BOOTTIME at or before which it was not renewed last, but later: its duration is written in whole
+    /// seconds, so when exactly is not known.
+    #[must_use]
+    pub fn renewed_after(&self) -> Duration {
+        self.expires().saturating_sub(self.duration() + Duration::from_secs(1))
+    }
+
     /// How long it holds after each renewal.
     #[must_use]
     pub fn duration(&self) -> Duration {

@@ -9,10 +9,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// A connection to the shim's socket.
-struct Peer(OwnedFd);
+pub(super) struct Peer(pub(super) OwnedFd);
 
 impl Peer {
-    fn dial(path: &Path) -> Self {
+    pub(super) fn dial(path: &Path) -> Self {
         Self(seqpacket::dial(path).unwrap())
     }
 
@@ -26,20 +26,20 @@ impl Peer {
         peer
     }
 
-    fn says(&self, message: &str, descriptors: &[BorrowedFd<'_>]) {
+    pub(super) fn says(&self, message: &str, descriptors: &[BorrowedFd<'_>]) {
         seqpacket::transmit(self.0.as_fd(), message.as_bytes(), descriptors).unwrap();
     }
 
     /// The next message; none at the end.
     #[track_caller]
-    fn hears(&self) -> Option<String> {
+    pub(super) fn hears(&self) -> Option<String> {
         let mut buffer = vec![0; seqpacket::MESSAGE];
         let received = eventually("a message or the end", || seqpacket::receive(self.0.as_fd(), &mut buffer).ok());
         (received.length > 0).then(|| String::from_utf8_lossy(&buffer[..received.length]).into_owned())
     }
 
     #[track_caller]
-    fn hears_the_end(&self) {
+    pub(super) fn hears_the_end(&self) {
         while self.hears().is_some() {}
     }
 }

@@ -11,6 +11,7 @@ mod death;
 mod liars;
 mod listeners;
 mod load;
+mod names;
 mod node;
 mod outage;
 mod passing;

@@ -38,6 +38,8 @@ struct Shim {
     lease: Time,
     /// From each sibling, in order.
     inbox: BTreeMap<Holder, VecDeque<Message>>,
+    /// Siblings that a connection stands to, as it knows.
+    connected: BTreeSet<Holder>,
 }
 
 /// A kernel's listening socket.
@@ -54,6 +56,8 @@ struct Socket {
 struct World {
     now: Time,
     shims: BTreeMap<Holder, Shim>,
+    /// Leases that dead shims left behind, and who saw the end of each by a connection.
+    graves: BTreeMap<Holder, (Time, BTreeSet<Holder>)>,
     sockets: BTreeMap<Cookie, Socket>,
     next: u64,
     most_alive: usize,
@@ -71,6 +75,8 @@ enum Event {
     Hang(usize),
     Wake(usize),
     Deaf(usize, bool),
+    /// The connection of two ends, and neither of them.
+    Break(usize, usize),
     Deliver(usize, usize),
     DeliverAll,
     Pass(u8),
@@ -87,6 +93,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => shim.clone().prop_map(Event::Hang),
         2 => shim.clone().prop_map(Event::Wake),
         2 => (shim.clone(), prop::bool::weighted(0.4)).prop_map(|(s, d)| Event::Deaf(s, d)),
+        1 => (shim.clone(), shim.clone()).prop_map(|(a, b)| Event::Break(a, b)),
         6 => (shim.clone(), shim).prop_map(|(a, b)| Event::Deliver(a, b)),
         5 => Just(Event::DeliverAll),
         4 => (1u8..30).prop_map(Event::Pass),
@@ -142,6 +149,11 @@ impl World {
                     self.shims.get_mut(&holder).unwrap().deaf = deaf;
                 }
             }
+            Event::Break(one, other) => {
+                if let (Some(one), Some(other)) = (self.holder(one), self.holder(other)) {
+                    self.end_connection(one, other);
+                }
+            }
             Event::Deliver(to, from) => {
                 if let (Some(to), Some(from)) = (self.holder(to), self.holder(from)) {
                     self.deliver(to, from);
@@ -168,17 +180,33 @@ impl World {
             failed: BTreeSet::new(),
             lease: self.now + LEASE,
             inbox: BTreeMap::new(),
+            connected: BTreeSet::new(),
         };
         self.shims.insert(holder, shim);
         self.most_alive = self.most_alive.max(self.shims.len());
         // Each finds the other's lease, then the connection stands.
         for other in others {
             let lease = self.shims[&other].lease;
-            self.act(holder, |machine| machine.leased(other, lease));
-            self.post(other, holder, Message::Connected);
-            self.post(holder, other, Message::Connected);
+            self.act(holder, |machine| machine.leased(other, lease - LEASE, lease));
+            self.connect(holder, other);
         }
         self.tell_facts();
+    }
+
+    fn connect(&mut self, one: Holder, other: Holder) {
+        for (to, from) in [(one, other), (other, one)] {
+            self.shims.get_mut(&to).unwrap().connected.insert(from);
+            self.post(to, from, Message::Connected);
+        }
+    }
+
+    /// What was sent before is read before the end, as at a crash.
+    fn end_connection(&mut self, one: Holder, other: Holder) {
+        for (to, from) in [(one, other), (other, one)] {
+            if self.shims.get_mut(&to).unwrap().connected.remove(&from) {
+                self.post(to, from, Message::Gone);
+            }
+        }
     }
 
     fn post(&mut self, to: Holder, from: Holder, message: Message) {
@@ -186,16 +214,18 @@ impl World {
     }
 
     fn end(&mut self, holder: Holder) {
-        self.shims.remove(&holder);
+        let ended = self.shims.remove(&holder).unwrap();
+        self.graves.insert(holder, (ended.lease, ended.connected.clone()));
         for (cookie, socket) in &mut self.sockets {
             socket.acceptors.remove(&holder);
             socket.holders.remove(&holder);
             let _ = cookie;
         }
         // What it sent before is delivered before the end of file; what it had not sent is lost.
-        let others: Vec<_> = self.shims.keys().copied().collect();
-        for other in others {
-            self.post(other, holder, Message::Gone);
+        for other in ended.connected {
+            if self.shims.get_mut(&other).is_some_and(|other| other.connected.remove(&holder)) {
+                self.post(other, holder, Message::Gone);
+            }
         }
         self.sockets.retain(|_, socket| {
             // Descriptors under way in a message hold it too.
@@ -222,6 +252,8 @@ impl World {
             return false;
         }
         let Some(message) = shim.inbox.get_mut(&from).and_then(VecDeque::pop_front) else { return false };
+        let now = self.now;
+        self.act(to, |machine| machine.tick(now));
         match message {
             Message::Connected => self.act(to, |machine| machine.connected(from)),
             Message::Told(announce, guards) => {
@@ -273,11 +305,29 @@ impl World {
                 shim.lease = now + LEASE;
             }
         }
-        let leases: Vec<_> = self.shims.iter().map(|(holder, shim)| (*holder, shim.lease)).collect();
+        let living = self.shims.iter().map(|(holder, shim)| (holder, shim.lease));
+        let dead = self.graves.iter().map(|(holder, (lease, _))| (holder, *lease));
+        let leases: Vec<_> = living.chain(dead).map(|(holder, lease)| (*holder, lease)).collect();
         let holders: Vec<_> = self.shims.iter().filter(|(_, s)| !s.hung).map(|(h, _)| *h).collect();
-        for holder in holders {
-            for (other, lease) in leases.iter().filter(|(other, lease)| *other != holder && *lease > now) {
-                self.act(holder, |machine| machine.leased(*other, *lease));
+        for holder in &holders {
+            for (other, lease) in leases.iter().filter(|(other, lease)| other != holder && *lease > now) {
+                let was_dead = self.shims[holder].machine.is_dead(*other);
+                self.act(*holder, |machine| machine.leased(*other, *lease - LEASE, *lease));
+                let revived = was_dead && !self.shims[holder].machine.is_dead(*other);
+                let saw_it_die = self.graves.get(other).is_some_and(|(_, saw)| saw.contains(holder));
+                assert!(!(revived && saw_it_die), "{other:?} is dead, and a lease from before revived it");
+            }
+        }
+        // Of two without a connection the one with the smaller name dials, if it does not know that the other died.
+        for one in &holders {
+            for other in holders.iter().filter(|other| *other > one) {
+                let known = |at: &Holder, of: &Holder| {
+                    let Shim { connected, inbox, .. } = &self.shims[at];
+                    connected.contains(of) || !inbox.get(of).is_none_or(VecDeque::is_empty)
+                };
+                if !known(one, other) && !known(other, one) && !self.shims[one].machine.is_dead(*other) {
+                    self.connect(*one, *other);
+                }
             }
         }
     }
@@ -304,7 +354,8 @@ impl World {
                 }
                 Action::Listen(address) => {
                     let inbox = &self.shims[&holder].inbox;
-                    let unheard = |other: &Holder| !inbox.get(other).is_none_or(VecDeque::is_empty);
+                    let apart = |other: &Holder| !self.shims[&holder].connected.contains(other);
+                    let unheard = |other: &Holder| apart(other) || !inbox.get(other).is_none_or(VecDeque::is_empty);
                     let fallback = self.shims.iter().any(|(o, shim)| *o != holder && (shim.hung || unheard(o)));
                     self.fallbacks += usize::from(fallback);
                     self.next += 1;
@@ -339,7 +390,8 @@ impl World {
                         |at: Holder, from: Holder| self.shims[&at].inbox.get(&from).is_none_or(VecDeque::is_empty);
                     let could = self.shims.iter().any(|(other, shim)| {
                         // Both have heard all that the other said.
-                        let met = *other != holder && quiet(*other, holder) && quiet(holder, *other);
+                        let together = shim.connected.contains(&holder);
+                        let met = together && quiet(*other, holder) && quiet(holder, *other);
                         met && !shim.hung && !shim.leaving && shim.lease > self.now
                     });
                     let socket = self.sockets.get_mut(&cookie).unwrap();
@@ -352,8 +404,7 @@ impl World {
                 Action::Announce => {
                     let machine = &self.shims[&holder].machine;
                     let message = Message::Told(machine.announce(), machine.guards());
-                    let others: Vec<_> = self.shims.keys().copied().filter(|other| *other != holder).collect();
-                    for other in others {
+                    for other in self.shims[&holder].connected.clone() {
                         self.post(other, holder, message.clone());
                     }
                 }

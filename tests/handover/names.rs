@@ -1,0 +1,147 @@
+//! Who is who among siblings: a process that goes by another's name, and one that comes back.
+
+use super::liars::Peer;
+use super::load::Load;
+use super::node::{Echo, Node, alone};
+use super::support::eventually;
+use super::support::net::{connect, hello, ping};
+use berth::handover::machine::Holder;
+use berth::instance::InstanceId;
+use berth::os::{clock, seqpacket};
+use berth::phase::Phase;
+use berth::registry::BerthDir;
+use berth::registry::lease::{self, Lease};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, SystemTime};
+
+/// A sibling that this test is: a lease and a socket.
+struct Sibling {
+    berth: BerthDir,
+    lease: Lease,
+    listener: OwnedFd,
+}
+
+impl Sibling {
+    fn new(node: &Node, holder: u64) -> Self {
+        let (berth, instance) = (node.berth(), InstanceId::parse("z").unwrap());
+        let listener = seqpacket::listener(&berth.socket_path(&instance).unwrap()).unwrap();
+        let lease = Lease {
+            version: lease::VERSION,
+            instance,
+            holder_identity: Holder(holder),
+            lease_duration_seconds: 1,
+            acquire_time: SystemTime::now(),
+            renew_time: SystemTime::now(),
+            lease_transitions: 0,
+            backend: None,
+            state: Phase::Waiting,
+            ready: false,
+            reachable: false,
+            listen: vec![node.listen],
+            berth_version: "0.1.0".to_owned(),
+            boot_id: clock::boot_id().unwrap(),
+            expires_boottime_ms: 0,
+        };
+        let mut sibling = Self { berth, lease, listener };
+        sibling.renew();
+        sibling
+    }
+
+    fn renew(&mut self) {
+        self.lease.renew(clock::boottime().unwrap(), SystemTime::now());
+        lease::write(&self.berth, &self.lease).unwrap();
+    }
+
+    /// Renews its lease until the shim dials, and says that it is this holder.
+    #[track_caller]
+    fn dialled(&mut self, holder: u64) -> Peer {
+        let peer = eventually("the shim dials", || {
+            self.renew();
+            seqpacket::accept(self.listener.as_fd()).ok().map(Peer)
+        });
+        let asked = peer.hears().expect("a request");
+        assert!(asked.contains("join"), "{asked}");
+        peer.says(&format!(r#"{{"joined":{{"holder":{holder}}}}}"#), &[]);
+        peer
+    }
+}
+
+/// It gets the shim's listener.
+#[track_caller]
+fn gets_guards(peer: &Peer, node: &Node) {
+    loop {
+        let update = peer.hears().expect("an update");
+        if update.contains("\"guards\":[[") && update.contains(&node.listen.to_string()) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_connection_that_ends_is_made_again_while_the_sibling_lives() {
+    let _alone = alone();
+    let (node, instance) = (Node::new(), Echo::new());
+    let shim = node.joined("a", instance.address, &["--lease", "1s"]);
+    // Of two the smaller name dials.
+    let mut sibling = Sibling::new(&node, u64::MAX);
+    for _ in 0..2 {
+        let peer = sibling.dialled(u64::MAX);
+        gets_guards(&peer, &node);
+        peer.says("an end", &[]);
+        peer.hears_the_end();
+    }
+    // It may come itself as well.
+    let peer = eventually("a place", || {
+        sibling.renew();
+        let peer = Peer::dial(&shim.path);
+        peer.says(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{}}}}}}}"#, u64::MAX), &[]);
+        peer.hears().is_some_and(|reply| reply.contains("joined")).then_some(peer)
+    });
+    gets_guards(&peer, &node);
+    ping(&mut connect(node.listen), &hello(64));
+}
+
+#[test]
+fn who_goes_by_a_connected_siblings_name_is_refused() {
+    let _alone = alone();
+    let (node, instance) = (Node::new(), Echo::new());
+    let a = node.joined("a", instance.address, &["--lease", "60s"]);
+    let b = node.joined("b", instance.address, &["--lease", "60s"]);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let berth = node.berth();
+    let holder = |id: &str| lease::read(&berth, &InstanceId::parse(id).unwrap()).unwrap().unwrap().holder_identity.0;
+    for (name, why) in [(holder("b"), "connected already"), (holder("a"), "this shim's own")] {
+        let peer = Peer::dial(&a.path);
+        peer.says(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{name}}}}}}}"#), &[]);
+        let reply = peer.hears().expect("a reply");
+        assert!(reply.contains("refused") && reply.contains(why), "{reply}");
+        let warned = a.running.logs(why);
+        assert!(warned.contains("WARN") && warned.contains("another process goes by a sibling's name"), "{warned}");
+    }
+    assert_eq!(a.counted("connect", "conflict"), 2);
+    // Nothing ended for the real one: the leases are long, so only its word hands its listener over.
+    assert!(!a.running.log().contains("a sibling is gone"), "{}", a.running.log());
+    let load = Load::start(node.listen, 16, Duration::from_millis(100));
+    load.more(50);
+    b.leave();
+    load.more(50);
+    let record = load.end();
+    assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), a.running.log());
+}
+
+#[test]
+fn who_answers_for_a_sibling_must_be_the_holder_of_its_lease() {
+    let _alone = alone();
+    let (node, instance) = (Node::new(), Echo::new());
+    let shim = node.joined("a", instance.address, &["--lease", "1s"]);
+    let mut sibling = Sibling::new(&node, u64::MAX);
+    let peer = sibling.dialled(7);
+    peer.hears_the_end();
+    let warned = shim.running.logs("another process goes by a sibling's name");
+    assert!(warned.contains("WARN") && warned.contains("z.sock is answered by 0000000000000007"), "{warned}");
+    assert!(shim.counted("connect", "conflict") > 0);
+    // The sibling itself is not dead for that.
+    let peer = sibling.dialled(u64::MAX);
+    gets_guards(&peer, &node);
+}
