@@ -224,7 +224,7 @@ pub struct ShimArgs {
     /// less`)
     #[arg(long, env = "BERTH_USER_TIMEOUT", hide_env_values = true, default_value = "0s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub user_timeout: String,
-    /// How long siblings wait for a sign of life of this shim before they accept from its listeners
+    /// How long siblings wait for a sign of life of this shim before they accept from its listeners; at most a day
     #[arg(long, env = "BERTH_LEASE", hide_env_values = true, default_value = "3s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub lease: String,
     /// Close listeners with what is queued in them: what the tests compare with

@@ -5,7 +5,8 @@ use crate::backend::probe::{ProbeConfig, ProbeKind};
 use crate::cli::{PaceArgs, PlaceArgs, ProbeArgs, RunArgs, ServeArgs, ShimArgs};
 use crate::instance::InstanceId;
 use crate::os::socket::Keepalive;
-use crate::registry::RunDir;
+use crate::registry::{RunDir, lease};
+use humantime::format_duration;
 use rustls::pki_types::ServerName;
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -159,7 +160,7 @@ impl Checks {
     pub fn duration(&mut self, option: &str, text: &str, least: Duration) -> Duration {
         match humantime::parse_duration(text) {
             Ok(duration) if duration < least => {
-                self.wrong(format!("{option} {text}: at least {}", humantime::format_duration(least)));
+                self.wrong(format!("{option} {text}: at least {}", format_duration(least)));
                 least
             }
             Ok(duration) => duration,
@@ -271,6 +272,13 @@ impl Config {
         let max_connections =
             args.max_connections.as_deref().map(|text| c.number("--max-connections", text, 1..=10_000_000));
         let lease = c.duration("--lease", &args.lease, Duration::from_millis(300));
+        if lease > lease::LONGEST {
+            c.wrong(format!(
+                "--lease {}: at most {}, which is when one that hangs is noticed",
+                args.lease,
+                format_duration(lease::LONGEST)
+            ));
+        }
         let plain_close = args.plain_close;
         let backlog = c.number("--backlog", &args.backlog, 1..=1_000_000);
         let threads = args.threads.as_deref().map(|text| c.number("--threads", text, 1..=1024));

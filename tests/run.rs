@@ -4,8 +4,10 @@
 #[path = "support/mod.rs"]
 mod support;
 
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::fs::File;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::Command;
@@ -104,6 +106,27 @@ fn wrong_command_lines_are_64() {
     let (code, _, _) = said(&mut node.command(&[], &[]));
     assert_eq!(code, Some(64), "no command");
     assert!(!node.temp.path().join("run").exists(), "nothing was begun");
+}
+
+/// Claims of a berth follow one another, and one may be stopped: that holds up a note, and nothing else.
+#[test]
+fn noting_the_end_of_the_apiserver_holds_nothing_up() {
+    let node = Node::new();
+    let mut run = Running::start(
+        &mut node
+            .command(&["--log-level", "debug"], &["sh", "-c", "echo up, pid $$; exec sleep 3600", "kube-apiserver"]),
+    );
+    let line = run.says("up, pid ");
+    let folder = node.temp.path().join("run").join(node.listen.to_string()).join("instances");
+    let lock =
+        Flock::lock(File::open(folder.join(".lock")).unwrap(), FlockArg::LockExclusive).map_err(|(_, e)| e).unwrap();
+    kill(Pid::from_raw(line.rsplit(' ').next().unwrap().parse().unwrap()), Signal::SIGKILL).unwrap();
+    run.logs("cannot note the end in the instance's record");
+    drop(lock);
+    run.ended();
+    let log = run.log();
+    let at = |part: &str| log.find(part).unwrap_or_else(|| panic!("no {part:?} in {log}"));
+    assert!(at("drained") < at("cannot note the end"), "{log}");
 }
 
 /// A new version with a flag that does not exist: it never joins, and status says why.

@@ -120,6 +120,7 @@ fn every_mistake_is_told_at_once() {
         assert!(log.contains(part), "{part} in {log}");
     }
     assert!(log.lines().all(|line| line.starts_with("berth: ")), "{log}");
+    command.args(["--lease", "25h"]);
 }
 
 #[test]
@@ -129,6 +130,7 @@ fn wrong_command_lines_are_64() {
         assert_eq!((status, out.as_str()), (Some(64), ""), "{args:?}: {log}");
         assert!(!log.is_empty());
     }
+        "--lease 25h: at most 1day",
     for args in [&["--help"][..], &["--version"], &["serve", "--help"]] {
         let (status, out, log) = said(&mut berth(args));
         assert_eq!((status, log.as_str()), (Some(0), ""), "{args:?}");

@@ -22,6 +22,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::ExitStatus;
 use tokio::process::Child;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
     let config = match Config::run(args) {
@@ -72,8 +73,10 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
     let mut drained = false;
     let mut terminated = false;
     let mut ended: Option<ExitStatus> = None;
+    let mut noting = JoinSet::new();
     loop {
         if let (Some(status), true) = (ended, drained) {
+            while noting.join_next().await.is_some() {}
             return Ok(status);
         }
         tokio::select! {
@@ -92,9 +95,13 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
                 } else {
                     tracing::error!(%instance, %status, "the apiserver ended by itself; its own log says why");
                 }
-                if let Err(error) = note_end(&berth, &instance, &status.to_string()) {
-                    tracing::debug!(%error, "cannot note the end in the instance's record");
-                }
+                // It may wait for a claim: on another thread, for the connections that drain.
+                let (berth, instance) = (berth.clone(), instance.clone());
+                noting.spawn_blocking(move || {
+                    if let Err(error) = note_end(&berth, &instance, &status.to_string()) {
+                        tracing::debug!(%error, "cannot note the end in the instance's record");
+                    }
+                });
                 stop.send_modify(|stop| *stop = (*stop).max(Stop::Drain));
             }
             // It also leaves while its apiserver fails probes beside a sibling: that is no reason to end it.

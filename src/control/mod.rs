@@ -135,9 +135,10 @@ fn listen(path: &Path) -> io::Result<(AsyncFd<OwnedFd>, (u64, u64))> {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::AddrInUse.into()),
         Err(_) => {}
     }
-    // Made beside and renamed: whoever dials finds the old one or the new one, never none.
+    // Made beside and renamed: whoever dials finds the old one or the new one, never none. The kernel bounds the length
+    // of a socket's path, so the name is no longer: a dot instead of `.sock`.
     let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
+    name.push(path.file_stem().unwrap_or_default());
     let made = path.with_file_name(name);
     match std::fs::remove_file(&made) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -310,6 +311,17 @@ mod tests {
         let path = folder.path().join("a.sock");
         let server = Server::bind(&path).unwrap();
         listen(server.listener.get_ref(), Backlog::new(0).unwrap()).unwrap();
+    #[tokio::test]
+    async fn the_longest_path_of_a_socket_is_enough_to_make_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let fits = 107 - folder.path().as_os_str().len() - "/.sock".len();
+        let path = folder.path().join(format!("{}.sock", "x".repeat(fits)));
+        let server = Server::bind(&path).unwrap();
+        assert_eq!(path.as_os_str().len(), 107);
+        drop(server);
+        assert!(!path.exists());
+    }
+
         let _queued = seqpacket::dial(&path).unwrap();
         assert_eq!(seqpacket::dial(&path).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         let mut asking = pin!(ask(&path, Ask::Drain));

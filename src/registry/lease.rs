@@ -36,8 +36,11 @@ const MAX_LISTEN: usize = 64;
 /// Longest version and boot ID, in bytes. A boot ID has 36.
 const MAX_TEXT: usize = 64;
 
-/// Longest duration: a day. One that hangs is noticed no sooner.
+/// Longest duration, in seconds: a day. One that hangs is noticed no sooner.
 const MAX_DURATION: u32 = 24 * 60 * 60;
+
+/// Longest duration of a lease.
+pub const LONGEST: Duration = Duration::from_secs(MAX_DURATION as u64);
 
 /// Age of a file that never came into place, after which its writer is taken for dead. Writing one
 /// takes microseconds.
