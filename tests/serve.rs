@@ -95,11 +95,32 @@ fn bind_wait_takes_the_port_when_it_is_free() {
     assert!(began.elapsed() >= Duration::from_millis(400));
 }
 
+/// Whoever could write there would get root's listeners. Looking is another matter.
+#[test]
+fn root_uses_no_run_directory_of_another_uid() {
+    if !nix::unistd::geteuid().is_root() {
+        return eprintln!("skipped: root_uses_no_run_directory_of_another_uid: it needs root");
+    }
+    let node = Node::new();
+    std::fs::create_dir(node.run_dir()).unwrap();
+    std::fs::set_permissions(node.run_dir(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    nix::unistd::chown(node.run_dir().as_str(), Some(65534.into()), None).unwrap();
+    let mut exec = berth(["exec", "--listen", &node.listen.to_string(), "--run-dir", &node.run_dir()]);
+    let mut run = berth(["run", "--listen", &node.listen.to_string(), "--run-dir", &node.run_dir(), "--probe", "tcp"]);
+    for command in [&mut node.command(free_address(), &[]), exec.args(["--", "true"]), run.args(["--", "true"])] {
+        let (status, _, log) = said(command);
+        assert_eq!(status, Some(69), "{command:?}: {log}");
+        assert!(log.contains("owned by uid 65534, this process is uid 0"), "{command:?}: {log}");
+    }
+    assert_eq!(node.ask(&["status"]).0, Some(0));
+}
+
 #[test]
 fn every_mistake_is_told_at_once() {
     let mut command = berth(["serve", "--listen", "nowhere", "--listen", "10.0.0.5:1,fast", "--hold", "8"]);
     command.args(["--rise", "0", "--threads", "many", "--admin", "here", "--backend", "there"]);
     command.args(["--probe-cert", "/nonexistent/cert", "--instance", "../a", "--max-connections", "0"]);
+    command.args(["--lease", "25h"]);
     let (status, out, log) = said(&mut command);
     assert_eq!((status, out.as_str()), (Some(64), ""), "{log}");
     let parts = [
@@ -109,6 +130,7 @@ fn every_mistake_is_told_at_once() {
         "--rise 0",
         "--threads many",
         "--max-connections 0",
+        "--lease 25h: at most 1day",
         "--admin \"here\"",
         "--backend \"there\"",
         "--probe-cert without --probe-key",
@@ -120,7 +142,6 @@ fn every_mistake_is_told_at_once() {
         assert!(log.contains(part), "{part} in {log}");
     }
     assert!(log.lines().all(|line| line.starts_with("berth: ")), "{log}");
-    command.args(["--lease", "25h"]);
 }
 
 #[test]
@@ -130,7 +151,6 @@ fn wrong_command_lines_are_64() {
         assert_eq!((status, out.as_str()), (Some(64), ""), "{args:?}: {log}");
         assert!(!log.is_empty());
     }
-        "--lease 25h: at most 1day",
     for args in [&["--help"][..], &["--version"], &["serve", "--help"]] {
         let (status, out, log) = said(&mut berth(args));
         assert_eq!((status, log.as_str()), (Some(0), ""), "{args:?}");

@@ -202,7 +202,7 @@ async fn hear(socket: OwnedFd) -> io::Result<Option<Asked>> {
     let (json, rest) = wire::split(&message);
     match wire::parse_request(json) {
         // Root may look and command; listeners and connections go only to those who could listen here.
-        Ok(Request { ask: Ask::Join { .. } | Ask::Pass, .. }) if uid != own => {
+        Ok(Request { ask, .. }) if uid != own && ask.is_of_siblings() => {
             tracing::warn!(uid, own, "a sibling of another uid was refused: run all shims of a berth with one uid");
             let why = format!("a shim of uid {uid} cannot share the port of one of uid {own}: run both with one uid");
             write(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
@@ -266,6 +266,12 @@ async fn exchange(
 ) -> io::Result<(Reply, AsyncFd<OwnedFd>)> {
     let socket = timeout(patience, dial(path)).await.map_err(|_| io::ErrorKind::TimedOut)??;
     let socket = os::awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
+    // As in `hear`: not to whoever answers at the path.
+    let (uid, own) = (seqpacket::peer_uid(socket.get_ref().as_fd())?, nix::unistd::geteuid().as_raw());
+    if uid != own && ask.is_of_siblings() {
+        let why = format!("{} is of uid {uid}, this process is uid {own}: a sibling has the same uid", path.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
     let mut message = serde_json::to_vec(&Request { version: wire::VERSION, ask })?;
     message.push(b'\n');
     message.extend_from_slice(rest);
@@ -306,12 +312,6 @@ mod tests {
     use std::task::Poll;
 
     #[tokio::test]
-    async fn who_finds_the_queue_full_waits_for_a_place() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.sock");
-        let server = Server::bind(&path).unwrap();
-        listen(server.listener.get_ref(), Backlog::new(0).unwrap()).unwrap();
-    #[tokio::test]
     async fn the_longest_path_of_a_socket_is_enough_to_make_it() {
         let folder = tempfile::tempdir().unwrap();
         let fits = 107 - folder.path().as_os_str().len() - "/.sock".len();
@@ -322,6 +322,12 @@ mod tests {
         assert!(!path.exists());
     }
 
+    #[tokio::test]
+    async fn who_finds_the_queue_full_waits_for_a_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let server = Server::bind(&path).unwrap();
+        listen(server.listener.get_ref(), Backlog::new(0).unwrap()).unwrap();
         let _queued = seqpacket::dial(&path).unwrap();
         assert_eq!(seqpacket::dial(&path).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         let mut asking = pin!(ask(&path, Ask::Drain));

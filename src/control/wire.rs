@@ -43,6 +43,14 @@ pub enum Ask {
     },
 }
 
+impl Ask {
+    /// Whether it is between siblings alone: listeners and connections go with it.
+    #[must_use]
+    pub fn is_of_siblings(&self) -> bool {
+        matches!(self, Self::Join { .. } | Self::Pass)
+    }
+}
+
 /// What siblings tell one another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Update {

@@ -62,6 +62,9 @@ impl Keeper {
                     }
                 }
                 Ok((reply, _)) => Event::Alone(holder, format!("{path} says {reply:?}")),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    Event::Alone(holder, error.to_string())
+                }
                 Err(error) => Event::Unreachable(holder, format!("{path}: {error}")),
             };
             let _ = events.send(event);

@@ -126,8 +126,8 @@ impl RunDir {
     /// Opens the directory; makes it, with mode 0700, if it is not there.
     ///
     /// # Errors
-    /// It cannot be made, is no directory or a symbolic link, is owned by another user (unless this
-    /// process is root, who may look into everyone's), or others may write into it.
+    /// It cannot be made, is no directory or a symbolic link, is owned by another user (root is none but itself: who
+    /// could write there would get its listeners), or others may write into it.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let path = plain(path);
         let owner = open_dir(&path)?;
@@ -137,10 +137,10 @@ impl RunDir {
     /// Opens the directory if it is there; for those who only ask.
     ///
     /// # Errors
-    /// As [`RunDir::open`].
+    /// As [`RunDir::open`], but root may look into everyone's.
     pub fn find(path: &Path) -> Result<Option<Self>, Error> {
         let path = plain(path);
-        Ok(check_dir(&path)?.map(|owner| Self { path, owner }))
+        Ok(look_at_dir(&path)?.map(|owner| Self { path, owner }))
     }
 
     /// Whether a process of this uid could use the directory; not, if it is not there.
@@ -181,7 +181,7 @@ impl RunDir {
             let name = entry.map_err(read)?.file_name();
             let Some(address) = name.to_str().and_then(parse_name) else { continue };
             let path = self.path.join(&name);
-            if let Ok(Some(owner)) = check_dir(&path) {
+            if let Ok(Some(owner)) = look_at_dir(&path) {
                 berths.push(BerthDir { path, address, owner });
             }
         }
@@ -253,7 +253,7 @@ impl BerthDir {
     }
 
     /// Whether a file of this owner may be believed: this process's, or the folder's owner's (which
-    /// differ only for root).
+    /// differ only for root, who looks).
     fn trusts(&self, owner: u32) -> bool {
         owner == self.owner || owner == geteuid().as_raw()
     }
@@ -298,6 +298,15 @@ fn check_dir(path: &Path) -> Result<Option<u32>, Error> {
     check_dir_as(path, geteuid())
 }
 
+/// The same for one that is only looked into.
+fn look_at_dir(path: &Path) -> Result<Option<u32>, Error> {
+    match check_dir(path) {
+        // Checked again as its owner would.
+        Err(Error::Owner { owner, .. }) if geteuid().is_root() => check_dir_as(path, Uid::from_raw(owner)),
+        checked => checked,
+    }
+}
+
 fn check_dir_as(path: &Path, uid: Uid) -> Result<Option<u32>, Error> {
     let meta = match fs::symlink_metadata(path) {
         Ok(meta) => meta,
@@ -310,7 +319,7 @@ fn check_dir_as(path: &Path, uid: Uid) -> Result<Option<u32>, Error> {
         return Err(Error::NotADirectory { path: path(), found });
     }
     let owner = meta.uid();
-    if owner != uid.as_raw() && !uid.is_root() {
+    if owner != uid.as_raw() {
         return Err(Error::Owner { path: path(), owner, uid: uid.as_raw() });
     }
     if meta.mode() & WRITABLE_BY_OTHERS != 0 {
@@ -377,11 +386,24 @@ mod tests {
 
     #[test]
     fn refuses_another_owner() {
-        // Of root's own: for anyone else it is a directory of another user.
-        if geteuid().is_root() {
+        if !geteuid().is_root() {
+            // Of root's own: for anyone else it is a directory of another user.
+            assert!(matches!(RunDir::open(Path::new("/proc")), Err(Error::Owner { owner: 0, .. })));
             return;
         }
-        assert!(matches!(RunDir::open(Path::new("/proc")), Err(Error::Owner { owner: 0, .. })));
+        // Root may look, and no more.
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("run");
+        let berth = RunDir::open(&path).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
+        for folder in [&path, berth.path()] {
+            std::os::unix::fs::chown(folder, Some(65534), None).unwrap();
+            assert!(matches!(berth.restore(), Err(Error::Owner { owner: 65534, uid: 0, .. })), "{folder:?}");
+            assert!(RunDir::find(&path).unwrap().is_some());
+        }
+        assert!(matches!(RunDir::open(&path), Err(Error::Owner { owner: 65534, uid: 0, .. })));
+        assert!(RunDir::usable(&path, Uid::from_raw(65534)).unwrap());
+        assert!(RunDir::usable(&path, Uid::from_raw(0)).is_err());
+        assert_eq!(RunDir::find(&path).unwrap().unwrap().berths().unwrap().len(), 1);
     }
 
     #[test]

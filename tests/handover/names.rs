@@ -130,6 +130,29 @@ fn who_goes_by_a_connected_siblings_name_is_refused() {
     assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), a.running.log());
 }
 
+/// Root could reach it, and would give its listeners to another uid.
+#[test]
+fn who_is_dialled_must_be_of_the_same_uid() {
+    let _alone = alone();
+    let other = match Node::of(65534) {
+        Ok(node) => node,
+        Err(why) => return eprintln!("skipped: who_is_dialled_must_be_of_the_same_uid: {why}"),
+    };
+    let (node, instance) = (Node::new(), Echo::new());
+    let stranger = other.start("z", instance.address, &[]);
+    let shim = node.joined("a", instance.address, &["--lease", "1s"]);
+    let mut sibling = Sibling::new(&node, u64::MAX);
+    let path = node.berth().socket_path(&sibling.lease.instance).unwrap();
+    std::fs::rename(&stranger.path, &path).unwrap();
+    eventually("a refusal", || {
+        sibling.renew();
+        (shim.counted("connect", "refused") > 0).then_some(())
+    });
+    let warned = shim.running.logs("z.sock is of uid 65534, this process is uid 0");
+    assert!(warned.contains("WARN") && warned.contains("a sibling does not share its listeners"), "{warned}");
+    assert!(!stranger.running.log().contains("a sibling of another uid was refused"), "{}", stranger.running.log());
+}
+
 #[test]
 fn who_answers_for_a_sibling_must_be_the_holder_of_its_lease() {
     let _alone = alone();
