@@ -146,6 +146,42 @@ fn who_dials_another_address_is_seen_before_the_switch() {
     assert!(!other.err.contains("does not listen there"), "{}", other.err);
 }
 
+/// Of an admin, beside the file ca.crt.
+fn kubeconfig(api: &Api) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts:\n- name: a\n  context: {{cluster: a, user: a}}\nclusters:\n\
+         - name: a\n  cluster: {{server: 'https://{}', certificate-authority: ca.crt, tls-server-name: kubernetes}}\nusers:\n\
+         - name: a\n  user: {{token: secret}}\n",
+        api.address
+    )
+}
+
+#[test]
+fn what_the_pods_of_the_node_request_is_asked() {
+    let temp = tempfile::tempdir().unwrap();
+    let authority = Authority::new();
+    // Every question has this answer: the pods, one of them this machine's kube-apiserver, and the node.
+    let body = r#"{"status":{"allocatable":{"cpu":"1","memory":"64Gi","pods":"110"}},"items":[{"spec":{"nodeName":"a",
+        "containers":[{"resources":{"requests":{"cpu":"700m"}}}]},"status":{"hostIP":"127.0.0.1","phase":"Running"}}]}"#;
+    let api = Api::start_with(&authority, body);
+    fs::write(temp.path().join("ca.crt"), authority.pem()).unwrap();
+    fs::write(temp.path().join("admin.conf"), kubeconfig(&api)).unwrap();
+    let options = ["doctor", "-", "--json", "--kubeconfig", "admin.conf", "--node"];
+    let done = berth(temp.path(), &options, &injected());
+    assert!(found(&done.out).contains(&"requests".into()), "{} {}", done.out, done.err);
+    assert!(
+        done.out.contains("700m of CPU of 1000m are requested, and a second kube-apiserver requests 350m"),
+        "{}",
+        done.out
+    );
+    let done = berth(temp.path(), &[&options[..], &["--ignore-errors", "requests"]].concat(), &injected());
+    let report: Value = serde_json::from_str(&done.out).unwrap();
+    let excused = report["findings"].as_array().unwrap().iter().find(|finding| finding["id"] == "requests").unwrap();
+    assert_eq!(excused["severity"], "warning");
+    let unknown = berth(temp.path(), &["doctor", "-", "--ignore-errors", "memroy"], &injected());
+    assert!(unknown.status == Some(64) && unknown.err.contains("memroy"), "{}", unknown.err);
+}
+
 #[test]
 fn the_cluster_says_the_ports_of_the_others() {
     let temp = tempfile::tempdir().unwrap();
@@ -153,12 +189,7 @@ fn the_cluster_says_the_ports_of_the_others() {
     let slices = r#"{"items":[{"endpoints":[{"addresses":["10.0.0.6"]}],"ports":[{"port":7443}]}]}"#;
     let api = Api::start_with(&authority, slices);
     fs::write(temp.path().join("ca.crt"), authority.pem()).unwrap();
-    let kubeconfig = format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts:\n- name: a\n  context: {{cluster: a, user: a}}\nclusters:\n\
-         - name: a\n  cluster: {{server: 'https://{}', certificate-authority: ca.crt, tls-server-name: kubernetes}}\nusers:\n\
-         - name: a\n  user: {{token: secret}}\n",
-        api.address
-    );
+    let kubeconfig = kubeconfig(&api);
     fs::write(temp.path().join("admin.conf"), kubeconfig).unwrap();
     let done = berth(temp.path(), &["doctor", "-", "--json", "--kubeconfig", "admin.conf"], &injected());
     assert_eq!((done.status, found(&done.out)), (Some(1), vec!["secure-ports".into()]), "{}", done.err);

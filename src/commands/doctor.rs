@@ -3,6 +3,7 @@
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::DoctorArgs;
 use crate::config::Mistakes;
+use crate::doctor::room::Room;
 use crate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, text};
 use crate::kubernetes::Client;
 use crate::manifest::Manifest;
@@ -10,7 +11,7 @@ use crate::manifest::file::read;
 use crate::upgrade::state::interrupted;
 use anyhow::Context;
 use std::io::{IsTerminal, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 /// Name of kube-apiserver's static pod, which is kubeadm's.
@@ -48,6 +49,13 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     let running = args.kubelet.manifests_dir.join(FILE);
     let running = (args.node && beside.is_none()).then(|| read(&running).ok()).flatten();
     let running = running.and_then(|text| Manifest::parse(&text).ok());
+    let room = match &args.kubeconfig {
+        Some(kubeconfig) if cluster.is_some() => {
+            let own = node.as_ref().and_then(|node| node.addresses.clone()).unwrap_or_default();
+            room(kubeconfig, &own)?.map_err(|error| missing(&error)).ok().flatten()
+        }
+        _ => None,
+    };
     let case = Case {
         name: &name,
         manifest: &manifest,
@@ -55,6 +63,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         beside: beside.as_deref(),
         node: node.as_ref(),
         cluster: cluster.as_deref(),
+        room: room.as_ref(),
     };
     let mut findings = examine(&case);
     excuse(&mut findings, &args.excused.ignore_errors);
@@ -70,6 +79,17 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
 fn is_in(file: &Path, folder: &Path) -> bool {
     let parent = file.canonicalize().ok().and_then(|file| file.parent().map(Path::to_owned));
     parent.is_some() && folder.canonicalize().ok() == parent
+}
+
+/// What the pods of this node request; none if no address of it is known.
+fn room(kubeconfig: &Path, own: &[IpAddr]) -> anyhow::Result<Result<Option<Room>, String>> {
+    if own.is_empty() {
+        return Ok(Ok(None));
+    }
+    match Client::from_kubeconfig(kubeconfig) {
+        Ok(client) => Ok(block_on(Room::ask(&client, own))?.map_err(|error| error.to_string())),
+        Err(error) => Ok(Err(error.to_string())),
+    }
 }
 
 /// Addresses of the Service `kubernetes`.

@@ -3,6 +3,7 @@
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::UpgradeArgs;
 use crate::config::{Checks, Mistakes};
+use crate::doctor::room::Room;
 use crate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, probe_from_node, text};
 use crate::kubernetes::Client;
 use crate::manifest::Manifest;
@@ -270,8 +271,13 @@ async fn diagnose(
         Some(client) => client.get(cluster::PATH).await.ok().map(|list| cluster::endpoints(&list)),
         None => None,
     };
-    let (beside, node) = (Some(&beside[..]), Some(&facts));
-    let case = Case { name, manifest, running: Some(running), beside, node, cluster: cluster.as_deref() };
+    // Who may not be asked does not hold up an upgrade.
+    let room = match (&setting.client, &facts.addresses) {
+        (Some(client), Some(own)) => Room::ask(client, own).await.ok().flatten(),
+        _ => None,
+    };
+    let (beside, node, cluster) = (Some(&beside[..]), Some(&facts), cluster.as_deref());
+    let case = Case { name, manifest, running: Some(running), beside, node, cluster, room: room.as_ref() };
     let mut findings = examine(&case);
     excuse(&mut findings, &options.args.excused.ignore_errors);
     findings.retain(|finding| finding.severity != Severity::Info);

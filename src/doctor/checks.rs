@@ -71,6 +71,7 @@ checks! {
     BERTH_VERSION, Warning, "berth-version", "running shims are at most one minor version away";
     UPGRADE_INTERRUPTED, Warning, "upgrade-interrupted", "no `berth upgrade` was interrupted";
     // The cluster.
+    REQUESTS, Error, "requests", "what a second kube-apiserver requests fits beside what the pods of the node request (with `--node`, for kubeadm's pods)";
     SECURE_PORTS, Error, "secure-ports", "all controllers have one secure port, as the Service `kubernetes` shows them";
     NOT_CHECKED, Info, "not-checked", "all was looked at";
 }

@@ -15,6 +15,7 @@ mod manifest;
 pub mod node;
 mod options;
 mod pair;
+pub mod room;
 pub mod text;
 
 use crate::manifest::Manifest;
@@ -98,6 +99,8 @@ pub struct Case<'a> {
     pub node: Option<&'a node::Facts>,
     /// Addresses of the Service `kubernetes`.
     pub cluster: Option<&'a [SocketAddr]>,
+    /// What the pods of its node request.
+    pub room: Option<&'a room::Room>,
 }
 
 impl Case<'_> {
@@ -115,6 +118,7 @@ pub fn examine(case: &Case<'_>) -> Vec<Finding> {
     findings.extend(case.beside.into_iter().flat_map(|files| beside::examine(case, files)));
     findings.extend(case.node.into_iter().flat_map(|facts| node::examine(case, facts)));
     findings.extend(cluster::examine(case));
+    findings.extend(case.room.into_iter().flat_map(|room| room::examine(case, room)));
     findings.sort_by_key(|finding| finding.severity);
     findings
 }

@@ -234,6 +234,7 @@ mod tests {
             beside: None,
             node: Some(facts),
             cluster: Some(&[]),
+            room: None,
         };
         let found = super::examine(&case, &running);
         found.into_iter().map(|finding| (finding.id, finding.severity)).collect()

@@ -34,8 +34,15 @@ fn deployment() -> String {
 /// What is found, without what was not looked at.
 fn findings(text: &str, look: impl FnOnce(&mut Case<'_>)) -> Vec<Finding> {
     let manifest = Manifest::parse(text).unwrap();
-    let mut case =
-        Case { name: "a.yaml", manifest: &manifest, running: None, beside: None, node: None, cluster: Some(&[]) };
+    let mut case = Case {
+        name: "a.yaml",
+        manifest: &manifest,
+        running: None,
+        beside: None,
+        node: None,
+        cluster: Some(&[]),
+        room: None,
+    };
     look(&mut case);
     examine(&case)
 }
@@ -53,6 +60,7 @@ fn of_node(text: &str, facts: &Facts) -> Vec<Finding> {
         beside: None,
         node: Some(facts),
         cluster: Some(&[]),
+        room: None,
     })
 }
 
@@ -75,6 +83,21 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
     let changed = |changes: &[(&str, &str)]| of_text(&with(&pod, changes));
     let shim = |changes: &[(&str, &str)]| of_text(&with_shim(&pod, changes));
+    // The pod requests 350m of CPU and 32Mi of memory, of a node with 4 and 1Gi.
+    let requests = |cpu: f64, memory: f64, pods: u64| {
+        let room = room::Room {
+            node: "a".into(),
+            allocatable: room::Resources { cpu: 4.0, memory: 1024.0 },
+            requested: room::Resources { cpu, memory },
+            pods: (Some(110), pods),
+        };
+        let mib = |resources: &mut room::Resources| resources.memory *= 1_048_576.0;
+        let mut room = room;
+        mib(&mut room.allocatable);
+        mib(&mut room.requested);
+        findings(&pod, |case| case.room = Some(Box::leak(Box::new(room))))
+    };
+    assert_eq!(requests(3.6, 900.0, 109), []);
     // What is said of it in the place of one that is different.
     let replacing = |changes: &[(&str, &str)]| {
         let old = changes.iter().fold(pod.clone(), |old, (now, before)| old.replace(now, before));
@@ -88,6 +111,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
             beside: None,
             node: None,
             cluster: Some(&[]),
+            room: None,
         })
     };
     let instance = "- name: BERTH_INSTANCE\n      valueFrom:\n        fieldRef:\n          fieldPath: metadata.uid\n";
@@ -212,6 +236,9 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
             )]),
         ),
         ("not-checked", findings(&pod, |case| case.cluster = None)),
+        ("requests", requests(3.7, 900.0, 109)),
+        ("requests", requests(3.6, 1000.0, 109)),
+        ("requests", requests(3.6, 900.0, 110)),
         ("version-skew", replacing(&[("kube-apiserver:v1.36.3", "kube-apiserver:v1.34.0")])),
         ("listen-lost", replacing(&[("10.0.0.5:6443", "10.0.0.5:6443 127.0.0.1:6443")])),
         ("etcd-differs", replacing(&[("https://127.0.0.1:2379", "https://10.0.0.9:2379")])),
@@ -232,6 +259,7 @@ fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
             beside: Some(&files),
             node: None,
             cluster: Some(&[]),
+            room: None,
         })
     };
     let etcd = "kind: Pod\nmetadata: {name: etcd, namespace: kube-system}\n";
@@ -388,6 +416,7 @@ fn examine_ports(text: &str) -> Vec<Finding> {
         beside: None,
         node: None,
         cluster: Some(&addresses),
+        room: None,
     })
 }
 
@@ -581,7 +610,15 @@ proptest! {
         if let Ok(manifest) = Manifest::parse(&text) {
             let facts = sound();
             let files = [beside::File { name: "b.yaml".into(), text: Ok(text.clone()) }];
-            let case = Case { name: "a", manifest: &manifest, running: None, beside: Some(&files), node: Some(&facts), cluster: None };
+            let case = Case {
+                name: "a",
+                manifest: &manifest,
+                running: Some(&manifest),
+                beside: Some(&files),
+                node: Some(&facts),
+                cluster: None,
+                room: None,
+            };
             for finding in examine(&case) {
                 prop_assert!(!finding.cause.is_empty() && !finding.mend.is_empty(), "{:?}", finding);
             }

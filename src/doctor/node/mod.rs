@@ -7,6 +7,7 @@ mod facts;
 use super::checks::*;
 use super::layout::{HOST_IP, Layout};
 use super::manifest::{on_node, run_dir_of, uid};
+use super::room::quantity;
 use super::{Case, Finding, options};
 use crate::config::Listen;
 use crate::manifest::tree::Node;
@@ -239,7 +240,7 @@ impl Examiner<'_> {
             _ => return,
         };
         let request = self.case.manifest.apiserver().at(&["resources", "requests", "memory"]);
-        let request = request.and_then(Node::text).and_then(quantity).unwrap_or(0);
+        let request = request.and_then(Node::text).and_then(quantity).unwrap_or(0.0) as u64;
         let needed = running.max(request);
         if available < needed {
             self.findings.push(MEMORY.at(
@@ -362,24 +363,6 @@ fn is_host_ip(ip: IpAddr) -> bool {
 fn minor(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
-}
-
-/// Bytes, as Kubernetes writes them: `512Mi`, `1G`, `1.5Gi`, `1000`.
-fn quantity(text: &str) -> Option<u64> {
-    const UNITS: [(&str, f64); 9] = [
-        ("Ki", 1024.0),
-        ("Mi", 1_048_576.0),
-        ("Gi", 1_073_741_824.0),
-        ("Ti", 1_099_511_627_776.0),
-        ("k", 1e3),
-        ("M", 1e6),
-        ("G", 1e9),
-        ("T", 1e12),
-        ("", 1.0),
-    ];
-    let (number, unit) = UNITS.into_iter().find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, unit)))?;
-    let number: f64 = number.parse().ok()?;
-    Some((number * unit) as u64)
 }
 
 fn range(text: &str) -> Option<(u16, u16)> {
