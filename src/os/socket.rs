@@ -4,7 +4,6 @@
 //! decided by the caller.
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{Backlog, listen};
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -59,12 +58,12 @@ pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
 /// # Errors
 /// `EADDRINUSE` when a socket of another uid came to listen on the port in the meantime.
 pub fn start_listening(socket: BorrowedFd<'_>, backlog: u32) -> io::Result<()> {
-    let backlog = Backlog::new(i32::try_from(backlog).unwrap_or(i32::MAX)).unwrap_or(Backlog::MAXCONN);
-    SockRef::from(&socket).set_reuse_address(true)?;
-    listen(&socket, backlog).map_err(|error| {
+    let socket = SockRef::from(&socket);
+    socket.set_reuse_address(true)?;
+    // The kernel cuts it to net.core.somaxconn. (SOMAXCONN of the C library is another matter: musl's is 128.)
+    socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX)).inspect_err(|_| {
         // As after bind. That it fails too is not the news.
-        let _ = SockRef::from(&socket).set_reuse_address(false);
-        error.into()
+        let _ = socket.set_reuse_address(false);
     })
 }
 
@@ -256,6 +255,7 @@ pub fn reset_on_close(socket: &impl AsFd) {
 mod tests {
     use super::*;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use nix::sched::{CloneFlags, unshare};
     use std::io::Read;
     use std::net::TcpListener;
 
@@ -278,6 +278,31 @@ mod tests {
         assert_eq!(closed.read(&mut [0]).unwrap(), 0);
         drop(closed);
         [accept(), open]
+    }
+
+    /// Whatever the C library takes for the largest.
+    #[test]
+    fn the_backlog_is_what_was_asked_for() {
+        let in_a_namespace = || {
+            let unshared = unshare(CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
+            if let Err(why) = unshared.and_then(|()| std::fs::write("/proc/sys/net/core/somaxconn", "20000")) {
+                return eprintln!("skipped: the_backlog_is_what_was_asked_for: {why}");
+            }
+            let listener = bind("0.0.0.0:0".parse().unwrap(), false).unwrap();
+            for asked in [100, 10_000] {
+                start_listening(listener.as_fd(), asked).unwrap();
+                // SAFETY: a plain C struct, of whatever zeroes.
+                let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+                let mut length = size_of_val(&info) as libc::socklen_t;
+                let (level, fd) = (libc::IPPROTO_TCP, listener.as_raw_fd());
+                // SAFETY: `info` is there to be written to, as long as `length` says.
+                let got =
+                    unsafe { libc::getsockopt(fd, level, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length) };
+                // Of a listener it is the length of its queue.
+                assert_eq!((got, info.tcpi_sacked), (0, asked));
+            }
+        };
+        std::thread::spawn(in_a_namespace).join().unwrap();
     }
 
     #[test]
