@@ -32,7 +32,7 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
     for _ in 0..number("BERTH_CRASHES", 5) {
         let (node, instance) = (Node::new(), Echo::new());
         // The lease must not run out: it is the end of the process that hands over.
-        let (mut a, _b, listener) = two(&node, [instance.address; 2], &["--lease", "60s"]);
+        let (mut a, b, listener) = two(&node, [instance.address; 2], &["--lease", "60s"]);
         let mut served: Vec<_> = (0..16).map(|_| connect(node.listen)).collect();
         for client in &mut served {
             ping(client, &hello(64));
@@ -41,7 +41,7 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
         a.freeze();
         let mut clients: Vec<TcpStream> = Vec::new();
         while queued_at(listener) <= Some(20) {
-            assert!(clients.len() < 1000, "nothing is queued: {:?}", queued_at(listener));
+            assert!(clients.len() < 1000, "nothing is queued: {:?}\n{}", queued_at(listener), b.running.log());
             let mut client = connect(node.listen);
             client.write_all(&hello(64)).unwrap();
             clients.push(client);

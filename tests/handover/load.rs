@@ -22,6 +22,10 @@ const ANSWERED: Duration = Duration::from_secs(15);
 /// Groups of clients.
 const GROUPS: u32 = 8;
 
+/// Most open connections of a client. More are begun only when the machine cannot keep up, which shows nothing and
+/// ends with no descriptor left.
+const OPEN: usize = 40;
+
 /// What became of the connections.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Record {
@@ -131,7 +135,7 @@ async fn one(
             biased;
             _ = stopped.wait_for(|stopped| *stopped) => break,
             Some(_) = open.join_next() => {}
-            _ = tick.tick() => {
+            _ = tick.tick(), if open.len() < OPEN => {
                 let record = record.clone();
                 open.spawn(async move {
                     let begun = Instant::now();

@@ -85,7 +85,7 @@ fn a_run_directory_that_is_removed_is_made_again() {
     assert!(shim.repaired("directory", "ok") >= 2 && shim.repaired("record", "ok") >= 2);
     probes_pass(&node, "a");
     // Another instance that starts in it now is found, and one of the same name is refused as ever.
-    let (_, _other) = node.exec("b");
+    let (_other, _its_echo) = node.exec("b");
     let (status, log) = node.cannot_exec("a");
     assert!(status == Some(69) && log.contains("the instance a is alive"), "{log}");
     shim.running.logs("probing instance=b");
