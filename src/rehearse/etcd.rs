@@ -12,6 +12,7 @@ use hyper_util::rt::TokioIo;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 use tokio::net::TcpStream;
 
@@ -20,6 +21,14 @@ pub const NAME: &str = "etcd";
 
 /// How long it may take until it is up.
 pub const UP_WITHIN: Duration = Duration::from_secs(30);
+
+/// Name of the flag for the time between two notices of progress: before 3.6 it was an experiment.
+fn notify_flag(program: &Path) -> &'static str {
+    let said = Command::new(program).arg("--version").stdin(Stdio::null()).output();
+    let said = said.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let before = ["etcd Version: 3.4.", "etcd Version: 3.5."].iter().any(|version| said.starts_with(version));
+    if before { "experimental-watch-progress-notify-interval" } else { "watch-progress-notify-interval" }
+}
 
 /// Where an etcd listens.
 #[derive(Debug, Clone, Copy)]
@@ -43,11 +52,6 @@ impl Etcd {
     pub fn part(&self, program: &Path, dir: &Path) -> Part {
         let (clients, peers) = (self.url(), format!("http://{}", self.peers));
         let argv = vec![
-            // What kubeadm sets: a watch of what nobody writes is told how far the store has come. The flag's name depends on
-            // etcd's version, and of the environment it takes what it knows.
-            "env".into(),
-            "ETCD_EXPERIMENTAL_WATCH_PROGRESS_NOTIFY_INTERVAL=5s".into(),
-            "ETCD_WATCH_PROGRESS_NOTIFY_INTERVAL=5s".into(),
             program.into(),
             "--name=rehearsal".into(),
             flag("data-dir", dir.join("etcd")),
@@ -56,6 +60,8 @@ impl Etcd {
             flag("listen-peer-urls", &peers),
             flag("initial-advertise-peer-urls", &peers),
             flag("initial-cluster", format!("rehearsal={peers}")),
+            // What kubeadm sets: a watch of what nobody writes is told how far the store has come.
+            flag(notify_flag(program), "5s"),
             // What it writes need not outlive the machine.
             "--unsafe-no-fsync".into(),
             "--log-level=warn".into(),
@@ -78,5 +84,26 @@ impl Etcd {
             status if status.is_success() => Ok(()),
             status => Err(told(&status)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn an_etcd_gets_the_flag_that_it_knows() {
+        let dir = tempfile::tempdir().unwrap();
+        let named = |version: &str| {
+            let program = dir.path().join(version);
+            fs::write(&program, format!("#!/bin/sh\necho 'etcd Version: {version}'\n")).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+            notify_flag(&program)
+        };
+        assert_eq!(named("3.5.24"), "experimental-watch-progress-notify-interval");
+        assert_eq!(named("3.6.16"), "watch-progress-notify-interval");
+        assert_eq!(notify_flag(Path::new("/nonexistent")), "watch-progress-notify-interval");
     }
 }
