@@ -610,6 +610,9 @@ pub struct RehearseArgs {
     /// The etcd that real apiservers get, if their commands name none [default: the one in PATH]
     #[arg(long, env = "BERTH_REHEARSE_ETCD", hide_env_values = true, value_name = "PATH", help_heading = REHEARSED)]
     pub etcd: Option<PathBuf>,
+    /// The berth whose shims are rehearsed, an image's for example [default: this program]
+    #[arg(long, env = "BERTH_REHEARSE_BERTH", hide_env_values = true, value_name = "PATH", help_heading = REHEARSED)]
+    pub berth: Option<PathBuf>,
     /// Rehearse in a network namespace of its own, where kube-apiserver can advertise an address
     #[arg(long, env = "BERTH_REHEARSE_NETNS", hide_env_values = true, help_heading = REHEARSED)]
     pub netns: bool,

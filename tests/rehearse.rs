@@ -132,6 +132,22 @@ fn quiet_watches_list_again_after_a_switch_unless_both_serve_for_long_enough() {
     assert_eq!(again(&held(&["--old", often, "--settle=7s"])), ("0".into(), "0".into()));
 }
 
+/// A script that says who it was started as, and becomes this berth: of the processes only the shims are its.
+#[test]
+fn another_berths_shims_are_rehearsed() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let (other, started) = (dir.path().join("berth"), dir.path().join("started"));
+    let berth = env!("CARGO_BIN_EXE_berth");
+    let script = format!("#!/bin/sh\necho \"$1\" >>'{}'\nexec '{berth}' \"$@\"\n", started.display());
+    std::fs::write(&other, script).unwrap();
+    std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o755)).unwrap();
+    held(&["--berth", &other.display().to_string()]);
+    let mut started: Vec<String> = std::fs::read_to_string(started).unwrap().lines().map(str::to_owned).collect();
+    started.sort_unstable();
+    assert_eq!(started, ["exec", "exec", "serve", "serve"]);
+}
+
 /// Without a certificate its shims' probes would be answered by 401 for ever.
 #[test]
 fn apiservers_that_know_nobody_without_a_certificate_are_rehearsed_too() {

@@ -1,4 +1,4 @@
-//! `berth rehearse`: an upgrade under load on this machine, by the very processes of production.
+//! `berth rehearse`: an upgrade under load on this machine, by the processes of production.
 //!
 //! In the order of the flow:
 //!

@@ -1,7 +1,7 @@
 //! Which processes an instance has, in the order in which they are started, and who of them is told
 //! to stop when.
 
-use super::apiserver::{Instance, THIS, flag};
+use super::apiserver::{Instance, flag};
 use super::haproxy;
 use super::plan::{Topology, Via};
 use super::stage::Setting;
@@ -133,10 +133,10 @@ impl Layout {
     }
 }
 
-/// A subcommand of this binary and its place.
+/// A subcommand of berth and its place.
 fn berth(command: &str, setting: &Setting, instance: &str) -> Vec<OsString> {
     vec![
-        THIS.into(),
+        setting.berth.clone().into(),
         command.into(),
         format!("--listen={}", setting.address).into(),
         flag("run-dir", setting.run_dir()),

@@ -76,7 +76,7 @@ pub struct Environment {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Program {
-    /// What it was there for: `old`, `new`, `etcd`, `haproxy`.
+    /// What it was there for: `old`, `new`, `etcd`, `haproxy`, `berth` where it is another one than that which made the report.
     pub role: String,
     /// Which version, as it says itself.
     pub version: String,

@@ -51,11 +51,11 @@ pub fn ask(role: &str, program: &OsStr, option: &str) -> Option<Program> {
     Some(Program { role: role.to_owned(), version: version(&said)?.to_owned() })
 }
 
-/// The word after `version`.
+/// The word after `version` or `berth`.
 fn version(said: &str) -> Option<&str> {
-    let is_version = |word: &&str| word.trim_end_matches(':').eq_ignore_ascii_case("version");
+    let is_before = |word: &&str| ["version", "berth"].contains(&&*word.trim_end_matches(':').to_ascii_lowercase());
     let mut words = said.split_whitespace();
-    words.find(is_version)?;
+    words.find(is_before)?;
     words.next()
 }
 
@@ -79,6 +79,7 @@ mod tests {
         let haproxy = "HAProxy version 2.6.12-1+deb12u1 2023/12/16 - https://haproxy.org/\nStatus: stable";
         assert_eq!(version(haproxy), Some("2.6.12-1+deb12u1"));
         assert_eq!(version("etcd Version: 3.5.17\nGit SHA: 507c0de\n"), Some("3.5.17"));
+        assert_eq!(version("berth 0.1.0\n"), Some("0.1.0"));
         assert_eq!((version("no such option"), version("version")), (None, None));
         assert_eq!(ask("etcd", "echo".as_ref(), "Version: 3").unwrap().version, "3");
         assert_eq!(ask("etcd", "/no/such/program".as_ref(), "--version"), None);

@@ -25,6 +25,10 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         checks.wrong("--old and --new: a stand-in and a real apiserver have no store in common; give both or neither");
     }
     let etcd = etcd(args, [&old, &new], &mut checks);
+    let berth = args.berth.as_deref().and_then(|program| {
+        let mend = |why| format!("--berth {}: {why}; give the path of a berth binary", program.display());
+        checks.note(find_program(program.as_os_str()).map_err(mend))
+    });
     let faults = faults(&args.fault, &mut checks);
     let shutdown = Shutdown {
         delay: delay("--shutdown-delay-duration", &args.shutdown_delay_duration, &mut checks),
@@ -65,6 +69,7 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         new,
         versions: Plan::default().versions,
         etcd,
+        berth,
         netns: args.netns,
         topology: args.topology,
         upgrades: checks.number("--upgrades", &args.upgrades, UPGRADES),
@@ -172,6 +177,7 @@ mod tests {
             ("--new", "'"),
             ("--old", "/nonexistent/kube-apiserver"),
             ("--etcd", "/nonexistent/etcd"),
+            ("--berth", "/nonexistent/berth"),
             ("--fault", "none,hang"),
             ("--shutdown-delay-duration", "soon"),
             ("--shutdown-watch-termination-grace-period", "2m"),

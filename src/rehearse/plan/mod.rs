@@ -59,6 +59,8 @@ pub struct Plan {
     pub versions: [String; 2],
     /// The etcd that is started for real apiservers; none: they are stand-ins, or name one themselves.
     pub etcd: Option<PathBuf>,
+    /// The berth that shims are processes of, if it is not this program.
+    pub berth: Option<PathBuf>,
     /// In a network namespace of its own.
     pub netns: bool,
     /// Which processes an instance has.
@@ -170,6 +172,7 @@ impl Default for Plan {
             new: Apiserver::default(),
             versions: VERSIONS.map(str::to_owned),
             etcd: None,
+            berth: None,
             netns: false,
             topology: Topology::SideContainer,
             upgrades: 1,

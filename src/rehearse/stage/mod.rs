@@ -9,7 +9,7 @@ mod seen;
 pub use address::{NETNS, free_address};
 pub use folder::sweep;
 
-use super::apiserver::Instance;
+use super::apiserver::{Instance, THIS};
 use super::certs::{self, Certs};
 use super::etcd::{self, Etcd};
 use super::haproxy;
@@ -69,6 +69,8 @@ pub struct Setting {
     pub dir: PathBuf,
     /// The berth.
     pub address: SocketAddr,
+    /// The program that shims are processes of.
+    pub berth: PathBuf,
     /// The certificates.
     pub certs: Certs,
     /// Value of `--etcd-servers` for real apiservers.
@@ -138,6 +140,7 @@ impl Stage {
         let setting = Setting {
             dir: dir.path().to_owned(),
             address,
+            berth: plan.berth.clone().unwrap_or_else(|| THIS.into()),
             certs: certs::make(dir.path(), &[address.ip()])?,
             etcd: None,
             probe_with_certificate: plan.old.wants_certificates() || plan.new.wants_certificates(),

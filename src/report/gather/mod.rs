@@ -57,7 +57,9 @@ fn programs(plan: &Plan, rehearsed: &Rehearsed) -> Vec<Program> {
     let etcd = plan.etcd.as_ref().and_then(|program| environment::ask("etcd", program.as_os_str(), "--version"));
     let haproxy = rehearsed.runs.iter().find(|run| run.via == Via::Haproxy);
     let haproxy = haproxy.and_then(|_| environment::ask("haproxy", "haproxy".as_ref(), "-v"));
-    apiservers.chain(etcd).chain(haproxy).collect()
+    // Of this program the version is in the report already.
+    let berth = plan.berth.as_ref().and_then(|program| environment::ask("berth", program.as_os_str(), "--version"));
+    apiservers.chain(etcd).chain(haproxy).chain(berth).collect()
 }
 
 fn ran(played: &Played, control: Option<&Judged>) -> Ran {
