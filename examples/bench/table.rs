@@ -70,6 +70,8 @@ fn title(work: Work) -> &'static str {
         Work::Idle => "Idle",
         Work::Burst => "Burst",
         Work::Growth => "Growth",
+        Work::Beside => "Beside",
+        Work::Slow => "Slow",
     }
 }
 

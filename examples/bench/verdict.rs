@@ -57,7 +57,7 @@ fn judged(case: Case) -> Vec<Metric> {
         Case::Ping(_) | Case::Connect(_) | Case::Growth(_) => vec![Metric::Rate, Metric::Processor],
         Case::Bulk(..) => vec![Metric::Gigabits, Metric::ProcessorPerGigabyte],
         // A SYN that is dropped comes again after a second.
-        Case::Burst(_) => Vec::new(),
+        Case::Burst(_) | Case::Beside(_) | Case::Slow(_) => Vec::new(),
         Case::Idle(_) => vec![Metric::IdleMemory, Metric::UsedMemory],
     }
 }

@@ -2,19 +2,31 @@
 
 use crate::load::{self, Answers, PING, Pace, Pool, Way};
 use crate::peer::{Kind, Peer, Running};
-use crate::process::{Clocks, kernel_memory};
+use crate::process::{Clocks, kernel_memory, socket_memory};
 use crate::stats::percentile;
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 /// Clients of the short connections.
 const CLIENTS: usize = 32;
 
 /// The answer that each idle connection had before its memory is looked at again: a small LIST.
 const LIST: u64 = 1 << 20;
+
+/// Streams that others are beside.
+const STREAMS: usize = 4;
+
+/// The answer that slow readers read, 50 KB a second each: a LIST of some 500 pods.
+const LARGE: u64 = 5_000_000;
+const TICK: Duration = Duration::from_millis(100);
+const A_TICK: usize = 5_000;
+
+/// How long they read before memory is looked at: what is buffered for them has come to a rest.
+const SETTLED: Duration = Duration::from_secs(8);
 
 /// Descriptors that a relay has beside two a connection, at most; berth keeps the most free.
 const SPARE: u64 = 256;
@@ -34,6 +46,10 @@ pub(crate) enum Work {
     Burst,
     /// Ping on 100 to 8,000 connections
     Growth,
+    /// Ping on 16 connections beside four streams down
+    Beside,
+    /// Memory of 2,000 readers of 50 KB/s
+    Slow,
 }
 
 /// One thing that each peer does once a round.
@@ -45,6 +61,8 @@ pub(crate) enum Case {
     Idle(usize),
     Burst(usize),
     Growth(usize),
+    Beside(usize),
+    Slow(usize),
 }
 
 impl Work {
@@ -62,6 +80,8 @@ impl Work {
             Self::Idle => vec![Case::Idle(idle)],
             Self::Burst => vec![Case::Burst(idle)],
             Self::Growth => growth.iter().copied().map(Case::Growth).collect(),
+            Self::Beside => vec![Case::Beside(16)],
+            Self::Slow => vec![Case::Slow(if short { 200 } else { 2_000 })],
         }
     }
 
@@ -84,6 +104,8 @@ impl Case {
             Self::Idle(_) => Work::Idle,
             Self::Burst(_) => Work::Burst,
             Self::Growth(_) => Work::Growth,
+            Self::Beside(_) => Work::Beside,
+            Self::Slow(_) => Work::Slow,
         }
     }
 
@@ -93,6 +115,8 @@ impl Case {
             Self::Ping(_) | Self::Connect(_) | Self::Burst(_) | Self::Growth(_) => Metric::Rate,
             Self::Bulk(..) => Metric::Gigabits,
             Self::Idle(_) => Metric::IdleMemory,
+            Self::Beside(_) => Metric::P999,
+            Self::Slow(_) => Metric::SocketMemory,
         }
     }
 
@@ -104,6 +128,8 @@ impl Case {
             }
             Self::Bulk(..) => vec![Metric::Gigabits, Metric::ProcessorPerGigabyte],
             Self::Idle(_) => vec![Metric::IdleMemory, Metric::UsedMemory, Metric::BaseMemory, Metric::Start],
+            Self::Beside(_) => vec![Metric::P999, Metric::Gigabits],
+            Self::Slow(_) => vec![Metric::SocketMemory, Metric::IdleMemory],
         }
     }
 
@@ -114,7 +140,9 @@ impl Case {
             | Self::Bulk(_, count)
             | Self::Idle(count)
             | Self::Burst(count)
-            | Self::Growth(count) => count,
+            | Self::Growth(count)
+            | Self::Slow(count) => count,
+            Self::Beside(count) => STREAMS + count,
         }
     }
 }
@@ -131,6 +159,8 @@ impl fmt::Display for Case {
             Self::Idle(count) => write!(f, "idle, {} connections", thousands(*count as f64)),
             Self::Burst(count) => write!(f, "burst, {} clients", thousands(*count as f64)),
             Self::Growth(count) => write!(f, "growth, {} connections", thousands(*count as f64)),
+            Self::Beside(count) => write!(f, "ping, {count} connections beside {STREAMS} streams"),
+            Self::Slow(count) => write!(f, "slow, {} readers", thousands(*count as f64)),
         }
     }
 }
@@ -156,6 +186,8 @@ pub(crate) enum Metric {
     UsedMemory,
     /// Bytes of the kernel's memory a connection, of all four sockets.
     KernelMemory,
+    /// Bytes that the kernel's sockets hold a connection, those of client and backend among them.
+    SocketMemory,
     /// Bytes of memory in all, with one connection seen.
     BaseMemory,
     /// Bytes of memory in all.
@@ -182,6 +214,7 @@ impl Metric {
             Self::IdleMemory => "bytes_per_connection",
             Self::UsedMemory => "bytes_per_connection_used",
             Self::KernelMemory => "kernel_bytes_per_connection",
+            Self::SocketMemory => "socket_bytes_per_connection",
             Self::BaseMemory => "base_bytes",
             Self::Memory => "bytes",
             Self::Descriptors => "descriptors",
@@ -202,6 +235,7 @@ impl Metric {
             Self::IdleMemory => "B/connection",
             Self::UsedMemory => "B/connection after 1 MiB",
             Self::KernelMemory => "kernel B/connection",
+            Self::SocketMemory => "sockets' B/connection",
             Self::BaseMemory => "base MiB",
             Self::Memory => "memory MiB",
             Self::Descriptors => "descriptors",
@@ -302,6 +336,18 @@ impl Bench<'_> {
                 let processor = || clocks.as_ref().map(Clocks::seconds).transpose();
                 Ok(figures(&load::burst(running.address, count, &processor)?))
             }
+            Case::Beside(count) => {
+                let pool = Pool::open(running.address, STREAMS + count)?;
+                let clocks = clocks(running)?;
+                let processor = || clocks.as_ref().map(Clocks::seconds).transpose();
+                let (answers, bytes) = pool.beside(STREAMS, self.pace, &processor)?;
+                let mut figures = figures(&answers);
+                // The relay's time is mostly for the streams.
+                figures.retain(|(metric, _)| *metric != Metric::Processor);
+                figures.push((Metric::Gigabits, 8e-9 * bytes as f64 / answers.span.seconds));
+                Ok(figures)
+            }
+            Case::Slow(count) => slow(count, running),
             Case::Growth(count) => {
                 // A pool that something went wrong with is not used again.
                 let mut pool = grown.take().map_or_else(|| Pool::open(running.address, 0), Ok)?;
@@ -357,6 +403,17 @@ fn idle(count: usize, peer: &Peer, running: &Running) -> Result<Vec<(Metric, f64
         (Metric::Start, running.until_answer.as_secs_f64() * 1e3),
         (Metric::Size, peer.size() as f64),
     ])
+}
+
+fn slow(count: usize, running: &Running) -> Result<Vec<(Metric, f64)>> {
+    let mut pool = Pool::open(running.address, count)?;
+    let memory = || running.tree.as_ref().map(crate::process::Tree::memory).transpose();
+    let (base, sockets_base) = (memory()?, socket_memory()?);
+    pool.slowly(LARGE, TICK, A_TICK, SETTLED)?;
+    let a_connection = |now: f64, base: f64| (now - base) / count as f64;
+    let mut figures = vec![(Metric::SocketMemory, a_connection(socket_memory()?, sockets_base))];
+    figures.extend(memory()?.zip(base).map(|(now, base)| (Metric::IdleMemory, a_connection(now, base))));
+    Ok(figures)
 }
 
 #[cfg(test)]
