@@ -585,6 +585,47 @@ fn the_log_is_json_when_asked_and_names_connections() {
     assert_eq!(first["berth"], node.listen.to_string());
 }
 
+/// Descriptors of pipes, but for standard input and output.
+fn pipes(pid: u32) -> usize {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let own = fds.filter(|fd| fd.file_name().to_str().and_then(|fd| fd.parse().ok()).is_some_and(|fd: u32| fd > 2));
+    own.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to.to_string_lossy().starts_with("pipe:"))).count()
+}
+
+/// Readers of something large who stall leave nothing in the shim: neither a pipe, of which a uid has few, nor bytes.
+#[test]
+fn readers_that_stall_hold_no_pipe_and_no_memory() {
+    const READERS: usize = 100;
+    let node = Node::new();
+    let backend = Backend::new().serve(|mut instance| {
+        // A probe says nothing; to a client it writes until that is gone.
+        if matches!(instance.read(&mut [0; 100]), Ok(1..)) {
+            while instance.write_all(&[7; 65536]).is_ok() {}
+        }
+    });
+    let shim = node.joined(backend, &["--threads", "1"]);
+    let reader = |_| {
+        let mut client = connect(node.listen);
+        client.write_all(&hello(100)).unwrap();
+        read(&mut client, 4_000_000);
+        client
+    };
+    let inherited = pipes(shim.child.id());
+    let mut first = reader(0);
+    let resident = || {
+        let statm = std::fs::read_to_string(format!("/proc/{}/statm", shim.child.id())).unwrap();
+        statm.split_ascii_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    let before = resident();
+    let stalled: Vec<_> = (0..READERS).map(reader).collect();
+    read(&mut first, 4_000_000);
+    let (pipes, grown) = (pipes(shim.child.id()) - inherited, resident().saturating_sub(before) / READERS);
+    println!("{pipes} descriptors of pipes, {grown} bytes a reader");
+    assert!(pipes <= 2, "{pipes} descriptors of pipes");
+    assert!(grown < 20_000, "{grown} bytes a reader");
+    drop(stalled);
+}
+
 /// Who takes all places of the admin port and reads no answer does not keep them.
 #[test]
 fn the_admin_port_answers_beside_clients_that_do_not_read() {

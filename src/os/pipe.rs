@@ -2,7 +2,7 @@
 //! by page and without a copy.
 
 use nix::fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice};
-use nix::unistd::pipe2;
+use nix::unistd::{pipe2, read};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -33,6 +33,22 @@ impl Pipe {
     /// What splice(2) says.
     pub fn fill(&self, socket: &impl AsFd, length: usize) -> io::Result<usize> {
         Ok(splice(socket, None, &self.write, None, length, flags())?)
+    }
+
+    /// Takes out what is in the pipe, `length` bytes.
+    ///
+    /// # Errors
+    /// What read(2) says.
+    pub fn take(&self, length: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        let mut at = 0;
+        while at < length {
+            match read(&self.read, &mut bytes[at..])? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                more => at += more,
+            }
+        }
+        Ok(bytes)
     }
 
     /// Moves up to `length` bytes from the pipe to a socket; there must be as many.

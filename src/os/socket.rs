@@ -237,6 +237,40 @@ pub fn check_connection(socket: BorrowedFd<'_>) -> Result<SocketAddr, String> {
     peer.as_socket().ok_or_else(|| "it is no connection of the Internet".into())
 }
 
+/// How many bytes the kernel takes for a connection now; 0 where epoll would not call that writable, which is as
+/// long as more than two thirds of its buffer are taken.
+#[must_use]
+pub fn room(socket: &impl AsFd) -> usize {
+    // Of linux/sock_diag.h.
+    const SNDBUF: usize = 3;
+    const WMEM_QUEUED: usize = 5;
+    let mut figures = [0u32; 9];
+    let mut length = libc::socklen_t::try_from(size_of_val(&figures)).unwrap_or(36);
+    // SAFETY: the option's value is a row of u32 that lives for the call, and its size is given.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MEMINFO,
+            figures.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    // A kernel that does not say has room until a write shows that it has not.
+    if result != 0 {
+        return usize::MAX;
+    }
+    let (queued, room) = (figures[WMEM_QUEUED], figures[SNDBUF].saturating_sub(figures[WMEM_QUEUED]));
+    if room >= queued / 2 { room as usize } else { 0 }
+}
+
+/// Whether the kernel takes more for a connection. If not, an epoll that waits for it is told when it does.
+pub fn is_writable(socket: &impl AsFd) -> bool {
+    let mut asked = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
+    // When asking fails, a write finds out.
+    poll(&mut asked, PollTimeout::ZERO) != Ok(0)
+}
+
 /// Whether a connection was reset or given up. Asking leaves the error for the next read.
 pub fn is_gone(socket: &impl AsFd) -> bool {
     let mut asked = [PollFd::new(socket.as_fd(), PollFlags::empty())];

@@ -1,33 +1,61 @@
 //! Directions that move a lot: splice(2) through a pipe instead of read and write.
 //!
 //! The bytes stay in the kernel's pages, which pays from some 64 KiB a move on; below, two copies are
-//! cheaper than two more system calls. A direction has a pipe only while there is something in it, so an
-//! idle connection has none. Empty ones wait in a pool of the thread; where none can be had,
-//! bytes are copied.
+//! cheaper than two more system calls. A thread has one pipe, which is empty between two moves: no more goes in
+//! than the destination has room for, so a reader that stalls holds none. Where no pipe can be had, bytes are copied.
 
 use crate::os::pipe::Pipe;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// Most that is moved at once. The kernel's limit for a pipe without privilege (pipe-max-size).
-const SIZE: usize = 1024 * 1024;
+/// Most that is moved at once, and the size of a pipe: its limit without privilege (pipe-max-size). What a pipe holds is
+/// what one move is worth, and 256 KiB cost a fifth to a half more processor time.
+const MOST: usize = 1024 * 1024;
 
-/// Most pipes of a thread, of two descriptors each: a slow reader of something large keeps one.
-pub const PIPES: u32 = 32;
+/// Most pipes of that size. All pipes of a user share 64 MiB (pipe-user-pages-soft), beyond which each new one has 8 KiB,
+/// and kube-apiserver may be the same user. Further ones are as large as any.
+const LARGE_PIPES: usize = 8;
+
+/// Size of any pipe.
+const PLAIN: usize = 64 * 1024;
+
+/// Most pipes of a thread, of two descriptors each.
+pub const PIPES: u32 = 1;
 
 /// A move of so many bytes is a large one.
-const LARGE: usize = 64 * 1024;
+pub(super) const LARGE: usize = 64 * 1024;
 
 /// Large moves in a row that make a direction bulk: an answer of less than half a megabyte is over before
 /// a pipe would pay.
 const MANY: u8 = 4;
 
+/// Pipes of this process.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
 thread_local! {
-    static POOL: RefCell<Vec<Pipe>> = const { RefCell::new(Vec::new()) };
-    static LENT: Cell<u32> = const { Cell::new(0) };
+    static PIPE: Cell<Option<Counted>> = const { Cell::new(None) };
+}
+
+/// A pipe that counts as long as it is there.
+#[derive(Debug)]
+struct Counted(Pipe);
+
+impl Counted {
+    fn new() -> io::Result<Self> {
+        let pipe = Pipe::new(if COUNT.load(Ordering::Relaxed) < LARGE_PIPES { MOST } else { PLAIN })?;
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        Ok(Self(pipe))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Whether a direction moves a lot, told from its latest moves.
@@ -51,55 +79,76 @@ impl Bulk {
     }
 }
 
-/// Bytes on their way through a pipe.
+/// What one move did.
 #[derive(Debug)]
-pub(super) struct Piped {
-    /// There until dropped.
-    pipe: Option<Pipe>,
-    pub(super) bytes: usize,
+pub(super) struct Moved {
+    /// Bytes that the source gave, 0 at its end.
+    pub(super) read: usize,
+    /// Bytes that the destination took.
+    pub(super) written: usize,
+    /// What it did not take after all, or its error.
+    pub(super) rest: io::Result<Vec<u8>>,
 }
 
-impl Piped {
-    /// Takes what the source has, zero bytes at its end. `None`: no pipe can be had.
-    pub(super) fn poll_read(cx: &mut Context<'_>, source: &TcpStream) -> Option<Poll<io::Result<Self>>> {
-        if LENT.get() >= PIPES {
-            return None;
+/// Moves what the source has, but no more than `most`, to the destination. `None`: no pipe can be had, and nothing
+/// was read.
+pub(super) fn poll_move(
+    cx: &mut Context<'_>,
+    source: &TcpStream,
+    destination: &TcpStream,
+    most: usize,
+) -> Option<Poll<io::Result<Moved>>> {
+    let pipe = match PIPE.take() {
+        Some(pipe) => pipe,
+        None => Counted::new().ok()?,
+    };
+    let read = match poll_fill(cx, &pipe.0, source, most.min(MOST)) {
+        Poll::Ready(Err(error)) if is_refusal(&error) => return None,
+        Poll::Ready(Ok(read)) => read,
+        // Nothing is in it.
+        Poll::Ready(Err(error)) => {
+            PIPE.set(Some(pipe));
+            return Some(Poll::Ready(Err(error)));
         }
-        let pipe = match POOL.with_borrow_mut(Vec::pop) {
-            Some(pipe) => pipe,
-            None => Pipe::new(SIZE).ok()?,
-        };
-        LENT.set(LENT.get() + 1);
-        let mut piped = Self { pipe: Some(pipe), bytes: 0 };
-        match piped.poll_fill(cx, source) {
-            Poll::Ready(Err(error)) if is_refusal(&error) => None,
-            filled => Some(filled.map_ok(|()| piped)),
+        Poll::Pending => {
+            PIPE.set(Some(pipe));
+            return Some(Poll::Pending);
+        }
+    };
+    let mut written = 0;
+    let rest = loop {
+        if written == read {
+            break Ok(Vec::new());
+        }
+        match poll_drain(cx, &pipe.0, destination, read - written) {
+            Poll::Ready(Ok(drained)) => written += drained,
+            Poll::Ready(Err(error)) => break Err(error),
+            Poll::Pending => break pipe.0.take(read - written),
+        }
+    };
+    // What is left in a pipe must never reach another connection: then it is closed.
+    if rest.is_ok() {
+        PIPE.set(Some(pipe));
+    }
+    Some(Poll::Ready(Ok(Moved { read, written, rest })))
+}
+
+fn poll_fill(cx: &mut Context<'_>, pipe: &Pipe, source: &TcpStream, most: usize) -> Poll<io::Result<usize>> {
+    loop {
+        ready!(source.poll_read_ready(cx))?;
+        match source.try_io(Interest::READABLE, || pipe.fill(source, most)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            filled => return Poll::Ready(filled),
         }
     }
+}
 
-    fn poll_fill(&mut self, cx: &mut Context<'_>, source: &TcpStream) -> Poll<io::Result<()>> {
-        loop {
-            ready!(source.poll_read_ready(cx))?;
-            let filled =
-                source.try_io(Interest::READABLE, || self.pipe.as_ref().map_or(Ok(0), |p| p.fill(source, SIZE)));
-            match filled {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                filled => return Poll::Ready(filled.map(|bytes| self.bytes = bytes)),
-            }
-        }
-    }
-
-    /// Gives to the destination what it takes.
-    pub(super) fn poll_write(&mut self, cx: &mut Context<'_>, destination: &TcpStream) -> Poll<io::Result<usize>> {
-        loop {
-            ready!(destination.poll_write_ready(cx))?;
-            let drain = || self.pipe.as_ref().map_or(Ok(0), |pipe| pipe.drain(destination, self.bytes));
-            match destination.try_io(Interest::WRITABLE, drain) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                drained => {
-                    return Poll::Ready(drained.inspect(|moved| self.bytes -= moved));
-                }
-            }
+fn poll_drain(cx: &mut Context<'_>, pipe: &Pipe, destination: &TcpStream, length: usize) -> Poll<io::Result<usize>> {
+    loop {
+        ready!(destination.poll_write_ready(cx))?;
+        match destination.try_io(Interest::WRITABLE, || pipe.drain(destination, length)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            drained => return Poll::Ready(drained),
         }
     }
 }
@@ -108,16 +157,6 @@ impl Piped {
 /// sandbox without it, or no memory for pages.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EPERM | libc::ENOMEM | libc::EOPNOTSUPP))
-}
-
-impl Drop for Piped {
-    fn drop(&mut self) {
-        LENT.set(LENT.get().saturating_sub(1));
-        // What is left in a pipe must never reach another connection: it is closed.
-        if let Some(pipe) = self.pipe.take().filter(|_| self.bytes == 0) {
-            POOL.with_borrow_mut(|pool| pool.push(pipe));
-        }
-    }
 }
 
 #[cfg(test)]
@@ -133,12 +172,15 @@ mod tests {
         (client, listener.accept().await.unwrap().0)
     }
 
-    async fn piped(source: &TcpStream) -> Piped {
-        poll_fn(|cx| Piped::poll_read(cx, source).unwrap()).await.unwrap()
+    async fn moved(source: &TcpStream, destination: &TcpStream, most: usize) -> Moved {
+        poll_fn(|cx| poll_move(cx, source, destination, most).unwrap()).await.unwrap()
     }
 
-    fn pools() -> (usize, u32) {
-        (POOL.with_borrow(Vec::len), LENT.get())
+    fn has_pipe() -> bool {
+        let pipe = PIPE.take();
+        let has = pipe.is_some();
+        PIPE.set(pipe);
+        has
     }
 
     #[test]
@@ -149,7 +191,7 @@ mod tests {
             assert!(!bulk.is());
         }
         for _ in 0..100 {
-            bulk.saw(SIZE);
+            bulk.saw(MOST);
             assert!(bulk.is());
         }
         let small = (0..100).take_while(|_| {
@@ -160,41 +202,47 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_go_through_and_the_pipe_comes_back() {
+    async fn bytes_go_through_one_pipe() {
         let ((mut source, from), (to, mut destination)) = (pair().await, pair().await);
+        for _ in 0..2 {
+            source.write_all(b"hello").await.unwrap();
+            let Moved { read, written, rest } = moved(&from, &to, MOST).await;
+            assert_eq!((read, written, rest.unwrap()), (5, 5, Vec::new()));
+            assert!(has_pipe());
+            let mut got = [0; 5];
+            destination.read_exact(&mut got).await.unwrap();
+            assert_eq!(&got, b"hello");
+        }
         source.write_all(b"hello").await.unwrap();
-        let mut through = piped(&from).await;
-        assert_eq!((through.bytes, pools()), (5, (0, 1)));
-        assert_eq!(poll_fn(|cx| through.poll_write(cx, &to)).await.unwrap(), 5);
-        assert_eq!(through.bytes, 0);
-        drop(through);
-        assert_eq!(pools(), (1, 0));
-        let mut got = [0; 5];
-        destination.read_exact(&mut got).await.unwrap();
-        assert_eq!(&got, b"hello");
+        assert_eq!(moved(&from, &to, 2).await.read, 2, "no more than it may");
+        assert_eq!(moved(&from, &to, MOST).await.read, 3);
         drop(source);
-        assert_eq!(piped(&from).await.bytes, 0, "the end");
+        assert_eq!(moved(&from, &to, MOST).await.read, 0, "the end");
     }
 
     /// What one connection could not bring to its end is nothing for the next.
     #[tokio::test]
-    async fn a_pipe_with_something_in_it_is_closed() {
-        let (mut source, from) = pair().await;
-        source.write_all(b"secret").await.unwrap();
-        drop(piped(&from).await);
-        assert_eq!(pools(), (0, 0));
-    }
-
-    #[tokio::test]
-    async fn pipes_are_limited() {
-        let (mut source, from) = pair().await;
-        let mut held = Vec::new();
-        for _ in 0..PIPES {
-            source.write_all(b"x").await.unwrap();
-            held.push(piped(&from).await);
+    async fn what_a_destination_does_not_take_leaves_the_pipe() {
+        let ((mut source, from), (mut to, mut destination)) = (pair().await, pair().await);
+        let mut filled = 0;
+        while let Ok(Ok(written)) =
+            tokio::time::timeout(std::time::Duration::from_millis(100), to.write(&[1; 65536])).await
+        {
+            filled += written;
         }
-        assert!(poll_fn(|cx| Poll::Ready(Piped::poll_read(cx, &from).is_none())).await);
-        held.pop();
-        assert!(poll_fn(|cx| Poll::Ready(Piped::poll_read(cx, &from).is_some())).await);
+        source.write_all(b"secret").await.unwrap();
+        let Moved { read, written, rest } = moved(&from, &to, MOST).await;
+        assert_eq!((read, written, rest.unwrap()), (6, 0, b"secret".to_vec()));
+        assert!(has_pipe());
+
+        // It is gone: its kernel says so at the next write.
+        destination.read_exact(&mut vec![0; filled]).await.unwrap();
+        destination.set_zero_linger().unwrap();
+        drop(destination);
+        let _ = to.read(&mut [0]).await;
+        source.write_all(b"secret").await.unwrap();
+        let Moved { read, written, rest } = moved(&from, &to, MOST).await;
+        assert!(read == 6 && written == 0 && rest.is_err());
+        assert!(!has_pipe(), "closed with what is in it");
     }
 }

@@ -9,25 +9,30 @@
 //! A future that ended by [`End`] has done what the other end must see, once both sockets are closed: after
 //! [`End::Closed`] each gets its FIN, if it has not got it yet; after any other both are set to reset at close.
 
-use super::bulk::{Bulk, Piped};
-use crate::os::socket::{is_gone, reset_on_close};
+use super::bulk::{self, Bulk, LARGE, Moved};
+use crate::os::socket::{is_gone, is_writable, reset_on_close, room};
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep};
 
 /// Size of the buffer that the connections of a thread share. Larger ones were not faster; with
 /// 64 KiB and less, bulk slows down.
 const SHARED: usize = 128 * 1024;
 
+/// Most that is read without asking how much the destination takes, and kept if it takes nothing: most messages are
+/// smaller.
+const SMALL: usize = 64 * 1024;
+
 /// Bytes that a direction may move before other connections of the thread get their turn. A small read
-/// counts as a full buffer.
-const TURN: usize = 16 * SHARED;
+/// counts as a full buffer; a move through a pipe is mostly a turn of its own.
+const TURN: usize = 4 * SHARED;
 
 /// How long nothing moves before an end that is not read is asked whether it is there. Most are not read for a
 /// moment only, and asking costs a system call.
@@ -63,31 +68,24 @@ pub trait Meter {
 
 /// What was read and not taken yet.
 #[derive(Debug)]
-enum Rest {
-    Bytes { bytes: Box<[u8]>, written: usize },
-    Piped(Piped),
+struct Rest {
+    bytes: Box<[u8]>,
+    written: usize,
 }
 
 impl Rest {
     fn of(bytes: Vec<u8>) -> Option<Self> {
-        (!bytes.is_empty()).then(|| Self::Bytes { bytes: bytes.into(), written: 0 })
+        (!bytes.is_empty()).then(|| Self { bytes: bytes.into(), written: 0 })
     }
 
     fn is_gone(&self) -> bool {
-        match self {
-            Self::Bytes { bytes, written } => *written == bytes.len(),
-            Self::Piped(piped) => piped.bytes == 0,
-        }
+        self.written == self.bytes.len()
     }
 
     fn poll_write(&mut self, cx: &mut Context<'_>, destination: &mut TcpStream) -> Poll<io::Result<usize>> {
-        match self {
-            Self::Bytes { bytes, written } => Pin::new(destination).poll_write(cx, &bytes[*written..]).map_ok(|n| {
-                *written += n;
-                n
-            }),
-            Self::Piped(piped) => piped.poll_write(cx, destination),
-        }
+        let written = ready!(Pin::new(destination).poll_write(cx, &self.bytes[self.written..]))?;
+        self.written += written;
+        Poll::Ready(Ok(written))
     }
 }
 
@@ -109,6 +107,10 @@ struct Direction {
     /// direction has read what is left, it reads what looks like an end (FIN) and is none.
     reset: bool,
     rest: Option<Rest>,
+    /// The destination has no room, so nothing is read for it.
+    full: bool,
+    /// The latest read was a large one.
+    large: bool,
     bulk: Bulk,
 }
 
@@ -117,7 +119,13 @@ struct SourceGone;
 
 impl Direction {
     fn new(pending: Vec<u8>) -> Self {
-        Self { phase: Phase::Open, reset: false, rest: Rest::of(pending), bulk: Bulk::default() }
+        let (rest, bulk) = (Rest::of(pending), Bulk::default());
+        Self { phase: Phase::Open, reset: false, rest, full: false, large: false, bulk }
+    }
+
+    /// Whether the destination takes nothing, so that the source is not read.
+    fn is_stuck(&self) -> bool {
+        self.full || self.rest.is_some()
     }
 
     /// The destination takes no more. A reset that came after its end (FIN) says EPIPE: then the end that
@@ -154,7 +162,15 @@ impl Direction {
                 }
                 continue;
             }
-            let Ok(read) = ready!(self.poll_move(cx, source, destination, buffer, &mut count)) else {
+            let most = if self.large {
+                self.full = true;
+                let room = ready!(poll_room(cx, destination));
+                self.full = false;
+                room
+            } else {
+                SMALL
+            };
+            let Ok(read) = ready!(self.poll_move(cx, source, destination, &mut *buffer, most, &mut count)) else {
                 return Poll::Ready(Err(SourceGone));
             };
             if read == 0 {
@@ -172,32 +188,39 @@ impl Direction {
                     Err(error) => self.break_off(&error),
                 }
             }
+            self.large = read >= most.min(SMALL);
             self.bulk.saw(read);
             turn += read.max(SHARED);
         }
-        cx.waker().wake_by_ref();
-        Poll::Pending
+        // The waker would put this task before what epoll has for others.
+        pin!(yield_now()).poll(cx).map(Ok)
     }
 
-    /// Reads once, and writes as much of it as the destination takes at once; the rest is kept. Says how much
-    /// was read, 0 at the source's end; an error is the source's.
+    /// Reads at most so much once, and writes as much of it as the destination takes at once; the rest is kept. Says
+    /// how much was read, 0 at the source's end; an error is the source's.
     fn poll_move(
         &mut self,
         cx: &mut Context<'_>,
         source: &mut TcpStream,
         destination: &mut TcpStream,
         buffer: &mut [u8],
+        most: usize,
         count: &mut impl FnMut(usize),
     ) -> Poll<io::Result<usize>> {
         if self.bulk.is()
-            && let Some(piped) = Piped::poll_read(cx, source)
+            && most >= LARGE
+            && let Some(moved) = bulk::poll_move(cx, source, destination, most)
         {
-            let piped = ready!(piped)?;
-            let read = piped.bytes;
-            self.rest = (read > 0).then_some(Rest::Piped(piped));
+            let Moved { read, written, rest } = ready!(moved)?;
+            count(written);
+            match rest {
+                Ok(rest) => self.rest = Rest::of(rest),
+                Err(error) => self.break_off(&error),
+            }
             return Poll::Ready(Ok(read));
         }
-        let mut read = ReadBuf::new(buffer);
+        let most = most.min(buffer.len());
+        let mut read = ReadBuf::new(&mut buffer[..most]);
         ready!(Pin::new(source).poll_read(cx, &mut read))?;
         let bytes = read.filled();
         if bytes.is_empty() {
@@ -212,6 +235,22 @@ impl Direction {
             Poll::Pending => self.rest = Rest::of(bytes.to_vec()),
         }
         Poll::Ready(Ok(bytes.len()))
+    }
+}
+
+/// How much a destination takes at once; waits while that is too little to be worth a read. So what a slow
+/// reader does not take stays where it came from, and is not kept here.
+fn poll_room(cx: &mut Context<'_>, destination: &TcpStream) -> Poll<usize> {
+    loop {
+        let room = room(destination);
+        if room > 0 || ready!(destination.poll_write_ready(cx)).is_err() {
+            return Poll::Ready(room.max(1));
+        }
+        // Asking makes the kernel tell when there is more.
+        let asked = || is_writable(destination).then_some(()).ok_or_else(|| io::ErrorKind::WouldBlock.into());
+        if destination.try_io(Interest::WRITABLE, asked).is_ok() {
+            return Poll::Ready(SMALL);
+        }
     }
 }
 
@@ -293,7 +332,7 @@ pub async fn copy<M: Meter>(
                 // what an instance that is gone said last.
                 (Phase::Finished | Phase::Broken, Phase::Open) => watch.poll(cx, client).map(|()| End::Client),
                 // The instance takes nothing, so the client is not read.
-                (Phase::Open, _) if up.rest.is_some() => watch.poll(cx, client).map(|()| End::Client),
+                (Phase::Open, _) if up.is_stuck() => watch.poll(cx, client).map(|()| End::Client),
                 (Phase::Open, Phase::Finished) => watch.poll(cx, backend).map(|()| End::Backend),
                 (Phase::Open, Phase::Open) => Poll::Pending,
             }
