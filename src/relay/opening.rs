@@ -46,6 +46,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Times that a connection is offered to siblings: when it comes, and when it was held.
 const PASSES: u8 = 2;
 
+/// Time between two tries for a leg when descriptors, memory or ports ran out.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Other source addresses that are tried when one has no port left or cannot be bound.
 const SOURCES: usize = 3;
 
@@ -219,7 +222,11 @@ pub(super) async fn open(
                 // It is ready and ended two legs: it means it.
                 return Err(tell(client, how));
             }
-            if let Err(how) = held.wait(context, client, &mut kept, &mut table, &tried).await {
+            let found = async {
+                // The sender lives as long as the workers do.
+                let _ = table.wait_for(|table| table.pick(|instance| tried.allows(instance)).is_some()).await;
+            };
+            if let Err(how) = held.wait(context, client, &mut kept, found).await {
                 return Err(tell(client, how));
             }
             continue;
@@ -239,6 +246,12 @@ pub(super) async fn open(
                 if error.kind() == io::ErrorKind::ConnectionRefused {
                     context.report_refused(&instance);
                     tried.refuse(instance.epoch);
+                } else if is_own_lack(&error) {
+                    // Nothing is wrong with the instance: what ends meanwhile gives one back.
+                    again = replay;
+                    if let Err(how) = held.wait(context, client, &mut kept, tokio::time::sleep(PAUSE)).await {
+                        return Err(tell(client, how));
+                    }
                 } else {
                     tried.add(instance.epoch);
                     ended = Some(How::BackendReset);
@@ -442,25 +455,20 @@ struct Held {
 }
 
 impl Held {
-    /// Returns when there is an instance to try.
+    /// Returns when what it waits for is there.
     async fn wait(
         &mut self,
         context: &Context,
         client: &mut TcpStream,
         kept: &mut Kept,
-        table: &mut watch::Receiver<Arc<Table>>,
-        tried: &Tried,
+        awaited: impl Future<Output = ()>,
     ) -> Result<(), How> {
         let until = *self.until.get_or_insert_with(|| Instant::now() + context.hold);
         let _place = context.held.try_acquire().map_err(|_| How::HoldFull)?;
-        let found = async {
-            // The sender lives as long as the workers do.
-            let _ = table.wait_for(|table| table.pick(|instance| tried.allows(instance)).is_some()).await;
-        };
         kept.held = true;
         kept.count();
         let waited = tokio::select! {
-            () = found => Ok(()),
+            () = awaited => Ok(()),
             () = tokio::time::sleep_until(until) => Err(How::HoldExpired),
             how = left(client, kept) => Err(how),
         };
@@ -468,6 +476,12 @@ impl Held {
         kept.count();
         waited
     }
+}
+
+/// Whether this process or this host lacks something for a leg: a descriptor, memory, or a port of the source.
+fn is_own_lack(error: &io::Error) -> bool {
+    let lacks = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
+    error.raw_os_error().is_some_and(|code| lacks.contains(&code))
 }
 
 /// Waits until a held client gave up.

@@ -3,12 +3,14 @@
 use super::load::Load;
 use super::node::{Echo, Node, alone};
 use super::support::eventually;
-use super::support::net::{connect, free_address, fresh_ip, hello, ping};
+use super::support::net::{connect, free_address, fresh_ip, hello, ping, read};
+use super::support::process::said;
 use berth::instance::InstanceId;
 use berth::phase::Phase;
 use berth::registry::instance::{Claim, Claimant, claim};
+use nix::sys::signal::Signal;
 use socket2::{Domain, Socket, Type};
-use std::io;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -34,6 +36,38 @@ fn a_siblings_instance_that_dies_is_not_missed() {
     );
     assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), b.running.log());
     assert!(a.running.log().lines().all(|line| !line.contains("ERROR")), "{}", a.running.log());
+}
+
+/// Leaves a process one free descriptor, or takes the limit away again.
+fn limit(pid: nix::unistd::Pid, one: bool) {
+    let numbers = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let open: std::collections::BTreeSet<u64> =
+        numbers.map(|entry| entry.file_name().to_str().unwrap().parse().unwrap()).collect();
+    let free = |limit: u64| limit - open.range(..limit).count() as u64;
+    let soft = if one { (1..).find(|limit| free(*limit) == 1).unwrap() } else { 1024 };
+    let (code, _, why) =
+        said(std::process::Command::new("prlimit").args([format!("--pid={pid}"), format!("--nofile={soft}:")]));
+    assert_eq!(code, Some(0), "{why}");
+}
+
+#[test]
+fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
+    let _alone = alone();
+    let (node, instance) = (Node::new(), Echo::new());
+    // Nothing else opens a descriptor meanwhile, and who accepts takes all that are left before a leg is dialled.
+    let a = node.joined("a", instance.address, &["--probe-interval", "1h", "--hold", "60s", "--threads", "1"]);
+    a.freeze();
+    limit(a.running.pid(), true);
+    let mut clients: Vec<_> = (0..8).map(|_| connect(node.listen)).collect();
+    for client in &mut clients {
+        client.write_all(&hello(64)).unwrap();
+    }
+    a.running.signal(Signal::SIGCONT);
+    a.running.logs("cannot accept, trying again");
+    limit(a.running.pid(), false);
+    for client in &mut clients {
+        assert_eq!(read(client, 64), hello(64));
+    }
 }
 
 #[test]
