@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Runs a berth of real processes for minutes or hours while clients of all kinds go through it and everything goes wrong by
+# chance: upgrades, SIGKILL, SIGSTOP, no descriptors, a run directory that is full or removed, a clock that jumps, and two
+# versions that meet. Exits with 0 only if nothing was lost beyond what a kill takes, nothing grew, and the logs
+# have no error that docs/troubleshooting.md does not explain. All of it stays on 127.0.0.0/8 and ends by itself.
+#
+#   scripts/soak.sh MINUTES [--seed N] [--rate N]
+#
+# What of it needs root (a run directory that can be filled), libfaketime or the git history is skipped and said to be.
+#   BERTH            the binary (built otherwise, with its release profile)
+#   BERTH_PREVIOUS   a binary of the version before (built from git otherwise, into BERTH_TEST_CACHE)
+#   BERTH_TEST_CACHE where it is kept (~/.cache/berth-e2e)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly EX_USAGE=64 EX_UNAVAILABLE=69
+# The version before, until 0.1.0 is out.
+readonly PREVIOUS=ad17dc9
+
+die() {
+    printf 'soak.sh: %s\n' "$2" >&2
+    exit "$1"
+}
+
+main() {
+    [[ ${1:-} =~ ^[0-9]+(\.[0-9]+)?$ ]] || die $EX_USAGE "give the minutes first: scripts/soak.sh 2 [--seed N] [--rate N]"
+    local minutes=$1 soak dir status=0
+    shift
+    if [[ -z ${BERTH:-} ]]; then
+        cargo build --quiet --locked --release
+        BERTH=${CARGO_TARGET_DIR:-target}/release/berth
+    fi
+    [[ -x $BERTH ]] || die $EX_UNAVAILABLE "BERTH=$BERTH cannot be run"
+    cargo build --quiet --locked --example soak
+    soak=${CARGO_TARGET_DIR:-target}/debug/examples/soak
+    dir=$(mktemp -d)
+    set -- --minutes "$minutes" --berth "$(realpath -- "$BERTH")" --dir "$dir" "$@"
+    if previous; then set -- "$@" --previous "$BERTH_PREVIOUS"; fi
+    if faketime; then set -- "$@" --faketime "$faketime"; fi
+    if unshare --mount true 2>/dev/null; then
+        mkdir "$dir/run"
+        # shellcheck disable=SC2016  # Its own arguments.
+        unshare --mount sh -c 'mount -t tmpfs -o size=512k,mode=0700 tmpfs "$1" && shift && exec "$@"' \
+            - "$dir/run" "$soak" "$@" --small-run-dir || status=$?
+    else
+        "$soak" "$@" || status=$?
+    fi
+    if ((status)); then
+        echo "the logs are in $dir/log"
+    else
+        rm -rf -- "$dir"
+    fi
+    exit $status
+}
+
+# previous: is BERTH_PREVIOUS there, or can it be built?
+previous() {
+    local cache source
+    [[ -z ${BERTH_PREVIOUS:-} ]] || return 0
+    if ! git cat-file -e "$PREVIOUS^{commit}" 2>/dev/null; then
+        echo "no commit $PREVIOUS in this clone"
+        return 1
+    fi
+    cache=${BERTH_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/berth-e2e}/berth-$PREVIOUS
+    if [[ ! -x $cache/berth ]]; then
+        source=$(mktemp -d)
+        # Without the features that a shim does not have.
+        if ! (git archive "$PREVIOUS" | tar -x -C "$source" &&
+            cd "$source" && cargo build --quiet --locked --no-default-features --target-dir "$source/target" &&
+            mkdir -p "$cache" && cp target/debug/berth "$cache/berth.new" && mv "$cache/berth.new" "$cache/berth"); then
+            rm -rf -- "$source"
+            die $EX_UNAVAILABLE "cannot build $PREVIOUS"
+        fi
+        rm -rf -- "$source"
+    fi
+    BERTH_PREVIOUS=$cache/berth
+}
+
+# faketime: libfaketime's library for programs of several threads, if it is installed.
+faketime() {
+    faketime=$(find /usr/lib /usr/lib64 /usr/local/lib -name libfaketimeMT.so.1 -print -quit 2>/dev/null || true)
+    [[ -n $faketime ]]
+}
+
+main "$@"
