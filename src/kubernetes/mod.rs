@@ -15,6 +15,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::Value;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,6 +72,8 @@ pub struct Client {
     server: String,
     host: String,
     port: u16,
+    /// Dialled instead.
+    dial: Option<SocketAddr>,
     prefix: String,
     name: ServerName<'static>,
     tls: Arc<ClientConfig>,
@@ -106,6 +109,7 @@ impl Client {
             server: access.server.clone(),
             host: place.host,
             port: place.port,
+            dial: None,
             prefix: place.prefix,
             name,
             tls: Arc::new(tls(access)?),
@@ -118,6 +122,13 @@ impl Client {
     #[must_use]
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
+    }
+
+    /// The same at this address: with several control-plane nodes the kubeconfig's server may be any of them. Certificate and
+    /// credentials are those of the kubeconfig.
+    #[must_use]
+    pub fn at(self, address: SocketAddr) -> Self {
+        Self { dial: Some(address), ..self }
     }
 
     /// Where it asks, as the kubeconfig says it.
@@ -187,7 +198,10 @@ impl Client {
         path: &str,
         object: Option<&Value>,
     ) -> Result<(StatusCode, Bytes), String> {
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await;
+        let stream = match self.dial {
+            Some(address) => TcpStream::connect(address).await,
+            None => TcpStream::connect((self.host.as_str(), self.port)).await,
+        };
         let stream = stream.map_err(|error| format!("cannot connect: {error}"))?;
         let stream = TlsConnector::from(self.tls.clone()).connect(self.name.clone(), stream).await;
         let stream = stream.map_err(|error| format!("TLS handshake failed: {error}"))?;
@@ -237,4 +251,4 @@ fn tls(access: &Access) -> Result<ClientConfig, kubeconfig::Mistake> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

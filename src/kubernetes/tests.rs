@@ -10,14 +10,14 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 
-struct Server {
-    access: Access,
+pub(crate) struct Server {
+    pub(crate) access: Access,
     /// Heads and bodies of requests, with the number of the client's certificates.
-    asked: mpsc::UnboundedReceiver<(String, usize)>,
+    pub(crate) asked: mpsc::UnboundedReceiver<(String, usize)>,
 }
 
 /// Answers every request with the same bytes; with none, it is silent.
-async fn serve(answer: String) -> Server {
+pub(crate) async fn serve(answer: String) -> Server {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -62,7 +62,7 @@ async fn serve(answer: String) -> Server {
     Server { access: Access { server, authority, client, token: Some("t0ken".into()), server_name: None }, asked }
 }
 
-fn answer(status: &str, body: &str) -> String {
+pub(crate) fn answer(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
@@ -78,6 +78,23 @@ async fn asks_with_certificate_token_and_prefix() {
     client.put("/api/v1/x", &json!({"a": 1})).await.unwrap();
     let (request, _) = server.asked.recv().await.unwrap();
     assert!(request.starts_with("PUT ") && request.contains("application/json"), "{request}");
+}
+
+/// With several control-plane nodes the server of a kubeconfig says nothing of one of them.
+#[tokio::test]
+async fn another_address_is_dialled_with_the_same_credentials() {
+    let mut server = serve(answer("200 OK", "ok")).await;
+    let client = Client::new(&server.access).unwrap();
+    assert!(client.ready().await);
+    assert!(!client.at("127.0.0.1:1".parse().unwrap()).ready().await);
+    let address = server.access.server.strip_prefix("https://").unwrap().strip_suffix("/k").unwrap().parse().unwrap();
+    let elsewhere = Access { server: "https://127.0.0.1:1".into(), ..server.access.clone() };
+    assert!(Client::new(&elsewhere).unwrap().at(address).ready().await);
+    let mut last = server.asked.recv().await.unwrap();
+    while let Ok(next) = server.asked.try_recv() {
+        last = next;
+    }
+    assert!(last.0.to_lowercase().contains("authorization: bearer t0ken\r\n") && last.1 == 1, "{last:?}");
 }
 
 #[tokio::test]

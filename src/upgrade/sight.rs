@@ -277,10 +277,10 @@ fn content(path: &Path, which: impl Fn(&str) -> Option<Version>) -> io::Result<C
     }
 }
 
-/// Whether an apiserver that is not behind berth answers: as an admin, or with anything that says that it is one.
+/// Whether an apiserver that is not behind berth answers at this address of the node: as an admin, or with anything that says that it is one.
 pub async fn plain_serves(client: Option<&Client>, address: SocketAddr) -> bool {
     if let Some(client) = client {
-        return client.ready().await;
+        return client.clone().at(address).ready().await;
     }
     let config = ProbeConfig {
         kind: ProbeKind::Https,
@@ -299,6 +299,15 @@ pub async fn plain_serves(client: Option<&Client>, address: SocketAddr) -> bool 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kubernetes::tests::{answer, serve};
+
+    #[tokio::test]
+    async fn another_nodes_apiserver_does_not_answer_for_this_one() {
+        let other = serve(answer("200 OK", "ok")).await;
+        let client = Client::new(&other.access).unwrap();
+        assert!(client.ready().await);
+        assert!(!plain_serves(Some(&client), "127.0.0.1:1".parse().unwrap()).await);
+    }
 
     #[test]
     fn ends_of_processes_are_counted_once() {
