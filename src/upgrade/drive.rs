@@ -131,6 +131,9 @@ impl Driver<'_> {
             if self.state.position.step == Step::SwitchBack {
                 seen.plain_serves = plain_serves(self.setting.client.as_ref(), self.state.address).await;
             }
+            if let Some(service) = &self.service {
+                service.serving(seen.canonical.in_group || seen.temporary.in_group);
+            }
             self.ask_kubelet(&mut seen).await;
             match self.machine.next(&seen, self.say.elapsed()) {
                 Action::Wait => {

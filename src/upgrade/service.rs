@@ -5,8 +5,8 @@
 //! first removes what it takes for its own leftover, and refuses only to remove the last address of all. The one
 //! that serves puts it back at its next round, up to 10 s later.
 //!
-//! Here it is put back as soon as it is missing. Nothing is decided by what step the upgrade is in: the objects
-//! are looked at all the time, and written only if the address is missing. Two objects are meant, in the
+//! Here it is put back as soon as it is missing, while an instance of this node is in the group. Nothing is decided by what
+//! step the upgrade is in: the objects are looked at all the time, and written only if the address is missing. Two objects are meant, in the
 //! reconciler's own form: the EndpointSlice, which kube-proxy reads, and the Endpoints that the reconciler makes it
 //! from. A stopping apiserver writes the slice last, so the slice tells.
 
@@ -14,7 +14,7 @@ use super::say::Say;
 use crate::kubernetes::{Client, Error};
 use hyper::StatusCode;
 use serde_json::{Value, json};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -53,13 +53,15 @@ pub struct Service {
     client: Client,
     address: SocketAddr,
     kept: Rc<RefCell<Kept>>,
+    /// An instance of this node is in the group. Else it is right that the address goes: other nodes serve.
+    served: Rc<Cell<bool>>,
 }
 
 impl Service {
     /// Of this address: what the node's instances advertise.
     #[must_use]
     pub fn new(client: &Client, address: SocketAddr) -> Self {
-        Self { client: client.clone().with_patience(PATIENCE), address, kept: Rc::default() }
+        Self { client: client.clone().with_patience(PATIENCE), address, kept: Rc::default(), served: Rc::default() }
     }
 
     /// Whether the Service names the node. If not, that may be the gap of a stop a moment ago: the reconciler
@@ -79,6 +81,11 @@ impl Service {
         }
     }
 
+    /// Whether an instance of this node serves now. Until that is said, nothing is put back.
+    pub fn serving(&self, served: bool) {
+        self.served.set(served);
+    }
+
     /// What was done so far.
     #[must_use]
     pub fn kept(&self) -> Kept {
@@ -96,6 +103,10 @@ impl Service {
             }
             let kept = match looked {
                 Ok(Some(slice)) if in_slice(&slice, self.address) => Ok(()),
+                Ok(_) if !self.served.get() => {
+                    missing = None;
+                    Ok(())
+                }
                 Ok(slice) => {
                     missing.get_or_insert_with(Instant::now);
                     self.put_back(slice).await
@@ -264,9 +275,33 @@ fn new_endpoints(address: SocketAddr) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kubernetes::tests::{answer, serve};
 
     fn address() -> SocketAddr {
         "10.0.0.5:6443".parse().unwrap()
+    }
+
+    /// The other control-plane nodes take out the address of one that is dead, and it must not come back.
+    #[tokio::test]
+    async fn a_node_that_serves_nothing_is_not_put_back() {
+        let slice = r#"{"addressType":"IPv4","endpoints":[{"addresses":["10.0.0.6"]}]}"#;
+        let mut server = serve(answer("200 OK", slice)).await;
+        let service = Service::new(&Client::new(&server.access).unwrap(), address());
+        let look = async {
+            for _ in 0..3 {
+                let (asked, _) = server.asked.recv().await.unwrap();
+                assert!(asked.starts_with("GET "), "{asked}");
+            }
+            service.serving(true);
+            while !server.asked.recv().await.unwrap().0.starts_with("PUT ") {}
+            service.serving(false);
+            // What was under way.
+            while server.asked.recv().await.unwrap().0.contains("endpoints/kubernetes ") {}
+        };
+        tokio::select! {
+            () = service.clone().keep(Rc::default()) => {}
+            () = look => {}
+        }
     }
 
     #[test]
