@@ -116,10 +116,17 @@ pub fn temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, Proble
         reason: reason.into(),
         comment: false,
     };
-    let edits = [
+    let mut edits = vec![
         set("name", format!("{PREFIX}{name}"), "two files with one pod name overwrite each other"),
         set("uid", uid.to_string(), "which instance is this pod's is known from its name"),
     ];
+    let component = manifest.template().at(&["metadata", "labels", "component"]).and_then(Node::text);
+    edits.extend(component.map(|component| Edit {
+        path: metadata.key("labels").key("component"),
+        change: Change::Set(format!("{PREFIX}{component}").into()),
+        reason: "kubeadm takes every pod with its label for the node's one kube-apiserver".into(),
+        comment: false,
+    }));
     apply(manifest.text(), manifest.document(), &edits)
 }
 
@@ -179,14 +186,17 @@ mod tests {
     }
 
     #[test]
-    fn the_temporary_pod_differs_in_name_and_uid_alone() {
+    fn the_temporary_pod_differs_in_name_uid_and_label_alone() {
         let text = injected();
         let uid = draw_uid().unwrap();
         assert_eq!(uid.to_string().len(), 36);
         assert_ne!(uid, draw_uid().unwrap());
         let temporary = temporary(&Manifest::parse(&text).unwrap(), &uid).unwrap();
         let changed: Vec<_> = temporary.lines().filter(|line| !text.contains(line)).collect();
-        assert_eq!(changed, ["  name: berth-kube-apiserver", &format!("  uid: {uid}")]);
+        assert_eq!(
+            changed,
+            ["    component: berth-kube-apiserver", "  name: berth-kube-apiserver", &format!("  uid: {uid}")]
+        );
         assert_eq!(temporary.lines().count(), text.lines().count() + 1);
     }
 }
