@@ -539,8 +539,9 @@ pub struct UpgradeArgs {
     /// How long an instance may take to get ready and join
     #[arg(long, env = "BERTH_READY_TIMEOUT", hide_env_values = true, default_value = "5m", value_name = "DURATION")]
     pub ready_timeout: String,
-    /// How long an instance must then stay ready before the other one goes
-    #[arg(long, env = "BERTH_SETTLE", hide_env_values = true, default_value = "30s", value_name = "DURATION")]
+    /// How long an instance must then stay ready before the other one goes: a round of its watch cache's bookmarks and a
+    /// little, so that watches go on in it
+    #[arg(long, env = "BERTH_SETTLE", hide_env_values = true, default_value = "75s", value_name = "DURATION")]
     pub settle: String,
     /// Puts the node's address back into the Service `kubernetes` as an admin [default:
     /// /etc/kubernetes/admin.conf, if it is there]

@@ -50,6 +50,7 @@ checks! {
     KEYS_DIFFER, Warning, "keys-differ", "each has the keys with which the other encrypts and signs, and accepts its issuer, as far as the flags and the age of the files show it";
     // The files beside it.
     SAME_POD_NAME, Error, "same-pod-name", "no other file of the manifest folder has the same pod name";
+    ETCD_NOTIFY, Warning, "etcd-notify", "an etcd among the other files tells watchers at least every 10 s how far it is (kubeadm's: 5 s)";
     STRAY_FILE, Warning, "stray-file", "every other file there that the kubelet reads is a manifest by its name and by what is in it";
     // The node.
     HOST_PATH, Error, "host-path", "what a hostPath of type Directory, File or Socket wants is there";

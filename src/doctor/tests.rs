@@ -264,8 +264,16 @@ fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
     };
     let etcd = "kind: Pod\nmetadata: {name: etcd, namespace: kube-system}\n";
     assert_eq!(beside("etcd.yaml", Ok(etcd)), []);
+    let notifying = |flag: &str| {
+        let command = format!("{etcd}spec:\n  containers:\n  - command: [etcd, --data-dir=/var/lib/etcd{flag}]\n");
+        beside("etcd.yaml", Ok(&command))
+    };
+    assert_eq!(notifying(", --experimental-watch-progress-notify-interval=5s"), []);
+    assert_eq!(notifying(", --watch-progress-notify-interval, 10s"), []);
     vec![
         ("same-pod-name", beside("kube-apiserver.yaml.bak", Ok(KUBEADM))),
+        ("etcd-notify", notifying("")),
+        ("etcd-notify", notifying(", --watch-progress-notify-interval=10m0s")),
         ("stray-file", beside("etcd.yaml~", Ok(etcd))),
         ("stray-file", beside("notes.yaml", Ok("kind: ConfigMap"))),
         ("stray-file", beside("notes", Ok("a: ["))),
