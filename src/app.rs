@@ -319,6 +319,7 @@ impl Bound {
         let Self { config, instance, listen, berth, metrics, book, phase, workers, ended, .. } = self;
         let table = book.subscribe();
         let told = watch::Sender::new(*stop.borrow());
+        let unconnected = watch::Sender::default();
         let view = Arc::new(View {
             berth: listen[0],
             listen: listen.clone(),
@@ -328,6 +329,7 @@ impl Bound {
             table: table.clone(),
             metrics: metrics.clone(),
             folder: berth.clone(),
+            unconnected: unconnected.subscribe(),
         });
         let mut tasks = JoinSet::new();
         let (ask, asked) = mpsc::unbounded_channel();
@@ -373,6 +375,7 @@ impl Bound {
             asked,
             table: table.clone(),
             stop: told.subscribe(),
+            unconnected,
             phase: phase.clone(),
         });
         let mut left = phase.subscribe();

@@ -119,6 +119,8 @@ pub struct Metrics {
     /// `berth_lease_renewals_total{result}`: ok, blocked (a thread gave no sign of life), failed.
     pub renewals: Family<ProbeLabels, Counter>,
     repairs: Family<RepairLabels, Counter>,
+    /// `berth_siblings_unconnected`: live siblings that have had no connection for longer than a lease.
+    pub siblings_unconnected: Gauge,
 }
 
 impl Metrics {
@@ -141,6 +143,7 @@ impl Metrics {
         let renewals = Family::<ProbeLabels, Counter>::default();
         let repairs = Family::<RepairLabels, Counter>::default();
         let foreign_listeners = Gauge::default();
+        let siblings_unconnected = Gauge::default();
         // What goes wrong is there from the start: `increase()` does not see a counter that appears with its first count.
         for result in ["unauthorized", "forbidden", "tls", "config"] {
             drop(probes.get_or_create(&ProbeLabels { result }));
@@ -173,6 +176,8 @@ impl Metrics {
         registry.register("berth_accept_errors", "Failed accepts by kind", Family::clone(&accept_errors));
         registry.register("berth_lease_renewals", "Renewals of the own lease by result", Family::clone(&renewals));
         registry.register("berth_handover", "Steps of the handover by result", Family::clone(&handover));
+        let help = "Live siblings without a connection for longer than a lease";
+        registry.register("berth_siblings_unconnected", help, siblings_unconnected.clone());
         let help = "What was removed from the run directory in use and put back, by result";
         registry.register("berth_run_dir_repairs", help, Family::clone(&repairs));
         registry.register(
@@ -194,6 +199,7 @@ impl Metrics {
             foreign_listeners,
             renewals,
             repairs,
+            siblings_unconnected,
         }
     }
 

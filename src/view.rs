@@ -55,6 +55,8 @@ pub struct View {
     pub metrics: Arc<Metrics>,
     /// The berth's folder, where the siblings are.
     pub folder: BerthDir,
+    /// Siblings that live and have no connection to this shim.
+    pub unconnected: watch::Receiver<Vec<InstanceId>>,
 }
 
 impl View {
@@ -146,6 +148,7 @@ impl View {
             fail_open: table.pick(|_| true).is_some_and(|picked| picked.standing == Standing::Failing),
             foreign_listeners: self.metrics.foreign_listeners.get().unsigned_abs(),
             instances: instances.collect(),
+            unconnected: self.unconnected.borrow().clone(),
         }
     }
 }

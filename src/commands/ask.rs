@@ -34,7 +34,16 @@ pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
     let patience = patience.unwrap_or(control::PATIENCE);
     let ready = block_on(async {
         match status(&known, patience).await {
-            Ok(status) => status.ready(),
+            Ok(status) => {
+                for sibling in &status.unconnected {
+                    eprintln!(
+                        "berth: the shims of {} and {sibling} have no connection: an upgrade now would lose what is queued at \
+                         the one that leaves; the log of {} says why",
+                        known.id, known.id
+                    );
+                }
+                status.ready()
+            }
             // It may be behind the node's shim alone.
             Err(why) => of_node_shim(&args.ask.run_dir, &known, patience).await.unwrap_or(Err(why)),
         }

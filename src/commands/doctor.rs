@@ -37,7 +37,12 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         true => beside::gather(&args.manifest).map_err(|error| missing(&format!("{name}: {error}"))).ok(),
         false => None,
     };
+    let unconnected = match args.node {
+        true => block_on(node::unconnected(Path::new("/"), &manifest))?,
+        false => Vec::new(),
+    };
     let node = args.node.then(|| node::Facts {
+        unconnected,
         interrupted: interrupted(&args.kept.backup_dir),
         ..node::Facts::gather(Path::new("/"), &manifest)
     });

@@ -266,7 +266,8 @@ async fn diagnose(
 ) -> Result<(), Exit> {
     let folder = options.canonical.display();
     let beside = beside::gather(&options.canonical).map_err(|error| unavailable(&format!("{folder}: {error}")))?;
-    let facts = node::Facts::gather(Path::new("/"), manifest);
+    let mut facts = node::Facts::gather(Path::new("/"), manifest);
+    facts.unconnected = node::unconnected(Path::new("/"), manifest).await;
     let cluster = match &setting.client {
         Some(client) => client.get(cluster::PATH).await.ok().map(|list| cluster::endpoints(&list)),
         None => None,

@@ -119,6 +119,9 @@ pub struct Status {
     pub foreign_listeners: u64,
     /// The instances that it knows, the own one first.
     pub instances: Vec<InstanceStatus>,
+    /// Siblings that live and have had no connection to it for longer than a lease.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unconnected: Vec<InstanceId>,
 }
 
 /// An instance as a shim sees it.

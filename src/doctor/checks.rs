@@ -70,6 +70,7 @@ checks! {
     CONNTRACK, Warning, "conntrack", "connection tracking has room";
     LEFTOVERS, Info, "leftovers", "the run directory holds nothing of the dead";
     BERTH_VERSION, Warning, "berth-version", "running shims are at most one minor version away";
+    SHIMS_UNCONNECTED, Error, "shims-unconnected", "running shims have a connection to each of their siblings";
     UPGRADE_INTERRUPTED, Warning, "upgrade-interrupted", "no `berth upgrade` was interrupted";
     // The cluster.
     REQUESTS, Error, "requests", "what a second kube-apiserver requests fits beside what the pods of the node request (with `--node`, for kubeadm's pods)";

@@ -399,6 +399,7 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("conntrack", setting("net.netfilter.nf_conntrack_count", "80")),
         ("leftovers", node(&|facts| facts.leftovers.push("1 socket of a shim".into()))),
         ("berth-version", node(&|facts| facts.shims[0].version = "9.0.0".into())),
+        ("shims-unconnected", node(&|facts| facts.unconnected.push("the shims of a and b have no connection".into()))),
         ("upgrade-interrupted", node(&|facts| facts.interrupted = Some("one of yesterday".into()))),
         ("anonymous-auth", config("{enabled: false}")),
         ("anonymous-auth", config("{enabled: true, conditions: [{path: /livez}]}")),

@@ -47,6 +47,7 @@ impl Keeper {
             }
             self.count_renewal("blocked");
         }
+        self.tell_of_unconnected();
         for holder in self.machine.silent() {
             if self.told_problems.insert(format!("{holder:?} is silent")) {
                 tracing::warn!(
@@ -57,6 +58,25 @@ impl Keeper {
         }
         self.read_leases();
         self.look_for_strangers();
+    }
+
+    /// Siblings without a connection guard nothing for one another, and what is queued at one that leaves is lost.
+    fn tell_of_unconnected(&mut self) {
+        let unconnected = self.machine.unconnected();
+        for holder in &unconnected {
+            if self.told_unconnected.insert(*holder) {
+                let instance = self.siblings.get(holder).map(tracing::field::display);
+                let why = self.unreachable.get(holder).map_or("it does not dial", String::as_str);
+                tracing::warn!(
+                    instance,
+                    "a live sibling has had no connection to this shim for longer than a lease, so neither guards the \
+                     other's listeners: {why}"
+                );
+            }
+        }
+        let names: Vec<_> = unconnected.iter().filter_map(|holder| self.siblings.get(holder).cloned()).collect();
+        self.setup.metrics.siblings_unconnected.set(i64::try_from(names.len()).unwrap_or(i64::MAX));
+        self.setup.unconnected.send_if_modified(|now| std::mem::replace(now, names.clone()) != names);
     }
 
     fn count_renewal(&self, result: &'static str) {
@@ -97,7 +117,7 @@ impl Keeper {
     }
 
     /// Takes in the siblings' leases, and dials those that are new. Of two, the one with the smaller
-    /// name dials, so that there is one connection.
+    /// name dials, so that there is one connection; if it does not within a lease, the other tries too.
     pub(super) fn read_leases(&mut self) {
         if self.setup.plain_close {
             return;
@@ -140,7 +160,8 @@ impl Keeper {
             let actions = self.machine.leased(holder, lease.renewed_after(), lease.expires());
             self.act(actions);
             let stands = self.writers.contains_key(&holder) || self.connecting.contains_key(&holder);
-            if self.me < holder && !stands && !self.machine.is_dead(holder) {
+            let dials = self.me < holder || self.machine.unconnected().contains(&holder);
+            if dials && !stands && !self.machine.is_dead(holder) {
                 self.dial(holder, &lease.instance);
             }
         }

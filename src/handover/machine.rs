@@ -253,6 +253,14 @@ impl Machine {
         self.peers.iter().filter(|(_, peer)| silent(peer)).map(|(holder, _)| *holder).collect()
     }
 
+    /// Siblings that have a lease, and for a lease's time no connection.
+    #[must_use]
+    pub fn unconnected(&self) -> Vec<Holder> {
+        let apart =
+            |peer: &Peer| !peer.connected && self.now < peer.fresh_until && self.now >= peer.since + self.rules.lease;
+        self.peers.iter().filter(|(_, peer)| apart(peer)).map(|(holder, _)| *holder).collect()
+    }
+
     /// When it should be asked again although nothing happened.
     #[must_use]
     pub fn wake(&self) -> Option<Time> {

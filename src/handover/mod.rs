@@ -91,6 +91,8 @@ pub struct Setup {
     pub table: watch::Receiver<Arc<Table>>,
     /// What the shim is told from outside.
     pub stop: watch::Receiver<Stop>,
+    /// Where the siblings are named that live and have no connection to this shim.
+    pub unconnected: watch::Sender<Vec<InstanceId>>,
     /// Where the phase is told.
     pub phase: watch::Sender<(Phase, SystemTime)>,
 }
@@ -111,6 +113,10 @@ struct Keeper {
     /// Instances of the siblings that have a lease, for their sockets.
     siblings: BTreeMap<Holder, InstanceId>,
     connecting: BTreeMap<Holder, Connecting>,
+    /// Why the last dial of a sibling came to nothing.
+    unreachable: BTreeMap<Holder, String>,
+    /// Siblings without a connection that were logged.
+    told_unconnected: BTreeSet<Holder>,
     turns: Arc<siblings::Turns>,
     events: mpsc::UnboundedSender<Event>,
     ended: mpsc::UnboundedSender<Cookie>,
@@ -164,6 +170,8 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
         writers: BTreeMap::new(),
         siblings: BTreeMap::new(),
         connecting: BTreeMap::new(),
+        unreachable: BTreeMap::new(),
+        told_unconnected: BTreeSet::new(),
         turns: Arc::default(),
         events,
         ended,
@@ -253,6 +261,8 @@ impl Keeper {
         let actions = match event {
             Event::Connected(holder, socket) => {
                 self.connecting.remove(&holder);
+                self.unreachable.remove(&holder);
+                self.told_unconnected.remove(&holder);
                 // Both dialled, and the other connection stands already: this one ends here.
                 let Entry::Vacant(free) = self.writers.entry(holder) else { return };
                 let changed = free.insert(Arc::default()).clone();
@@ -272,7 +282,7 @@ impl Keeper {
             }
             Event::Alone(holder, why) => {
                 // Unless both dialled, and it is the other connection that stands.
-                if self.not_dialled(holder) {
+                if self.not_dialled(holder, &why) {
                     if self.told_problems.insert(format!("{holder:?} {why}")) {
                         tracing::warn!("a sibling does not share its listeners: {why}");
                     }
@@ -281,12 +291,12 @@ impl Keeper {
                 return;
             }
             Event::Conflict(holder, why) => {
-                self.not_dialled(holder);
+                self.not_dialled(holder, &why);
                 self.conflict(&why);
                 return;
             }
             Event::Unreachable(holder, why) => {
-                self.not_dialled(holder);
+                self.not_dialled(holder, &why);
                 tracing::debug!("cannot reach a sibling: {why}");
                 return;
             }

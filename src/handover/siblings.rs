@@ -72,7 +72,8 @@ impl Keeper {
     }
 
     /// A dial failed. Whether the sibling is without a connection.
-    pub(super) fn not_dialled(&mut self, holder: Holder) -> bool {
+    pub(super) fn not_dialled(&mut self, holder: Holder, why: &str) -> bool {
+        self.unreachable.insert(holder, why.to_owned());
         // Meanwhile it may have come itself.
         if self.connecting.get(&holder) == Some(&Connecting::Dialled) {
             self.connecting.remove(&holder);

@@ -5,6 +5,7 @@ use super::load::Load;
 use super::node::{Echo, Node, alone};
 use super::support::eventually;
 use super::support::net::{connect, hello, ping};
+use super::support::process::{berth, said};
 use berth::handover::machine::Holder;
 use berth::instance::InstanceId;
 use berth::os::{clock, seqpacket};
@@ -128,6 +129,43 @@ fn who_goes_by_a_connected_siblings_name_is_refused() {
     load.more(50);
     let record = load.end();
     assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), a.running.log());
+}
+
+/// As SELinux, another mount or a full /run would have it: there is a lease, and no way to the socket.
+#[test]
+fn a_sibling_that_cannot_be_reached_is_said_within_a_lease() {
+    let _alone = alone();
+    let (node, instance) = (Node::new(), Echo::new());
+    let shim = node.joined("a", instance.address, &["--lease", "1s"]);
+    // One that would be dialled, and one that should dial.
+    for holder in [u64::MAX, 0] {
+        let mut sibling = Sibling::new(&node, holder);
+        let path = node.berth().socket_path(&sibling.lease.instance).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        eventually("a sibling without a connection", || {
+            sibling.renew();
+            (shim.metric("berth_siblings_unconnected", &[]) == 1).then_some(())
+        });
+        assert_eq!(shim.status().unconnected, [sibling.lease.instance.clone()]);
+        let (status, _, log) = said(berth(["ready", "--instance", "a", "--run-dir"]).arg(node.run_dir()));
+        assert!(status == Some(0) && log.contains("the shims of a and z have no connection"), "{status:?}: {log}");
+        let warnings = || shim.running.log().matches("a live sibling has had no connection to this shim").count();
+        let before = warnings();
+        assert!(before > 0 && shim.running.logs("neither guards").contains("WARN"));
+
+        // It can be dialled now, by whoever it is.
+        sibling.listener = seqpacket::listener(&path).unwrap();
+        let peer = sibling.dialled(holder);
+        gets_guards(&peer, &node);
+        eventually("all is well", || {
+            sibling.renew();
+            (shim.metric("berth_siblings_unconnected", &[]) == 0).then_some(())
+        });
+        assert_eq!(warnings(), before, "said once: {}", shim.running.log());
+        drop(peer);
+        lease::remove(&node.berth(), &sibling.lease).unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
 }
 
 /// Root could reach it, and would give its listeners to another uid.

@@ -6,6 +6,7 @@ use super::super::options;
 use super::super::pair::KEYS;
 use super::{Certificates, Clients, run_dir_on_node};
 use crate::config::Listen;
+use crate::control;
 use crate::manifest::Manifest;
 use crate::manifest::tree::Node;
 use crate::os::clock;
@@ -46,6 +47,8 @@ pub struct Facts {
     pub leftovers: Vec<String>,
     /// Shims that live there.
     pub shims: Vec<Shim>,
+    /// Which of them have no connection to a sibling; see [`unconnected`].
+    pub unconnected: Vec<String>,
     /// Addresses of the node.
     pub addresses: Option<Vec<IpAddr>>,
     /// Who listens on the ports of the shim.
@@ -192,6 +195,27 @@ impl Facts {
         self.leftovers = counts.into_iter().filter_map(said).collect();
         self.leftovers.extend(node.problems.iter().map(ToString::to_string));
     }
+}
+
+/// Asks the live shims of the run directory of a node, whose files are below `root`, which of their siblings they have
+/// no connection to.
+pub async fn unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
+    let path = Layout::of(manifest).and_then(|layout| run_dir_on_node(&layout));
+    let Some(path) = path.map(|path| root.join(path.strip_prefix("/").unwrap_or(&path))) else { return Vec::new() };
+    let (Ok(boot), Ok(now)) = (clock::boot_id(), clock::boottime()) else { return Vec::new() };
+    let berths = RunDir::find(&path).ok().flatten().and_then(|run_dir| run_dir.berths().ok()).unwrap_or_default();
+    let mut said = Vec::new();
+    for berth in &berths {
+        let leases = lease::list(berth).map(|listing| listing.leases).unwrap_or_default();
+        for instance in leases.into_iter().filter(|lease| lease.is_live(&boot, now)).map(|lease| lease.instance) {
+            let Ok(socket) = berth.socket_path(&instance) else { continue };
+            // One that does not answer tells nothing; a sibling of it will.
+            let Ok(status) = control::status(&socket, control::PATIENCE).await else { continue };
+            let pair = |other| format!("the shims of {instance} and {other} have no connection");
+            said.extend(status.unconnected.iter().map(pair));
+        }
+    }
+    said
 }
 
 /// The path and type of a volume that is a hostPath, and its line.

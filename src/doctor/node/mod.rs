@@ -21,7 +21,7 @@ pub use certificates::{Certificates, Validity};
 pub(super) use clients::covered;
 pub use clients::{Clients, Uncovered};
 pub(super) use facts::listen;
-pub use facts::{Facts, Holding, Running, Shim};
+pub use facts::{Facts, Holding, Running, Shim, unconnected};
 
 /// Version of the kernel since which sockets can share a port.
 const REUSEPORT_SINCE: (u32, u32) = (3, 9);
@@ -145,6 +145,13 @@ impl Examiner<'_> {
                 path.clone(),
                 format!("left behind by what has ended: {what}"),
                 "nothing: a running shim removes them within ten minutes, and nobody believes them before",
+            ));
+        }
+        for what in &self.facts.unconnected {
+            self.findings.push(SHIMS_UNCONNECTED.at(
+                path.clone(),
+                format!("{what}: an upgrade loses what is queued at the one that leaves"),
+                "see the logs of both shims; they need one uid, one run directory, and one SELinux label for its sockets",
             ));
         }
         let own = minor(crate::VERSION);
