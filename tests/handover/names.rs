@@ -181,7 +181,9 @@ fn who_is_dialled_must_be_of_the_same_uid() {
     let shim = node.joined("a", instance.address, &["--lease", "1s"]);
     let mut sibling = Sibling::new(&node, u64::MAX);
     let path = node.berth().socket_path(&sibling.lease.instance).unwrap();
-    std::fs::rename(&stranger.path, &path).unwrap();
+    // Under both names: a shim whose socket loses its own listens on another.
+    std::fs::remove_file(&path).unwrap();
+    std::fs::hard_link(&stranger.path, &path).unwrap();
     eventually("a refusal", || {
         sibling.renew();
         (shim.counted("connect", "refused") > 0).then_some(())
