@@ -20,10 +20,11 @@ use crate::handover::{Setup, keep};
 use crate::instance::InstanceId;
 use crate::limits;
 use crate::metrics::Metrics;
-use crate::os::{holder, process, socket};
+use crate::os::{clock, holder, process, socket};
 use crate::phase::Phase;
 use crate::registry::follow::{Own, follow};
 use crate::registry::{self, BerthDir, RunDir};
+use crate::relay::source::Sources;
 use crate::relay::{Context, Pass, Passing, Refusal};
 use crate::view::View;
 use crate::workers::Workers;
@@ -164,10 +165,12 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let (pass, passes) = mpsc::unbounded_channel();
     let pass_on = Arc::new(AtomicBool::new(!config.discover));
     let leaving = Arc::<AtomicBool>::default();
+    let sources = Arc::new(Sources::new(&clock::boot_id().map_err(system("read the boot's ID"))?));
     let contexts = metrics.workers().iter().map(|stats| Context {
         table: book.subscribe(),
         keepalive: config.keepalive,
         hold: config.hold,
+        sources: sources.clone(),
         held: metrics.held.clone(),
         refusals: report.clone(),
         stats: stats.clone(),

@@ -4,15 +4,19 @@
 #[path = "support/mod.rs"]
 mod support;
 
+use berth::os::process;
+use berth::os::socket::{self, Keepalive};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use support::net::{connect, expect_end, expect_reset, free_address, hello, listening, ping, read};
+use support::net::{
+    connect, connect_from, expect_end, expect_reset, free_address, fresh_ip, hello, listening, ping, read,
+};
 use support::process::{Running, berth, gone, said};
 use support::stand_in::{STAND_IN, become_one};
 use support::{MOMENT, eventually};
@@ -330,4 +334,65 @@ fn an_upgrade_of_two() {
     ping(&mut kept, b"still served by the old one");
     drop(kept);
     assert_eq!(old.ended().code(), Some(3));
+}
+
+/// The samples of `berth_backend_connect_seconds_bucket` so far: the upper ends in microseconds, and how many are below.
+fn connects(admin: SocketAddr) -> Vec<(f64, u64)> {
+    let mut stream = connect(admin);
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: berth\r\nConnection: close\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    let bucket = |line: &str| {
+        let rest = line.strip_prefix("berth_backend_connect_seconds_bucket{")?;
+        let end = rest.split("le=\"").nth(1)?.split('"').next()?;
+        let end = if end == "+Inf" { f64::INFINITY } else { end.parse::<f64>().ok()? * 1e6 };
+        Some((end, rest.rsplit(' ').next()?.parse().ok()?))
+    };
+    page.lines().filter_map(bucket).collect()
+}
+
+/// All clients behind one NAT or load balancer: the apiserver's port is reached from one source address, and Linux
+/// looks for a free port among the odd ones only when no even one is left.
+#[test]
+#[ignore = "15,000 connections through three processes: cargo test --test run -- --ignored --nocapture legs"]
+fn fifteen_thousand_legs_from_one_source() {
+    // As the shim makes them, without its descriptors: then all fit into a limit of 20,000.
+    const DIRECT: usize = 10_000;
+    const LEGS: usize = 15_000;
+    const STEP: usize = 500;
+    let limit = process::raise_file_limit().unwrap();
+    if limit < LEGS as u64 + 1_000 {
+        return eprintln!("left out: {limit} open files are too few for {LEGS} connections");
+    }
+    let node = Node::new();
+    let admin = free_address();
+    let (run, _) = node.joined(&["--admin", &admin.to_string(), "--drain-timeout", "100ms"]);
+    let line = run.logs("becoming the apiserver");
+    let instance: SocketAddr = line.split("address=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    let source = fresh_ip();
+    let keepalive = Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None };
+    let mut kept: Vec<_> = (0..DIRECT)
+        .map(|_| {
+            let mut leg = socket::connect(instance, Some(source), &keepalive).unwrap();
+            leg.set_nonblocking(false).unwrap();
+            ping(&mut leg, &hello(100));
+            leg
+        })
+        .collect();
+    let mut medians = Vec::new();
+    let mut before = connects(admin);
+    while kept.len() < LEGS {
+        for _ in 0..STEP {
+            let mut client = connect_from(source.into(), node.listen);
+            ping(&mut client, &hello(100));
+            kept.push(client);
+        }
+        let now = connects(admin);
+        let below: Vec<_> = now.iter().zip(&before).map(|((end, now), (_, before))| (*end, now - before)).collect();
+        let median = below.iter().find(|(_, below)| *below * 2 >= STEP as u64).unwrap().0;
+        println!("{:6} legs: half of the last {STEP} connects took less than {median:.0} µs", kept.len());
+        medians.push(median);
+        before = now;
+    }
+    assert!(medians.iter().all(|median| *median <= 100.0), "{medians:?}");
 }

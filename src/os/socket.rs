@@ -8,6 +8,7 @@ use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 /// What keeps a dead peer from being held for ever. On a listener the accepted sockets inherit it.
@@ -111,6 +112,9 @@ pub fn connect(to: SocketAddr, source: Option<Ipv4Addr>, keepalive: &Keepalive) 
     }
     if let Some(source) = source {
         set_bind_address_no_port(socket.as_fd())?;
+        if takes_every_port() {
+            set_every_port(socket.as_fd())?;
+        }
         socket.bind(&SocketAddr::from((source, 0)).into())?;
     }
     match socket.connect(&to.into()) {
@@ -152,6 +156,44 @@ pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
             libc::IP_BIND_ADDRESS_NO_PORT,
             (&raw const on).cast(),
             libc::socklen_t::try_from(size_of_val(&on)).unwrap_or(4),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether a socket can be told to look for its port among the odd and the even ones alike: Linux 6.8. Before that,
+/// connect() looks at the odd ones (one half) only when every even one is in use, and at all even ones each time.
+#[must_use]
+pub fn takes_every_port() -> bool {
+    static TAKES: LazyLock<bool> = LazyLock::new(|| {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let set = || set_every_port(Socket::new(Domain::IPV4, Type::STREAM, None)?.as_fd());
+        // What only calls itself Linux may not know the option.
+        is_since(&release, (6, 8)) && set().is_ok()
+    });
+    *TAKES
+}
+
+/// Whether a kernel's release, such as `6.18.44-amd64`, is this version or a later one.
+fn is_since(release: &str, version: (u32, u32)) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= version)
+}
+
+/// Gives the socket a range of ports of its own (`IP_LOCAL_PORT_RANGE`), which is why both halves count. The range is
+/// that of `net.ipv4.ip_local_port_range`: a bound of 0 and one outside of it have no effect (ip(7)).
+fn set_every_port(socket: BorrowedFd<'_>) -> io::Result<()> {
+    /// Not in the libc crate; from linux/in.h.
+    const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
+    let range: u32 = 0xffff_0000;
+    // SAFETY: the option's value is a u32 that lives for the call, and its size is given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IP,
+            IP_LOCAL_PORT_RANGE,
+            (&raw const range).cast(),
+            libc::socklen_t::try_from(size_of_val(&range)).unwrap_or(4),
         )
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -288,6 +330,20 @@ pub fn reset_on_close(socket: &impl AsFd) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn releases_are_compared_by_number() {
+        for (release, since) in [
+            ("6.8.0-31-generic\n", true),
+            ("6.18.44", true),
+            ("7.0-rc1", true),
+            ("6.7.12", false),
+            ("5.14.0-503.el9", false),
+        ] {
+            assert_eq!(is_since(release, (6, 8)), since, "{release}");
+        }
+        assert!(!is_since("", (6, 8)) && !is_since("Linux", (6, 8)));
+    }
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use nix::sched::{CloneFlags, unshare};
     use std::io::Read;

@@ -1,6 +1,7 @@
 //! One connection, from accept to its end.
 //!
-//! `opening` finds an instance and brings the client's first bytes there, as often as it takes;
+//! `opening` finds an instance and brings the client's first bytes there, as often as it takes, from the address that
+//! [`source`] names the client by;
 //! [`copy`](mod@copy) moves bytes both ways from then on, with [`bulk`] where they are many; here is the
 //! frame around both: counting, the line of log, and the reset of what the end of the shim cuts (`abort`). TLS is
 //! never opened.
@@ -10,6 +11,7 @@ pub mod bulk;
 pub mod copy;
 pub mod how;
 mod opening;
+pub mod source;
 
 use crate::backend::{Instance, Table};
 use crate::instance::InstanceId;
@@ -26,6 +28,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
 pub use how::How;
+use source::Sources;
 
 /// An instance refused a connection in an epoch.
 #[derive(Debug, Clone)]
@@ -81,6 +84,8 @@ pub struct Context {
     pub keepalive: Keepalive,
     /// How long a client waits for an instance.
     pub hold: Duration,
+    /// Source addresses towards instances, all workers together.
+    pub sources: Arc<Sources>,
     /// Places for clients that wait, all workers together.
     pub held: Arc<Semaphore>,
     /// Where refusals are told.
@@ -199,7 +204,7 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said:
         // for the rest of its life.
         let how = match Box::pin(opening::open(context, &mut client, peer, kept)).await {
             Err(how) => how,
-            Ok(opening::Opened { mut backend, instance: id, said }) => {
+            Ok(opening::Opened { mut backend, source: _in_use, instance: id, said }) => {
                 if context.log_connections || tracing::enabled!(tracing::Level::DEBUG) {
                     source = backend.local_addr().ok();
                     instance = Some(id);

@@ -8,6 +8,7 @@
 
 use super::abort::AbortOnDrop;
 use super::copy::{Watch, with_buffer};
+use super::source::Source;
 use super::{Context, How, Pending};
 use crate::backend::health::Standing;
 use crate::backend::{Instance, Table};
@@ -49,12 +50,14 @@ const PASSES: u8 = 2;
 /// Time between two tries for a leg when descriptors, memory or ports ran out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Other source addresses that are tried when one has no port left or cannot be bound.
+/// Source addresses that are tried when one has no port left.
 const SOURCES: usize = 3;
 
 /// A client and an instance that answered it, or whose first bytes cannot be said again.
 pub(super) struct Opened {
     pub(super) backend: AbortOnDrop,
+    /// In use as long as the leg.
+    pub(super) source: Option<Source>,
     pub(super) instance: InstanceId,
     pub(super) said: Said,
 }
@@ -141,7 +144,7 @@ impl Kept {
 
 /// How a leg went.
 enum Leg {
-    Answered(AbortOnDrop, Said),
+    Answered(AbortOnDrop, Option<Source>, Said),
     /// There was none: the instance cannot be connected to.
     Unreachable(io::Error),
     /// The instance ended it without a byte: by FIN or by reset.
@@ -239,7 +242,9 @@ pub(super) async fn open(
             () = overtaken(&mut table, instance.epoch, &tried) => Leg::Overtaken,
         };
         match leg {
-            Leg::Answered(backend, said) => return Ok(Opened { backend, instance: instance.id, said }),
+            Leg::Answered(backend, source, said) => {
+                return Ok(Opened { backend, source, instance: instance.id, said });
+            }
             Leg::ClientReset => return Err(How::ClientReset),
             Leg::Unreachable(error) => {
                 tracing::debug!(instance = %instance.id, address = %instance.address, %error, "cannot connect");
@@ -297,15 +302,15 @@ async fn leg(
     kept: &mut Kept,
     replay: bool,
 ) -> Leg {
-    let (mut backend, sent) = match connect(context, instance.address, peer, &kept.bytes).await {
-        Ok((backend, sent)) => (AbortOnDrop::new(backend), sent),
+    let (mut backend, sent, source) = match connect(context, instance.address, peer, &kept.bytes).await {
+        Ok((backend, sent, source)) => (AbortOnDrop::new(backend), sent, source),
         Err(error) => return Leg::Unreachable(error),
     };
     if replay {
         context.stats.replays.add(1);
     }
     match first_byte(client, &mut backend, kept, sent).await {
-        Ok(said) => Leg::Answered(backend, said),
+        Ok(said) => Leg::Answered(backend, source, said),
         Err(How::ClientReset) => Leg::ClientReset,
         Err(how) => {
             backend.close();
@@ -329,18 +334,21 @@ async fn connect(
     to: SocketAddr,
     client: SocketAddr,
     first: &[u8],
-) -> io::Result<(TcpStream, usize)> {
-    let mut source = source_for(to, client);
-    for _ in 0..SOURCES {
-        match connect_from(context, source, to, first).await {
-            // No port left at this address, or not an address to bind (127.255.255.255).
-            Err(error) if source.is_some() && error.kind() == io::ErrorKind::AddrNotAvailable => {
-                source = Some(random_loopback());
+) -> io::Result<(TcpStream, usize, Option<Source>)> {
+    // One that is not on loopback cannot be reached from there.
+    if matches!(to.ip(), IpAddr::V4(to) if to.is_loopback()) {
+        let mut source = context.sources.take(client.ip(), 0);
+        for _ in 0..SOURCES {
+            match connect_from(context, Some(source.address), to, first).await {
+                // Others than this shim have its ports.
+                Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+                    source = context.sources.take(client.ip(), source.number + 1);
+                }
+                connected => return connected.map(|(stream, sent)| (stream, sent, Some(source))),
             }
-            result => return result,
         }
     }
-    connect_from(context, None, to, first).await
+    connect_from(context, None, to, first).await.map(|(stream, sent)| (stream, sent, None))
 }
 
 async fn connect_from(
@@ -369,29 +377,6 @@ async fn connect_from(
     }
     context.connect_seconds.observe(started.elapsed().as_secs_f64());
     Ok((stream, sent))
-}
-
-/// The source address towards an instance: for an IPv4 client a.b.c.d it is 127.b.c.d, so that the
-/// `sourceIPs` of an audit log tell clients apart. `None` towards an instance that is not on loopback.
-fn source_for(to: SocketAddr, client: SocketAddr) -> Option<Ipv4Addr> {
-    match to.ip() {
-        IpAddr::V4(to) if to.is_loopback() => {}
-        _ => return None,
-    }
-    Some(match client.ip() {
-        IpAddr::V4(client) => {
-            let [_, b, c, d] = client.octets();
-            Ipv4Addr::new(127, b, c, d)
-        }
-        IpAddr::V6(_) => random_loopback(),
-    })
-}
-
-fn random_loopback() -> Ipv4Addr {
-    let mut octets = [0; 3];
-    // Without randomness all unnamed clients share one address: worse for logs, good for bytes.
-    let _ = getrandom::fill(&mut octets);
-    Ipv4Addr::new(127, octets[0].max(1), octets[1], octets[2].clamp(1, 254))
 }
 
 /// Passes the client's bytes on, keeping them, until the instance's first byte. `sent` of them it has already. Otherwise, who ended it: the client by
@@ -496,18 +481,4 @@ async fn left(client: &mut TcpStream, kept: &mut Kept) -> How {
     }
     let _ = client.ready(Interest::ERROR).await;
     How::ClientReset
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_source_names_the_client() {
-        let to = "127.9.201.77:6443".parse().unwrap();
-        let source = |client: &str| source_for(to, client.parse().unwrap());
-        assert_eq!(source("10.1.2.3:999"), Some(Ipv4Addr::new(127, 1, 2, 3)));
-        assert!(source("[2001:db8::1]:999").unwrap().is_loopback());
-        assert_eq!(source_for("[::1]:6443".parse().unwrap(), "10.1.2.3:9".parse().unwrap()), None);
-    }
 }
