@@ -9,9 +9,9 @@
 //! A future that ended by [`End`] has done what the other end must see, once both sockets are closed: after
 //! [`End::Closed`] each gets its FIN, if it has not got it yet; after any other both are set to reset at close.
 
-use super::bulk::{self, Bulk, LARGE, Moved};
+use super::bulk::{self, Bulk, LARGE, MOST, Moved};
 use crate::os::socket::{is_gone, is_writable, reset_on_close, room};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
@@ -30,6 +30,9 @@ const SHARED: usize = 128 * 1024;
 /// smaller.
 const SMALL: usize = 64 * 1024;
 
+/// Least that is read for a destination that took less.
+const LEAST: usize = 4096;
+
 /// Bytes that a direction may move before other connections of the thread get their turn. A small read
 /// counts as a full buffer; a move through a pipe is mostly a turn of its own.
 const TURN: usize = 4 * SHARED;
@@ -38,7 +41,12 @@ const TURN: usize = 4 * SHARED;
 /// moment only, and asking costs a system call.
 const STILL: Duration = Duration::from_secs(1);
 
+/// How long the kernel counts as short of memory for sockets after it took much less than there was room for. Then
+/// less is read at once, for what is not taken is kept here.
+const SHORTAGE: Duration = Duration::from_secs(10);
+
 thread_local! {
+    static SHORT: Cell<Option<Instant>> = const { Cell::new(None) };
     static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SHARED].into_boxed_slice());
 }
 
@@ -111,6 +119,9 @@ struct Direction {
     full: bool,
     /// The latest read was a large one.
     large: bool,
+    /// What the destination took at once of late, twice as much after each time that it took all: where the kernel
+    /// is short of memory, it takes less than it has room for.
+    took: usize,
     bulk: Bulk,
 }
 
@@ -120,7 +131,7 @@ struct SourceGone;
 impl Direction {
     fn new(pending: Vec<u8>) -> Self {
         let (rest, bulk) = (Rest::of(pending), Bulk::default());
-        Self { phase: Phase::Open, reset: false, rest, full: false, large: false, bulk }
+        Self { phase: Phase::Open, reset: false, rest, full: false, large: false, took: MOST, bulk }
     }
 
     /// Whether the destination takes nothing, so that the source is not read.
@@ -166,7 +177,7 @@ impl Direction {
                 self.full = true;
                 let room = ready!(poll_room(cx, destination));
                 self.full = false;
-                room
+                room.min(self.took).min(if is_short() { SMALL } else { MOST })
             } else {
                 SMALL
             };
@@ -189,6 +200,16 @@ impl Direction {
                 }
             }
             self.large = read >= most.min(SMALL);
+            match &self.rest {
+                Some(rest) => {
+                    self.took = (read - rest.bytes.len()).max(LEAST);
+                    if rest.bytes.len() >= SMALL {
+                        SHORT.set(Some(Instant::now()));
+                    }
+                }
+                None if read == most => self.took = self.took.saturating_mul(2).min(MOST),
+                None => {}
+            }
             self.bulk.saw(read);
             turn += read.max(SHARED);
         }
@@ -236,6 +257,12 @@ impl Direction {
         }
         Poll::Ready(Ok(bytes.len()))
     }
+}
+
+fn is_short() -> bool {
+    let since = SHORT.get().filter(|since| since.elapsed() < SHORTAGE);
+    SHORT.set(since);
+    since.is_some()
 }
 
 /// How much a destination takes at once; waits while that is too little to be worth a read. So what a slow
