@@ -238,6 +238,7 @@ async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exi
         old: old_text,
         new: new_text,
         temporary_text,
+        dialled: Vec::new(),
     };
     let all = if in_place { drive::IN_PLACE } else { drive::STEPS };
     let what = match (state.same(), old.image == setting.pod.image) {
@@ -246,7 +247,7 @@ async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exi
         (false, false) => format!("{} to {}", old.image, setting.pod.image),
     };
     say.line(&format!("1/{all}  {address}: {what}; first, what berth doctor says of it"));
-    diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
+    state.dialled = diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
     if in_place {
         look_before_switch(&new_manifest, &old, address, say).await?;
         say.more("one restart: kube-apiserver holds its port alone, so clients are refused until the new one is ready");
@@ -256,14 +257,14 @@ async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exi
     Ok((state, setting))
 }
 
-/// Nothing is changed while `berth doctor` knows of an error.
+/// Nothing is changed while `berth doctor` knows of an error. Gives the addresses by which clients reach the apiserver.
 async fn diagnose(
     name: &str,
     manifest: &Manifest,
     running: &Manifest,
     setting: &Setting,
     options: &Options<'_>,
-) -> Result<(), Exit> {
+) -> Result<Vec<SocketAddr>, Exit> {
     let folder = options.canonical.display();
     let beside = beside::gather(&options.canonical).map_err(|error| unavailable(&format!("{folder}: {error}")))?;
     let mut facts = node::Facts::gather(Path::new("/"), manifest);
@@ -290,7 +291,13 @@ async fn diagnose(
         );
         return Err(Exit::No);
     }
-    Ok(())
+    // Those of an error that is ignored will not be reached, and the operator knows.
+    let mut dialled: Vec<_> = facts.clients.addresses().collect();
+    let uncovered = node::uncovered(Path::new("/"), manifest);
+    dialled.retain(|address| !uncovered.iter().any(|one| one.here && one.address == *address));
+    let unreached = preflight::unreached(&dialled).await;
+    dialled.retain(|address| !unreached.contains(address));
+    Ok(dialled)
 }
 
 /// What would only show when the old apiserver has ended. Nothing is changed while it is known.

@@ -4,6 +4,7 @@ use super::journal::image_trouble;
 use super::logs::{self, Pod as LogPod};
 use super::machine::{Action, Hopeless, INTERRUPTED, Limits, Machine, Outcome, Position, Seen, Slot, Step, Version};
 use super::pod::{PREFIX, Pod};
+use super::preflight::unreached;
 use super::say::Say;
 use super::service::Service;
 use super::sight::{Details, Sight, plain_serves};
@@ -14,6 +15,7 @@ use crate::kubernetes::Client;
 use crate::manifest::file::{FileError, replace, sweep};
 use crate::manifest::inject::{INSTALL, SHIM};
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
@@ -79,6 +81,7 @@ pub async fn drive(state: State, store: &Store, setting: &Setting, say: Rc<Say>)
         signals: Signals::new()?,
         service: service.clone(),
         drain_trouble: String::new(),
+        unreached: Vec::new(),
         entered: SystemTime::now(),
         asked_kubelet: None,
         image_trouble: None,
@@ -103,6 +106,8 @@ struct Driver<'a> {
     service: Option<Service>,
     /// Why the last drain failed.
     drain_trouble: String,
+    /// Addresses by which clients came before and that do not accept them now.
+    unreached: Vec<SocketAddr>,
     /// When the step began.
     entered: SystemTime,
     /// When the kubelet's journal was looked into last.
@@ -130,6 +135,10 @@ impl Driver<'_> {
             let (mut seen, details) = self.sight.look(&self.state).await?;
             if self.state.position.step == Step::SwitchBack {
                 seen.plain_serves = plain_serves(self.setting.client.as_ref(), self.state.address).await;
+            }
+            if self.state.position.step == Step::Verify {
+                self.unreached = unreached(&self.state.dialled).await;
+                seen.reached = self.unreached.is_empty();
             }
             if let Some(service) = &self.service {
                 service.serving(seen.canonical.in_group || seen.temporary.in_group);
@@ -352,7 +361,11 @@ impl Driver<'_> {
             Step::SettleTemporary | Step::SettleCanonical | Step::SettleSwitch => "ready".into(),
             Step::StopOld => stop(canonical),
             Step::StopTemporary | Step::Withdraw => stop(temporary),
-            Step::Verify => "looking".into(),
+            Step::Verify if self.unreached.is_empty() => "looking".into(),
+            Step::Verify => {
+                let addresses: Vec<_> = self.unreached.iter().map(ToString::to_string).collect();
+                format!("clients came by {} before, and nobody listens there", addresses.join(", "))
+            }
             Step::SwitchBack => "waiting for the old one to answer".into(),
         }
     }

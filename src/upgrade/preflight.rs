@@ -8,6 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::process::{Output, Stdio};
 use std::time::Duration;
+use tokio::net::TcpStream;
 use tokio::process::Command;
 
 /// How often an apiserver is asked that may only be slow.
@@ -15,6 +16,9 @@ const TIMES: u32 = 3;
 
 /// Time between two of these questions.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Longest time that a connect may take.
+const DIAL: Duration = Duration::from_secs(2);
 
 /// Longest time that a command of the container runtime may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -37,6 +41,18 @@ pub async fn probe(config: ProbeConfig, address: SocketAddr) -> Result<(), Strin
         tokio::time::sleep(AGAIN).await;
     }
     Ok(())
+}
+
+/// Those of some addresses that do not accept a connection now.
+pub async fn unreached(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
+    let mut unreached = Vec::new();
+    for address in addresses {
+        let dialled = tokio::time::timeout(DIAL, TcpStream::connect(address)).await;
+        if !matches!(dialled, Ok(Ok(_))) {
+            unreached.push(*address);
+        }
+    }
+    unreached
 }
 
 /// What is known of images.

@@ -211,7 +211,7 @@ impl Sight {
             _ => None,
         })?;
         let temporary_file = content(&state.temporary, |text| (text == state.temporary_text).then_some(Version::New))?;
-        Ok((Seen { canonical_file, temporary_file, canonical, temporary, plain_serves: false }, details))
+        Ok((Seen { canonical_file, temporary_file, canonical, temporary, plain_serves: false, reached: true }, details))
     }
 
     /// Waits until something may have changed.

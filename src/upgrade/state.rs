@@ -84,6 +84,9 @@ pub struct State {
     pub new: String,
     /// The same under the temporary pod's name.
     pub temporary_text: String,
+    /// Addresses by which clients reached the apiserver when it began. An earlier berth did not look.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dialled: Vec<SocketAddr>,
 }
 
 impl State {
@@ -279,6 +282,7 @@ pub(super) mod tests {
             old: "old".into(),
             new: "new".into(),
             temporary_text: "temporary".into(),
+            dialled: vec!["127.0.0.1:6443".parse().unwrap()],
         }
     }
 
@@ -296,6 +300,14 @@ pub(super) mod tests {
         store.remove().unwrap();
         store.remove().unwrap();
         assert_eq!(store.load().unwrap(), None);
+    }
+
+    /// What the berth before this one wrote: it must be understood for as long as an upgrade of it can be under way.
+    #[test]
+    fn a_state_of_an_earlier_berth_is_read() {
+        let text = serde_json::to_string(&state()).unwrap().replace(r#","dialled":["127.0.0.1:6443"]"#, "");
+        assert!(!text.contains("dialled"));
+        assert_eq!(parse(text.as_bytes()), Ok(State { dialled: Vec::new(), ..state() }));
     }
 
     #[test]

@@ -157,6 +157,8 @@ pub struct Seen {
     pub temporary: Instance,
     /// An apiserver that is not behind berth answers.
     pub plain_serves: bool,
+    /// Every address by which clients came before accepts them still; looked at in [`Step::Verify`].
+    pub reached: bool,
 }
 
 /// What is to be done next.

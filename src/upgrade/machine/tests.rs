@@ -115,6 +115,7 @@ impl World {
             canonical: self.instance(0),
             temporary: self.instance(1),
             plain_serves: false,
+            reached: true,
         }
     }
 
@@ -423,6 +424,7 @@ fn in_place_one_file_takes_the_others_place_and_gives_it_back() {
         canonical: Instance::default(),
         temporary: Instance::default(),
         plain_serves: true,
+        reached: true,
     };
     let at = |machine: &mut Machine, seen: Seen, now| machine.next(&seen, Duration::from_secs(now));
     assert_eq!(at(&mut machine, old, 0), Action::Place(Slot::Canonical, Version::New));
@@ -434,7 +436,10 @@ fn in_place_one_file_takes_the_others_place_and_gives_it_back() {
     assert_eq!(at(&mut machine, ready, 20), Action::Entered);
     assert_eq!(at(&mut machine, ready, 20), Action::Wait);
     assert_eq!(at(&mut machine, ready, 40), Action::Entered);
-    assert_eq!(at(&mut machine, ready, 40), Action::Finish(Outcome::Done));
+    let unreached = Seen { reached: false, ..ready };
+    assert_eq!(at(&mut machine, unreached, 40), Action::Wait);
+    assert!(matches!(at(&mut machine, unreached, 70), Action::Halt(why) if why.contains("does not accept")));
+    assert_eq!(at(&mut machine, ready, 71), Action::Finish(Outcome::Done));
 
     assert_eq!(at(&mut failing, new, 0), Action::Wait);
     assert_eq!(at(&mut failing, new, 180), Action::Entered);
