@@ -45,7 +45,9 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new() -> Self {
-        Self { temp: tempfile::tempdir().unwrap(), listen: free_address(), uid: None }
+        // In memory, as /run is: on a disk that is busy a lease takes seconds to write.
+        let temp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        Self { temp, listen: free_address(), uid: None }
     }
 
     /// One of another uid's, or why that cannot be had.
@@ -142,14 +144,14 @@ pub(crate) struct Shim {
 
 impl Shim {
     #[track_caller]
-    fn ask(&self, ask: wire::Ask) -> Option<wire::Reply> {
-        runtime().block_on(control::ask(&self.path, ask)).ok()
+    fn ask(&self, ask: wire::Ask) -> std::io::Result<wire::Reply> {
+        runtime().block_on(control::ask(&self.path, ask))
     }
 
     #[track_caller]
     pub(crate) fn status(&self) -> wire::Status {
         match self.ask(wire::Ask::Status) {
-            Some(wire::Reply::Status(status)) => *status,
+            Ok(wire::Reply::Status(status)) => *status,
             other => panic!("no status but {other:?}:\n{}", self.running.log()),
         }
     }
@@ -177,7 +179,10 @@ impl Shim {
     /// A metric with these labels.
     #[track_caller]
     pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
-        let Some(wire::Reply::Metrics(text)) = self.ask(wire::Ask::Metrics) else { panic!("no metrics") };
+        let text = match self.ask(wire::Ask::Metrics) {
+            Ok(wire::Reply::Metrics(text)) => text,
+            other => panic!("no metrics but {other:?}:\n{}", self.running.log()),
+        };
         let has = |line: &&str| {
             let labelled = |(label, value): &(&str, &str)| line.contains(&format!("{label}=\"{value}\""));
             line.split('{').next() == Some(name) && labels.iter().all(labelled)
