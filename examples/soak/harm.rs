@@ -95,6 +95,9 @@ impl Harm {
                 node.b.shim.kill().await?;
                 pause(random, 1000).await;
                 node.start_shim(|node| &mut node.b)?;
+                if node.b.record_was_removed {
+                    restart_instance(node, |node| &mut node.b).await?;
+                }
             }
             Self::KillInstance => {
                 let pair = which(node);
@@ -110,10 +113,7 @@ impl Harm {
                 command.args(["--instance", &which(node).id, "--wait", "--if-sibling"]);
                 let drained = command.stdin(Stdio::null()).stdout(Stdio::null()).status().await?;
                 ensure!(drained.success(), "berth drain: {drained}");
-                let pair = which(node);
-                pair.instance.signal(Signal::SIGTERM);
-                pair.instance.ended("an instance").await?;
-                node.start_instance(which)?;
+                restart_instance(node, which).await?;
             }
             Self::FreezeShim => {
                 let pair = which(node);
@@ -142,7 +142,10 @@ impl Harm {
                 pause(random, 6000).await;
                 fs::remove_file(&filler).context("the filler")?;
             }
-            Self::NoRunDir => empty(&node.options.run_dir())?,
+            Self::NoRunDir => {
+                empty(&node.options.run_dir())?;
+                (node.a.record_was_removed, node.b.record_was_removed) = (true, true);
+            }
             Self::ClockJump => {
                 let seconds = random.i64(-100_000..100_000);
                 fs::write(node.options.clock(), format!("{seconds:+}\n"))?;
@@ -153,6 +156,13 @@ impl Harm {
         pause(random, 1000).await;
         Ok(())
     }
+}
+
+async fn restart_instance(node: &mut Node, which: fn(&mut Node) -> &mut Pair) -> Result<()> {
+    let pair = which(node);
+    pair.instance.signal(Signal::SIGTERM);
+    pair.instance.ended("an instance").await?;
+    node.start_instance(which)
 }
 
 async fn pause(random: &mut Rng, most: u64) {
