@@ -433,6 +433,8 @@ impl Keeper {
                     let _ = ended.send(cookie);
                 });
                 self.count("accept", "ok");
+                // Else the next tick would end, for the machine, a loop that runs.
+                self.failed.remove(&cookie);
                 self.machine.accepting(cookie)
             }
             Err(error) => {

@@ -373,11 +373,15 @@ impl World {
                     assert!(socket.holders.contains(&holder), "it accepts from what it holds");
                     socket.acceptors.insert(holder);
                     socket.listening = true;
-                    actions.extend(self.shims.get_mut(&holder).unwrap().machine.accepting(cookie));
+                    let shim = self.shims.get_mut(&holder).unwrap();
+                    shim.failed.remove(&cookie);
+                    actions.extend(shim.machine.accepting(cookie));
                 }
                 Action::Guard(cookie) => {
-                    self.sockets.get_mut(&cookie).unwrap().acceptors.remove(&holder);
-                    self.post(holder, LOOPS, Message::Ended(cookie));
+                    // A loop ends once: one that a sibling's refusal ended has said so already.
+                    if self.sockets.get_mut(&cookie).unwrap().acceptors.remove(&holder) {
+                        self.post(holder, LOOPS, Message::Ended(cookie));
+                    }
                 }
                 Action::Refuse(cookie) => {
                     let socket = self.sockets.get_mut(&cookie).unwrap();
@@ -396,9 +400,11 @@ impl World {
                         met && !shim.hung && !shim.leaving && shim.lease > self.now
                     });
                     let socket = self.sockets.get_mut(&cookie).unwrap();
-                    socket.acceptors.remove(&holder);
+                    let ends = socket.acceptors.remove(&holder);
                     socket.holders.remove(&holder);
-                    self.post(holder, LOOPS, Message::Ended(cookie));
+                    if ends {
+                        self.post(holder, LOOPS, Message::Ended(cookie));
+                    }
                     let socket = &self.sockets[&cookie];
                     assert!(!could || !socket.holders.is_empty(), "closed, and a live sibling could hold it");
                 }
