@@ -60,13 +60,16 @@ impl Stage {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("a.sock");
         let server = runtime.block_on(async { Server::bind(&path) }).expect("a socket in a new folder");
-        runtime.spawn(server.serve(|asked| async move {
-            for descriptor in &asked.descriptors {
-                let _ = socket::check_connection(descriptor.as_fd());
-            }
-            let reply = Reply::Refused(format!("{:?} with {} bytes", asked.ask, asked.rest.len()));
-            asked.reply(&reply).await;
-        }));
+        runtime.spawn(server.serve(
+            |_| {},
+            |asked| async move {
+                for descriptor in &asked.descriptors {
+                    let _ = socket::check_connection(descriptor.as_fd());
+                }
+                let reply = Reply::Refused(format!("{:?} with {} bytes", asked.ask, asked.rest.len()));
+                asked.reply(&reply).await;
+            },
+        ));
         Self { runtime, listener, address, cookie, others, path, _folder: folder }
     }
 
@@ -113,7 +116,7 @@ impl Stage {
         let (ours, theirs) = pair();
         let (events, mut heard) = mpsc::unbounded_channel();
         let desk = Arc::new(Mutex::new(Desk::default()));
-        let talk = tokio::spawn(talk(theirs, Holder(1), [self.address].into(), desk, events));
+        let talk = tokio::spawn(talk(theirs, Holder(1), [self.address].into(), desk, Arc::default(), events));
         for message in messages {
             if !self.send(&ours, message) {
                 break;
