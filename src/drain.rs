@@ -28,6 +28,10 @@ pub enum Stop {
 /// as soon as it is told to, if `--shutdown-delay-duration` is 0.
 pub const ANSWERING: Duration = Duration::from_secs(5);
 
+/// How long a client that was accepted last may take to say something: its ClientHello comes a round trip later, and
+/// it has a connection to the instance already.
+pub const SPEAKING: Duration = Duration::from_millis(500);
+
 /// Time between two looks at how many are pending.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -39,14 +43,14 @@ const TOLD: Duration = Duration::from_secs(10);
 pub struct Answered {
     phase: watch::Receiver<(Phase, SystemTime)>,
     metrics: Arc<Metrics>,
-    until: Option<Instant>,
+    left: Option<Instant>,
 }
 
 impl Answered {
     /// For a shim with this phase and these counters.
     #[must_use]
     pub fn new(phase: watch::Receiver<(Phase, SystemTime)>, metrics: Arc<Metrics>) -> Self {
-        Self { phase, metrics, until: None }
+        Self { phase, metrics, left: None }
     }
 
     /// Waits until the shim has left and nobody waits for a first byte, for [`ANSWERING`] at most. Can be dropped and
@@ -54,11 +58,11 @@ impl Answered {
     pub async fn wait(&mut self) {
         // It has ended, with its connections.
         let Ok(_) = self.phase.wait_for(|(phase, _)| *phase == Phase::Left).await else { return };
-        let until = *self.until.get_or_insert_with(|| Instant::now() + ANSWERING);
+        let left = *self.left.get_or_insert_with(Instant::now);
         loop {
             match self.metrics.pending() {
-                0 => return,
-                connections if until <= Instant::now() => {
+                0 if left.elapsed() >= SPEAKING || self.metrics.open() == 0 => return,
+                connections if left.elapsed() >= ANSWERING => {
                     tracing::warn!(connections, "clients have no answer yet; the apiserver is stopped all the same");
                     return;
                 }

@@ -175,6 +175,11 @@ fn sigterm_is_passed_on_when_first_bytes_have_come() {
     signal(Signal::SIGSTOP);
     let mut client = connect(node.listen);
     client.write_all(&hello(100)).unwrap();
+    eventually("the shim has read it", || {
+        let (_, out, _) = said(&mut berth(["status", "--json", "--run-dir", &node.run_dir()]));
+        let status: serde_json::Value = serde_json::from_str(&out).unwrap();
+        (status["instances"][0]["shim"]["connections_pending"] == 1).then_some(())
+    });
     run.signal(Signal::SIGTERM);
     run.logs("left");
     std::thread::sleep(MOMENT);

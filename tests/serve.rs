@@ -444,6 +444,27 @@ fn drain_waits_for_first_bytes() {
     assert_eq!((drained.out().as_str(), read(&mut client, 6).as_slice()), ("", &b"answer"[..]));
 }
 
+/// Its ClientHello comes a round trip after it was accepted.
+#[test]
+fn drain_waits_for_who_was_accepted_last() {
+    let node = Node::new();
+    let backend = Backend::new();
+    let shim = node.joined(backend.address(), &["--drain-timeout", "1h"]);
+    let mut client = connect(node.listen);
+    let mut instance = backend.accept();
+    let began = Instant::now();
+    let mut drained = Running::start(berth(["drain", "--wait", "--run-dir"]).arg(node.run_dir()));
+    shim.logs("left");
+    client.write_all(&hello(300)).unwrap();
+    // Counted from before it left: on a machine that stood still meanwhile it says nothing.
+    let in_time = began.elapsed() < Duration::from_millis(400);
+    read(&mut instance, 300);
+    std::thread::sleep(MOMENT * 5);
+    assert!(!in_time || drained.is_running(), "a client is not answered");
+    instance.write_all(b"answer").unwrap();
+    assert_eq!((drained.ended().code(), read(&mut client, 6).as_slice()), (Some(0), &b"answer"[..]));
+}
+
 /// An apiserver that does not answer holds nobody up for long.
 #[test]
 fn drain_waits_for_first_bytes_and_not_for_ever() {

@@ -8,7 +8,7 @@ use crate::cli::{AskArgs, DrainArgs, LiveArgs, ReadyArgs, RunDirArgs, TimeoutArg
 use crate::config::{Checks, Mistakes, check_probe};
 use crate::control;
 use crate::control::wire::{Ask, Reply, Status};
-use crate::drain::ANSWERING;
+use crate::drain::{ANSWERING, SPEAKING};
 use crate::instance::InstanceId;
 use crate::node::{Known, Node};
 use crate::phase::Phase;
@@ -159,7 +159,9 @@ async fn until_left(known: &Known, streams: Option<Duration>) -> Result<(), Stri
             let left = left.get_or_insert_with(Instant::now).elapsed();
             match streams {
                 // Whoever called it stops the apiserver next.
-                None if status.connections_pending == 0 => return Ok(()),
+                None if status.connections_pending == 0 && (left >= SPEAKING || status.connections_open == 0) => {
+                    return Ok(());
+                }
                 None if left >= ANSWERING => {
                     println!("{} connections are not answered yet", status.connections_pending);
                     return Ok(());
