@@ -438,6 +438,11 @@ fn drain_waits_for_first_bytes() {
     shim.logs("left");
     std::thread::sleep(MOMENT);
     assert!(drained.is_running(), "it left, and a client is not answered");
+    // A shim that does not answer for a moment has not ended.
+    shim.signal(Signal::SIGSTOP);
+    std::thread::sleep(MOMENT * 10);
+    shim.signal(Signal::SIGCONT);
+    assert!(drained.is_running(), "the shim was busy, and a client is not answered");
     instance.write_all(b"answer").unwrap();
     assert_eq!(drained.ended().code(), Some(0));
     assert_eq!(pending(), 0);

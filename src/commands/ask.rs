@@ -12,6 +12,7 @@ use crate::drain::{ANSWERING, SPEAKING};
 use crate::instance::InstanceId;
 use crate::node::{Known, Node};
 use crate::phase::Phase;
+use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -153,8 +154,17 @@ async fn until_left(known: &Known, streams: Option<Duration>) -> Result<(), Stri
     let began = Instant::now();
     let mut left = None;
     loop {
-        // It ended: then it has left, and its connections with it.
-        let Ok(status) = status(known, control::PATIENCE).await else { return Ok(()) };
+        let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
+        let status = match control::ask(&path, Ask::Status).await {
+            Ok(Reply::Status(status)) => status,
+            // It hangs for a moment: a disk that is busy is enough.
+            Err(error) if error.kind() == io::ErrorKind::TimedOut && began.elapsed() < LEAVING => continue,
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                return Err(format!("the shim of instance {} does not answer", known.id));
+            }
+            // It ended: then it has left, and its connections with it.
+            _ => return Ok(()),
+        };
         if status.state == Phase::Left {
             let left = left.get_or_insert_with(Instant::now).elapsed();
             match streams {
