@@ -173,6 +173,12 @@ fn sigterm_is_passed_on_when_first_bytes_have_come() {
     let (mut run, pid) = node.joined(&[]);
     let signal = |signal| kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
     signal(Signal::SIGSTOP);
+    let stat = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.unwrap().path().join("stat"));
+    eventually("each of its threads stands still", || {
+        let mut tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(stat);
+        let stopped = |stat: String| stat.rsplit(')').next().unwrap().trim_start().starts_with('T');
+        tasks.all(|stat| stat.is_ok_and(stopped)).then_some(())
+    });
     let mut client = connect(node.listen);
     client.write_all(&hello(100)).unwrap();
     eventually("the shim has read it", || {
