@@ -11,6 +11,7 @@ use berth::phase::Phase;
 use berth::registry::BerthDir;
 use berth::registry::instance::{Claim, Claimant, claim};
 use clap::Parser;
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
@@ -92,12 +93,21 @@ impl Shim {
         assert!(reached, "the shim did not come to {wanted:?} but {:?}", self.status());
     }
 
+    /// What it answers. It is asked for a second at most, and a machine with much to do may take longer.
+    #[track_caller]
+    fn ask(&self, ask: impl Fn() -> wire::Ask) -> wire::Reply {
+        let path = self.berth.socket_path(&self.instance).unwrap();
+        eventually("an answer of the shim", || match self.runtime.block_on(control::ask(&path, ask())) {
+            Err(error) if error.kind() == ErrorKind::TimedOut => None,
+            answer => Some(answer.unwrap_or_else(|error| panic!("no answer of the shim: {error}"))),
+        })
+    }
+
     /// How it says it is.
     #[track_caller]
     pub(crate) fn status(&self) -> wire::Status {
-        let path = self.berth.socket_path(&self.instance).unwrap();
-        match self.runtime.block_on(control::ask(&path, wire::Ask::Status)) {
-            Ok(wire::Reply::Status(status)) => *status,
+        match self.ask(|| wire::Ask::Status) {
+            wire::Reply::Status(status) => *status,
             other => panic!("no status: {other:?}"),
         }
     }
@@ -105,9 +115,8 @@ impl Shim {
     /// A number that it counts.
     #[track_caller]
     pub(crate) fn metric(&self, name: &str) -> u64 {
-        let path = self.berth.socket_path(&self.instance).unwrap();
-        let page = match self.runtime.block_on(control::ask(&path, wire::Ask::Metrics)) {
-            Ok(wire::Reply::Metrics(page)) => page,
+        let page = match self.ask(|| wire::Ask::Metrics) {
+            wire::Reply::Metrics(page) => page,
             other => panic!("no metrics: {other:?}"),
         };
         let line = page.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
