@@ -158,13 +158,14 @@ impl Driver<'_> {
                 Action::Entered => {
                     let first = self.state.position.why.is_none();
                     let before = std::mem::replace(&mut self.state.position, self.machine.position().clone());
-                    self.store.save(&self.state)?;
-                    self.entered = SystemTime::now();
+                    // Told before it is kept: who is killed between the two tells it again, and not never.
                     if let (true, Some(why)) = (first, self.state.position.why.as_deref())
                         && why != INTERRUPTED
                     {
                         self.tell_failure(why, before.step, &details);
                     }
+                    self.store.save(&self.state)?;
+                    self.entered = SystemTime::now();
                     self.image_trouble = None;
                     self.announce();
                 }
