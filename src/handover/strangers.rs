@@ -17,10 +17,9 @@ pub(super) struct Strangers {
 impl Strangers {
     /// Looks at who listens on `addresses` beside `ours`, and says what is new.
     pub(super) fn look(&mut self, addresses: &[SocketAddr], ours: &BTreeSet<u64>, metrics: &Metrics) {
-        let ports: BTreeSet<_> = addresses.iter().map(SocketAddr::port).collect();
         // What cannot be read is no news of strangers: it is looked at again with the next renewal.
-        let listeners = ports.into_iter().flat_map(|port| holder::listeners(port).unwrap_or_default());
-        let found: Vec<_> = listeners.filter(|l| addresses.contains(&l.local) && !ours.contains(&l.inode)).collect();
+        let listeners = addresses.iter().flat_map(|address| holder::listeners_at(*address).unwrap_or_default());
+        let found: Vec<_> = listeners.filter(|listener| !ours.contains(&listener.inode)).collect();
         self.known.retain(|inode, address| {
             let stays = found.iter().any(|listener| listener.inode == *inode);
             if !stays {

@@ -52,29 +52,42 @@ pub fn parse(text: &str) -> Vec<Entry> {
 
 /// The listening sockets with this port in this thread's network namespace.
 ///
-/// A socket that is bound and does not listen is not there: the kernel does not show it. Cheap however many
-/// connections there are: the kernel shows the listeners first, and no more is read.
+/// A socket that is bound and does not listen is not there: the kernel does not show it.
 ///
 /// # Errors
 /// /proc/net/tcp cannot be read. A missing tcp6 means that there is no IPv6.
 pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
-    let mut found = Vec::new();
-    for path in TABLES {
-        let file = match fs::File::open(path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound && path == TABLES[1] => continue,
-            Err(error) => return Err(error),
-        };
-        // The first line is the heading.
-        for line in BufReader::new(file).lines().skip(1) {
-            match parse_line(&line?) {
-                Some(entry) if entry.state == LISTEN => found.push(entry),
-                Some(_) => break,
-                None => {}
-            }
-        }
+    let mut found = listening(TABLES[0])?;
+    match listening(TABLES[1]) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        more => found.extend(more?),
     }
     found.retain(|entry| entry.local.port() == port);
+    Ok(found)
+}
+
+/// As [`listeners`], those with this address. Cheap however many connections of IPv4 there are: only one table is
+/// looked into, while the kernel passes over each of them before it says that tcp6 has no more.
+///
+/// # Errors
+/// The table of the address's family cannot be read.
+pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
+    let mut found = listening(TABLES[usize::from(address.is_ipv6())])?;
+    found.retain(|entry| entry.local == address);
+    Ok(found)
+}
+
+/// The listening sockets of a table. The kernel shows them first, and no more is read.
+fn listening(table: &str) -> io::Result<Vec<Entry>> {
+    let mut found = Vec::new();
+    // The first line is the heading.
+    for line in BufReader::new(fs::File::open(table)?).lines().skip(1) {
+        match parse_line(&line?) {
+            Some(entry) if entry.state == LISTEN => found.push(entry),
+            Some(_) => break,
+            None => {}
+        }
+    }
     Ok(found)
 }
 
@@ -344,6 +357,7 @@ mod tests {
             let bound = socket.local_addr().unwrap();
             let found = listeners(bound.port()).unwrap();
             let entry = found.iter().find(|entry| entry.local == bound).unwrap();
+            assert_eq!(listeners_at(bound).unwrap(), [*entry]);
             assert_eq!(entry.uid, Uid::effective().as_raw());
             assert_eq!(process_of(entry.inode).unwrap().pid, std::process::id());
             assert!(explain(bound, entry.uid).contains("without SO_REUSEPORT"));

@@ -8,11 +8,13 @@ use berth::instance::InstanceId;
 use berth::registry::{BerthDir, RunDir, instance};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, chown};
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -145,7 +147,14 @@ pub(crate) struct Shim {
 impl Shim {
     #[track_caller]
     fn ask(&self, ask: wire::Ask) -> std::io::Result<wire::Reply> {
-        runtime().block_on(control::ask(&self.path, ask))
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match runtime().block_on(control::ask(&self.path, ask.clone())) {
+                // A second is little for a machine with more to do than it can.
+                Err(error) if error.kind() == ErrorKind::TimedOut && Instant::now() < deadline => {}
+                asked => return asked,
+            }
+        }
     }
 
     #[track_caller]
@@ -159,13 +168,13 @@ impl Shim {
     /// Waits until its status is as wanted.
     #[track_caller]
     pub(crate) fn until(&self, what: &str, wanted: impl Fn(&wire::Status) -> bool) -> wire::Status {
-        let deadline = std::time::Instant::now() + PATIENCE;
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let status = self.status();
             if wanted(&status) {
                 return status;
             }
-            let late = std::time::Instant::now() >= deadline;
+            let late = Instant::now() >= deadline;
             assert!(!late, "waited in vain: {what}: {status:?}\n{}", self.running.log());
             std::thread::sleep(std::time::Duration::from_millis(5));
         }

@@ -3,8 +3,9 @@
 use super::PATIENCE;
 use berth::os::holder;
 use socket2::{Domain, SockRef, Socket, Type};
+use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead as _, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -318,12 +319,13 @@ pub(crate) fn queued(listener: SocketAddr) -> u64 {
 
 /// How many connections wait at one listener of an address, by its inode; none: it does not listen.
 pub(crate) fn queued_at(inode: u64) -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
-    text.lines().find_map(|line| {
-        let entry = *holder::parse(line).first().filter(|entry| entry.inode == inode && entry.state == 0x0a)?;
-        let queues = line.split_ascii_whitespace().nth(4).filter(|_| entry.inode != 0)?;
-        u64::from_str_radix(queues.split(':').nth(1)?, 16).ok()
-    })
+    let table = BufReader::new(File::open("/proc/thread-self/net/tcp").unwrap());
+    let entries = table.lines().map(Result::unwrap).filter_map(|line| Some((*holder::parse(&line).first()?, line)));
+    // The listeners come first. To read on takes a second where there are 100,000 in TIME_WAIT.
+    let mut listeners = entries.take_while(|(entry, _)| entry.state == holder::LISTEN);
+    let (_, line) = listeners.find(|(entry, _)| entry.inode == inode)?;
+    let queues = line.split_ascii_whitespace().nth(4)?;
+    u64::from_str_radix(queues.split(':').nth(1)?, 16).ok()
 }
 
 /// How many bytes wait to be read by the established connections of a local address.
@@ -333,6 +335,5 @@ pub(crate) fn unread(local: SocketAddr) -> u64 {
 
 /// The inodes of the sockets that listen on an address.
 pub(crate) fn listening(address: SocketAddr) -> Vec<u64> {
-    let entries = holder::listeners(address.port()).unwrap();
-    entries.into_iter().filter(|entry| entry.local == address).map(|entry| entry.inode).collect()
+    holder::listeners_at(address).unwrap().into_iter().map(|entry| entry.inode).collect()
 }
