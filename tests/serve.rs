@@ -577,7 +577,7 @@ fn more_connections_than_descriptors_are_not_taken() {
     let node = Node::new();
     let command = node.command(Backend::new().serve(echo), &["--threads", "1", "--max-connections", "1000"]);
     let mut limited = Command::new("sh");
-    limited.args(["-c", r#"ulimit -n 200; exec "$0" "$@""#]).arg(command.get_program()).args(command.get_args());
+    limited.args(["-c", r#"ulimit -n 300; exec "$0" "$@""#]).arg(command.get_program()).args(command.get_args());
     let shim = Running::start(&mut limited);
     shim.logs("--max-connections 1000 is more than");
     shim.logs("joined");
