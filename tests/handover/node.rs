@@ -146,7 +146,7 @@ pub(crate) struct Shim {
 
 impl Shim {
     #[track_caller]
-    fn ask(&self, ask: wire::Ask) -> std::io::Result<wire::Reply> {
+    fn ask(&self, ask: &wire::Ask) -> std::io::Result<wire::Reply> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match runtime().block_on(control::ask(&self.path, ask.clone())) {
@@ -159,7 +159,7 @@ impl Shim {
 
     #[track_caller]
     pub(crate) fn status(&self) -> wire::Status {
-        match self.ask(wire::Ask::Status) {
+        match self.ask(&wire::Ask::Status) {
             Ok(wire::Reply::Status(status)) => *status,
             other => panic!("no status but {other:?}:\n{}", self.running.log()),
         }
@@ -188,7 +188,7 @@ impl Shim {
     /// A metric with these labels.
     #[track_caller]
     pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
-        let text = match self.ask(wire::Ask::Metrics) {
+        let text = match self.ask(&wire::Ask::Metrics) {
             Ok(wire::Reply::Metrics(text)) => text,
             other => panic!("no metrics but {other:?}:\n{}", self.running.log()),
         };
