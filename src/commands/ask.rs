@@ -16,7 +16,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Longest that leaving can take: a lease for siblings to answer in, up to a day long, is not waited for.
+/// Longest that leaving can take: a lease for siblings to answer in, up to a day long, is not waited for. A shim on a
+/// busy node may take seconds to answer, too.
 const LEAVING: Duration = Duration::from_secs(30);
 
 /// Time between two looks at a shim that leaves.
@@ -117,7 +118,7 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
             return Ok(());
         }
         let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
-        match control::ask(&path, Ask::Drain).await {
+        match control::ask_within(&path, Ask::Drain, LEAVING).await {
             Ok(Reply::Done) => {}
             Ok(reply) => return Err(format!("the shim of instance {} does not drain: {reply:?}", known.id)),
             Err(error) => return Err(format!("the shim of instance {} cannot be asked: {error}", known.id)),
@@ -155,10 +156,8 @@ async fn until_left(known: &Known, streams: Option<Duration>) -> Result<(), Stri
     let mut left = None;
     loop {
         let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
-        let status = match control::ask(&path, Ask::Status).await {
+        let status = match control::ask_within(&path, Ask::Status, LEAVING).await {
             Ok(Reply::Status(status)) => status,
-            // It hangs for a moment: a disk that is busy is enough.
-            Err(error) if error.kind() == io::ErrorKind::TimedOut && began.elapsed() < LEAVING => continue,
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 return Err(format!("the shim of instance {} does not answer", known.id));
             }

@@ -223,7 +223,15 @@ async fn hear(socket: OwnedFd) -> io::Result<Option<Asked>> {
 /// `ENOENT` or `ECONNREFUSED` when there is none, `TimedOut` when it hangs, `InvalidData` when what it
 /// says is no reply.
 pub async fn ask(path: &Path, ask: Ask) -> io::Result<Reply> {
-    Ok(ask_with(path, ask, &[], &[]).await?.0)
+    ask_within(path, ask, PATIENCE).await
+}
+
+/// Asks the shim whose socket is at a path, and waits so long for its answer.
+///
+/// # Errors
+/// As [`ask`].
+pub async fn ask_within(path: &Path, ask: Ask, patience: Duration) -> io::Result<Reply> {
+    Ok(exchange(path, ask, &[], &[], patience).await?.0)
 }
 
 /// Asks a shim how it is, and waits so long for its answer.
