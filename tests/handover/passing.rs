@@ -112,6 +112,9 @@ fn who_waited_in_vain_serves_the_client_alone() {
         })
     };
     let at = eventually("A to serve one by B's instance", || answered(&clients));
+    // All of them: one that B finds in time is B's.
+    let accepted = a.status().connections_total - before;
+    eventually("A to wait no more", || (a.counted("pass", "failed") >= accepted).then_some(()));
     b.running.signal(Signal::SIGCONT);
     eventually("B to find that it is late", || (b.counted("take", "late") >= 1).then_some(()));
     let client = &mut clients[at];
