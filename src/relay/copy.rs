@@ -173,7 +173,7 @@ impl Direction {
                 }
                 continue;
             }
-            let most = if self.large {
+            let most = if self.large || self.bulk.is() {
                 self.full = true;
                 let room = ready!(poll_room(cx, destination));
                 self.full = false;
@@ -269,8 +269,10 @@ fn is_short() -> bool {
 /// reader does not take stays where it came from, and is not kept here.
 fn poll_room(cx: &mut Context<'_>, destination: &TcpStream) -> Poll<usize> {
     loop {
+        // First: a write waits for what the runtime was told, however much room there is since.
+        let told = ready!(destination.poll_write_ready(cx));
         let room = room(destination);
-        if room > 0 || ready!(destination.poll_write_ready(cx)).is_err() {
+        if room > 0 || told.is_err() {
             return Poll::Ready(room.max(1));
         }
         // Asking makes the kernel tell when there is more.
@@ -371,4 +373,30 @@ pub async fn copy<M: Meter>(
         reset_on_close(backend);
     }
     end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use tokio::net::TcpListener;
+
+    /// What is read for room that no write can use yet is kept here, and counts as a shortage of the kernel's.
+    #[tokio::test]
+    async fn room_that_the_runtime_was_not_told_of_is_none() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut reader = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        stream.writable().await.unwrap();
+        let mut filled = 0;
+        while let Ok(written) = stream.try_write(&[0; SHARED]) {
+            filled += written;
+        }
+        reader.read_exact(&mut vec![0; filled]).unwrap();
+        assert!(room(&stream) > 0);
+        // No await since the write that was refused: the runtime has heard nothing.
+        let asked = poll_fn(|cx| Poll::Ready(poll_room(cx, &stream))).await;
+        assert!(asked.is_pending());
+        assert!(poll_fn(|cx| poll_room(cx, &stream)).await > 0);
+    }
 }
