@@ -95,9 +95,6 @@ impl Harm {
                 node.b.shim.kill().await?;
                 pause(random, 1000).await;
                 node.start_shim(|node| &mut node.b)?;
-                if node.b.record_was_removed {
-                    restart_instance(node, |node| &mut node.b).await?;
-                }
             }
             Self::KillInstance => {
                 let pair = which(node);
@@ -142,10 +139,7 @@ impl Harm {
                 pause(random, 6000).await;
                 fs::remove_file(&filler).context("the filler")?;
             }
-            Self::NoRunDir => {
-                empty(&node.options.run_dir())?;
-                (node.a.record_was_removed, node.b.record_was_removed) = (true, true);
-            }
+            Self::NoRunDir => empty(&node.options.run_dir())?,
             Self::ClockJump => {
                 let seconds = random.i64(-100_000..100_000);
                 fs::write(node.options.clock(), format!("{seconds:+}\n"))?;

@@ -96,9 +96,6 @@ pub(crate) struct Pair {
     pub(crate) instance: Process,
     /// Its shim is of the version before.
     pub(crate) is_previous: bool,
-    /// Its record was removed while it lived: its shim stands for it, and says that both are to be restarted
-    /// together from then on.
-    pub(crate) record_was_removed: bool,
 }
 
 #[derive(Debug)]
@@ -138,7 +135,7 @@ impl Node {
         let id = which(self).id.clone();
         let (name, instance) = start_instance(&self.options, self.listen, &id, self.started)?;
         let pair = which(self);
-        (pair.name, pair.instance, pair.record_was_removed) = (name, instance, false);
+        (pair.name, pair.instance) = (name, instance);
         Ok(())
     }
 
@@ -214,7 +211,7 @@ impl Pair {
     fn start(options: &Options, listen: SocketAddr, id: &str, number: u32, previous: bool) -> Result<Self> {
         let shim = start_shim(options, listen, id, previous)?;
         let (name, instance) = start_instance(options, listen, id, number)?;
-        Ok(Self { id: id.to_owned(), name, shim, instance, is_previous: previous, record_was_removed: false })
+        Ok(Self { id: id.to_owned(), name, shim, instance, is_previous: previous })
     }
 }
 

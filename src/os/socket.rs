@@ -226,6 +226,21 @@ pub fn inode(socket: BorrowedFd<'_>) -> Option<u64> {
     nix::sys::stat::fstat(socket).ok().map(|stat| stat.st_ino)
 }
 
+/// Whether a socket listens on an address of this host. Nothing is connected: a bind is refused only for the sake of a
+/// socket that listens, or has no `SO_REUSEADDR`, which Go and most others set.
+///
+/// # Errors
+/// What socket(2) and bind(2) say: the address is none of this host's, or descriptors ran out.
+pub fn is_listened_on(address: SocketAddr) -> io::Result<bool> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    match socket.bind(&address.into()) {
+        Ok(()) => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
 /// Ends listening for every holder of a duplicate: what is queued is reset, new clients are refused.
 /// [`start_listening`] comes back from it; the port stays bound.
 ///

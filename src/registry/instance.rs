@@ -10,7 +10,9 @@
 //!   one from then on: a name that is removed, hidden or unreadable says nothing about the process.
 //! * **A record that was removed is written again** ([`restore`]) by the instance's shim, which holds the lock in the
 //!   instance's stead for as long as the instance holds its own. The instance's own file cannot get its name back:
-//!   link(2) refuses a file without names, and one on a file system that was mounted over.
+//!   link(2) refuses a file without names, and one on a file system that was mounted over. Such a record says that it
+//!   was restored; unlocked it is alive as long as its address is listened on, so the shim's successor finds the
+//!   instance and locks it anew.
 //! * **Dead is for ever.** A file that was seen unlocked is never locked again: a restarted instance writes a
 //!   new file and renames it over the old one.
 //! * **Since when it is dead** is known from who saw it first: that one sets the file's modification time and
@@ -31,6 +33,7 @@ pub use super::file::Problem;
 use super::file::{self, id_of, look_at_all, names, open, read};
 use crate::instance::InstanceId;
 use crate::instance::address::AddressError;
+use crate::os::socket;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 use serde::{Deserialize, Serialize};
@@ -80,6 +83,9 @@ pub struct Record {
     /// How it ended, where that is known. For people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
+    /// A shim wrote it again, and locks it in the instance's stead. It says nothing about the instance.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restored: bool,
 }
 
 /// Why bytes are no record of an instance.
@@ -259,6 +265,8 @@ pub struct Listed {
 #[derive(Debug)]
 pub struct HeldRecord {
     record: Record,
+    /// A shim wrote it again. The record itself does not say so: it is the same instance as before.
+    restored: bool,
     file: File,
 }
 
@@ -269,14 +277,17 @@ impl HeldRecord {
         &self.record
     }
 
-    /// Asks for the lock: itself, unless the instance has ended. One that cannot be asked has not.
+    /// Whether a shim wrote it again, which locks it in the instance's stead.
+    #[must_use]
+    pub fn is_restored(&self) -> bool {
+        self.restored
+    }
+
+    /// Itself, unless the instance has ended. One that cannot be asked has not.
     #[must_use]
     pub fn if_alive(self) -> Option<Self> {
-        let Self { record, file } = self;
-        match Flock::lock(file, FlockArg::LockSharedNonblock) {
-            Ok(_released_by_drop) => None,
-            Err((file, _)) => Some(Self { record, file }),
-        }
+        let restored = self.restored.then_some(self.record.address);
+        is_alive(&self.file, restored).unwrap_or(true).then_some(self)
     }
 }
 
@@ -317,6 +328,7 @@ pub fn claim(
         pid: claimant.pid,
         started: SystemTime::now(),
         ended: None,
+        restored: false,
     };
 
     let lock = put(&folder, &record, |lock| lock)?;
@@ -324,18 +336,23 @@ pub fn claim(
 }
 
 /// Writes the record of a live instance again, whose file was removed, and holds a lock on it in the instance's stead:
-/// to be dropped when the instance has ended. None: there is a file of that name.
+/// to be dropped when the instance has ended. None: there is a file of that name that needs nobody's lock.
 ///
 /// # Errors
 /// See [`ClaimError`]; [`ClaimError::Busy`] while a claim goes on.
 pub fn restore(berth: &BerthDir, record: &Record) -> Result<Option<Claim>, ClaimError> {
     let folder = berth.instances();
     let _names = lock_names(&folder, Duration::ZERO)?;
-    if !is_missing(berth, &record.instance) {
+    let path = path_of(berth, &record.instance);
+    let record = Record { restored: true, ..record.clone() };
+    // The shim that wrote it again, and locked it, is gone.
+    let is_orphan = |found: Found| found.record.as_ref() == Ok(&record) && is_locked(&found.file).is_ok_and(|is| !is);
+    let found = Found::open(berth, &record.instance, &path).ok().flatten();
+    if !file::is_missing(&path) && !found.is_some_and(is_orphan) {
         return Ok(None);
     }
-    let lock = put(&folder, record, |lock| lock)?;
-    Ok(Some(Claim { record: record.clone(), path: path_of(berth, &record.instance), lock }))
+    let lock = put(&folder, &record, |lock| lock)?;
+    Ok(Some(Claim { record, path, lock }))
 }
 
 /// Whether there is no file of an instance's record, good or bad.
@@ -352,12 +369,12 @@ pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), Clai
     let folder = berth.instances();
     let _names = lock_names(&folder, LOCK_WAIT)?;
     let path = path_of(berth, id);
-    let Ok(Some(mut file)) = open(berth, &path) else { return Ok(()) };
-    let parsed = read(&mut file).ok().and_then(|bytes| Record::parse(&bytes, id).ok());
-    if is_locked(file).map_err(failed("lock", &path))? {
-        return Err(ClaimError::Alive { instance: id.clone(), path, pid: parsed.and_then(|record| record.pid) });
+    let Ok(Some(found)) = Found::open(berth, id, &path) else { return Ok(()) };
+    let alive = found.is_alive().map_err(failed("lock", &path))?;
+    let Ok(mut record) = found.record else { return Ok(()) };
+    if alive {
+        return Err(ClaimError::Alive { instance: id.clone(), path, pid: record.pid });
     }
-    let Some(mut record) = parsed else { return Ok(()) };
     record.ended = Some(how.to_owned());
     // Unlocked before it has its name: dead from the start for all who look.
     put(&folder, &record, drop)
@@ -405,7 +422,7 @@ fn prune_names(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
         let path = berth.instances().join(&name);
         let bytes = name.as_encoded_bytes();
         let left_over = bytes.starts_with(b".") && bytes.ends_with(b".new");
-        if left_over || (id_of(&name).is_some() && is_long_dead(berth, &path, now)) {
+        if left_over || id_of(&name).is_some_and(|id| is_long_dead(berth, &path, &id, now)) {
             match fs::remove_file(&path) {
                 Ok(()) => removed += 1,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -416,42 +433,61 @@ fn prune_names(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
     Ok(removed)
 }
 
-fn is_long_dead(berth: &BerthDir, path: &Path, now: SystemTime) -> bool {
-    let Ok(Some(file)) = open(berth, path) else { return false };
-    let Ok(meta) = file.metadata() else { return false };
+fn is_long_dead(berth: &BerthDir, path: &Path, id: &InstanceId, now: SystemTime) -> bool {
+    let Ok(Some(found)) = Found::open(berth, id, path) else { return false };
+    let Ok(meta) = found.file.metadata() else { return false };
     let since = meta.modified().ok().filter(|_| meta.mode() & 0o777 == SEEN_DEAD);
     let long = since.and_then(|since| now.duration_since(since).ok()).is_some_and(|dead| dead > KEEP_DEAD);
-    long && is_locked(file).is_ok_and(|locked| !locked)
+    long && found.is_alive().is_ok_and(|alive| !alive)
 }
 
 /// The address in an earlier record of that ID, if it is dead and readable.
 fn previous(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<SocketAddr>, ClaimError> {
     // What cannot be opened as a record (a link, another's file) gives way to the new record.
-    let Ok(Some(mut file)) = open(berth, path) else { return Ok(None) };
+    let Ok(Some(found)) = Found::open(berth, id, path) else { return Ok(None) };
     // What is locked is alive, whatever it says: maybe a later berth wrote it.
-    let record = read(&mut file).ok().and_then(|bytes| Record::parse(&bytes, id).ok());
-    if is_locked(file).map_err(failed("lock", path))? {
-        let pid = record.and_then(|record| record.pid);
+    if found.is_alive().map_err(failed("lock", path))? {
+        let pid = found.record.ok().and_then(|record| record.pid);
         return Err(ClaimError::Alive { instance: id.clone(), path: path.to_owned(), pid });
     }
-    Ok(record.map(|record| record.address))
+    Ok(found.record.ok().map(|record| record.address))
 }
 
 /// A record and whether its process lives. None: it is gone. The error says why it is ignored.
 fn look(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<(HeldRecord, bool)>, String> {
-    let Some(mut file) = open(berth, path)? else { return Ok(None) };
-    let parsed = read(&mut file).map_err(|error| error.to_string());
-    let parsed = parsed.and_then(|bytes| Record::parse(&bytes, id).map_err(|error| error.to_string()));
-    let cannot = |errno: Errno| format!("its lock cannot be looked at: {}", io::Error::from(errno));
-    let (file, alive) = match Flock::lock(file, FlockArg::LockSharedNonblock) {
-        Ok(lock) => (lock.unlock().map_err(|(_, errno)| cannot(errno))?, false),
-        Err((file, Errno::EWOULDBLOCK)) => (file, true),
-        Err((_, errno)) => return Err(cannot(errno)),
-    };
+    let Some(found) = Found::open(berth, id, path)? else { return Ok(None) };
+    let alive = found.is_alive().map_err(|error| format!("whether it is alive cannot be seen: {error}"))?;
     if !alive {
-        mark_dead(&file);
+        mark_dead(&found.file);
     }
-    Ok(Some((HeldRecord { record: parsed?, file }, alive)))
+    Ok(Some((found.hold()?, alive)))
+}
+
+/// A file that is named as a record, with what it says or why that is none.
+struct Found {
+    file: File,
+    record: Result<Record, String>,
+}
+
+impl Found {
+    /// None: there is none. The error says why it is ignored.
+    fn open(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Self>, String> {
+        let Some(mut file) = open(berth, path)? else { return Ok(None) };
+        let bytes = read(&mut file).map_err(|error| error.to_string());
+        let record = bytes.and_then(|bytes| Record::parse(&bytes, id).map_err(|error| error.to_string()));
+        Ok(Some(Self { file, record }))
+    }
+
+    fn is_alive(&self) -> io::Result<bool> {
+        let restored = self.record.as_ref().ok().filter(|record| record.restored);
+        is_alive(&self.file, restored.map(|record| record.address))
+    }
+
+    fn hold(self) -> Result<HeldRecord, String> {
+        let mut record = self.record?;
+        let restored = std::mem::take(&mut record.restored);
+        Ok(HeldRecord { record, restored, file: self.file })
+    }
 }
 
 fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {
@@ -469,9 +505,15 @@ fn mark_dead(file: &File) {
     }
 }
 
+/// Whether the instance of a record lives: its file is locked, or it was restored and its address is listened on.
+fn is_alive(file: &File, restored: Option<SocketAddr>) -> io::Result<bool> {
+    Ok(is_locked(file)? || restored.map_or(Ok(false), socket::is_listened_on)?)
+}
+
 /// Whether an owner holds its lock.
-fn is_locked(file: File) -> io::Result<bool> {
-    match Flock::lock(file, FlockArg::LockSharedNonblock) {
+fn is_locked(file: &File) -> io::Result<bool> {
+    // A duplicate is the same open file, and its lock ends with this.
+    match Flock::lock(file.try_clone()?, FlockArg::LockSharedNonblock) {
         Ok(_released_by_drop) => Ok(false),
         Err((_, Errno::EWOULDBLOCK)) => Ok(true),
         Err((_, errno)) => Err(errno.into()),

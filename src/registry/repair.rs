@@ -70,25 +70,32 @@ impl Repair {
         self.kept.remove(id);
     }
 
-    /// Writes the record of a live instance again, if it is missing and not only for a moment.
+    /// Writes the record of a live instance again, if it is missing and not only for a moment, or the shim that wrote
+    /// it is gone, which locked it.
     pub(super) fn record(&mut self, held: &HeldRecord) {
         let id = &held.record().instance;
-        if !instance::is_missing(&self.berth, id) {
+        let orphaned = held.is_restored() && !self.kept.contains_key(id);
+        if !orphaned && !instance::is_missing(&self.berth, id) {
             self.missing.remove(id);
             return;
         }
         let since = *self.missing.entry(id.clone()).or_insert_with(Instant::now);
-        if since.elapsed() < MISSING {
+        if !orphaned && since.elapsed() < MISSING {
             return;
         }
         match instance::restore(&self.berth, held.record()) {
-            Ok(None) | Err(ClaimError::Busy { .. }) => {}
+            Ok(None) => drop(self.missing.remove(id)),
+            Err(ClaimError::Busy { .. }) => {}
             Ok(Some(claim)) => {
-                tracing::warn!(
-                    instance = %id,
-                    "the record of a live instance was removed: it is written again, and this shim locks it until the \
-                     instance ends. Should this shim end before, restart the instance too"
-                );
+                if orphaned {
+                    tracing::info!(instance = %id, "the shim that locked this instance's record is gone: this one locks it");
+                } else {
+                    tracing::warn!(
+                        instance = %id,
+                        "the record of a live instance was removed: it is written again, and this shim locks it until \
+                         the instance ends"
+                    );
+                }
                 self.metrics.repaired("record", "ok");
                 self.missing.remove(id);
                 self.kept.insert(id.clone(), claim);

@@ -72,7 +72,7 @@ fn lone(node: &Node) -> (Echo, super::support::process::Running, Shim) {
 fn a_run_directory_that_is_removed_is_made_again() {
     let _alone = alone();
     let node = Node::new();
-    let (_echo, process, shim) = lone(&node);
+    let (echo, process, shim) = lone(&node);
     // The second time it is the shim's record that goes.
     for _ in 0..2 {
         remove(&node);
@@ -91,7 +91,7 @@ fn a_run_directory_that_is_removed_is_made_again() {
     shim.running.logs("probing instance=b");
 
     // The record that the shim keeps is as dead as the instance when that ends, and the next one finds its address.
-    drop(process);
+    drop((process, echo));
     shim.running.logs("gone instance=a");
     eventually("a dead record", || {
         let listed = instance::list(&node.find()?).unwrap().instances;
@@ -104,6 +104,31 @@ fn a_run_directory_that_is_removed_is_made_again() {
 }
 
 /// As a mount over it does, and a rename: the folder that is watched is not the one that has the name.
+/// What the shim locked in the instance's stead is unlocked when it dies: the instance's listener shows that it lives.
+#[test]
+fn an_instance_whose_record_was_removed_is_found_by_the_next_shim() {
+    let _alone = alone();
+    let node = Node::new();
+    let (echo, process, shim) = lone(&node);
+    remove(&node);
+    until_recorded(&node, "a");
+    drop(shim);
+    let shim = node.launch("a", &["--hold", "1s", "--lease", "1s"]);
+    shim.until_joined();
+    shim.running.logs("the shim that locked this instance's record is gone: this one locks it");
+    serves_on(&node);
+    probes_pass(&node, "a");
+    let (status, log) = node.cannot_exec("a");
+    assert!(status == Some(69) && log.contains("the instance a is alive"), "{log}");
+
+    drop((process, echo));
+    shim.running.logs("gone instance=a");
+    let (_process, _echo) = node.exec("a");
+    shim.until("ready again", |status| {
+        status.instances.iter().any(|instance| instance.own && instance.standing.as_str() == "ready")
+    });
+}
+
 #[test]
 fn a_run_directory_that_is_replaced_is_filled_again() {
     let _alone = alone();
