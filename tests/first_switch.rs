@@ -5,6 +5,7 @@
 #[path = "support/mod.rs"]
 mod support;
 
+use nix::sys::signal::Signal;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -158,4 +159,27 @@ fn with_all_in_order_it_begins_and_what_the_kubelet_cannot_get_ends_it_at_once()
         assert!(log.contains(part), "{part} in {log}");
     }
     assert_eq!(fs::read_to_string(node.canonical()).unwrap(), node.manifest());
+}
+
+/// As a unit does it after a reboot, which does not know the options.
+#[test]
+fn who_goes_on_has_the_kubeconfig_that_it_was_begun_with() {
+    let node = Node::new();
+    let kubeconfig = node.path("an-admin.conf");
+    let text = r#"{"current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1", "certificate-authority": "pki/ca.crt"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}]}"#;
+    fs::write(&kubeconfig, text).unwrap();
+    let mut switch = node.switch(&[]);
+    // Relative, from another folder than the one in which it goes on.
+    let mut switch = Running::start(switch.current_dir(node.temp.path()).args(["--kubeconfig", "an-admin.conf"]));
+    switch.logs("is written (new manifest)");
+    switch.signal(Signal::SIGKILL);
+    switch.ended();
+    fs::write(&kubeconfig, "none").unwrap();
+    let mut again = berth(["upgrade"]);
+    again.arg("--manifests-dir").arg(node.path("manifests")).arg("--backup-dir").arg(node.path("kept"));
+    let again = Running::start(&mut again);
+    again.logs("it goes on to the new manifest");
+    again.logs(&format!("note: kubeconfig {}", kubeconfig.display()));
 }

@@ -100,10 +100,11 @@ impl<'a> Options<'a> {
         self.args.run_dir.clone().or_else(|| pod.run_dir.clone()).unwrap_or_else(RunDir::default_path)
     }
 
-    /// The cluster as an admin; none if there is no kubeconfig by default.
-    fn client(&self, say: &Say) -> Result<Option<Client>, Exit> {
+    /// The cluster as an admin; none if there is no kubeconfig by default. `before` is the one that an interrupted
+    /// upgrade was begun with.
+    fn client(&self, before: Option<&Path>, say: &Say) -> Result<Option<Client>, Exit> {
         let given = self.args.kubeconfig.as_deref();
-        let Some(path) = given.or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists())) else {
+        let Some(path) = given.or(before).or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists())) else {
             return Ok(None);
         };
         match Client::from_kubeconfig(path) {
@@ -200,18 +201,18 @@ fn go_on(options: &Options<'_>, state: State, say: &Say) -> Result<(State, Setti
     if let Some(why) = why {
         say.more(&format!("it goes back because: {why}"));
     }
-    let setting = setting(options, &old, new, say)?;
-    Ok((state, setting))
+    let client = options.client(state.kubeconfig.as_deref(), say)?;
+    Ok((state, setting(options, &old, new, client)))
 }
 
-fn setting(options: &Options<'_>, old: &Pod, new: Pod, say: &Say) -> Result<Setting, Exit> {
-    Ok(Setting {
+fn setting(options: &Options<'_>, old: &Pod, new: Pod, client: Option<Client>) -> Setting {
+    Setting {
         limits: options.limits(old, &new),
         run_dir: options.run_dir(&new),
         pod_logs: options.args.pod_logs_dir.clone(),
-        client: options.client(say)?,
+        client,
         pod: new,
-    })
+    }
 }
 
 /// A new upgrade, checked.
@@ -222,7 +223,7 @@ async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exi
     let name = options.args.manifest.as_ref().unwrap_or(&options.canonical).display().to_string();
     let temporary_text = pod::temporary(&new_manifest, &uid)
         .map_err(|problem| mistaken(&Mistakes(vec![format!("{name}:{problem}")])))?;
-    let setting = setting(options, &old, new, say)?;
+    let setting = setting(options, &old, new, options.client(None, say)?);
     let address = serving(&setting, &uid, &old, in_place, options).await?;
     let mut state = State {
         version: State::FORMAT,
@@ -239,6 +240,7 @@ async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exi
         new: new_text,
         temporary_text,
         dialled: Vec::new(),
+        kubeconfig: options.args.kubeconfig.as_deref().and_then(|path| std::path::absolute(path).ok()),
     };
     let all = if in_place { drive::IN_PLACE } else { drive::STEPS };
     let what = match (state.same(), old.image == setting.pod.image) {

@@ -87,6 +87,9 @@ pub struct State {
     /// Addresses by which clients reached the apiserver when it began. An earlier berth did not look.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dialled: Vec<SocketAddr>,
+    /// The `--kubeconfig` that it was begun with: who goes on with it may not know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubeconfig: Option<PathBuf>,
 }
 
 impl State {
@@ -283,6 +286,7 @@ pub(super) mod tests {
             new: "new".into(),
             temporary_text: "temporary".into(),
             dialled: vec!["127.0.0.1:6443".parse().unwrap()],
+            kubeconfig: Some("/root/admin.conf".into()),
         }
     }
 
@@ -305,9 +309,10 @@ pub(super) mod tests {
     /// What the berth before this one wrote: it must be understood for as long as an upgrade of it can be under way.
     #[test]
     fn a_state_of_an_earlier_berth_is_read() {
-        let text = serde_json::to_string(&state()).unwrap().replace(r#","dialled":["127.0.0.1:6443"]"#, "");
+        let later = r#","dialled":["127.0.0.1:6443"],"kubeconfig":"/root/admin.conf""#;
+        let text = serde_json::to_string(&state()).unwrap().replace(later, "");
         assert!(!text.contains("dialled"));
-        assert_eq!(parse(text.as_bytes()), Ok(State { dialled: Vec::new(), ..state() }));
+        assert_eq!(parse(text.as_bytes()), Ok(State { dialled: Vec::new(), kubeconfig: None, ..state() }));
     }
 
     #[test]

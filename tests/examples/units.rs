@@ -15,12 +15,19 @@ pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
     let ca = tempfile::NamedTempFile::new()?;
     let ca = ca.path().to_str().unwrap();
     let units = examples(".service");
-    assert_eq!(units, ["bare-metal/berth-node@.service", "bare-metal/berth-run@.service"]);
+    let all =
+        ["bare-metal/berth-node@.service", "bare-metal/berth-run@.service", "static-pod/berth-upgrade-resume.service"];
+    assert_eq!(units, all);
     for name in units {
-        let (variables, command) = of_unit(&example(&name).replace(CA, ca));
+        let text = example(&name).replace(CA, ca);
+        let (variables, command) = of_unit(&text);
         let (file, arguments) = command.split_first().unwrap();
         assert!(file.ends_with("/berth"), "{name}: {file}");
-        takes(&name, arguments, &variables);
+        if let Sub::Upgrade(args) = takes(&name, arguments, &variables) {
+            assert!(args.manifest.is_none() && !args.dry_run && !args.accept_gap, "{name} begins no upgrade");
+            let state = args.kept.backup_dir.join("upgrade.json");
+            assert!(text.contains(&format!("\nConditionPathExists={}\n", state.display())), "{name}: {state:?}");
+        }
     }
     // What a kubelet makes of it; `berth inject` writes the others.
     let text = example("node-shim/daemonset.yaml").replace(&format!("value: {CA}"), &format!("value: {ca}"));
@@ -52,7 +59,7 @@ fn of_unit(text: &str) -> (Vec<(String, String)>, Vec<String>) {
 
 /// A command line is right: its options, and those that its variables stand for, give a configuration.
 #[track_caller]
-fn takes(name: &str, arguments: &[String], variables: &[(String, String)]) {
+fn takes(name: &str, arguments: &[String], variables: &[(String, String)]) -> Sub {
     // As options: the environment of this process belongs to all its tests.
     let options = variables.iter().filter(|(name, _)| name != "BERTH_HOST_IP").flat_map(|(name, value)| {
         let option = name.strip_prefix("BERTH_").unwrap_or_else(|| panic!("{name} is no variable of berth's"));
@@ -64,19 +71,22 @@ fn takes(name: &str, arguments: &[String], variables: &[(String, String)]) {
     let config = match &cli.command {
         Sub::Serve(args) => Config::serve(args),
         Sub::Run(args) => Config::run(args),
+        // Its options are on their own.
+        Sub::Upgrade(_) => return cli.command,
         other => panic!("{name}: {other:?}"),
     };
     config.unwrap_or_else(|mistakes| panic!("{name}: {mistakes}"));
+    cli.command
 }
 
-/// The recipes of units, wherever they are: what a reboot starts is what was enabled.
+/// The recipes of template units, wherever they are: what a reboot starts is what was enabled.
 pub(crate) fn a_reboot_starts_the_new_version() -> Result<Completion, Failed> {
     let guide = std::fs::read_to_string(root().join("docs/operating.md"))?;
-    let texts = examples(".service").into_iter().map(|name| (example(&name), name));
+    let texts = examples("@.service").into_iter().map(|name| (example(&name), name));
     let mut recipes = 0;
     for (text, name) in texts.chain([(guide, "docs/operating.md".to_owned())]) {
-        let commands: Vec<_> =
-            text.lines().filter_map(|line| line.trim_start_matches(['#', ' ']).strip_prefix("systemctl ")).collect();
+        let commands = text.lines().filter_map(|line| line.trim_start_matches(['#', ' ']).strip_prefix("systemctl "));
+        let commands: Vec<_> = commands.filter(|command| command.contains('@')).collect();
         let [started, stopped] = commands[..] else { return Err(format!("{name}: {commands:?}").into()) };
         let unit = |command: &str, verb: &str| {
             let unit = command.strip_prefix(verb).and_then(|rest| rest.strip_prefix(" --now berth-"));
@@ -87,10 +97,11 @@ pub(crate) fn a_reboot_starts_the_new_version() -> Result<Completion, Failed> {
         };
         assert!(new.0 == old.0 && new.1 > old.1, "{name}: {commands:?}");
         recipes += 1;
-        // Enabling does nothing without it.
-        assert!(!name.ends_with(".service") || text.contains("\n[Install]\nWantedBy=multi-user.target"), "{name}");
     }
     assert_eq!(recipes, 3);
+    for name in examples(".service") {
+        assert!(example(&name).contains("\n[Install]\nWantedBy=multi-user.target"), "{name}: enabling does nothing");
+    }
     Ok(Completion::Completed)
 }
 
