@@ -41,7 +41,8 @@ impl Fault {
                 "only what was on the crashed apiserver ends; new connections go to the other one, and none is lost"
             }
             (Self::Hang, false) => {
-                "what it had begun to answer waits; when probes have failed, all other connections go to the other one; nothing is lost"
+                "what it had begun to answer waits; when probes have failed, the other one answers all other connections, those that waited \
+                 within 3 s; nothing is lost"
             }
             (Self::Hang | Self::HangShim, true) => "clients wait until it goes on; nothing is lost",
             (Self::KillShim, false) => {

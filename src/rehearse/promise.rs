@@ -206,12 +206,8 @@ impl Check<'_> {
             self.broken.push("its shim did not notice".into());
             return;
         };
-        let is_its_own =
-            |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if *instance == self.injected.instance);
-        let waited = meanwhile().filter(|a| a.kind == Kind::New && a.due > at.plus(AFTER) && a.due < passed);
-        let left = if fault == Fault::Hang { waited.filter(is_its_own).count() } else { 0 };
-        if left > 0 {
-            self.broken.push(format!("{left} new connections waited for it to go on although the other one served"));
+        if fault == Fault::Hang {
+            self.moves(passed);
         }
         let after = || meanwhile().filter(|a| a.kind == Kind::New && a.due > passed);
         let longest = after().map(|a| a.done.since(a.due)).max();
@@ -224,6 +220,25 @@ impl Check<'_> {
                 "from {:.1?} on, new connections went to the other one; the longest wait was {longest:.1?}",
                 passed.since(at)
             )),
+        }
+    }
+
+    /// Who was due before its shim could notice, too late to be answered in part before: the other one answers.
+    fn moves(&mut self, noticed: Stamp) {
+        let Injected { instance, at, .. } = self.injected;
+        let waited = |a: &&Attempt| a.kind == Kind::New && a.due > at.plus(AFTER) && a.due < noticed;
+        let its_own = |a: &Attempt| matches!(&a.answer, Answer::Good { instance: by } if by == instance);
+        let waited: Vec<_> = self.record.attempts.iter().filter(waited).filter(|a| a.done > noticed).collect();
+        let stayed = waited.iter().filter(|a| its_own(a) || a.done > noticed.plus(JITTER)).count();
+        if stayed > 0 {
+            self.broken.push(format!(
+                "{stayed} new connections that waited were not answered by the other one within {JITTER:?} after it was noticed"
+            ));
+        }
+        if let Some(last) = waited.iter().map(|a| a.done).max() {
+            let (count, last) = (waited.len(), last.since(noticed));
+            self.seen
+                .push(format!("{count} new connections waited when it was noticed, the last one for {last:.1?} more"));
         }
     }
 }
@@ -357,10 +372,17 @@ mod tests {
             assert!(waited(&[(1_500, 13_500), (8_000, 8_010)])[0].contains("waited on"));
             assert!(waited(&[(1_500, 1_510)])[0].contains("no new connection after"));
         }
-        let by_itself =
-            |due| broken(hang(), |r| r.attempts = vec![attempt(due, 9_000, true), attempt(8_000, 8_010, true)]);
-        assert_eq!(by_itself(1_400), [""; 0], "it may have been answered in part before");
-        assert!(by_itself(1_600)[0].contains("1 new connections waited for it to go on"));
+        let by = |name: &str, due, done| {
+            let answer = Answer::Good { instance: name.into() };
+            let attempts = vec![Attempt { answer, ..attempt(due, done, true) }, attempt(8_000, 8_010, true)];
+            broken(hang(), |r| r.attempts = attempts)
+        };
+        assert_eq!(by("new", 1_400, 9_000), [""; 0], "it may have been answered in part before");
+        assert!(
+            by("new", 1_600, 9_000)[0].contains("1 new connections that waited were not answered by the other one")
+        );
+        assert_eq!(by("old", 1_600, 10_000), [""; 0]);
+        assert!(by("old", 1_600, 10_100)[0].contains("within 3s after it was noticed"));
         assert_eq!(broken(injected(Fault::Hang), |_| {}), ["its shim did not notice"]);
         let alone = Injected { alone: true, ..injected(Fault::HangShim) };
         assert_eq!(broken(alone, |r| r.attempts.push(attempt(8_000, 12_000, true))), [""; 0]);
