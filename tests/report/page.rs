@@ -33,6 +33,18 @@ fn the_golden_report_is_read_and_written_as_it_is() {
     assert!(text == golden, "the golden file is another: BERTH_BLESS=1 cargo test --test report golden");
 }
 
+/// A later berth may say more under the same version.
+#[test]
+fn a_field_that_came_later_is_passed_over() {
+    let golden = std::fs::read_to_string(GOLDEN).unwrap();
+    let mut later: serde_json::Value = serde_json::from_str(&golden).unwrap();
+    for place in ["", "/environment", "/runs/0", "/runs/0/outcome/ran/figures", "/runs/0/outcome/ran/informers/0"] {
+        later.pointer_mut(place).unwrap()["later"] = 1.into();
+    }
+    let read: Report = serde_json::from_value(later).unwrap();
+    assert!(read == serde_json::from_str(&golden).unwrap());
+}
+
 #[test]
 fn a_clean_run_says_so_first() {
     let page = render(&report(vec![run(&Model::clean(Via::Berth))]));
