@@ -4,7 +4,8 @@
 //! listener resets what waits there, and a process that ends drops what it accepted last. A TLS
 //! client speaks first and its hello can be said again, so what it sent is kept until the instance's
 //! first byte, and a leg that is refused or ends before that, or whose instance is not ready any more
-//! beside one that is, is replayed to the next instance. While there is none, the client is held. Nobody gets another leg who wants nothing any more.
+//! beside one that is, is replayed to the next instance. While there is none, the client is held.
+//! Nobody gets another leg who wants nothing any more.
 
 use super::abort::AbortOnDrop;
 use super::copy::{Watch, with_buffer};
@@ -379,8 +380,8 @@ async fn connect_from(
     Ok((stream, sent))
 }
 
-/// Passes the client's bytes on, keeping them, until the instance's first byte. `sent` of them it has already. Otherwise, who ended it: the client by
-/// a reset, or the instance.
+/// Passes the client's bytes on, keeping them, until the instance's first byte. `sent` of them it has already.
+/// Otherwise, who ended it: the client by a reset, or the instance.
 async fn first_byte(
     client: &mut TcpStream,
     backend: &mut TcpStream,

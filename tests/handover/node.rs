@@ -2,13 +2,13 @@
 
 use super::support::net::{free_address, fresh_ip, listening};
 use super::support::process::{Running, berth, said};
+use super::support::shim::ask;
 use super::support::{PATIENCE, eventually};
-use berth::control::{self, wire};
+use berth::control::wire;
 use berth::instance::InstanceId;
 use berth::registry::{BerthDir, RunDir, instance};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, chown};
-use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -146,20 +146,8 @@ pub(crate) struct Shim {
 
 impl Shim {
     #[track_caller]
-    fn ask(&self, ask: &wire::Ask) -> std::io::Result<wire::Reply> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            match runtime().block_on(control::ask(&self.path, ask.clone())) {
-                // A second is little for a machine with more to do than it can.
-                Err(error) if error.kind() == ErrorKind::TimedOut && Instant::now() < deadline => {}
-                asked => return asked,
-            }
-        }
-    }
-
-    #[track_caller]
     pub(crate) fn status(&self) -> wire::Status {
-        match self.ask(&wire::Ask::Status) {
+        match ask(&runtime(), &self.path, &wire::Ask::Status) {
             Ok(wire::Reply::Status(status)) => *status,
             other => panic!("no status but {other:?}:\n{}", self.running.log()),
         }
@@ -188,7 +176,7 @@ impl Shim {
     /// A metric with these labels.
     #[track_caller]
     pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
-        let text = match self.ask(&wire::Ask::Metrics) {
+        let text = match ask(&runtime(), &self.path, &wire::Ask::Metrics) {
             Ok(wire::Reply::Metrics(text)) => text,
             other => panic!("no metrics but {other:?}:\n{}", self.running.log()),
         };

@@ -11,10 +11,11 @@ use berth::phase::Phase;
 use berth::registry::BerthDir;
 use berth::registry::instance::{Claim, Claimant, claim};
 use clap::Parser;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::thread::JoinHandle;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
@@ -37,6 +38,17 @@ pub(crate) struct Shim {
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// What a shim answers. It is asked for a second at most, and a machine with much to do may take longer.
+pub(crate) fn ask(runtime: &Runtime, path: &Path, ask: &wire::Ask) -> io::Result<wire::Reply> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match runtime.block_on(control::ask(path, ask.clone())) {
+            Err(error) if error.kind() == ErrorKind::TimedOut && Instant::now() < deadline => {}
+            answer => return answer,
+        }
+    }
 }
 
 /// Options as `berth serve` reads them.
@@ -93,20 +105,16 @@ impl Shim {
         assert!(reached, "the shim did not come to {wanted:?} but {:?}", self.status());
     }
 
-    /// What it answers. It is asked for a second at most, and a machine with much to do may take longer.
     #[track_caller]
-    fn ask(&self, ask: impl Fn() -> wire::Ask) -> wire::Reply {
+    fn ask(&self, question: &wire::Ask) -> wire::Reply {
         let path = self.berth.socket_path(&self.instance).unwrap();
-        eventually("an answer of the shim", || match self.runtime.block_on(control::ask(&path, ask())) {
-            Err(error) if error.kind() == ErrorKind::TimedOut => None,
-            answer => Some(answer.unwrap_or_else(|error| panic!("no answer of the shim: {error}"))),
-        })
+        ask(&self.runtime, &path, question).unwrap_or_else(|error| panic!("no answer of the shim: {error}"))
     }
 
     /// How it says it is.
     #[track_caller]
     pub(crate) fn status(&self) -> wire::Status {
-        match self.ask(|| wire::Ask::Status) {
+        match self.ask(&wire::Ask::Status) {
             wire::Reply::Status(status) => *status,
             other => panic!("no status: {other:?}"),
         }
@@ -115,7 +123,7 @@ impl Shim {
     /// A number that it counts.
     #[track_caller]
     pub(crate) fn metric(&self, name: &str) -> u64 {
-        let page = match self.ask(|| wire::Ask::Metrics) {
+        let page = match self.ask(&wire::Ask::Metrics) {
             wire::Reply::Metrics(page) => page,
             other => panic!("no metrics: {other:?}"),
         };
