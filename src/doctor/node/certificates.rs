@@ -64,12 +64,12 @@ impl Certificates {
                 continue;
             };
             let Ok(pem) = fs::read(at(&path)) else { continue };
-            let each: Vec<_> = CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok).collect();
-            let each = each.iter().map(validity);
             let found = if trusted {
-                each.filter_map(Result::ok).max_by_key(|validity| validity.until).ok_or_else(none)
+                let each =
+                    CertificateDer::pem_slice_iter(&pem).filter_map(|certificate| validity(&certificate.ok()?).ok());
+                each.max_by_key(|validity| validity.until).ok_or_else(none)
             } else {
-                each.take(1).next().unwrap_or_else(|| Err(none()))
+                first(&pem)
             };
             folders.extend(Path::new(&path).parent().map(Path::to_owned));
             all.insert(path, found);
@@ -88,7 +88,7 @@ impl Certificates {
             }
         }
         for (name, text) in kubeconfigs(root) {
-            for validity in clients(&text) {
+            if let Some(validity) = clients(&text).into_iter().min_by_key(|validity| validity.until) {
                 all.insert(format!("/etc/kubernetes/{name}"), Ok(validity));
             }
         }
@@ -217,8 +217,9 @@ mod tests {
         write("etc/kubernetes/pki/etcd/ca.crt", "none");
         write("etc/kubernetes/pki/etcd/server.crt", &pem(2024, 6, false));
         write("etc/kubernetes/pki/apiserver.key", &pem(2021, 6, false));
-        let data = STANDARD.encode(pem(2025, 6, false));
-        write("etc/kubernetes/admin.conf", &format!("users:\n- user: {{client-certificate-data: {data}}}\n"));
+        // Of several users the one that expires first counts.
+        let user = |year| format!("- user: {{client-certificate-data: {}}}\n", STANDARD.encode(pem(year, 6, false)));
+        write("etc/kubernetes/admin.conf", &format!("users:\n{}{}", user(2025), user(2026)));
         let found = Certificates::gather(root.path(), &manifest);
         let years: Vec<_> = found
             .all
