@@ -6,7 +6,7 @@ use super::layout::Layout;
 use super::node::{covered, listen};
 use super::{Case, Check, Finding};
 use crate::manifest::tree::Node;
-use crate::manifest::{Manifest, basename};
+use crate::manifest::{Manifest, tag};
 use std::collections::BTreeSet;
 
 /// Most minor versions between two kube-apiservers of a cluster (Kubernetes' version skew policy).
@@ -18,9 +18,13 @@ const PREFIX: &str = "/registry";
 /// What two upgrades do that one cannot.
 const TWO_PHASES: &str = "docs/upgrade.md, \"Changing keys\"";
 
-/// Flags whose files are keys: what one instance encrypts or signs with, the other must have.
-pub(super) const KEYS: [&str; 3] =
-    ["encryption-provider-config", "service-account-signing-key-file", "service-account-key-file"];
+/// The flag with the keys that an instance encrypts with, and the one that it signs with: the other instance must have them.
+const ENCRYPTS: &str = "encryption-provider-config";
+const SIGNS: &str = "service-account-signing-key-file";
+pub(super) const KEYS: [&str; 2] = [ENCRYPTS, SIGNS];
+
+/// The flag with the keys whose signatures an instance accepts.
+const ACCEPTS: &str = "service-account-key-file";
 
 pub(super) fn examine(case: &Case<'_>, running: &Manifest) -> Vec<Finding> {
     let mut pair = Pair { case, old: running, new: case.manifest, findings: Vec::new() };
@@ -144,20 +148,19 @@ impl Pair<'_> {
         let value = |manifest: &Manifest, flag: &str| manifest.flag(flag).map(|flag| flag.value.to_owned());
         for (flag, cause, mend) in [
             (
-                KEYS[0],
+                ENCRYPTS,
                 "if the first key is another, the running kube-apiserver cannot read what this one writes",
                 "first let both have both keys, then make the new one the first,",
             ),
             (
-                KEYS[1],
+                SIGNS,
                 "if the key is another, the running kube-apiserver refuses tokens that this one signs",
                 "first add the new public key as a further --service-account-key-file, then sign with the new one,",
             ),
         ] {
-            let changed = self.changed(flag);
             if value(self.old, flag) != value(self.new, flag) {
                 self.found(KEYS_DIFFER, self.line(flag), format!("--{flag} is not the same: {cause}"), two(mend));
-            } else if let Some(path) = changed {
+            } else if let Some(path) = self.changed(flag) {
                 let cause =
                     format!("{path} is newer than the running kube-apiserver, which may not have read it: {cause}");
                 self.found(KEYS_DIFFER, self.line(flag), cause, two(mend));
@@ -166,15 +169,15 @@ impl Pair<'_> {
         let all = |manifest: &Manifest, flag: &str| -> Vec<String> {
             manifest.flags(flag).into_iter().map(|flag| flag.value.to_owned()).collect()
         };
-        let (old, new) = (all(self.old, KEYS[2]), all(self.new, KEYS[2]));
+        let (old, new) = (all(self.old, ACCEPTS), all(self.new, ACCEPTS));
         let gone: Vec<_> = old.iter().filter(|file| !new.contains(file)).cloned().collect();
         if !gone.is_empty() {
             self.found(
                 KEYS_DIFFER,
-                self.line(KEYS[2]),
+                self.line(ACCEPTS),
                 format!(
                     "--{} {} is gone: tokens that the running kube-apiserver signed are refused by this one",
-                    KEYS[2],
+                    ACCEPTS,
                     gone.join(", ")
                 ),
                 two("keep it until no token of it is left, and take it away then,"),
@@ -205,15 +208,14 @@ impl Pair<'_> {
         let changed = self.case.node.map(|facts| &facts.newer_keys[..]).unwrap_or_default();
         let reloads = self.old.flag("encryption-provider-config-automatic-reload").is_some_and(|it| it.value == "true");
         let found = changed.iter().find(|(of, _)| *of == flag)?;
-        (flag != KEYS[0] || !reloads).then_some(found.1.as_str())
+        (flag != ENCRYPTS || !reloads).then_some(found.1.as_str())
     }
 }
 
 /// Major and minor number of a kube-apiserver, by its image's tag.
 fn version(manifest: &Manifest) -> Option<(u64, u64)> {
     let image = manifest.apiserver().get("image").and_then(Node::text)?;
-    let tag = basename(image.split('@').next()?).rsplit_once(':')?.1;
-    let mut numbers = tag.strip_prefix('v')?.split('.').map(|number| number.parse().ok());
+    let mut numbers = tag(image)?.strip_prefix('v')?.split('.').map(|number| number.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
 
@@ -316,11 +318,11 @@ mod tests {
         let config = format!("{ETCD}\n    - --encryption-provider-config=/etc/kubernetes/pki/a");
         let pod = with(&static_pod(), &[(ETCD, &config)]);
         let newer = |flag| Facts { newer_keys: vec![(flag, "/etc/kubernetes/pki/a".into())], ..Facts::default() };
-        assert_eq!(said(&pod, &pod, &newer(super::KEYS[0])), [("keys-differ", Severity::Warning)]);
+        assert_eq!(said(&pod, &pod, &newer(super::ENCRYPTS)), [("keys-differ", Severity::Warning)]);
         let reloads =
             with(&pod, &[(ETCD, &format!("{ETCD}\n    - --encryption-provider-config-automatic-reload=true"))]);
-        assert_eq!(said(&reloads, &reloads, &newer(super::KEYS[0])), []);
-        assert_eq!(said(&pod, &pod, &newer(super::KEYS[1])), [("keys-differ", Severity::Warning)]);
+        assert_eq!(said(&reloads, &reloads, &newer(super::ENCRYPTS)), []);
+        assert_eq!(said(&pod, &pod, &newer(super::SIGNS)), [("keys-differ", Severity::Warning)]);
     }
 
     #[test]

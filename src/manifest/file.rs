@@ -4,7 +4,7 @@
 //! one pod name one overwrites the other. So what is half written has a name with a dot, a file is replaced by
 //! a rename, and backups lie elsewhere.
 
-use super::Manifest;
+use super::{Manifest, tag};
 use ring::digest::{SHA256, digest};
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -122,8 +122,7 @@ pub fn stamp(time: &str, text: &str) -> String {
     let time: String = time.chars().filter(|c| !matches!(c, '-' | ':')).collect();
     let manifest = Manifest::parse(text).ok();
     let image = manifest.as_ref().and_then(|manifest| manifest.apiserver().get("image")?.text());
-    let name = image.map(|image| image.split('@').next().unwrap_or_default().rsplit('/').next().unwrap_or_default());
-    let tag = name.and_then(|name| name.split_once(':')).map(|(_, tag)| tag).filter(|tag| {
+    let tag = image.and_then(tag).filter(|tag| {
         tag.starts_with(|c: char| c.is_ascii_alphanumeric())
             && tag.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
     });

@@ -20,8 +20,8 @@ mod write;
 
 pub use container::Container;
 pub use edit::Edit;
-pub(crate) use pod::basename;
 pub use pod::{Flag, Manifest};
+pub(crate) use pod::{basename, tag};
 
 /// What is wrong in a manifest, and how to mend it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -301,6 +301,11 @@ pub(crate) fn basename(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }
 
+/// The tag of an image.
+pub(crate) fn tag(image: &str) -> Option<&str> {
+    Some(basename(image.split('@').next()?).split_once(':')?.1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -194,10 +194,9 @@ impl Driver<'_> {
 
     /// While the new manifest's pod shall get ready: whether the kubelet cannot get one of its images.
     async fn ask_kubelet(&mut self, seen: &mut Seen) {
-        let prefix = if self.state.position.step == Step::StartTemporary { PREFIX } else { "" };
-        let instance = match self.state.position.step {
-            Step::StartTemporary => &mut seen.temporary,
-            Step::StartCanonical | Step::Switch => &mut seen.canonical,
+        let (instance, prefix) = match self.state.position.step {
+            Step::StartTemporary => (&mut seen.temporary, PREFIX),
+            Step::StartCanonical | Step::Switch => (&mut seen.canonical, ""),
             _ => return,
         };
         if instance.in_group {

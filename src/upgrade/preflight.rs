@@ -29,18 +29,19 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// What it answers, and what mends it.
 pub async fn probe(config: ProbeConfig, address: SocketAddr) -> Result<(), String> {
     let probe = Probe::new(config);
-    for time in 1.. {
+    let mut asked = 0;
+    loop {
         let answer = probe.ready(address).await;
+        asked += 1;
         let sure = matches!(answer.result, "config" | "tls" | "unauthorized" | "forbidden");
         if answer.seen == Seen::Pass {
             return Ok(());
         }
-        if sure || time == TIMES {
+        if sure || asked == TIMES {
             return Err(answer.words);
         }
         tokio::time::sleep(AGAIN).await;
     }
-    Ok(())
 }
 
 /// Those of some addresses that do not accept a connection now.

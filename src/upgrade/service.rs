@@ -5,10 +5,10 @@
 //! first removes what it takes for its own leftover, and refuses only to remove the last address of all. The one
 //! that serves puts it back at its next round, up to 10 s later.
 //!
-//! Here it is put back as soon as it is missing, while an instance of this node is in the group. Nothing is decided by what
-//! step the upgrade is in: the objects are looked at all the time, and written only if the address is missing. Two objects are meant, in the
-//! reconciler's own form: the EndpointSlice, which kube-proxy reads, and the Endpoints that the reconciler makes it
-//! from. A stopping apiserver writes the slice last, so the slice tells.
+//! Here it is put back as soon as it is missing, while an instance of this node is in the group. Nothing is decided by
+//! what step the upgrade is in: the objects are looked at all the time, and written only if the address is missing. Two
+//! objects are meant, in the reconciler's own form: the EndpointSlice, which kube-proxy reads, and the Endpoints that
+//! the reconciler makes it from. A stopping apiserver writes the slice last, so the slice tells.
 
 use super::say::Say;
 use crate::kubernetes::{Client, Error};

@@ -277,7 +277,8 @@ fn content(path: &Path, which: impl Fn(&str) -> Option<Version>) -> io::Result<C
     }
 }
 
-/// Whether an apiserver that is not behind berth answers at this address of the node: as an admin, or with anything that says that it is one.
+/// Whether an apiserver that is not behind berth answers at this address of the node: as an admin, or with anything that
+/// says that it is one.
 pub async fn plain_serves(client: Option<&Client>, address: SocketAddr) -> bool {
     if let Some(client) = client {
         return client.clone().at(address).ready().await;
