@@ -140,8 +140,10 @@ fn value(choices: &mut Unstructured<'_>, depth: u32) -> Value {
         _ if depth == 0 => Value::Null,
         5 => (0..choices.int_in_range(0..=2).unwrap_or(0)).map(|_| value(choices, depth - 1)).collect(),
         _ => {
+            // YAML's keys end at 1,024 characters, and none that berth writes comes near.
+            let key = |choices: &mut Unstructured<'_>| text(choices).chars().take(100).collect();
             let entries =
-                (0..choices.int_in_range(0..=2).unwrap_or(0)).map(|_| (text(choices), value(choices, depth - 1)));
+                (0..choices.int_in_range(0..=2).unwrap_or(0)).map(|_| (key(choices), value(choices, depth - 1)));
             Value::Object(entries.collect())
         }
     }

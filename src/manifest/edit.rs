@@ -1,8 +1,8 @@
 //! One change to a manifest, and how it gets into the text.
 
-use super::Problem;
 use super::tree::{Data, Node, parse};
 use super::write::{Style, scalar};
+use super::{Problem, plain};
 use serde_json::{Value, json};
 use std::fmt;
 use std::ops::Range;
@@ -98,13 +98,14 @@ impl fmt::Display for Path {
 /// Makes the changes in one document of a file, in their order.
 ///
 /// # Errors
-/// A place is not what the edit takes it for, is shared by an anchor, or is written in a way that cannot
+/// A place is not what the edit takes it for, is shared by an anchor, or the document is written in a way that cannot
 /// be edited.
 pub fn apply(text: &str, document: usize, edits: &[Edit]) -> Result<String, Problem> {
     let newline = if text.contains("\r\n") { "\r\n" } else { "\n" };
     let mut text = text.to_owned();
     let mut documents = parse(&text)?;
     let Some(style) = documents.get(document).map(Style::of) else { return Ok(text) };
+    plain::check(&text, &documents[document])?;
     let values = |documents: &[Node]| documents.iter().map(Node::value).collect::<Vec<_>>();
     for edit in edits {
         let editor = Editor { text: &text, style, edit };
@@ -222,12 +223,6 @@ impl Editor<'_> {
             (Data::Mapping(_), Step::Key(_)) | (Data::Sequence(_), Step::Name(_) | Step::Index(_)) => true,
             _ => node.is_null(),
         };
-        if let Some((merge, _)) = node.entry("<<") {
-            return Err(Problem::new(
-                merge.line,
-                format!("{} has a merge key (<<): write its fields out", self.edit.path),
-            ));
-        }
         if fits {
             return Ok(());
         }
@@ -426,7 +421,7 @@ mod tests {
         assert_eq!(set("a:\n  b: |\n    x\n\n  c: 1\n", "a.b", json!("z")), "a:\n  b: z\n\n  c: 1\n");
         assert_eq!(set("a:\n- x # X\n- y\n", "a.1", json!("1")), "a:\n- x # X\n- \"1\"\n");
         assert_eq!(set("a: {}\n", "a.b.c", json!(1)), "a:\n  b:\n    c: 1\n");
-        assert_eq!(set("\"a\" : 1\n!x &y b: 2", "b", json!([1])), "\"a\" : 1\n!x &y b:\n  - 1");
+        assert_eq!(set("\"a\" : 1\n'b': 2", "b", json!([1])), "\"a\" : 1\n'b':\n  - 1");
         assert_eq!(set("a:\nb: 1\n", "a.c", json!([1])), "a:\n  c:\n    - 1\nb: 1\n");
     }
 
@@ -481,10 +476,15 @@ mod tests {
         let told = |text, steps| edited(text, steps, Change::Set(json!(1))).unwrap_err();
         assert!(told("x: &a {b: 1}\na: *a\n", "a.b").starts_with("2: a.b is to be changed, and an anchor"));
         assert!(told("x: &a {b: 1}\na: *a\n", "x.b").starts_with("1: x.b is to be changed"));
-        assert!(told("a:\n  <<: {b: 1}\n", "a.c").starts_with("2: a.c has a merge key"));
+        // The YAML that Kubernetes uses takes a comma for a part of a tag.
+        let tagged = edited("a: [1, !-c ]\n", "a", Change::Append(vec![json!(2)]));
+        assert!(tagged.is_err_and(|told| told.starts_with("1: a tag (!)")));
+        assert!(told("a:\n  <<: {b: 1}\n", "a.c").starts_with("2: a merge key"));
         assert!(told("a: 1\n", "a.b").starts_with("1: a.b: here should be a mapping"));
         assert!(told("a:\n- name: x\n", "a.#y.b").starts_with("2: a[y].b is not there"));
-        assert!(told("b: 1\n? a\n: 2\n", "a").contains("cannot be edited: write it plainly"));
+        assert!(told("b: 1\n? a\n: 2\n", "a").starts_with("2: a key that is more"));
+        let below = edited("-\n  a: 1\n-\n  b: 1\n", "0", Change::Remove).unwrap_err();
+        assert!(below.contains("cannot be edited: write it plainly"));
         assert!(edited("a: x\n", "a", Change::Append(vec![json!(1)])).unwrap_err().contains("should be a list"));
     }
 }

@@ -3,7 +3,7 @@
 //! Pure, text in and text out, but for [`file`](mod@file). [`Manifest::parse`] finds the kube-apiserver in a
 //! file. [`inject`] and [`eject`] say what to change as a list of [`Edit`]s, each with its reason, and [`edit`]
 //! writes them into the text, one after the other, at the places that [`tree`] knows. So nothing is
-//! touched that no edit names. [`kubeadm`] says the same edits as patches for kubeadm.
+//! touched that no edit names. A document with forms of YAML that no manifest has is read and not edited. [`kubeadm`] says the same edits as patches for kubeadm.
 //!
 //! The text is edited and never written anew: a library that patches YAML (yamlpatch) can neither
 //! leave a reason behind as a comment nor work on one of several documents, and brings a C parser along.
@@ -14,6 +14,7 @@ pub mod eject;
 pub mod file;
 pub mod inject;
 pub mod kubeadm;
+mod plain;
 mod pod;
 pub mod tree;
 mod write;

@@ -32,6 +32,8 @@ pub struct Node {
     /// It has an anchor, or is an alias, with the data of what has the anchor: a change would be one
     /// elsewhere too.
     pub shared: bool,
+    /// It has a tag, of which nothing else is known.
+    pub tagged: bool,
 }
 
 /// What a [`Node`] is.
@@ -182,7 +184,7 @@ pub fn parse(text: &str) -> Result<Vec<Node>, Problem> {
                     return Err(Problem::new(begin.line, "nested too deeply for a manifest: is it the right file?"));
                 }
                 // A block's beginning is an empty place, maybe before a flow that is its first child.
-                let bracket = begin.end > begin.start && text[begin.start..].starts_with(['[', '{']);
+                let bracket = text[begin.start..begin.end].ends_with(['[', '{']);
                 let flow = bracket || open.last().is_some_and(|outer| outer.flow);
                 let mapping = matches!(event, Event::MappingStart(..));
                 open.push(Open { begin, bracket, flow, mapping, nodes: Vec::new() });
@@ -222,16 +224,17 @@ struct Begin {
     column: usize,
     /// Of its own, or that an alias is for; 0: none.
     anchor: usize,
+    tagged: bool,
 }
 
 impl Begin {
     fn of(event: &Event<'_>, span: Span, offsets: &Offsets) -> Self {
-        let anchor = match event {
-            Event::Scalar(_, _, anchor, _) | Event::SequenceStart(anchor, _) | Event::MappingStart(anchor, _) => {
-                *anchor
+        let (anchor, tagged) = match event {
+            Event::Scalar(_, _, anchor, tag) | Event::SequenceStart(anchor, tag) | Event::MappingStart(anchor, tag) => {
+                (*anchor, tag.is_some())
             }
-            Event::Alias(anchor) => *anchor,
-            _ => 0,
+            Event::Alias(anchor) => (*anchor, false),
+            _ => (0, false),
         };
         Self {
             start: offsets.byte(span.start.index()),
@@ -239,11 +242,13 @@ impl Begin {
             line: span.start.line(),
             column: span.start.col(),
             anchor,
+            tagged,
         }
     }
 
     fn node(self, data: Data, end: usize, flow: bool) -> Node {
-        Node { data, span: self.start..end, line: self.line, column: self.column, flow, shared: self.anchor != 0 }
+        let Self { start, line, column, anchor, tagged, .. } = self;
+        Node { data, span: start..end, line, column, flow, shared: anchor != 0, tagged }
     }
 }
 

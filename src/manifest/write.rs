@@ -81,9 +81,10 @@ impl Style {
     pub(super) fn flow(self, value: &Value) -> String {
         match value {
             Value::String(text) => {
+                // More ends a text here than in a block, and readers do not agree what: `:` and `?` for some.
+                let safe = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=".contains(c));
                 let plain = scalar_text(text);
-                let bare = !self.json && plain == *text && !plain.contains([',', '[', ']', '{', '}', '?']);
-                if bare { plain } else { quoted(text) }
+                if safe && !self.json && plain == *text { plain } else { quoted(text) }
             }
             Value::Array(items) => {
                 format!("[{}]", items.iter().map(|item| self.flow(item)).collect::<Vec<_>>().join(", "))
@@ -205,9 +206,10 @@ fn is_special(text: &str) -> bool {
 
 /// What YAML 1.1 readers take for a number or a time: hexadecimal, octal, base 60, dates.
 fn looks_like_number(text: &str) -> bool {
-    let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+    // Go leaves out each _ before it looks.
+    let digits = text.trim_start_matches(['-', '+', '_']);
     let number = |c: char| c.is_ascii_digit() || matches!(c, '_' | ':' | '.' | '-' | 'e' | 'E' | '+');
-    let radix = ["0x", "0o", "0b"].iter().any(|prefix| digits.starts_with(prefix));
+    let radix = ["0x", "0X", "0o", "0O", "0b", "0B"].iter().any(|prefix| digits.starts_with(prefix));
     let address = digits.matches('.').count() > 1;
     digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') && (radix || digits.chars().all(number) && !address)
 }
@@ -243,9 +245,25 @@ mod tests {
         for text in same {
             assert_eq!(scalar_text(text), text);
         }
-        for text in
-            ["", "true", "no", "1", "1e3", "0x1f", "10:30", "2026-01-02", "~", ".5", ".inf", "-.Inf", ".NaN", "<<"]
-        {
+        for text in [
+            "",
+            "true",
+            "no",
+            "1",
+            "1e3",
+            "0x1f",
+            "0X1F",
+            "10:30",
+            "2026-01-02",
+            "~",
+            ".5",
+            "-_4",
+            "_4",
+            ".inf",
+            "-.Inf",
+            ".NaN",
+            "<<",
+        ] {
             assert_eq!(scalar_text(text), format!("\"{text}\""));
         }
         for text in ["{\"a\":1}", "[fd00::5]:6443", "- a", "a: b", "a #b", "*a", " a", "a:"] {
@@ -255,7 +273,13 @@ mod tests {
         // Line ends of YAML 1.1, and what it must not have, which JSON leaves as they are.
         assert_eq!(scalar_text("é\u{85}\u{2028}\u{7f}\u{ffff}\""), "\"é\\u0085\\u2028\\u007f\\uffff\\\"\"");
         let flow = |text: &str| Style { indented: true, sorted: true, json: false }.flow(&text.into());
-        assert_eq!((flow("a"), flow("?a"), flow("\u{7f}")), ("a".into(), "\"?a\"".into(), "\"\\u007f\"".into()));
+        for text in ["a", "--a=/b.c", "10m", "-_"] {
+            assert_eq!(flow(text), text);
+        }
+        for text in ["?a", ":a", "a:b", "a,b", "a#b", "é", "a b", "1", "_1"] {
+            assert_eq!(flow(text), format!("\"{text}\""));
+        }
+        assert_eq!(flow("\u{7f}"), "\"\\u007f\"");
     }
 
     #[test]
