@@ -1,0 +1,406 @@
+//! What a client says first, over real sockets: whatever it says in whatever pieces, and whatever the instances do
+//! before their first byte, each leg gets a beginning of just that, and the client gets the answer of one leg, whole.
+//!
+//! The input is a script (see [`Script`]) and what the client says first. It is judged from outside the relay.
+#![no_main]
+
+use berth::backend::Book;
+use berth::backend::health::Seen;
+use berth::instance::InstanceId;
+use berth::metrics::Metrics;
+use berth::os::socket::{self, Keepalive, reset_on_close};
+use berth::phase::Phase;
+use berth::relay::source::Sources;
+use berth::relay::{Context, Open, Passing, serve};
+use libfuzzer_sys::fuzz_target;
+use std::cell::{Cell, RefCell};
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream as StdTcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::runtime::Runtime;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::yield_now;
+use tokio::time::timeout;
+
+/// What the relay keeps of a client, and the first byte of one whose bytes it may say again.
+const KEPT: usize = 16 * 1024;
+const TLS_HANDSHAKE: u8 = 0x16;
+
+/// Most that a client says.
+const MOST: usize = 40 * 1024;
+
+/// Legs that each of the two instances gets at most, and pieces in which a client speaks.
+const LEGS: usize = 2;
+const PIECES: usize = 6;
+
+/// All is done at once; the machine may be loaded.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a leg ends, after so many bytes of the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Fin,
+    Reset,
+    /// It answers, hears the client out, and ends.
+    Answer,
+    /// It answers, and is reset.
+    Break,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    /// Bytes that are read before.
+    read: usize,
+    end: End,
+    answer: usize,
+}
+
+/// How the client ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leave {
+    /// When the other end does.
+    Last,
+    /// It says that it has no more to say, and listens.
+    HalfClosed,
+    /// By a reset, when it has said all.
+    Reset,
+}
+
+#[derive(Debug)]
+struct Script {
+    leave: Leave,
+    /// How many turns the client has before it is served.
+    before: u8,
+    /// Whether nobody listens at the own instance, and at the sibling's.
+    refuses: [bool; 2],
+    plans: [[Plan; LEGS]; 2],
+    /// How long a piece is, and how many turns others get before it.
+    pieces: [(usize, u8); PIECES],
+    /// What a sibling that passed the client on read already.
+    said: Option<usize>,
+    /// All that the client says.
+    text: Vec<u8>,
+}
+
+/// The script's bytes; nothing more is zero.
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn byte(&mut self) -> u8 {
+        self.0.split_off_first().copied().unwrap_or_default()
+    }
+
+    fn number(&mut self) -> usize {
+        u16::from_be_bytes([self.byte(), self.byte()]).into()
+    }
+
+    fn plan(&mut self) -> Plan {
+        let end = [End::Fin, End::Reset, End::Answer, End::Break][usize::from(self.byte() % 4)];
+        Plan { end, read: self.number(), answer: self.number() % 20_000 + 1 }
+    }
+}
+
+impl Script {
+    fn of(input: &[u8]) -> Self {
+        let mut input = Input(input);
+        let flags = input.byte();
+        let leave = [Leave::Last, Leave::HalfClosed, Leave::Last, Leave::Reset][usize::from(flags & 3)];
+        let plans = [(); 2].map(|()| [(); LEGS].map(|()| input.plan()));
+        let pieces = [(); PIECES].map(|()| (input.number(), input.byte() % 8));
+        let (said, length) = (input.number(), input.number() % (MOST + 1));
+        // What follows the input's own bytes has no period, so that what is out of place shows.
+        let text: Vec<u8> = input.0.iter().copied().chain(noise(u32::MAX)).take(length).collect();
+        let said = (flags & 16 != 0).then(|| said % (text.len().min(KEPT) + 1));
+        Self { leave, before: flags >> 5, refuses: [flags & 4 != 0, flags & 8 != 0], plans, pieces, said, text }
+    }
+
+    /// Whether what a leg got can be said again, all of it and for as long as it takes.
+    fn is_replayable(&self) -> bool {
+        self.text.first().is_none_or(|first| *first == TLS_HANDSHAKE) && self.text.len() <= KEPT
+    }
+
+    /// The legs that there may be, in their order: the instance and which one of it.
+    fn legs(&self) -> impl Iterator<Item = (usize, usize)> {
+        (0..2).filter(|at| !self.refuses[*at]).flat_map(|at| (0..LEGS).map(move |leg| (at, leg)))
+    }
+
+    fn answer(&self, (at, leg): (usize, usize)) -> Vec<u8> {
+        noise((at * LEGS + leg) as u32).take(self.plans[at][leg].answer).collect()
+    }
+}
+
+fn noise(seed: u32) -> impl Iterator<Item = u8> {
+    let next = |state: &u32| Some(state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223));
+    std::iter::successors(Some(seed.wrapping_mul(0x9e37_79b9)), next).map(|state| (state >> 24) as u8)
+}
+
+/// What an instance saw of a connection.
+struct Leg {
+    name: (usize, usize),
+    got: Vec<u8>,
+    /// How much of its answer it could say.
+    answered: usize,
+}
+
+/// An instance.
+struct Host {
+    listener: tokio::net::TcpListener,
+    /// The same one, to see what is left.
+    left: TcpListener,
+    address: SocketAddr,
+    /// Nobody listens there.
+    refusing: SocketAddr,
+    _bound: OwnedFd,
+}
+
+impl Host {
+    fn new(address: [u8; 4]) -> Self {
+        let left = TcpListener::bind((Ipv4Addr::from(address), 0)).expect("a free port");
+        left.set_nonblocking(true).expect("it is a socket");
+        let listener = left.try_clone().and_then(tokio::net::TcpListener::from_std).expect("a listener");
+        let bound = socket::bind((Ipv4Addr::from(address), 0).into(), false).expect("a free port");
+        let refusing = socket::local_address(bound.as_fd()).expect("it is bound");
+        Self { address: left.local_addr().expect("it is bound"), listener, left, refusing, _bound: bound }
+    }
+
+    /// Serves its legs, one after the other as the relay makes them, until there is none and will be none.
+    async fn run(&self, at: usize, script: &Script, legs: &RefCell<Vec<Leg>>, over: &Notify) {
+        let mut own = 0;
+        let mut is_over = false;
+        loop {
+            let stream = tokio::select! {
+                biased;
+                accepted = self.listener.accept(), if !is_over => accepted.expect("it listens").0,
+                () = over.notified(), if !is_over => {
+                    is_over = true;
+                    continue;
+                }
+                accepted = async { self.left.accept() }, if is_over => match accepted {
+                    Ok((stream, _)) => nonblocking(stream),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                    Err(error) => panic!("{error}"),
+                },
+            };
+            assert!(own < LEGS, "more legs to an instance than one epoch of it has");
+            let leg = leg(stream, (at, own), script).await;
+            own += 1;
+            legs.borrow_mut().push(leg);
+        }
+    }
+}
+
+async fn leg(mut stream: TcpStream, name: (usize, usize), script: &Script) -> Leg {
+    let plan = script.plans[name.0][name.1];
+    let mut leg = Leg { name, got: Vec::new(), answered: 0 };
+    // Who wants more than there is waits for the client's end, and not in vain.
+    let all = if script.leave == Leave::Last { script.text.len() } else { usize::MAX };
+    hear(&mut stream, &mut leg.got, plan.read.min(all)).await;
+    if matches!(plan.end, End::Answer | End::Break) {
+        let answer = script.answer(name);
+        while leg.answered < answer.len()
+            && let Ok(written) = stream.write(&answer[leg.answered..]).await
+        {
+            leg.answered += written;
+        }
+    }
+    if plan.end == End::Answer {
+        // Its end (FIN) is read too, if there is one before this one's.
+        hear(&mut stream, &mut leg.got, all).await;
+    }
+    // It got what it has not read, too.
+    while stream.try_read_buf(&mut leg.got).is_ok_and(|read| read > 0) {}
+    if matches!(plan.end, End::Reset | End::Break) {
+        reset_on_close(&stream);
+    }
+    leg
+}
+
+/// Reads until it is so much, or there is no more.
+async fn hear(stream: &mut TcpStream, got: &mut Vec<u8>, wanted: usize) {
+    while got.len() < wanted && stream.read_buf(got).await.is_ok_and(|read| read > 0) {}
+}
+
+/// What the client said, and what it got.
+struct Client {
+    said: Cell<usize>,
+    got: RefCell<Vec<u8>>,
+}
+
+impl Client {
+    async fn run(&self, mut stream: TcpStream, script: &Script) {
+        let (mut reader, mut writer) = stream.split();
+        let says = async {
+            let mut pieces = script.pieces.iter();
+            while self.said.get() < script.text.len() {
+                let (length, before) = pieces.next().copied().unwrap_or((usize::MAX, 0));
+                turns(before).await;
+                let rest = &script.text[self.said.get()..];
+                let Ok(said) = writer.write(&rest[..length.clamp(1, rest.len())]).await else { break };
+                self.said.set(self.said.get() + said);
+            }
+            if script.leave == Leave::HalfClosed {
+                let _ = writer.shutdown().await;
+            }
+            if script.leave != Leave::Reset {
+                std::future::pending::<()>().await;
+            }
+        };
+        let hears = async {
+            let mut got = Vec::new();
+            while reader.read_buf(&mut got).await.is_ok_and(|read| read > 0) {}
+            self.got.replace(got);
+        };
+        tokio::select! {
+            biased;
+            () = says => reset_on_close(&stream),
+            () = hears => {}
+        }
+    }
+}
+
+/// Gives the others their turns, and the kernel's events.
+async fn turns(number: u8) {
+    for _ in 0..number {
+        yield_now().await;
+    }
+}
+
+fn nonblocking(stream: StdTcpStream) -> TcpStream {
+    stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)).expect("a socket")
+}
+
+/// Made once.
+struct Stage {
+    runtime: Runtime,
+    front: TcpListener,
+    hosts: [Host; 2],
+    metrics: Arc<Metrics>,
+    sources: Arc<Sources>,
+    ids: [InstanceId; 2],
+    clients: u32,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let _entered = runtime.enter();
+        let ids: [InstanceId; 2] = ["own", "sibling"].map(|name| name.parse().expect("a name"));
+        let phase = watch::channel((Phase::Joined, SystemTime::now())).1;
+        let metrics = Metrics::new(&ids[0], 1, 1, Book::new(1, 1).subscribe(), phase);
+        Self {
+            front: TcpListener::bind("127.0.0.1:0").expect("a free port"),
+            hosts: [Host::new([127, 1, 0, 1]), Host::new([127, 2, 0, 1])],
+            sources: Arc::new(Sources::new("")),
+            metrics: metrics.into(),
+            ids,
+            clients: 0,
+            runtime,
+        }
+    }
+
+    fn context(&self, script: &Script) -> Arc<Context> {
+        let mut book = Book::new(1, 1);
+        for (at, host) in self.hosts.iter().enumerate() {
+            let address = if script.refuses[at] { host.refusing } else { host.address };
+            let epoch = book.enter(&self.ids[at], address, at == 0, false).expect("it is new");
+            book.saw(&self.ids[at], epoch, Seen::Pass, "");
+        }
+        let passing = Passing { on: Arc::default(), leaving: Arc::default(), to: mpsc::unbounded_channel().0 };
+        Arc::new(Context {
+            table: book.subscribe(),
+            keepalive: Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None },
+            // Nothing changes that a client could wait for.
+            hold: Duration::ZERO,
+            sources: self.sources.clone(),
+            held: self.metrics.held.clone(),
+            refusals: mpsc::unbounded_channel().0,
+            stats: self.metrics.workers()[0].clone(),
+            connect_seconds: self.metrics.connect_seconds.clone(),
+            ended: Arc::new(Notify::new()),
+            passing,
+            log_connections: false,
+        })
+    }
+
+    fn play(&mut self, script: &Script) {
+        // Other addresses for each, so that none runs out of ports.
+        self.clients = self.clients % 0x3f_ffff + 1;
+        let [_, b, c, d] = self.clients.to_be_bytes();
+        let peer = (Ipv4Addr::new(10, 64 + b, c, d), 1).into();
+        let context = self.context(script);
+        let to = self.front.local_addr().expect("it is bound");
+        let ours =
+            socket::connect(to, Some(Ipv4Addr::new(127, 128 + b, c, d)), &context.keepalive).expect("it listens");
+        let theirs = self.front.accept().expect("a client is there").0;
+        theirs.set_nonblocking(true).expect("a socket");
+        let said = script.said.map(|said| script.text[..said].to_vec());
+        let client = Client { said: Cell::new(script.said.unwrap_or_default()), got: RefCell::default() };
+        let (legs, over) = (RefCell::new(Vec::new()), [Notify::new(), Notify::new()]);
+        self.runtime.block_on(async {
+            let ours = TcpStream::from_std(ours).expect("a socket");
+            let relayed = async {
+                let served = async {
+                    turns(script.before).await;
+                    serve(Open::new(&context), theirs, peer, said).await;
+                };
+                tokio::join!(client.run(ours, script), served);
+                over.iter().for_each(Notify::notify_one);
+            };
+            let hosts = [0, 1].map(|at| self.hosts[at].run(at, script, &legs, &over[at]));
+            let [own, sibling] = hosts;
+            let all = async { tokio::join!(relayed, own, sibling) };
+            assert!(timeout(PATIENCE, all).await.is_ok(), "it does not end: {script:?}");
+        });
+        judge(script, client.said.get(), &client.got.borrow(), &legs.borrow());
+        assert_eq!((context.stats.open.get(), context.stats.pending.get()), (0, 0), "it is not counted out");
+    }
+}
+
+fn judge(script: &Script, said: usize, got: &[u8], legs: &[Leg]) {
+    for leg in legs {
+        assert!(
+            leg.got.len() <= said && script.text.starts_with(&leg.got),
+            "{:?} got something else: {script:?}",
+            leg.name
+        );
+    }
+    let (last, earlier) = match legs.split_last() {
+        Some((last, earlier)) => (Some(last), earlier),
+        None => (None, legs),
+    };
+    assert!(earlier.iter().all(|leg| leg.answered == 0), "who answered was left: {script:?}");
+    let speaks_first = script.text.first().is_some_and(|first| *first != TLS_HANDSHAKE);
+    assert!(!speaks_first || earlier.iter().all(|leg| leg.got.is_empty()), "said again: {script:?}");
+    let answer = last.map(|last| script.answer(last.name)).unwrap_or_default();
+    let answered = last.map_or(0, |last| last.answered);
+    assert!(answer[..answered].starts_with(got), "not an answer: {script:?}");
+
+    // Who leaves by a reset is owed nothing.
+    if script.leave == Leave::Reset {
+        return;
+    }
+    if let Some(last) = last
+        && script.plans[last.name.0][last.name.1].end == End::Answer
+    {
+        assert!(last.got == script.text && got == answer, "{:?} heard or was heard in part: {script:?}", last.name);
+    }
+    // All legs up to the first that answers, or all. A client that is done may have been done before the first ended.
+    let answers = |(at, leg): &(usize, usize)| matches!(script.plans[*at][*leg].end, End::Answer | End::Break);
+    let mut due: Vec<_> = script.legs().collect();
+    due.truncate(due.iter().position(answers).map_or(due.len(), |at| at + 1));
+    let names: Vec<_> = legs.iter().map(|leg| leg.name).collect();
+    assert!(due.starts_with(&names), "{names:?} and not {due:?}: {script:?}");
+    let least = if script.is_replayable() && script.leave == Leave::Last { due.len() } else { due.len().min(1) };
+    assert!(names.len() >= least, "{names:?} and not {due:?}: {script:?}");
+}
+
+thread_local!(static STAGE: RefCell<Option<Stage>> = const { RefCell::new(None) });
+
+fuzz_target!(|input: &[u8]| {
+    let script = Script::of(input);
+    STAGE.with_borrow_mut(|stage| stage.get_or_insert_with(Stage::new).play(&script));
+});
