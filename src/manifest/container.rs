@@ -57,7 +57,8 @@ impl<'a> Container<'a> {
             mount.get("mountPath").and_then(Node::text).unwrap_or_default().trim_end_matches('/').to_owned()
         };
         let covers = |mount: &&Node| {
-            file.strip_prefix(&path(mount)).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            let below = file.strip_prefix(&path(mount)).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+            below && mount.get("mountPath").is_some()
         };
         mounts.iter().filter(covers).max_by_key(|mount| path(mount).len())
     }

@@ -361,7 +361,9 @@ mod tests {
 
     #[test]
     fn a_file_is_in_the_deepest_mount() {
-        let mounts = "[{name: x, mountPath: /a}, {name: y, mountPath: /a/b/}, {name: z, mountPath: /a/bc}]";
+        // One without a path mounts nothing.
+        let mounts =
+            "[{name: x, mountPath: /a}, {name: y, mountPath: /a/b/}, {name: z, mountPath: /a/bc}, {name: w}, v]";
         let text = pod(&format!("{{name: a, command: [kube-apiserver], volumeMounts: {mounts}}}"));
         let manifest = Manifest::parse(&text).unwrap();
         let of = |file| manifest.container().mount_of(file).and_then(|mount| mount.get("name")).and_then(Node::text);
