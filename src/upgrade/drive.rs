@@ -354,9 +354,11 @@ impl Driver<'_> {
         match self.state.position.step {
             Step::StartTemporary => start(temporary, temporary_alive),
             Step::StartCanonical | Step::Switch => start(canonical, details.others > 0),
-            Step::SettleTemporary if !temporary.words.is_empty() => format!("not ready: {}", temporary.words),
-            Step::SettleCanonical | Step::SettleSwitch if !canonical.words.is_empty() => {
-                format!("not ready: {}", canonical.words)
+            Step::SettleTemporary if !temporary_alive || !temporary.words.is_empty() => {
+                start(temporary, temporary_alive)
+            }
+            Step::SettleCanonical | Step::SettleSwitch if details.others == 0 || !canonical.words.is_empty() => {
+                start(canonical, details.others > 0)
             }
             Step::SettleTemporary | Step::SettleCanonical | Step::SettleSwitch => "ready".into(),
             Step::StopOld => stop(canonical),

@@ -13,7 +13,7 @@ mod terms;
 use std::time::Duration;
 pub use terms::{Action, Content, Hopeless, Instance, Limits, Outcome, Position, Seen, Slot, Step, Version};
 
-/// How long an instance may be out of the group before that counts: one slow answer does not.
+/// How long an instance may be out of the group, once it was in it, before that counts: one slow answer does not.
 const LOST: Duration = Duration::from_secs(3);
 
 /// How long a drained shim may take to leave. Then it is stopped all the same: SIGTERM makes it leave too.
@@ -36,10 +36,15 @@ pub struct Machine {
     /// Old and new are one text: a rolling restart.
     same: bool,
     interrupted: bool,
-    /// Of the step; from its first look on.
+    /// Of the step; from its first look on, or from when the instance that it watches has joined in this run.
     since: Option<Since>,
-    /// An instance has been out of the group since.
+    /// The instance that the step watches has been in the group in this run. Who goes on with a step cannot know that
+    /// it was: after a reboot all pods start anew.
+    joined: bool,
+    /// It has been out of the group since.
     lost: Option<Duration>,
+    /// A file has gone and its pod has not, since.
+    stopping: Option<Duration>,
     drained: bool,
     drains_failed: u32,
 }
@@ -57,7 +62,18 @@ impl Machine {
     /// manifest are one text.
     #[must_use]
     pub fn new(position: Position, limits: Limits, same: bool) -> Self {
-        Self { position, limits, same, interrupted: false, since: None, lost: None, drained: false, drains_failed: 0 }
+        Self {
+            position,
+            limits,
+            same,
+            interrupted: false,
+            since: None,
+            joined: false,
+            lost: None,
+            stopping: None,
+            drained: false,
+            drains_failed: 0,
+        }
     }
 
     /// Where it stands.
@@ -87,7 +103,7 @@ impl Machine {
 
     /// What is next.
     pub fn next(&mut self, seen: &Seen, now: Duration) -> Action {
-        let since = *self.since.get_or_insert(Since { at: now, canonical: seen.canonical, temporary: seen.temporary });
+        let since = *self.since.get_or_insert(Since::of(seen, now));
         let step = Look { seen, now, since, limits: self.limits, same: self.same, target: self.position.target };
         if let Some(path) = step.foreign() {
             return Action::Halt(format!("the {path} file is not what this upgrade put there, so it is left alone"));
@@ -110,7 +126,9 @@ impl Machine {
 
     fn enter(&mut self, step: Step) -> Action {
         self.position.step = step;
-        (self.since, self.lost, self.drained, self.drains_failed) = (None, None, false, 0);
+        // A step that watches an instance comes after one that saw it in the group.
+        (self.since, self.joined, self.lost) = (None, true, None);
+        (self.stopping, self.drained, self.drains_failed) = (None, false, 0);
         Action::Entered
     }
 
@@ -130,7 +148,7 @@ impl Machine {
         }
         if look.seen.temporary_file == Content::Absent {
             return if look.seen.temporary.alive {
-                look.stopping()
+                self.stopping(look)
             } else {
                 Action::Place(Slot::Temporary, Version::New)
             };
@@ -159,12 +177,12 @@ impl Machine {
     fn stop_old(&mut self, look: &Look<'_>) -> Action {
         let Seen { canonical, temporary, canonical_file, .. } = look.seen;
         if *canonical_file == Content::Absent {
-            return if canonical.alive { look.stopping() } else { self.enter(Step::StartCanonical) };
+            return if canonical.alive { self.stopping(look) } else { self.enter(Step::StartCanonical) };
         }
         if !look.holds(Version::Old) {
             return Action::Halt("the canonical file is not the old one any more".into());
         }
-        let lost = self.lost_for(look, temporary.in_group);
+        let lost = self.lost(look, Slot::Temporary);
         if temporary.in_group {
             if canonical.in_group && self.drains_failed >= DRAINS {
                 return self.withdraw("the old instance's shim cannot be told to leave");
@@ -173,10 +191,8 @@ impl Machine {
         }
         match lost {
             // Once told to leave, the old one does not come back: then there is only the way on.
-            lost if canonical.in_group && lost >= LOST && !self.drained => {
-                self.withdraw("the new instance is not ready any more")
-            }
-            lost if lost >= look.limits.ready => {
+            Some(why) if canonical.in_group && !self.drained => self.withdraw(&why),
+            _ if self.lost_for(look) >= look.limits.ready => {
                 Action::Halt("the new instance is not ready any more, and the old one has left the port".into())
             }
             _ => Action::Wait,
@@ -194,7 +210,7 @@ impl Machine {
         let Seen { canonical, temporary, canonical_file, .. } = look.seen;
         if *canonical_file == Content::Absent {
             let place = Action::Place(Slot::Canonical, self.position.target);
-            return if canonical.alive { look.stopping() } else { place };
+            return if canonical.alive { self.stopping(look) } else { place };
         }
         if !look.holds(self.position.target) {
             // What failed goes first: the kubelet runs one pod of a name.
@@ -240,17 +256,17 @@ impl Machine {
             return Action::Halt("the canonical file is not the one that was put there".into());
         }
         if *temporary_file == Content::Absent {
-            return if temporary.alive { look.stopping() } else { self.enter(Step::Verify) };
+            return if temporary.alive { self.stopping(look) } else { self.enter(Step::Verify) };
         }
-        let lost = self.lost_for(look, canonical.in_group);
+        let lost = self.lost(look, Slot::Canonical);
         if canonical.in_group {
             return self.stop(look, Slot::Temporary);
         }
         match lost {
-            lost if temporary.in_group && lost >= LOST && !self.drained => {
-                self.fail_canonical("it is not ready any more".into())
+            Some(why) if temporary.in_group && !self.drained => self.fail_canonical(why),
+            _ if self.lost_for(look) >= look.limits.ready => {
+                Action::Halt("the canonical instance is not ready any more".into())
             }
-            lost if lost >= look.limits.ready => Action::Halt("the canonical instance is not ready any more".into()),
             _ => Action::Wait,
         }
     }
@@ -264,7 +280,7 @@ impl Machine {
         let down = || Action::Halt("the old instance is not ready".into());
         if *temporary_file == Content::Absent {
             return match (temporary.alive, canonical.in_group) {
-                (true, _) => look.stopping(),
+                (true, _) => self.stopping(look),
                 (false, true) => Action::Finish(Outcome::RolledBack),
                 (false, false) if late => down(),
                 (false, false) => Action::Wait,
@@ -301,25 +317,54 @@ impl Machine {
     fn settle(&mut self, look: &Look<'_>, slot: Slot) -> Settle {
         let instance = look.instance(slot);
         let before = look.since.instance(slot);
-        if instance.process.is_some() && before.process.is_some() && instance.process != before.process {
+        let another = instance.process.is_some() && before.process.is_some() && instance.process != before.process;
+        if self.joined && another {
             return Settle::Broken(format!("it started again within {}", seconds(look.limits.settle)));
         }
-        let lost = self.lost_for(look, instance.in_group);
-        if lost >= LOST {
-            let how = if instance.ends > before.ends { "its process ended" } else { "it got unready" };
-            return Settle::Broken(format!("{how} {} after it was ready", seconds(look.elapsed())));
+        let over = self.joined && instance.in_group && look.elapsed() >= look.limits.settle;
+        match self.lost(look, slot) {
+            Some(why) if self.joined => Settle::Broken(format!("{why} {} after it was ready", seconds(look.elapsed()))),
+            Some(why) => Settle::Broken(why),
+            None if over => Settle::Over,
+            None => Settle::NotYet,
         }
-        let over = instance.in_group && look.elapsed() >= look.limits.settle;
-        if over { Settle::Over } else { Settle::NotYet }
     }
 
-    /// For how long an instance has been out of the group.
-    fn lost_for(&mut self, look: &Look<'_>, in_group: bool) -> Duration {
-        if in_group {
+    /// Why the instance that the step watches is not ready any more. As long as it has not been in the group in this
+    /// run, it starts and has the time for that; what is watched begins when it is ready.
+    fn lost(&mut self, look: &Look<'_>, slot: Slot) -> Option<String> {
+        let instance = look.instance(slot);
+        if instance.in_group {
             self.lost = None;
-            return Duration::ZERO;
+            if !self.joined {
+                (self.joined, self.since) = (true, Some(Since::of(look.seen, look.now)));
+            }
+            return None;
         }
-        look.now.saturating_sub(*self.lost.get_or_insert(look.now))
+        let since = *self.lost.get_or_insert(look.now);
+        if !self.joined {
+            return match look.start(slot) {
+                Start::Failed(why) => Some(why),
+                Start::InGroup | Start::NotYet => None,
+            };
+        }
+        let ended = instance.ends > look.since.instance(slot).ends;
+        let how = if ended { "its process ended" } else { "it got unready" };
+        (look.now.saturating_sub(since) >= LOST).then(|| how.into())
+    }
+
+    /// What was stopped has not ended yet.
+    fn stopping(&mut self, look: &Look<'_>) -> Action {
+        let since = *self.stopping.get_or_insert(look.now);
+        if look.now.saturating_sub(since) < look.limits.stop {
+            return Action::Wait;
+        }
+        Action::Halt(format!("the kubelet has not stopped the pod in {}: does it run?", seconds(look.limits.stop)))
+    }
+
+    /// For how long it has been out of the group.
+    fn lost_for(&self, look: &Look<'_>) -> Duration {
+        self.lost.map_or(Duration::ZERO, |since| look.now.saturating_sub(since))
     }
 }
 
@@ -391,14 +436,6 @@ impl Look<'_> {
         }
     }
 
-    /// What was stopped has not ended yet.
-    fn stopping(&self) -> Action {
-        if self.elapsed() < self.limits.stop {
-            return Action::Wait;
-        }
-        Action::Halt(format!("the kubelet has not stopped the pod in {}: does it run?", seconds(self.limits.stop)))
-    }
-
     fn verify(&self) -> Action {
         let alone = self.seen.temporary_file == Content::Absent && !self.seen.temporary.alive;
         match (self.holds(self.target) && alone && self.seen.canonical.in_group, self.target) {
@@ -429,6 +466,10 @@ impl Look<'_> {
 }
 
 impl Since {
+    fn of(seen: &Seen, now: Duration) -> Self {
+        Self { at: now, canonical: seen.canonical, temporary: seen.temporary }
+    }
+
     fn instance(&self, slot: Slot) -> Instance {
         match slot {
             Slot::Canonical => self.canonical,

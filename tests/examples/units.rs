@@ -27,6 +27,7 @@ pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
             assert!(args.manifest.is_none() && !args.dry_run && !args.accept_gap, "{name} begins no upgrade");
             let state = args.kept.backup_dir.join("upgrade.json");
             assert!(text.contains(&format!("\nConditionPathExists={}\n", state.display())), "{name}: {state:?}");
+            assert!(text.contains("\nKillSignal=SIGKILL\n"), "{name}: a shutdown is no operator who wants it back");
         }
     }
     // What a kubelet makes of it; `berth inject` writes the others.

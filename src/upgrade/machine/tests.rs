@@ -1,5 +1,5 @@
 //! The machine against a model of a node: a kubelet that is slow, pods that fail in each way, and a berth that
-//! is killed after any of its actions and started again.
+//! is killed after any of its actions and started again, and a node that reboots at any time.
 
 use super::*;
 use proptest::prelude::*;
@@ -62,6 +62,19 @@ struct Given {
     kills: Vec<(usize, u32)>,
     /// After which action the operator interrupts it.
     interrupt: Option<usize>,
+    /// The old apiserver is not behind berth.
+    in_place: bool,
+    reboot: Option<Reboot>,
+}
+
+/// berth is killed as it is, all pods end, and those of the files start.
+#[derive(Debug, Clone, Copy)]
+struct Reboot {
+    /// In which second.
+    at: u32,
+    /// Seconds until berth runs, and until each slot's pod is ready if it is a good one.
+    away: u32,
+    boot: [u32; 2],
 }
 
 struct World {
@@ -73,6 +86,10 @@ struct World {
     pods: [Option<Pod>; 2],
     ends: [u32; 2],
     processes: u64,
+    /// Seconds that have gone by.
+    now: u32,
+    /// Nobody need serve: it has rebooted, and no pod is ready yet or not all stay so.
+    dark: bool,
 }
 
 impl World {
@@ -86,14 +103,52 @@ impl World {
             process: 1,
         };
         let files = [Some(Version::Old), None];
-        Self { given, files, known: files, unknown_for: [0; 2], pods: [Some(old), None], ends: [0; 2], processes: 1 }
+        Self {
+            given,
+            files,
+            known: files,
+            unknown_for: [0; 2],
+            pods: [Some(old), None],
+            ends: [0; 2],
+            processes: 1,
+            now: 0,
+            dark: false,
+        }
+    }
+
+    fn reboot(&mut self, boot: [u32; 2]) {
+        (self.pods, self.known, self.unknown_for, self.dark) = ([None, None], self.files, [0; 2], true);
+        for (at, start) in boot.into_iter().enumerate() {
+            self.start(at, start);
+        }
+    }
+
+    /// The kubelet starts the pod of a file.
+    fn start(&mut self, at: usize, start: u32) {
+        let Some(version) = self.known[at] else { return };
+        let fate = match (at, version) {
+            (0, Version::New) => self.given.canonical,
+            (0, Version::Old) => self.given.back,
+            _ => self.given.temporary,
+        };
+        self.processes += 1;
+        let life = Life::Starting(start);
+        self.pods[at] = Some(Pod { version, fate, life, drained: false, backoff: 10, process: self.processes });
     }
 
     fn in_group(&self, slot: usize) -> bool {
         self.pods[slot].is_some_and(|pod| matches!(pod.life, Life::Ready(_)) && !pod.drained)
     }
 
+    /// It is the apiserver that is not behind berth.
+    fn plain(&self, slot: usize) -> bool {
+        self.given.in_place && self.pods[slot].is_none_or(|pod| pod.version == Version::Old)
+    }
+
     fn instance(&self, slot: usize) -> Instance {
+        if self.plain(slot) {
+            return Instance::default();
+        }
         let pod = self.pods[slot].filter(|pod| pod.fate != Fate::NotStarted);
         Instance {
             alive: pod.is_some(),
@@ -114,7 +169,7 @@ impl World {
             temporary_file: content(self.files[1]),
             canonical: self.instance(0),
             temporary: self.instance(1),
-            plain_serves: false,
+            plain_serves: self.plain(0) && self.in_group(0),
             reached: true,
         }
     }
@@ -123,8 +178,9 @@ impl World {
         match action {
             Action::Place(slot, version) => {
                 let at = *slot as usize;
-                assert!(self.files[at].is_none(), "{slot:?} is placed over another");
-                assert!(self.pods[at].is_none() || self.pods[at].is_some_and(|pod| pod.fate == Fate::NotStarted));
+                assert!(self.files[at].is_none() || self.given.in_place, "{slot:?} is placed over another");
+                let gone = self.pods[at].is_none_or(|pod| pod.fate == Fate::NotStarted);
+                assert!(gone || self.given.in_place);
                 self.files[at] = Some(*version);
                 self.unknown_for[at] = self.given.lag;
             }
@@ -148,22 +204,15 @@ impl World {
 
     /// A second goes by.
     fn tick(&mut self) {
-        for (at, slot) in [Slot::Canonical, Slot::Temporary].into_iter().enumerate() {
+        self.now += 1;
+        for at in 0..self.pods.len() {
             match self.unknown_for[at].checked_sub(1) {
                 Some(left) => self.unknown_for[at] = left,
                 None => self.known[at] = self.files[at],
             }
             let wanted = self.known[at];
             let Some(pod) = &mut self.pods[at] else {
-                let Some(version) = wanted else { continue };
-                let fate = match (slot, version) {
-                    (Slot::Temporary, _) => self.given.temporary,
-                    (Slot::Canonical, Version::New) => self.given.canonical,
-                    (Slot::Canonical, Version::Old) => self.given.back,
-                };
-                self.processes += 1;
-                let life = Life::Starting(self.given.start);
-                self.pods[at] = Some(Pod { version, fate, life, drained: false, backoff: 10, process: self.processes });
+                self.start(at, self.given.start);
                 continue;
             };
             let stays = wanted == Some(pod.version) || (self.given.same && wanted.is_some());
@@ -196,18 +245,26 @@ impl World {
                 Life::Stopping(left) => pod.life = Life::Stopping(left - 1),
             }
         }
-        assert!(self.in_group(0) || self.in_group(1), "nobody serves: {:?}", self.pods);
+        let Given { temporary, canonical, back, .. } = self.given;
+        let good = [temporary, canonical, back] == [Fate::Good; 3];
+        self.dark &= !(good && (self.in_group(0) || self.in_group(1)));
+        let serves = self.in_group(0) || self.in_group(1) || self.dark || self.given.in_place;
+        assert!(serves, "nobody serves: {:?}", self.pods);
     }
 
     /// Runs berth until it ends, and again wherever it is killed.
     fn run(&mut self, disk: &mut Position) -> Action {
         let mut machine = Machine::new(disk.clone(), LIMITS, self.given.same);
-        let (mut now, mut actions) = (0, 0);
+        let mut actions = 0;
         for _ in 0..10_000 {
-            match machine.next(&self.see(), Duration::from_secs(now)) {
+            match machine.next(&self.see(), Duration::from_secs(self.now.into())) {
                 Action::Wait => {
                     self.tick();
-                    now += 1;
+                    if let Some(Reboot { away, boot, .. }) = self.given.reboot.take_if(|reboot| self.now >= reboot.at) {
+                        self.reboot(boot);
+                        (0..away).for_each(|_| self.tick());
+                        machine = Machine::new(disk.clone(), LIMITS, self.given.same);
+                    }
                     continue;
                 }
                 over @ (Action::Finish(_) | Action::Halt(_)) => {
@@ -241,6 +298,11 @@ impl World {
     }
 }
 
+/// In any second of an upgrade, with pods that start in any order and get ready within the time for that.
+fn reboot() -> impl Strategy<Value = Reboot> {
+    (0..200u32, 0..40u32, 0..90u32, 0..90u32).prop_map(|(at, away, a, b)| Reboot { at, away, boot: [a, b] })
+}
+
 fn fate() -> impl Strategy<Value = Fate> {
     prop_oneof![
         4 => Just(Fate::Good),
@@ -255,8 +317,9 @@ fn given() -> impl Strategy<Value = Given> {
     let kills = prop::collection::vec((1..25usize, 0..90u32), 0..6);
     let times = (0..25u32, 0..40u32, 0..20u32);
     let layout = (prop::bool::weighted(0.2), prop::bool::weighted(0.8), any::<bool>());
-    (fate(), fate(), fate(), layout, times, kills, prop::option::weighted(0.2, 1..20usize)).prop_map(
-        |(temporary, canonical, back, (same, drains, journal), (lag, start, stop), kills, interrupt)| Given {
+    let harm = (kills, prop::option::weighted(0.2, 1..20usize));
+    (fate(), fate(), fate(), layout, times, harm).prop_map(
+        |(temporary, canonical, back, (same, drains, journal), (lag, start, stop), (kills, interrupt))| Given {
             temporary,
             canonical,
             back,
@@ -268,6 +331,8 @@ fn given() -> impl Strategy<Value = Given> {
             stop,
             kills,
             interrupt,
+            in_place: false,
+            reboot: None,
         },
     )
 }
@@ -312,6 +377,50 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    /// After a reboot nobody serves until the pods have started, and that is no version's failure.
+    #[test]
+    fn a_reboot_undoes_nothing(
+        reboot in reboot(),
+        times in (0..25u32, 0..40u32, 0..20u32),
+        (same, drains, in_place) in any::<(bool, bool, bool)>(),
+    ) {
+        let (lag, start, stop) = times;
+        let same = same && !in_place;
+        let given = Given { lag, start, stop, same, drains, in_place, reboot: Some(reboot), ..good() };
+        let mut world = World::new(given);
+        let mut disk = Position::begin(in_place);
+        prop_assert_eq!(world.run(&mut disk), Action::Finish(Outcome::Done), "{:?}", disk.why);
+        prop_assert!(world.alone());
+        prop_assert_eq!(world.files[0], Some(Version::New));
+    }
+
+    /// Nor is a version that fails kept, whatever the reboot comes into: it ends, and the same command brings it on.
+    #[test]
+    fn what_fails_fails_after_a_reboot_too(given in given(), reboot in reboot(), in_place in any::<bool>()) {
+        let given = Given { reboot: Some(reboot), in_place, same: given.same && !in_place, ..given };
+        let mut world = World::new(given.clone());
+        let mut disk = Position::begin(in_place);
+        let mut over = world.run(&mut disk);
+        if let Action::Halt(_) = over {
+            for fate in [&mut world.given.temporary, &mut world.given.canonical, &mut world.given.back] {
+                *fate = Fate::Good;
+            }
+            for pod in world.pods.iter_mut().flatten() {
+                pod.fate = Fate::Good;
+            }
+            world.given.kills.clear();
+            over = world.run(&mut disk);
+        }
+        let serves = Some(if over == Action::Finish(Outcome::Done) { disk.target } else { Version::Old });
+        prop_assert!(matches!(over, Action::Finish(_)), "{over:?}");
+        prop_assert_eq!(world.files, [serves, None]);
+        prop_assert!(world.in_group(0));
+    }
+}
+
 fn good() -> Given {
     Given {
         temporary: Fate::Good,
@@ -325,6 +434,8 @@ fn good() -> Given {
         stop: 5,
         kills: Vec::new(),
         interrupt: None,
+        in_place: false,
+        reboot: None,
     }
 }
 
@@ -352,6 +463,22 @@ fn what_fails_is_told() {
     let canonical = |back| ended(Given { canonical: Fate::Refuses, back, ..good() }).0;
     assert_eq!(canonical(Fate::Good), Action::Finish(Outcome::RolledBack));
     assert_eq!(canonical(Fate::NeverReady), Action::Halt("it was not ready in 2m".into()));
+}
+
+/// However long the other one was waited for before.
+#[test]
+fn the_time_to_stop_begins_when_the_file_has_gone() {
+    let mut world = World::new(Given { drains: false, ..good() });
+    world.files[1] = Some(Version::New);
+    world.pods[1] = world.pods[0].take();
+    let mut machine = Machine::new(Position { step: Step::Withdraw, ..Position::begin(false) }, LIMITS, false);
+    assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Wait);
+    world.pods[0] = world.pods[1];
+    assert_eq!(machine.next(&world.see(), Duration::from_secs(100)), Action::Remove(Slot::Temporary));
+    world.files[1] = None;
+    assert_eq!(machine.next(&world.see(), Duration::from_secs(101)), Action::Wait);
+    let late = machine.next(&world.see(), Duration::from_secs(161));
+    assert!(matches!(late, Action::Halt(why) if why.starts_with("the kubelet has not stopped the pod in 1m")));
 }
 
 #[test]
