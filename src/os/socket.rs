@@ -328,12 +328,13 @@ pub fn is_writable(socket: &impl AsFd) -> bool {
     poll(&mut asked, PollTimeout::ZERO) != Ok(0)
 }
 
-/// Whether a connection was reset or given up. Asking leaves the error for the next read.
+/// Whether a connection was reset or given up. Asking leaves the error for the next read. One whose both ends said that
+/// they are done (POLLHUP) may have bytes that are not read yet.
 pub fn is_gone(socket: &impl AsFd) -> bool {
     let mut asked = [PollFd::new(socket.as_fd(), PollFlags::empty())];
     // It fails for want of memory, and then nothing is known.
     let _ = poll(&mut asked, PollTimeout::ZERO);
-    asked[0].revents().is_some_and(|said| said.intersects(PollFlags::POLLERR | PollFlags::POLLHUP))
+    asked[0].revents().is_some_and(|said| said.contains(PollFlags::POLLERR))
 }
 
 /// Makes the close of this socket a reset: what a reset of the other end becomes here.
@@ -345,6 +346,8 @@ pub fn reset_on_close(socket: &impl AsFd) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpListener};
 
     #[test]
     fn releases_are_compared_by_number() {
@@ -361,8 +364,6 @@ mod tests {
     }
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use nix::sched::{CloneFlags, unshare};
-    use std::io::Read;
-    use std::net::TcpListener;
 
     /// As kube-apiserver has it: `SO_REUSEADDR` alone.
     fn plain(address: SocketAddr) -> io::Result<TcpListener> {
@@ -441,6 +442,31 @@ mod tests {
         // Its own apiserver, of whose listener the kernel's shortcut for sockets of one uid knows nothing.
         let _instance = plain(SocketAddr::from(([127, 3, 7, 3], at.port())));
         start_listening(berth.as_fd(), 16).unwrap();
+    }
+
+    #[test]
+    fn a_connection_that_both_ends_closed_is_not_gone_before_it_is_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut end, _) = listener.accept().unwrap();
+        end.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        client.write_all(b"upload").unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        // Behind what was sent.
+        let mut asked = [PollFd::new(end.as_fd(), PollFlags::empty())];
+        poll(&mut asked, PollTimeout::NONE).unwrap();
+        assert!(!is_gone(&end));
+        assert_eq!(end.read(&mut [0; 8]).unwrap(), 6);
+
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (end, _) = listener.accept().unwrap();
+        client.write_all(b"upload").unwrap();
+        reset_on_close(&client);
+        drop(client);
+        let mut asked = [PollFd::new(end.as_fd(), PollFlags::empty())];
+        poll(&mut asked, PollTimeout::NONE).unwrap();
+        assert!(is_gone(&end));
     }
 
     #[test]
