@@ -38,10 +38,6 @@ const TLS_HANDSHAKE: u8 = 0x16;
 /// just ending; an instance that ends two without a byte means it.
 const LEGS: u8 = 2;
 
-/// An instance that ended a leg later than this, without a byte and asked for nothing, did not stop: it waited for
-/// the client in vain (kube-apiserver: 32 s), and another leg would wait as long again.
-const WAITED: Duration = Duration::from_secs(2);
-
 /// How long a connect to a loopback address may take: longer means a full accept queue.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -205,10 +201,19 @@ pub(super) async fn open(
     let mut ended = None;
     let mut again = false;
     loop {
+        let leaving = context.passing.leaving.load(Relaxed);
+        // Whether the instance stopped, or waited for the client in vain (kube-apiserver: 32 s): another leg is for who
+        // says something.
+        if let Some(how) = ended
+            && kept.bytes.is_empty()
+            && !leaving
+            && !speaks(context, client, &mut kept).await
+        {
+            return Err(tell(client, how));
+        }
         let picked = {
             let table = table.borrow_and_update();
             let usable = |instance: &Instance| tried.allows(instance);
-            let leaving = context.passing.leaving.load(Relaxed);
             if leaving { table.pick_leaving(usable) } else { table.pick(usable) }.cloned()
         };
         // A relay to a sibling's instance would end with this shim, which may be about to follow its own
@@ -235,7 +240,6 @@ pub(super) async fn open(
             }
             continue;
         };
-        let began = Instant::now();
         let replay = std::mem::replace(&mut again, true);
         let leg = tokio::select! {
             biased;
@@ -264,8 +268,7 @@ pub(super) async fn open(
                 }
             }
             Leg::Ended(how) => {
-                let waited = how == How::Closed && kept.bytes.is_empty() && began.elapsed() > WAITED;
-                if waited || kept.is_given_up() {
+                if kept.is_given_up() {
                     return Err(tell(client, how));
                 }
                 tracing::debug!(instance = %instance.id, how = how.as_str(), "ended before its first byte: replay");
@@ -434,10 +437,16 @@ async fn first_byte(
     .await
 }
 
+/// Waits until a client that said nothing yet does, `--hold` at most. It takes no place: nobody owes it an answer.
+async fn speaks(context: &Context, client: &mut TcpStream, kept: &mut Kept) -> bool {
+    let heard = timeout(context.hold, poll_fn(|cx| kept.poll_fill(cx, client))).await;
+    heard.is_ok_and(|heard| heard.is_ok()) && !kept.bytes.is_empty()
+}
+
 /// The waiting of one client for an instance, all its waits together bounded by `--hold`.
 #[derive(Default)]
 struct Held {
-    until: Option<Instant>,
+    waited: Duration,
 }
 
 impl Held {
@@ -449,7 +458,8 @@ impl Held {
         kept: &mut Kept,
         awaited: impl Future<Output = ()>,
     ) -> Result<(), How> {
-        let until = *self.until.get_or_insert_with(|| Instant::now() + context.hold);
+        let began = Instant::now();
+        let until = began + context.hold.saturating_sub(self.waited);
         let _place = context.held.try_acquire().map_err(|_| How::HoldFull)?;
         kept.held = true;
         kept.count();
@@ -460,6 +470,7 @@ impl Held {
         };
         kept.held = false;
         kept.count();
+        self.waited += began.elapsed();
         waited
     }
 }
