@@ -7,7 +7,7 @@ mod support;
 
 use nix::sys::signal::Signal;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -26,14 +26,22 @@ struct Node {
     listen: SocketAddr,
     authority: Authority,
     api: Api,
+    /// What the apiserver is told of its address.
+    flags: String,
 }
 
 impl Node {
     fn new() -> Self {
+        let ip = fresh_ip();
+        Self::with(ip, &format!("--advertise-address={ip}"))
+    }
+
+    /// Its apiserver listens there and is told so by these flags.
+    fn with(ip: Ipv4Addr, flags: &str) -> Self {
         let (temp, authority) = (tempfile::tempdir().unwrap(), Authority::new());
-        let api = Api::start(&authority);
+        let api = Api::start_at(&authority, (ip, 0).into());
         let listen = SocketAddr::new(fresh_ip().into(), api.address.port());
-        let node = Self { temp, listen, authority, api };
+        let node = Self { temp, listen, authority, api, flags: flags.into() };
         for folder in ["manifests", "pki", "bin"] {
             fs::create_dir(node.path(folder)).unwrap();
         }
@@ -57,6 +65,7 @@ impl Node {
         let (ip, port) = (self.api.address.ip().to_string(), self.api.address.port().to_string());
         let pki = self.path("pki").display().to_string();
         KUBEADM
+            .replace("--advertise-address=10.0.0.5", &self.flags)
             .replace("10.0.0.5", &ip)
             .replace("6443", &port)
             .replace("path: /etc/kubernetes/pki", &format!("path: {pki}"))
@@ -159,6 +168,24 @@ fn with_all_in_order_it_begins_and_what_the_kubelet_cannot_get_ends_it_at_once()
         assert!(log.contains(part), "{part} in {log}");
     }
     assert_eq!(fs::read_to_string(node.canonical()).unwrap(), node.manifest());
+}
+
+/// Before and after: the probe gets its answer, and that the old manifest serves again is seen.
+#[test]
+fn the_apiserver_is_asked_where_it_listens() {
+    let bound = fresh_ip();
+    for (ip, flags) in [
+        (bound, format!("--bind-address={bound}")),
+        (bound, format!("--bind-address={bound}\n    - --advertise-address=203.0.113.9")),
+        // A router's address, by which the node may not reach itself.
+        (Ipv4Addr::LOCALHOST, "--advertise-address=203.0.113.9".into()),
+    ] {
+        let node = Node::with(ip, &flags);
+        let kubelet = r#"echo '"Error syncing pod" err="with ErrImagePull: \"not found\"" pod="kube-system/kube-apiserver-node"'"#;
+        node.program("journalctl", kubelet);
+        let (code, _, log) = said(&mut node.switch(&[]));
+        assert!(code == Some(1) && log.contains("rolled back"), "{flags}: {code:?} {log}");
+    }
 }
 
 /// As a unit does it after a reboot, which does not know the options.

@@ -224,7 +224,10 @@ async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exi
     let temporary_text = pod::temporary(&new_manifest, &uid)
         .map_err(|problem| mistaken(&Mistakes(vec![format!("{name}:{problem}")])))?;
     let setting = setting(options, &old, new, options.client(None, say)?);
-    let address = serving(&setting, &uid, &old, in_place, options).await?;
+    let address = match in_place {
+        true => plain_address(&old_manifest, old.port),
+        false => serving(&setting, &uid, options).await?,
+    };
     let mut state = State {
         version: State::FORMAT,
         berth: crate::VERSION.to_owned(),
@@ -367,18 +370,20 @@ async fn look_after_service(
     }
 }
 
+/// Where an apiserver that is not behind berth answers its node. What it advertises may be a router's address; if it is not
+/// told where to listen, it does so on 127.0.0.1 too.
+fn plain_address(old: &Manifest, port: u16) -> SocketAddr {
+    let own = node::addresses().unwrap_or_default();
+    let advertised = old.advertised().filter(|ip| ip.is_loopback() || own.contains(ip));
+    SocketAddr::new(old.bound().or(advertised).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), port)
+}
+
 /// That the old one serves, and what it advertises.
 async fn serving(
     setting: &Setting,
     uid: &crate::instance::InstanceId,
-    old: &Pod,
-    in_place: bool,
     options: &Options<'_>,
 ) -> Result<SocketAddr, Exit> {
-    if in_place {
-        let advertise = old.advertise.as_deref().and_then(|ip| ip.parse().ok());
-        return Ok(SocketAddr::new(advertise.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), old.port));
-    }
     let ([canonical, _], details) =
         Sight::new(&setting.run_dir).instances(uid).await.map_err(|error| unavailable(&error))?;
     let run_dir = setting.run_dir.display();

@@ -4,6 +4,7 @@
 use super::edit::{Path, Step};
 use super::tree::{Node, parse};
 use super::{Container, Problem};
+use std::net::IpAddr;
 
 /// Kinds whose pod is looked at, and the way to it.
 const KINDS: [(&str, &[&str]); 5] = [
@@ -235,6 +236,22 @@ impl Manifest {
         port.ok_or_else(|| {
             Problem::new(flag.line, format!("--secure-port={} is no port: give one, such as 6443", flag.value))
         })
+    }
+
+    /// The one address that the apiserver listens on, if it is told one; else it listens on all.
+    #[must_use]
+    pub fn bound(&self) -> Option<IpAddr> {
+        self.address("bind-address").filter(|ip| !ip.is_unspecified())
+    }
+
+    /// The address that it advertises, if it is told one. That of a router need not be one of the node.
+    #[must_use]
+    pub fn advertised(&self) -> Option<IpAddr> {
+        self.address("advertise-address")
+    }
+
+    fn address(&self, flag: &str) -> Option<IpAddr> {
+        self.flag(flag)?.value.trim().parse().ok()
     }
 
     /// A path from the apiserver's container on, or from the pod.

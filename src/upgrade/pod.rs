@@ -36,8 +36,6 @@ pub struct Pod {
     pub run_dir: Option<PathBuf>,
     /// Image of the shim.
     pub shim_image: Option<String>,
-    /// Address that an apiserver which is not behind berth advertises.
-    pub advertise: Option<String>,
     /// Its secure port.
     pub port: u16,
     /// Time from SIGTERM to SIGKILL.
@@ -84,7 +82,6 @@ impl Pod {
             listen: text(variable("BERTH_LISTEN").and_then(|listen| listen.get("value"))),
             run_dir: text(volume.and_then(|volume| volume.at(&["hostPath", "path"]))).map(PathBuf::from),
             shim_image: shim.or_else(|| container("initContainers", INSTALL)),
-            advertise: manifest.flag("advertise-address").map(|flag| flag.value.to_owned()),
             port: manifest.secure_port()?,
             grace: Duration::from_secs(grace.unwrap_or(GRACE)),
             delay: manifest.flag("shutdown-delay-duration").map_or("0s", |flag| flag.value).to_owned(),
@@ -171,8 +168,7 @@ mod tests {
         let plain = Pod::of(&Manifest::parse(KUBEADM).unwrap()).unwrap();
         assert!(!plain.behind && !plain.by_uid && plain.run_dir.is_none());
         assert_eq!((plain.namespace.as_str(), plain.name.as_str()), ("kube-system", "kube-apiserver"));
-        assert_eq!((plain.advertise.as_deref(), plain.port), (Some("10.0.0.5"), 6443));
-        assert_eq!(plain.grace, Duration::from_secs(30));
+        assert_eq!((plain.port, plain.grace), (6443, Duration::from_secs(30)));
         let pod = Pod::of(&Manifest::parse(&injected()).unwrap()).unwrap();
         assert!(pod.behind && pod.by_uid);
         assert_eq!((pod.listen.as_deref(), pod.run_dir), (Some("10.0.0.5:6443"), Some("/run/other".into())));

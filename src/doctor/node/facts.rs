@@ -252,7 +252,9 @@ pub(super) fn dialled(listen: &[Listen], manifest: &Manifest) -> Vec<u16> {
     ports
 }
 
-pub(super) fn addresses() -> Option<Vec<IpAddr>> {
+/// The addresses of this node. None: they cannot be had.
+#[must_use]
+pub fn addresses() -> Option<Vec<IpAddr>> {
     let addresses = getifaddrs().ok()?.filter_map(|interface| {
         let address = interface.address?;
         let four = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));

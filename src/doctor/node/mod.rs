@@ -21,7 +21,7 @@ pub use certificates::{Certificates, Validity};
 pub(super) use clients::covered;
 pub use clients::{Clients, Uncovered};
 pub(super) use facts::listen;
-pub use facts::{Facts, Holding, Running, Shim, unconnected};
+pub use facts::{Facts, Holding, Running, Shim, addresses, unconnected};
 
 /// Version of the kernel since which sockets can share a port.
 const REUSEPORT_SINCE: (u32, u32) = (3, 9);
@@ -68,7 +68,7 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
 #[must_use]
 pub fn uncovered(root: &Path, manifest: &Manifest) -> Vec<Uncovered> {
     let listen = Layout::of(manifest).map(|layout| listen(&layout)).unwrap_or_default();
-    let own = facts::addresses().unwrap_or_default();
+    let own = addresses().unwrap_or_default();
     if !listen.iter().any(|listen| own.contains(&listen.addr.ip())) {
         return Vec::new();
     }

@@ -76,9 +76,7 @@ impl Planner<'_> {
 
     /// The host part of the apiserver's address, and whether only the kubelet knows it.
     fn host(&mut self) -> (String, bool) {
-        let address = |flag: &str| self.manifest.flag(flag).and_then(|flag| flag.value.trim().parse::<IpAddr>().ok());
-        let bound = address("bind-address").filter(|ip| !ip.is_unspecified());
-        match bound.or_else(|| address("advertise-address")) {
+        match self.manifest.bound().or_else(|| self.manifest.advertised()) {
             Some(IpAddr::V4(ip)) => (ip.to_string(), false),
             Some(IpAddr::V6(ip)) => (format!("[{ip}]"), false),
             None => ("$(BERTH_HOST_IP)".into(), true),
@@ -86,12 +84,8 @@ impl Planner<'_> {
     }
 
     fn note_addresses(&mut self, port: u16, own: u16, from_node: bool) {
-        let bound = self
-            .manifest
-            .flag("bind-address")
-            .is_some_and(|flag| flag.value.parse().is_ok_and(|ip: IpAddr| !ip.is_unspecified()));
         if self.options.addresses == Addresses::OfManifest {
-            if !bound {
+            if self.manifest.bound().is_none() {
                 self.notes.push(
                     "kube-apiserver listened on every address of the node, the shim listens on one: name others that \
                      clients use with --listen (127.0.0.1, a virtual IP), the node's own first, or use --expose-all"
