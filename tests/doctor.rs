@@ -141,6 +141,11 @@ fn who_dials_another_address_is_seen_before_the_switch() {
     let both = inject(&[&own, &dialled.to_string()]);
     assert!(!both.err.contains("does not listen there"), "{}", both.err);
     assert!(!found(&asked(&both.out).out).contains(&"client-address".into()));
+    // Which address it will be only the kubelet knows; 127.x it is not.
+    let from_node =
+        KUBEADM.replace("--advertise-address=10.0.0.5", "--v=1").replace("6443", &dialled.port().to_string());
+    let from_node = berth(temp.path(), &["inject", "-", "--image", "registry.example/berth:v0.1.0"], &from_node);
+    assert!(from_node.status == Some(0) && from_node.err.contains(&note), "{}", from_node.err);
     // Of another node's manifest nothing is said of the clients here.
     let other = inject(&["192.0.2.7:6443"]);
     assert!(!other.err.contains("does not listen there"), "{}", other.err);

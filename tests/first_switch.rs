@@ -6,8 +6,9 @@
 mod support;
 
 use nix::sys::signal::Signal;
+use serde_json::Value;
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -23,7 +24,8 @@ const IMAGE: &str = "registry.example/berth:v0.1.0";
 struct Node {
     temp: TempDir,
     /// Where the shim is to listen: the apiserver of the test is none that doctor knows, and would be in its way.
-    listen: SocketAddr,
+    /// None: where `berth inject` lets it.
+    listen: Option<SocketAddr>,
     authority: Authority,
     api: Api,
     /// What the apiserver is told of its address.
@@ -41,7 +43,7 @@ impl Node {
         let (temp, authority) = (tempfile::tempdir().unwrap(), Authority::new());
         let api = Api::start_at(&authority, (ip, 0).into());
         let listen = SocketAddr::new(fresh_ip().into(), api.address.port());
-        let node = Self { temp, listen, authority, api, flags: flags.into() };
+        let node = Self { temp, listen: Some(listen), authority, api, flags: flags.into() };
         for folder in ["manifests", "pki", "bin"] {
             fs::create_dir(node.path(folder)).unwrap();
         }
@@ -82,8 +84,8 @@ impl Node {
         let file = self.path("new.yaml");
         fs::write(&file, self.manifest()).unwrap();
         let run_dir = self.path("run").display().to_string();
-        let mut make =
-            berth(["inject", "--write", "--image", IMAGE, "--run-dir", &run_dir, "--listen", &self.listen.to_string()]);
+        let mut make = berth(["inject", "--write", "--image", IMAGE, "--run-dir", &run_dir]);
+        make.args(self.listen.iter().flat_map(|listen| ["--listen".into(), listen.to_string()]));
         let (code, _, log) = said(make.arg("--backup-dir").arg(self.path("none")).args(inject).arg(&file));
         assert_eq!(code, Some(0), "{log}");
         let mut upgrade = berth(["upgrade", "--accept-gap", "--settle", "0s", "--manifest"]);
@@ -186,6 +188,20 @@ fn the_apiserver_is_asked_where_it_listens() {
         let (code, _, log) = said(&mut node.switch(&[]));
         assert!(code == Some(1) && log.contains("rolled back"), "{flags}: {code:?} {log}");
     }
+}
+
+/// The manifest has status.hostIP in it: which address that is only the kubelet knows, but not 127.0.0.1.
+#[test]
+fn an_address_that_is_given_up_is_not_waited_for() {
+    let mut node = Node::with(Ipv4Addr::LOCALHOST, "--v=1");
+    node.listen = None;
+    let _client = TcpStream::connect(node.api.address).unwrap();
+    let (code, _, log) = said(&mut node.switch(&[]));
+    assert!(code == Some(1) && log.contains("error[client-address]"), "{code:?} {log}");
+    let switch = Running::start(node.switch(&[]).args(["--ignore-errors", "client-address"]));
+    switch.logs("is written (new manifest)");
+    let state: Value = serde_json::from_slice(&fs::read(node.path("kept/upgrade.json")).unwrap()).unwrap();
+    assert_eq!(state["dialled"].as_array().map_or(0, Vec::len), 0);
 }
 
 /// As a unit does it after a reboot, which does not know the options.

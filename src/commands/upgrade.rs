@@ -297,9 +297,7 @@ async fn diagnose(
         return Err(Exit::No);
     }
     // Those of an error that is ignored will not be reached, and the operator knows.
-    let mut dialled: Vec<_> = facts.clients.addresses().collect();
-    let uncovered = node::uncovered(Path::new("/"), manifest);
-    dialled.retain(|address| !uncovered.iter().any(|one| one.here && one.address == *address));
+    let mut dialled = facts.kept(manifest);
     let unreached = preflight::unreached(&dialled).await;
     dialled.retain(|address| !unreached.contains(address));
     Ok(dialled)

@@ -246,6 +246,30 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     ]
 }
 
+/// Two never run at once there.
+#[test]
+fn before_a_first_switch_too_little_room_for_two_is_a_warning() {
+    let (plain, new) = (Manifest::parse(KUBEADM).unwrap(), Manifest::parse(&static_pod()).unwrap());
+    let little = room::Resources { cpu: 0.1, memory: 1.0 };
+    let room = room::Room { node: "a".into(), allocatable: little, requested: little, pods: (None, 1) };
+    let facts = Facts { available: Some(1), ..sound() };
+    let found = |running| {
+        let case = Case {
+            name: "a.yaml",
+            manifest: &new,
+            running: Some(running),
+            beside: None,
+            node: Some(&facts),
+            cluster: Some(&[]),
+            room: Some(&room),
+        };
+        let room = examine(&case).into_iter().filter(|finding| ["memory", "requests"].contains(&finding.id));
+        room.map(|finding| (finding.id, finding.severity)).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&new), [("memory", Severity::Error), ("requests", Severity::Error)]);
+    assert_eq!(found(&plain), [("memory", Severity::Warning), ("requests", Severity::Warning)]);
+}
+
 fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
     let beside = |name: &str, text: Result<&str, &str>| {

@@ -4,7 +4,7 @@ use super::super::layout::Layout;
 use super::super::manifest::{on_node, uid};
 use super::super::options;
 use super::super::pair::KEYS;
-use super::{Certificates, Clients, run_dir_on_node};
+use super::{Certificates, Clients, Uncovered, run_dir_on_node};
 use crate::config::Listen;
 use crate::control;
 use crate::manifest::Manifest;
@@ -16,7 +16,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::unistd::Uid;
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -145,6 +145,19 @@ impl Facts {
             facts.look_at(&layout, manifest, root);
         }
         facts
+    }
+
+    /// What clients dial and a shim with these addresses does not listen on.
+    pub(super) fn uncovered(&self, listen: &[Listen]) -> Vec<Uncovered> {
+        self.clients.uncovered(listen, self.addresses.as_deref().unwrap_or_default())
+    }
+
+    /// The addresses that clients dial, but those of this node on which the shim of a manifest does not listen.
+    #[must_use]
+    pub fn kept(&self, manifest: &Manifest) -> Vec<SocketAddr> {
+        let listen = Layout::of(manifest).map(|layout| listen(&layout)).unwrap_or_default();
+        let lost: Vec<_> = self.uncovered(&listen).into_iter().filter(|one| one.here).map(|one| one.address).collect();
+        self.clients.addresses().filter(|address| !lost.contains(address)).collect()
     }
 
     fn look_at(&mut self, layout: &Layout<'_>, manifest: &Manifest, root: &Path) {

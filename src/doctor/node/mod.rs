@@ -47,8 +47,7 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
         if let Some(serving) = layout.serving() {
             let listen = listen(&layout);
             examiner.addresses(&listen);
-            let own = facts.addresses.as_deref().unwrap_or_default();
-            examiner.findings.extend(facts.clients.uncovered(&listen, own).iter().map(Uncovered::finding));
+            examiner.findings.extend(facts.uncovered(&listen).iter().map(Uncovered::finding));
             examiner.holders(&listen, uid(serving.container));
             examiner.ephemeral_ports(&listen);
             examiner.backlog(options::backlog(&serving.told));
@@ -64,12 +63,13 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
     examiner.findings
 }
 
-/// What clients of this node dial and the shim of a manifest does not listen on. Empty if the manifest is another node's.
+/// What clients of this node dial and the shim of a manifest does not listen on. Empty if the manifest is another node's, as far
+/// as it names an address.
 #[must_use]
 pub fn uncovered(root: &Path, manifest: &Manifest) -> Vec<Uncovered> {
     let listen = Layout::of(manifest).map(|layout| listen(&layout)).unwrap_or_default();
     let own = addresses().unwrap_or_default();
-    if !listen.iter().any(|listen| own.contains(&listen.addr.ip())) {
+    if !listen.iter().map(|listen| listen.addr.ip()).any(|ip| is_host_ip(ip) || own.contains(&ip)) {
         return Vec::new();
     }
     Clients::gather(root, &facts::dialled(&listen, manifest)).uncovered(&listen, &own)
