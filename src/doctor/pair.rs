@@ -29,7 +29,7 @@ const ACCEPTS: &str = "service-account-key-file";
 pub(super) fn examine(case: &Case<'_>, running: &Manifest) -> Vec<Finding> {
     let mut pair = Pair { case, old: running, new: case.manifest, findings: Vec::new() };
     pair.version();
-    // Otherwise the first switch is a restart, and the two never run at once.
+    // None: see `Case::is_first_switch`.
     if let Some(before) = Layout::of(running) {
         pair.listen(&before);
         pair.etcd();

@@ -250,8 +250,9 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
 #[test]
 fn before_a_first_switch_too_little_room_for_two_is_a_warning() {
     let (plain, new) = (Manifest::parse(KUBEADM).unwrap(), Manifest::parse(&static_pod()).unwrap());
-    let little = room::Resources { cpu: 0.1, memory: 1.0 };
-    let room = room::Room { node: "a".into(), allocatable: little, requested: little, pods: (None, 1) };
+    let little = room::Resources { cpu: 0.1, memory: 1e12 };
+    let none = room::Resources::default();
+    let room = room::Room { node: "a".into(), allocatable: little, requested: none, pods: (None, 1) };
     let facts = Facts { available: Some(1), ..sound() };
     let found = |running| {
         let case = Case {
