@@ -2,6 +2,7 @@
 
 use crate::instance::{DOWNLOAD, ECHO, HANDSHAKE, MESSAGE, SHUTTING_DOWN, SIZE, UPLOAD};
 use crate::judge::Judge;
+use anyhow::Result;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -50,10 +51,16 @@ impl Load {
         Self { stop, thread }
     }
 
-    /// Begins no more, and waits for those that were begun.
-    pub(crate) async fn finish(self) {
+    /// Whether it has ended by itself, which it should not.
+    pub(crate) fn is_over(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Begins no more, and waits for those that were begun. A client that panicked is an error: it saw nothing any more.
+    pub(crate) async fn finish(self) -> Result<()> {
         self.stop.send_replace(true);
-        let _ = tokio::task::spawn_blocking(move || self.thread.join()).await;
+        let joined = tokio::task::spawn_blocking(move || self.thread.join()).await?;
+        joined.map_err(|_| anyhow::anyhow!("a client panicked: the run tells nothing"))
     }
 }
 
@@ -100,7 +107,7 @@ impl Client {
             tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => break,
-                Some(_) = running.join_next() => {}
+                Some(one) = running.join_next() => one.expect("a client panicked"),
                 _ = tick.tick() => drop(running.spawn(one(self.clone()))),
             }
         }
@@ -220,18 +227,6 @@ impl Client {
     }
 }
 
-/// One connection to an instance itself, for the control: whether it was answered.
-pub(crate) async fn dial_directly(instance: SocketAddr) -> bool {
-    let asked = answered(async {
-        let mut stream = dial(instance).await?;
-        let mut message = [0; MESSAGE];
-        (message[0], message[1]) = (HANDSHAKE, ECHO);
-        stream.write_all(&message).await?;
-        stream.read_u8().await
-    });
-    asked.await.is_ok()
-}
-
 /// From an address of 127.0.0.0/8 that names this connection in every log.
 async fn dial(to: SocketAddr) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
@@ -243,4 +238,29 @@ async fn dial(to: SocketAddr) -> io::Result<TcpStream> {
 
 async fn answered<T>(what: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     timeout(ANSWERED, what).await.unwrap_or_else(|_| Err(io::Error::other("no answer for 15 s")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client() -> (watch::Sender<bool>, Client) {
+        let (sender, stop) = watch::channel(false);
+        (sender, Client { to: SocketAddr::from(([127, 0, 0, 1], 1)), judge: Arc::default(), stop })
+    }
+
+    #[tokio::test]
+    async fn a_client_that_panics_ends_the_clients_of_its_kind() {
+        let (_stop, client) = client();
+        let paced = tokio::spawn(client.paced(PING, async |_| panic!("on purpose")));
+        assert!(timeout(ANSWERED, paced).await.expect("it ends").is_err());
+    }
+
+    #[tokio::test]
+    async fn a_load_of_which_a_part_panics_fails() {
+        let (_stop, Client { to, judge, .. }) = client();
+        // So many a second that their period is zero, which no timer takes.
+        let load = Load::start(to, u32::MAX, judge, 1);
+        assert!(load.finish().await.is_err());
+    }
 }

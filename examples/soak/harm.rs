@@ -1,6 +1,5 @@
 //! What goes wrong, one after the other; after each it is waited until both shims are joined again.
 
-use crate::clients::dial_directly;
 use crate::judge::Judge;
 use crate::node::{Node, Pair, Process, empty};
 use anyhow::{Context, Result, ensure};
@@ -19,9 +18,6 @@ const HANG: u64 = 5000;
 
 /// Longest time that an instance hangs.
 const INSTANCE_HANG: u64 = 9000;
-
-/// Connections of the control in each upgrade.
-const CONTROL: u32 = 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Harm {
@@ -169,11 +165,6 @@ async fn upgrade(node: &mut Node, random: &mut Rng, previous: bool) -> Result<()
     node.joined(&new).await?;
     let mut old = std::mem::replace(&mut node.b, new);
     pause(random, 500).await;
-    let control = node
-        .status(&old)
-        .await
-        .ok()
-        .and_then(|status| status.instances.iter().find(|instance| instance.own).map(|instance| instance.address));
     old.shim.signal(Signal::SIGTERM);
     if random.bool() {
         let left = tokio::time::Instant::now() + Duration::from_secs(5);
@@ -186,12 +177,6 @@ async fn upgrade(node: &mut Node, random: &mut Rng, previous: bool) -> Result<()
         }
     }
     old.instance.signal(Signal::SIGTERM);
-    if let Some(address) = control {
-        for _ in 0..CONTROL {
-            node.judge.control(dial_directly(address).await);
-            sleep(Duration::from_millis(20)).await;
-        }
-    }
     old.instance.ended("an instance that was told to").await?;
     old.shim.ended("a shim that was told to").await
 }

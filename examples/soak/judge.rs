@@ -10,6 +10,9 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// What clients do; each must have been served, or nobody was there to lose anything.
+const KINDS: [&str; 6] = ["new", "ping", "bulk", "slow reader", "upload", "port check"];
+
 /// Lost connections that are shown.
 const SHOWN: usize = 20;
 
@@ -25,7 +28,6 @@ struct Record {
     ended: u64,
     allowed: BTreeMap<&'static str, u64>,
     lost: Vec<String>,
-    control: (u64, u64),
     accepted_by_killed: HashSet<SocketAddr>,
     killed: HashSet<String>,
 }
@@ -39,7 +41,6 @@ impl Default for Record {
             ended: 0,
             allowed: BTreeMap::new(),
             lost: Vec::new(),
-            control: (0, 0),
             accepted_by_killed: HashSet::new(),
             killed: HashSet::new(),
         }
@@ -78,12 +79,6 @@ impl Judge {
         }
     }
 
-    pub(crate) fn control(&self, served: bool) {
-        let mut record = self.record();
-        record.control.0 += 1;
-        record.control.1 += u64::from(!served);
-    }
-
     pub(crate) fn shim_is_killed(&self, accepted: impl IntoIterator<Item = SocketAddr>) {
         self.record().accepted_by_killed.extend(accepted);
     }
@@ -97,10 +92,18 @@ impl Judge {
         self.record().began.elapsed().as_secs_f64()
     }
 
-    pub(crate) fn is_good(&self) -> bool {
+    /// What clients do that nobody was served yet.
+    pub(crate) fn unserved(&self) -> Vec<&'static str> {
         let record = self.record();
-        // A control that loses nothing shows that nothing would be seen.
-        record.lost.is_empty() && record.control.1 > 0 && record.served.values().all(|served| *served > 0)
+        KINDS.into_iter().filter(|kind| !record.served.contains_key(kind)).collect()
+    }
+
+    pub(crate) fn lost(&self) -> usize {
+        self.record().lost.len()
+    }
+
+    pub(crate) fn is_good(&self) -> bool {
+        self.lost() == 0 && self.unserved().is_empty()
     }
 
     pub(crate) fn print(&self) {
@@ -110,10 +113,46 @@ impl Judge {
         println!("served: {}", named(&record.served));
         println!("slowest: {:.3} s; streams ended by their instance: {}", record.slowest.as_secs_f64(), record.ended);
         println!("allowed, by kills: {}", named(&record.allowed));
-        println!("control, dialling an instance's own address: {} of {} lost", record.control.1, record.control.0);
         println!("lost: {}", record.lost.len());
         for line in record.lost.iter().take(SHOWN) {
             println!("  {line}");
         }
+        drop(record);
+        let unserved = self.unserved();
+        if !unserved.is_empty() {
+            println!("NEVER SERVED: {}", unserved.join(", "));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_good_if_every_kind_was_served_and_none_lost() {
+        let judge = Judge::default();
+        for kind in KINDS {
+            assert!(!judge.is_good() && judge.unserved().contains(&kind));
+            judge.served(kind, Duration::ZERO);
+        }
+        assert!(judge.is_good());
+        judge.failed("new", None, None, "refused");
+        assert!(!judge.is_good());
+    }
+
+    #[test]
+    fn only_what_a_kill_took_is_allowed() {
+        let judge = Judge::default();
+        let client = |port| Some(SocketAddr::from(([127, 1, 2, 3], port)));
+        judge.shim_is_killed(client(1));
+        judge.instance_is_killed("b#7");
+        judge.failed("new", client(1), None, "reset");
+        judge.failed("kept", client(2), Some("b#7"), "reset");
+        assert_eq!(judge.lost(), 0);
+        judge.failed("new", client(2), None, "reset");
+        judge.failed("kept", client(2), Some("b#8"), "reset");
+        judge.failed("port check", None, None, "refused");
+        assert_eq!(judge.lost(), 3);
     }
 }

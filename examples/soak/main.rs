@@ -3,7 +3,8 @@
 //! Real processes: `berth serve` and `berth exec` in two pairs, of which one (`a`) stays to the end and the other is upgraded
 //! and crashes again and again; the instances are this program too. The clients of [`clients`] go through the
 //! berth, never retry, and judge from outside; [`judge`] says what of it is lost, as the design defines it, and
-//! what a kill was allowed to take. Clients that dial an instance's own address are the control: they lose.
+//! what a kill was allowed to take. The control comes first: the same clients and a judge that is not told of a kill, which must
+//! say that they lost something.
 //!
 //! | module | what lives there |
 //! | --- | --- |
@@ -100,11 +101,12 @@ async fn soak(cli: Cli) -> Result<bool> {
     let explained = std::fs::read_to_string(&cli.explained).with_context(|| cli.explained.display().to_string())?;
     let mut random = fastrand::Rng::with_seed(seed);
     let listen = SocketAddr::from(([127, random.u8(1..250), random.u8(1..250), random.u8(1..250)], 0));
-    let judge = Arc::<Judge>::default();
     let harms = Harm::possible(&cli.previous, &cli.faketime, cli.small_run_dir);
     println!("seed {seed}, {} minutes, {} new connections a second", cli.minutes, cli.rate);
     let options = Options { berth: cli.berth, previous: cli.previous, faketime: cli.faketime, dir: cli.dir };
-    let mut node = Node::start(options, listen, judge.clone()).await?;
+    let mut node = Node::start(options, listen).await?;
+    control(&mut node, &mut random, cli.rate).await?;
+    let judge = Arc::<Judge>::default();
     let load = Load::start(node.listen, cli.rate, judge.clone(), seed);
     tokio::time::sleep(CALM).await;
 
@@ -112,7 +114,7 @@ async fn soak(cli: Cli) -> Result<bool> {
     let end = Instant::now() + Duration::from_secs_f64(cli.minutes * 60.0);
     let mut counts = std::collections::BTreeMap::<&str, u32>::new();
     let mut failed = None;
-    while Instant::now() < end {
+    while Instant::now() < end && !load.is_over() {
         let harm = harms[random.usize(..harms.len())];
         *counts.entry(harm.name()).or_default() += 1;
         if let Err(error) = harm.happen(&mut node, &mut random, &judge).await {
@@ -122,7 +124,9 @@ async fn soak(cli: Cli) -> Result<bool> {
         figures.sample(&node).await?;
     }
     tokio::time::sleep(CALM).await;
-    load.finish().await;
+    if let Err(error) = load.finish().await {
+        failed.get_or_insert(error.to_string());
+    }
     let errors = figures::errors(&node.logs(), &explained)?;
     node.end().await;
 
@@ -143,6 +147,22 @@ async fn soak(cli: Cli) -> Result<bool> {
     let good = failed.is_none() && judge.is_good() && flat && errors.unexplained.is_empty();
     println!("\nsoak, seed {seed}: {}", if good { "passed" } else { "failed" });
     Ok(good)
+}
+
+/// Kills of which the judge is not told: a run in which it then finds nothing lost would find nothing lost whatever happened.
+async fn control(node: &mut Node, random: &mut fastrand::Rng, rate: u32) -> Result<()> {
+    for harm in [Harm::KillShim, Harm::KillInstance] {
+        let judge = Arc::<Judge>::default();
+        let load = Load::start(node.listen, rate, judge.clone(), random.u64(..));
+        node::until("clients of every kind are served", async || judge.unserved().is_empty().then_some(())).await?;
+        ensure!(judge.is_good(), "control: lost before anything went wrong");
+        eprintln!("control: what follows is lost on purpose");
+        harm.happen(node, random, &Arc::default()).await?;
+        load.finish().await?;
+        println!("control, {} that the judge is not told of: {} lost", harm.name(), judge.lost());
+        ensure!(judge.lost() > 0, "control: nothing was lost by {}: losses are not seen", harm.name());
+    }
+    Ok(())
 }
 
 fn list(items: impl Iterator<Item = String>) -> String {

@@ -1,7 +1,6 @@
 //! The processes of a berth: pairs of an instance, started by `berth exec`, and its shim.
 
 use crate::instance;
-use crate::judge::Judge;
 use anyhow::{Context, Result, bail};
 use berth::control;
 use berth::control::wire::Status;
@@ -14,7 +13,6 @@ use std::fs::{self, File, OpenOptions};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
@@ -102,7 +100,6 @@ pub(crate) struct Pair {
 pub(crate) struct Node {
     pub(crate) options: Options,
     pub(crate) listen: SocketAddr,
-    pub(crate) judge: Arc<Judge>,
     /// Stays to the end: what grows, grows there.
     pub(crate) a: Pair,
     pub(crate) b: Pair,
@@ -110,14 +107,14 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) async fn start(options: Options, listen: SocketAddr, judge: Arc<Judge>) -> Result<Self> {
+    pub(crate) async fn start(options: Options, listen: SocketAddr) -> Result<Self> {
         // Taken for a moment: a port that nobody has.
         let listen = TcpListener::bind(listen)?.local_addr()?;
         fs::create_dir_all(options.dir.join("log")).context("the folder of the logs")?;
         fs::write(options.clock(), "+0\n")?;
         let a = Pair::start(&options, listen, "a", 1, false)?;
         let b = Pair::start(&options, listen, "b2", 2, false)?;
-        let node = Self { options, listen, judge, a, b, started: 2 };
+        let node = Self { options, listen, a, b, started: 2 };
         node.joined(&node.a).await?;
         node.joined(&node.b).await?;
         Ok(node)
