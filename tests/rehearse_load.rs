@@ -361,6 +361,8 @@ async fn a_good_relay_loses_nothing() {
     assert_eq!((verdict.ended_by_instance, verdict.control_streams, verdict.control_ended), (14, 16, 8));
     assert!(verdict.watch_events > 40, "{verdict:#?}");
     assert_eq!(record.informers.len(), 6);
+    // What the quiet ones hold is no evidence.
+    assert_eq!((verdict.informers, verdict.whole_informers), (2, 2));
     for informer in &record.informers {
         assert_eq!(informer.held, informer.written, "{informer:?}");
         // Nothing told the quiet ones a revision since new began; the others saw events.

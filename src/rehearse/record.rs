@@ -339,6 +339,8 @@ pub enum Flaw {
 pub struct Informer {
     /// Name of its client.
     pub id: String,
+    /// It follows what nobody writes: what it holds is no evidence, only how often it listed again.
+    pub quiet: bool,
     /// Objects that were written and not deleted.
     pub written: u64,
     /// Objects that it holds at the end.

@@ -86,7 +86,7 @@ pub struct Verdict {
     pub relists: u64,
     /// Times that they were told 410: too old a revision for an instance that began later.
     pub expired: u64,
-    /// Clients that keep a copy of objects, and how many of those held exactly what was written.
+    /// Clients that keep a copy of what is written, and how many of those held exactly that.
     pub informers: u64,
     /// See `informers`.
     pub whole_informers: u64,
@@ -315,9 +315,9 @@ impl<'a> Judge<'a> {
 
     fn informers(&mut self) {
         let informers = &self.record.informers;
-        self.verdict.informers = informers.len() as u64;
-        let whole = |i: &&Informer| i.missing + i.stale + i.doubled == 0;
-        self.verdict.whole_informers = informers.iter().filter(whole).count() as u64;
+        let tried = || informers.iter().filter(|i| !i.quiet);
+        self.verdict.informers = tried().count() as u64;
+        self.verdict.whole_informers = tried().filter(|i| i.missing + i.stale + i.doubled == 0).count() as u64;
         // An object too many is an event that was missed: that of its end.
         self.verdict.lose(Loss::EventMissed, informers.iter().map(|i| i.missing + i.stale).sum());
         self.verdict.lose(Loss::EventDoubled, informers.iter().map(|i| i.doubled).sum());

@@ -2,7 +2,8 @@
 //! were written and not deleted.
 //!
 //! Those that follow what nobody writes meanwhile see no events: only bookmarks tell them a revision that an instance
-//! which began later still knows.
+//! which began later still knows. They are there for how often they list again; that they hold what they should says
+//! next to nothing, and is not counted.
 
 use super::Client;
 use super::follow::{Follower, View};
@@ -53,7 +54,8 @@ pub(super) async fn run(
 ) {
     let recorder = Arc::clone(&client.recorder);
     let copy = Copy { tag: client.tag.clone(), scope, held: BTreeSet::new(), doubled: 0, missed: 0 };
-    let kind = if matches!(scope, Scope::All) { "informer" } else { "quiet" };
+    let quiet = !matches!(scope, Scope::All);
+    let kind = if quiet { "quiet" } else { "informer" };
     let mut follower = Follower::new(client, kind, index, scope.path(), copy);
     follower.begun = begun;
     let goal = follower.run(goal).await;
@@ -62,6 +64,7 @@ pub(super) async fn run(
     let held = &follower.view.held;
     let informer = Informer {
         id: follower.name,
+        quiet,
         written: written.len() as u64,
         held: held.len() as u64,
         missing: written.difference(held).count() as u64 + follower.view.missed,

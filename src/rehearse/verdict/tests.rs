@@ -169,6 +169,16 @@ fn an_informer_must_hold_what_was_written() {
 }
 
 #[test]
+fn informers_of_what_nobody_writes_are_no_evidence_that_nothing_was_missed() {
+    let mut record = good();
+    let quiet = Informer { quiet: true, relists: 1, expired: 1, ..Informer::default() };
+    record.informers.extend([Informer { written: 9, held: 9, ..Informer::default() }, quiet.clone(), quiet]);
+    let verdict = judge(&record, &plan());
+    assert_eq!((verdict.informers, verdict.whole_informers), (1, 1));
+    assert_eq!((verdict.relists, verdict.expired), (2, 2));
+}
+
+#[test]
 fn silence_is_the_longest_time_without_a_good_answer() {
     let mut record = good();
     (record.began, record.over) = (Some(Stamp(0)), Some(Stamp(3_500_000_000)));

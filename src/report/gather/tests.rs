@@ -283,7 +283,8 @@ fn what_is_noticed_after_the_end_is_in_the_last_step() {
 fn what_clients_beside_the_requests_saw() {
     let mut record = record();
     let kept = |id: &str, stale| Kept { id: id.into(), written: 30, held: 30 + stale, stale, ..Kept::default() };
-    record.informers = vec![kept("informer-1", 0), kept("informer-0", 0)];
+    let quiet = Kept { quiet: true, ..kept("quiet-0", 0) };
+    record.informers = vec![quiet, kept("informer-1", 0), kept("informer-0", 0)];
     record.slow_reads = 4;
     record.control = Control { streams: [(OLD.to_owned(), 8)].into(), ends: vec![end("control-old-1-1", 2_001)] };
     record.endpoint_gaps = Some(vec![(at(2_000), at(2_400)), (at(2_500), at(2_600))]);
@@ -293,7 +294,7 @@ fn what_clients_beside_the_requests_saw() {
     assert!(ran.verdict.summary.ends_with(" 2 informers hold exactly what was written."), "{}", ran.verdict.summary);
     assert_eq!(
         ran.informers.iter().map(|i| (i.id.as_str(), i.held)).collect::<Vec<_>>(),
-        [("informer-0", 30), ("informer-1", 30)]
+        [("informer-0", 30), ("informer-1", 30), ("quiet-0", 30)]
     );
     assert_eq!(ran.control_streams, [(OLD.to_owned(), ControlStreams { opened: 8, ended: 1 })].into());
     assert_eq!((ran.figures.slow_reads, ran.figures.endpoint_gap_ms), (4, Some(500.0)));

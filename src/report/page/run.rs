@@ -296,7 +296,7 @@ fn informers(ran: &Ran) -> Markup {
         div.whole {
             h3 { "Informers" }
             p.quiet { "Clients that list, watch and list again, against the objects that were written. "
-                "Those named quiet follow what nobody writes meanwhile: only bookmarks tell them a revision that a younger instance knows." }
+                "Those named quiet follow what nobody writes meanwhile: only bookmarks tell them a revision that a younger instance knows. They show who lists again." }
             div.scroll tabindex="0" role="region" aria-label="Informers" {
                 table.steps {
                     thead { tr { @for name in ["Client", "Written", "Held at the end", "Missing", "Stale", "Doubled", "Lists again", "410"] { th scope="col" { (name) } } } }
