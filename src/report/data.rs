@@ -7,7 +7,8 @@
 //!
 //! `docs/report.schema.json` is made from these types and their comments, and a test compares the two.
 //! A change that an old reader would misunderstand gets a new [`VERSION`]. A new field does not: readers pass over what
-//! they do not know, and where an older report lacks it, it has a default.
+//! they do not know, and where an older report lacks it, it has a default (`#[serde(default)]`, which also keeps it out of
+//! the schema's `required`).
 
 use crate::rehearse::plan;
 use serde::{Deserialize, Serialize};
@@ -268,8 +269,10 @@ pub struct Figures {
     /// Events that watches saw.
     pub watch_events: u64,
     /// Times that watches and informers listed again.
+    #[serde(default)]
     pub relists: u64,
     /// Times that they were told 410: their revision was older than what the instance knew.
+    #[serde(default)]
     pub expired: u64,
     /// Large answers that were read slowly to their end.
     pub slow_reads: u64,
@@ -372,8 +375,10 @@ pub struct Watch {
     /// Writes that it saw twice or too late.
     pub doubled: u64,
     /// Times that it listed again.
+    #[serde(default)]
     pub relists: u64,
     /// Times that it was told 410: its revision was older than what the instance knew.
+    #[serde(default)]
     pub expired: u64,
     /// When it was open, and on which instance.
     pub segments: Vec<Segment>,
@@ -418,6 +423,7 @@ pub struct Gap {
     /// Its instance ended it: not lost.
     pub by_instance: bool,
     /// A promise under a fault allows that it was cut: not lost. One that is neither was.
+    #[serde(default)]
     pub allowed: bool,
     /// How the client saw its end.
     pub reason: String,
@@ -443,6 +449,7 @@ pub struct Informer {
     /// Times that it listed again.
     pub relists: u64,
     /// Times that it was told 410: its revision was older than what the instance knew.
+    #[serde(default)]
     pub expired: u64,
 }
 

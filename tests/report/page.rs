@@ -33,6 +33,19 @@ fn the_golden_report_is_read_and_written_as_it_is() {
     assert!(text == golden, "the golden file is another: BERTH_BLESS=1 cargo test --test report golden");
 }
 
+/// As commit ad17dc9 wrote it, under the same version: never to be made anew. What came since has its default.
+#[test]
+fn a_report_of_before_is_read_and_shown() {
+    let read = |text| serde_json::from_str::<Report>(text).unwrap();
+    let before = read(include_str!("../golden/report-v1-ad17dc9.json"));
+    let mut now = read(&std::fs::read_to_string(GOLDEN).unwrap());
+    let Outcome::Ran(ran) = &mut now.runs[0].outcome else { panic!("it ran") };
+    (ran.figures.relists, ran.figures.expired) = (0, 0);
+    ran.informers[0].expired = 0;
+    assert!(before == now);
+    assert!(render(&before).contains("</html>"));
+}
+
 /// A later berth may say more under the same version.
 #[test]
 fn a_field_that_came_later_is_passed_over() {
