@@ -356,6 +356,10 @@ impl Keeper {
                     self.write_lease();
                 }
                 Action::Phase(phase) => {
+                    if phase == Phase::Left {
+                        // It would hold the port until the last connection ended. Who comes back binds anew.
+                        self.waiting.clear();
+                    }
                     let siblings = self.writers.len();
                     let connections = self.setup.metrics.open();
                     tracing::info!(connections, siblings, "{}", phase.as_str());

@@ -145,3 +145,28 @@ fn a_shim_has_left_when_its_accept_loops_have_ended() {
     ptrace::detach(thread, None).unwrap();
     a.until("left", |status| status.state == Phase::Left);
 }
+
+/// Its own socket was never listened on: it took an orphan into use. Whoever comes after it needs the port.
+#[test]
+fn a_shim_that_took_an_orphan_frees_the_port_when_it_has_left() {
+    let _alone = alone();
+    let (node, instance) = (Node::new(), Echo::new());
+    let mut shim = node.joined("a", instance.address, &[]);
+    for id in ["b", "c"] {
+        let next = node.joined(id, instance.address, &[]);
+        shim.until_counted("guard", 1);
+        next.until_counted("guard", 1);
+        shim.leave();
+        shim = next;
+    }
+    assert_eq!(shim.counted("listen", "ok"), 0, "C took A's listener into use");
+    let mut stream = connect(node.listen);
+    ping(&mut stream, &hello(64));
+    let drained = said(berth(["drain", "--instance", "c", "--run-dir"]).arg(node.run_dir()));
+    assert_eq!(drained.0, Some(0), "{drained:?}");
+    shim.until("left", |status| status.state == Phase::Left);
+    // As an apiserver without berth does.
+    let plain = std::net::TcpListener::bind(node.listen);
+    assert!(plain.is_ok(), "{plain:?}\n{}", shim.running.log());
+    ping(&mut stream, b"still there");
+}
