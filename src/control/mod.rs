@@ -252,20 +252,12 @@ pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, Stri
     }
 }
 
-/// Asks with what is not JSON and with descriptors; gives the connection for what may follow.
+/// Asks with what is not JSON and with descriptors, and waits so long for the answer; gives the connection for what may
+/// follow.
 ///
 /// # Errors
 /// As [`ask`].
-pub async fn ask_with(
-    path: &Path,
-    ask: Ask,
-    rest: &[u8],
-    descriptors: &[BorrowedFd<'_>],
-) -> io::Result<(Reply, AsyncFd<OwnedFd>)> {
-    exchange(path, ask, rest, descriptors, PATIENCE).await
-}
-
-async fn exchange(
+pub async fn exchange(
     path: &Path,
     ask: Ask,
     rest: &[u8],

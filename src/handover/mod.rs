@@ -117,7 +117,7 @@ struct Keeper {
     unreachable: BTreeMap<Holder, String>,
     /// Siblings without a connection that were logged.
     told_unconnected: BTreeSet<Holder>,
-    turns: Arc<siblings::Turns>,
+    passing: Arc<siblings::Passing>,
     events: mpsc::UnboundedSender<Event>,
     ended: mpsc::UnboundedSender<Cookie>,
     /// Workers that answered since the last renewal.
@@ -172,7 +172,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
         connecting: BTreeMap::new(),
         unreachable: BTreeMap::new(),
         told_unconnected: BTreeSet::new(),
-        turns: Arc::default(),
+        passing: Arc::new(siblings::Passing::new(setup.lease, setup.hold)),
         events,
         ended,
         alive: Arc::new(AtomicU64::new(0)),
@@ -196,6 +196,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
     loop {
         // It takes in the time too: a wake-up for its own sake has nothing else to do.
         keeper.facts(&mut table, &mut stop);
+        keeper.tell_who_takes();
         let wake = keeper.wake();
         tokio::select! {
             changed = table.changed() => if changed.is_err() { return Ok(()) },

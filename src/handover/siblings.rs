@@ -8,7 +8,7 @@ use super::Keeper;
 use super::machine::Holder;
 use super::peers::Event;
 use crate::control::wire::{Ask, Reply};
-use crate::control::{self, Asked};
+use crate::control::{self, Asked, PATIENCE};
 use crate::drain::Stop;
 use crate::instance::InstanceId;
 use crate::metrics::HandoverLabels;
@@ -24,8 +24,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::timeout;
+use std::time::Duration;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::time::sleep;
 
 /// Most clients that are on their way to a sibling at once. Each takes descriptors here and there, and a place in
 /// the queue of the sibling's socket, which net.core.somaxconn may cut to 128.
@@ -46,7 +47,7 @@ impl Keeper {
         self.connecting.insert(holder, Connecting::Dialled);
         let (me, events, berth, instance) = (self.me, self.events.clone(), self.setup.berth.clone(), instance.clone());
         tokio::spawn(async move {
-            let answer = control::ask_with(&path, Ask::Join { holder: me }, &[], &[]).await;
+            let answer = control::exchange(&path, Ask::Join { holder: me }, &[], &[], PATIENCE).await;
             let path = path.display();
             let event = match answer {
                 Ok((Reply::Joined { holder: there }, socket)) if there == holder => Event::Connected(holder, socket),
@@ -160,15 +161,20 @@ impl Keeper {
         Ok(())
     }
 
-    /// Gives a client's connection to the first joined sibling that takes it.
-    pub(super) fn pass(&self, pass: Pass) {
+    /// Says which siblings take clients now: those that wait for one that does no more give up.
+    pub(super) fn tell_who_takes(&self) {
         let joined = self.machine.joined_siblings();
         let instances = joined.into_iter().filter_map(|holder| self.siblings.get(&holder));
         let paths: Vec<_> = instances.filter_map(|instance| self.setup.berth.socket_path(instance).ok()).collect();
-        let (turns, metrics) = (self.turns.clone(), self.setup.metrics.clone());
+        self.passing.takers.send_if_modified(|now| std::mem::replace(now, paths.clone()) != paths);
+    }
+
+    /// Gives a client's connection to the first joined sibling that takes it.
+    pub(super) fn pass(&self, pass: Pass) {
+        let (passing, metrics) = (self.passing.clone(), self.setup.metrics.clone());
         tokio::spawn(async move {
             let Pass { client, said, taken } = pass;
-            let passed = turns.pass(&paths, client.as_fd(), &said).await;
+            let passed = passing.pass(client.as_fd(), &said).await;
             let result = if passed { "ok" } else { "failed" };
             metrics.handover.get_or_create(&HandoverLabels { phase: "pass", result }).inc();
             let _ = taken.send(passed);
@@ -178,25 +184,43 @@ impl Keeper {
 
 /// Lets [`PASSES`] clients be passed on at once. All that an instance had come at the moment when it ends.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(super) struct Passing {
+    /// The sockets of the siblings that are joined, by leases that hold.
+    takers: watch::Sender<Vec<PathBuf>>,
     free: Semaphore,
     /// How often a sibling said something to a pass: who waits sees that it goes on.
     answers: AtomicU64,
+    /// How long a sibling may say nothing.
+    patience: Duration,
 }
 
-impl Default for Turns {
-    fn default() -> Self {
-        Self { free: Semaphore::new(PASSES), answers: AtomicU64::new(0) }
+impl Passing {
+    /// A sibling with a lease that holds is busy or stands still for a moment: who is relayed to its instance instead is
+    /// cut when this shim ends. So it is waited for as long as its lease holds, and as long as a client may be held.
+    pub(super) fn new(lease: Duration, hold: Duration) -> Self {
+        Self {
+            takers: watch::Sender::default(),
+            free: Semaphore::new(PASSES),
+            answers: AtomicU64::new(0),
+            patience: lease.min(hold),
+        }
     }
-}
 
-impl Turns {
     /// Offers a client to siblings in turn. True: one has it.
-    async fn pass(&self, siblings: &[PathBuf], client: BorrowedFd<'_>, said: &[u8]) -> bool {
+    async fn pass(&self, client: BorrowedFd<'_>, said: &[u8]) -> bool {
         let Some(_turn) = self.next().await else { return false };
         let Ok(claim) = Claim::new() else { return false };
+        let siblings = self.takers.borrow().clone();
         for path in siblings {
-            match control::ask_with(path, Ask::Pass, said, &[client, claim.0.as_fd()]).await {
+            let with = [client, claim.0.as_fd()];
+            let reply = tokio::select! {
+                reply = control::exchange(&path, Ask::Pass, said, &with, self.patience) => reply,
+                () = self.until(|takers| !takers.contains(&path)) => {
+                    tracing::debug!(path = %path.display(), "not passed: the sibling is not joined any more");
+                    continue;
+                }
+            };
+            match reply {
                 Ok((reply, _)) => {
                     self.answers.fetch_add(1, Relaxed);
                     if reply == Reply::Done {
@@ -211,17 +235,25 @@ impl Turns {
         !claim.take()
     }
 
-    /// Waits for a turn; none when siblings say nothing any more.
+    /// Waits for a turn; none when there is no sibling, or none says anything any more.
     async fn next(&self) -> Option<SemaphorePermit<'_>> {
         let mut turn = pin!(self.free.acquire());
         loop {
             let before = self.answers.load(Relaxed);
-            match timeout(control::PATIENCE, &mut turn).await {
-                Ok(turn) => return turn.ok(),
-                Err(_) if self.answers.load(Relaxed) == before => return None,
-                Err(_) => {}
+            tokio::select! {
+                biased;
+                () = self.until(<[PathBuf]>::is_empty) => return None,
+                turn = &mut turn => return turn.ok(),
+                () = sleep(self.patience) => if self.answers.load(Relaxed) == before {
+                    return None;
+                },
             }
         }
+    }
+
+    /// Waits until the siblings that take clients are as wanted.
+    async fn until(&self, wanted: impl Fn(&[PathBuf]) -> bool) {
+        let _ = self.takers.subscribe().wait_for(|takers| wanted(takers)).await;
     }
 }
 

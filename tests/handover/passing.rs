@@ -3,6 +3,7 @@
 use super::node::{Echo, Node, alone};
 use super::support::eventually;
 use super::support::net::{Backend, connect, hello, ping, read};
+use berth::control;
 use nix::sys::signal::Signal;
 use socket2::SockRef;
 use std::io::Write;
@@ -89,7 +90,8 @@ fn many_at_once_outlive_the_shim() {
 fn who_waited_in_vain_serves_the_client_alone() {
     let _alone = alone();
     let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
-    let a = node.joined("a", first.address, &["--lease", "20s"]);
+    // A sibling is waited for as long as a client may be held.
+    let a = node.joined("a", first.address, &["--lease", "20s", "--hold", "1s"]);
     let b = node.joined("b", second.address, &["--lease", "20s"]);
     a.until_counted("guard", 1);
     b.until_counted("guard", 1);
@@ -121,4 +123,79 @@ fn who_waited_in_vain_serves_the_client_alone() {
     assert_eq!(read(client, 64), hello(64));
     ping(client, b"once");
     assert_eq!(b.counted("take", "ok"), 0);
+}
+
+/// A sibling that stands still for less than its lease is waited for, by those that it has to take and by those
+/// behind them: who is relayed to its instance instead ends with the shim that leaves.
+#[test]
+fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
+    const CLIENTS: u64 = 60;
+    let _alone = alone();
+    let (node, second) = (Node::new(), Echo::new());
+    // It takes connections and never answers.
+    let first = Backend::new();
+    let options = ["--lease", "60s", "--hold", "60s"];
+    let mut a = node.joined(
+        "a",
+        first.address(),
+        &[&options[..], &["--probe-interval", "1h", "--drain-timeout", "1s"]].concat(),
+    );
+    let b = node.joined("b", second.address, &options);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let mut clients = Vec::new();
+    while a.status().connections_total < CLIENTS {
+        assert!(clients.len() < 10_000, "A accepts too little:\n{}", a.running.log());
+        clients.extend((0..10).map(|_| {
+            let mut client = connect(node.listen);
+            client.write_all(&hello(64)).unwrap();
+            client
+        }));
+    }
+    b.freeze();
+    drop(first);
+    // Longer than a command waits for a shim, many times over on a machine with nothing else to do.
+    let until = std::time::Instant::now() + 3 * control::PATIENCE;
+    while std::time::Instant::now() < until {
+        assert_eq!(a.counted("pass", "failed"), 0, "not waited for:\n{}", a.running.log());
+    }
+    b.running.signal(Signal::SIGCONT);
+    for client in &mut clients {
+        assert_eq!(read(client, 64), hello(64));
+    }
+    let failed = eventually("all passes to be counted", || {
+        let (passed, failed) = (a.counted("pass", "ok"), a.counted("pass", "failed"));
+        (passed + failed >= CLIENTS).then_some(failed)
+    });
+    assert_eq!(failed, 0, "not passed:\n{}", a.running.log());
+    a.running.signal(Signal::SIGTERM);
+    assert!(a.running.ended().success(), "{}", a.running.log());
+    for client in &mut clients {
+        ping(client, b"still there");
+    }
+}
+
+/// One that stands still for longer is not: its clients are served by its instance as soon as its lease has run out.
+#[test]
+fn a_sibling_whose_lease_ran_out_is_waited_for_no_more() {
+    let _alone = alone();
+    let (node, second) = (Node::new(), Echo::new());
+    let first = Backend::new();
+    // Held for so long, nobody would be served in the time of this test.
+    let options = ["--hold", "1h"];
+    let a = node.joined("a", first.address(), &[&options[..], &["--probe-interval", "1h", "--lease", "2s"]].concat());
+    let b = node.joined("b", second.address, &[&options[..], &["--lease", "2s"]].concat());
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let mut clients = Vec::new();
+    while a.status().connections_total < 40 {
+        assert!(clients.len() < 10_000, "A accepts too little:\n{}", a.running.log());
+        let mut client = connect(node.listen);
+        client.write_all(&hello(64)).unwrap();
+        clients.push(client);
+    }
+    let accepted = a.status().connections_total;
+    b.freeze();
+    drop(first);
+    eventually("A to wait no more", || (a.counted("pass", "failed") >= accepted).then_some(()));
 }
