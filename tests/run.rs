@@ -263,12 +263,36 @@ fn the_child_dies_with_berth() {
 fn the_child_dies_with_its_parent() {
     let node = Node::new();
     let (mut run, pid) = node.joined(&[]);
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let parent = stat.rsplit(')').next().unwrap().split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
-    assert_ne!(parent, run.pid().as_raw());
-    kill(Pid::from_raw(parent), Signal::SIGKILL).unwrap();
+    kill(between(&run, pid), Signal::SIGKILL).unwrap();
     gone(pid);
     assert_eq!(run.ended().code(), Some(128 + Signal::SIGKILL as i32), "{}", run.log());
+}
+
+/// The process between berth and its apiserver.
+fn between(run: &Running, apiserver: u32) -> Pid {
+    let stat = std::fs::read_to_string(format!("/proc/{apiserver}/stat")).unwrap();
+    let parent = stat.rsplit(')').next().unwrap().split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
+    assert_ne!(parent, run.pid().as_raw());
+    Pid::from_raw(parent)
+}
+
+/// Whoever signals berth's child means the apiserver, which can end as it is used to.
+#[test]
+fn what_asks_its_child_to_end_reaches_the_apiserver_once() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let node = Node::new();
+        let (mut run, pid) = node.joined(&[]);
+        let mut client = connect(node.listen);
+        ping(&mut client, &hello(100));
+        let child = between(&run, pid);
+        kill(child, signal).unwrap();
+        run.says(&format!("told to end by {signal}"));
+        kill(child, signal).unwrap();
+        ping(&mut client, b"still served");
+        drop(client);
+        assert_eq!(run.ended().code(), Some(3), "{}", run.log());
+        assert!(!run.out().contains("told again"), "{}", run.out());
+    }
 }
 
 /// kube-apiserver takes a second SIGTERM for "at once". The kernel tells a child of each thread that had it, one after

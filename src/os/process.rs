@@ -94,15 +94,17 @@ fn die_with(parent: Pid, signal: Signal) -> io::Result<()> {
 pub const KILL_CHILD: Signal = Signal::SIGQUIT;
 
 /// Goes on as a child of what was this process, which stays between it and the parent until it ends, and then ends
-/// as it did. It passes on one SIGTERM, however often it is told, and one [`KILL_CHILD`] as SIGKILL. It has one
-/// thread, so its own death reaches the child once: as SIGKILL, also through execve.
+/// as it did. What asks a process to end (SIGTERM, SIGINT, SIGHUP) it passes on, each once, however often it comes, and
+/// one [`KILL_CHILD`] as SIGKILL. It has one thread, so its own death reaches the child once: as SIGKILL, also through
+/// execve.
 ///
 /// To be called by a process of one thread.
 ///
 /// # Errors
 /// What the system calls say, or `ESRCH` in a child whose parent died at once.
 pub fn go_on_as_child() -> io::Result<()> {
-    let heard: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, KILL_CHILD].into_iter().collect();
+    let heard: SigSet =
+        [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, KILL_CHILD].into_iter().collect();
     // Blocked before there is a child, so that none is missed.
     let mask = heard.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let parent = getpid();

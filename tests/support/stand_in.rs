@@ -1,5 +1,5 @@
-//! An apiserver's stand-in that a test binary can be itself: it gives back what it gets; after SIGTERM it listens no
-//! more, and ends when its last connection has ended.
+//! An apiserver's stand-in that a test binary can be itself: it gives back what it gets; after SIGTERM, SIGINT or SIGHUP
+//! it listens no more, and ends when its last connection has ended.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -20,14 +20,17 @@ pub(crate) fn become_one(status: i32) {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let mut term = signal(SignalKind::terminate()).unwrap();
+        let [mut term, mut int, mut hup] =
+            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(|kind| signal(kind).unwrap());
         let listener = TcpListener::bind(format!("{}:{}", value("--bind-address"), value("--secure-port")));
         let listener = listener.await.unwrap();
         println!("listening, pid {}", std::process::id());
         let mut connections = tokio::task::JoinSet::new();
-        loop {
+        let by = loop {
             tokio::select! {
-                _ = term.recv() => break,
+                _ = term.recv() => break "SIGTERM",
+                _ = int.recv() => break "SIGINT",
+                _ = hup.recv() => break "SIGHUP",
                 Ok((mut stream, _)) = listener.accept() => {
                     connections.spawn(async move {
                         let mut buffer = [0; 1024];
@@ -37,12 +40,14 @@ pub(crate) fn become_one(status: i32) {
                     });
                 }
             }
-        }
-        println!("told to end");
+        };
+        println!("told to end by {by}");
         drop(listener);
         loop {
             tokio::select! {
                 _ = term.recv() => println!("told again"),
+                _ = int.recv() => println!("told again"),
+                _ = hup.recv() => println!("told again"),
                 ended = connections.join_next() => if ended.is_none() { break },
             }
         }
