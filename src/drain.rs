@@ -26,11 +26,19 @@ pub enum Stop {
 
 /// Longest that the stop of an instance waits for those that it owes a first byte: kube-apiserver closes its listener
 /// as soon as it is told to, if `--shutdown-delay-duration` is 0.
-pub const ANSWERING: Duration = Duration::from_secs(5);
+const ANSWERING: Duration = Duration::from_secs(5);
 
 /// How long a client that was accepted last may take to say something: its ClientHello comes a round trip later, and
 /// it has a connection to the instance already.
-pub const SPEAKING: Duration = Duration::from_millis(500);
+const SPEAKING: Duration = Duration::from_millis(500);
+
+/// Whether an instance can be stopped whose shim left so long ago and has so many connections, of which `pending` wait
+/// for a first byte. Returns how many of these must do without.
+#[must_use]
+pub fn unanswered(left: Duration, pending: u64, open: u64) -> Option<u64> {
+    let waited = if pending > 0 { left >= ANSWERING } else { left >= SPEAKING || open == 0 };
+    waited.then_some(pending)
+}
 
 /// Time between two looks at how many are pending.
 const LOOK: Duration = Duration::from_millis(10);
@@ -60,13 +68,13 @@ impl Answered {
         let Ok(_) = self.phase.wait_for(|(phase, _)| *phase == Phase::Left).await else { return };
         let left = *self.left.get_or_insert_with(Instant::now);
         loop {
-            match self.metrics.pending() {
-                0 if left.elapsed() >= SPEAKING || self.metrics.open() == 0 => return,
-                connections if left.elapsed() >= ANSWERING => {
+            match unanswered(left.elapsed(), self.metrics.pending(), self.metrics.open()) {
+                None => tokio::time::sleep(LOOK).await,
+                Some(0) => return,
+                Some(connections) => {
                     tracing::warn!(connections, "clients have no answer yet; the apiserver is stopped all the same");
                     return;
                 }
-                _ => tokio::time::sleep(LOOK).await,
             }
         }
     }
@@ -111,6 +119,26 @@ pub async fn drain(
             Ok(()) = table.changed() => {}
             Ok(()) = stop.changed() => {}
             () = sleep_until(deadline.map_or(tell, |deadline| deadline.min(tell))) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_is_stopped_when_it_owes_nothing_or_for_too_long() {
+        let moment = Duration::from_millis(1);
+        for (left, pending, open, can) in [
+            (Duration::ZERO, 0, 0, Some(0)),
+            (SPEAKING - moment, 0, 1, None),
+            (SPEAKING, 0, 1, Some(0)),
+            (SPEAKING, 1, 1, None),
+            (ANSWERING - moment, 2, 3, None),
+            (ANSWERING, 2, 3, Some(2)),
+        ] {
+            assert_eq!(unanswered(left, pending, open), can, "{left:?} {pending} {open}");
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::cli::{AskArgs, DrainArgs, LiveArgs, ReadyArgs, RunDirArgs, TimeoutArg
 use crate::config::{Checks, Mistakes, check_probe};
 use crate::control;
 use crate::control::wire::{Ask, Reply, Status};
-use crate::drain::{ANSWERING, SPEAKING};
+use crate::drain::unanswered;
 use crate::instance::InstanceId;
 use crate::node::{Known, Node};
 use crate::phase::Phase;
@@ -22,6 +22,9 @@ const LEAVING: Duration = Duration::from_secs(30);
 
 /// Time between two looks at a shim that leaves.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// How long the socket of a shim that has ended is missing. A live one looks each second whether it must put it back.
+const GONE: Duration = Duration::from_secs(2);
 
 pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
@@ -149,33 +152,48 @@ fn other_shims(run_dir: &RunDirArgs, known: &Known) -> Result<Vec<Known>, String
     Ok(node.instances.into_iter().filter(|other| other.socket && is_other(other)).collect())
 }
 
-/// Waits until a shim has left the group and its clients have their first bytes, for [`ANSWERING`] at most, or its
-/// connections ended if that is asked for.
+/// Waits until a shim has left the group and its instance can be stopped ([`unanswered`]), or its connections ended if
+/// that is asked for.
 async fn until_left(known: &Known, streams: Option<Duration>) -> Result<(), String> {
     let began = Instant::now();
     let mut left = None;
+    let mut silent = None;
+    let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
     loop {
-        let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
         let status = match control::ask_within(&path, Ask::Status, LEAVING).await {
             Ok(Reply::Status(status)) => status,
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                return Err(format!("the shim of instance {} does not answer", known.id));
-            }
-            // It ended: then it has left, and its connections with it.
-            _ => return Ok(()),
+            Ok(reply) => return Err(format!("the shim of instance {} does not say how it is: {reply:?}", known.id)),
+            Err(error) => match error.kind() {
+                // It ended: then it has left, and its connections with it.
+                io::ErrorKind::ConnectionRefused => return Ok(()),
+                io::ErrorKind::TimedOut => return Err(format!("the shim of instance {} does not answer", known.id)),
+                // It ended, or puts its socket back.
+                io::ErrorKind::NotFound
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::BrokenPipe
+                | io::ErrorKind::UnexpectedEof
+                    if silent.get_or_insert_with(Instant::now).elapsed() <= GONE =>
+                {
+                    tokio::time::sleep(LOOK).await;
+                    continue;
+                }
+                io::ErrorKind::NotFound => return Ok(()),
+                _ => return Err(format!("the shim of instance {} cannot be asked: {error}", known.id)),
+            },
         };
+        silent = None;
         if status.state == Phase::Left {
             let left = left.get_or_insert_with(Instant::now).elapsed();
             match streams {
                 // Whoever called it stops the apiserver next.
-                None if status.connections_pending == 0 && (left >= SPEAKING || status.connections_open == 0) => {
-                    return Ok(());
-                }
-                None if left >= ANSWERING => {
-                    println!("{} connections are not answered yet", status.connections_pending);
-                    return Ok(());
-                }
-                None => {}
+                None => match unanswered(left, status.connections_pending, status.connections_open) {
+                    None => {}
+                    Some(0) => return Ok(()),
+                    Some(connections) => {
+                        println!("{connections} connections are not answered yet");
+                        return Ok(());
+                    }
+                },
                 Some(_) if status.connections_open == 0 => return Ok(()),
                 Some(wait) if began.elapsed() >= wait => {
                     return Err(format!("{} connections are left", status.connections_open));
@@ -245,5 +263,71 @@ async fn address(known: &Known) -> Result<SocketAddr, String> {
             let own = status(known, control::PATIENCE).await?.instances.into_iter().find(|instance| instance.own);
             own.map(|own| own.address).ok_or_else(|| format!("instance {} is not running", known.id))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::{Asked, Server};
+    use crate::os::seqpacket;
+    use crate::registry::RunDir;
+    use std::path::PathBuf;
+    use std::pin::{Pin, pin};
+    use std::task::Poll;
+
+    fn known(folder: &tempfile::TempDir) -> (Known, PathBuf) {
+        let run_dir = RunDir::open(&folder.path().join("run")).unwrap();
+        let berth = run_dir.berth("10.0.0.5:6443".parse().unwrap()).unwrap();
+        let id = InstanceId::parse("a").unwrap();
+        let path = berth.socket_path(&id).unwrap();
+        (Known { berth, id, record: None, socket: true }, path)
+    }
+
+    async fn polled<F: Future>(waiting: &mut Pin<&mut F>) -> Poll<F::Output> {
+        std::future::poll_fn(|cx| Poll::Ready(waiting.as_mut().poll(cx))).await
+    }
+
+    /// Its socket was removed, and is back within a second.
+    #[tokio::test]
+    async fn a_shim_whose_socket_is_missing_has_not_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let (known, path) = known(&folder);
+        let mut waiting = pin!(until_left(&known, None));
+        let first = polled(&mut waiting).await;
+        assert!(first.is_pending(), "{first:?}");
+        let server = Server::bind(&path).unwrap();
+        let serving = server.serve(
+            |_| {},
+            async |asked: Asked| {
+                drop(asked.reply(&Reply::Refused("no".into())).await);
+            },
+        );
+        // And one that refuses to say how it is has not ended either.
+        tokio::select! {
+            waited = waiting => assert!(waited.as_ref().is_err_and(|why| why.contains("no")), "{waited:?}"),
+            () = serving => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn a_shim_that_cannot_be_asked_has_not_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let (known, path) = known(&folder);
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        let waited = until_left(&known, None).await;
+        assert!(waited.as_ref().is_err_and(|why| why.contains("cannot be asked")), "{waited:?}");
+    }
+
+    #[tokio::test]
+    async fn a_shim_whose_socket_nobody_makes_again_has_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let (known, path) = known(&folder);
+        let began = Instant::now();
+        until_left(&known, None).await.unwrap();
+        assert!(began.elapsed() > GONE);
+        drop(seqpacket::listener(&path).unwrap());
+        let killed = polled(&mut pin!(until_left(&known, None))).await;
+        assert!(matches!(killed, Poll::Ready(Ok(()))), "{killed:?}");
     }
 }
