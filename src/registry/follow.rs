@@ -2,13 +2,14 @@
 //! with the leases of siblings whose instance has no record (`--backend`).
 //!
 //! The directory says who came. Whether a recorded instance lives on, its lock says, by a descriptor that is kept:
-//! nobody is gone because a name is gone, or cannot be read for a moment.
+//! nobody is gone because a name is gone, or cannot be read for a moment. A lease that cannot be read holds until it
+//! would have expired.
 
 use super::BerthDir;
-use super::instance::{HeldRecord, Problem, Record};
+use super::instance::{self, HeldRecord, Problem, Record};
+use super::lease::{self, Lease};
 use super::repair::Repair;
 use super::watch::Watch;
-use super::{instance, lease};
 use crate::backend::prober::Probers;
 use crate::instance::InstanceId;
 use crate::metrics::Metrics;
@@ -57,19 +58,27 @@ struct Look {
     live: BTreeMap<InstanceId, Seen>,
     /// The records of those that are recorded.
     held: BTreeMap<InstanceId, HeldRecord>,
+    /// The live leases of siblings.
+    leases: Vec<Lease>,
     /// Instances with a live shim, the own one left out.
     shimmed: BTreeSet<InstanceId>,
     problems: BTreeSet<Problem>,
 }
 
-fn look(berth: &BerthDir, own: &Own) -> io::Result<Look> {
-    let mut look = Look::default();
-    let (boot, now) = (clock::boot_id()?, clock::boottime()?);
-    for lease in lease::list(berth)?.leases {
-        if lease.instance != own.id && lease.is_live(&boot, now) {
-            look.live.extend(lease.backend.map(|address| (lease.instance.clone(), Seen::Leased(address))));
-            look.shimmed.insert(lease.instance);
+/// Looks. A lease that is there and cannot be read for a moment holds as it was read at an earlier look, in `known`.
+fn look(berth: &BerthDir, own: &Own, known: &[Lease]) -> io::Result<Look> {
+    let mut look = Look { leases: lease::list(berth)?.leases, ..Look::default() };
+    for lease in known {
+        let read = look.leases.iter().any(|read| read.instance == lease.instance);
+        if !read && !lease::is_missing(berth, &lease.instance) {
+            look.leases.push(lease.clone());
         }
+    }
+    let (boot, now) = (clock::boot_id()?, clock::boottime()?);
+    look.leases.retain(|lease| lease.instance != own.id && lease.is_live(&boot, now));
+    for lease in &look.leases {
+        look.live.extend(lease.backend.map(|address| (lease.instance.clone(), Seen::Leased(address))));
+        look.shimmed.insert(lease.instance.clone());
     }
     let (records, problems) = instance::list_live(berth)?;
     look.problems.extend(problems);
@@ -106,6 +115,7 @@ pub async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metrics: Ar
     let mut repair = Repair::new(berth.clone(), metrics);
     let mut known: BTreeMap<InstanceId, Seen> = BTreeMap::new();
     let mut held: BTreeMap<InstanceId, HeldRecord> = BTreeMap::new();
+    let mut known_leases: Vec<Lease> = Vec::new();
     let mut told: BTreeSet<Problem> = BTreeSet::new();
     let mut broken = false;
     loop {
@@ -120,11 +130,11 @@ pub async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metrics: Ar
         // Before anybody looks: a lock of our own in its stead is no sign of life.
         ended.iter().for_each(|id| repair.ended(id));
         repair.folders();
-        match look(&berth, &own) {
+        match look(&berth, &own, &known_leases) {
             Ok(mut looked) => {
                 broken = false;
                 looked.add(alive);
-                let Look { live, held: found, shimmed, problems } = looked;
+                let Look { live, held: found, leases, shimmed, problems } = looked;
                 for problem in problems.difference(&told) {
                     tracing::warn!("{problem}");
                 }
@@ -140,7 +150,7 @@ pub async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metrics: Ar
                 for (_, record) in found.iter().filter(|(id, _)| **id == own.id || own.any && !shimmed.contains(id)) {
                     repair.record(record);
                 }
-                (known, held) = (live, found);
+                (known, held, known_leases) = (live, found, leases);
             }
             Err(error) => {
                 if !std::mem::replace(&mut broken, true) {
@@ -160,5 +170,83 @@ pub async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metrics: Ar
             () = watch.changed() => {}
             () = sleep(PAUSE), if repair.is_busy() => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::probe::{Probe, ProbeConfig, ProbeKind};
+    use crate::backend::{Book, Table};
+    use crate::phase::Phase;
+    use crate::registry::RunDir;
+    use tokio::sync::watch;
+    use tokio::time::timeout;
+
+    fn lease(id: &str, address: &str, seconds: u32) -> Lease {
+        let mut lease = Lease {
+            instance: id.parse().unwrap(),
+            backend: Some(address.parse().unwrap()),
+            lease_duration_seconds: seconds,
+            boot_id: clock::boot_id().unwrap(),
+            ..lease::tests::golden()
+        };
+        lease.renew(clock::boottime().unwrap(), SystemTime::now());
+        lease
+    }
+
+    /// Puts it into its place as a later version of berth would, which this one does not read.
+    fn of_another_format(berth: &BerthDir, id: &str) {
+        let new = berth.leases().join(format!(".{id}.lease.new"));
+        std::fs::write(&new, r#"{"version": 2}"#).unwrap();
+        std::fs::rename(new, berth.leases().join(format!("{id}.json"))).unwrap();
+    }
+
+    fn find(table: &Table, id: &str) -> Option<(SocketAddr, u64)> {
+        let found = table.instances.iter().find(|instance| instance.id.as_str() == id)?;
+        Some((found.address, found.started))
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_cannot_be_read_holds_until_it_expires() {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let temp = tempfile::tempdir().unwrap();
+        let berth = RunDir::open(&temp.path().join("run")).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
+        let book = Book::new(1, 1);
+        let mut table = book.subscribe();
+        let (_phase, phase) = watch::channel((Phase::Joined, SystemTime::now()));
+        let own: InstanceId = "a".parse().unwrap();
+        let metrics = Arc::new(Metrics::new(&own, 1, 8, book.subscribe(), phase));
+        let probe = Probe::new(ProbeConfig {
+            kind: ProbeKind::Tcp,
+            path: String::new(),
+            ca: None,
+            client: None,
+            token: None,
+            server_name: "localhost".try_into().unwrap(),
+            timeout: Duration::from_secs(1),
+        });
+        let probers = Probers::new(book, probe, ProbeKind::Tcp, Duration::from_secs(1), metrics.clone());
+        lease::write(&berth, &lease("b", "127.1.2.3:1", 600)).unwrap();
+        tokio::spawn(follow(berth.clone(), Own { id: own, given: true, any: false }, probers, metrics));
+        let mut until = async |is: &dyn Fn(&Table) -> bool| {
+            timeout(PATIENCE, table.wait_for(|table| is(table))).await.unwrap().unwrap().clone()
+        };
+
+        let before = until(&|table| find(table, "b").is_some()).await;
+        of_another_format(&berth, "b");
+        lease::write(&berth, &lease("c", "127.1.2.4:1", 600)).unwrap();
+        let after = until(&|table| find(table, "c").is_some()).await;
+        assert_eq!(find(&after, "b"), find(&before, "b"), "nothing is known against it");
+
+        // A second later it has expired, whether it was seen meanwhile or not.
+        lease::write(&berth, &lease("b", "127.1.2.5:1", 1)).unwrap();
+        until(&|table| find(table, "b") != find(&before, "b")).await;
+        of_another_format(&berth, "b");
+        until(&|table| find(table, "b").is_none()).await;
+
+        // And one that is removed is of a shim that ended.
+        lease::remove(&berth, &lease("c", "127.1.2.4:1", 600)).unwrap();
+        until(&|table| find(table, "c").is_none()).await;
     }
 }
