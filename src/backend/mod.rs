@@ -153,10 +153,15 @@ impl Book {
     /// Takes in what was seen of an instance in an epoch, and how a person would say it. Returns
     /// the standing before and after, or `None` for an instance or epoch that is over.
     pub fn saw(&mut self, id: &InstanceId, epoch: u64, seen: Seen, words: &str) -> Option<(Standing, Standing)> {
-        let mut table = (*self.table()).clone();
+        let table = self.table();
         let at = table.instances.iter().position(|i| i.id == *id && i.epoch == epoch)?;
         let before = table.instances[at].standing;
         let after = self.health[at].saw(seen);
+        if before == after && *table.instances[at].last_probe == *words {
+            // Who waits for a change is not woken by each probe.
+            return Some((before, after));
+        }
+        let mut table = (*table).clone();
         let instance = &mut table.instances[at];
         if *instance.last_probe != *words {
             instance.last_probe = words.into();
@@ -285,5 +290,24 @@ mod tests {
         assert!(book.enter(&own, "127.1.0.1:6443".parse().unwrap(), true, false).is_none());
         assert!(book.enter(&own, "127.1.0.1:6443".parse().unwrap(), true, true).is_some());
         assert_eq!(picked(&book), None);
+    }
+
+    /// Every opening and held connection waits for the table, and who refuses is asked ten times a second.
+    #[test]
+    fn an_answer_that_changes_nothing_wakes_nobody() {
+        let (mut book, own, _) = book();
+        let mut table = book.subscribe();
+        for (seen, words, changes) in [
+            (Seen::Refused, "nobody listens", true),
+            (Seen::Refused, "nobody listens", false),
+            (Seen::Refused, "still nobody", true),
+            (Seen::Pass, "still nobody", true),
+            (Seen::Pass, "still nobody", false),
+        ] {
+            table.mark_unchanged();
+            let (epoch, _) = book.epoch(&own).unwrap();
+            book.saw(&own, epoch, seen, words).unwrap();
+            assert_eq!(table.has_changed().unwrap(), changes, "{seen:?} {words}");
+        }
     }
 }
