@@ -273,7 +273,7 @@ impl Driver<'_> {
         self.store.remove()?;
         let version = details.canonical.version.as_deref().unwrap_or("kube-apiserver");
         let file = self.state.canonical.display();
-        match outcome {
+        let ended = match outcome {
             Outcome::Done => {
                 self.say.line(&format!("done: {version} serves, from {file}; nothing else is left"));
                 let before = before.display();
@@ -282,14 +282,29 @@ impl Driver<'_> {
                 } else if !self.state.same() {
                     self.say.more(&format!("back again: berth upgrade --manifest {before}"));
                 }
-                Ok(Ended::Done)
+                Ended::Done
             }
             Outcome::RolledBack => {
                 let why = self.state.position.why.clone().unwrap_or_else(|| INTERRUPTED.into());
                 self.say.line(&format!("rolled back: the old manifest serves, from {file}; nothing else is left"));
                 self.say.more(&format!("why: {why}"));
-                Ok(Ended::RolledBack(why))
+                Ended::RolledBack(why)
             }
+        };
+        self.tell_unreached();
+        Ok(ended)
+    }
+
+    /// Who came by an address that nobody listens on now is refused from here on, and hears of it only that way.
+    fn tell_unreached(&self) {
+        for address in &self.unreached {
+            self.say.line(&format!(
+                "warning: clients came by {address} before, and it does not accept them any more: they are refused"
+            ));
+            self.say.more(&format!(
+                "`berth inject --listen …` with {address} behind the addresses that are there, and `berth upgrade` with that; or \
+                 let them use another one"
+            ));
         }
     }
 

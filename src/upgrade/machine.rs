@@ -439,10 +439,8 @@ impl Look<'_> {
     fn verify(&self) -> Action {
         let alone = self.seen.temporary_file == Content::Absent && !self.seen.temporary.alive;
         match (self.holds(self.target) && alone && self.seen.canonical.in_group, self.target) {
-            (true, _) if !self.seen.reached && self.elapsed() >= LEAVING => {
-                Action::Halt("an address by which clients came before does not accept them any more".into())
-            }
-            (true, _) if !self.seen.reached => Action::Wait,
+            // Who went on with it later could only wait for the same address again, and no other upgrade could begin.
+            (true, _) if !self.seen.reached && self.elapsed() < LEAVING => Action::Wait,
             (true, Version::New) => Action::Finish(Outcome::Done),
             (true, Version::Old) => Action::Finish(Outcome::RolledBack),
             (false, _) if self.elapsed() >= self.limits.ready => {
