@@ -125,7 +125,12 @@ impl Keeper {
         let now = self.now();
         let lease::Listing { leases, problems } = match lease::list(&self.setup.berth) {
             Ok(listing) => listing,
-            Err(error) => return tracing::warn!(%error, "cannot list the leases"),
+            Err(error) => {
+                if self.told_problems.insert(format!("leases: {error}")) {
+                    tracing::warn!(%error, "cannot list the leases");
+                }
+                return;
+            }
         };
         for problem in problems {
             if self.told_problems.insert(problem.to_string()) {
