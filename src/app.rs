@@ -41,7 +41,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Most clients that are held at once (design: 1,024).
+/// Most clients that are held at once: each has up to 16 KiB of what it said in memory.
 const HELD: usize = 1024;
 
 /// Time between two tries for a port, within `--bind-wait`.
@@ -136,7 +136,9 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let limit = config.max_connections.unwrap_or(most).min(most);
     let instance = match &config.place.instance {
         Some(instance) => instance.clone(),
-        None => InstanceId::random().map_err(|error| BuildError::Probe(error.to_string()))?,
+        None => {
+            InstanceId::random().map_err(|error| system("choose a name for the instance")(io::Error::other(error)))?
+        }
     };
     let probe = Probe::new(config.probe.clone());
     probe.check().map_err(BuildError::Probe)?;

@@ -1,6 +1,6 @@
 //! After leaving: wait for the first bytes that the own instance owes before it is stopped ([`Answered`]), then until
 //! the last connection ended ([`drain`]), up to a deadline that begins when the own instance stopped listening,
-//! because the shim outlives its apiserver (invariant 8).
+//! because the shim outlives its apiserver.
 
 use crate::backend::Table;
 use crate::backend::health::Standing;

@@ -10,7 +10,7 @@
 //!
 //! 1. The kernel puts it into the accept queue of one shim's listener ([`os::socket`]).
 //! 2. [`accept`] takes it out and deals it to the relaying thread that has the fewest ([`workers`]). It
-//!    stays there: its sockets and counters never change threads.
+//!    stays there: its sockets never change threads, and mostly that thread alone writes its counters.
 //! 3. [`relay`] asks [`backend::Table::pick`] which instance gets it: the own one if it is ready, else a
 //!    ready sibling's, else one that was ready and never refused since. If there is none, the client
 //!    is held.
@@ -59,7 +59,7 @@
 //! | [`log`] | where lines of a shim's log wait for a standard error that takes none |
 //! | [`metrics`] | every metric family and the counters behind them |
 //! | [`admin`] | /metrics, /livez, /readyz and /status by HTTP |
-//! | [`os`] | all raw system calls and all `unsafe`; who holds a port |
+//! | [`os`] | all `unsafe`, and the system calls that need more than a line; who holds a port |
 //! | `rehearse` | an upgrade of stand-ins or real apiservers under load and faults, and a verdict (feature `rehearse`) |
 //! | `report` | what a rehearsal saw as data, and the page that shows it (feature `rehearse`) |
 //!
@@ -75,7 +75,7 @@
 //! | A shim does not cut an established connection for its age, idleness or a slow reader | [`relay::copy`] (no timers on bytes), [`os::socket`] (`TCP_USER_TIMEOUT` off), [`drain`](mod@drain) (the deadline) |
 //! | Each end sees what the other did: FIN becomes FIN, RST becomes RST | [`relay::copy`] |
 //! | When no instance passes its probe, one that did before and never refused since still gets connections; one that never passed does not | [`backend::health`], [`backend::Table::pick`] |
-//! | Who is there is known from what lives, not from a configured number | [`registry::instance`]: an instance lives while its record is locked; [`registry::lease`]: a shim lives while its lease is renewed, which it is only if every one of its threads gave a sign of life |
+//! | Who is there is known from what lives, not from a configured number | [`registry::instance`]: an instance lives while its record is locked or, if a shim that is gone had written that again, while its address is listened on; [`registry::lease`]: a shim lives while its lease is renewed, which it is only if every one of its threads gave a sign of life |
 //! | The shim outlives its apiserver: after it left, its deadline begins when the instance stopped listening; what it accepted and its instance cannot serve goes to a sibling as a socket | [`drain`](mod@drain), [`handover`] (`pass`) |
 //! | Two versions that meet understand each other: messages and files carry a version, unknown fields are passed over | [`control::wire`], [`registry::instance`] |
 //!

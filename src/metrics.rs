@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 use tokio::sync::{Semaphore, watch};
 
-/// A number that one thread writes and others read now and then.
+/// A number that one thread writes most of the time, so that its cache line stays there, and any thread may.
 #[derive(Debug, Default)]
 pub struct Count(AtomicU64);
 

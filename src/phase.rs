@@ -1,4 +1,4 @@
-//! The states of a shim (design: "States of a shim"). What brings it from one to the next is decided in
+//! The states of a shim. What brings it from one to the next is decided in
 //! [`crate::handover::machine`].
 
 use serde::{Deserialize, Serialize};

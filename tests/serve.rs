@@ -185,7 +185,7 @@ fn sockets(pid: u32) -> Vec<u64> {
     targets.filter_map(|target| target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()).collect()
 }
 
-/// Invariant 1: a bound socket that does not listen gets nothing.
+/// A bound socket that does not listen gets nothing.
 #[test]
 fn bound_at_start_and_listening_when_ready() {
     let node = Node::new();

@@ -23,7 +23,7 @@ pub enum Standing {
     Ready,
     /// It was ready, then `fall` probes in a row failed, but nobody was refused: it is used when
     /// no instance is ready, because a probe that times out under load must not take the API off
-    /// the air (invariant 6).
+    /// the air.
     Failing,
 }
 

@@ -4,7 +4,7 @@
 //! descriptors and the accept loops. `leases` keeps the own lease and reads the siblings', `siblings` passes
 //! clients.
 //!
-//! Better than a graceful close of one's own listener: the listener never closes. Every shim holds a
+//! Better than a graceful close of one's own listener: it does not close while a sibling lives. Every shim holds a
 //! duplicate of every sibling's listener, so a queue survives its shim, whatever ended it.
 
 mod leases;

@@ -1,6 +1,6 @@
 //! Who holds a port, from /proc, so that a bind that fails explains itself.
 //!
-//! Only for messages: nothing is decided by what is found here.
+//! For messages, `berth doctor` and the count of strangers' listeners: what a shim does is not decided by it.
 
 use nix::unistd::Uid;
 use std::collections::HashMap;
@@ -195,7 +195,7 @@ pub(crate) fn describe(
     let port = wanted.port();
     if entry.local.ip().is_unspecified() != wanted.ip().is_unspecified() {
         let holder = entry.local;
-        // Where the in-cluster port moves to is the design's choice; a berth that is there already moves on.
+        // 7443 is where berth's documents move the in-cluster port; a berth that is there already moves on.
         let other = if port == 7443 { 8443 } else { 7443 };
         return format!(
             "{wanted} is held by {holder} of {owner}: a wildcard listener takes the port on every address, and so \

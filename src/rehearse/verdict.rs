@@ -1,7 +1,7 @@
 //! From the record to the verdict: what was lost, what the instances ended themselves, and whether
 //! the run was a test at all. Pure.
 //!
-//! **Lost** (the design's word) is a new connection that was refused, reset, or not answered within
+//! **Lost** is a new connection that was refused, reset, or not answered within
 //! 15 s, or a stream that ended before its instance ended it. Who ended a stream is decided by
 //! [`super::ends`].
 

@@ -32,7 +32,7 @@ use tokio_rustls::TlsConnector;
 const HOST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
 const BERTH: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(HOST), 6443);
 
-/// Who is not answered by then is lost (design: Lost).
+/// Who is not answered by then is lost.
 const ANSWERED: Duration = Duration::from_secs(15);
 
 /// Clients that loop.

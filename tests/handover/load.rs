@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Who is not answered by then is lost (design: Lost).
+/// Who is not answered by then is lost.
 const ANSWERED: Duration = Duration::from_secs(15);
 
 /// Groups of clients.

@@ -1,4 +1,4 @@
-//! The ends see what the other end did: FIN for FIN, RST for RST (invariant 5).
+//! The ends see what the other end did: FIN for FIN, RST for RST.
 
 use crate::support::MOMENT;
 use crate::support::net::{

@@ -1,4 +1,4 @@
-//! Nothing is lost before the backend's first byte (invariant 3), and fail open (invariant 6).
+//! Nothing is lost before the backend's first byte, and fail open.
 
 use crate::support::net::{
     Backend, connect_from, echo, expect_end, expect_no_service, expect_reset, expect_silence, free_address, fresh_ip,

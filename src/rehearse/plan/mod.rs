@@ -14,7 +14,7 @@ use std::time::Duration;
 
 pub use choice::{Topology, Via};
 
-/// After this long without an answer a connection is lost (the design's figure).
+/// After this long without an answer a connection is lost.
 pub const UNANSWERED: Duration = Duration::from_secs(15);
 
 /// New connections a second: below, a run this short says nothing; above, one process cannot keep the
