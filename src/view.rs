@@ -130,6 +130,7 @@ impl View {
             since: format_rfc3339_seconds(instance.since).to_string(),
             kube_version: instance.version.as_deref().map(ToOwned::to_owned),
             last_probe: instance.last_probe.to_string(),
+            probe_rejected: instance.probe_rejected,
         });
         Status {
             version: wire::VERSION,

@@ -80,6 +80,15 @@ impl Node {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
+    /// The kubelet says of the pod of the canonical file that it cannot get its image.
+    fn lacks_image(&self) {
+        let node = fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_lowercase();
+        let line = format!(
+            r#""Error syncing pod, skipping" err="failed to \"StartContainer\" for \"kube-apiserver\" with ErrImagePull: \"not found\"" pod="kube-system/kube-apiserver-{node}""#
+        );
+        self.program("journalctl", &format!("echo '{line}'"));
+    }
+
     fn switch(&self, inject: &[&str]) -> Command {
         let file = self.path("new.yaml");
         fs::write(&file, self.manifest()).unwrap();
@@ -159,10 +168,7 @@ fn an_image_that_is_not_on_the_node_ends_it_before_it_begins() {
 #[test]
 fn with_all_in_order_it_begins_and_what_the_kubelet_cannot_get_ends_it_at_once() {
     let node = Node::new();
-    node.program(
-        "journalctl",
-        r#"echo '"Error syncing pod, skipping" err="failed to \"StartContainer\" for \"kube-apiserver\" with ErrImagePull: \"not found\"" pod="kube-system/kube-apiserver-node"'"#,
-    );
+    node.lacks_image();
     let (code, _, log) = said(&mut node.switch(&[]));
     // The apiserver of this test answers all the time.
     assert_eq!(code, Some(1), "{log}");
@@ -183,8 +189,7 @@ fn the_apiserver_is_asked_where_it_listens() {
         (Ipv4Addr::LOCALHOST, "--advertise-address=203.0.113.9".into()),
     ] {
         let node = Node::with(ip, &flags);
-        let kubelet = r#"echo '"Error syncing pod" err="with ErrImagePull: \"not found\"" pod="kube-system/kube-apiserver-node"'"#;
-        node.program("journalctl", kubelet);
+        node.lacks_image();
         let (code, _, log) = said(&mut node.switch(&[]));
         assert!(code == Some(1) && log.contains("rolled back"), "{flags}: {code:?} {log}");
     }

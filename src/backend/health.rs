@@ -9,6 +9,9 @@ pub enum Seen {
     Pass,
     /// The probe was answered otherwise or not at all, but the port is there.
     Fail,
+    /// As [`Seen::Fail`], and it stays so until somebody changes something: the apiserver does not know who asks, or shows a
+    /// certificate that does not fit.
+    Rejected,
     /// The port refused a connection: nobody listens.
     Refused,
 }
@@ -79,7 +82,7 @@ impl Health {
                 self.become_(Standing::Unready);
                 return self.standing;
             }
-            (Standing::Ready, Seen::Fail) => (true, self.fall, Standing::Failing),
+            (Standing::Ready, Seen::Fail | Seen::Rejected) => (true, self.fall, Standing::Failing),
             (Standing::Unready | Standing::Failing, Seen::Pass) => (true, self.rise, Standing::Ready),
             (standing, _) => (false, 0, standing),
         };

@@ -39,6 +39,8 @@ pub struct Instance {
     pub since: SystemTime,
     /// The last probe's answer, for people.
     pub last_probe: Arc<str>,
+    /// That was [`Seen::Rejected`].
+    pub probe_rejected: bool,
     /// What it calls its version, once it was ready.
     pub version: Option<Arc<str>>,
 }
@@ -132,6 +134,7 @@ impl Book {
             started: epoch,
             since: SystemTime::now(),
             last_probe: "not probed yet".into(),
+            probe_rejected: false,
             version: None,
         };
         table.instances.insert(at, instance);
@@ -155,14 +158,16 @@ impl Book {
     pub fn saw(&mut self, id: &InstanceId, epoch: u64, seen: Seen, words: &str) -> Option<(Standing, Standing)> {
         let table = self.table();
         let at = table.instances.iter().position(|i| i.id == *id && i.epoch == epoch)?;
-        let before = table.instances[at].standing;
+        let instance = &table.instances[at];
+        let (before, rejected) = (instance.standing, seen == Seen::Rejected);
         let after = self.health[at].saw(seen);
-        if before == after && *table.instances[at].last_probe == *words {
+        if before == after && *instance.last_probe == *words && instance.probe_rejected == rejected {
             // Who waits for a change is not woken by each probe.
             return Some((before, after));
         }
         let mut table = (*table).clone();
         let instance = &mut table.instances[at];
+        instance.probe_rejected = rejected;
         if *instance.last_probe != *words {
             instance.last_probe = words.into();
         }

@@ -27,17 +27,6 @@ use tokio_rustls::TlsConnector;
 /// Most bytes of an answer that are read; `/readyz?verbose` has some 3 KB.
 const BODY_LIMIT: usize = 64 * 1024;
 
-/// How the words on a 401 begin, and on a certificate that is not the right one. By them `berth upgrade` knows of another
-/// process's probe that waiting is in vain.
-const UNAUTHORIZED: &str = "alive, but it does not know the probe";
-const CERTIFICATE: &str = "TLS handshake failed: invalid peer certificate";
-
-/// Whether an answer in these words stays so until somebody changes something.
-#[must_use]
-pub fn refuses(words: &str) -> bool {
-    words.starts_with(UNAUTHORIZED) || words.starts_with(CERTIFICATE)
-}
-
 /// Kind of probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ProbeKind {
@@ -187,7 +176,10 @@ impl Probe {
             (None, Some(_)) => "the token of --probe-token-file is not good for it: check it and its rights",
         };
         match status {
-            StatusCode::UNAUTHORIZED => fail("unauthorized", format!("{UNAUTHORIZED} (401 for {path}): {credentials}")),
+            StatusCode::UNAUTHORIZED => Answer {
+                seen: Seen::Rejected,
+                ..fail("unauthorized", format!("alive, but it does not know the probe (401 for {path}): {credentials}"))
+            },
             StatusCode::FORBIDDEN => {
                 let new = "a new cluster answers so until its default roles are there; if it lasts";
                 fail("forbidden", format!("alive, but the probe may not ask (403 for {path}): {new}, {credentials}"))
@@ -221,7 +213,9 @@ impl Probe {
             Some(rustls::Error::InvalidMessage(_)) => "; does it speak TLS there?",
             _ => "",
         };
-        fail("tls", format!("TLS handshake failed: {error}{mend}"))
+        let rejected = matches!(cause, Some(rustls::Error::InvalidCertificate(_)));
+        let seen = if rejected { Seen::Rejected } else { Seen::Fail };
+        Answer { seen, ..fail("tls", format!("TLS handshake failed: {error}{mend}")) }
     }
 
     fn tls_config(&self) -> Result<Arc<ClientConfig>, String> {

@@ -111,7 +111,7 @@ impl Shared {
             let pause = match seen {
                 _ if rising => continue,
                 Seen::Refused => self.interval.min(REFUSED),
-                Seen::Pass | Seen::Fail => self.interval,
+                Seen::Pass | Seen::Fail | Seen::Rejected => self.interval,
             };
             tokio::time::sleep_until(asked + pause).await;
         }

@@ -140,8 +140,11 @@ pub struct InstanceStatus {
     /// What it calls its version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kube_version: Option<String>,
-    /// The last probe's answer.
+    /// The last probe's answer, in words that may be others in the next version.
     pub last_probe: String,
+    /// That stays so until somebody changes something. An older shim does not say it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub probe_rejected: bool,
 }
 
 impl Status {

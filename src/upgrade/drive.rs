@@ -194,17 +194,18 @@ impl Driver<'_> {
 
     /// While the new manifest's pod shall get ready: whether the kubelet cannot get one of its images.
     async fn ask_kubelet(&mut self, seen: &mut Seen) {
-        let (instance, prefix) = match self.state.position.step {
-            Step::StartTemporary => (&mut seen.temporary, PREFIX),
-            Step::StartCanonical | Step::Switch => (&mut seen.canonical, ""),
+        let uid = self.state.uid.to_string();
+        let Pod { namespace, name, .. } = &self.setting.pod;
+        let (instance, pod) = match self.state.position.step {
+            Step::StartTemporary => (&mut seen.temporary, LogPod::Uid(&uid)),
+            Step::StartCanonical | Step::Switch => (&mut seen.canonical, LogPod::Name(namespace, name)),
             _ => return,
         };
         if instance.in_group {
             return;
         }
         if self.asked_kubelet.is_none_or(|asked| asked.elapsed() >= KUBELET) {
-            let Pod { namespace, name, .. } = &self.setting.pod;
-            self.image_trouble = image_trouble(&format!("{namespace}/{prefix}{name}"), self.entered).await;
+            self.image_trouble = image_trouble(&pod, self.entered).await;
             self.asked_kubelet = Some(Instant::now());
         }
         if self.image_trouble.is_some() {

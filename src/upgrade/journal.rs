@@ -1,5 +1,8 @@
 //! Why the kubelet cannot start a pod, from its journal: while an apiserver's image is missing there is nobody else to ask.
 
+use super::logs::Pod;
+use std::fs::{self, DirEntry};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::process::Command;
@@ -10,26 +13,45 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Lines of the journal that are looked through; the kubelet says it again every few seconds.
 const LINES: &str = "500";
 
-/// What the kubelet says of an image of this static pod (`NAMESPACE/NAME`, to which it adds the node's name) that it
-/// cannot get, since then. None also if it cannot be asked.
-pub async fn image_trouble(pod: &str, since: SystemTime) -> Option<String> {
+/// What the kubelet says of an image of this pod that it cannot get, since then. None also if it cannot be asked.
+pub async fn image_trouble(pod: &Pod<'_>, since: SystemTime) -> Option<String> {
+    let named = match pod {
+        Pod::Uid(uid) => format!("podUID=\"{uid}\""),
+        Pod::Name(namespace, name) => format!("pod=\"{namespace}/{name}-{}\"", node_name(Path::new("/proc"))?),
+    };
     let since = since.duration_since(UNIX_EPOCH).ok()?.as_secs();
     let mut command = Command::new("journalctl");
     command.args(["-u", "kubelet", "-o", "cat", "--no-pager", "-n", LINES, &format!("--since=@{since}")]);
     let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
     let output = tokio::time::timeout(PATIENCE, output).await.ok()?.ok()?;
-    find(&String::from_utf8_lossy(&output.stdout), pod)
+    find(&String::from_utf8_lossy(&output.stdout), &named)
 }
 
-/// The kubelet's own words: the reason and what follows it.
-fn find(journal: &str, pod: &str) -> Option<String> {
-    let named = format!("pod=\"{pod}-");
-    journal.lines().rev().filter(|line| line.contains(&named)).find_map(|line| {
+/// The node's name, which the kubelet adds to a static pod's: what it is told, else the machine's.
+fn node_name(proc: &Path) -> Option<String> {
+    let is_kubelet =
+        |entry: &DirEntry| fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim_end() == "kubelet");
+    let mut kubelets = fs::read_dir(proc).ok()?.flatten().filter(is_kubelet);
+    let told = kubelets.find_map(|entry| {
+        let arguments = fs::read_to_string(entry.path().join("cmdline")).ok()?;
+        let mut after = arguments.split('\0').skip_while(|word| !word.starts_with("--hostname-override"));
+        match after.next()?.split_once('=') {
+            Some((_, name)) => Some(name.to_owned()),
+            None => after.next().map(ToOwned::to_owned),
+        }
+    });
+    let name = told.or_else(|| fs::read_to_string(proc.join("sys/kernel/hostname")).ok())?;
+    Some(name.trim().to_lowercase())
+}
+
+/// The kubelet's own words in the lines with this: the reason and what follows it.
+fn find(journal: &str, named: &str) -> Option<String> {
+    journal.lines().rev().filter(|line| line.contains(named)).find_map(|line| {
         let at = ["ErrImagePull:", "ImagePullBackOff:", "ErrImageNeverPull:", "InvalidImageName:"]
             .iter()
             .filter_map(|reason| line.find(reason))
             .min()?;
-        let words = line[at..].split(&named).next().unwrap_or_default();
+        let words = line[at..].split(" pod=\"").next().unwrap_or_default();
         let words = words.replace('\\', "");
         let words = words.trim_end();
         Some(words.strip_suffix('"').unwrap_or(words).to_owned())
@@ -47,12 +69,35 @@ E1122 00:29:52.123456     812 pod_workers.go:1324] "Error syncing pod, skipping"
 E1122 00:29:53.123456     812 pod_workers.go:1324] "Error syncing pod, skipping" err="failed to \"StartContainer\" for \"berth\" with ImagePullBackOff: \"Back-off\"" pod="kube-system/berth-kube-apiserver-node" podUID="8"
 I1122 00:29:54.123456     812 kubelet.go:1] "SyncLoop ADD" pods=["kube-system/etcd-node"]
 "#;
-        let of = |pod| find(journal, pod);
-        assert_eq!(
-            of("kube-system/kube-apiserver").as_deref(),
-            Some(r#"ErrImagePull: "failed to resolve reference: not found""#)
-        );
-        assert_eq!(of("kube-system/berth-kube-apiserver").as_deref(), Some(r#"ImagePullBackOff: "Back-off""#));
-        assert_eq!(of("kube-system/etcd"), None);
+        let of = |named| find(journal, named);
+        let named = r#"pod="kube-system/kube-apiserver-node""#;
+        assert_eq!(of(named).as_deref(), Some(r#"ErrImagePull: "failed to resolve reference: not found""#));
+        assert_eq!(of(r#"podUID="8""#).as_deref(), Some(r#"ImagePullBackOff: "Back-off""#));
+        assert_eq!(of(r#"pod="kube-system/etcd-node""#), None);
+        let other = journal.replace("kube-apiserver-node", "kube-apiserver-proxy-x7k2p");
+        assert_eq!(find(&other, named), None);
+    }
+
+    #[test]
+    fn the_kubelet_knows_the_nodes_name() {
+        let proc = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| {
+            let path = proc.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("sys/kernel/hostname", "Node-1\n");
+        write("7/comm", "other\n");
+        write("7/cmdline", "other\0--hostname-override=no\0");
+        assert_eq!(node_name(proc.path()).as_deref(), Some("node-1"));
+        write("8/comm", "kubelet\n");
+        for (arguments, name) in [
+            ("kubelet\0--v=2\0", "node-1"),
+            ("kubelet\0--hostname-override=A.example\0--v=2\0", "a.example"),
+            ("kubelet\0--hostname-override\0b\0", "b"),
+        ] {
+            write("8/cmdline", arguments);
+            assert_eq!(node_name(proc.path()).as_deref(), Some(name));
+        }
     }
 }

@@ -3,7 +3,7 @@
 use super::machine::{Content, Hopeless, Instance, Seen, Slot, Version};
 use super::state::State;
 use crate::backend::health::Standing;
-use crate::backend::probe::{Probe, ProbeConfig, ProbeKind, refuses};
+use crate::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use crate::control;
 use crate::control::wire::Status;
 use crate::instance::InstanceId;
@@ -90,7 +90,7 @@ impl Life {
     fn see(&mut self, process: u64, alive: bool) {
         if self.process.is_some_and(|before| before != process) {
             self.ends += u32::from(!self.dead);
-            self.dead = false;
+            (self.dead, self.refused) = (false, None);
         }
         self.process = Some(process);
         self.ends += u32::from(!alive && !self.dead);
@@ -166,6 +166,7 @@ impl Sight {
             detail.advertised = Some(SocketAddr::new(advertise, address.port()));
         }
         detail.socket = known.berth.socket_path(&known.id).ok();
+        let mut refused = false;
         let shim = match answer {
             Answer::Status(status) => {
                 let words = status.ready().err().unwrap_or_default();
@@ -173,8 +174,7 @@ impl Sight {
                 detail.words = words.strip_prefix(&name).unwrap_or(&words).to_owned();
                 detail.open = status.connections_open;
                 let own = status.instances.iter().find(|instance| instance.own);
-                let refused = own.is_some_and(|own| refuses(&own.last_probe));
-                life.refused = refused.then(|| *life.refused.get_or_insert_with(Instant::now));
+                refused = own.is_some_and(|own| own.probe_rejected);
                 detail.version = own.and_then(|own| own.kube_version.clone());
                 true
             }
@@ -187,6 +187,8 @@ impl Sight {
                 false
             }
         };
+        // Without a word of it there is no knowing that it still is.
+        life.refused = refused.then(|| *life.refused.get_or_insert_with(Instant::now));
         let ready = matches!(answer, Answer::Status(status) if status.ready().is_ok());
         let instance = Instance {
             alive: runs || shim,
@@ -301,6 +303,7 @@ pub async fn plain_serves(client: Option<&Client>, address: SocketAddr) -> bool 
 mod tests {
     use super::*;
     use crate::kubernetes::tests::{answer, serve};
+    use crate::registry::RunDir;
 
     #[tokio::test]
     async fn another_nodes_apiserver_does_not_answer_for_this_one() {
@@ -308,6 +311,43 @@ mod tests {
         let client = Client::new(&other.access).unwrap();
         assert!(client.ready().await);
         assert!(!plain_serves(Some(&client), "127.0.0.1:1".parse().unwrap()).await);
+    }
+
+    /// A shim that says of its own instance what is given, or an older one if nothing is.
+    fn says(probe_rejected: Option<bool>) -> Answer {
+        let mut status = serde_json::json!({
+            "version": 1, "berth": "10.0.0.5:6443", "listen": [], "instance": "a", "shim_version": "0.1.0", "pid": 1,
+            "state": "waiting", "since": "", "connections_open": 0, "connections_total": 0, "held": 0, "fail_open": false,
+            "instances": [{"instance": "a", "address": "127.1.2.3:6443", "own": true, "standing": "unready", "since": "",
+                "last_probe": "whatever its version says"}]
+        });
+        if let Some(rejected) = probe_rejected {
+            status["instances"][0]["probe_rejected"] = rejected.into();
+        }
+        Answer::Status(serde_json::from_value(status).unwrap())
+    }
+
+    #[test]
+    fn only_a_probe_that_is_rejected_answer_after_answer_is_hopeless() {
+        let temp = tempfile::tempdir().unwrap();
+        let berth = RunDir::open(temp.path()).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
+        let known = Known { berth, id: "a".parse().unwrap(), record: None, socket: true };
+        let long_ago = Instant::now().checked_sub(REFUSED).unwrap();
+        for (answer, hopeless) in [
+            (says(Some(true)), true),
+            (says(Some(false)), false),
+            (says(None), false),
+            (Answer::Silent("no answer".into()), false),
+            (Answer::None, false),
+        ] {
+            let mut sight = Sight::new(temp.path());
+            sight.lives.insert(known.id.clone(), Life { refused: Some(long_ago), ..Life::default() });
+            let mut look = |answer| sight.one(&known, answer, false).0.hopeless.is_some();
+            assert_eq!((look(&answer), look(&says(Some(true)))), (hopeless, hopeless), "{hopeless}");
+        }
+        let mut life = Life { process: Some(1), refused: Some(long_ago), ..Life::default() };
+        life.see(2, true);
+        assert_eq!(life.refused, None, "that was another process");
     }
 
     #[test]
