@@ -246,6 +246,16 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     ]
 }
 
+#[test]
+fn an_address_that_another_node_has_is_not_waited_for() {
+    let mut facts = sound();
+    for address in ["10.0.0.5:6443", "10.0.0.9:6443", "127.0.0.1:6443"] {
+        facts.clients.add(address.parse().unwrap(), "admin.conf".into());
+    }
+    let kept = facts.kept(&Manifest::parse(&static_pod()).unwrap());
+    assert_eq!(kept, ["10.0.0.5:6443".parse().unwrap()]);
+}
+
 /// Two never run at once there.
 #[test]
 fn before_a_first_switch_too_little_room_for_two_is_a_warning() {

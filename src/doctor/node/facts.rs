@@ -4,7 +4,7 @@ use super::super::layout::Layout;
 use super::super::manifest::{on_node, uid};
 use super::super::options;
 use super::super::pair::KEYS;
-use super::{Certificates, Clients, Uncovered, run_dir_on_node};
+use super::{Certificates, Clients, Uncovered, covered, run_dir_on_node};
 use crate::config::Listen;
 use crate::control;
 use crate::manifest::Manifest;
@@ -152,12 +152,13 @@ impl Facts {
         self.clients.uncovered(listen, self.addresses.as_deref().unwrap_or_default())
     }
 
-    /// The addresses that clients dial, but those of this node on which the shim of a manifest does not listen.
+    /// The addresses of this node by which clients come, and on which the shim of a manifest listens.
     #[must_use]
     pub fn kept(&self, manifest: &Manifest) -> Vec<SocketAddr> {
         let listen = Layout::of(manifest).map(|layout| listen(&layout)).unwrap_or_default();
-        let lost: Vec<_> = self.uncovered(&listen).into_iter().filter(|one| one.here).map(|one| one.address).collect();
-        self.clients.addresses().filter(|address| !lost.contains(address)).collect()
+        let own = self.addresses.as_deref().unwrap_or_default();
+        let here = |address: &SocketAddr| address.ip().is_loopback() || own.contains(&address.ip());
+        self.clients.addresses().filter(|address| here(address) && covered(*address, &listen)).collect()
     }
 
     fn look_at(&mut self, layout: &Layout<'_>, manifest: &Manifest, root: &Path) {
