@@ -2,7 +2,9 @@
 
 use super::journal::image_trouble;
 use super::logs::{self, Pod as LogPod};
-use super::machine::{Action, Hopeless, INTERRUPTED, Limits, Machine, Outcome, Position, Seen, Slot, Step, Version};
+use super::machine::{
+    Action, Hopeless, INTERRUPTED, LEAVING, Limits, Machine, Outcome, Position, Seen, Slot, Step, Version,
+};
 use super::pod::{PREFIX, Pod};
 use super::preflight::unreached;
 use super::say::Say;
@@ -141,7 +143,7 @@ impl Driver<'_> {
                 seen.reached = self.unreached.is_empty();
             }
             if let Some(service) = &self.service {
-                service.serving(seen.canonical.in_group || seen.temporary.in_group);
+                service.serving(seen.canonical.may_serve() || seen.temporary.may_serve());
             }
             self.ask_kubelet(&mut seen).await;
             match self.machine.next(&seen, self.say.elapsed()) {
@@ -179,7 +181,15 @@ impl Driver<'_> {
                     remove(path)?;
                     self.say.line(&format!("     {} is removed", path.display()));
                 }
-                Action::Drain(slot) => self.drain(&details, slot).await,
+                Action::Drain(slot) => tokio::select! {
+                    drained = ask_to_leave(details.of(slot).socket.as_deref()) => self.drained(slot, drained).await,
+                    // Whether the shim was told shows in the next look.
+                    _ = self.signals.next() => {
+                        if !self.interrupt() {
+                            return Ok(Ended::Stopped);
+                        }
+                    }
+                },
                 Action::Finish(outcome) => return self.finish(outcome, &details).await,
                 Action::Halt(why) => {
                     self.state.position = self.machine.position().clone();
@@ -220,16 +230,7 @@ impl Driver<'_> {
         }
     }
 
-    async fn drain(&mut self, details: &Details, slot: Slot) {
-        let detail = details.of(slot);
-        let drained = match &detail.socket {
-            Some(socket) => match control::ask(socket, Ask::Drain).await {
-                Ok(Reply::Done) => Ok(()),
-                Ok(reply) => Err(format!("its shim says {reply:?}")),
-                Err(error) => Err(format!("its shim cannot be asked: {error}")),
-            },
-            None => Err("it has no shim of its own".into()),
-        };
+    async fn drained(&mut self, slot: Slot, drained: Result<(), String>) {
         self.machine.drained(drained.is_ok());
         match drained {
             Ok(()) => {
@@ -428,6 +429,16 @@ pub const STEPS: usize = 8;
 
 /// Steps of a switch in place.
 pub const IN_PLACE: usize = 4;
+
+/// Lets a shim leave the group.
+async fn ask_to_leave(socket: Option<&Path>) -> Result<(), String> {
+    let Some(socket) = socket else { return Err("it has no shim of its own".into()) };
+    match control::ask_within(socket, Ask::Drain, LEAVING).await {
+        Ok(Reply::Done) => Ok(()),
+        Ok(reply) => Err(format!("its shim says {reply:?}")),
+        Err(error) => Err(format!("its shim cannot be asked: {error}")),
+    }
+}
 
 /// Enough of a probe's answer while it is only waited for.
 fn brief(words: &str) -> String {

@@ -16,8 +16,8 @@ pub use terms::{Action, Content, Hopeless, Instance, Limits, Outcome, Position, 
 /// How long an instance may be out of the group, once it was in it, before that counts: one slow answer does not.
 const LOST: Duration = Duration::from_secs(3);
 
-/// How long a drained shim may take to leave. Then it is stopped all the same: SIGTERM makes it leave too.
-const LEAVING: Duration = Duration::from_secs(30);
+/// How long a shim may take to hear that it shall leave, and then to leave. Then it is stopped all the same: SIGTERM makes it leave too.
+pub const LEAVING: Duration = Duration::from_secs(30);
 
 /// Ends of a process after which it is not waited for any more: the kubelet starts it again later and later.
 const ENDS: u32 = 3;
@@ -184,7 +184,7 @@ impl Machine {
         }
         let lost = self.lost(look, Slot::Temporary);
         if temporary.in_group {
-            if canonical.in_group && self.drains_failed >= DRAINS {
+            if canonical.may_serve() && self.drains_failed >= DRAINS {
                 return self.withdraw("the old instance's shim cannot be told to leave");
             }
             return self.stop(look, Slot::Canonical);
@@ -201,9 +201,9 @@ impl Machine {
 
     /// A file goes, its shim first; the other slot's instance is in the group.
     fn stop(&self, look: &Look<'_>, slot: Slot) -> Action {
-        let Instance { in_group, drains, .. } = look.instance(slot);
+        let instance = look.instance(slot);
         let waits = self.drains_failed < DRAINS && !(self.drained && look.elapsed() >= LEAVING);
-        if in_group && drains && waits { Action::Drain(slot) } else { Action::Remove(slot) }
+        if instance.may_serve() && instance.drains && waits { Action::Drain(slot) } else { Action::Remove(slot) }
     }
 
     fn start_canonical(&mut self, look: &Look<'_>) -> Action {
@@ -214,7 +214,7 @@ impl Machine {
         }
         if !look.holds(self.position.target) {
             // What failed goes first: the kubelet runs one pod of a name.
-            return match (canonical.in_group, temporary.in_group) {
+            return match (canonical.may_serve(), temporary.in_group) {
                 (false, _) => Action::Remove(Slot::Canonical),
                 (true, true) => self.stop(look, Slot::Canonical),
                 (true, false) if look.elapsed() < look.limits.ready => Action::Wait,
@@ -286,7 +286,7 @@ impl Machine {
                 (false, false) => Action::Wait,
             };
         }
-        match (canonical.in_group, temporary.in_group) {
+        match (canonical.in_group, temporary.may_serve()) {
             (true, _) => self.stop(look, Slot::Temporary),
             (false, false) => Action::Remove(Slot::Temporary),
             (false, true) if late => down(),
@@ -339,6 +339,10 @@ impl Machine {
             if !self.joined {
                 (self.joined, self.since) = (true, Some(Since::of(look.seen, look.now)));
             }
+            return None;
+        }
+        if instance.silent {
+            self.lost = None;
             return None;
         }
         let since = *self.lost.get_or_insert(look.now);

@@ -28,6 +28,9 @@ const LOOK: Duration = Duration::from_millis(200);
 /// How long a probe must be refused, answer after answer: a token may not be known to an apiserver that has just begun.
 const REFUSED: Duration = Duration::from_secs(10);
 
+/// How long a shim that does not answer may be thought where it was: on a busy node it takes seconds to.
+const SILENT: Duration = Duration::from_secs(30);
+
 /// What is said of an instance, for people.
 #[derive(Debug, Clone, Default)]
 pub struct Detail {
@@ -82,6 +85,10 @@ struct Life {
     process: Option<u64>,
     dead: bool,
     ends: u32,
+    /// The last that was heard of it is that it is in the group, then.
+    joined: Option<Instant>,
+    /// Its shim is the node's.
+    node: bool,
     /// Its probe has been refused since.
     refused: Option<Instant>,
 }
@@ -95,6 +102,14 @@ impl Life {
         self.process = Some(process);
         self.ends += u32::from(!alive && !self.dead);
         self.dead |= !alive;
+    }
+
+    /// Whether it may be in the group still, if nobody says so now.
+    fn is_silent(&mut self, heard: bool, in_group: bool, now: Instant) -> bool {
+        if heard {
+            self.joined = in_group.then_some(now);
+        }
+        !heard && self.joined.is_some_and(|joined| now.saturating_duration_since(joined) < SILENT)
     }
 }
 
@@ -119,15 +134,32 @@ impl Sight {
             answers.push(ask(&known.berth, &known.id, known.socket).await);
         }
         let served = served_by_nodes(&answers);
+        let mut node_silent = false;
+        for (known, answer) in node.instances.iter().zip(&answers) {
+            let life = self.lives.entry(known.id.clone()).or_default();
+            match answer {
+                Answer::Status(status) => life.node = status.discover,
+                Answer::Silent(_) => node_silent |= life.node,
+                Answer::None => {}
+            }
+        }
         let mut seen = [Instance::default(); 2];
         let mut details = Details::default();
         for (known, answer) in node.instances.iter().zip(answers) {
             let own = known.id == *temporary;
             // A node shim is no instance.
-            if matches!(&answer, Answer::Status(status) if status.discover) {
+            if self.lives.get(&known.id).is_some_and(|life| life.node) {
                 continue;
             }
-            let (instance, detail) = self.one(known, &answer, served.contains(&known.id));
+            let (mut instance, detail) = self.one(known, &answer, served.contains(&known.id));
+            let heard = match answer {
+                Answer::Status(_) => true,
+                Answer::Silent(_) => false,
+                // Without a shim of its own it is the node's that says it.
+                Answer::None => !node_silent || instance.process.is_none(),
+            };
+            let life = self.lives.entry(known.id.clone()).or_default();
+            instance.silent = life.is_silent(heard, instance.in_group, Instant::now());
             let slot = usize::from(own);
             let before = seen[slot];
             details.others += usize::from(!own && instance.alive);
@@ -142,6 +174,7 @@ impl Sight {
                 alive: before.alive || instance.alive,
                 in_group: before.in_group || instance.in_group,
                 drains: before.drains || instance.drains,
+                silent: before.silent || instance.silent,
                 process: instance.process.or(before.process),
                 ends: 0,
                 hopeless: before.hopeless.or(instance.hopeless),
@@ -194,6 +227,7 @@ impl Sight {
             alive: runs || shim,
             in_group: ready || (served && runs),
             drains: shim,
+            silent: false,
             process: life.process.filter(|_| runs),
             ends: 0,
             hopeless: life.refused.is_some_and(|since| since.elapsed() >= REFUSED).then_some(Hopeless::Probe),
@@ -348,6 +382,25 @@ mod tests {
         let mut life = Life { process: Some(1), refused: Some(long_ago), ..Life::default() };
         life.see(2, true);
         assert_eq!(life.refused, None, "that was another process");
+    }
+
+    #[test]
+    fn a_shim_that_is_silent_is_where_it_was_for_a_while() {
+        let began = Instant::now();
+        let (mut life, second) = (Life::default(), Duration::from_secs(1));
+        for (after, heard, in_group, silent) in [
+            (0, false, false, false),
+            (1, true, true, false),
+            (2, false, false, true),
+            (30, false, false, true),
+            (31, false, false, false),
+            (32, true, true, false),
+            (33, false, false, true),
+            (34, true, false, false),
+            (35, false, false, false),
+        ] {
+            assert_eq!(life.is_silent(heard, in_group, began + second * after), silent, "{after} s");
+        }
     }
 
     #[test]

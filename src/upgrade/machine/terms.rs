@@ -136,12 +136,23 @@ pub struct Instance {
     pub in_group: bool,
     /// A shim of its own runs, which can be told to leave; one for the whole node cannot.
     pub drains: bool,
+    /// Its shim does not answer now, as on a busy node, and said last that the instance is in the group: that may be so
+    /// still.
+    pub silent: bool,
     /// Tells one process from the one before.
     pub process: Option<u64>,
     /// How many of its processes were seen to end.
     pub ends: u32,
     /// It will not get ready.
     pub hopeless: Option<Hopeless>,
+}
+
+impl Instance {
+    /// It is in the group, as far as anybody knows.
+    #[must_use]
+    pub fn may_serve(&self) -> bool {
+        self.in_group || self.silent
+    }
 }
 
 /// What is seen.

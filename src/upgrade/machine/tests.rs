@@ -1,306 +1,22 @@
-//! The machine against a model of a node: a kubelet that is slow, pods that fail in each way, and a berth that
-//! is killed after any of its actions and started again, and a node that reboots at any time.
+//! The machine against a [model of a node](world), where anything may happen at any time.
+
+mod world;
 
 use super::*;
 use proptest::prelude::*;
+use world::{Fate, Given, Reboot, World};
 
 const LIMITS: Limits =
     Limits { ready: Duration::from_secs(120), settle: Duration::from_secs(20), stop: Duration::from_secs(60) };
 
-/// What becomes of a pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Good,
-    /// Its process runs and never answers.
-    NeverReady,
-    /// Its process ends at once: a bad flag.
-    Refuses,
-    /// Its process ends this long after it got ready, each time.
-    Crashes(u32),
-    /// The kubelet cannot start it: no image.
-    NotStarted,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Life {
-    /// Gets ready when the time is over.
-    Starting(u32),
-    Ready(u32),
-    /// Ended; starts again when the time is over.
-    Down(u32),
-    /// Ends when the time is over.
-    Stopping(u32),
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Pod {
-    version: Version,
-    fate: Fate,
-    life: Life,
-    drained: bool,
-    backoff: u32,
-    process: u64,
-}
-
-/// How a world is.
-#[derive(Debug, Clone)]
-struct Given {
-    temporary: Fate,
-    canonical: Fate,
-    /// Of the old manifest when it comes back.
-    back: Fate,
-    same: bool,
-    /// Each pod has a shim; else there is one for the node.
-    drains: bool,
-    /// The kubelet says of an image that it cannot get it.
-    journal: bool,
-    /// Seconds until the kubelet sees a change, until a process is ready, and until one has ended.
-    lag: u32,
-    start: u32,
-    stop: u32,
-    /// After which actions berth is killed, and for how long it is away.
-    kills: Vec<(usize, u32)>,
-    /// After which action the operator interrupts it.
-    interrupt: Option<usize>,
-    /// The old apiserver is not behind berth.
-    in_place: bool,
-    reboot: Option<Reboot>,
-}
-
-/// berth is killed as it is, all pods end, and those of the files start.
-#[derive(Debug, Clone, Copy)]
-struct Reboot {
-    /// In which second.
-    at: u32,
-    /// Seconds until berth runs, and until each slot's pod is ready if it is a good one.
-    away: u32,
-    boot: [u32; 2],
-}
-
-struct World {
-    given: Given,
-    files: [Option<Version>; 2],
-    /// What the kubelet knows of the files, and since when it is to know better.
-    known: [Option<Version>; 2],
-    unknown_for: [u32; 2],
-    pods: [Option<Pod>; 2],
-    ends: [u32; 2],
-    processes: u64,
-    /// Seconds that have gone by.
-    now: u32,
-    /// Nobody need serve: it has rebooted, and no pod is ready yet or not all stay so.
-    dark: bool,
-}
-
-impl World {
-    fn new(given: Given) -> Self {
-        let old = Pod {
-            version: Version::Old,
-            fate: Fate::Good,
-            life: Life::Ready(1000),
-            drained: false,
-            backoff: 0,
-            process: 1,
-        };
-        let files = [Some(Version::Old), None];
-        Self {
-            given,
-            files,
-            known: files,
-            unknown_for: [0; 2],
-            pods: [Some(old), None],
-            ends: [0; 2],
-            processes: 1,
-            now: 0,
-            dark: false,
-        }
-    }
-
-    fn reboot(&mut self, boot: [u32; 2]) {
-        (self.pods, self.known, self.unknown_for, self.dark) = ([None, None], self.files, [0; 2], true);
-        for (at, start) in boot.into_iter().enumerate() {
-            self.start(at, start);
-        }
-    }
-
-    /// The kubelet starts the pod of a file.
-    fn start(&mut self, at: usize, start: u32) {
-        let Some(version) = self.known[at] else { return };
-        let fate = match (at, version) {
-            (0, Version::New) => self.given.canonical,
-            (0, Version::Old) => self.given.back,
-            _ => self.given.temporary,
-        };
-        self.processes += 1;
-        let life = Life::Starting(start);
-        self.pods[at] = Some(Pod { version, fate, life, drained: false, backoff: 10, process: self.processes });
-    }
-
-    fn in_group(&self, slot: usize) -> bool {
-        self.pods[slot].is_some_and(|pod| matches!(pod.life, Life::Ready(_)) && !pod.drained)
-    }
-
-    /// It is the apiserver that is not behind berth.
-    fn plain(&self, slot: usize) -> bool {
-        self.given.in_place && self.pods[slot].is_none_or(|pod| pod.version == Version::Old)
-    }
-
-    fn instance(&self, slot: usize) -> Instance {
-        if self.plain(slot) {
-            return Instance::default();
-        }
-        let pod = self.pods[slot].filter(|pod| pod.fate != Fate::NotStarted);
-        Instance {
-            alive: pod.is_some(),
-            drains: self.given.drains && pod.is_some(),
-            in_group: self.in_group(slot),
-            process: pod.filter(|pod| !matches!(pod.life, Life::Down(_))).map(|pod| pod.process),
-            ends: self.ends[slot],
-            hopeless: self.pods[slot]
-                .filter(|pod| self.given.journal && pod.fate == Fate::NotStarted && pod.version == Version::New)
-                .map(|_| Hopeless::Image),
-        }
-    }
-
-    fn see(&self) -> Seen {
-        let content = |file: Option<Version>| file.map_or(Content::Absent, Content::Holds);
-        Seen {
-            canonical_file: content(self.files[0]),
-            temporary_file: content(self.files[1]),
-            canonical: self.instance(0),
-            temporary: self.instance(1),
-            plain_serves: self.plain(0) && self.in_group(0),
-            reached: true,
-        }
-    }
-
-    fn act(&mut self, action: &Action) {
-        match action {
-            Action::Place(slot, version) => {
-                let at = *slot as usize;
-                assert!(self.files[at].is_none() || self.given.in_place, "{slot:?} is placed over another");
-                let gone = self.pods[at].is_none_or(|pod| pod.fate == Fate::NotStarted);
-                assert!(gone || self.given.in_place);
-                self.files[at] = Some(*version);
-                self.unknown_for[at] = self.given.lag;
-            }
-            Action::Remove(slot) => {
-                let at = *slot as usize;
-                assert!(self.files[at].is_some());
-                assert!(!self.in_group(at) || self.in_group(1 - at), "the last ready one is removed");
-                self.files[at] = None;
-                self.unknown_for[at] = self.given.lag;
-            }
-            Action::Drain(slot) => {
-                let at = *slot as usize;
-                assert!(self.in_group(1 - at), "the last ready one is drained");
-                if let Some(pod) = &mut self.pods[at] {
-                    pod.drained = true;
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// A second goes by.
-    fn tick(&mut self) {
-        self.now += 1;
-        for at in 0..self.pods.len() {
-            match self.unknown_for[at].checked_sub(1) {
-                Some(left) => self.unknown_for[at] = left,
-                None => self.known[at] = self.files[at],
-            }
-            let wanted = self.known[at];
-            let Some(pod) = &mut self.pods[at] else {
-                self.start(at, self.given.start);
-                continue;
-            };
-            let stays = wanted == Some(pod.version) || (self.given.same && wanted.is_some());
-            if !stays && !matches!(pod.life, Life::Stopping(_)) {
-                pod.life = Life::Stopping(self.given.stop);
-            }
-            let mut end = |pod: &mut Pod| {
-                self.ends[at] += 1;
-                pod.life = Life::Down(pod.backoff);
-                pod.backoff = (pod.backoff * 2).min(60);
-            };
-            match pod.life {
-                Life::Starting(_) if pod.fate == Fate::NotStarted => {}
-                Life::Starting(_) if pod.fate == Fate::Refuses => end(pod),
-                Life::Starting(0) if pod.fate == Fate::NeverReady => {}
-                Life::Starting(0) => pod.life = Life::Ready(0),
-                Life::Starting(left) => pod.life = Life::Starting(left - 1),
-                Life::Ready(age) if pod.fate == Fate::Crashes(age) => end(pod),
-                Life::Ready(age) => pod.life = Life::Ready(age + 1),
-                Life::Down(0) => {
-                    self.processes += 1;
-                    pod.process = self.processes;
-                    pod.life = Life::Starting(self.given.start);
-                }
-                Life::Down(left) => pod.life = Life::Down(left - 1),
-                Life::Stopping(0) => {
-                    self.pods[at] = None;
-                    self.ends[at] += 1;
-                }
-                Life::Stopping(left) => pod.life = Life::Stopping(left - 1),
-            }
-        }
-        let Given { temporary, canonical, back, .. } = self.given;
-        let good = [temporary, canonical, back] == [Fate::Good; 3];
-        self.dark &= !(good && (self.in_group(0) || self.in_group(1)));
-        let serves = self.in_group(0) || self.in_group(1) || self.dark || self.given.in_place;
-        assert!(serves, "nobody serves: {:?}", self.pods);
-    }
-
-    /// Runs berth until it ends, and again wherever it is killed.
-    fn run(&mut self, disk: &mut Position) -> Action {
-        let mut machine = Machine::new(disk.clone(), LIMITS, self.given.same);
-        let mut actions = 0;
-        for _ in 0..10_000 {
-            match machine.next(&self.see(), Duration::from_secs(self.now.into())) {
-                Action::Wait => {
-                    self.tick();
-                    if let Some(Reboot { away, boot, .. }) = self.given.reboot.take_if(|reboot| self.now >= reboot.at) {
-                        self.reboot(boot);
-                        (0..away).for_each(|_| self.tick());
-                        machine = Machine::new(disk.clone(), LIMITS, self.given.same);
-                    }
-                    continue;
-                }
-                over @ (Action::Finish(_) | Action::Halt(_)) => {
-                    *disk = machine.position().clone();
-                    return over;
-                }
-                Action::Entered => *disk = machine.position().clone(),
-                action => {
-                    self.act(&action);
-                    if matches!(action, Action::Drain(_)) {
-                        machine.drained(true);
-                    }
-                }
-            }
-            actions += 1;
-            if self.given.interrupt == Some(actions) {
-                machine.interrupt();
-            }
-            if let Some((_, away)) = self.given.kills.clone().iter().find(|(after, _)| *after == actions) {
-                for _ in 0..*away {
-                    self.tick();
-                }
-                machine = Machine::new(disk.clone(), LIMITS, self.given.same);
-            }
-        }
-        panic!("it comes to no end: {disk:?} {:?}", self.see());
-    }
-
-    fn alone(&self) -> bool {
-        !self.instance(1).alive && self.files[1].is_none() && self.in_group(0)
-    }
-}
-
 /// In any second of an upgrade, with pods that start in any order and get ready within the time for that.
 fn reboot() -> impl Strategy<Value = Reboot> {
     (0..200u32, 0..40u32, 0..90u32, 0..90u32).prop_map(|(at, away, a, b)| Reboot { at, away, boot: [a, b] })
+}
+
+/// In which second each slot's shim stops to answer, and for how many.
+fn silences() -> impl Strategy<Value = [Option<(u32, u32)>; 2]> {
+    prop::array::uniform2(prop::option::of((0..200u32, 1..30u32)))
 }
 
 fn fate() -> impl Strategy<Value = Fate> {
@@ -317,22 +33,25 @@ fn given() -> impl Strategy<Value = Given> {
     let kills = prop::collection::vec((1..25usize, 0..90u32), 0..6);
     let times = (0..25u32, 0..40u32, 0..20u32);
     let layout = (prop::bool::weighted(0.2), prop::bool::weighted(0.8), any::<bool>());
-    let harm = (kills, prop::option::weighted(0.2, 1..20usize));
+    let harm = (kills, prop::option::weighted(0.2, 1..20usize), silences());
     (fate(), fate(), fate(), layout, times, harm).prop_map(
-        |(temporary, canonical, back, (same, drains, journal), (lag, start, stop), (kills, interrupt))| Given {
-            temporary,
-            canonical,
-            back,
-            same,
-            drains,
-            journal,
-            lag,
-            start,
-            stop,
-            kills,
-            interrupt,
-            in_place: false,
-            reboot: None,
+        |(temporary, canonical, back, (same, drains, journal), (lag, start, stop), (kills, interrupt, silences))| {
+            Given {
+                temporary,
+                canonical,
+                back,
+                same,
+                drains,
+                journal,
+                lag,
+                start,
+                stop,
+                kills,
+                interrupt,
+                in_place: false,
+                reboot: None,
+                silences,
+            }
         },
     )
 }
@@ -397,6 +116,21 @@ proptest! {
         prop_assert_eq!(world.files[0], Some(Version::New));
     }
 
+    /// Nor is it one if a shim does not answer for a while.
+    #[test]
+    fn a_silent_shim_undoes_nothing(
+        silences in silences(),
+        times in (0..25u32, 0..40u32, 0..20u32),
+        (same, drains, in_place) in any::<(bool, bool, bool)>(),
+    ) {
+        let (lag, start, stop) = times;
+        let given = Given { lag, start, stop, same: same && !in_place, drains, in_place, silences, ..good() };
+        let mut world = World::new(given);
+        let mut disk = Position::begin(in_place);
+        prop_assert_eq!(world.run(&mut disk), Action::Finish(Outcome::Done), "{:?}", disk.why);
+        prop_assert!(world.alone());
+    }
+
     /// Nor is a version that fails kept, whatever the reboot comes into: it ends, and the same command brings it on.
     #[test]
     fn what_fails_fails_after_a_reboot_too(given in given(), reboot in reboot(), in_place in any::<bool>()) {
@@ -436,6 +170,7 @@ fn good() -> Given {
         interrupt: None,
         in_place: false,
         reboot: None,
+        silences: [None; 2],
     }
 }
 
@@ -557,7 +292,7 @@ fn in_place_one_file_takes_the_others_place_and_gives_it_back() {
     assert_eq!(at(&mut machine, old, 0), Action::Place(Slot::Canonical, Version::New));
     let new = Seen { canonical_file: Content::Holds(Version::New), plain_serves: false, ..old };
     assert_eq!(at(&mut machine, new, 1), Action::Wait);
-    let up = Instance { alive: true, in_group: true, drains: true, process: Some(1), ends: 0, hopeless: None };
+    let up = Instance { alive: true, in_group: true, drains: true, process: Some(1), ..Instance::default() };
     let ready = Seen { canonical: up, ..new };
     let mut failing = Machine::new(machine.position().clone(), LIMITS, false);
     assert_eq!(at(&mut machine, ready, 20), Action::Entered);

@@ -1,0 +1,315 @@
+//! A model of a node: a kubelet that is slow, pods that fail in each way, and a berth that is killed after any of its
+//! actions and started again, also by a reboot.
+
+use super::*;
+
+/// What becomes of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    Good,
+    /// Its process runs and never answers.
+    NeverReady,
+    /// Its process ends at once: a bad flag.
+    Refuses,
+    /// Its process ends this long after it got ready, each time.
+    Crashes(u32),
+    /// The kubelet cannot start it: no image.
+    NotStarted,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    /// Gets ready when the time is over.
+    Starting(u32),
+    Ready(u32),
+    /// Ended; starts again when the time is over.
+    Down(u32),
+    /// Ends when the time is over.
+    Stopping(u32),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pod {
+    pub(super) version: Version,
+    pub(super) fate: Fate,
+    pub(super) life: Life,
+    pub(super) drained: bool,
+    pub(super) backoff: u32,
+    pub(super) process: u64,
+}
+
+/// How a world is.
+#[derive(Debug, Clone)]
+pub(super) struct Given {
+    pub(super) temporary: Fate,
+    pub(super) canonical: Fate,
+    /// Of the old manifest when it comes back.
+    pub(super) back: Fate,
+    pub(super) same: bool,
+    /// Each pod has a shim; else there is one for the node.
+    pub(super) drains: bool,
+    /// The kubelet says of an image that it cannot get it.
+    pub(super) journal: bool,
+    /// Seconds until the kubelet sees a change, until a process is ready, and until one has ended.
+    pub(super) lag: u32,
+    pub(super) start: u32,
+    pub(super) stop: u32,
+    /// After which actions berth is killed, and for how long it is away.
+    pub(super) kills: Vec<(usize, u32)>,
+    /// After which action the operator interrupts it.
+    pub(super) interrupt: Option<usize>,
+    /// The old apiserver is not behind berth.
+    pub(super) in_place: bool,
+    pub(super) reboot: Option<Reboot>,
+    /// In which second each slot's shim stops to answer, and for how many.
+    pub(super) silences: [Option<(u32, u32)>; 2],
+}
+
+/// berth is killed as it is, all pods end, and those of the files start.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reboot {
+    /// In which second.
+    pub(super) at: u32,
+    /// Seconds until berth runs, and until each slot's pod is ready if it is a good one.
+    pub(super) away: u32,
+    pub(super) boot: [u32; 2],
+}
+
+pub(super) struct World {
+    pub(super) given: Given,
+    pub(super) files: [Option<Version>; 2],
+    /// What the kubelet knows of the files, and since when it is to know better.
+    pub(super) known: [Option<Version>; 2],
+    pub(super) unknown_for: [u32; 2],
+    pub(super) pods: [Option<Pod>; 2],
+    pub(super) ends: [u32; 2],
+    pub(super) processes: u64,
+    /// Seconds that have gone by.
+    pub(super) now: u32,
+    /// Nobody need serve: it has rebooted, and no pod is ready yet or not all stay so.
+    pub(super) dark: bool,
+    /// Each slot's shim said last that its instance is in the group.
+    pub(super) said: [bool; 2],
+}
+
+impl World {
+    pub(super) fn new(given: Given) -> Self {
+        let old = Pod {
+            version: Version::Old,
+            fate: Fate::Good,
+            life: Life::Ready(1000),
+            drained: false,
+            backoff: 0,
+            process: 1,
+        };
+        let files = [Some(Version::Old), None];
+        Self {
+            given,
+            files,
+            known: files,
+            unknown_for: [0; 2],
+            pods: [Some(old), None],
+            ends: [0; 2],
+            processes: 1,
+            now: 0,
+            dark: false,
+            said: [true, false],
+        }
+    }
+
+    fn reboot(&mut self, boot: [u32; 2]) {
+        (self.pods, self.known, self.unknown_for, self.dark) = ([None, None], self.files, [0; 2], true);
+        for (at, start) in boot.into_iter().enumerate() {
+            self.start(at, start);
+        }
+    }
+
+    /// The kubelet starts the pod of a file.
+    fn start(&mut self, at: usize, start: u32) {
+        let Some(version) = self.known[at] else { return };
+        let fate = match (at, version) {
+            (0, Version::New) => self.given.canonical,
+            (0, Version::Old) => self.given.back,
+            _ => self.given.temporary,
+        };
+        self.processes += 1;
+        let life = Life::Starting(start);
+        self.pods[at] = Some(Pod { version, fate, life, drained: false, backoff: 10, process: self.processes });
+    }
+
+    pub(super) fn in_group(&self, slot: usize) -> bool {
+        self.pods[slot].is_some_and(|pod| matches!(pod.life, Life::Ready(_)) && !pod.drained)
+    }
+
+    fn is_silent(&self, slot: usize) -> bool {
+        self.given.silences[slot].is_some_and(|(at, long)| (at..at + long).contains(&self.now))
+    }
+
+    /// It is the apiserver that is not behind berth.
+    fn plain(&self, slot: usize) -> bool {
+        self.given.in_place && self.pods[slot].is_none_or(|pod| pod.version == Version::Old)
+    }
+
+    pub(super) fn instance(&self, slot: usize) -> Instance {
+        if self.plain(slot) {
+            return Instance::default();
+        }
+        let pod = self.pods[slot].filter(|pod| pod.fate != Fate::NotStarted);
+        let silent = pod.is_some() && self.is_silent(slot);
+        Instance {
+            alive: pod.is_some(),
+            drains: self.given.drains && pod.is_some(),
+            in_group: self.in_group(slot) && !silent,
+            silent: silent && self.said[slot],
+            process: pod.filter(|pod| !matches!(pod.life, Life::Down(_))).map(|pod| pod.process),
+            ends: self.ends[slot],
+            hopeless: self.pods[slot]
+                .filter(|pod| self.given.journal && pod.fate == Fate::NotStarted && pod.version == Version::New)
+                .map(|_| Hopeless::Image),
+        }
+    }
+
+    pub(super) fn see(&self) -> Seen {
+        let content = |file: Option<Version>| file.map_or(Content::Absent, Content::Holds);
+        Seen {
+            canonical_file: content(self.files[0]),
+            temporary_file: content(self.files[1]),
+            canonical: self.instance(0),
+            temporary: self.instance(1),
+            plain_serves: self.plain(0) && self.in_group(0),
+            reached: true,
+        }
+    }
+
+    fn act(&mut self, action: &Action) {
+        match action {
+            Action::Place(slot, version) => {
+                let at = *slot as usize;
+                assert!(self.files[at].is_none() || self.given.in_place, "{slot:?} is placed over another");
+                let gone = self.pods[at].is_none_or(|pod| pod.fate == Fate::NotStarted);
+                assert!(gone || self.given.in_place);
+                self.files[at] = Some(*version);
+                self.unknown_for[at] = self.given.lag;
+            }
+            Action::Remove(slot) => {
+                let at = *slot as usize;
+                assert!(self.files[at].is_some());
+                assert!(!self.in_group(at) || self.in_group(1 - at), "the last ready one is removed");
+                self.files[at] = None;
+                self.unknown_for[at] = self.given.lag;
+            }
+            Action::Drain(slot) => {
+                let at = *slot as usize;
+                assert!(self.in_group(1 - at), "the last ready one is drained");
+                if let Some(pod) = &mut self.pods[at] {
+                    pod.drained = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A second goes by.
+    fn tick(&mut self) {
+        for at in 0..self.pods.len() {
+            if !self.is_silent(at) {
+                self.said[at] = self.in_group(at);
+            }
+        }
+        self.now += 1;
+        for at in 0..self.pods.len() {
+            match self.unknown_for[at].checked_sub(1) {
+                Some(left) => self.unknown_for[at] = left,
+                None => self.known[at] = self.files[at],
+            }
+            let wanted = self.known[at];
+            let Some(pod) = &mut self.pods[at] else {
+                self.start(at, self.given.start);
+                continue;
+            };
+            let stays = wanted == Some(pod.version) || (self.given.same && wanted.is_some());
+            if !stays && !matches!(pod.life, Life::Stopping(_)) {
+                pod.life = Life::Stopping(self.given.stop);
+            }
+            let mut end = |pod: &mut Pod| {
+                self.ends[at] += 1;
+                pod.life = Life::Down(pod.backoff);
+                pod.backoff = (pod.backoff * 2).min(60);
+            };
+            match pod.life {
+                Life::Starting(_) if pod.fate == Fate::NotStarted => {}
+                Life::Starting(_) if pod.fate == Fate::Refuses => end(pod),
+                Life::Starting(0) if pod.fate == Fate::NeverReady => {}
+                Life::Starting(0) => pod.life = Life::Ready(0),
+                Life::Starting(left) => pod.life = Life::Starting(left - 1),
+                Life::Ready(age) if pod.fate == Fate::Crashes(age) => end(pod),
+                Life::Ready(age) => pod.life = Life::Ready(age + 1),
+                Life::Down(0) => {
+                    self.processes += 1;
+                    pod.process = self.processes;
+                    pod.life = Life::Starting(self.given.start);
+                }
+                Life::Down(left) => pod.life = Life::Down(left - 1),
+                Life::Stopping(0) => {
+                    self.pods[at] = None;
+                    self.ends[at] += 1;
+                }
+                Life::Stopping(left) => pod.life = Life::Stopping(left - 1),
+            }
+        }
+        let Given { temporary, canonical, back, .. } = self.given;
+        let good = [temporary, canonical, back] == [Fate::Good; 3];
+        self.dark &= !(good && (self.in_group(0) || self.in_group(1)));
+        let serves = self.in_group(0) || self.in_group(1) || self.dark || self.given.in_place;
+        assert!(serves, "nobody serves: {:?}", self.pods);
+    }
+
+    /// Runs berth until it ends, and again wherever it is killed.
+    pub(super) fn run(&mut self, disk: &mut Position) -> Action {
+        let mut machine = Machine::new(disk.clone(), LIMITS, self.given.same);
+        let mut actions = 0;
+        for _ in 0..10_000 {
+            match machine.next(&self.see(), Duration::from_secs(self.now.into())) {
+                Action::Wait => {
+                    self.tick();
+                    if let Some(Reboot { away, boot, .. }) = self.given.reboot.take_if(|reboot| self.now >= reboot.at) {
+                        self.reboot(boot);
+                        (0..away).for_each(|_| self.tick());
+                        machine = Machine::new(disk.clone(), LIMITS, self.given.same);
+                    }
+                    continue;
+                }
+                over @ (Action::Finish(_) | Action::Halt(_)) => {
+                    *disk = machine.position().clone();
+                    return over;
+                }
+                Action::Entered => *disk = machine.position().clone(),
+                action => {
+                    // As long as a shim is silent, so long it is waited for.
+                    while matches!(action, Action::Drain(slot) if self.is_silent(slot as usize)) {
+                        self.tick();
+                    }
+                    self.act(&action);
+                    if matches!(action, Action::Drain(_)) {
+                        machine.drained(true);
+                    }
+                }
+            }
+            actions += 1;
+            if self.given.interrupt == Some(actions) {
+                machine.interrupt();
+            }
+            if let Some((_, away)) = self.given.kills.clone().iter().find(|(after, _)| *after == actions) {
+                for _ in 0..*away {
+                    self.tick();
+                }
+                machine = Machine::new(disk.clone(), LIMITS, self.given.same);
+            }
+        }
+        panic!("it comes to no end: {disk:?} {:?}", self.see());
+    }
+
+    pub(super) fn alone(&self) -> bool {
+        !self.instance(1).alive && self.files[1].is_none() && self.in_group(0)
+    }
+}
