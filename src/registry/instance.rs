@@ -37,7 +37,7 @@ use crate::os::socket;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
+use std::fs::{self, File, FileTimes, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -512,11 +512,10 @@ fn is_alive(file: &File, restored: Option<SocketAddr>) -> io::Result<bool> {
 
 /// Whether an owner holds its lock.
 fn is_locked(file: &File) -> io::Result<bool> {
-    // A duplicate is the same open file, and its lock ends with this.
-    match Flock::lock(file.try_clone()?, FlockArg::LockSharedNonblock) {
-        Ok(_released_by_drop) => Ok(false),
-        Err((_, Errno::EWOULDBLOCK)) => Ok(true),
-        Err((_, errno)) => Err(errno.into()),
+    match file.try_lock_shared() {
+        Ok(()) => file.unlock().map(|()| false),
+        Err(TryLockError::WouldBlock) => Ok(true),
+        Err(TryLockError::Error(error)) => Err(error),
     }
 }
 
