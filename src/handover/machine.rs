@@ -69,7 +69,8 @@ pub struct Facts {
 /// What is to be done. Each is idempotent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Listen on the own, bound socket of an address; answered by [`Machine::listening`].
+    /// Listen on the own, bound socket of an address; answered by [`Machine::listening`], or by
+    /// [`Machine::listen_again`].
     Listen(SocketAddr),
     /// Listen on a held socket (again) and accept from it; answered by [`Machine::accepting`].
     Accept(Cookie),
@@ -159,7 +160,7 @@ pub struct Machine {
     now: Time,
     held: BTreeMap<Cookie, Held>,
     peers: BTreeMap<Holder, Peer>,
-    /// Addresses whose own socket was asked to listen and has not answered yet.
+    /// Addresses whose own socket was asked to listen and does not yet.
     asked: BTreeSet<SocketAddr>,
     /// Since when nothing is reachable, for oneself or for a live sibling.
     unreachable_since: Option<Time>,
@@ -352,9 +353,10 @@ impl Machine {
         self.settle()
     }
 
-    /// The own socket of an address cannot listen; it is tried again at the next tick.
-    pub fn cannot_listen(&mut self, address: SocketAddr) {
+    /// The own socket of an address could not listen, and has been left alone for long enough.
+    pub fn listen_again(&mut self, address: SocketAddr) -> Vec<Action> {
         self.asked.remove(&address);
+        self.settle()
     }
 
     /// Whether the accept loop of a listener has not ended yet.
@@ -469,7 +471,6 @@ impl Machine {
         let uncovered = self.uncovered();
         self.leaving_since = None;
         self.let_go = true;
-        self.asked.clear();
         // Nobody accepts from these: what is queued is served here, then they are let go.
         for cookie in uncovered {
             self.held.remove(&cookie);
@@ -533,17 +534,15 @@ impl Machine {
 
     /// Keeps, takes over or makes a listener for an address.
     fn own_a_listener(&mut self, address: SocketAddr, actions: &mut Vec<Action>) {
-        if self.held.values().any(|held| held.own && held.address == address) || self.asked.contains(&address) {
+        if self.held.values().any(|held| held.own && held.address == address) {
             return;
         }
         let owned: BTreeSet<Cookie> = self.live().flat_map(|told| told.owns.iter().copied()).collect();
         let orphan = self.held.iter_mut().find(|(cookie, held)| held.address == address && !owned.contains(cookie));
         match orphan {
             Some((_, held)) => held.own = true,
-            None => {
-                self.asked.insert(address);
-                actions.push(Action::Listen(address));
-            }
+            None if self.asked.insert(address) => actions.push(Action::Listen(address)),
+            None => {}
         }
     }
 }

@@ -45,7 +45,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
-/// How long an own socket that cannot listen is left alone.
+/// How long a socket that cannot listen or be accepted from is left alone.
 const RETRY: Duration = Duration::from_millis(250);
 
 /// What a shim brings to its berth.
@@ -131,6 +131,8 @@ struct Keeper {
     /// The last write of the lease went well.
     lease_written: bool,
     retry: Option<Instant>,
+    /// Addresses whose own socket could not listen.
+    deaf: BTreeSet<SocketAddr>,
     /// Listeners that could not be accepted from.
     failed: BTreeSet<Cookie>,
     told_problems: BTreeSet<String>,
@@ -182,6 +184,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
         renewed: now,
         lease_written: true,
         retry: None,
+        deaf: BTreeSet::new(),
         failed: BTreeSet::new(),
         told_problems: BTreeSet::new(),
         strangers: Strangers::default(),
@@ -249,6 +252,9 @@ impl Keeper {
         let now = self.now();
         let mut actions = self.machine.tick(now);
         if self.retry.is_none() {
+            for address in std::mem::take(&mut self.deaf) {
+                actions.extend(self.machine.listen_again(address));
+            }
             // What could not be accepted from is as if it had been refused: the machine tries again.
             for cookie in std::mem::take(&mut self.failed) {
                 actions.extend(self.machine.ended(cookie));
@@ -386,18 +392,21 @@ impl Keeper {
                     lock(&self.desk).held.insert(cookie, (address, own));
                 }
                 self.count("listen", "ok");
+                let trouble = listen_trouble(address);
+                self.told_problems.retain(|told| !told.starts_with(&trouble));
                 self.machine.listening(address, cookie)
             }
             Err(error) => {
-                let why = match error.raw_os_error() {
-                    Some(libc::EADDRINUSE) => holder::explain(address, nix::unistd::geteuid().as_raw()),
-                    _ => error.to_string(),
-                };
-                if self.told_problems.insert(format!("listen {address}: {why}")) {
+                // Who holds the port is read from every socket of the host: once, not at each try.
+                if self.told_problems.insert(listen_trouble(address) + &error.to_string()) {
+                    let why = match error.raw_os_error() {
+                        Some(libc::EADDRINUSE) => holder::explain(address, nix::unistd::geteuid().as_raw()),
+                        _ => error.to_string(),
+                    };
                     tracing::error!(%address, "cannot listen, trying again: {why}");
                 }
                 self.count("listen", "failed");
-                self.machine.cannot_listen(address);
+                self.deaf.insert(address);
                 self.retry = Some(Instant::now() + RETRY);
                 Vec::new()
             }
@@ -469,6 +478,11 @@ impl Keeper {
     fn count(&self, phase: &'static str, result: &'static str) {
         self.setup.metrics.handover.get_or_create(&HandoverLabels { phase, result }).inc();
     }
+}
+
+/// How what is told begins of an address that cannot be listened on.
+fn listen_trouble(address: SocketAddr) -> String {
+    format!("listen {address}: ")
 }
 
 impl Drop for Keeper {

@@ -4,9 +4,7 @@ use super::node::{Echo, Node, alone};
 use super::support::eventually;
 use super::support::net::{connect, free_address, hello, ping};
 use super::support::process::{berth, said};
-use berth::instance::InstanceId;
 use berth::phase::Phase;
-use berth::registry::instance::{Claimant, claim};
 
 #[test]
 fn drain_leaves_and_keeps_streams() {
@@ -45,13 +43,8 @@ fn drain_leaves_and_keeps_streams() {
 fn a_drained_shim_joins_again_when_its_apiserver_was_restarted_in_place() {
     let _alone = alone();
     let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
-    let record = |id: &str, address| {
-        let id = InstanceId::parse(id).unwrap();
-        let claimant = Claimant { instance: &id, advertise: node.listen.ip(), pid: None };
-        claim(&node.berth(), &claimant, |_, _| Ok(address)).unwrap()
-    };
     let a = node.launch("a", &[]);
-    let old = record("a", first.address);
+    let old = node.record("a", first.address);
     a.until_joined();
     let b = node.joined("b", second.address, &[]);
     a.until_counted("guard", 1);
@@ -61,7 +54,7 @@ fn a_drained_shim_joins_again_when_its_apiserver_was_restarted_in_place() {
     a.until("its instance is gone", |status| status.instances.iter().all(|instance| !instance.own));
     assert_eq!(a.status().state, Phase::Left);
     let again = Echo::new();
-    let _new = record("a", again.address);
+    let _new = node.record("a", again.address);
     a.until_joined();
     b.leave();
     ping(&mut connect(node.listen), &hello(64));
@@ -72,17 +65,12 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
     let _alone = alone();
     let node = Node::new();
     let shim = node.launch("node", &["--discover"]);
-    let record = |id: &str, address| {
-        let id = InstanceId::parse(id).unwrap();
-        let claimant = Claimant { instance: &id, advertise: node.listen.ip(), pid: None };
-        claim(&node.berth(), &claimant, |_, _| Ok(address)).unwrap()
-    };
     let (old, new) = (Echo::new(), Echo::new());
     let ready = |id: &str| said(berth(["ready", "--instance", id, "--run-dir"]).arg(node.run_dir()));
-    let first = record("old", old.address);
+    let first = node.record("old", old.address);
     shim.until_joined();
     assert_eq!(ready("old").0, Some(0), "{:?}", ready("old"));
-    let never = record("never", free_address());
+    let never = node.record("never", free_address());
     shim.until("one that does not listen", |status| status.instances.len() == 2);
     let (code, out, _) = ready("never");
     assert_eq!(code, Some(1));
@@ -90,7 +78,7 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
     drop(never);
     shim.until("it is gone", |status| status.instances.len() == 1);
     ping(&mut connect(node.listen), &hello(64));
-    let _second = record("new", new.address);
+    let _second = node.record("new", new.address);
     shim.until("both are known", |status| status.instances.len() == 2);
     drop((old, first));
     eventually("the new one serves alone", || (shim.status().instances.len() == 1).then_some(()));

@@ -146,6 +146,34 @@ fn a_shim_has_left_when_its_accept_loops_have_ended() {
     a.until("left", |status| status.state == Phase::Left);
 }
 
+/// Each try that fails costs system calls, and a look into every socket of the host, on the thread that keeps the lease.
+#[test]
+fn a_port_that_another_holds_is_tried_four_times_a_second() {
+    const TRIES: u32 = 8;
+    let _alone = alone();
+    let (node, first) = (Node::new(), Echo::new());
+    let a = node.launch("a", &[]);
+    let old = node.record("a", first.address);
+    a.until_joined();
+    assert_eq!(said(berth(["drain", "--instance", "a", "--run-dir"]).arg(node.run_dir())).0, Some(0));
+    a.until("left", |status| status.state == Phase::Left);
+    let plain = std::net::TcpListener::bind(node.listen).unwrap();
+    drop((first, old));
+    a.until("its instance is gone", |status| status.instances.iter().all(|instance| !instance.own));
+    let again = Echo::new();
+    let _new = node.record("a", again.address);
+    eventually("a try", || (a.counted("listen", "failed") > 0).then_some(()));
+    let (began, before) = (std::time::Instant::now(), a.counted("listen", "failed"));
+    eventually("more tries", || (a.counted("listen", "failed") >= before + u64::from(TRIES)).then_some(()));
+    let took = began.elapsed();
+    assert!(took >= (TRIES - 1) * std::time::Duration::from_millis(250), "{TRIES} tries in {took:?}");
+    drop(plain);
+    a.until_joined();
+    let log = a.running.log();
+    assert_eq!(log.matches("cannot listen, trying again").count(), 1, "{log}");
+    assert!(log.contains(&format!("pid {}", std::process::id())), "{log}");
+}
+
 /// Its own socket was never listened on: it took an orphan into use. Whoever comes after it needs the port.
 #[test]
 fn a_shim_that_took_an_orphan_frees_the_port_when_it_has_left() {

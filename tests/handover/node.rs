@@ -6,6 +6,7 @@ use super::support::shim::ask;
 use super::support::{PATIENCE, eventually};
 use berth::control::wire;
 use berth::instance::InstanceId;
+use berth::registry::instance::{Claim, Claimant, claim};
 use berth::registry::{BerthDir, RunDir, instance};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, chown};
@@ -98,6 +99,13 @@ impl Node {
         let listed = instance::list(&self.find().unwrap()).unwrap().instances;
         let listed = listed.into_iter().find(|listed| listed.record.instance.as_str() == id).unwrap();
         (process, Echo::at(listed.record.address))
+    }
+
+    /// Records an instance, alive as long as the result.
+    pub(crate) fn record(&self, id: &str, address: SocketAddr) -> Claim {
+        let id = InstanceId::parse(id).unwrap();
+        let claimant = Claimant { instance: &id, advertise: self.listen.ip(), pid: None };
+        claim(&self.berth(), &claimant, |_, _| Ok(address)).unwrap()
     }
 
     /// Exit status and log of a `berth exec` that fails.

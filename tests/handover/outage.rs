@@ -5,9 +5,7 @@ use super::node::{Echo, Node, alone};
 use super::support::eventually;
 use super::support::net::{connect, free_address, fresh_ip, hello, ping, read};
 use super::support::process::said;
-use berth::instance::InstanceId;
 use berth::phase::Phase;
-use berth::registry::instance::{Claim, Claimant, claim};
 use nix::sys::signal::Signal;
 use socket2::{Domain, Socket, Type};
 use std::io::{self, Write};
@@ -74,14 +72,9 @@ fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
 fn a_recorded_siblings_instance_that_dies_is_not_missed() {
     let _alone = alone();
     let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
-    let record = |id: &str, address: SocketAddr| -> Claim {
-        let id = InstanceId::parse(id).unwrap();
-        let claimant = Claimant { instance: &id, advertise: node.listen.ip(), pid: None };
-        claim(&node.berth(), &claimant, |_, _| Ok(address)).unwrap()
-    };
     let a = node.launch("a", &[]);
     let b = node.launch("b", &[]);
-    let _claims = [record("a", first.address), record("b", second.address)];
+    let _claims = [node.record("a", first.address), node.record("b", second.address)];
     a.until_joined();
     b.until_joined();
     let load = Load::start(node.listen, 32, Duration::from_millis(100));

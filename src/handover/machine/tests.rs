@@ -35,6 +35,8 @@ struct Shim {
     deaf: bool,
     /// What it could not listen on, to be tried again.
     failed: BTreeSet<Cookie>,
+    /// An own socket that could not, left alone until the next tick.
+    left_alone: bool,
     lease: Time,
     /// From each sibling, in order.
     inbox: BTreeMap<Holder, VecDeque<Message>>,
@@ -178,6 +180,7 @@ impl World {
             hung: false,
             deaf: false,
             failed: BTreeSet::new(),
+            left_alone: false,
             lease: self.now + LEASE,
             inbox: BTreeMap::new(),
             connected: BTreeSet::new(),
@@ -338,6 +341,9 @@ impl World {
         let holders: Vec<_> = self.shims.iter().filter(|(_, s)| !s.hung).map(|(h, _)| *h).collect();
         for holder in holders {
             self.act(holder, |machine| machine.tick(now));
+            if std::mem::take(&mut self.shims.get_mut(&holder).unwrap().left_alone) {
+                self.act(holder, |machine| machine.listen_again(address()));
+            }
             for cookie in std::mem::take(&mut self.shims.get_mut(&holder).unwrap().failed) {
                 self.act(holder, |machine| machine.ended(cookie));
             }
@@ -350,10 +356,13 @@ impl World {
         let mut actions = VecDeque::from(input(&mut shim.machine));
         while let Some(action) = actions.pop_front() {
             match action {
-                Action::Listen(address) if self.shims[&holder].deaf => {
-                    self.shims.get_mut(&holder).unwrap().machine.cannot_listen(address);
-                }
                 Action::Listen(address) => {
+                    let shim = self.shims.get_mut(&holder).unwrap();
+                    assert!(!shim.left_alone, "what could not listen is left alone for a while");
+                    if shim.deaf {
+                        shim.left_alone = true;
+                        continue;
+                    }
                     let inbox = &self.shims[&holder].inbox;
                     let apart = |other: &Holder| !self.shims[&holder].connected.contains(other);
                     let unheard = |other: &Holder| apart(other) || !inbox.get(other).is_none_or(VecDeque::is_empty);
