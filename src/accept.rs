@@ -149,18 +149,25 @@ impl Dealer {
     }
 
     /// Accepts from a listener until it is told otherwise or the listener listens no more. Runs on the
-    /// first worker.
+    /// first worker, and calls `runs` there when nothing is left that could keep it from accepting.
     pub fn spawn(
         self: &Arc<Self>,
         listener: OwnedFd,
         told: watch::Receiver<Accepting>,
+        runs: impl FnOnce() + Send + 'static,
     ) -> tokio::task::JoinHandle<io::Result<()>> {
         let this = self.clone();
-        self.first.spawn(async move { this.accept(listener, told).await })
+        self.first.spawn(async move { this.accept(listener, told, runs).await })
     }
 
-    async fn accept(&self, listener: OwnedFd, mut told: watch::Receiver<Accepting>) -> io::Result<()> {
+    async fn accept(
+        &self,
+        listener: OwnedFd,
+        mut told: watch::Receiver<Accepting>,
+        runs: impl FnOnce(),
+    ) -> io::Result<()> {
         let listener = os::awaitable(listener, Interest::READABLE)?;
+        runs();
         loop {
             let mut ready = tokio::select! {
                 biased;

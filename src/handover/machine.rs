@@ -72,7 +72,8 @@ pub enum Action {
     /// Listen on the own, bound socket of an address; answered by [`Machine::listening`], or by
     /// [`Machine::listen_again`].
     Listen(SocketAddr),
-    /// Listen on a held socket (again) and accept from it; answered by [`Machine::accepting`].
+    /// Listen on a held socket (again) and accept from it; answered by [`Machine::accepting`] when clients are taken
+    /// out, or by [`Machine::failed`].
     Accept(Cookie),
     /// Accept no more; hold it as a guard. Answered by [`Machine::ended`], as the next two are.
     Guard(Cookie),
@@ -125,7 +126,7 @@ impl Held {
 
     /// It is accepted from, or soon will be.
     fn accepting(&self) -> bool {
-        matches!(self.accept, AcceptLoop::Starting | AcceptLoop::Running)
+        matches!(self.accept, AcceptLoop::Starting | AcceptLoop::Running | AcceptLoop::Failed)
     }
 }
 
@@ -133,8 +134,10 @@ impl Held {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AcceptLoop {
     None,
-    /// Asked for.
+    /// Asked for: it may take a client out at any moment.
     Starting,
+    /// It could not start, or could not go on: there is none, and it is tried again.
+    Failed,
     Running,
     /// Told to end: a client may still be between accept(2) and being counted.
     Ending,
@@ -330,8 +333,18 @@ impl Machine {
 
     /// A listener listens, and clients are taken out of its queue.
     pub fn accepting(&mut self, cookie: Cookie) -> Vec<Action> {
-        if let Some(held) = self.held.get_mut(&cookie) {
+        // One that was told to end meanwhile ends.
+        if let Some(held) = self.held.get_mut(&cookie).filter(|held| held.accept == AcceptLoop::Starting) {
             held.accept = AcceptLoop::Running;
+        }
+        self.settle()
+    }
+
+    /// Nobody accepts from a listener here, because it cannot be; [`Machine::ended`] tries it again.
+    pub fn failed(&mut self, cookie: Cookie) -> Vec<Action> {
+        self.closing.remove(&cookie);
+        if let Some(held) = self.held.get_mut(&cookie) {
+            held.accept = if held.accepting() { AcceptLoop::Failed } else { AcceptLoop::None };
         }
         self.settle()
     }
@@ -448,7 +461,7 @@ impl Machine {
 
     /// Every accept loop has ended.
     fn has_let_go(&self) -> bool {
-        let idle = |held: &Held| matches!(held.accept, AcceptLoop::None | AcceptLoop::Starting);
+        let idle = |held: &Held| matches!(held.accept, AcceptLoop::None | AcceptLoop::Failed);
         self.closing.is_empty() && self.held.values().all(idle)
     }
 
@@ -521,8 +534,8 @@ impl Machine {
                     held.accept = AcceptLoop::Starting;
                     actions.push(Action::Accept(cookie));
                 }
-                (AcceptLoop::Starting, false) => held.accept = AcceptLoop::None,
-                (AcceptLoop::Running, false) => {
+                (AcceptLoop::Failed, false) => held.accept = AcceptLoop::None,
+                (AcceptLoop::Starting | AcceptLoop::Running, false) => {
                     held.accept = AcceptLoop::Ending;
                     actions.push(if dry { Action::Refuse(cookie) } else { Action::Guard(cookie) });
                 }

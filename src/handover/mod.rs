@@ -97,6 +97,17 @@ pub struct Setup {
     pub phase: watch::Sender<(Phase, SystemTime)>,
 }
 
+/// What an accept loop tells.
+#[derive(Debug)]
+enum OfLoop {
+    /// It takes clients out.
+    Runs(Cookie),
+    /// It has ended, as it was told, or since the listener listens no more.
+    Ended(Cookie),
+    /// It could not start or go on, and why.
+    Failed(Cookie, SocketAddr, String),
+}
+
 /// The running of it.
 struct Keeper {
     setup: Setup,
@@ -119,7 +130,7 @@ struct Keeper {
     told_unconnected: BTreeSet<Holder>,
     passing: Arc<siblings::Passing>,
     events: mpsc::UnboundedSender<Event>,
-    ended: mpsc::UnboundedSender<Cookie>,
+    of_loops: mpsc::UnboundedSender<OfLoop>,
     /// Workers that answered since the last renewal.
     alive: Arc<AtomicU64>,
     /// A worker gave no sign of life: better a sibling takes the connections.
@@ -153,7 +164,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
         lease: setup.lease,
     };
     let (events, mut heard) = mpsc::unbounded_channel();
-    let (ended, mut loops_ended) = mpsc::unbounded_channel();
+    let (of_loops, mut loops) = mpsc::unbounded_channel();
     let mut setup = setup;
     let waiting = setup.sockets.drain(..).map(|(address, socket)| (address, Arc::new(socket))).collect();
     let mut table = setup.table.clone();
@@ -176,7 +187,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
         told_unconnected: BTreeSet::new(),
         passing: Arc::new(siblings::Passing::new(setup.lease, setup.hold)),
         events,
-        ended,
+        of_loops,
         alive: Arc::new(AtomicU64::new(0)),
         blocked: false,
         transitions: 0,
@@ -205,7 +216,7 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
             changed = table.changed() => if changed.is_err() { return Ok(()) },
             changed = stop.changed() => if changed.is_err() { return Ok(()) },
             Some(event) = heard.recv() => keeper.hear(event),
-            Some(cookie) = loops_ended.recv() => keeper.loop_ended(cookie),
+            Some(of_loop) = loops.recv() => keeper.hear_of_loop(of_loop),
             Some(pass) = passes.recv() => keeper.pass(pass),
             Some(asked) = asked.recv() => keeper.asked(asked),
             () = watch.changed() => keeper.read_leases(),
@@ -321,9 +332,18 @@ impl Keeper {
         self.act(actions);
     }
 
-    fn loop_ended(&mut self, cookie: Cookie) {
-        self.loops.remove(&cookie);
-        let actions = self.machine.ended(cookie);
+    fn hear_of_loop(&mut self, of_loop: OfLoop) {
+        let actions = match of_loop {
+            OfLoop::Runs(cookie) => self.machine.accepting(cookie),
+            OfLoop::Ended(cookie) => {
+                self.loops.remove(&cookie);
+                self.machine.ended(cookie)
+            }
+            OfLoop::Failed(cookie, address, why) => {
+                self.loops.remove(&cookie);
+                self.cannot_accept(cookie, address, &why)
+            }
+        };
         self.act(actions);
     }
 
@@ -427,7 +447,7 @@ impl Keeper {
     /// Takes a listener into use, whoever made it: what its connections inherit is this shim's choice.
     fn accept(&mut self, cookie: Cookie) -> Vec<Action> {
         let held = lock(&self.desk).held.get(&cookie).cloned();
-        let Some((address, listener)) = held else { return Vec::new() };
+        let Some((address, listener)) = held else { return self.machine.failed(cookie) };
         let ready = socket::set_options(listener.as_fd(), &self.setup.keepalive)
             .and_then(|()| socket::start_listening(listener.as_fd(), self.setup.backlog))
             .and_then(|()| listener.as_fd().try_clone_to_owned());
@@ -435,32 +455,38 @@ impl Keeper {
             Ok(duplicate) => {
                 tracing::debug!(%address, listener = cookie.0, "accepting");
                 let told = watch::Sender::new(Accepting::Yes);
-                let accepting = self.setup.dealer.spawn(duplicate, told.subscribe());
+                let (runs, ends) = (self.of_loops.clone(), self.of_loops.clone());
+                // Said by the loop itself: a sibling lets go on the strength of it.
+                let runs = move || drop(runs.send(OfLoop::Runs(cookie)));
+                let accepting = self.setup.dealer.spawn(duplicate, told.subscribe(), runs);
                 self.loops.insert(cookie, told);
-                let ended = self.ended.clone();
                 tokio::spawn(async move {
-                    match accepting.await {
-                        Ok(Ok(())) => {}
-                        Ok(Err(error)) => tracing::error!(%address, %error, "a listener cannot be waited for"),
-                        Err(error) => tracing::error!(%address, %error, "an accept loop ended: a bug"),
-                    }
-                    let _ = ended.send(cookie);
+                    let _ = ends.send(match accepting.await {
+                        Ok(Ok(())) => OfLoop::Ended(cookie),
+                        Ok(Err(error)) => OfLoop::Failed(cookie, address, error.to_string()),
+                        Err(error) => {
+                            tracing::error!(%address, %error, "an accept loop ended: a bug");
+                            OfLoop::Failed(cookie, address, error.to_string())
+                        }
+                    });
                 });
                 self.count("accept", "ok");
                 // Else the next tick would end, for the machine, a loop that runs.
                 self.failed.remove(&cookie);
-                self.machine.accepting(cookie)
-            }
-            Err(error) => {
-                if self.told_problems.insert(format!("accept {address}: {error}")) {
-                    tracing::error!(%address, %error, "cannot accept, trying again");
-                }
-                self.count("accept", "failed");
-                self.retry = Some(Instant::now() + RETRY);
-                self.failed.insert(cookie);
                 Vec::new()
             }
+            Err(error) => self.cannot_accept(cookie, address, &error.to_string()),
         }
+    }
+
+    fn cannot_accept(&mut self, cookie: Cookie, address: SocketAddr, why: &str) -> Vec<Action> {
+        if self.told_problems.insert(format!("accept {address}: {why}")) {
+            tracing::error!(%address, "cannot accept, trying again: {why}");
+        }
+        self.count("accept", "failed");
+        self.retry = Some(Instant::now() + RETRY);
+        self.failed.insert(cookie);
+        self.machine.failed(cookie)
     }
 
     fn end_loop(&self, cookie: Cookie, how: Accepting) {

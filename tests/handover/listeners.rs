@@ -4,16 +4,34 @@ use super::node::{Echo, Node, Shim, alone};
 use super::support::net::{connect, free_address, hello, ping};
 use super::support::process::{Running, berth, said};
 use super::support::{MOMENT, eventually};
+use berth::backend::health::Standing;
 use berth::os::socket;
 use berth::phase::Phase;
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 
 /// Some user that is not us.
 const STRANGER: u32 = 65534;
+
+/// A thread that stands still, for as long as the thread of the test lives.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(thread: Pid) -> Self {
+        ptrace::seize(thread, ptrace::Options::empty()).unwrap();
+        ptrace::interrupt(thread).unwrap();
+        waitpid(thread, Some(WaitPidFlag::__WALL)).unwrap();
+        Self(thread)
+    }
+
+    fn go_on(self) {
+        ptrace::detach(self.0, None).unwrap();
+    }
+}
 
 /// Another user's shim with a ready instance wants the port; it must not have it. None: it cannot be run here.
 fn stranger_fails(listen: SocketAddr) -> Option<()> {
@@ -130,9 +148,7 @@ fn a_shim_has_left_when_its_accept_loops_have_ended() {
     a.until_counted("guard", 1);
     b.until_counted("guard", 1);
     let thread = eventually("the relaying thread", || a.thread("berth-relay-0"));
-    ptrace::seize(thread, ptrace::Options::empty()).unwrap();
-    ptrace::interrupt(thread).unwrap();
-    waitpid(thread, Some(WaitPidFlag::__WALL)).unwrap();
+    let stopped = Stopped::new(thread);
     let drained = said(berth(["drain", "--instance", "a", "--run-dir"]).arg(node.run_dir()));
     assert_eq!(drained.0, Some(0), "{drained:?}");
     // B covers A's listener: nothing but the accept loop keeps A.
@@ -142,8 +158,32 @@ fn a_shim_has_left_when_its_accept_loops_have_ended() {
         let state = a.status().state;
         assert_eq!(state, Phase::Joined, "{}", a.running.log());
     }
-    ptrace::detach(thread, None).unwrap();
+    stopped.go_on();
     a.until("left", |status| status.state == Phase::Left);
+}
+
+/// A sibling lets go of a listener when another says that it accepts from it.
+#[test]
+fn a_shim_accepts_when_its_accept_loop_runs() {
+    let _alone = alone();
+    let (node, address) = (Node::new(), free_address());
+    // The lease must not run out: what is looked at is a start, not a hang.
+    let shim = node.start("a", address, &["--lease", "60s", "--threads", "1"]);
+    let thread = eventually("the relaying thread", || shim.thread("berth-relay-0"));
+    let stopped = Stopped::new(thread);
+    let _instance = Echo::at(address);
+    shim.until("its instance is ready", |status| {
+        status.instances.iter().any(|instance| instance.own && instance.standing == Standing::Ready)
+    });
+    shim.until_counted("accept", 1);
+    let until = std::time::Instant::now() + 3 * MOMENT;
+    while std::time::Instant::now() < until {
+        let state = shim.status().state;
+        assert_eq!(state, Phase::Waiting, "{}", shim.running.log());
+    }
+    stopped.go_on();
+    shim.until_joined();
+    ping(&mut connect(node.listen), &hello(64));
 }
 
 /// Each try that fails costs system calls, and a look into every socket of the host, on the thread that keeps the lease.

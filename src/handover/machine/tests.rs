@@ -18,6 +18,8 @@ enum Message {
     Connected,
     Told(Announce, Vec<(Cookie, SocketAddr)>),
     Gone,
+    /// From its own accept loop: it takes clients out from now on, if it is not told to end already.
+    Runs(Cookie),
     /// From its own accept loop: it has ended, as told, or since the listener listens no more.
     Ended(Cookie),
 }
@@ -31,8 +33,10 @@ struct Shim {
     ready: bool,
     leaving: bool,
     hung: bool,
-    /// It cannot listen: descriptors ran out, or somebody else listens.
+    /// It cannot listen nor wait for clients: descriptors ran out, or somebody else listens.
     deaf: bool,
+    /// Accept loops that were started and do not run yet.
+    starting: BTreeSet<Cookie>,
     /// What it could not listen on, to be tried again.
     failed: BTreeSet<Cookie>,
     /// An own socket that could not, left alone until the next tick.
@@ -179,6 +183,7 @@ impl World {
             leaving: false,
             hung: false,
             deaf: false,
+            starting: BTreeSet::new(),
             failed: BTreeSet::new(),
             left_alone: false,
             lease: self.now + LEASE,
@@ -270,10 +275,37 @@ impl World {
                     guards.into_iter().filter(|(cookie, _)| self.sockets.contains_key(cookie)).collect();
                 self.act(to, |machine| machine.told(from, announce, &guards));
             }
+            Message::Runs(cookie) => self.loop_runs(to, cookie),
             Message::Ended(cookie) => self.act(to, |machine| machine.ended(cookie)),
             Message::Gone => self.act(to, |machine| machine.gone(from)),
         }
         true
+    }
+
+    fn loop_runs(&mut self, of: Holder, cookie: Cookie) {
+        let shim = self.shims.get_mut(&of).unwrap();
+        let goes_on = shim.starting.remove(&cookie);
+        if goes_on && shim.deaf {
+            shim.failed.insert(cookie);
+            return self.act(of, |machine| machine.failed(cookie));
+        }
+        if let Some(socket) = self.sockets.get_mut(&cookie).filter(|_| goes_on) {
+            if socket.listening {
+                socket.acceptors.insert(of);
+            } else {
+                // A sibling refused meanwhile.
+                self.post(of, LOOPS, Message::Ended(cookie));
+            }
+        }
+        self.act(of, |machine| machine.accepting(cookie));
+    }
+
+    /// Tells an accept loop to end, if there is one: one that a sibling's refusal ended has said so already.
+    fn end_loop(&mut self, of: Holder, cookie: Cookie) {
+        let started = self.shims.get_mut(&of).unwrap().starting.remove(&cookie);
+        if self.sockets.get_mut(&cookie).unwrap().acceptors.remove(&of) || started {
+            self.post(of, LOOPS, Message::Ended(cookie));
+        }
     }
 
     fn deliver_all(&mut self) {
@@ -375,24 +407,22 @@ impl World {
                     actions.extend(self.shims.get_mut(&holder).unwrap().machine.listening(address, cookie));
                 }
                 Action::Accept(cookie) if self.shims[&holder].deaf => {
-                    self.shims.get_mut(&holder).unwrap().failed.insert(cookie);
+                    let shim = self.shims.get_mut(&holder).unwrap();
+                    shim.failed.insert(cookie);
+                    actions.extend(shim.machine.failed(cookie));
                 }
                 Action::Accept(cookie) => {
                     let socket = self.sockets.get_mut(&cookie).expect("it accepts from what it holds");
                     assert!(socket.holders.contains(&holder), "it accepts from what it holds");
-                    socket.acceptors.insert(holder);
                     socket.listening = true;
                     let shim = self.shims.get_mut(&holder).unwrap();
                     shim.failed.remove(&cookie);
-                    actions.extend(shim.machine.accepting(cookie));
+                    assert!(shim.starting.insert(cookie), "one accept loop of a listener");
+                    self.post(holder, LOOPS, Message::Runs(cookie));
                 }
-                Action::Guard(cookie) => {
-                    // A loop ends once: one that a sibling's refusal ended has said so already.
-                    if self.sockets.get_mut(&cookie).unwrap().acceptors.remove(&holder) {
-                        self.post(holder, LOOPS, Message::Ended(cookie));
-                    }
-                }
+                Action::Guard(cookie) => self.end_loop(holder, cookie),
                 Action::Refuse(cookie) => {
+                    self.end_loop(holder, cookie);
                     let socket = self.sockets.get_mut(&cookie).unwrap();
                     socket.listening = false;
                     for other in std::mem::take(&mut socket.acceptors) {
@@ -408,12 +438,8 @@ impl World {
                         let met = together && quiet(*other, holder) && quiet(holder, *other);
                         met && !shim.hung && !shim.leaving && shim.lease > self.now
                     });
-                    let socket = self.sockets.get_mut(&cookie).unwrap();
-                    let ends = socket.acceptors.remove(&holder);
-                    socket.holders.remove(&holder);
-                    if ends {
-                        self.post(holder, LOOPS, Message::Ended(cookie));
-                    }
+                    self.end_loop(holder, cookie);
+                    self.sockets.get_mut(&cookie).unwrap().holders.remove(&holder);
                     let socket = &self.sockets[&cookie];
                     assert!(!could || !socket.holders.is_empty(), "closed, and a live sibling could hold it");
                 }
@@ -444,6 +470,7 @@ impl World {
             Phase::Left => {
                 let running = ends.filter(|end| matches!(end, Message::Ended(cookie) if machine.is_ending(*cookie)));
                 assert_eq!((accepts, running.count()), (0, 0), "left, and an accept loop runs");
+                assert!(self.shims[&holder].starting.is_empty(), "left, and an accept loop is about to run");
             }
             Phase::Waiting | Phase::Dry => {}
         }
