@@ -265,6 +265,13 @@ impl Machine {
         self.peers.iter().filter(|(_, peer)| apart(peer)).map(|(holder, _)| *holder).collect()
     }
 
+    /// Whether every sibling that has a lease is connected and told something: then a listener of which there is no
+    /// guard is no sibling's.
+    #[must_use]
+    pub fn has_all_guards(&self) -> bool {
+        self.peers.values().all(|peer| (peer.connected && peer.told.is_some()) || self.now >= peer.fresh_until)
+    }
+
     /// When it should be asked again although nothing happened.
     #[must_use]
     pub fn wake(&self) -> Option<Time> {

@@ -496,6 +496,10 @@ impl Keeper {
     }
 
     fn look_for_strangers(&mut self) {
+        if !self.machine.has_all_guards() {
+            // What is not known may be that sibling's; it is told of as one without a connection.
+            return self.strangers.forget_suspects();
+        }
         let ours: BTreeSet<_> =
             lock(&self.desk).held.values().filter_map(|(_, listener)| socket::inode(listener.as_fd())).collect();
         self.strangers.look(self.machine.addresses(), &ours, &self.setup.metrics);

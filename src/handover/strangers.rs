@@ -1,5 +1,5 @@
 //! Listeners on the shim's addresses that no shim of the berth holds: another proxy of the same uid, or a shim
-//! with another run directory. The kernel gives them a share of new connections, and nobody can guard them.
+//! with another run directory. (One of a sibling without a connection is told of as such.) The kernel gives them a share of new connections, and nobody can guard them.
 
 use crate::metrics::Metrics;
 use crate::os::holder::{self, Owner};
@@ -40,6 +40,11 @@ impl Strangers {
         }
         self.suspects = found.iter().map(|listener| listener.inode).collect();
         metrics.foreign_listeners.set(i64::try_from(self.known.len()).unwrap_or(i64::MAX));
+    }
+
+    /// There may be siblings' listeners among them.
+    pub(super) fn forget_suspects(&mut self) {
+        self.suspects.clear();
     }
 
     /// A listener is closed whose last clients nobody else can take out.

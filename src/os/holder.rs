@@ -66,8 +66,9 @@ pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
     Ok(found)
 }
 
-/// As [`listeners`], those with this address. Cheap however many connections of IPv4 there are: only one table is
-/// looked into, while the kernel passes over each of them before it says that tcp6 has no more.
+/// As [`listeners`], those with this address. Only the table of its family is looked into: for IPv4 that is cheap
+/// however many connections there are. For IPv6 the kernel passes over every connection of IPv4 until it finds
+/// what comes after the last listener.
 ///
 /// # Errors
 /// The table of the address's family cannot be read.

@@ -8,7 +8,7 @@ use super::support::net::{connect, hello, ping};
 use super::support::process::{berth, said};
 use berth::handover::machine::Holder;
 use berth::instance::InstanceId;
-use berth::os::{clock, seqpacket};
+use berth::os::{clock, seqpacket, socket};
 use berth::phase::Phase;
 use berth::registry::BerthDir;
 use berth::registry::lease::{self, Lease};
@@ -166,6 +166,31 @@ fn a_sibling_that_cannot_be_reached_is_said_within_a_lease() {
         lease::remove(&node.berth(), &sibling.lease).unwrap();
         std::fs::remove_file(&path).unwrap();
     }
+}
+
+/// Its listener has no guard here, and is no stranger's.
+#[test]
+fn a_sibling_that_cannot_be_reached_is_not_called_a_stranger() {
+    let _alone = alone();
+    let (node, instance) = (Node::new(), Echo::new());
+    let shim = node.joined("a", instance.address, &["--lease", "1s"]);
+    let mut sibling = Sibling::new(&node, u64::MAX);
+    // It is renewed in time on a machine with much to do, too.
+    sibling.lease.lease_duration_seconds = 5;
+    sibling.renew();
+    std::fs::remove_file(node.berth().socket_path(&sibling.lease.instance).unwrap()).unwrap();
+    let theirs = socket::bind(node.listen, false).unwrap();
+    socket::start_listening(theirs.as_fd(), 16).unwrap();
+    let looks = || shim.metric("berth_lease_renewals_total", &[("result", "ok")]);
+    let before = looks();
+    eventually("a sibling without a connection, and three looks", || {
+        sibling.renew();
+        (shim.status().unconnected.len() == 1 && looks() >= before + 3).then_some(())
+    });
+    assert_eq!(shim.status().foreign_listeners, 0, "{}", shim.running.log());
+    // Nobody says any more that there is a sibling.
+    shim.until("one of others", |status| status.foreign_listeners == 1);
+    assert_eq!(shim.running.log().matches("which is no shim of this berth").count(), 1, "{}", shim.running.log());
 }
 
 /// Root could reach it, and would give its listeners to another uid.
