@@ -325,6 +325,7 @@ impl Bound {
         let table = book.subscribe();
         let told = watch::Sender::new(*stop.borrow());
         let unconnected = watch::Sender::default();
+        let blocked = Arc::<AtomicBool>::default();
         let view = Arc::new(View {
             berth: listen[0],
             listen: listen.clone(),
@@ -335,6 +336,7 @@ impl Bound {
             metrics: metrics.clone(),
             folder: berth.clone(),
             unconnected: unconnected.subscribe(),
+            blocked: blocked.clone(),
         });
         let mut tasks = JoinSet::new();
         let (ask, asked) = mpsc::unbounded_channel();
@@ -376,6 +378,7 @@ impl Bound {
             metrics: metrics.clone(),
             pass_on: self.pass_on,
             leaving: self.leaving,
+            blocked,
             passes: self.passes,
             asked,
             table: table.clone(),

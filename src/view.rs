@@ -13,6 +13,7 @@ use humantime::format_rfc3339_seconds;
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::SystemTime;
 use tokio::sync::watch;
 
@@ -57,6 +58,8 @@ pub struct View {
     pub folder: BerthDir,
     /// Siblings that live and have no connection to this shim.
     pub unconnected: watch::Receiver<Vec<InstanceId>>,
+    /// Whether a relaying thread gives no sign of life.
+    pub blocked: Arc<AtomicBool>,
 }
 
 impl View {
@@ -150,6 +153,7 @@ impl View {
             foreign_listeners: self.metrics.foreign_listeners.get().unsigned_abs(),
             instances: instances.collect(),
             unconnected: self.unconnected.borrow().clone(),
+            blocked: self.blocked.load(Relaxed),
         }
     }
 }

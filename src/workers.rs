@@ -3,6 +3,7 @@
 //! accepts or is passed a connection counts it for the worker.
 
 use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
@@ -12,12 +13,17 @@ use tokio_util::sync::CancellationToken;
 /// a round of epoll), and each connection that is half closed for a moment begins one. This is earlier.
 const TICK: Duration = Duration::from_millis(500);
 
+/// How long a thread may take to end its connections: one that is blocked would never let the process end.
+const ENDING: Duration = Duration::from_secs(5);
+
 /// The threads that relay. Dropping it ends them and every connection on them.
 #[derive(Debug)]
 pub struct Workers {
     handles: Vec<Handle>,
     threads: Vec<JoinHandle<()>>,
     stop: CancellationToken,
+    /// Its senders are with the threads: closed when the last one has ended.
+    running: Receiver<()>,
 }
 
 impl Workers {
@@ -26,14 +32,20 @@ impl Workers {
     /// # Errors
     /// When a thread or its epoll cannot be had.
     pub fn start(count: usize) -> io::Result<Self> {
-        let mut workers = Self { handles: Vec::new(), threads: Vec::new(), stop: CancellationToken::new() };
+        let (runs, running) = channel();
+        let mut workers = Self { handles: Vec::new(), threads: Vec::new(), stop: CancellationToken::new(), running };
+        // Dropped before them if one cannot be had.
+        let runs = runs;
         for number in 0..count.max(1) {
             let runtime = Builder::new_current_thread().enable_all().build()?;
             workers.handles.push(runtime.handle().clone());
-            let stop = workers.stop.clone();
-            let thread = std::thread::Builder::new()
-                .name(format!("berth-relay-{number}"))
-                .spawn(move || runtime.block_on(work(stop)))?;
+            let (stop, runs) = (workers.stop.clone(), runs.clone());
+            let thread = std::thread::Builder::new().name(format!("berth-relay-{number}")).spawn(move || {
+                let _runs = runs;
+                // Moved in: its connections end before it is said that the thread has.
+                let runtime = runtime;
+                runtime.block_on(work(stop));
+            })?;
             workers.threads.push(thread);
         }
         Ok(workers)
@@ -53,6 +65,10 @@ async fn work(stop: CancellationToken) {
 impl Drop for Workers {
     fn drop(&mut self) {
         self.stop.cancel();
+        if self.running.recv_timeout(ENDING) == Err(RecvTimeoutError::Timeout) {
+            // It ends with the process.
+            return tracing::error!("a relaying thread does not end, and is not waited for");
+        }
         for thread in self.threads.drain(..) {
             // A thread that panicked has said so.
             let _ = thread.join();

@@ -69,6 +69,7 @@ async fn of_node_shim(run_dir: &RunDirArgs, known: &Known, patience: Duration) -
             continue;
         };
         return Some(match (instance.standing, shim.state) {
+            _ if shim.blocked => Err(format!("a relaying thread of the node's shim {} does not answer", other.id)),
             (Standing::Ready, Phase::Joined) => Ok(()),
             (Standing::Ready, state) => Err(format!("the node's shim {} is {}", other.id, state.as_str())),
             (standing, _) => Err(format!("instance {} is {}: {}", known.id, standing.as_str(), instance.last_probe)),

@@ -122,6 +122,9 @@ pub struct Status {
     /// Siblings that live and have had no connection to it for longer than a lease.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconnected: Vec<InstanceId>,
+    /// Whether a relaying thread gives no sign of life.
+    #[serde(default)]
+    pub blocked: bool,
 }
 
 /// An instance as a shim sees it.
@@ -154,6 +157,9 @@ impl Status {
     /// Why not.
     pub fn ready(&self) -> Result<(), String> {
         let own = self.instances.iter().find(|instance| instance.own);
+        if self.blocked {
+            return Err(format!("a relaying thread of the shim of instance {} does not answer", self.instance));
+        }
         let any = self.discover && self.instances.iter().any(|instance| instance.standing == Standing::Ready);
         match (own, self.state) {
             (_, Phase::Joined) if any => Ok(()),

@@ -34,7 +34,7 @@ impl Keeper {
         }
         let workers = self.setup.workers.len() as u64;
         if self.alive.load(Relaxed) >= workers {
-            if std::mem::take(&mut self.blocked) {
+            if self.setup.blocked.swap(false, Relaxed) {
                 tracing::info!("every relaying thread answers again");
             }
             self.renewed = now;
@@ -42,7 +42,7 @@ impl Keeper {
             self.count_renewal("ok");
             self.ping();
         } else {
-            if !std::mem::replace(&mut self.blocked, true) {
+            if !self.setup.blocked.swap(true, Relaxed) {
                 tracing::warn!("a relaying thread does not answer: the lease is not renewed, siblings will take over");
             }
             self.count_renewal("blocked");

@@ -64,6 +64,8 @@ pub struct Facts {
     pub reachable: bool,
     /// Told to leave for good.
     pub leaving: bool,
+    /// A relaying thread gives no sign of life: an accept loop may never end.
+    pub blocked: bool,
 }
 
 /// What is to be done. Each is idempotent.
@@ -169,8 +171,8 @@ pub struct Machine {
     unreachable_since: Option<Time>,
     /// Since when it waits that siblings cover its listeners.
     leaving_since: Option<Time>,
-    /// It has let go of its listeners; it has left when the last accept loop has ended.
-    let_go: bool,
+    /// Since when it has let go of its listeners; it has left when the last accept loop has ended.
+    let_go: Option<Time>,
     /// It takes its listeners into use; it is joined when each address has one that is accepted from.
     joining: bool,
     /// Listeners that are not held any more, whose last clients are being taken out.
@@ -196,7 +198,7 @@ impl Machine {
             asked: BTreeSet::new(),
             unreachable_since: Some(now),
             leaving_since: None,
-            let_go: false,
+            let_go: None,
             joining: false,
             closing: BTreeSet::new(),
             dead: BTreeMap::new(),
@@ -278,6 +280,7 @@ impl Machine {
         let waits = [
             self.unreachable_since.map(|since| since + self.rules.hold),
             self.leaving_since.map(|since| since + self.rules.lease),
+            self.let_go.map(|since| since + self.rules.lease),
         ];
         let peers = self.peers.values().flat_map(|peer| [peer.fresh_until, peer.since + self.rules.lease]);
         waits.into_iter().flatten().chain(peers).filter(|at| *at > self.now).min()
@@ -395,7 +398,7 @@ impl Machine {
     }
 
     fn is_leaving(&self) -> bool {
-        self.leaving_since.is_some() || self.let_go || self.phase == Phase::Left
+        self.leaving_since.is_some() || self.let_go.is_some() || self.phase == Phase::Left
     }
 
     /// Brings everything in line with what is known.
@@ -435,7 +438,7 @@ impl Machine {
         if !wants_out {
             self.leaving_since = None;
         }
-        if wants_out && self.phase != Phase::Left && !self.let_go {
+        if wants_out && self.phase != Phase::Left && self.let_go.is_none() {
             let since = *self.leaving_since.get_or_insert(self.now);
             let covered = self.uncovered().is_empty();
             let alone = !self
@@ -447,7 +450,7 @@ impl Machine {
             }
         }
         let wants_in = match self.phase {
-            _ if wants_out || self.let_go => false,
+            _ if wants_out || self.let_go.is_some() => false,
             Phase::Waiting => ready && self.knows_siblings(),
             // Nobody relieves it any more: it holds clients rather than let them wait for nobody.
             Phase::Left => (ready && self.knows_siblings()) || !self.is_dry(),
@@ -456,8 +459,8 @@ impl Machine {
         };
         self.joining = wants_in && self.phase != Phase::Joined;
         self.phase = match self.phase {
-            _ if self.let_go && self.has_let_go() => {
-                self.let_go = false;
+            _ if self.has_let_go() => {
+                self.let_go = None;
                 Phase::Left
             }
             _ if self.joining && self.listens_everywhere() => Phase::Joined,
@@ -466,10 +469,13 @@ impl Machine {
         };
     }
 
-    /// Every accept loop has ended.
+    /// It let go, and every accept loop has ended. One on a thread that is blocked takes nobody out and may never end: the
+    /// shim has left without it after a lease, or nothing would begin that ends it.
     fn has_let_go(&self) -> bool {
         let idle = |held: &Held| matches!(held.accept, AcceptLoop::None | AcceptLoop::Failed);
-        self.closing.is_empty() && self.held.values().all(idle)
+        let ended = || self.closing.is_empty() && self.held.values().all(idle);
+        let over = |since| self.facts.blocked && self.now >= since + self.rules.lease;
+        self.let_go.is_some_and(|since| ended() || over(since))
     }
 
     /// Each address has a listener of its own that is accepted from.
@@ -490,7 +496,7 @@ impl Machine {
     fn let_go(&mut self, actions: &mut Vec<Action>) {
         let uncovered = self.uncovered();
         self.leaving_since = None;
-        self.let_go = true;
+        self.let_go = Some(self.now);
         // Nobody accepts from these: what is queued is served here, then they are let go.
         for cookie in uncovered {
             self.held.remove(&cookie);
@@ -517,7 +523,7 @@ impl Machine {
             |cookie: &Cookie| self.live().any(|told| told.owns.contains(cookie) && told.accepts.contains(cookie));
         let (dry, knows) = (self.is_dry(), self.knows_siblings());
         let may = match self.phase {
-            _ if self.let_go => false,
+            _ if self.let_go.is_some() => false,
             _ if self.joining => true,
             Phase::Joined => true,
             // Whoever goes takes no orphan over, but keeps what it has until it is covered.

@@ -83,6 +83,8 @@ pub struct Setup {
     pub pass_on: Arc<AtomicBool>,
     /// Whether the shim was told to leave.
     pub leaving: Arc<AtomicBool>,
+    /// Whether a worker gives no sign of life: better a sibling takes the connections.
+    pub blocked: Arc<AtomicBool>,
     /// Connections to pass on.
     pub passes: mpsc::UnboundedReceiver<Pass>,
     /// Requests of siblings on the shim's socket.
@@ -133,8 +135,6 @@ struct Keeper {
     of_loops: mpsc::UnboundedSender<OfLoop>,
     /// Workers that answered since the last renewal.
     alive: Arc<AtomicU64>,
-    /// A worker gave no sign of life: better a sibling takes the connections.
-    blocked: bool,
     transitions: u32,
     acquired: SystemTime,
     /// On the clock of leases.
@@ -189,7 +189,6 @@ pub async fn keep(setup: Setup) -> io::Result<()> {
         events,
         of_loops,
         alive: Arc::new(AtomicU64::new(0)),
-        blocked: false,
         transitions: 0,
         acquired: SystemTime::now(),
         renewed: now,
@@ -245,9 +244,10 @@ impl Keeper {
             let own = table.own().is_some_and(|own| own.standing == Standing::Ready);
             let any = self.setup.any && table.instances.iter().any(|instance| instance.standing == Standing::Ready);
             Facts {
-                ready: (own || any) && !self.blocked,
+                ready: (own || any) && !self.is_blocked(),
                 reachable: table.pick(|_| true).is_some(),
                 leaving: *stop.borrow_and_update() != Stop::No,
+                blocked: self.is_blocked(),
             }
         };
         // From now on, not from when siblings took over: what is still accepted until then must not go to an
@@ -256,6 +256,10 @@ impl Keeper {
         self.setup.pass_on.store(!self.setup.any || facts.leaving, Relaxed);
         let actions = self.machine.facts(facts);
         self.act(actions);
+    }
+
+    fn is_blocked(&self) -> bool {
+        self.setup.blocked.load(Relaxed)
     }
 
     fn tick(&mut self) {

@@ -8,6 +8,7 @@ use berth::backend::health::Standing;
 use berth::os::socket;
 use berth::phase::Phase;
 use nix::sys::ptrace;
+use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use std::net::SocketAddr;
@@ -184,6 +185,34 @@ fn a_shim_accepts_when_its_accept_loop_runs() {
     stopped.go_on();
     shim.until_joined();
     ping(&mut connect(node.listen), &hello(64));
+}
+
+/// Nothing may wait for ever for a thread that is blocked: neither the deadline of the drain nor the end.
+#[test]
+fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
+    let _alone = alone();
+    let (node, instance, second) = (Node::new(), Echo::new(), Echo::new());
+    let options = ["--lease", "1s", "--threads", "1", "--drain-timeout", "1s"];
+    let mut a = node.joined("a", instance.address, &options);
+    let mut client = connect(node.listen);
+    ping(&mut client, &hello(64));
+    let b = node.joined("b", second.address, &options);
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let thread = eventually("the relaying thread", || a.thread("berth-relay-0"));
+    let _stopped = Stopped::new(thread);
+    a.until("blocked", |status| status.blocked);
+    let ready = said(berth(["ready", "--instance", "a", "--run-dir"]).arg(node.run_dir()));
+    assert_eq!(ready.0, Some(1), "{ready:?}");
+    assert!(ready.1.contains("does not answer"), "{ready:?}");
+    a.running.signal(Signal::SIGTERM);
+    a.until("left", |status| status.state == Phase::Left);
+    drop(instance);
+    a.running.logs("--drain-timeout is over");
+    a.running.logs("does not end");
+    // It is this thread's to reap.
+    waitpid(thread, Some(WaitPidFlag::__WALL)).unwrap();
+    assert!(a.running.ended().code().is_some(), "{}", a.running.log());
 }
 
 /// Each try that fails costs system calls, and a look into every socket of the host, on the thread that keeps the lease.

@@ -248,7 +248,7 @@ impl World {
         for holder in holders {
             let shim = &self.shims[&holder];
             if !shim.hung {
-                let facts = Facts { ready: shim.ready, reachable, leaving: shim.leaving };
+                let facts = Facts { ready: shim.ready, reachable, leaving: shim.leaving, blocked: false };
                 self.act(holder, |machine| machine.facts(facts));
             }
         }
@@ -587,4 +587,31 @@ fn a_newcomer_takes_an_orphan_when_it_has_heard_its_siblings_out() {
     assert!(!shim.machine.knows_siblings() && !accepts(&world, newcomer));
     world.apply(Pass(1));
     assert!(accepts(&world, newcomer), "a lease after it came: {:?}", world.sockets);
+}
+
+/// Its accept loop runs on a thread that is blocked and will not end.
+#[test]
+fn who_is_blocked_has_left_a_lease_after_it_let_go() {
+    let leaves = |blocked: bool| {
+        let rules = Rules { addresses: vec![address()], hold: HOLD, lease: LEASE };
+        let mut machine = Machine::new(rules, Time::ZERO);
+        let ready = Facts { ready: true, reachable: true, ..Facts::default() };
+        machine.facts(ready);
+        machine.listening(address(), Cookie(1));
+        machine.accepting(Cookie(1));
+        assert_eq!(machine.phase(), Phase::Joined);
+        machine.tick(STEP);
+        machine.facts(Facts { ready: !blocked, leaving: true, blocked, ..ready });
+        machine
+    };
+    let mut machine = leaves(true);
+    assert_eq!(machine.phase(), Phase::Joined, "its accept loop has not ended");
+    assert_eq!(machine.wake(), Some(STEP + LEASE));
+    let actions = machine.tick(STEP + LEASE);
+    assert_eq!((machine.phase(), actions.contains(&Action::Phase(Phase::Left))), (Phase::Left, true));
+    let mut machine = leaves(false);
+    machine.tick(10 * LEASE);
+    assert_eq!(machine.phase(), Phase::Joined, "its accept loop has not ended, and will");
+    machine.ended(Cookie(1));
+    assert_eq!(machine.phase(), Phase::Left);
 }
