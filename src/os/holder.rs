@@ -3,12 +3,12 @@
 //! For messages, `berth doctor` and the count of strangers' listeners: what a shim does is not decided by it.
 
 use nix::unistd::Uid;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs;
 use std::io::{self, BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::Path;
 
 /// State of a listening socket in /proc/net/tcp (TCP_LISTEN in the kernel's tcp_states.h).
 pub const LISTEN: u8 = 0x0a;
@@ -128,16 +128,38 @@ fn pair(port: u16, entries: &[Entry]) -> Vec<Connection> {
 /// namespace or may not be looked into.
 #[must_use]
 pub fn process_of(inode: u64) -> Option<Process> {
-    let wanted = PathBuf::from(format!("socket:[{inode}]"));
-    let pids = fs::read_dir("/proc").ok()?.flatten();
-    let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.find_map(|pid| {
-        let mut fds = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
-        fds.find(|fd| fs::read_link(fd.path()).is_ok_and(|target| target == wanted))?;
-        let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let name = String::from_utf8_lossy(&name).trim_end().replace(char::is_control, "?");
-        Some(Process { pid, name })
-    })
+    processes_of(&HashSet::from([inode])).remove(&inode)
+}
+
+/// As [`process_of`], of many sockets: every open file of every process is looked at, but only once.
+#[must_use]
+pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, Process> {
+    let mut found = HashMap::new();
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    for pid in pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+        let mut process = None;
+        for fd in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+            if found.len() == inodes.len() {
+                return found;
+            }
+            let inode = fs::read_link(fd.path()).ok().and_then(|target| inode_of(&target));
+            if let Some(inode) = inode.filter(|inode| inodes.contains(inode)) {
+                let process = process.get_or_insert_with(|| Process { pid, name: name_of(pid) });
+                found.entry(inode).or_insert_with(|| process.clone());
+            }
+        }
+    }
+    found
+}
+
+/// The inode in what a socket's descriptor is a link to: `socket:[INODE]`.
+fn inode_of(target: &Path) -> Option<u64> {
+    target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+fn name_of(pid: u32) -> String {
+    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    String::from_utf8_lossy(&name).trim_end().replace(char::is_control, "?")
 }
 
 /// One sentence on who holds `wanted` and what mends it, for a bind that failed with EADDRINUSE.
@@ -349,6 +371,14 @@ mod tests {
         let found = connections(bound.port()).unwrap();
         let own = found.iter().find(|one| one.remote == client.local_addr().unwrap()).unwrap();
         assert_eq!((own.local, process_of(own.client.unwrap()).unwrap().pid), (bound, std::process::id()));
+
+        let more = std::net::TcpStream::connect(bound).unwrap();
+        let found = connections(bound.port()).unwrap();
+        let inodes: HashSet<_> = found.iter().filter_map(|one| one.client).chain([0]).collect();
+        assert_eq!(inodes.len(), 3, "{found:?} {more:?}");
+        let processes = processes_of(&inodes);
+        assert!(!processes.contains_key(&0) && processes.len() == 2, "{processes:?}");
+        assert!(processes.values().all(|process| process.pid == std::process::id()));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::is_host_ip;
 use crate::config::Listen;
 use crate::kubernetes::kubeconfig::Place;
 use crate::manifest::tree::{Node, parse};
-use crate::os::holder::{connections, process_of};
+use crate::os::holder::{connections, processes_of};
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -44,15 +44,23 @@ impl Clients {
     #[must_use]
     pub fn gather(root: &Path, ports: &[u16]) -> Self {
         let mut clients = Self::default();
+        let mut named: BTreeMap<(String, u16), Vec<String>> = BTreeMap::new();
         for (path, text) in kubeconfigs(root) {
-            for address in servers(&text) {
-                clients.add(address, format!("/{FOLDER}/{path}"));
+            for place in servers(&text).filter(|(_, port)| ports.contains(port)) {
+                named.entry(place).or_default().push(format!("/{FOLDER}/{path}"));
             }
         }
-        clients.0.retain(|address, _| ports.contains(&address.port()));
-        for connection in ports.iter().filter_map(|port| connections(*port).ok()).flatten() {
+        // A resolver may take seconds for each.
+        for ((host, port), files) in named {
+            for address in (host, port).to_socket_addrs().into_iter().flatten() {
+                files.iter().for_each(|file| clients.add(address, file.clone()));
+            }
+        }
+        let connections: Vec<_> = ports.iter().filter_map(|port| connections(*port).ok()).flatten().collect();
+        let processes = processes_of(&connections.iter().filter_map(|connection| connection.client).collect());
+        for connection in connections {
             let remote = connection.remote;
-            let by = match connection.client.map(process_of) {
+            let by = match connection.client.map(|inode| processes.get(&inode)) {
                 // Its client is of this node and has gone.
                 None if remote.ip().is_loopback() => continue,
                 None => format!("a connection from {}", remote.ip()),
@@ -150,15 +158,13 @@ pub(super) fn kubeconfigs(root: &Path) -> Vec<(String, String)> {
     found
 }
 
-/// What a kubeconfig says of each server in it. A name may stand for several addresses.
-fn servers(text: &str) -> Vec<SocketAddr> {
+/// Host and port of each server of a kubeconfig. A name may stand for several addresses.
+fn servers(text: &str) -> impl Iterator<Item = (String, u16)> {
     let documents = parse(text).unwrap_or_default();
     let clusters = documents.iter().flat_map(|root| root.get("clusters").map(Node::items).unwrap_or_default());
     let urls = clusters.filter_map(|cluster| cluster.at(&["cluster", "server"])?.text());
-    urls.filter_map(|url| Place::parse(url).ok())
-        .filter_map(|place| (place.host.as_str(), place.port).to_socket_addrs().ok())
-        .flatten()
-        .collect()
+    let places: Vec<_> = urls.filter_map(|url| Place::parse(url).ok()).map(|place| (place.host, place.port)).collect();
+    places.into_iter()
 }
 
 #[cfg(test)]
