@@ -29,7 +29,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsConnector;
 
-/// A client that waited this long without a whole answer is lost (design: unanswered for 15 s).
+/// A client that waited this long without a whole answer is lost.
 const UNANSWERED: Duration = Duration::from_secs(15);
 
 /// Most bytes of an answer. `/version` has about 1 KB with its headers.

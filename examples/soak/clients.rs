@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// Who is not answered by then is lost (design: Lost).
+/// Who is not answered by then is lost.
 const ANSWERED: Duration = Duration::from_secs(15);
 
 /// Clients that keep a connection, and how often each says something.

@@ -39,7 +39,7 @@ pub struct Refusal {
     pub epoch: u64,
 }
 
-/// A connection that was accepted here and that the own instance cannot serve (invariant 8).
+/// A connection that was accepted here and that the own instance cannot serve.
 #[derive(Debug)]
 pub struct Pass {
     /// A duplicate of the client's socket.

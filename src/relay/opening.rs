@@ -1,6 +1,6 @@
 //! From an accepted client to an instance that answered: pick, connect, replay, hold.
 //!
-//! Invariant 3: a completed connect is not yet an accepted connection. A backend that closes its
+//! A completed connect is not yet an accepted connection. A backend that closes its
 //! listener resets what waits there, and a process that ends drops what it accepted last. A TLS
 //! client speaks first and its hello can be said again, so what it sent is kept until the instance's
 //! first byte, and a leg that is refused or ends before that, or whose instance is not ready any more
