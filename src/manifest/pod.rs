@@ -76,6 +76,10 @@ impl Manifest {
             let name = node.get("name").and_then(Node::text);
             let name =
                 name.ok_or_else(|| Problem::new(node.line, "the container has no name: give it one"))?.to_owned();
+            // Edits find it by its name.
+            if containers.iter().filter(|it| it.get("name").and_then(Node::text) == Some(&name)).count() > 1 {
+                return Err(Problem::new(node.line, format!("{name} is the name of several containers: rename one")));
+            }
             found.push(Self { text: text.to_owned(), root, document, template, container, name });
         }
         let mut found = found.into_iter();
@@ -357,6 +361,8 @@ mod tests {
             told(&format!("{one}---\n{one}")).starts_with("6: a second kube-apiserver, there is one in line 1 too")
         );
         assert!(told(&pod("{command: [kube-apiserver]}")).starts_with("4: the container has no name"));
+        let twins = told(&pod("{name: a, command: [kube-apiserver]}\n  - {name: a}"));
+        assert!(twins.starts_with("4: a is the name of several containers"), "{twins}");
         assert!(told(&pod("{name: kube-apiserver}")).contains("no command: write it out"));
         assert!(
             told(&pod("{name: kube-apiserver, command: [/bin/sh, -c, kube-apiserver]}"))
@@ -380,7 +386,7 @@ mod tests {
     fn a_file_is_in_the_deepest_mount() {
         // One without a path mounts nothing.
         let mounts =
-            "[{name: x, mountPath: /a}, {name: y, mountPath: /a/b/}, {name: z, mountPath: /a/bc}, {name: w}, v]";
+            "[{name: x, mountPath: /a}, {name: y, mountPath: /a/b/}, {name: z, mountPath: /a/bc}, v, {name: w}]";
         let text = pod(&format!("{{name: a, command: [kube-apiserver], volumeMounts: {mounts}}}"));
         let manifest = Manifest::parse(&text).unwrap();
         let of = |file| manifest.container().mount_of(file).and_then(|mount| mount.get("name")).and_then(Node::text);
