@@ -420,6 +420,8 @@ mod tests {
         assert_eq!(set("a:\n# of b\n- b: {c: 1} # d\n", "a.0.b.c", json!([2])), "a:\n# of b\n- b: {c: [2]} # d\n");
         assert_eq!(set("a:\n  b: |\n    x\n\n  c: 1\n", "a.b", json!("z")), "a:\n  b: z\n\n  c: 1\n");
         assert_eq!(set("a:\n- x # X\n- y\n", "a.1", json!("1")), "a:\n- x # X\n- \"1\"\n");
+        assert_eq!(set("a: { b: 1, c: [ # d\n 2 ] }\n", "a.c.0", json!(3)), "a: { b: 1, c: [ # d\n 3 ] }\n");
+        assert_eq!(set("a: { b: 1 }\nc: &x { d: 1 }\n", "a.e", json!(2)), "a: { b: 1, e: 2 }\nc: &x { d: 1 }\n");
         assert_eq!(set("a: {}\n", "a.b.c", json!(1)), "a:\n  b:\n    c: 1\n");
         assert_eq!(set("\"a\" : 1\n'b': 2", "b", json!([1])), "\"a\" : 1\n'b':\n  - 1");
         assert_eq!(set("a:\nb: 1\n", "a.c", json!([1])), "a:\n  c:\n    - 1\nb: 1\n");

@@ -19,6 +19,9 @@ pub(super) fn check(text: &str, node: &Node) -> Result<(), Problem> {
     if matches!(node.data, Data::Scalar { .. }) && has_tab_below(&text[node.span.end..]) {
         return Err(refuse(node, "a tab in an empty line below a value", "remove it"));
     }
+    if node.flow && text[node.span.clone()].starts_with(['?', ':']) {
+        return Err(refuse(node, "a text that begins with ? or : inside of brackets", "quote it"));
+    }
     if node.shared && node.is_null() {
         return Err(refuse(node, "an anchor or alias (& or *) of nothing", "write null in each place"));
     }
@@ -36,6 +39,7 @@ pub(super) fn check(text: &str, node: &Node) -> Result<(), Problem> {
         if matches!(&key.data, Data::Scalar { text, plain: true } if text == "<<") {
             return Err(refuse(key, "a merge key (<<)", "write its fields out"));
         }
+        check(text, key)?;
         check(text, value)?;
     }
     node.items().iter().try_for_each(|item| check(text, item))
@@ -45,7 +49,7 @@ pub(super) fn check(text: &str, node: &Node) -> Result<(), Problem> {
 /// libyaml reads over it, and after any other value it does not.
 fn has_tab_below(rest: &str) -> bool {
     let blank = &rest[..rest.len() - rest.trim_start().len()];
-    blank.split_once('\n').is_some_and(|(_, below)| below.contains('\t'))
+    blank.split_once(['\n', '\r']).is_some_and(|(_, below)| below.contains('\t'))
 }
 
 /// Whether a key is a text in one line with its colon behind it, without the `?` that it may begin with.
@@ -86,6 +90,10 @@ mod tests {
     #[test]
     fn rare_forms_are_refused() {
         for (text, form) in [
+            ("{ ?: a}", "1: a text that"),
+            ("a: [?b]", "1: a text that"),
+            ("a: {b: :c}", "1: a text that"),
+            ("- 0\r \t", "1: a tab"),
             ("a:\n- 0 \n \t\nb: 1", "2: a tab"),
             ("a:\n- !!str\n", "2: a tag"),
             ("a: !x [1]", "1: a tag"),

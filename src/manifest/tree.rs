@@ -184,7 +184,7 @@ pub fn parse(text: &str) -> Result<Vec<Node>, Problem> {
                     return Err(Problem::new(begin.line, "nested too deeply for a manifest: is it the right file?"));
                 }
                 // A block's beginning is an empty place, maybe before a flow that is its first child.
-                let bracket = text[begin.start..begin.end].ends_with(['[', '{']);
+                let bracket = begin.end > begin.start && without_anchor(&text[begin.start..]).starts_with(['[', '{']);
                 let flow = bracket || open.last().is_some_and(|outer| outer.flow);
                 let mapping = matches!(event, Event::MappingStart(..));
                 open.push(Open { begin, bracket, flow, mapping, nodes: Vec::new() });
@@ -214,6 +214,11 @@ pub fn parse(text: &str) -> Result<Vec<Node>, Problem> {
         }
     }
     Ok(documents)
+}
+
+/// What follows the anchor, if there is one.
+fn without_anchor(text: &str) -> &str {
+    if text.starts_with('&') { text.trim_start_matches(|c: char| !c.is_whitespace()).trim_start() } else { text }
 }
 
 /// Where a node begins.
