@@ -18,7 +18,7 @@ use std::os::unix::process::CommandExt;
 /// Some user that is not us.
 const STRANGER: u32 = 65534;
 
-/// A thread that stands still, for as long as the thread of the test lives.
+/// A thread that stands still until this is dropped: nobody can wait for a process that has one.
 struct Stopped(Pid);
 
 impl Stopped {
@@ -28,9 +28,12 @@ impl Stopped {
         waitpid(thread, Some(WaitPidFlag::__WALL)).unwrap();
         Self(thread)
     }
+}
 
-    fn go_on(self) {
-        ptrace::detach(self.0, None).unwrap();
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // It may have ended with its process.
+        let _ = ptrace::detach(self.0, None);
     }
 }
 
@@ -159,7 +162,7 @@ fn a_shim_has_left_when_its_accept_loops_have_ended() {
         let state = a.status().state;
         assert_eq!(state, Phase::Joined, "{}", a.running.log());
     }
-    stopped.go_on();
+    drop(stopped);
     a.until("left", |status| status.state == Phase::Left);
 }
 
@@ -182,7 +185,7 @@ fn a_shim_accepts_when_its_accept_loop_runs() {
         let state = shim.status().state;
         assert_eq!(state, Phase::Waiting, "{}", shim.running.log());
     }
-    stopped.go_on();
+    drop(stopped);
     shim.until_joined();
     ping(&mut connect(node.listen), &hello(64));
 }
