@@ -160,14 +160,24 @@ pub(super) fn resolve(text: &str) -> Value {
     }
 }
 
+/// The first character that ends a line, or is nothing at all, for some readers only, and what it is.
+fn disputed(text: &str) -> Option<(usize, &'static str)> {
+    text.char_indices().find_map(|(at, c)| match c {
+        '\u{feff}' if at > 0 => Some((at, "a byte order mark (U+FEFF)")),
+        '\u{85}' | '\u{2028}' | '\u{2029}' => Some((at, "a line separator of Unicode (U+0085, U+2028 or U+2029)")),
+        '\r' if !text[at + 1..].starts_with('\n') => Some((at, "a carriage return (CR) without a line feed")),
+        _ => None,
+    })
+}
+
 /// Reads all documents of a file.
 ///
 /// # Errors
 /// It is no YAML, a key is there twice or is no text, or it is nested more deeply than any manifest.
 pub fn parse(text: &str) -> Result<Vec<Node>, Problem> {
-    if let Some((at, _)) = text.match_indices('\u{feff}').find(|(at, _)| *at > 0) {
+    if let Some((at, what)) = disputed(text) {
         let line = text[..at].matches('\n').count() + 1;
-        return Err(Problem::new(line, "a byte order mark (U+FEFF), which readers of YAML do not agree on: remove it"));
+        return Err(Problem::new(line, format!("{what}, which readers of YAML do not agree on: remove it")));
     }
     let offsets = Offsets::of(text);
     let mut documents = Vec::new();
@@ -410,7 +420,10 @@ mod tests {
         assert_eq!(told("a: 1\nb: [").line, 3);
         assert_eq!(told("a: 1\nb: 2\na: 3").to_string(), "3: a is there twice, in line 1 too: keep one");
         assert!(told("a: 1\n[b]: 2").to_string().starts_with("2: a key is a list"));
-        assert!(told("a: 1\n\u{feff}b: 2").to_string().starts_with("2: a byte order mark"));
+        for disputed in ["\u{feff}b: 2", "b: \u{85}", "# \u{2028}", "b: 2\rc: 3"] {
+            assert!(told(&format!("a: 1\n{disputed}")).to_string().starts_with("2: a "));
+        }
+        assert!(parse("\u{feff}a: 1\r\nb: 2\r\n").is_ok());
         assert!(told(&"[".repeat(100)).message.contains("nested too deeply"));
         assert!(parse(&"[".repeat(100_000)).is_err());
     }
