@@ -61,7 +61,7 @@ impl Answered {
         Self { phase, metrics, left: None }
     }
 
-    /// Waits until the shim has left and nobody waits for a first byte, for [`ANSWERING`] at most. Can be dropped and
+    /// Waits until the shim has left and nobody waits for a first byte, for 5 s at most. Can be dropped and
     /// called again.
     pub async fn wait(&mut self) {
         // It has ended, with its connections.
