@@ -180,8 +180,8 @@ pub struct Machine {
     /// Siblings whose connection ended, and when that was seen: gone, whatever a lease that they wrote before may
     /// still say of them.
     dead: BTreeMap<Holder, Time>,
-    /// What siblings were told last, and the listeners that were held then.
-    told: (Announce, BTreeSet<Cookie>),
+    /// What siblings were told last, and the listeners that they were given then.
+    told: (Announce, Vec<(Cookie, SocketAddr)>),
 }
 
 impl Machine {
@@ -239,10 +239,12 @@ impl Machine {
         }
     }
 
-    /// Listeners that a sibling should have duplicates of: all that are held.
+    /// Listeners that a sibling should have duplicates of: all that are held, but for an own one whose accept loop is
+    /// not there yet. A sibling would take that for an orphan, and set its own options on it.
     #[must_use]
     pub fn guards(&self) -> Vec<(Cookie, SocketAddr)> {
-        self.held.iter().map(|(cookie, held)| (*cookie, held.address)).collect()
+        let given = |held: &Held| !held.own || held.accept != AcceptLoop::Starting;
+        self.held.iter().filter(|(_, held)| given(held)).map(|(cookie, held)| (*cookie, held.address)).collect()
     }
 
     /// Siblings that are joined and ready, for connections that the own instance cannot serve.
@@ -412,7 +414,7 @@ impl Machine {
             actions.push(Action::Phase(self.phase));
         }
         // A new guard is told too: who gave it may be gone before it gave one to every sibling.
-        let told = (self.announce(), self.held.keys().copied().collect());
+        let told = (self.announce(), self.guards());
         if told != self.told {
             self.told = told;
             actions.push(Action::Announce);

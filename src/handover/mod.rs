@@ -380,7 +380,11 @@ impl Keeper {
                     self.count("close", "ok");
                 }
                 Action::Announce => {
-                    lock(&self.desk).announce = self.machine.announce();
+                    {
+                        let mut desk = lock(&self.desk);
+                        desk.announce = self.machine.announce();
+                        desk.guards = self.machine.guards().into_iter().map(|(cookie, _)| cookie).collect();
+                    }
                     for writer in self.writers.values() {
                         writer.notify_one();
                     }

@@ -21,6 +21,8 @@ use tokio::task::JoinSet;
 pub struct Desk {
     /// How the shim is.
     pub announce: Announce,
+    /// Of what is held, what siblings get duplicates of.
+    pub guards: BTreeSet<Cookie>,
     /// Its listeners and guards.
     pub held: BTreeMap<Cookie, (SocketAddr, Arc<OwnedFd>)>,
 }
@@ -89,7 +91,8 @@ async fn tell(socket: Arc<AsyncFd<OwnedFd>>, desk: Arc<Mutex<Desk>>, changed: Ar
             let (message, guards, more) = {
                 let desk = lock(&desk);
                 given.retain(|cookie| desk.held.contains_key(cookie));
-                let new: Vec<_> = desk.held.iter().filter(|(cookie, _)| !given.contains(cookie)).collect();
+                let wanted = |cookie: &Cookie| desk.guards.contains(cookie) && !given.contains(cookie);
+                let new: Vec<_> = desk.held.iter().filter(|(cookie, _)| wanted(cookie)).collect();
                 let more = new.len() > seqpacket::DESCRIPTORS;
                 let new = &new[..new.len().min(seqpacket::DESCRIPTORS)];
                 let guards: Vec<_> = new.iter().map(|(cookie, (address, _))| (**cookie, *address)).collect();

@@ -615,3 +615,23 @@ fn who_is_blocked_has_left_a_lease_after_it_let_go() {
     machine.ended(Cookie(1));
     assert_eq!(machine.phase(), Phase::Left);
 }
+
+/// It would set its own options on it, and what that listener's connections inherit were another shim's choice.
+#[test]
+fn no_sibling_accepts_from_a_listener_whose_owner_is_about_to() {
+    use Event::{Deliver, DeliverAll, Ready, Start};
+    let mut world = World::default();
+    for event in [Start, Ready(0, true), DeliverAll, Start, DeliverAll, Ready(1, true)] {
+        world.apply(event);
+    }
+    let (first, second) = (world.holder(0).unwrap(), world.holder(1).unwrap());
+    assert!(!world.shims[&second].starting.is_empty(), "the accept loop of the second is about to run");
+    let accepts = |world: &World| world.sockets.values().filter(|s| s.acceptors.contains(&first)).count();
+    // All that the second said until now, and then that its loop runs.
+    for _ in 0..8 {
+        world.apply(Deliver(0, 1));
+    }
+    assert_eq!((accepts(&world), world.shims[&first].starting.len()), (1, 0), "the first keeps to its own");
+    world.apply(DeliverAll);
+    assert!(world.sockets.values().all(|s| s.holders.len() == 2 && s.acceptors.len() == 1), "{:?}", world.sockets);
+}
