@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 const CLIENTS: u32 = 128;
 
-/// Together 1,600 connections a second.
-const PERIOD: Duration = Duration::from_millis(80);
+/// Together 6,400 connections a second. With a quarter of it one run in six of the control lost nothing.
+const PERIOD: Duration = Duration::from_millis(20);
 
 /// A run counts only if so many connections were begun so near to each switch.
 const LEAST: usize = 200;
