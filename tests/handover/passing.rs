@@ -1,12 +1,13 @@
 //! A connection that a leaving shim cannot serve any more goes to its sibling as a socket.
 
-use super::node::{Echo, Node, alone};
+use super::node::{Echo, Node, Shim, alone};
 use super::support::eventually;
 use super::support::net::{Backend, connect, hello, ping, read};
 use berth::control;
 use nix::sys::signal::Signal;
 use socket2::SockRef;
 use std::io::Write;
+use std::net::TcpStream;
 
 #[test]
 fn what_was_accepted_after_sigterm_outlives_the_shim() {
@@ -45,6 +46,39 @@ fn what_was_accepted_after_sigterm_outlives_the_shim() {
     }
 }
 
+/// Clients that said their hello, in rows of so many, until A has accepted so many.
+#[track_caller]
+fn clients(node: &Node, a: &Shim, wanted: u64, row: usize) -> Vec<TcpStream> {
+    let mut clients = Vec::new();
+    while a.status().connections_total < wanted {
+        assert!(clients.len() < 10_000, "A accepts too little:\n{}", a.running.log());
+        clients.extend((0..row).map(|_| {
+            let mut client = connect(node.listen);
+            client.write_all(&hello(64)).unwrap();
+            client
+        }));
+    }
+    clients
+}
+
+/// All are answered, at least so many were passed on and none in vain, and they live on when A ends.
+#[track_caller]
+fn all_outlive(mut a: Shim, mut clients: Vec<TcpStream>, passes: u64) {
+    for client in &mut clients {
+        assert_eq!(read(client, 64), hello(64));
+    }
+    let failed = eventually("all passes to be counted", || {
+        let (passed, failed) = (a.counted("pass", "ok"), a.counted("pass", "failed"));
+        (passed + failed >= passes).then_some(failed)
+    });
+    assert_eq!(failed, 0, "not passed:\n{}", a.running.log());
+    a.running.signal(Signal::SIGTERM);
+    assert!(a.running.ended().success(), "{}", a.running.log());
+    for client in &mut clients {
+        ping(client, b"still there");
+    }
+}
+
 /// All of a shim's clients at one moment, more than the queue of its sibling's socket took once: who is not passed
 /// ends with the shim that leaves.
 #[test]
@@ -55,33 +89,13 @@ fn many_at_once_outlive_the_shim() {
     // It takes connections and never answers.
     let first = Backend::new();
     SockRef::from(&first.0).listen(4096).unwrap();
-    let mut a = node.joined("a", first.address(), &["--probe-interval", "1h", "--drain-timeout", "1s"]);
+    let a = node.joined("a", first.address(), &["--probe-interval", "1h", "--drain-timeout", "1s"]);
     let b = node.joined("b", second.address, &[]);
     a.until_counted("guard", 1);
     b.until_counted("guard", 1);
-    let mut clients = Vec::new();
-    while a.status().connections_total < CLIENTS {
-        assert!(clients.len() < 10_000, "A accepts too little:\n{}", a.running.log());
-        clients.extend((0..50).map(|_| {
-            let mut client = connect(node.listen);
-            client.write_all(&hello(64)).unwrap();
-            client
-        }));
-    }
+    let clients = clients(&node, &a, CLIENTS, 50);
     drop(first);
-    for client in &mut clients {
-        assert_eq!(read(client, 64), hello(64));
-    }
-    let failed = eventually("all passes to be counted", || {
-        let (passed, failed) = (a.counted("pass", "ok"), a.counted("pass", "failed"));
-        (passed + failed >= CLIENTS).then_some(failed)
-    });
-    assert_eq!(failed, 0, "not passed:\n{}", a.running.log());
-    a.running.signal(Signal::SIGTERM);
-    assert!(a.running.ended().success(), "{}", a.running.log());
-    for client in &mut clients {
-        ping(client, b"still there");
-    }
+    all_outlive(a, clients, CLIENTS);
 }
 
 /// A sibling that stood still for too long finds the request when it wakes, and must leave the client to
@@ -105,7 +119,7 @@ fn who_waited_in_vain_serves_the_client_alone() {
         client.write_all(&hello(64)).unwrap();
         clients.push(client);
     }
-    let answered = |clients: &[std::net::TcpStream]| {
+    let answered = |clients: &[TcpStream]| {
         clients.iter().position(|client| {
             client.set_nonblocking(true).unwrap();
             let there = client.peek(&mut [0; 64]).is_ok_and(|length| length == 64);
@@ -135,7 +149,7 @@ fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
     // It takes connections and never answers.
     let first = Backend::new();
     let options = ["--lease", "60s", "--hold", "60s"];
-    let mut a = node.joined(
+    let a = node.joined(
         "a",
         first.address(),
         &[&options[..], &["--probe-interval", "1h", "--drain-timeout", "1s"]].concat(),
@@ -143,15 +157,7 @@ fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
     let b = node.joined("b", second.address, &options);
     a.until_counted("guard", 1);
     b.until_counted("guard", 1);
-    let mut clients = Vec::new();
-    while a.status().connections_total < CLIENTS {
-        assert!(clients.len() < 10_000, "A accepts too little:\n{}", a.running.log());
-        clients.extend((0..10).map(|_| {
-            let mut client = connect(node.listen);
-            client.write_all(&hello(64)).unwrap();
-            client
-        }));
-    }
+    let clients = clients(&node, &a, CLIENTS, 10);
     b.freeze();
     drop(first);
     // Longer than a command waits for a shim, many times over on a machine with nothing else to do.
@@ -160,19 +166,7 @@ fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
         assert_eq!(a.counted("pass", "failed"), 0, "not waited for:\n{}", a.running.log());
     }
     b.running.signal(Signal::SIGCONT);
-    for client in &mut clients {
-        assert_eq!(read(client, 64), hello(64));
-    }
-    let failed = eventually("all passes to be counted", || {
-        let (passed, failed) = (a.counted("pass", "ok"), a.counted("pass", "failed"));
-        (passed + failed >= CLIENTS).then_some(failed)
-    });
-    assert_eq!(failed, 0, "not passed:\n{}", a.running.log());
-    a.running.signal(Signal::SIGTERM);
-    assert!(a.running.ended().success(), "{}", a.running.log());
-    for client in &mut clients {
-        ping(client, b"still there");
-    }
+    all_outlive(a, clients, CLIENTS);
 }
 
 /// One that stands still for longer is not: its clients are served by its instance as soon as its lease has run out.

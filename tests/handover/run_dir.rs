@@ -51,6 +51,15 @@ fn exchange(node: &Node, other: &Path) {
     renameat2(AT_FDCWD, other, AT_FDCWD, &node.run_dir(), RenameFlags::RENAME_EXCHANGE).unwrap();
 }
 
+/// The next instance of the name can claim it, and the shim finds it.
+#[track_caller]
+fn is_ready_again(node: &Node, shim: &Shim) {
+    let (_process, _echo) = node.exec("a");
+    shim.until("ready again", |status| {
+        status.instances.iter().any(|instance| instance.own && instance.standing.as_str() == "ready")
+    });
+}
+
 /// The probes of the instance's container pass.
 #[track_caller]
 fn probes_pass(node: &Node, id: &str) {
@@ -97,13 +106,9 @@ fn a_run_directory_that_is_removed_is_made_again() {
         let listed = instance::list(&node.find()?).unwrap().instances;
         listed.iter().any(|listed| listed.record.instance.as_str() == "a" && !listed.alive).then_some(())
     });
-    let (_process, _echo) = node.exec("a");
-    shim.until("ready again", |status| {
-        status.instances.iter().any(|instance| instance.own && instance.standing.as_str() == "ready")
-    });
+    is_ready_again(&node, &shim);
 }
 
-/// As a mount over it does, and a rename: the folder that is watched is not the one that has the name.
 /// What the shim locked in the instance's stead is unlocked when it dies: the instance's listener shows that it lives.
 #[test]
 fn an_instance_whose_record_was_removed_is_found_by_the_next_shim() {
@@ -123,12 +128,10 @@ fn an_instance_whose_record_was_removed_is_found_by_the_next_shim() {
 
     drop((process, echo));
     shim.running.logs("gone instance=a");
-    let (_process, _echo) = node.exec("a");
-    shim.until("ready again", |status| {
-        status.instances.iter().any(|instance| instance.own && instance.standing.as_str() == "ready")
-    });
+    is_ready_again(&node, &shim);
 }
 
+/// As a mount over it does, and a rename: the folder that is watched is not the one that has the name.
 #[test]
 fn a_run_directory_that_is_replaced_is_filled_again() {
     let _alone = alone();
