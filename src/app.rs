@@ -8,7 +8,6 @@
 
 use crate::accept::Dealer;
 use crate::admin::Admin;
-use crate::backend::health::Standing;
 use crate::backend::probe::Probe;
 use crate::backend::prober::Probers;
 use crate::backend::{Book, Table};
@@ -21,11 +20,11 @@ use crate::instance::InstanceId;
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::os::{clock, holder, process, socket};
-use crate::phase::Phase;
 use crate::registry::follow::{Own, follow};
 use crate::registry::{self, BerthDir, RunDir};
 use crate::relay::source::Sources;
 use crate::relay::{Context, Pass, Passing, Refusal};
+use crate::terms::{Phase, Standing};
 use crate::view::View;
 use crate::workers::Workers;
 use clap::ValueEnum;

@@ -3,9 +3,8 @@
 //! because the shim outlives its apiserver.
 
 use crate::backend::Table;
-use crate::backend::health::Standing;
 use crate::metrics::Metrics;
-use crate::phase::Phase;
+use crate::terms::{Phase, Standing};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, watch};

@@ -23,7 +23,7 @@
 //! # Control plane and data plane
 //!
 //! The control plane is one current-thread runtime, on the main thread: probes, instance records, the
-//! shim's socket, the admin port, signals, and the [phase](phase::Phase) of the shim. The data plane
+//! shim's socket, the admin port, signals, and the [phase](terms::Phase) of the shim. The data plane
 //! is one current-thread runtime per core (at most eight), and does steps 2 to 5. So no probe waits behind bytes and
 //! no byte behind a scrape. Between the two there are a snapshot of the instances (a watch channel of
 //! [`backend::Table`]) one way, and counters and refused connects the other way.
@@ -38,7 +38,7 @@
 //! | [`config`] | what was typed to checked types; every mistake is reported at once |
 //! | [`commands`] | one file a subcommand: options to an exit status |
 //! | [`app`] | `build` takes what a shim needs, `Bound::run` serves until it is told to stop |
-//! | [`phase`] | waiting, joined, left, dry: the states of a shim |
+//! | [`terms`] | what all share: the states of a shim (waiting, joined, left, dry) and of an instance, what shims tell one another |
 //! | [`handover`] | a shim among its siblings: `machine` decides who accepts from what (pure), `peers` talks to them |
 //! | [`accept`] | accept loop, cap on connections, back-off |
 //! | [`limits`] | how many threads and connections there may be |
@@ -105,13 +105,13 @@ pub mod manifest;
 pub mod metrics;
 pub mod node;
 pub mod os;
-pub mod phase;
 pub mod registry;
 #[cfg(feature = "rehearse")]
 pub mod rehearse;
 pub mod relay;
 #[cfg(feature = "rehearse")]
 pub mod report;
+pub mod terms;
 #[cfg(feature = "manifest")]
 pub mod upgrade;
 pub mod view;

@@ -5,8 +5,8 @@
 
 use crate::backend::Table;
 use crate::instance::InstanceId;
-use crate::phase::Phase;
 use crate::relay::how::How;
+use crate::terms::Phase;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -357,7 +357,7 @@ impl Collector for Sums {
         let mut state =
             encoder.encode_descriptor("berth_instance_state", "1 for the state it is in", None, MetricType::Gauge)?;
         for instance in &self.table.borrow().instances {
-            for standing in crate::backend::health::Standing::ALL {
+            for standing in crate::terms::Standing::ALL {
                 let labels = [("apiserver", instance.id.as_str()), ("state", standing.as_str())];
                 let is = u64::from(instance.standing == standing);
                 ConstGauge::new(is).encode(state.encode_family(&labels)?)?;

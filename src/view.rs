@@ -1,14 +1,13 @@
 //! What can be said of a shim while it runs, for its socket and its admin server.
 
 use crate::backend::Table;
-use crate::backend::health::Standing;
 use crate::control;
 use crate::control::wire::{self, Ask, InstanceStatus, Reply, Status};
 use crate::instance::InstanceId;
 use crate::metrics::Metrics;
 use crate::os::clock;
-use crate::phase::Phase;
 use crate::registry::{BerthDir, lease};
+use crate::terms::{Phase, Standing};
 use humantime::format_rfc3339_seconds;
 use serde::Serialize;
 use std::net::SocketAddr;

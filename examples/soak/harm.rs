@@ -170,7 +170,7 @@ async fn upgrade(node: &mut Node, random: &mut Rng, previous: bool) -> Result<()
         let left = tokio::time::Instant::now() + Duration::from_secs(5);
         while tokio::time::Instant::now() < left {
             let status = node.status(&old).await;
-            if status.is_err() || status.is_ok_and(|status| status.state == berth::phase::Phase::Left) {
+            if status.is_err() || status.is_ok_and(|status| status.state == berth::terms::Phase::Left) {
                 break;
             }
             sleep(Duration::from_millis(20)).await;

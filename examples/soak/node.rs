@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use berth::control;
 use berth::control::wire::Status;
 use berth::os::holder;
-use berth::phase::Phase;
+use berth::terms::Phase;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::HashSet;

@@ -7,9 +7,9 @@
 
 use berth::control::Server;
 use berth::control::wire::Reply;
-use berth::handover::machine::{Cookie, Holder};
 use berth::handover::peers::{Desk, Event, talk};
 use berth::os::{self, seqpacket, socket};
+use berth::terms::{Cookie, Holder};
 use libfuzzer_sys::fuzz_target;
 use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair};
 use std::cell::RefCell;

@@ -1,6 +1,6 @@
 //! Rise and fall: what a row of probe answers says about an instance. Pure; it knows no time.
 
-use serde::{Deserialize, Serialize};
+use crate::terms::Standing;
 
 /// What was seen of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,35 +14,6 @@ pub enum Seen {
     Rejected,
     /// The port refused a connection: nobody listens.
     Refused,
-}
-
-/// What an instance is good for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Standing {
-    /// It never passed since it was last seen refusing, or since it is known: it gets nothing.
-    Unready,
-    /// `rise` probes in a row passed.
-    Ready,
-    /// It was ready, then `fall` probes in a row failed, but nobody was refused: it is used when
-    /// no instance is ready, because a probe that times out under load must not take the API off
-    /// the air.
-    Failing,
-}
-
-impl Standing {
-    /// Every standing.
-    pub const ALL: [Self; 3] = [Self::Unready, Self::Ready, Self::Failing];
-
-    /// The word for log, status and metrics.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Unready => "unready",
-            Self::Ready => "ready",
-            Self::Failing => "failing",
-        }
-    }
 }
 
 /// The state machine of one instance.

@@ -10,7 +10,8 @@ pub mod probe;
 pub mod prober;
 
 use crate::instance::InstanceId;
-use health::{Health, Seen, Standing};
+use crate::terms::Standing;
+use health::{Health, Seen};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;

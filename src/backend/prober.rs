@@ -1,11 +1,12 @@
 //! Asks every known instance in turn and tells the [`Book`], one task an instance.
 
 use super::Book;
-use super::health::{Seen, Standing};
+use super::health::Seen;
 use super::probe::{Answer, Probe, ProbeKind};
 use crate::instance::InstanceId;
 use crate::metrics::{Metrics, ProbeLabels};
 use crate::relay::Refusal;
+use crate::terms::Standing;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

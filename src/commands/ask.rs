@@ -2,7 +2,7 @@
 //! container.
 
 use super::{Exit, block_on, mistaken, unavailable};
-use crate::backend::health::{Seen, Standing};
+use crate::backend::health::Seen;
 use crate::backend::probe::Probe;
 use crate::cli::{AskArgs, DrainArgs, LiveArgs, ReadyArgs, RunDirArgs, TimeoutArgs};
 use crate::config::{Checks, Mistakes, check_probe};
@@ -11,7 +11,7 @@ use crate::control::wire::{Ask, Reply, Status};
 use crate::drain::unanswered;
 use crate::instance::InstanceId;
 use crate::node::{Known, Node};
-use crate::phase::Phase;
+use crate::terms::{Phase, Standing};
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

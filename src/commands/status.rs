@@ -1,13 +1,12 @@
 //! `berth status`: the berths and apiservers on this node.
 
 use super::{Exit, block_on, unavailable};
-use crate::backend::health::Standing;
 use crate::cli::StatusArgs;
 use crate::control;
 use crate::control::wire::{InstanceStatus, Status};
 use crate::node::{Known, Node};
-use crate::phase::Phase;
 use crate::registry::instance::Record;
+use crate::terms::{Phase, Standing};
 use anyhow::Context;
 use serde::Serialize;
 use std::fmt::Write as _;

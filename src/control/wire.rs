@@ -4,10 +4,8 @@
 //! A request names its version. Version N answers N and N−1: at every upgrade two versions meet. Fields
 //! that a reader does not know are ignored, fields that may come later have defaults.
 
-use crate::backend::health::Standing;
-use crate::handover::machine::{Announce, Cookie, Holder};
 use crate::instance::InstanceId;
-use crate::phase::Phase;
+use crate::terms::{Announce, Cookie, Holder, Phase, Standing};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 

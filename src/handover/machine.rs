@@ -18,42 +18,13 @@
 //! Because announcements tell a state and no change, one that is lost, late or said twice breaks
 //! nothing, and any order of events leads to the same end.
 
-use crate::phase::Phase;
-use serde::{Deserialize, Serialize};
+use crate::terms::{Announce, Cookie, Holder, Phase};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// A shim's process: random, never a pid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Holder(pub u64);
-
-/// A listening socket, whoever holds duplicates of it (`SO_COOKIE`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Cookie(pub u64);
-
 /// Time on a clock that does not jump, since its start.
 pub type Time = Duration;
-
-/// What a shim tells its siblings.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Announce {
-    /// Where it is in its life.
-    pub phase: Phase,
-    /// Whether its own instance is ready.
-    pub ready: bool,
-    /// Whether it knows any instance that connections can go to.
-    pub reachable: bool,
-    /// Whether it goes for good: it takes nothing over any more.
-    #[serde(default)]
-    pub leaving: bool,
-    /// Listeners that are its own.
-    pub owns: BTreeSet<Cookie>,
-    /// Listeners that it accepts from.
-    pub accepts: BTreeSet<Cookie>,
-}
 
 /// What is known of oneself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

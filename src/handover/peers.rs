@@ -3,9 +3,9 @@
 //! Each connection has two tasks. The writer sends the state as it is when it can be sent, so that what
 //! happened while a sibling hung is not queued; the reader checks what comes before anybody believes it.
 
-use super::machine::{Announce, Cookie, Holder};
 use crate::control::wire::{self, Update};
 use crate::os::{seqpacket, socket};
+use crate::terms::{Announce, Cookie, Holder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;

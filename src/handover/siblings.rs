@@ -5,7 +5,6 @@
 //! who asked has waited long enough and serves the client itself.
 
 use super::Keeper;
-use super::machine::Holder;
 use super::peers::Event;
 use crate::control::wire::{Ask, Reply};
 use crate::control::{self, Asked, PATIENCE};
@@ -13,9 +12,9 @@ use crate::drain::Stop;
 use crate::instance::InstanceId;
 use crate::metrics::HandoverLabels;
 use crate::os::socket;
-use crate::phase::Phase;
 use crate::registry::lease;
 use crate::relay::Pass;
+use crate::terms::{Holder, Phase};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::unistd::read;
 use std::io::{self, Write};

@@ -178,8 +178,8 @@ mod tests {
     use super::*;
     use crate::backend::probe::{Probe, ProbeConfig, ProbeKind};
     use crate::backend::{Book, Table};
-    use crate::phase::Phase;
     use crate::registry::RunDir;
+    use crate::terms::Phase;
     use tokio::sync::watch;
     use tokio::time::timeout;
 

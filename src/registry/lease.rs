@@ -16,9 +16,8 @@
 
 use super::BerthDir;
 use super::file::{self, Problem, look_at_all, names};
-use crate::handover::machine::Holder;
 use crate::instance::InstanceId;
-use crate::phase::Phase;
+use crate::terms::{Holder, Phase};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

@@ -2,17 +2,16 @@
 
 use super::machine::{Content, Hopeless, Instance, Seen, Slot, Version};
 use super::state::State;
-use crate::backend::health::Standing;
 use crate::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use crate::control;
 use crate::control::wire::Status;
 use crate::instance::InstanceId;
 use crate::kubernetes::Client;
 use crate::node::{Known, Node};
-use crate::phase::Phase;
 use crate::registry::instance::Record;
 use crate::registry::watch::Watch;
 use crate::registry::{BerthDir, Error};
+use crate::terms::{Phase, Standing};
 use rustls::pki_types::ServerName;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};

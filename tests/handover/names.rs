@@ -6,12 +6,11 @@ use super::node::{Echo, Node, alone};
 use super::support::eventually;
 use super::support::net::{connect, hello, ping};
 use super::support::process::{berth, said};
-use berth::handover::machine::Holder;
 use berth::instance::InstanceId;
 use berth::os::{clock, seqpacket, socket};
-use berth::phase::Phase;
 use berth::registry::BerthDir;
 use berth::registry::lease::{self, Lease};
+use berth::terms::{Holder, Phase};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime};
 

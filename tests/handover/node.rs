@@ -178,7 +178,7 @@ impl Shim {
 
     #[track_caller]
     pub(crate) fn until_joined(&self) {
-        self.until("joined", |status| status.state == berth::phase::Phase::Joined);
+        self.until("joined", |status| status.state == berth::terms::Phase::Joined);
     }
 
     /// A metric with these labels.

@@ -8,7 +8,7 @@ use crate::support::shim::{Shim, THREADS};
 use crate::support::tls::{Api, Authority};
 use crate::support::{MOMENT, PATIENCE, eventually};
 use berth::drain::Stop;
-use berth::phase::Phase;
+use berth::terms::Phase;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;

@@ -1,0 +1,93 @@
+//! Words that all who look at a berth share: its shims, their messages and records, and the commands.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// A shim's process: random, never a pid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Holder(pub u64);
+
+/// A listening socket, whoever holds duplicates of it (`SO_COOKIE`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Cookie(pub u64);
+
+/// Where a shim is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Its ports are bound and do not listen: its own instance was not ready yet. It holds guards, and
+    /// accepts from orphans.
+    #[default]
+    Waiting,
+    /// It listens.
+    Joined,
+    /// It listens no more and lets its connections end; it holds guards until it exits.
+    Left,
+    /// Nothing was reachable for longer than `--hold`: clients are refused at once.
+    Dry,
+}
+
+impl Phase {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Waiting, Self::Joined, Self::Left, Self::Dry];
+
+    /// The word for log and status.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Joined => "joined",
+            Self::Left => "left",
+            Self::Dry => "dry",
+        }
+    }
+}
+
+/// What an instance is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// It never passed since it was last seen refusing, or since it is known: it gets nothing.
+    Unready,
+    /// `rise` probes in a row passed.
+    Ready,
+    /// It was ready, then `fall` probes in a row failed, but nobody was refused: it is used when
+    /// no instance is ready, because a probe that times out under load must not take the API off
+    /// the air.
+    Failing,
+}
+
+impl Standing {
+    /// Every standing.
+    pub const ALL: [Self; 3] = [Self::Unready, Self::Ready, Self::Failing];
+
+    /// The word for log, status and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unready => "unready",
+            Self::Ready => "ready",
+            Self::Failing => "failing",
+        }
+    }
+}
+
+/// What a shim tells its siblings.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Announce {
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// Whether its own instance is ready.
+    pub ready: bool,
+    /// Whether it knows any instance that connections can go to.
+    pub reachable: bool,
+    /// Whether it goes for good: it takes nothing over any more.
+    #[serde(default)]
+    pub leaving: bool,
+    /// Listeners that are its own.
+    pub owns: BTreeSet<Cookie>,
+    /// Listeners that it accepts from.
+    pub accepts: BTreeSet<Cookie>,
+}
