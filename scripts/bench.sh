@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds berth as scripts/static.sh does for the image, and examples/bench, finds what else is compared,
-# and measures. All that is measured, and how, is in examples/bench.
+# Builds berth as scripts/static.sh does for the image, and crates/bench, finds what else is compared,
+# and measures. All that is measured, and how, is in crates/bench.
 set -euo pipefail
 export LC_ALL=C
 
@@ -61,10 +61,10 @@ main() {
         folder=$("$root/scripts/static.sh")
         berths=(--berth "$folder/berth")
     fi
-    # A build of its own: what examples and tests depend on has no place in the berth that is measured.
-    folder=$("$root/scripts/static.sh" --example bench)
+    # A build of its own: what the benchmark depends on has no place in the berth that is measured.
+    folder=$("$root/scripts/static.sh" --package berth-bench --bin bench)
     [[ ! -x $envoy ]] || options+=(--envoy "$envoy")
-    exec "$folder/examples/bench" "${berths[@]}" "${options[@]}"
+    exec "$folder/bench" "${berths[@]}" "${options[@]}"
 }
 
 say() { printf 'bench.sh: %s\n' "$*" >&2; }

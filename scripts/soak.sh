@@ -28,12 +28,12 @@ main() {
     local minutes=$1 soak dir status=0
     shift
     if [[ -z ${BERTH:-} ]]; then
-        cargo build --quiet --locked --release
+        cargo build --quiet --locked --release --package berth
         BERTH=${CARGO_TARGET_DIR:-target}/release/berth
     fi
     [[ -x $BERTH ]] || die $EX_UNAVAILABLE "BERTH=$BERTH cannot be run"
-    cargo build --quiet --locked --example soak
-    soak=${CARGO_TARGET_DIR:-target}/debug/examples/soak
+    cargo build --quiet --locked --package berth-bench --bin soak
+    soak=${CARGO_TARGET_DIR:-target}/debug/soak
     dir=$(mktemp -d)
     # Both are started again and again: a build meanwhile must not change them.
     cp -- "$BERTH" "$dir/berth"

@@ -4,20 +4,20 @@
 set -euo pipefail
 
 readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
-# All features but rehearse.
-readonly FEATURES=manifest
+# All features of berth but rehearse.
+readonly BERTH=(--package berth --no-default-features --features operate)
 
 usage() {
     cat <<'TEXT'
 usage: scripts/static.sh [--target TRIPLE] [CARGO_OPTION...]
 
-Builds a static berth in release mode and prints the folder that it is in: berth inject, serve and the
+Builds a static berth, with the profile dist, and prints the folder that it is in: berth inject, serve and the
 like, without berth rehearse. The bytes depend on the sources, Rust, the C compiler and the C library,
 not on folders.
 
   --target TRIPLE   another target of this machine's kernel and processor, such as
                     x86_64-unknown-linux-musl (Rust's own; needs a musl-gcc)
-  CARGO_OPTION...   what to build, for cargo build (--bin berth)
+  CARGO_OPTION...   what to build, for cargo build (--package berth, with the features of the image)
   --help            this text
 
 Variables:
@@ -44,6 +44,7 @@ main() {
         esac
         shift
     done
+    ((${#options[@]})) || options=("${BERTH[@]}")
     root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
     cargo=$(command -v -- "${CARGO:-cargo}") || die $EX_UNAVAILABLE "no cargo here: put it on PATH or set CARGO"
     rustc=$(command -v -- "${RUSTC:-rustc}") || die $EX_UNAVAILABLE "no rustc here: put it on PATH or set RUSTC"
@@ -62,10 +63,9 @@ main() {
         die $EX_UNAVAILABLE "the dependencies cannot be had; Cargo's reason is above"
     # With --target these flags leave build scripts and macros alone, which could not be static.
     CARGO_ENCODED_RUSTFLAGS=$(flags | paste -sd $'\x1f') \
-        "$cargo" build --locked --release --target "$target" --target-dir "$target_dir" --no-default-features \
-        --features "$FEATURES" "${options[@]:---bin=berth}" >&2 ||
+        "$cargo" build --locked --profile dist --target "$target" --target-dir "$target_dir" "${options[@]}" >&2 ||
         die $EX_SOFTWARE "cargo build failed; the reason is above"
-    printf '%s\n' "$target_dir/$target/release"
+    printf '%s\n' "$target_dir/$target/dist"
 }
 
 # One a line. Panics name the file that they are in: not with the folders of whoever built it.

@@ -1,623 +1,243 @@
-//! Arguments to checked types. Every mistake names the option and the mend, and all are reported at
-//! once.
+//! From what was typed to a [`Plan`]: every mistake at once, each with its option and what mends it.
 
-use crate::backend::probe::{ProbeConfig, ProbeKind};
-use crate::cli::{PaceArgs, PlaceArgs, ProbeArgs, RunArgs, ServeArgs, ShimArgs};
-use crate::instance::InstanceId;
-use crate::os::socket::Keepalive;
-use crate::registry::{RunDir, lease};
-use humantime::format_duration;
-use rustls::pki_types::ServerName;
-use std::fmt::Display;
-use std::net::SocketAddr;
-use std::ops::RangeInclusive;
+use crate::cli::RehearseArgs;
+use berth_options::check::{Checks, Mistakes};
+use berth_rehearse::apiserver::{Apiserver, has};
+use berth_rehearse::fault::Fault;
+use berth_rehearse::plan::{
+    CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE, SLOW_READERS,
+    Shutdown, Timing, UPGRADES, Via, WATCHES, find_program,
+};
+use clap::ValueEnum;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
-/// All that is wrong with a command line, a sentence each.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}", .0.join("\n"))]
-pub struct Mistakes(pub Vec<String>);
+/// Flags that cannot be the user's: clients verify servers by them, and servers clients.
+const OWN_FLAGS: [&str; 4] = ["client-ca-file", "tls-cert-file", "tls-private-key-file", "tls-sni-cert-key"];
 
-/// A checked `berth serve` or `berth run`.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// Which berth and instance.
-    pub place: Place,
-    /// The instance's address where it is given and not looked up.
-    pub backend: Option<SocketAddr>,
-    /// A node shim: every instance of the berth is served.
-    pub discover: bool,
-    /// How long siblings wait for a sign of life.
-    pub lease: Duration,
-    /// Close listeners without handing them over, for comparison.
-    pub plain_close: bool,
-    /// How long a port that cannot be had is tried again.
-    pub bind_wait: Duration,
-    /// How instances are asked.
-    pub probe: ProbeConfig,
-    /// Time between two probes.
-    pub probe_interval: Duration,
-    /// Good answers in a row that make an instance ready.
-    pub rise: u32,
-    /// Bad answers in a row that make it unready.
-    pub fall: u32,
-    /// How long a client waits for an instance.
-    pub hold: Duration,
-    /// How long connections may go on after the own instance stopped listening.
-    pub drain_timeout: Duration,
-    /// Most connections; `None`: what the file limit allows.
-    pub max_connections: Option<u64>,
-    /// Length of the accept queue.
-    pub backlog: u32,
-    /// TCP options of both legs.
-    pub keepalive: Keepalive,
-    /// Relaying threads; `None`: one per core, at most eight.
-    pub threads: Option<usize>,
-    /// Where /metrics and its kind are served.
-    pub admin: Option<SocketAddr>,
-    /// Whether ends of connections are logged at info.
-    pub log_connections: bool,
-}
-
-/// Which berth, which instance of it, and where the shims meet.
-#[derive(Debug, Clone)]
-pub struct Place {
-    /// At least one; the first names the berth.
-    pub listen: Vec<Listen>,
-    /// The instance's name, if it was given.
-    pub instance: Option<InstanceId>,
-    /// The run directory.
-    pub run_dir: PathBuf,
-}
-
-impl Place {
-    /// The address that names the berth.
-    #[must_use]
-    pub fn berth(&self) -> SocketAddr {
-        self.listen[0].addr
+/// Checks everything but what may come and go meanwhile: programs of other ways than `--via`.
+pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
+    let mut checks = Checks::default();
+    let (old, new) = (apiserver("--old", &args.old, &mut checks), apiserver("--new", &args.new, &mut checks));
+    let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
+    if old.is_stand_in() != new.is_stand_in() {
+        checks.wrong("--old and --new: a stand-in and a real apiserver have no store in common; give both or neither");
     }
-
-    /// The addresses without their options.
-    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> + '_ {
-        self.listen.iter().map(|listen| listen.addr)
-    }
-
-    /// Checks the options that say where. A mistake found leaves `None`.
-    pub fn check(args: &PlaceArgs, checks: &mut Checks) -> Option<Self> {
-        let parsed = args.listen.iter().map(|text| text.parse::<Listen>());
-        let listen: Vec<_> = parsed.filter_map(|parsed| checks.note(parsed)).collect();
-        if args.listen.is_empty() {
-            checks.wrong("--listen is not given: name the apiserver's public address, such as 10.0.0.5:6443");
-        }
-        for (at, address) in listen.iter().enumerate() {
-            if listen[..at].iter().any(|earlier| earlier.addr == address.addr) {
-                checks.wrong(format!("--listen {}: is there twice: give it once", address.addr));
-            }
-        }
-        // Of the addresses that could be read; the first of them names the berth only if all could.
-        if listen.len() == args.listen.len()
-            && let Some(first) = listen.first().map(|first| first.addr)
-            && first.ip().is_unspecified()
-        {
-            checks.wrong(format!(
-                "--listen {first}: the first address names the berth and is advertised, so it cannot be a wildcard: \
-                 give the node's own first, such as 10.0.0.5:{}",
-                first.port()
-            ));
-        }
-        let instance = args.instance.as_deref().map(InstanceId::parse).transpose();
-        let instance = checks.note(instance.map_err(|error| format!("--instance: {error}"))).flatten();
-        let run_dir = args.run_dir.run_dir.clone().unwrap_or_else(RunDir::default_path);
-        (!listen.is_empty()).then_some(Self { listen, instance, run_dir })
-    }
-
-    /// Checks that an instance on a 127.x address of its own fits beside the listen addresses.
-    pub fn check_beside_instance(&self, checks: &mut Checks) {
-        let berth = self.berth();
-        for address in self.addresses() {
-            if address.port() == 0 {
-                checks.wrong(format!(
-                    "--listen {address}: an apiserver needs a port that is known: give one, such as 6443"
-                ));
-            } else if address.ip().is_unspecified() && address.ip().is_ipv4() && address.port() == berth.port() {
-                checks.wrong(wildcard_clash(address, berth));
-            }
-        }
-    }
-}
-
-fn wildcard_clash(address: SocketAddr, berth: SocketAddr) -> String {
-    if berth.ip().is_unspecified() {
-        // That the first address is no wildcard is said already, and how to mend it.
-        return format!("--listen {address}: a wildcard listener clashes with the apiserver's own 127.x address");
-    }
-    format!(
-        "--listen {address}: a wildcard listener clashes with the apiserver's own 127.x address on port {}: list the \
-         addresses instead, or give the berth another port (--listen {} --listen {address})",
-        address.port(),
-        SocketAddr::new(berth.ip(), if berth.port() == 7443 { 8443 } else { 7443 })
-    )
-}
-
-/// Collects what is wrong.
-#[derive(Debug, Default)]
-pub struct Checks(Vec<String>);
-
-impl Checks {
-    /// Notes a mistake.
-    pub fn wrong(&mut self, mistake: impl Into<String>) {
-        self.0.push(mistake.into());
-    }
-
-    /// The value, or its mistake noted.
-    pub fn note<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
-        result.map_err(|error| self.0.push(error.to_string())).ok()
-    }
-
-    /// A duration such as `8s`, `500ms` or `1m30s`, not below `least`.
-    pub fn duration(&mut self, option: &str, text: &str, least: Duration) -> Duration {
-        match humantime::parse_duration(text) {
-            Ok(duration) if duration < least => {
-                self.wrong(format!("{option} {text}: at least {}", format_duration(least)));
-                least
-            }
-            Ok(duration) => duration,
-            Err(_) => {
-                self.wrong(format!("{option} {text}: give a number with a unit, such as 8s, 500ms or 1m30s"));
-                least
-            }
-        }
-    }
-
-    /// A whole number in a range.
-    pub fn number<T>(&mut self, option: &str, text: &str, range: RangeInclusive<T>) -> T
-    where
-        T: FromStr + PartialOrd + Copy + Display,
-    {
-        match text.parse() {
-            Ok(number) if range.contains(&number) => number,
-            _ => {
-                self.wrong(format!("{option} {text}: give a whole number from {} to {}", range.start(), range.end()));
-                *range.start()
-            }
-        }
-    }
-
-    /// An address with a port.
-    pub fn address(&mut self, option: &str, text: &str) -> Option<SocketAddr> {
-        self.note(text.parse().map_err(|_| {
-            format!("{option} {text:?}: give an IP address with a port, such as 127.0.0.1:6443 or [::1]:6443")
-        }))
-    }
-
-    /// The value if nothing was wrong.
-    ///
-    /// # Errors
-    /// All that was wrong.
-    pub fn finish<T>(self, value: Option<T>) -> Result<T, Mistakes> {
-        match value {
-            Some(value) if self.0.is_empty() => Ok(value),
-            _ => Err(Mistakes(self.0)),
-        }
-    }
-}
-
-impl Config {
-    /// Checks the options of `berth serve`.
-    ///
-    /// # Errors
-    /// All that is wrong.
-    pub fn serve(args: &ServeArgs) -> Result<Self, Mistakes> {
-        let mut checks = Checks::default();
-        let place = Place::check(&args.place, &mut checks);
-        let backend = args.backend.as_deref().and_then(|text| checks.address("--backend", text));
-        if args.backend.is_none() && args.place.instance.is_none() && !args.discover {
-            checks.wrong(
-                "neither --backend, --instance nor --discover is given: name the apiserver's address, or the instance \
-                 that `berth exec` records, or serve all that it records",
-            );
-        }
-        if let (Some(place), Some(backend)) = (&place, backend) {
-            check_backend(place, backend, &mut checks);
-        }
-        if let (Some(place), None) = (&place, &args.backend) {
-            place.check_beside_instance(&mut checks);
-        }
-        let config = Self::check(place, backend, &args.shim, checks)?;
-        Ok(Self { discover: args.discover, ..config })
-    }
-
-    /// Checks the options of `berth run`.
-    ///
-    /// # Errors
-    /// All that is wrong.
-    pub fn run(args: &RunArgs) -> Result<Self, Mistakes> {
-        let mut checks = Checks::default();
-        let place = Place::check(&args.place, &mut checks);
-        if let Some(place) = &place {
-            place.check_beside_instance(&mut checks);
-        }
-        for error in crate::instance::args::check(&args.command) {
-            checks.wrong(format!("command after --: {error}"));
-        }
-        Self::check(place, None, &args.shim, checks)
-    }
-
-    fn check(
-        place: Option<Place>,
-        backend: Option<SocketAddr>,
-        args: &ShimArgs,
-        mut checks: Checks,
-    ) -> Result<Self, Mistakes> {
-        const TICK: Duration = Duration::from_millis(10);
-        let PaceArgs { probe_path, probe_interval, rise, fall } = &args.pace;
-        let optional = |duration: Duration| (!duration.is_zero()).then_some(duration);
-        let seconds = Duration::from_secs(1);
-        let c = &mut checks;
-        let keepalive = Keepalive {
-            idle: optional(whole_seconds(c, "--keepalive-idle", &args.keepalive_idle)),
-            interval: whole_seconds(c, "--keepalive-interval", &args.keepalive_interval).max(seconds),
-            probes: c.number("--keepalive-probes", &args.keepalive_probes, 1..=127),
-            user_timeout: optional(c.duration("--user-timeout", &args.user_timeout, Duration::ZERO)),
-        };
-        let probe = check_probe(&args.probe, probe_path, true, c);
-        let probe_interval = c.duration("--probe-interval", probe_interval, TICK);
-        let rise = c.number("--rise", rise, 1..=100);
-        let fall = c.number("--fall", fall, 1..=100);
-        let bind_wait = c.duration("--bind-wait", &args.bind_wait, Duration::ZERO);
-        let hold = c.duration("--hold", &args.hold, Duration::ZERO);
-        let drain_timeout = c.duration("--drain-timeout", &args.drain_timeout, Duration::ZERO);
-        let max_connections =
-            args.max_connections.as_deref().map(|text| c.number("--max-connections", text, 1..=10_000_000));
-        let lease = c.duration("--lease", &args.lease, Duration::from_millis(300));
-        if lease > lease::LONGEST {
-            c.wrong(format!(
-                "--lease {}: at most {}, which is when one that hangs is noticed",
-                args.lease,
-                format_duration(lease::LONGEST)
-            ));
-        }
-        let plain_close = args.plain_close;
-        let backlog = c.number("--backlog", &args.backlog, 1..=1_000_000);
-        let threads = args.threads.as_deref().map(|text| c.number("--threads", text, 1..=1024));
-        let admin = args.admin.as_deref().and_then(|text| c.address("--admin", text));
-        if let (Some(place), Some(admin)) = (&place, admin)
-            && place.addresses().any(|listen| overlaps(listen, admin))
-        {
-            c.wrong(format!("--admin {admin}: the apiserver's clients come there: give it another port"));
-        }
-        let log_connections = args.log_connections;
-        let config = place.zip(probe).map(|(place, probe)| Self {
-            place,
-            backend,
-            discover: false,
-            lease,
-            plain_close,
-            bind_wait,
-            probe,
-            probe_interval,
-            rise,
-            fall,
-            hold,
-            drain_timeout,
-            max_connections,
-            backlog,
-            keepalive,
-            threads,
-            admin,
-            log_connections,
-        });
-        checks.finish(config)
-    }
-}
-
-/// TCP keepalive counts in whole seconds.
-fn whole_seconds(checks: &mut Checks, option: &str, text: &str) -> Duration {
-    let duration = checks.duration(option, text, Duration::ZERO);
-    if duration.subsec_nanos() != 0 || duration.as_secs() > 32_767 {
-        checks.wrong(format!("{option} {text}: the kernel takes whole seconds, at most 32767s"));
-    }
-    duration
-}
-
-/// Checks how an apiserver is asked, and that its files can be read. With `strict`, an HTTPS probe must say what it
-/// trusts.
-pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Checks) -> Option<ProbeConfig> {
-    let config = check_probe_options(args, path, strict, checks);
-    let https = args.probe == ProbeKind::Https;
-    let files = [
-        ("--probe-ca", &args.probe_ca),
-        ("--probe-cert", &args.probe_cert),
-        ("--probe-key", &args.probe_key),
-        ("--probe-token-file", &args.probe_token_file),
-    ];
-    for (option, file) in files.into_iter().filter_map(|(option, file)| Some((option, file.as_ref()?))) {
-        if https {
-            checks.note(readable(option, file));
-        }
-    }
-    config
-}
-
-/// As [`check_probe`], without a look at the files, which may be another machine's.
-pub fn check_probe_options(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Checks) -> Option<ProbeConfig> {
-    let https = args.probe == ProbeKind::Https;
-    if !path.starts_with('/') || path.parse::<hyper::Uri>().is_err() {
-        checks.wrong(format!("--probe-path {path:?}: give a path such as /readyz"));
-    }
-    if https && args.probe_insecure && args.probe_ca.is_some() {
-        checks
-            .wrong("--probe-insecure with --probe-ca: the first says not to check, the second against what: drop one");
-    }
-    if https && strict && !args.probe_insecure && args.probe_ca.is_none() {
-        checks.wrong(
-            "--probe-ca is not given: name the file with the authority of the apiserver's serving certificate \
-             (kubeadm: /etc/kubernetes/pki/ca.crt), or give --probe-insecure, or --probe tcp",
-        );
-    }
-    let client = match (&args.probe_cert, &args.probe_key) {
-        (Some(cert), Some(key)) => Some((cert.clone(), key.clone())),
-        (None, None) => None,
-        (Some(_), None) => {
-            checks.wrong("--probe-cert without --probe-key: name the file with its key");
-            None
-        }
-        (None, Some(_)) => {
-            checks.wrong("--probe-key without --probe-cert: name the file with its certificate");
-            None
-        }
+    let etcd = etcd(args, [&old, &new], &mut checks);
+    let berth = args.berth.as_deref().and_then(|program| {
+        let mend = |why| format!("--berth {}: {why}; give the path of a berth binary", program.display());
+        checks.note(find_program(program.as_os_str()).map_err(mend))
+    });
+    let faults = faults(&args.fault, &mut checks);
+    let shutdown = Shutdown {
+        delay: delay("--shutdown-delay-duration", &args.shutdown_delay_duration, &mut checks),
+        send_retry_after: args.shutdown_send_retry_after,
+        watch_grace: delay(
+            "--shutdown-watch-termination-grace-period",
+            &args.shutdown_watch_termination_grace_period,
+            &mut checks,
+        ),
     };
-    let checked = args.probe_ca.is_some();
-    if https && !checked && (client.is_some() || args.probe_token_file.is_some()) {
-        checks.wrong(
-            "--probe-cert or --probe-token-file without --probe-ca: credentials go only to an apiserver whose \
-             certificate is checked: name --probe-ca",
-        );
+    let grace = args.stop_grace.as_deref();
+    let phase = checks.duration("--phase", &args.phase, SHORTEST_PHASE);
+    let settle = args.settle.as_deref().map(|text| checks.duration("--settle", text, SHORTEST_PHASE));
+    let mut timing = Timing {
+        phase,
+        settle: settle.unwrap_or(phase),
+        grace: grace.map_or(GRACE + shutdown.delay, |text| checks.duration("--stop-grace", text, Duration::ZERO)),
+        hold: checks.duration("--hold", &args.hold, Duration::ZERO),
+        ..Timing::default()
+    };
+    if !(old.is_stand_in() && new.is_stand_in()) {
+        timing.ready_within = REAL_READY_WITHIN;
     }
-    let server_name = checks.note(ServerName::try_from(args.probe_server_name.clone()).map_err(|_| {
-        format!("--probe-server-name {:?}: give a DNS name or IP address from the certificate", args.probe_server_name)
-    }));
-    let timeout = checks.duration("--probe-timeout", &args.probe_timeout, Duration::from_millis(10));
-    Some(ProbeConfig {
-        kind: args.probe,
-        path: path.to_owned(),
-        ca: args.probe_ca.clone(),
-        client,
-        token: args.probe_token_file.clone(),
-        server_name: server_name?,
-        timeout,
-    })
-}
-
-fn readable(option: &str, file: &Path) -> Result<(), String> {
-    match std::fs::File::open(file) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(format!("{option} {}: {error}: check the path and who may read it", file.display())),
+    let seed = args.seed.as_deref().map(|text| checks.number("--seed", text, 0..=u64::MAX));
+    let load = LoadPlan {
+        rate: checks.number("--rate", &args.rate, RATE),
+        clients: checks.number("--clients", &args.clients, CLIENTS),
+        watches: checks.number("--watches", &args.watches, WATCHES),
+        slow_readers: checks.number("--slow-readers", &args.slow_readers, SLOW_READERS),
+        seed: seed.unwrap_or_else(|| getrandom::u64().unwrap_or_default()),
+    };
+    for (option, path) in [("--json", &args.json), ("--report", &args.report)] {
+        let Some(path) = path else { continue };
+        checks.note(berth_rehearse::report::check_writable(path).map_err(|error| format!("{option}: {error}")));
     }
-}
-
-/// Refuses to listen where the backend is.
-fn check_backend(place: &Place, backend: SocketAddr, checks: &mut Checks) {
-    if backend.ip().is_unspecified() || backend.port() == 0 {
-        checks.wrong(format!("--backend {backend}: give the apiserver's own address and port"));
-        return;
-    }
-    for listen in place.addresses() {
-        if listen == backend {
+    let plan = Plan {
+        old,
+        new,
+        versions: Plan::default().versions,
+        etcd,
+        berth,
+        netns: args.netns,
+        topology: args.topology,
+        upgrades: checks.number("--upgrades", &args.upgrades, UPGRADES),
+        faults,
+        shutdown,
+        timing,
+        load,
+        via: args.via,
+        runs: runs(args.via, &args.compare),
+        output: Output { json: args.json.clone(), report: args.report.clone() },
+    };
+    if matches!(plan.via, Via::PortSharing | Via::Direct) {
+        for fault in plan.faults.iter().filter(|fault| fault.needs_a_shim()) {
+            let via = plan.via;
             checks.wrong(format!(
-                "--backend {backend} is a --listen address: the shim would relay to itself; give the apiserver its own \
-                 127.x address"
+                "--fault {fault}: --via {via} has nothing that relays; leave it out or give another way"
             ));
-        } else if overlaps(listen, backend) {
-            checks.wrong(wildcard_clash(listen, place.berth()));
         }
+    }
+    checks.finish(Some(plan))
+}
+
+fn apiserver(option: &str, text: &str, checks: &mut Checks) -> Option<Apiserver> {
+    let mend = |why| format!("{option} {text:?}: {why}; give an apiserver's command, or stand-in");
+    let apiserver = checks.note(Apiserver::parse(text).map_err(mend))?;
+    if let Apiserver::Command { program, flags } = &apiserver {
+        checks.note(find_program(program).map_err(mend))?;
+        for flag in OWN_FLAGS.iter().filter(|flag| has(flags, flag)) {
+            checks.wrong(format!(
+                "{option}: --{flag} is the rehearsal's own, whose clients have to know and be known; leave it out"
+            ));
+        }
+    }
+    Some(apiserver)
+}
+
+/// The etcd to be started, if one is needed.
+fn etcd(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option<PathBuf> {
+    let named = apiservers.map(|apiserver| match apiserver {
+        Apiserver::StandIn { .. } => None,
+        Apiserver::Command { flags, .. } => Some(has(flags, "etcd-servers")),
+    });
+    let wanted = match named {
+        [Some(old), Some(new)] if old != new => {
+            checks.wrong("--old and --new: one names --etcd-servers and the other does not; give both or neither");
+            return None;
+        }
+        [Some(named), Some(_)] => !named,
+        _ => false,
+    };
+    let program = args.etcd.as_deref().unwrap_or(Path::new("etcd"));
+    let mend = |why| format!("--etcd {}: {why}; give the path of an etcd binary", program.display());
+    if args.netns && named.contains(&Some(true)) {
+        checks.wrong("--netns: an etcd outside cannot be reached from a network namespace; leave out --etcd-servers");
+    }
+    match (wanted, &args.etcd) {
+        (false, None) => None,
+        _ => checks.note(find_program(program.as_os_str()).map_err(mend)).filter(|_| wanted),
     }
 }
 
-/// Whether both cannot be listened on by different sockets: same port, and the same address or one of
-/// them is the wildcard of the family.
-fn overlaps(a: SocketAddr, b: SocketAddr) -> bool {
-    a.port() == b.port()
-        && a.port() != 0
-        && a.is_ipv4() == b.is_ipv4()
-        && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
-}
-
-/// An address to listen on, from `--listen ADDR:PORT[,freebind]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Listen {
-    /// Address and port; port 0 lets the kernel choose.
-    pub addr: SocketAddr,
-    /// Whether the address may be one that this node does not have yet (IP_FREEBIND).
-    pub freebind: bool,
-}
-
-/// Why a text is no [`Listen`].
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ListenError {
-    /// What stands before the first comma is no address with a port.
-    #[error("--listen {0:?}: give an IP address with a port, such as 10.0.0.5:6443 or [fd00::5]:6443")]
-    Address(String),
-    /// What follows a comma is unknown.
-    #[error("--listen {0:?}: {1:?} is no option of an address: only ,freebind is")]
-    Option(String, String),
-}
-
-impl FromStr for Listen {
-    type Err = ListenError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mut parts = text.split(',');
-        let first = parts.next().unwrap_or_default();
-        let mut addr: SocketAddr = first.parse().map_err(|_| ListenError::Address(text.to_owned()))?;
-        // Sockets are of one family only, so ::ffff:10.0.0.5 would never bind as IPv6.
-        if addr.ip().to_canonical() != addr.ip() {
-            addr.set_ip(addr.ip().to_canonical());
-        }
-        let mut freebind = false;
-        for option in parts {
-            match option {
-                "freebind" => freebind = true,
-                other => return Err(ListenError::Option(text.to_owned(), other.to_owned())),
-            }
-        }
-        Ok(Self { addr, freebind })
+fn faults(typed: &[String], checks: &mut Checks) -> BTreeSet<Fault> {
+    if typed.len() > 1 && typed.iter().any(|name| name == "none") {
+        checks.wrong("--fault: none goes with no other; leave it out");
     }
+    // Clap knows the names.
+    typed.iter().filter_map(|name| Fault::from_str(name, false).ok()).collect()
+}
+
+fn delay(option: &str, text: &str, checks: &mut Checks) -> Duration {
+    let delay = checks.duration(option, text, Duration::ZERO);
+    if delay > LONGEST_DELAY {
+        checks.wrong(format!("{option} {text}: give {} or less", humantime::format_duration(LONGEST_DELAY)));
+    }
+    delay
+}
+
+/// Each once, in the order in which they were typed, the one that decides among them.
+fn runs(via: Via, compare: &[Via]) -> Vec<Via> {
+    let mut runs = Vec::new();
+    for other in compare.iter().chain([&via]) {
+        if !runs.contains(other) {
+            runs.push(*other);
+        }
+    }
+    runs
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
     use crate::cli::{Cli, Command};
+    use berth_rehearse::plan::Topology;
     use clap::Parser;
 
-    fn serve(args: &str) -> Result<Config, Vec<String>> {
-        let cli = Cli::try_parse_from(["berth", "serve"].into_iter().chain(args.split_whitespace())).unwrap();
-        let Command::Serve(args) = cli.command else { unreachable!() };
-        Config::serve(&args).map_err(|mistakes| mistakes.0)
-    }
-
-    /// Mistakes of `berth serve` with a place and a probe that are right.
-    fn mistakes(args: &str) -> Vec<String> {
-        let place = "--listen 10.0.0.5:6443 --backend 127.1.2.3:6443 --probe tcp";
-        serve(&format!("{place} {args}")).err().unwrap_or_default()
+    fn typed(args: &[&str]) -> Result<Plan, Mistakes> {
+        let cli = Cli::try_parse_from(["berth", "rehearse"].iter().chain(args)).unwrap();
+        let Command::Rehearse(args) = cli.command else { panic!("another command") };
+        check(&args)
     }
 
     #[test]
-    fn every_mistake_is_reported_at_once() {
-        let args = "--listen 10.0.0.5:6443 --listen nowhere --listen 10.0.0.5:6443 --listen [::]:6443,fast \
-                    --instance .. --backend here --probe-ca /nonexistent/ca --probe-insecure --probe-key /nonexistent/key \
-                    --probe-path readyz --probe-server-name a_b! --probe-interval 1 --probe-timeout 0s --rise 0 \
-                    --fall many --hold 8 --drain-timeout -8s --max-connections 0 --backlog 0 --threads 0 \
-                    --keepalive-idle 1500ms --keepalive-interval 1h60000s --keepalive-probes 0 --user-timeout x \
-                    --admin 10.0.0.5:6443 --bind-wait soon"
-            .replace("--drain-timeout -8s", "--drain-timeout=-8s");
-        let told = serve(&args).unwrap_err();
-        let expected = [
-            "--listen \"nowhere\": ",
-            "--listen \"[::]:6443,fast\": ",
-            "--listen 10.0.0.5:6443: is there twice",
-            "--instance: ",
-            "--backend \"here\": ",
-            "--probe-path \"readyz\": ",
-            "--probe-insecure with --probe-ca",
-            "--probe-key without --probe-cert",
-            "--probe-server-name \"a_b!\": ",
-            "--probe-interval 1: ",
-            "--probe-timeout 0s: ",
-            "--probe-ca /nonexistent/ca: ",
-            "--probe-key /nonexistent/key: ",
-            "--rise 0: ",
-            "--fall many: ",
-            "--hold 8: ",
-            "--drain-timeout -8s: ",
-            "--max-connections 0: ",
-            "--backlog 0: ",
-            "--threads 0: ",
-            "--keepalive-idle 1500ms: ",
-            "--keepalive-interval 1h60000s: ",
-            "--keepalive-probes 0: ",
-            "--user-timeout x: ",
-            "--admin 10.0.0.5:6443: ",
-            "--bind-wait soon: ",
+    fn every_mistake_is_reported_with_its_option() {
+        let wrong = [
+            ("--new", "'"),
+            ("--old", "/nonexistent/kube-apiserver"),
+            ("--etcd", "/nonexistent/etcd"),
+            ("--berth", "/nonexistent/berth"),
+            ("--fault", "none,hang"),
+            ("--shutdown-delay-duration", "soon"),
+            ("--shutdown-watch-termination-grace-period", "2m"),
+            ("--phase", "x"),
+            ("--settle", "x"),
+            ("--stop-grace", "x"),
+            ("--hold", "-1s"),
+            ("--rate", "0"),
+            ("--clients", "many"),
+            ("--watches", "-1"),
+            ("--slow-readers", "1000"),
+            ("--seed", "x"),
+            ("--json", "/nonexistent/file"),
+            ("--report", "/"),
+            ("--upgrades", "0"),
         ];
-        for start in expected {
-            assert_eq!(told.iter().filter(|told| told.starts_with(start)).count(), 1, "{start} in {told:#?}");
+        let args: Vec<String> = wrong.iter().map(|(option, value)| format!("{option}={value}")).collect();
+        let errors = typed(&args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap_err().0;
+        for (option, _) in wrong {
+            let found: Vec<_> = errors.iter().filter(|e| e.starts_with(option) && !e.contains("yet")).collect();
+            assert!(found.len() == 1 && found[0].contains("give") || option == "--fault", "{option}: {errors:#?}");
         }
-        assert_eq!(told.len(), expected.len(), "{told:#?}");
-        assert!(told.iter().all(|told| !told.contains('\n') && told.contains(": ")), "{told:#?}");
     }
 
     #[test]
-    fn a_plain_command_line_has_the_defaults_of_the_design() {
-        let config = serve("--listen 10.0.0.5:6443 --instance a --probe-insecure").unwrap();
-        let seconds = Duration::from_secs;
-        assert_eq!(config.backend, None);
-        assert_eq!((config.probe_interval, config.probe.timeout), (seconds(1), seconds(2)));
-        assert_eq!((config.rise, config.fall), (2, 3));
-        assert_eq!((config.hold, config.drain_timeout), (seconds(8), seconds(60)));
-        let keepalive = Keepalive { idle: Some(seconds(30)), interval: seconds(10), probes: 3, user_timeout: None };
-        assert_eq!(config.keepalive, keepalive);
-        assert_eq!((config.backlog, config.max_connections, config.threads), (4096, None, None));
-        assert_eq!((config.bind_wait, config.admin), (Duration::ZERO, None));
-        assert_eq!(config.probe.path, "/readyz");
+    fn what_is_typed_becomes_the_plan() {
+        let plan = typed(&["--rate=20", "--clients=2", "--watches=7", "--shutdown-delay-duration=1s 500ms"]).unwrap();
+        assert_eq!((plan.load.rate, plan.load.clients, plan.load.watches), (20, 2, 7));
+        assert_eq!(plan.shutdown.delay, Duration::from_millis(1500));
+        assert_eq!(plan.timing.grace, Duration::from_millis(31_500));
+        assert_eq!(plan.timing.settle, plan.timing.phase);
+        assert_eq!(typed(&["--settle=75s"]).unwrap().timing.settle, Duration::from_secs(75));
+        assert_eq!((plan.topology, plan.runs), (Topology::SideContainer, vec![Via::Berth]));
+
+        let plan = typed(&["--compare=haproxy,direct,haproxy", "--fault=hang,bad-flag", "--seed=7"]).unwrap();
+        assert_eq!(plan.runs, [Via::Haproxy, Via::Direct, Via::Berth]);
+        assert_eq!(Vec::from_iter(plan.faults), [Fault::BadFlag, Fault::Hang]);
+        assert_eq!(plan.load.seed, 7);
     }
 
     #[test]
-    fn zero_switches_off() {
-        let config = serve(
-            "--listen 10.0.0.5:6443 --backend 127.1.2.3:6443 --probe tcp --keepalive-idle 0s --user-timeout 0s --hold 0s",
-        )
-        .unwrap();
-        assert_eq!((config.keepalive.idle, config.keepalive.user_timeout), (None, None));
-        assert_eq!(config.hold, Duration::ZERO);
+    fn real_apiservers_get_an_etcd_unless_they_name_one() {
+        let plan = typed(&["--old=true", "--new=true --etcd_servers=x"]).unwrap_err().0;
+        assert!(plan[0].contains("give both or neither"), "{plan:?}");
+        let plan = typed(&["--old=true", "--new=true", "--etcd=/bin/true"]).unwrap();
+        assert_eq!(plan.etcd, Some("/bin/true".into()));
+        let named = "true --etcd-servers=http://127.0.0.1:2379";
+        let plan = typed(&["--old", named, "--new", named]).unwrap();
+        assert_eq!(plan.etcd, None);
+        assert_eq!(typed(&["--etcd=/bin/true"]).unwrap().etcd, None);
+        let mistakes = typed(&["--old=true --tls-cert-file=x", "--new=true", "--etcd=/nonexistent"]).unwrap_err().0;
+        assert!(mistakes.len() == 2 && mistakes[0].contains("--old: --tls-cert-file"), "{mistakes:?}");
     }
 
     #[test]
-    fn somebody_must_say_where_the_apiserver_is() {
-        let told = serve("--listen 10.0.0.5:6443 --probe tcp").unwrap_err();
-        assert_eq!(told.len(), 1);
-        assert!(told[0].contains("--backend") && told[0].contains("--instance"), "{told:?}");
-        // A random name would never get a record, but with an address it names the shim.
-        assert_eq!(serve("--listen 10.0.0.5:6443 --probe tcp --backend 127.1.2.3:1").unwrap().place.instance, None);
-    }
-
-    #[test]
-    fn an_https_probe_says_what_it_trusts() {
-        let place = "--listen 10.0.0.5:6443 --instance a";
-        let told = |args: &str| serve(&format!("{place} {args}")).err().unwrap_or_default();
-        let none = told("");
-        assert!(none.len() == 1 && none[0].contains("--probe-ca") && none[0].contains("--probe-insecure"), "{none:?}");
-        assert_eq!(told("--probe-insecure"), [""; 0]);
-        assert_eq!(told("--probe tcp"), [""; 0]);
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let file = file.path().display();
-        assert_eq!(told(&format!("--probe-ca {file} --probe-token-file {file}")), [""; 0]);
-        let leaked = told(&format!("--probe-insecure --probe-token-file {file}"));
-        assert!(leaked.len() == 1 && leaked[0].contains("credentials go only to"), "{leaked:?}");
-        assert_eq!(told("--probe tcp --probe-ca /nonexistent"), [""; 0], "a TCP probe reads no files");
-    }
-
-    #[test]
-    fn listening_where_the_backend_is_is_refused() {
-        assert_eq!(mistakes(""), [""; 0]);
-        let told = |args: &str, part: &str| {
-            let told = serve(&format!("--probe tcp {args}")).unwrap_err();
-            assert!(told.len() == 1 && told[0].contains(part), "{part} in {told:?}");
-        };
-        told("--listen 127.1.2.3:6443 --backend 127.1.2.3:6443", "relay to itself");
-        told("--listen [::ffff:127.1.2.3]:6443 --backend 127.1.2.3:6443", "relay to itself");
-        told("--listen 10.0.0.5:6443 --listen 0.0.0.0:6443 --backend 127.1.2.3:6443", "--listen 10.0.0.5:7443");
-        told("--listen 10.0.0.5:7443 --listen 0.0.0.0:7443 --backend 127.1.2.3:7443", "--listen 10.0.0.5:8443");
-        told("--listen 0.0.0.0:6443 --backend 127.1.2.3:7443", "cannot be a wildcard");
-        told("--listen 10.0.0.5:6443 --backend 0.0.0.0:6443", "--backend 0.0.0.0:6443");
-        told("--listen 10.0.0.5:6443 --backend 127.1.2.3:0", "--backend 127.1.2.3:0");
-        told("--listen 10.0.0.5:6443 --instance a --listen 0.0.0.0:6443", "clashes");
-        told("--listen 10.0.0.5:0 --instance a", "an apiserver needs a port that is known");
-        assert!(serve("--probe tcp --listen 10.0.0.5:7443 --listen 0.0.0.0:6443 --backend 127.1.2.3:7443").is_ok());
-        assert!(serve("--probe tcp --listen 10.0.0.5:6443 --listen [::]:6443 --backend 127.1.2.3:6443").is_ok());
-        assert_eq!(mistakes("--admin 10.0.0.5:6443").len(), 1);
-        assert_eq!(mistakes("--admin 0.0.0.0:6443").len(), 1);
-        assert_eq!(mistakes("--admin 10.0.0.5:6444"), [""; 0]);
-    }
-
-    #[test]
-    fn reads_addresses_of_both_families() {
-        let listen = |text: &str| text.parse::<Listen>().map(|listen| (listen.addr.to_string(), listen.freebind));
-        assert_eq!(listen("10.0.0.5:6443"), Ok(("10.0.0.5:6443".into(), false)));
-        assert_eq!(listen("[fd00::5]:6443,freebind"), Ok(("[fd00::5]:6443".into(), true)));
-        assert_eq!(listen("[::ffff:10.0.0.5]:6443"), Ok(("10.0.0.5:6443".into(), false)));
-    }
-
-    #[test]
-    fn names_what_is_wrong() {
-        for bad in ["", "10.0.0.5", ":6443", "localhost:6443", "fd00::5:6443", "10.0.0.5:65536", " 10.0.0.5:6443"] {
-            assert_eq!(bad.parse::<Listen>(), Err(ListenError::Address(bad.into())));
+    fn a_shim_cannot_be_harmed_where_there_is_none() {
+        for (via, wrong) in [("port-sharing", 2), ("direct", 2), ("haproxy", 0)] {
+            let errors =
+                typed(&["--fault=hang,kill-shim,both-killed", "--via", via]).map_or_else(|e| e.0, |_| Vec::new());
+            assert_eq!(errors.len(), wrong, "{errors:?}");
         }
-        let error = "10.0.0.5:6443,reuse".parse::<Listen>().unwrap_err().to_string();
-        assert!(error.contains("--listen") && error.contains("\"reuse\"") && error.contains(",freebind"), "{error}");
     }
 }

@@ -1,5 +1,7 @@
 //! The `berth` binary: arguments in, exit status out.
 
+#![forbid(unsafe_code)]
+
 use clap::Parser;
 use std::process::ExitCode;
 

@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         Ok(binaries) => rehearsal(&binaries).map(|()| Completion::Completed),
     });
     let mut trials = vec![scripted("upgrade_of_a_real_kube_apiserver", "scripts/e2e.sh")];
-    if cfg!(feature = "manifest") {
+    if cfg!(feature = "operate") {
         trials.push(scripted("manifests_for_a_real_kubeadm_and_kube_apiserver", "scripts/manifests.sh"));
         trials.push(kubelet);
     }

@@ -1,8 +1,8 @@
 //! The life of `berth exec`, with the real binary and a shell in the apiserver's place.
 
-use berth::instance::InstanceId;
-use berth::registry::instance::{Listed, list};
-use berth::registry::{BerthDir, RunDir};
+use berth_node::instance::InstanceId;
+use berth_node::registry::instance::{Listed, list};
+use berth_node::registry::{BerthDir, RunDir};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 use std::fs;

@@ -8,7 +8,7 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use berth::rehearse::{certs, hub, record::Recorder, store::Store};
+use berth_rehearse::{certs, hub, record::Recorder, store::Store};
 use libtest_mimic::{Arguments, Completion, Trial};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};

@@ -2,12 +2,12 @@
 //! some that each lose in their own way; and around stand-ins whose store loses.
 #![cfg(feature = "rehearse")]
 
-use berth::rehearse::load::{Instances, Joined, Load, Target};
-use berth::rehearse::plan::{LoadPlan, Plan};
-use berth::rehearse::record::{Answer, Attempt, Flaw, Kind, Mark, Player, Record, Recorder, Signed, Stamp, What};
-use berth::rehearse::store::Store;
-use berth::rehearse::verdict::{Loss, NEW, OLD, Verdict, judge};
-use berth::rehearse::{certs, hub, stage};
+use berth_rehearse::load::{Instances, Joined, Load, Target};
+use berth_rehearse::plan::{LoadPlan, Plan};
+use berth_rehearse::record::{Answer, Attempt, Flaw, Kind, Mark, Player, Record, Recorder, Signed, Stamp, What};
+use berth_rehearse::store::Store;
+use berth_rehearse::verdict::{Loss, NEW, OLD, Verdict, judge};
+use berth_rehearse::{certs, hub, stage};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::net::SocketAddr;

@@ -1,9 +1,9 @@
 //! A stand-in apiserver alone, as a process: its flags, its API, its phases on SIGTERM.
 #![cfg(feature = "rehearse")]
 
-use berth::rehearse::record::{EndedBy, Mark, Recorder, STREAM_HEADER};
-use berth::rehearse::store::Store;
-use berth::rehearse::{certs, hub, stage};
+use berth_rehearse::record::{EndedBy, Mark, Recorder, STREAM_HEADER};
+use berth_rehearse::store::Store;
+use berth_rehearse::{certs, hub, stage};
 use http_body_util::{BodyExt, Full, combinators::BoxBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::{Request, Response, StatusCode};

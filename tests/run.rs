@@ -4,8 +4,8 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use berth::os::process;
-use berth::os::socket::{self, Keepalive};
+use berth_os::process;
+use berth_os::socket::{self, Keepalive};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

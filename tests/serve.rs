@@ -3,7 +3,7 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use berth::terms::Phase;
+use berth_node::terms::Phase;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use socket2::{Domain, Socket, Type};

@@ -4,14 +4,14 @@
 //! The input is a script (see [`Script`]) and what the client says first. It is judged from outside the relay.
 #![no_main]
 
-use berth::backend::Book;
-use berth::backend::health::Seen;
-use berth::instance::InstanceId;
-use berth::metrics::Metrics;
-use berth::os::socket::{self, Keepalive, reset_on_close};
-use berth::relay::source::Sources;
-use berth::relay::{Context, Open, Passing, serve};
-use berth::terms::Phase;
+use berth_node::instance::InstanceId;
+use berth_node::terms::Phase;
+use berth_os::socket::{self, Keepalive, reset_on_close};
+use berth_shim::backend::Book;
+use berth_shim::backend::health::Seen;
+use berth_shim::metrics::Metrics;
+use berth_shim::relay::source::Sources;
+use berth_shim::relay::{Context, Open, Passing, serve};
 use libfuzzer_sys::fuzz_target;
 use std::cell::{Cell, RefCell};
 use std::io::ErrorKind;

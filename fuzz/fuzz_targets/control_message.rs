@@ -2,7 +2,7 @@
 //! version may be at the other end, or one that lies.
 #![no_main]
 
-use berth::control::wire::{parse_reply, parse_request, parse_update, split};
+use berth_node::ipc::wire::{parse_reply, parse_request, parse_update, split};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -18,7 +18,7 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(reply) = parse_reply(bytes) {
         let again = serde_json::to_vec(&reply).expect("what was read can be written");
         assert_eq!(parse_reply(&again).as_ref(), Ok(&reply));
-        if let berth::control::wire::Reply::Status(status) = reply {
+        if let berth_node::ipc::wire::Reply::Status(status) = reply {
             let _ = status.ready();
         }
     }

@@ -5,11 +5,11 @@
 //! too long; then comes its text up to a zero byte. `@C` and `@A` in it stand for the cookie and the address of a real listener.
 #![no_main]
 
-use berth::control::Server;
-use berth::control::wire::Reply;
-use berth::handover::peers::{Desk, Event, talk};
-use berth::os::{self, seqpacket, socket};
-use berth::terms::{Cookie, Holder};
+use berth_node::ipc::Server;
+use berth_node::ipc::wire::Reply;
+use berth_node::terms::{Cookie, Holder};
+use berth_os::{self, seqpacket, socket};
+use berth_shim::handover::peers::{Desk, Event, talk};
 use libfuzzer_sys::fuzz_target;
 use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair};
 use std::cell::RefCell;
@@ -97,7 +97,7 @@ impl Stage {
     /// To the socket that commands dial: one message, one answer, the end.
     async fn ask(&self, message: &Message<'_>) {
         let client = seqpacket::dial(&self.path).expect("it listens");
-        let client = os::awaitable(client, Interest::READABLE).expect("a socket can be waited for");
+        let client = berth_os::awaitable(client, Interest::READABLE).expect("a socket can be waited for");
         if !self.send(client.get_ref(), message) {
             return;
         }
@@ -158,7 +158,7 @@ fn message(input: &[u8]) -> Option<(Message<'_>, &[u8])> {
 fn pair() -> (OwnedFd, AsyncFd<OwnedFd>) {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).expect("a pair of sockets");
-    (ours, os::awaitable(theirs, Interest::READABLE | Interest::WRITABLE).expect("a socket can be waited for"))
+    (ours, berth_os::awaitable(theirs, Interest::READABLE | Interest::WRITABLE).expect("a socket can be waited for"))
 }
 
 /// How many descriptors this process has.

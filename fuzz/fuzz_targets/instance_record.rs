@@ -1,8 +1,8 @@
 //! Records of instances are files that others write.
 #![no_main]
 
-use berth::instance::InstanceId;
-use berth::registry::instance::Record;
+use berth_node::instance::InstanceId;
+use berth_node::registry::instance::Record;
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
 

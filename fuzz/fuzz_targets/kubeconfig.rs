@@ -1,7 +1,7 @@
 //! A kubeconfig is written by people and programs of all kinds.
 #![no_main]
 
-use berth::kubernetes::Access;
+use berth_cluster::Access;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -1,8 +1,8 @@
 //! Leases are files that others write.
 #![no_main]
 
-use berth::instance::InstanceId;
-use berth::registry::lease::Lease;
+use berth_node::instance::InstanceId;
+use berth_node::registry::lease::Lease;
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
 use std::time::Duration;

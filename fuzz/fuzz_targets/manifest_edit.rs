@@ -4,9 +4,9 @@
 //! The input is a file, a zero byte, and choices: a place in the file, and what to do there.
 #![no_main]
 
-use berth::manifest::edit::{Change, Edit, Path, Step, apply};
-use berth::manifest::tree::{self, Node};
+use berth_cluster::yaml::{self, Node};
 use berth_fuzz::yaml::{Read, Yaml, read};
+use berth_operate::manifest::edit::{Change, Edit, Path, Step, apply};
 use libfuzzer_sys::arbitrary::Unstructured;
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ fuzz_target!(|bytes: &[u8]| {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     let Ok(text) = std::str::from_utf8(&bytes[..end]) else { return };
     let mut choices = Unstructured::new(bytes.get(end + 1..).unwrap_or_default());
-    let Ok(documents) = tree::parse(text) else { return };
+    let Ok(documents) = yaml::parse(text) else { return };
     if documents.is_empty() {
         return;
     }
@@ -97,7 +97,7 @@ fn edit(root: &Node, choices: &mut Unstructured<'_>) -> Edit {
         let (entries, items) = (node.entries(), node.items());
         if !entries.is_empty() {
             let (key, value) = &entries[choices.choose_index(entries.len()).unwrap_or_default()];
-            let tree::Data::Scalar { text, .. } = &key.data else { break };
+            let yaml::Data::Scalar { text, .. } = &key.data else { break };
             path = path.key(text);
             node = value;
         } else if !items.is_empty() {

@@ -2,10 +2,11 @@
 //! what was there before.
 #![no_main]
 
-use berth::manifest::eject::undo;
-use berth::manifest::inject::{Addresses, Options, Probing, SideContainer, inject};
-use berth::manifest::{Manifest, tree};
+use berth_cluster::yaml;
 use berth_fuzz::yaml::{Read, read};
+use berth_operate::manifest::Manifest;
+use berth_operate::manifest::eject::undo;
+use berth_operate::manifest::inject::{Addresses, Options, Probing, SideContainer, inject};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
@@ -30,7 +31,7 @@ fuzz_target!(|input: (u8, &str)| {
     };
     let Ok(injected) = inject(text, &options) else { return };
     let values = |text: &str| {
-        let documents = tree::parse(text).unwrap_or_else(|error| panic!("{error}, in\n{text}"));
+        let documents = yaml::parse(text).unwrap_or_else(|error| panic!("{error}, in\n{text}"));
         documents.iter().map(|document| without_empty(document.value())).collect::<Vec<_>>()
     };
     let new = &injected.text;

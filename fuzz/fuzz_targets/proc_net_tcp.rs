@@ -4,6 +4,6 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    let entries = berth::os::holder::parse(text);
+    let entries = berth_os::holder::parse(text);
     assert!(entries.len() <= text.lines().count());
 });

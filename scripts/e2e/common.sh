@@ -25,10 +25,10 @@ unavailable() {
 build_berth() {
     local target
     target=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)
-    [[ -n ${BERTH:-} ]] || (cd "$root" && "$CARGO" build --locked --bin berth)
-    (cd "$root" && "$CARGO" build --locked --example tls-load)
+    [[ -n ${BERTH:-} ]] || (cd "$root" && "$CARGO" build --locked --package berth)
+    (cd "$root" && "$CARGO" build --locked --package berth-bench --bin tls-load)
     BERTH=$(realpath -- "${BERTH:-$target/debug/berth}")
-    TLS_LOAD=$target/debug/examples/tls-load
+    TLS_LOAD=$target/debug/tls-load
     # Only now, for the builds may need them. What the options do not say is to be the default, and nobody but the
     # berth may stand between clients and node.
     unset "${!BERTH_@}" "${!ETCD_@}" KUBECONFIG {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY

@@ -2,16 +2,17 @@
 //! container.
 
 use super::{Exit, block_on, mistaken, unavailable};
-use crate::backend::health::Seen;
-use crate::backend::probe::Probe;
-use crate::cli::{AskArgs, DrainArgs, LiveArgs, ReadyArgs, RunDirArgs, TimeoutArgs};
-use crate::config::{Checks, Mistakes, check_probe};
-use crate::control;
-use crate::control::wire::{Ask, Reply, Status};
-use crate::drain::unanswered;
-use crate::instance::InstanceId;
-use crate::node::{Known, Node};
-use crate::terms::{Phase, Standing};
+use berth_node::instance::InstanceId;
+use berth_node::ipc;
+use berth_node::ipc::wire::{Ask, Reply, Status};
+use berth_node::snapshot::{Known, Node};
+use berth_node::terms::{Phase, Standing};
+use berth_options::ask::{AskArgs, DrainArgs, LiveArgs, ReadyArgs, TimeoutArgs};
+use berth_options::check::{Checks, Mistakes, check_probe};
+use berth_options::place::RunDirArgs;
+use berth_shim::backend::health::Seen;
+use berth_shim::backend::probe::Probe;
+use berth_shim::drain::unanswered;
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
         Ok(known) => known,
         Err(exit) => return Ok(exit),
     };
-    let patience = patience.unwrap_or(control::PATIENCE);
+    let patience = patience.unwrap_or(ipc::PATIENCE);
     let ready = block_on(async {
         match status(&known, patience).await {
             Ok(status) => {
@@ -122,7 +123,7 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
             return Ok(());
         }
         let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
-        match control::ask_within(&path, Ask::Drain, LEAVING).await {
+        match ipc::ask_within(&path, Ask::Drain, LEAVING).await {
             Ok(Reply::Done) => {}
             Ok(reply) => return Err(format!("the shim of instance {} does not drain: {reply:?}", known.id)),
             Err(error) => return Err(format!("the shim of instance {} cannot be asked: {error}", known.id)),
@@ -139,7 +140,7 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
 async fn has_joined_sibling(run_dir: &RunDirArgs, known: &Known) -> Result<bool, String> {
     for sibling in other_shims(run_dir, known)? {
         // Who does not answer takes nothing over.
-        if status(&sibling, control::PATIENCE).await.is_ok_and(|status| status.state == Phase::Joined) {
+        if status(&sibling, ipc::PATIENCE).await.is_ok_and(|status| status.state == Phase::Joined) {
             return Ok(true);
         }
     }
@@ -161,7 +162,7 @@ async fn until_left(known: &Known, streams: Option<Duration>) -> Result<(), Stri
     let mut silent = None;
     let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
     loop {
-        let status = match control::ask_within(&path, Ask::Status, LEAVING).await {
+        let status = match ipc::ask_within(&path, Ask::Status, LEAVING).await {
             Ok(Reply::Status(status)) => status,
             Ok(reply) => return Err(format!("the shim of instance {} does not say how it is: {reply:?}", known.id)),
             Err(error) => match error.kind() {
@@ -251,7 +252,7 @@ fn find(args: &AskArgs) -> Result<Known, Exit> {
 
 async fn status(known: &Known, patience: Duration) -> Result<Status, String> {
     let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
-    let status = control::status(&path, patience).await;
+    let status = ipc::status(&path, patience).await;
     status.map(|status| *status).map_err(|why| format!("the shim of instance {}: {why}", known.id))
 }
 
@@ -261,7 +262,7 @@ async fn address(known: &Known) -> Result<SocketAddr, String> {
         Some(_) => Err(format!("instance {} is not running: its process ended", known.id)),
         // `berth serve --backend`: only the shim knows.
         None => {
-            let own = status(known, control::PATIENCE).await?.instances.into_iter().find(|instance| instance.own);
+            let own = status(known, ipc::PATIENCE).await?.instances.into_iter().find(|instance| instance.own);
             own.map(|own| own.address).ok_or_else(|| format!("instance {} is not running", known.id))
         }
     }
@@ -270,9 +271,9 @@ async fn address(known: &Known) -> Result<SocketAddr, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::{Asked, Server};
-    use crate::os::seqpacket;
-    use crate::registry::RunDir;
+    use berth_node::ipc::{Asked, Server};
+    use berth_node::registry::RunDir;
+    use berth_os::seqpacket;
     use std::path::PathBuf;
     use std::pin::{Pin, pin};
     use std::task::Poll;

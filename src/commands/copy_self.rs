@@ -1,8 +1,8 @@
 //! `berth copy-self`: what an init container does before an apiserver that has no shell.
 
 use super::{Exit, unavailable};
-use crate::cli::CopySelfArgs;
 use anyhow::Context;
+use berth_options::exec::CopySelfArgs;
 use nix::unistd::geteuid;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;

@@ -2,14 +2,14 @@
 
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::DoctorArgs;
-use crate::config::Mistakes;
-use crate::doctor::room::Room;
-use crate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, text};
-use crate::kubernetes::Client;
-use crate::manifest::Manifest;
-use crate::manifest::file::read;
-use crate::upgrade::state::interrupted;
 use anyhow::Context;
+use berth_cluster::Client;
+use berth_operate::doctor::room::Room;
+use berth_operate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, text};
+use berth_operate::manifest::Manifest;
+use berth_operate::manifest::file::read;
+use berth_operate::upgrade::state::interrupted;
+use berth_options::check::Mistakes;
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;

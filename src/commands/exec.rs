@@ -1,15 +1,16 @@
 //! `berth exec`: give an apiserver its own address and become it.
 
 use super::{Exit, mistaken};
-use crate::cli::ExecArgs;
-use crate::config::{Checks, Mistakes, Place};
-use crate::instance::InstanceId;
-use crate::instance::address;
-use crate::instance::args::{self, Replaced, Rewritten, Wanted};
-use crate::os::process::{end_on_signals, go_on_as_child};
-use crate::registry::RunDir;
-use crate::registry::instance::{Claimant, claim};
 use anyhow::Context;
+use berth_node::instance::InstanceId;
+use berth_node::instance::address;
+use berth_node::instance::args::{self, Replaced, Rewritten, Wanted};
+use berth_node::registry::RunDir;
+use berth_node::registry::instance::{Claimant, claim};
+use berth_options::check::{self, Checks, Mistakes};
+use berth_options::exec::ExecArgs;
+use berth_os::process::{end_on_signals, go_on_as_child};
+use berth_shim::config::Place;
 use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io;
@@ -44,9 +45,9 @@ struct Plan {
 impl Plan {
     fn check(args: &ExecArgs) -> Result<Self, Mistakes> {
         let mut checks = Checks::default();
-        let place = Place::check(&args.place, &mut checks);
+        let place = check::place(&args.place, &mut checks);
         if let Some(place) = &place {
-            place.check_beside_instance(&mut checks);
+            check::check_beside_instance(place, &mut checks);
         }
         for error in args::check(&args.command) {
             checks.wrong(format!("command after --: {error}"));

@@ -1,16 +1,18 @@
 //! `berth inject` and `berth eject`: manifests into and out of berth.
 
 use super::{Exit, mistaken, unavailable};
-use crate::backend::probe::ProbeKind;
-use crate::cli::{InjectArgs, ManifestArgs, PlaceArgs, ProbeArgs, RunDirArgs};
-use crate::config::{Checks, Mistakes, Place, check_probe_options};
-use crate::doctor::node;
-use crate::manifest::edit::Edit;
-use crate::manifest::file::{Backups, read, replace};
-use crate::manifest::inject::{Addresses, Options, Probing, inject_over};
-use crate::manifest::{Manifest, Problem, eject as ejecting, kubeadm};
-use crate::upgrade::state::leave_alone;
+use crate::cli::{InjectArgs, ManifestArgs};
 use anyhow::Context;
+use berth_operate::doctor::node;
+use berth_operate::manifest::edit::Edit;
+use berth_operate::manifest::file::{Backups, read, replace};
+use berth_operate::manifest::inject::{Addresses, Options, Probing, inject_over};
+use berth_operate::manifest::{Manifest, Problem, eject as ejecting, kubeadm};
+use berth_operate::upgrade::state::leave_alone;
+use berth_options::check::{self, Checks, Mistakes, check_probe_options};
+use berth_options::place::{PlaceArgs, RunDirArgs};
+use berth_options::probe::ProbeArgs;
+use berth_shim::backend::probe::ProbeKind;
 use similar::TextDiff;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -174,7 +176,7 @@ fn print(text: &str) -> anyhow::Result<()> {
 fn write_patches(file: &Target, options: &Options, base: &str, folder: &Path) -> Exit {
     let one = |problem| vec![problem];
     let patches = Manifest::parse(base).map_err(one).and_then(|manifest| {
-        let (edits, _) = crate::manifest::inject::plan(&manifest, options)?;
+        let (edits, _) = berth_operate::manifest::inject::plan(&manifest, options)?;
         kubeadm::patches(&manifest, &edits).map_err(one)
     });
     let patches = match patches {
@@ -207,9 +209,9 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<Options> {
         None => {
             let run_dir = RunDirArgs { run_dir: None };
             let place = PlaceArgs { listen: args.listen.clone(), instance: None, run_dir };
-            let place = Place::check(&place, checks);
+            let place = check::place(&place, checks);
             if let Some(place) = &place {
-                place.check_beside_instance(checks);
+                check::check_beside_instance(place, checks);
             }
             place.map(|place| Addresses::Given(place.listen))
         }

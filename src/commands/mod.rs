@@ -2,28 +2,30 @@
 //!
 //! Here is what the subcommands share: exit statuses, the log, and the dispatch.
 
-use crate::cli::{Cli, Command, LogArgs, LogFormat, LogLevel};
-use crate::config::Mistakes;
-use crate::log;
+use crate::cli::{Cli, Command};
 use anyhow::Context;
+use berth_options::PodCommand;
+use berth_options::check::Mistakes;
+use berth_options::log::{LogArgs, LogFormat, LogLevel};
+use berth_shim::log;
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 mod ask;
 mod copy_self;
-#[cfg(feature = "manifest")]
+#[cfg(feature = "operate")]
 mod doctor;
 mod exec;
 mod generate;
-#[cfg(feature = "manifest")]
+#[cfg(feature = "operate")]
 mod inject;
 #[cfg(feature = "rehearse")]
 mod rehearse;
 mod run;
 mod serve;
 mod status;
-#[cfg(feature = "manifest")]
+#[cfg(feature = "operate")]
 mod upgrade;
 
 /// How a command ended, as an exit status after sysexits(3).
@@ -108,24 +110,24 @@ fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
 /// Runs a subcommand. Errors are printed here, once, with their causes.
 #[must_use]
 pub fn dispatch(cli: Cli) -> ExitCode {
-    let _flush = init_log(&cli.log, matches!(cli.command, Command::Serve(_) | Command::Run(_)));
+    let _flush = init_log(&cli.log, matches!(cli.command, Command::InPod(PodCommand::Serve(_) | PodCommand::Run(_))));
     let result = match cli.command {
-        Command::Serve(args) => serve::run(&args),
-        Command::Exec(args) => exec::run(&args),
-        Command::Run(args) => run::run(&args, &cli.log),
-        Command::Ready(args) => ask::ready(&args),
-        Command::Live(args) => ask::live(&args),
-        Command::Drain(args) => ask::drain(&args),
+        Command::InPod(PodCommand::Serve(args)) => serve::run(&args),
+        Command::InPod(PodCommand::Exec(args)) => exec::run(&args),
+        Command::InPod(PodCommand::Run(args)) => run::run(&args, &cli.log),
+        Command::InPod(PodCommand::Ready(args)) => ask::ready(&args),
+        Command::InPod(PodCommand::Live(args)) => ask::live(&args),
+        Command::InPod(PodCommand::Drain(args)) => ask::drain(&args),
         Command::Status(args) => status::run(&args),
-        #[cfg(feature = "manifest")]
+        #[cfg(feature = "operate")]
         Command::Inject(args) => inject::inject(&args),
-        #[cfg(feature = "manifest")]
+        #[cfg(feature = "operate")]
         Command::Eject(args) => inject::eject(&args),
-        #[cfg(feature = "manifest")]
+        #[cfg(feature = "operate")]
         Command::Doctor(args) => doctor::run(&args),
-        #[cfg(feature = "manifest")]
+        #[cfg(feature = "operate")]
         Command::Upgrade(args) => upgrade::run(&args),
-        Command::CopySelf(args) => copy_self::run(&args),
+        Command::InPod(PodCommand::CopySelf(args)) => copy_self::run(&args),
         #[cfg(feature = "rehearse")]
         Command::Rehearse(args) => rehearse::run(&args),
         #[cfg(feature = "rehearse")]

@@ -2,18 +2,19 @@
 
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::{RehearseArgs, StandInArgs};
-use crate::config::Mistakes;
-use crate::os::netns;
-use crate::rehearse::plan::{Plan, check};
-use crate::rehearse::stage::{Error, NETNS};
-use crate::rehearse::{Aborted, Outcome, rehearse, stand_in, table};
-use crate::report::{self, gather};
+use crate::config;
 use anyhow::Context;
+use berth_options::check::Mistakes;
+use berth_os::netns;
+use berth_rehearse::plan::Plan;
+use berth_rehearse::report::{self, gather};
+use berth_rehearse::stage::{Error, NETNS};
+use berth_rehearse::{Aborted, Outcome, rehearse, stand_in, table};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io::Write;
 
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
-    let plan = check::check(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
+    let plan = config::check(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
     let mut plan = match plan {
         Ok(plan) => plan,
         Err(mistakes) => return Ok(mistaken(&mistakes)),

@@ -8,12 +8,13 @@
 
 use super::serve::{Signals, build};
 use super::{Exit, block_on, mistaken, unavailable};
-use crate::app::Bound;
-use crate::cli::{LogArgs, RunArgs};
-use crate::config::Config;
-use crate::drain::Stop;
-use crate::os::process::{KILL_CHILD, die_with_parent};
-use crate::registry::instance::note_end;
+use berth_node::registry::instance::note_end;
+use berth_options::check;
+use berth_options::log::LogArgs;
+use berth_options::shim::RunArgs;
+use berth_os::process::{KILL_CHILD, die_with_parent};
+use berth_shim::app::Bound;
+use berth_shim::drain::Stop;
 use clap::ValueEnum;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -25,7 +26,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 pub(super) fn run(args: &RunArgs, log: &LogArgs) -> anyhow::Result<Exit> {
-    let config = match Config::run(args) {
+    let config = match check::run(args) {
         Ok(config) => config,
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };

@@ -1,15 +1,16 @@
 //! `berth serve`: the shim of a side-container.
 
 use super::{Exit, block_on, mistaken, unavailable};
-use crate::app::{self, Bound, BuildError};
-use crate::cli::ServeArgs;
-use crate::config::Config;
-use crate::drain::Stop;
+use berth_options::check::{self, Mistakes};
+use berth_options::shim::ServeArgs;
+use berth_shim::app::{self, Bound, BuildError};
+use berth_shim::config::Config;
+use berth_shim::drain::Stop;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
-    let config = match Config::serve(args) {
+    let config = match check::serve(args) {
         Ok(config) => config,
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
@@ -38,7 +39,7 @@ pub(super) async fn build(config: Config, signals: &mut Signals) -> Result<Bound
         () = signals.next() => return Err(Exit::Ok),
     };
     built.map_err(|error| match error {
-        BuildError::Probe(mistake) => mistaken(&crate::config::Mistakes(vec![mistake])),
+        BuildError::Probe(mistake) => mistaken(&Mistakes(vec![mistake])),
         error => unavailable(&error),
     })
 }

@@ -2,12 +2,12 @@
 
 use super::{Exit, block_on, unavailable};
 use crate::cli::StatusArgs;
-use crate::control;
-use crate::control::wire::{InstanceStatus, Status};
-use crate::node::{Known, Node};
-use crate::registry::instance::Record;
-use crate::terms::{Phase, Standing};
 use anyhow::Context;
+use berth_node::ipc;
+use berth_node::ipc::wire::{InstanceStatus, Status};
+use berth_node::registry::instance::Record;
+use berth_node::snapshot::{Known, Node};
+use berth_node::terms::{Phase, Standing};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -71,10 +71,9 @@ struct Row {
 impl Row {
     async fn look(known: Known) -> Self {
         let asked = match known.berth.socket_path(&known.id) {
-            Ok(path) => control::status(&path, control::PATIENCE)
-                .await
-                .map(|status| *status)
-                .map_err(|why| format!("its shim: {why}")),
+            Ok(path) => {
+                ipc::status(&path, ipc::PATIENCE).await.map(|status| *status).map_err(|why| format!("its shim: {why}"))
+            }
             Err(error) => Err(error.to_string()),
         };
         let (shim, silent) = match asked {

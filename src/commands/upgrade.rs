@@ -2,21 +2,21 @@
 
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::UpgradeArgs;
-use crate::config::{Checks, Mistakes};
-use crate::doctor::room::Room;
-use crate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, probe_from_node, text};
-use crate::kubernetes::Client;
-use crate::manifest::Manifest;
-use crate::manifest::file::{Backups, read};
-use crate::registry::RunDir;
-use crate::upgrade::drive::{self, DriveError, Ended, Setting};
-use crate::upgrade::machine::{Limits, Position};
-use crate::upgrade::pod::{self, PREFIX, Pod};
-use crate::upgrade::preflight::{self, Images};
-use crate::upgrade::say::Say;
-use crate::upgrade::service::Service;
-use crate::upgrade::sight::Sight;
-use crate::upgrade::state::{self, State, Store};
+use berth_cluster::Client;
+use berth_node::registry::RunDir;
+use berth_operate::doctor::room::Room;
+use berth_operate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, probe_from_node, text};
+use berth_operate::manifest::Manifest;
+use berth_operate::manifest::file::{Backups, read};
+use berth_operate::upgrade::drive::{self, DriveError, Ended, Setting};
+use berth_operate::upgrade::machine::{Limits, Position};
+use berth_operate::upgrade::pod::{self, PREFIX, Pod};
+use berth_operate::upgrade::preflight::{self, Images};
+use berth_operate::upgrade::say::Say;
+use berth_operate::upgrade::service::Service;
+use berth_operate::upgrade::sight::Sight;
+use berth_operate::upgrade::state::{self, State, Store};
+use berth_options::check::{Checks, Mistakes};
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -230,7 +230,7 @@ async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exi
     };
     let mut state = State {
         version: State::FORMAT,
-        berth: crate::VERSION.to_owned(),
+        berth: berth_node::VERSION.to_owned(),
         started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         position: Position::begin(in_place),
         in_place,
@@ -379,7 +379,7 @@ fn plain_address(old: &Manifest, port: u16) -> SocketAddr {
 /// That the old one serves, and what it advertises.
 async fn serving(
     setting: &Setting,
-    uid: &crate::instance::InstanceId,
+    uid: &berth_node::instance::InstanceId,
     options: &Options<'_>,
 ) -> Result<SocketAddr, Exit> {
     let ([canonical, _], details) =

@@ -3,7 +3,7 @@
 
 use crate::{example, examples, need, root};
 use berth::cli::{Cli, Command as Sub};
-use berth::config::Config;
+use berth_options::{PodCommand, check};
 use clap::Parser;
 use libtest_mimic::{Completion, Failed};
 use std::process::Command;
@@ -70,8 +70,8 @@ fn takes(name: &str, arguments: &[String], variables: &[(String, String)]) -> Su
     let line = ["berth".to_owned(), command.clone()].into_iter().chain(options).chain(rest.iter().cloned());
     let cli = Cli::try_parse_from(line).unwrap_or_else(|error| panic!("{name}: {error}"));
     let config = match &cli.command {
-        Sub::Serve(args) => Config::serve(args),
-        Sub::Run(args) => Config::run(args),
+        Sub::InPod(PodCommand::Serve(args)) => check::serve(args),
+        Sub::InPod(PodCommand::Run(args)) => check::run(args),
         // Its options are on their own.
         Sub::Upgrade(_) => return cli.command,
         other => panic!("{name}: {other:?}"),

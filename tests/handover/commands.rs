@@ -4,7 +4,7 @@ use super::node::{Echo, Node, alone};
 use super::support::eventually;
 use super::support::net::{connect, free_address, hello, ping};
 use super::support::process::{berth, said};
-use berth::terms::Phase;
+use berth_node::terms::Phase;
 
 #[test]
 fn drain_leaves_and_keeps_streams() {

@@ -3,7 +3,7 @@
 use super::node::{Echo, Node, Shim, alone, number};
 use super::support::eventually;
 use super::support::net::{connect, hello, ping, queued_at, read};
-use berth::terms::Phase;
+use berth_node::terms::Phase;
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, waitpid};

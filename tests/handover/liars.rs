@@ -3,7 +3,7 @@
 use super::node::{Echo, Node, Shim, alone};
 use super::support::eventually;
 use super::support::net::{connect, fresh_ip, hello, ping};
-use berth::os::{seqpacket, socket};
+use berth_os::{seqpacket, socket};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;

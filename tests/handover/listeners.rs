@@ -4,8 +4,8 @@ use super::node::{Echo, Node, Shim, alone};
 use super::support::net::{connect, free_address, hello, ping};
 use super::support::process::{Running, berth, said};
 use super::support::{MOMENT, eventually};
-use berth::os::socket;
-use berth::terms::{Phase, Standing};
+use berth_node::terms::{Phase, Standing};
+use berth_os::socket;
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, waitpid};
@@ -78,7 +78,7 @@ fn a_stranger_cannot_take_a_port_that_nobody_listens_on() {
 fn keepalive_timers(local: SocketAddr) -> Vec<Option<u64>> {
     let text = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
     let timers = text.lines().filter_map(|line| {
-        let entry = *berth::os::holder::parse(line).first()?;
+        let entry = *berth_os::holder::parse(line).first()?;
         let (timer, when) = line.split_ascii_whitespace().nth(5)?.split_once(':')?;
         // Its unit is a hundredth of a second (USER_HZ). 2 is the timer of keepalive.
         let seconds = u64::from_str_radix(when, 16).ok()? / 100;

@@ -6,11 +6,11 @@ use super::node::{Echo, Node, alone};
 use super::support::eventually;
 use super::support::net::{connect, hello, ping};
 use super::support::process::{berth, said};
-use berth::instance::InstanceId;
-use berth::os::{clock, seqpacket, socket};
-use berth::registry::BerthDir;
-use berth::registry::lease::{self, Lease};
-use berth::terms::{Holder, Phase};
+use berth_node::instance::InstanceId;
+use berth_node::registry::BerthDir;
+use berth_node::registry::lease::{self, Lease};
+use berth_node::terms::{Holder, Phase};
+use berth_os::{clock, seqpacket, socket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime};
 

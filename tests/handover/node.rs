@@ -4,10 +4,10 @@ use super::support::net::{free_address, fresh_ip, listening};
 use super::support::process::{Running, berth, said};
 use super::support::shim::ask;
 use super::support::{PATIENCE, eventually};
-use berth::control::wire;
-use berth::instance::InstanceId;
-use berth::registry::instance::{Claim, Claimant, claim};
-use berth::registry::{BerthDir, RunDir, instance};
+use berth_node::instance::InstanceId;
+use berth_node::ipc::wire;
+use berth_node::registry::instance::{Claim, Claimant, claim};
+use berth_node::registry::{BerthDir, RunDir, instance};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, chown};
 use std::net::SocketAddr;
@@ -178,7 +178,7 @@ impl Shim {
 
     #[track_caller]
     pub(crate) fn until_joined(&self) {
-        self.until("joined", |status| status.state == berth::terms::Phase::Joined);
+        self.until("joined", |status| status.state == berth_node::terms::Phase::Joined);
     }
 
     /// A metric with these labels.

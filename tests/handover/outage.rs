@@ -5,7 +5,7 @@ use super::node::{Echo, Node, alone};
 use super::support::eventually;
 use super::support::net::{connect, free_address, fresh_ip, hello, ping, read};
 use super::support::process::said;
-use berth::terms::Phase;
+use berth_node::terms::Phase;
 use nix::sys::signal::Signal;
 use socket2::{Domain, Socket, Type};
 use std::io::{self, Write};

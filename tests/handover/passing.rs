@@ -3,7 +3,7 @@
 use super::node::{Echo, Node, Shim, alone};
 use super::support::eventually;
 use super::support::net::{Backend, connect, hello, ping, read};
-use berth::control;
+use berth_node::ipc;
 use nix::sys::signal::Signal;
 use socket2::SockRef;
 use std::io::Write;
@@ -161,7 +161,7 @@ fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
     b.freeze();
     drop(first);
     // Longer than a command waits for a shim, many times over on a machine with nothing else to do.
-    let until = std::time::Instant::now() + 3 * control::PATIENCE;
+    let until = std::time::Instant::now() + 3 * ipc::PATIENCE;
     while std::time::Instant::now() < until {
         assert_eq!(a.counted("pass", "failed"), 0, "not waited for:\n{}", a.running.log());
     }

@@ -5,7 +5,7 @@ use crate::support::net::{
     Backend, Pattern, expect_end, expect_error, expect_reset, expect_silence, fill, hello, read, reset,
 };
 use crate::support::shim::{Shim, THREADS};
-use berth::drain::Stop;
+use berth_shim::drain::Stop;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::thread;

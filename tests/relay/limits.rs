@@ -2,13 +2,13 @@
 
 use crate::support::net::{Backend, echo, expect_silence, hello, ping, read};
 use crate::support::shim::{Shim, THREADS};
-use berth::backend::Book;
-use berth::drain::Stop;
-use berth::metrics::Metrics;
-use berth::os::socket::Keepalive;
-use berth::relay::source::Sources;
-use berth::relay::{Context, Open, serve};
-use berth::terms::Phase;
+use berth_node::terms::Phase;
+use berth_os::socket::Keepalive;
+use berth_shim::backend::Book;
+use berth_shim::drain::Stop;
+use berth_shim::metrics::Metrics;
+use berth_shim::relay::source::Sources;
+use berth_shim::relay::{Context, Open, serve};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -80,7 +80,11 @@ fn a_connection_is_small() {
         stats: metrics.workers()[0].clone(),
         connect_seconds: metrics.connect_seconds.clone(),
         ended: Arc::new(Notify::new()),
-        passing: berth::relay::Passing { on: Arc::default(), leaving: Arc::default(), to: mpsc::unbounded_channel().0 },
+        passing: berth_shim::relay::Passing {
+            on: Arc::default(),
+            leaving: Arc::default(),
+            to: mpsc::unbounded_channel().0,
+        },
         log_connections: false,
     });
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -7,8 +7,8 @@ use crate::support::net::{
 use crate::support::shim::{Shim, THREADS};
 use crate::support::tls::{Api, Authority};
 use crate::support::{MOMENT, PATIENCE, eventually};
-use berth::drain::Stop;
-use berth::terms::Phase;
+use berth_node::terms::Phase;
+use berth_shim::drain::Stop;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;

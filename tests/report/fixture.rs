@@ -1,7 +1,7 @@
 //! Reports as a rehearsal would make them, from a few numbers.
 
-use berth::report::data::*;
-use berth::report::format;
+use berth_rehearse::report::data::*;
+use berth_rehearse::report::format;
 use std::collections::BTreeMap;
 
 const STEP_MS: u64 = 100;

@@ -1,8 +1,8 @@
 //! What is in the page, without a browser.
 
 use super::fixture::*;
-use berth::report::data::*;
-use berth::report::page::render;
+use berth_rehearse::report::data::*;
+use berth_rehearse::report::page::render;
 
 /// What readers of version 1 have: whoever changes it sees what that does to them.
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/report-v1.json");

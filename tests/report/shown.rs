@@ -2,8 +2,8 @@
 
 use super::browser::Browser;
 use super::fixture::*;
-use berth::report::data::{Instance, Outcome, Report, Via};
-use berth::report::{page, write};
+use berth_rehearse::report::data::{Instance, Outcome, Report, Via};
+use berth_rehearse::report::{page, write};
 
 /// Runs everywhere; says why it looks at nothing where there is no browser.
 #[test]

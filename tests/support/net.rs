@@ -1,7 +1,7 @@
 //! Blocking sockets with time limits, and what a test says about them.
 
 use super::PATIENCE;
-use berth::os::holder;
+use berth_os::holder;
 use socket2::{Domain, SockRef, Socket, Type};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};

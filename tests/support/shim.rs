@@ -1,15 +1,15 @@
 //! A shim in this process: the library, on a thread of its own, on port 0.
 
 use super::{PATIENCE, eventually, net};
-use berth::app::{self, Ended};
-use berth::cli::{Cli, Command};
-use berth::config::Config;
-use berth::control::{self, wire};
-use berth::drain::Stop;
-use berth::instance::InstanceId;
-use berth::registry::BerthDir;
-use berth::registry::instance::{Claim, Claimant, claim};
-use berth::terms::Phase;
+use berth_node::instance::InstanceId;
+use berth_node::ipc::{self, wire};
+use berth_node::registry::BerthDir;
+use berth_node::registry::instance::{Claim, Claimant, claim};
+use berth_node::terms::Phase;
+use berth_options::{InPod, PodCommand, check};
+use berth_shim::app::{self, Ended};
+use berth_shim::config::Config;
+use berth_shim::drain::Stop;
 use clap::Parser;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream};
@@ -44,7 +44,7 @@ fn runtime() -> Runtime {
 pub(crate) fn ask(runtime: &Runtime, path: &Path, ask: &wire::Ask) -> io::Result<wire::Reply> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match runtime.block_on(control::ask(path, ask.clone())) {
+        match runtime.block_on(ipc::ask(path, ask.clone())) {
             Err(error) if error.kind() == ErrorKind::TimedOut && Instant::now() < deadline => {}
             answer => return answer,
         }
@@ -54,9 +54,9 @@ pub(crate) fn ask(runtime: &Runtime, path: &Path, ask: &wire::Ask) -> io::Result
 /// Options as `berth serve` reads them.
 #[track_caller]
 fn config(args: &[&str]) -> Config {
-    let cli = Cli::try_parse_from([&["berth", "serve"], args].concat()).unwrap_or_else(|error| panic!("{error}"));
-    let Command::Serve(args) = cli.command else { unreachable!() };
-    Config::serve(&args).unwrap_or_else(|mistakes| panic!("{mistakes}"))
+    let cli = InPod::try_parse_from([&["berth", "serve"], args].concat()).unwrap_or_else(|error| panic!("{error}"));
+    let PodCommand::Serve(args) = cli.command else { unreachable!() };
+    check::serve(&args).unwrap_or_else(|mistakes| panic!("{mistakes}"))
 }
 
 impl Shim {

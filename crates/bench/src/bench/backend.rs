@@ -1,0 +1,208 @@
+//! What all peers relay to: one thread that answers requests as they ask to be answered.
+//!
+//! A process of its own, the program called again, so that its memory and processor time are nobody
+//! else's. It says its address on standard output and ends with its parent.
+
+use crate::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+
+/// Connections taken out of the accept queue before others get their turn.
+const ACCEPTS: usize = 64;
+
+/// Marks the listener among the events; the others carry their descriptor.
+const LISTENER: u64 = u64::MAX;
+
+/// Serves until it is killed.
+pub(crate) fn run(address: SocketAddr) -> io::Result<()> {
+    berth_os::process::raise_file_limit()?;
+    let listener = listen(address)?;
+    println!("{}", listener.local_addr()?);
+    let mut backend = Backend {
+        epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+        connections: Vec::new(),
+        shared: Shared { buffer: vec![0; CHUNK], pattern: Pattern::new(), endless: 0 },
+    };
+    backend.epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
+    let mut events = vec![EpollEvent::empty(); 1024];
+    loop {
+        let count = match backend.epoll.wait(&mut events, EpollTimeout::NONE) {
+            Err(nix::Error::EINTR) => continue,
+            result => result?,
+        };
+        for event in &events[..count] {
+            match event.data() {
+                LISTENER => backend.accept(&listener)?,
+                fd => backend.serve(fd as usize),
+            }
+        }
+    }
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(i32::from(u16::MAX))?;
+    Ok(socket.into())
+}
+
+struct Backend {
+    epoll: Epoll,
+    /// By descriptor.
+    connections: Vec<Option<Connection>>,
+    shared: Shared,
+}
+
+/// What connections share.
+struct Shared {
+    buffer: Vec<u8>,
+    pattern: Pattern,
+    /// Bytes of endless requests that arrived, of all connections.
+    endless: u64,
+}
+
+struct Connection {
+    stream: TcpStream,
+    header: [u8; HEADER],
+    /// Of the request.
+    received: u64,
+    /// The answer that is being given.
+    answer: Option<Answer>,
+}
+
+struct Answer {
+    header: [u8; HEADER],
+    length: u64,
+    sent: u64,
+}
+
+/// What a connection waits for next.
+#[derive(PartialEq, Eq)]
+enum Next {
+    Read,
+    Write,
+    Closed,
+}
+
+impl Backend {
+    fn accept(&mut self, listener: &TcpListener) -> io::Result<()> {
+        for _ in 0..ACCEPTS {
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+                Err(error) => return Err(error),
+            };
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)?;
+            let fd = stream.as_raw_fd() as usize;
+            self.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, fd as u64))?;
+            if self.connections.len() <= fd {
+                self.connections.resize_with(fd + 1, || None);
+            }
+            self.connections[fd] = Some(Connection { stream, header: [0; HEADER], received: 0, answer: None });
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self, fd: usize) {
+        // One that was closed may have an event left.
+        let Some(connection) = &mut self.connections[fd] else { return };
+        let waited = if connection.answer.is_some() { Next::Write } else { Next::Read };
+        let next = connection.serve(&mut self.shared);
+        if next == waited {
+            return;
+        }
+        let flags = match next {
+            Next::Read => EpollFlags::EPOLLIN,
+            Next::Write => EpollFlags::EPOLLOUT,
+            Next::Closed => {
+                self.connections[fd] = None;
+                return;
+            }
+        };
+        if self.epoll.modify(&connection.stream, &mut EpollEvent::new(flags, fd as u64)).is_err() {
+            self.connections[fd] = None;
+        }
+    }
+}
+
+impl Connection {
+    fn serve(&mut self, shared: &mut Shared) -> Next {
+        let result = if self.answer.is_some() { self.write(&shared.pattern) } else { self.read(shared) };
+        match result {
+            Ok(next) => next,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if self.answer.is_some() {
+                    Next::Write
+                } else {
+                    Next::Read
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                eprintln!("bench backend: {error}");
+                Next::Closed
+            }
+            // A client that is done with an endless answer goes without a word.
+            Err(_) => Next::Closed,
+        }
+    }
+
+    fn read(&mut self, shared: &mut Shared) -> io::Result<Next> {
+        let count = self.stream.read(&mut shared.buffer)?;
+        if count == 0 {
+            return Ok(Next::Closed);
+        }
+        let bytes = &shared.buffer[..count];
+        let start = self.received as usize;
+        let of_header = HEADER.saturating_sub(start).min(count);
+        if of_header > 0 {
+            self.header[start..start + of_header].copy_from_slice(&bytes[..of_header]);
+        }
+        shared.pattern.check(&bytes[of_header..], self.received + of_header as u64)?;
+        self.received += count as u64;
+        if self.received < HEADER as u64 {
+            return Ok(Next::Read);
+        }
+        let header = Header::decode(&self.header)?;
+        if header.request == ENDLESS {
+            shared.endless += count as u64;
+        }
+        if self.received < header.request {
+            return Ok(Next::Read);
+        }
+        if self.received > header.request {
+            return Err(garbled());
+        }
+        let said = if header.count { Header { request: shared.endless, ..header } } else { header };
+        self.received = 0;
+        self.answer = Some(Answer { header: said.encode(), length: header.answer, sent: 0 });
+        self.write(&shared.pattern)
+    }
+
+    /// Writes once, so that an endless answer leaves other connections their turn.
+    fn write(&mut self, pattern: &Pattern) -> io::Result<Next> {
+        let Some(answer) = &mut self.answer else { return Ok(Next::Read) };
+        let left = answer.length - answer.sent;
+        let written = if answer.sent < HEADER as u64 {
+            let mut first = [0; 4096];
+            let length = left.min(first.len() as u64) as usize;
+            first[..length].copy_from_slice(&pattern.from(answer.sent, left)[..length]);
+            let of_header = &answer.header[answer.sent as usize..];
+            first[..of_header.len()].copy_from_slice(of_header);
+            self.stream.write(&first[..length])?
+        } else {
+            self.stream.write(pattern.from(answer.sent, left))?
+        };
+        answer.sent += written as u64;
+        if answer.sent == answer.length {
+            self.answer = None;
+            return Ok(Next::Read);
+        }
+        Ok(Next::Write)
+    }
+}

@@ -1,0 +1,523 @@
+//! The client: closed-loop load from one thread.
+//!
+//! One request is outstanding on a connection, and the next goes out when its answer is whole. What is
+//! counted begins after a warm-up and ends while the load is still on. The first thing that goes wrong
+//! ends a measurement: a figure with losses in it compares with nothing.
+
+use crate::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled};
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// Bytes of a request on a kept connection, and of its answer: a small GET over HTTP/2 and TLS.
+pub(crate) const PING: usize = 256;
+
+/// Bytes of the one request of a short connection, and of its answer.
+const SHORT: usize = 64;
+
+/// Addresses that connections come from: 28,000 ports each, so that those in TIME_WAIT are not in the way.
+const SOURCES: u8 = 64;
+
+/// Round trips at once where their speed is not what is measured.
+const GENTLE: usize = 64;
+
+/// Silence after which a measurement failed.
+const SILENCE: u16 = 5_000;
+
+/// Longest wait for a connect that is not measured.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// How long a measurement takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    pub(crate) warm_up: Duration,
+    pub(crate) window: Duration,
+}
+
+/// Processor seconds of the peer so far, if it is a process.
+pub(crate) type Processor<'a> = &'a dyn Fn() -> Result<Option<f64>>;
+
+/// What was counted, and in what time.
+#[derive(Debug)]
+pub(crate) struct Span {
+    pub(crate) seconds: f64,
+    /// Processor seconds of the peer.
+    pub(crate) processor: Option<f64>,
+}
+
+/// Answers on kept connections, or short connections.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    pub(crate) span: Span,
+    /// One time an answer, sorted, in nanoseconds.
+    pub(crate) latencies: Vec<u32>,
+}
+
+/// Which way bulk goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// To the backend.
+    Up,
+    /// To the client.
+    Down,
+}
+
+/// The window of a measurement: when it began and ended, and the peer's processor time then.
+struct Window<'a> {
+    pace: Pace,
+    processor: Processor<'a>,
+    start: Instant,
+    began: Option<(Instant, Option<f64>)>,
+}
+
+impl<'a> Window<'a> {
+    fn new(pace: Pace, processor: Processor<'a>) -> Self {
+        Self { pace, processor, start: Instant::now(), began: None }
+    }
+
+    /// Whether what happens now counts.
+    fn is_open(&self) -> bool {
+        self.began.is_some()
+    }
+
+    /// To be called again and again. True when the window has just opened.
+    fn opens(&mut self, now: Instant) -> Result<bool> {
+        let opens = self.began.is_none() && now >= self.start + self.pace.warm_up;
+        if opens {
+            self.began = Some((Instant::now(), (self.processor)()?));
+        }
+        Ok(opens)
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        self.began.is_some_and(|(began, _)| now >= began + self.pace.window)
+    }
+
+    fn close(&self) -> Result<Span> {
+        let (began, before) = self.began.context("the window never opened")?;
+        let after = (self.processor)()?;
+        let processor = after.zip(before).map(|(after, before)| after - before);
+        Ok(Span { seconds: began.elapsed().as_secs_f64(), processor })
+    }
+}
+
+struct Connection {
+    stream: TcpStream,
+    number: u32,
+    sent: Instant,
+    received: u64,
+    expected: u64,
+}
+
+impl Connection {
+    fn new(stream: TcpStream) -> Self {
+        Self { stream, number: 0, sent: Instant::now(), received: 0, expected: 0 }
+    }
+
+    /// Asks for an answer of so many bytes.
+    fn ask(&mut self, pattern: &Pattern, length: usize, answer: u64, now: Instant) -> io::Result<()> {
+        let number = self.number.wrapping_add(1);
+        let header = Header { count: false, number, request: length as u64, answer };
+        let mut small = [0; PING];
+        small[..length].copy_from_slice(pattern.from(0, length as u64));
+        small[..HEADER].copy_from_slice(&header.encode());
+        // A request is a small part of a socket's buffer, which is empty.
+        if self.stream.write(&small[..length])? != length {
+            return Err(io::Error::new(ErrorKind::WriteZero, "the kernel took a part of a request"));
+        }
+        (self.number, self.sent, self.received, self.expected) = (number, now, 0, answer);
+        Ok(())
+    }
+
+    /// Reads once and says how much.
+    fn receive(&mut self, pattern: &Pattern, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.stream.read(buffer)?;
+        if count == 0 {
+            return Err(io::Error::new(ErrorKind::UnexpectedEof, "closed before the answer was whole"));
+        }
+        let mut bytes = &buffer[..count];
+        if self.received == 0 {
+            let header: &[u8; HEADER] = bytes.first_chunk().ok_or_else(garbled)?;
+            let header = Header::decode(header)?;
+            if header.number != self.number || header.answer != self.expected {
+                return Err(garbled());
+            }
+            bytes = &bytes[HEADER..];
+        }
+        pattern.check(bytes, self.received + (count - bytes.len()) as u64)?;
+        self.received += count as u64;
+        if self.received > self.expected { Err(garbled()) } else { Ok(count) }
+    }
+
+    fn is_answered(&self) -> bool {
+        self.received == self.expected
+    }
+}
+
+/// What all loads need.
+struct Reactor {
+    epoll: Epoll,
+    events: Vec<EpollEvent>,
+    buffer: Vec<u8>,
+    pattern: Pattern,
+}
+
+impl Reactor {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            events: vec![EpollEvent::empty(); 1024],
+            buffer: vec![0; CHUNK],
+            pattern: Pattern::new(),
+        })
+    }
+
+    /// How many events there are.
+    fn wait(&mut self) -> Result<usize> {
+        loop {
+            match self.epoll.wait(&mut self.events, SILENCE) {
+                Err(nix::Error::EINTR) => {}
+                Ok(0) => bail!("nothing happened for {SILENCE} ms"),
+                result => return Ok(result?),
+            }
+        }
+    }
+}
+
+/// Kept connections, each after at least one round trip.
+pub(crate) struct Pool {
+    target: SocketAddr,
+    connections: Vec<Connection>,
+    reactor: Reactor,
+}
+
+impl Pool {
+    pub(crate) fn open(target: SocketAddr, count: usize) -> Result<Self> {
+        let mut pool = Self { target, connections: Vec::new(), reactor: Reactor::new()? };
+        pool.grow(count)?;
+        Ok(pool)
+    }
+
+    /// Opens more, until there are so many.
+    pub(crate) fn grow(&mut self, count: usize) -> Result<()> {
+        while self.connections.len() < count {
+            let from = self.connections.len();
+            for at in from..count.min(from + GENTLE) {
+                let socket = socket(at).context("socket")?;
+                socket.connect_timeout(&self.target.into(), CONNECT).with_context(|| format!("connect number {at}"))?;
+                let stream = TcpStream::from(socket);
+                stream.set_nonblocking(true)?;
+                self.reactor.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;
+                self.connections.push(Connection::new(stream));
+            }
+            self.round_trips(from..self.connections.len(), PING as u64)?;
+        }
+        Ok(())
+    }
+
+    /// One answer of so many bytes on each connection.
+    pub(crate) fn answers(&mut self, length: u64) -> Result<()> {
+        self.round_trips(0..self.connections.len(), length)
+    }
+
+    fn round_trips(&mut self, mut ahead: Range<usize>, answer: u64) -> Result<()> {
+        let mut outstanding = 0;
+        loop {
+            for at in ahead.by_ref().take(GENTLE - outstanding) {
+                self.connections[at].ask(&self.reactor.pattern, PING, answer, Instant::now())?;
+                outstanding += 1;
+            }
+            if outstanding == 0 {
+                return Ok(());
+            }
+            for event in 0..self.reactor.wait()? {
+                let connection = &mut self.connections[self.reactor.events[event].data() as usize];
+                connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)?;
+                outstanding -= usize::from(connection.is_answered());
+            }
+        }
+    }
+
+    /// Requests on all connections at once.
+    pub(crate) fn ping(&mut self, pace: Pace, processor: Processor<'_>) -> Result<Answers> {
+        let mut latencies = Vec::with_capacity(1 << 20);
+        for connection in &mut self.connections {
+            connection.ask(&self.reactor.pattern, PING, PING as u64, Instant::now())?;
+        }
+        let mut outstanding = self.connections.len();
+        let mut window = Window::new(pace, processor);
+        let mut span = None;
+        while outstanding > 0 {
+            for event in 0..self.reactor.wait()? {
+                let connection = &mut self.connections[self.reactor.events[event].data() as usize];
+                connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)?;
+                if !connection.is_answered() {
+                    continue;
+                }
+                let now = Instant::now();
+                if span.is_some() {
+                    outstanding -= 1;
+                    continue;
+                }
+                if window.is_open() {
+                    latencies.push((now - connection.sent).as_nanos() as u32);
+                }
+                connection.ask(&self.reactor.pattern, PING, PING as u64, now)?;
+            }
+            let now = Instant::now();
+            window.opens(now)?;
+            if span.is_none() && window.is_over(now) {
+                span = Some(window.close()?);
+            }
+        }
+        latencies.sort_unstable();
+        Ok(Answers { span: span.context("no connections")?, latencies })
+    }
+
+    /// Requests on all connections but the first, which get endless answers meanwhile: the times of the others, and
+    /// how many bytes arrived on these. They are of no use afterwards.
+    pub(crate) fn beside(mut self, streams: usize, pace: Pace, processor: Processor<'_>) -> Result<(Answers, u64)> {
+        let mut latencies = Vec::with_capacity(1 << 20);
+        for (at, connection) in self.connections.iter_mut().enumerate() {
+            let answer = if at < streams { ENDLESS } else { PING as u64 };
+            connection.ask(&self.reactor.pattern, PING, answer, Instant::now())?;
+        }
+        let (mut received, mut window) = (0, Window::new(pace, processor));
+        loop {
+            for event in 0..self.reactor.wait()? {
+                let at = self.reactor.events[event].data() as usize;
+                let connection = &mut self.connections[at];
+                let count = connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)? as u64;
+                if at < streams {
+                    received += if window.is_open() { count } else { 0 };
+                } else if connection.is_answered() {
+                    let now = Instant::now();
+                    if window.is_open() {
+                        latencies.push((now - connection.sent).as_nanos() as u32);
+                    }
+                    connection.ask(&self.reactor.pattern, PING, PING as u64, now)?;
+                }
+            }
+            let now = Instant::now();
+            window.opens(now)?;
+            if window.is_over(now) {
+                latencies.sort_unstable();
+                return Ok((Answers { span: window.close()?, latencies }, received));
+            }
+        }
+    }
+
+    /// A large answer on each connection, of which so much is read each tick, for so long. They are of no use afterwards.
+    pub(crate) fn slowly(&mut self, answer: u64, tick: Duration, a_tick: usize, until: Duration) -> Result<()> {
+        for connection in &mut self.connections {
+            connection.ask(&self.reactor.pattern, PING, answer, Instant::now())?;
+        }
+        let (start, mut next) = (Instant::now(), Instant::now() + tick);
+        while start.elapsed() < until {
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            next += tick;
+            for connection in &mut self.connections {
+                match connection.receive(&self.reactor.pattern, &mut self.reactor.buffer[..a_tick]) {
+                    Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error.into()),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that arrived on all connections at once, one way. They are of no use afterwards.
+    pub(crate) fn bulk(
+        mut self,
+        way: Way,
+        backend: SocketAddr,
+        pace: Pace,
+        processor: Processor<'_>,
+    ) -> Result<(u64, Span)> {
+        let mut counter = Counter::new(backend)?;
+        let mut offsets = vec![PING as u64; self.connections.len()];
+        for (at, connection) in self.connections.iter_mut().enumerate() {
+            if way == Way::Down {
+                connection.ask(&self.reactor.pattern, PING, ENDLESS, Instant::now())?;
+                continue;
+            }
+            let header = Header { count: false, number: 0, request: ENDLESS, answer: ENDLESS };
+            let message = self.reactor.pattern.message(&header, PING);
+            ensure!(connection.stream.write(&message)? == PING, "the kernel took a part of a request");
+            let mut event = EpollEvent::new(EpollFlags::EPOLLOUT, at as u64);
+            self.reactor.epoll.modify(&connection.stream, &mut event)?;
+        }
+        let mut window = Window::new(pace, processor);
+        let (mut received, mut before) = (0, 0);
+        loop {
+            for event in 0..self.reactor.wait()? {
+                let at = self.reactor.events[event].data() as usize;
+                let connection = &mut self.connections[at];
+                if way == Way::Down {
+                    received += connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)? as u64;
+                    continue;
+                }
+                match connection.stream.write(self.reactor.pattern.from(offsets[at], ENDLESS)) {
+                    Ok(count) => offsets[at] += count as u64,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            let now = Instant::now();
+            if !window.is_over(now) && !window.opens(now)? {
+                continue;
+            }
+            // What counts is what arrived, and the time until it was known to have arrived.
+            let so_far = if way == Way::Down { received } else { counter.count()? };
+            if window.is_over(now) {
+                return Ok((so_far - before, window.close()?));
+            }
+            before = so_far;
+        }
+    }
+}
+
+/// A connection past the peers that asks the backend how many bytes of endless requests it got.
+struct Counter(TcpStream);
+
+impl Counter {
+    fn new(backend: SocketAddr) -> Result<Self> {
+        let stream = TcpStream::connect(backend)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_millis(SILENCE.into())))?;
+        Ok(Self(stream))
+    }
+
+    fn count(&mut self) -> Result<u64> {
+        let mut bytes = Header { count: true, number: 0, request: HEADER as u64, answer: HEADER as u64 }.encode();
+        self.0.write_all(&bytes)?;
+        self.0.read_exact(&mut bytes)?;
+        Ok(Header::decode(&bytes)?.request)
+    }
+}
+
+/// Short connections from so many clients: connect, one request, its answer, close.
+pub(crate) fn connects(target: SocketAddr, clients: usize, pace: Pace, processor: Processor<'_>) -> Result<Answers> {
+    let mut reactor = Reactor::new()?;
+    let mut latencies = Vec::with_capacity(1 << 18);
+    let mut turn = 0;
+    let mut connections = Vec::new();
+    for at in 0..clients {
+        connections.push(short(target, at, &mut turn, &reactor)?);
+    }
+    let mut window = Window::new(pace, processor);
+    loop {
+        for event in 0..reactor.wait()? {
+            let at = reactor.events[event].data() as usize;
+            let connection = &mut connections[at];
+            if is_answered(connection, at, &mut reactor)? {
+                if window.is_open() {
+                    latencies.push(connection.sent.elapsed().as_nanos() as u32);
+                }
+                *connection = short(target, at, &mut turn, &reactor)?;
+            }
+        }
+        let now = Instant::now();
+        window.opens(now)?;
+        if window.is_over(now) {
+            latencies.sort_unstable();
+            return Ok(Answers { span: window.close()?, latencies });
+        }
+    }
+}
+
+/// So many clients that connect at one moment and stay: a request and its answer each. The span is that until
+/// the last has its answer.
+pub(crate) fn burst(target: SocketAddr, clients: usize, processor: Processor<'_>) -> Result<Answers> {
+    let mut reactor = Reactor::new()?;
+    let mut latencies = Vec::with_capacity(clients);
+    let mut turn = 0;
+    let mut window = Window::new(Pace { warm_up: Duration::ZERO, window: Duration::ZERO }, processor);
+    window.opens(Instant::now())?;
+    let mut connections = Vec::with_capacity(clients);
+    for at in 0..clients {
+        connections.push(short(target, at, &mut turn, &reactor)?);
+    }
+    while latencies.len() < clients {
+        for event in 0..reactor.wait()? {
+            let at = reactor.events[event].data() as usize;
+            let connection = &mut connections[at];
+            if is_answered(connection, at, &mut reactor)? {
+                latencies.push(connection.sent.elapsed().as_nanos() as u32);
+            }
+        }
+    }
+    latencies.sort_unstable();
+    Ok(Answers { span: window.close()?, latencies })
+}
+
+/// What to do when something happened on a short connection: ask when the handshake is over, then read. True
+/// when its answer is whole.
+fn is_answered(connection: &mut Connection, at: usize, reactor: &mut Reactor) -> Result<bool> {
+    if connection.expected == 0 {
+        // The handshake is over, or failed, which the write says.
+        let began = connection.sent;
+        connection.ask(&reactor.pattern, SHORT, SHORT as u64, began).context("connect")?;
+        reactor.epoll.modify(&connection.stream, &mut EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;
+        return Ok(false);
+    }
+    connection.receive(&reactor.pattern, &mut reactor.buffer)?;
+    Ok(connection.is_answered())
+}
+
+/// Begins a short connection. Its time runs from here.
+fn short(target: SocketAddr, at: usize, turn: &mut usize, reactor: &Reactor) -> Result<Connection> {
+    let began = Instant::now();
+    *turn += 1;
+    let socket = socket(*turn)?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&target.into()) {
+        Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
+            bail!("the ports of this machine ran out: the figure would be of that and not of the peer")
+        }
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error).context("connect"),
+        _ => {}
+    }
+    let mut connection = Connection::new(socket.into());
+    // On loopback the handshake is over by now, unless the accept queue is full.
+    let flags = match connection.ask(&reactor.pattern, SHORT, SHORT as u64, began) {
+        Ok(()) => EpollFlags::EPOLLIN,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            connection.sent = began;
+            EpollFlags::EPOLLOUT
+        }
+        Err(error) => return Err(error).context("connect"),
+    };
+    reactor.epoll.add(&connection.stream, EpollEvent::new(flags, at as u64))?;
+    Ok(connection)
+}
+
+/// A socket that will connect from one of the clients' addresses.
+fn socket(turn: usize) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_tcp_nodelay(true)?;
+    // Without this a port would be taken for any destination, and far fewer could be had.
+    berth_os::socket::set_bind_address_no_port(socket.as_fd())?;
+    let source = Ipv4Addr::new(127, 0, 1, 1 + (turn % usize::from(SOURCES)) as u8);
+    socket.bind(&SocketAddrV4::new(source, 0).into())?;
+    Ok(socket)
+}
+
+/// One round trip on a connection of its own.
+pub(crate) fn round_trip(target: SocketAddr) -> io::Result<()> {
+    let socket = socket(0)?;
+    socket.connect(&target.into())?;
+    let mut connection = Connection::new(socket.into());
+    connection.stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    let pattern = Pattern::new();
+    connection.ask(&pattern, PING, PING as u64, Instant::now())?;
+    while !connection.is_answered() {
+        connection.receive(&pattern, &mut [0; PING])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! Measures berth against other TCP relays and against no relay, on loopback: the tool of
+//! `scripts/bench.sh`.
+//!
+//! Peers take turns: in each round every peer does the same work, in an order that moves on by one,
+//! so that what else the machine does falls on all of them. Client, relay and backend share its
+//! cores. This process is the client; the backend is a process of its own.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`options`] | the command line |
+//! | [`peer`] | what is compared, and how each is configured |
+//! | [`work`] | what they do, and what is measured of it |
+//! | [`load`] | the client |
+//! | [`backend`] | the backend |
+//! | [`wire`] | what these two say to one another |
+//! | [`process`] | memory, descriptors and processor time of a peer |
+//! | [`stats`], [`results`] | samples, medians, ratios |
+//! | [`verdict`] | whether berth is far off |
+//! | [`report`], [`table`], [`plot`] | Markdown, JSON and SVG |
+
+mod backend;
+mod load;
+mod options;
+mod peer;
+mod plot;
+mod process;
+mod report;
+mod results;
+mod stats;
+mod table;
+mod verdict;
+mod wire;
+mod work;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use load::Pace;
+use options::{Cli, Options, Part};
+use report::Setting;
+use results::{Results, Sample};
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Instant;
+use work::Bench;
+
+/// Where the backend listens: away from peers and clients.
+const BACKEND: &str = "127.0.2.1:0";
+
+/// Exit status of a wrong command line, of something that cannot be had, and of an end by a signal.
+const EX_USAGE: u8 = 64;
+const EX_UNAVAILABLE: u8 = 69;
+const SIGNALLED: i32 = 130;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { EX_USAGE } else { 0 });
+        }
+    };
+    let done = match cli.part {
+        Some(Part::Backend { address }) => backend::run(address).map(|()| ExitCode::SUCCESS).map_err(Into::into),
+        None => compare(&cli.options),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("bench: {error:#}");
+        ExitCode::from(EX_UNAVAILABLE)
+    })
+}
+
+fn compare(options: &Options) -> Result<ExitCode> {
+    let (peers, missing) = match options.peers() {
+        Ok(found) => found,
+        Err(mistakes) => {
+            for mistake in mistakes {
+                eprintln!("bench: {mistake}");
+            }
+            return Ok(ExitCode::from(EX_USAGE));
+        }
+    };
+    for name in &missing {
+        eprintln!("bench: {name} is not here and is left out");
+    }
+    berth_os::process::raise_file_limit()?;
+    let folder = tempfile::Builder::new().prefix("berth-bench-").tempdir()?;
+    clean_up_on_signal(folder.path().to_owned())?;
+
+    let pace = Pace { warm_up: options.window() / 4, window: options.window() };
+    let mut results = Results { peers, missing, samples: Vec::new() };
+    measure(&mut results, options, pace, folder.path())?;
+
+    let setting = Setting::new(&options.command, options.rounds(), pace, options.short);
+    print!("{}", report::markdown(&results, &setting));
+    if let Some(out) = &options.out {
+        report::write(out, &results, &setting)?;
+    }
+    let complaints = verdict::complaints(&results, options.short);
+    for complaint in &complaints {
+        eprintln!("bench: {complaint}");
+    }
+    Ok(ExitCode::from(u8::from(!complaints.is_empty())))
+}
+
+fn measure(results: &mut Results, options: &Options, pace: Pace, folder: &Path) -> Result<()> {
+    let (backend, address) = start_backend()?;
+    let _backend = process::Tree::new(backend);
+    let bench = Bench { backend: address, pace, short: options.short, folder };
+    let start = Instant::now();
+    for round in 0..options.rounds() {
+        for work in options.work() {
+            for turn in 0..results.peers.len() {
+                let at = (turn + round) % results.peers.len();
+                let peer = &results.peers[at];
+                if !work.is_for(peer) {
+                    continue;
+                }
+                for (case, outcome) in bench.run(work, peer) {
+                    let sample = Sample { case, peer: at, round, outcome };
+                    eprintln!("[{:>4} s] {}: {sample}", start.elapsed().as_secs(), peer.name);
+                    results.samples.push(sample);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn start_backend() -> Result<(Child, SocketAddr)> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["backend", BACKEND]).stdin(Stdio::null()).stdout(Stdio::piped());
+    berth_os::process::die_with_parent(&mut command);
+    let mut child = command.spawn()?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().context("no pipe to the backend")?).read_line(&mut line)?;
+    Ok((child, line.trim().parse().context("the backend did not start")?))
+}
+
+/// Ends the run on SIGINT, SIGTERM or SIGHUP: the children get SIGTERM when this process is gone.
+fn clean_up_on_signal(folder: PathBuf) -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let guard = runtime.enter();
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    drop(guard);
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+                _ = hangup.recv() => {}
+            }
+        });
+        let _ = std::fs::remove_dir_all(&folder);
+        eprintln!("bench: ended by a signal");
+        std::process::exit(SIGNALLED);
+    });
+    Ok(())
+}

@@ -1,0 +1,258 @@
+//! What is compared: how each peer is configured and started.
+//!
+//! Every relay gets one thread or worker a core, no access log, no idle timeout that would cut in, room
+//! for as many connections as the file limit allows and the longest backlog that the kernel grants;
+//! all else is as its makers chose it. A peer runs only while it is measured.
+
+use crate::load;
+use crate::process::Tree;
+use anyhow::{Context, Result, bail};
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+/// How long a peer may take until it answers.
+const START: Duration = Duration::from_secs(10);
+
+/// Time between two tries to get that answer.
+const RETRY: Duration = Duration::from_micros(200);
+
+/// Descriptors that are not for connections: listeners, epoll, logs, pipes.
+const RESERVED: u64 = 200;
+
+/// What a peer is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// No relay: the client dials the backend.
+    Direct,
+    Berth,
+    Haproxy {
+        splice: bool,
+    },
+    /// With the path of its stream module, if that is not built in.
+    Nginx(Option<PathBuf>),
+    Envoy,
+}
+
+/// One of those that are compared.
+#[derive(Debug, Clone)]
+pub(crate) struct Peer {
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    pub(crate) program: PathBuf,
+}
+
+impl Peer {
+    pub(crate) fn is_berth(&self) -> bool {
+        self.kind == Kind::Berth
+    }
+
+    /// What it says of its version.
+    pub(crate) fn version(&self) -> String {
+        let option = match self.kind {
+            Kind::Direct => return "no relay, the client dials the backend".to_owned(),
+            Kind::Berth | Kind::Envoy => "--version",
+            Kind::Haproxy { .. } | Kind::Nginx(_) => "-v",
+        };
+        let said =
+            Command::new(&self.program).arg(option).output().map(|output| [output.stdout, output.stderr].concat());
+        let said = String::from_utf8_lossy(&said.unwrap_or_default()).into_owned();
+        let line = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("unknown version");
+        // Envoy begins with its path, and HAProxy ends with a link.
+        let words = line.split_ascii_whitespace().take_while(|word| *word != "-");
+        let mut text = words.filter(|word| !word.starts_with('/')).collect::<Vec<_>>().join(" ");
+        if self.kind == (Kind::Haproxy { splice: true }) {
+            text.push_str(", with option splice-auto");
+        }
+        text
+    }
+
+    /// Bytes of the files that it is made of, without shared libraries.
+    pub(crate) fn size(&self) -> u64 {
+        let module = match &self.kind {
+            Kind::Nginx(module) => module.as_deref(),
+            _ => None,
+        };
+        let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
+        size(&self.program) + module.map_or(0, size)
+    }
+
+    /// Starts it before a backend, in a folder of its own, and waits until it answers.
+    pub(crate) fn start(&self, backend: SocketAddr, work: &Path) -> Result<Running> {
+        if self.kind == Kind::Direct {
+            return Ok(Running { address: backend, tree: None, until_answer: Duration::ZERO });
+        }
+        let folder = tempfile::tempdir_in(work)?.keep();
+        let address = free_address()?;
+        let log = folder.join("log");
+        let mut command = self.command(address, backend, &folder)?;
+        command
+            .current_dir(&folder)
+            .stdin(Stdio::null())
+            .stdout(File::create(&log)?)
+            .stderr(File::options().append(true).open(&log)?);
+        berth_os::process::die_with_parent(&mut command);
+        let start = Instant::now();
+        let child = command.spawn().with_context(|| format!("cannot start {}", self.program.display()))?;
+        let mut tree = Tree::new(child);
+        while let Err(error) = load::round_trip(address) {
+            let status = tree.ended();
+            if status.is_none() && start.elapsed() < START {
+                std::thread::sleep(RETRY);
+                continue;
+            }
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+            match status {
+                Some(status) => bail!("it ended by itself, {status}: {last}"),
+                None => bail!("no answer within {START:?}, {error}: {last}"),
+            }
+        }
+        Ok(Running { address, until_answer: start.elapsed(), tree: Some(tree) })
+    }
+
+    fn command(&self, listen: SocketAddr, backend: SocketAddr, folder: &Path) -> Result<Command> {
+        let mut command = Command::new(&self.program);
+        let cores = available_parallelism()?.get();
+        let descriptors = berth_os::process::raise_file_limit()?;
+        let write = |name: &str, text: String| -> Result<PathBuf> {
+            let path = folder.join(name);
+            fs::write(&path, text)?;
+            Ok(path)
+        };
+        match &self.kind {
+            Kind::Direct => bail!("nothing to start"),
+            Kind::Berth => {
+                command.args([
+                    "serve",
+                    "--probe",
+                    "tcp",
+                    "--rise",
+                    "1",
+                    "--log-level",
+                    "warn",
+                    "--drain-timeout",
+                    "1s",
+                ]);
+                command.arg(format!("--listen={listen}")).arg(format!("--backend={backend}"));
+                command.arg("--run-dir").arg(folder.join("run"));
+            }
+            Kind::Haproxy { splice } => {
+                let config = haproxy(listen, backend, cores, (descriptors - RESERVED) / 2, *splice);
+                command.arg("-db").arg("-f").arg(write("haproxy.cfg", config)?);
+            }
+            Kind::Nginx(module) => {
+                let config = nginx(listen, backend, module.as_deref(), folder, descriptors - RESERVED);
+                command.arg("-p").arg(folder).arg("-e").arg("stderr").arg("-c").arg(write("nginx.conf", config)?);
+            }
+            Kind::Envoy => {
+                let config = write("envoy.json", envoy(listen, backend))?;
+                command.arg("-c").arg(config).arg("--concurrency").arg(cores.to_string());
+                command.args(["--disable-hot-restart", "--log-level", "error"]);
+            }
+        }
+        Ok(command)
+    }
+}
+
+/// A peer that runs, until it is dropped.
+pub(crate) struct Running {
+    /// Where clients dial.
+    pub(crate) address: SocketAddr,
+    /// None: there is no relay.
+    pub(crate) tree: Option<Tree>,
+    /// From exec to the first answer.
+    pub(crate) until_answer: Duration,
+}
+
+/// An address that nobody listens on, away from those of backend and clients.
+fn free_address() -> Result<SocketAddr> {
+    let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 3, 1), 0))?;
+    Ok(listener.local_addr()?)
+}
+
+fn haproxy(listen: SocketAddr, backend: SocketAddr, threads: usize, connections: u64, splice: bool) -> String {
+    // It counts two descriptors for each pipe, and as many pipes as a quarter of the connections if it
+    // is not told.
+    let (splice, connections) = if splice { ("    option splice-auto\n", connections / 2) } else { ("", connections) };
+    format!(
+        "global
+    nbthread {threads}
+    maxconn {connections}
+defaults
+    mode tcp
+    timeout connect 5s
+    timeout client 24h
+    timeout server 24h
+    timeout tunnel 24h
+{splice}listen bench
+    bind {listen} backlog 65535
+    maxconn {connections}
+    server backend {backend}
+"
+    )
+}
+
+/// `reuseport`, as its makers advise for many short connections: without it one worker takes nearly all.
+fn nginx(listen: SocketAddr, backend: SocketAddr, module: Option<&Path>, folder: &Path, connections: u64) -> String {
+    let module = module.map(|path| format!("load_module {};\n", path.display())).unwrap_or_default();
+    format!(
+        "{module}daemon off;
+user root;
+pid {folder}/nginx.pid;
+worker_processes auto;
+error_log stderr error;
+events {{
+    worker_connections {connections};
+}}
+stream {{
+    access_log off;
+    server {{
+        listen {listen} reuseport backlog=65535;
+        proxy_pass {backend};
+        proxy_connect_timeout 5s;
+        proxy_timeout 24h;
+    }}
+}}
+",
+        folder = folder.display()
+    )
+}
+
+/// Without `circuit_breakers` it would refuse the 1,025th connection.
+fn envoy(listen: SocketAddr, backend: SocketAddr) -> String {
+    let address = |address: SocketAddr| serde_json::json!({"socket_address": {"address": address.ip(), "port_value": address.port()}});
+    let many = 1_000_000;
+    serde_json::json!({"static_resources": {
+        "listeners": [{
+            "name": "bench",
+            "address": address(listen),
+            "tcp_backlog_size": 65535,
+            "filter_chains": [{"filters": [{
+                "name": "envoy.filters.network.tcp_proxy",
+                "typed_config": {
+                    "@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy",
+                    "stat_prefix": "bench",
+                    "cluster": "backend",
+                    "idle_timeout": "0s",
+                },
+            }]}],
+        }],
+        "clusters": [{
+            "name": "backend",
+            "type": "STATIC",
+            "connect_timeout": "5s",
+            "circuit_breakers": {"thresholds": [{
+                "max_connections": many, "max_pending_requests": many, "max_requests": many,
+            }]},
+            "load_assignment": {
+                "cluster_name": "backend",
+                "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address(backend)}}]}],
+            },
+        }],
+    }})
+    .to_string()
+}

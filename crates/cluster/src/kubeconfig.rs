@@ -1,0 +1,241 @@
+//! What a kubeconfig's current context says: where the apiserver is, and who asks.
+//!
+//! kubeadm's `admin.conf` is what is meant: certificates, maybe a token. Programs that fetch credentials
+//! (`exec`, `auth-provider`) are not run, and a server that is not checked is not asked.
+
+use crate::yaml::{Node, parse};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Largest kubeconfig or file named in one, in bytes.
+const MAX_SIZE: u64 = 1 << 20;
+
+/// What is wrong with a kubeconfig.
+#[derive(Debug, thiserror::Error)]
+#[error("kubeconfig {}: {mistake}", path.display())]
+pub struct KubeconfigError {
+    path: PathBuf,
+    mistake: Mistake,
+}
+
+/// What is wrong with a field.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {why}")]
+pub struct Mistake {
+    field: String,
+    why: String,
+}
+
+impl Mistake {
+    pub(super) fn new(field: &str, why: &str) -> Self {
+        Self { field: field.to_owned(), why: why.to_owned() }
+    }
+
+    pub(super) fn of(self, path: &Path) -> KubeconfigError {
+        KubeconfigError { path: path.to_owned(), mistake: self }
+    }
+}
+
+/// How an apiserver is reached, and as whom.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Access {
+    /// An https URL.
+    pub server: String,
+    /// Name that the apiserver's certificate must carry, if not the server's.
+    pub server_name: Option<String>,
+    /// Authorities that the apiserver's certificate is checked against, in PEM form.
+    pub authority: Vec<u8>,
+    /// Certificate and key, in PEM form.
+    pub client: Option<(Vec<u8>, Vec<u8>)>,
+    /// Bearer token.
+    pub token: Option<String>,
+}
+
+/// Without what is secret.
+impl std::fmt::Debug for Access {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { server, server_name, client, token, .. } = self;
+        let (client, token) = (client.is_some(), token.is_some());
+        write!(f, "Access {{ server: {server:?}, server_name: {server_name:?}, client: {client}, token: {token} }}")
+    }
+}
+
+impl Access {
+    /// Reads a kubeconfig and the files that it names.
+    ///
+    /// # Errors
+    /// What cannot be read or is not understood.
+    pub fn read(path: &Path) -> Result<Self, KubeconfigError> {
+        let read = |path: &Path| -> Result<Vec<u8>, String> {
+            let failed = |error| format!("cannot read {}: {error}", path.display());
+            let size = fs::metadata(path).map_err(failed)?.len();
+            if size > MAX_SIZE {
+                return Err(format!("{} has {size} bytes, at most {MAX_SIZE} are read", path.display()));
+            }
+            fs::read(path).map_err(failed)
+        };
+        let text = read(path).and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".into()));
+        let text = text.map_err(|why| Mistake::new("file", &why).of(path))?;
+        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        Self::parse(&text, |file| read(&folder.join(file))).map_err(|mistake| mistake.of(path))
+    }
+
+    /// Understands a kubeconfig; `file` reads one that it names.
+    ///
+    /// # Errors
+    /// The first field that is missing or not understood.
+    pub fn parse(text: &str, file: impl Fn(&Path) -> Result<Vec<u8>, String>) -> Result<Self, Mistake> {
+        let documents = parse(text).map_err(|problem| Mistake::new("line", &problem.to_string()))?;
+        let root = documents.first().ok_or_else(|| Mistake::new("file", "it is empty"))?;
+        let context = root.get("current-context").and_then(Node::text);
+        let context = context.ok_or_else(|| Mistake::new("current-context", "it is not set: set it"))?;
+        let context = named(root, "contexts", context, "context")?;
+        let of = |key: &str| {
+            let name = context.get(key).and_then(Node::text);
+            name.ok_or_else(|| Mistake::new("context", &format!("it names no {key}")))
+        };
+        let cluster = named(root, "clusters", of("cluster")?, "cluster")?;
+        let user = named(root, "users", of("user")?, "user")?;
+        let text = |node: &Node, key: &str| node.get(key).and_then(Node::text).map(ToOwned::to_owned);
+        let blob = |node: &Node, key: &str| -> Result<Option<Vec<u8>>, Mistake> {
+            let data = format!("{key}-data");
+            if let Some(encoded) = text(node, &data) {
+                let encoded: String = encoded.split_whitespace().collect();
+                let decoded = STANDARD.decode(encoded);
+                return decoded.map(Some).map_err(|error| Mistake::new(&data, &format!("it is no base64: {error}")));
+            }
+            let path = text(node, key);
+            path.map(|path| file(Path::new(&path)).map_err(|why| Mistake::new(key, &why))).transpose()
+        };
+        for plugin in ["exec", "auth-provider", "username", "impersonate", "as"] {
+            if user.get(plugin).is_some() {
+                let why = "berth cannot log in that way: give a kubeconfig with a client certificate or a token, such as \
+                           kubeadm's admin.conf";
+                return Err(Mistake::new(plugin, why));
+            }
+        }
+        if let Some(proxy) = cluster.get("proxy-url") {
+            return Err(Mistake::new("proxy-url", &format!("line {}: berth dials the server itself", proxy.line)));
+        }
+        let authority = blob(cluster, "certificate-authority")?;
+        let authority = authority.ok_or_else(|| {
+            Mistake::new("certificate-authority", "it is missing: whoever answers at the server could not be checked")
+        })?;
+        let client = blob(user, "client-certificate")?.zip(blob(user, "client-key")?);
+        let token = match (text(user, "token"), text(user, "tokenFile")) {
+            (Some(token), _) => Some(token),
+            (None, Some(path)) => {
+                let bytes = file(Path::new(&path)).map_err(|why| Mistake::new("tokenFile", &why))?;
+                Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+            }
+            (None, None) => None,
+        };
+        if client.is_none() && token.is_none() {
+            return Err(Mistake::new("user", "it has neither a client-certificate with client-key nor a token"));
+        }
+        let server = text(cluster, "server").ok_or_else(|| Mistake::new("server", "the cluster has none"))?;
+        Place::parse(&server)?;
+        Ok(Self { server, server_name: text(cluster, "tls-server-name"), authority, client, token })
+    }
+}
+
+/// What has a name in one of a kubeconfig's lists.
+fn named<'a>(root: &'a Node, list: &str, name: &str, what: &str) -> Result<&'a Node, Mistake> {
+    let found = root.get(list).and_then(|list| list.named(name)).and_then(|(_, item)| item.get(what));
+    found.ok_or_else(|| Mistake::new(list, &format!("there is no {what} of the name {name:?}")))
+}
+
+/// The parts of a server's URL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Name or address, without brackets.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// What comes before each path; without a slash at its end.
+    pub prefix: String,
+}
+
+impl Place {
+    /// Understands a URL.
+    ///
+    /// # Errors
+    /// It is no https URL.
+    pub fn parse(url: &str) -> Result<Self, Mistake> {
+        let wrong = || Mistake::new("server", &format!("{url:?} is no URL such as https://10.0.0.5:6443"));
+        let uri: hyper::Uri = url.parse().map_err(|_| wrong())?;
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+        let odd_port = uri.port_u16().is_none()
+            && uri.authority().is_some_and(|all| !all.as_str().ends_with(uri.host().unwrap_or_default()));
+        if uri.scheme_str() != Some("https") || host.is_empty() || odd_port {
+            return Err(wrong());
+        }
+        let prefix = uri.path().trim_end_matches('/').to_owned();
+        Ok(Self { host, port: uri.port_u16().unwrap_or(443), prefix })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADMIN: &str = "apiVersion: v1\nkind: Config\ncurrent-context: admin@k\nclusters:\n- name: k\n  cluster:\n    \
+                         server: https://10.0.0.5:6443\n    certificate-authority-data: Q0E=\ncontexts:\n- name: \
+                         admin@k\n  context: {cluster: k, user: admin}\nusers:\n- name: admin\n  user:\n    \
+                         client-certificate-data: Q0VSVA==\n    client-key: admin.key\n";
+
+    fn parsed(text: &str) -> Result<Access, String> {
+        let file = |path: &Path| match path.to_str() {
+            Some("admin.key") => Ok(b"KEY".to_vec()),
+            Some("token") => Ok(b"secret\n".to_vec()),
+            _ => Err(format!("cannot read {}", path.display())),
+        };
+        Access::parse(text, file).map_err(|mistake| mistake.to_string())
+    }
+
+    #[test]
+    fn data_and_files_are_read() {
+        let access = parsed(ADMIN).unwrap();
+        assert_eq!(access.server, "https://10.0.0.5:6443");
+        assert_eq!(access.authority, b"CA");
+        assert_eq!(access.client, Some((b"CERT".to_vec(), b"KEY".to_vec())));
+        assert_eq!(access.token, None);
+        let token = ADMIN.replace("client-key: admin.key", "tokenFile: token");
+        assert_eq!(parsed(&token).map(|access| (access.client, access.token)), Ok((None, Some("secret".into()))));
+        assert!(!format!("{:?}", parsed(&token)).contains("secret"));
+    }
+
+    #[test]
+    fn what_is_missing_or_cannot_be_used_is_named() {
+        let told = |from: &str, to: &str| parsed(&ADMIN.replace(from, to)).unwrap_err();
+        assert!(told("admin@k\nclusters", "other\nclusters").starts_with("contexts: there is no context of the name"));
+        assert!(told("user: admin}", "user: eve}").starts_with("users: there is no user of the name \"eve\""));
+        assert!(told("https:", "http:").starts_with("server: \"http://10.0.0.5:6443\" is no URL"));
+        assert!(told("Q0E=", "Q0E").starts_with("certificate-authority-data: it is no base64"));
+        assert!(told("certificate-authority-data", "insecure").starts_with("certificate-authority: it is missing"));
+        assert!(told("admin.key", "none.key").starts_with("client-key: cannot read none.key"));
+        assert!(told("client-key:", "x:").starts_with("user: it has neither"));
+        assert!(told("client-key:", "exec: {command: aws}\n    x:").starts_with("exec: berth cannot log in that way"));
+        assert!(told("current-context", "x").starts_with("current-context: it is not set"));
+        assert!(parsed("").is_err() && parsed("[").is_err() && parsed("a: b").is_err());
+    }
+
+    #[test]
+    fn a_server_is_a_host_a_port_and_a_prefix() {
+        let place = |url| Place::parse(url).map(|place| (place.host, place.port, place.prefix)).ok();
+        assert_eq!(place("https://[fd00::5]:6443"), Some(("fd00::5".into(), 6443, String::new())));
+        assert_eq!(place("https://api.example/k/"), Some(("api.example".into(), 443, "/k".into())));
+        for wrong in ["", "10.0.0.5:6443", "https://", "ftp://a", "https://a:b"] {
+            assert_eq!(place(wrong), None, "{wrong}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn nothing_panics(text in "\\PC{0,40}", line in "[a-z:\\- {}\n]{0,60}") {
+            let _ = (parsed(&text), parsed(&line), parsed(&format!("{ADMIN}{line}")), Place::parse(&text));
+        }
+    }
+}

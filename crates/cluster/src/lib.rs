@@ -1,0 +1,11 @@
+//! The cluster's API as berth needs it.
+
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod http;
+pub mod kubeconfig;
+pub mod yaml;
+
+pub use client::{Client, Error};
+pub use kubeconfig::{Access, KubeconfigError};

@@ -1,0 +1,470 @@
+//! A YAML file as a tree whose nodes know where in the text they stand, which is all that an editor
+//! needs to leave the rest of the text alone.
+//!
+//! Reading is [`saphyr_parser`]'s; plain scalars are taken for what Kubernetes takes them (YAML 1.1's
+//! `yes` is true).
+
+use saphyr_parser::{Event, Parser, ScalarStyle, Span};
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// Deepest nesting that is read. A pod has less than twenty.
+const MAX_DEPTH: usize = 64;
+
+/// Most values that aliases stand for, all together: a few lines of them can stand for billions.
+const MAX_ALIASED: usize = 10_000;
+
+/// What is wrong in a YAML file, and how to mend it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{line}: {message}")]
+pub struct Problem {
+    /// Line of the file, from 1.
+    pub line: usize,
+    /// Cause and mend.
+    pub message: String,
+}
+
+impl Problem {
+    /// A problem in a line.
+    #[must_use]
+    pub fn new(line: usize, message: impl Into<String>) -> Self {
+        Self { line, message: message.into() }
+    }
+
+    /// Cause and mend apart; see [`split`].
+    #[must_use]
+    pub fn parts(&self) -> (&str, &str) {
+        split(&self.message)
+    }
+}
+
+/// A message's cause and its mend: every message of berth's says both, and the mend after its last colon.
+#[must_use]
+pub fn split(message: &str) -> (&str, &str) {
+    message.rsplit_once(": ").unwrap_or((message, ""))
+}
+
+/// A value in a YAML file.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// What it is.
+    pub data: Data,
+    /// Where it is written, in bytes; without comments and line ends around it.
+    pub span: Range<usize>,
+    /// Line of its beginning, from 1.
+    pub line: usize,
+    /// Column of its beginning, from 0, in characters.
+    pub column: usize,
+    /// Written as `[…]` or `{…}`, or inside of such.
+    pub flow: bool,
+    /// It has an anchor, or is an alias, with the data of what has the anchor: a change would be one
+    /// elsewhere too.
+    pub shared: bool,
+    /// It has a tag, of which nothing else is known.
+    pub tagged: bool,
+}
+
+/// What a [`Node`] is.
+#[derive(Debug, Clone)]
+pub enum Data {
+    /// Text, number, truth value or nothing.
+    Scalar {
+        /// Without quotes and escapes.
+        text: String,
+        /// Not quoted, so that it may be something else than text.
+        plain: bool,
+    },
+    /// A list.
+    Sequence(Vec<Node>),
+    /// Keys and values, in their order.
+    Mapping(Vec<(Node, Node)>),
+    /// Stands for what it is inside of.
+    Alias,
+}
+
+impl Node {
+    /// The text of a scalar that is not nothing.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        match &self.data {
+            Data::Scalar { text, .. } if !self.is_null() => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The items of a list; none of anything else.
+    #[must_use]
+    pub fn items(&self) -> &[Self] {
+        match &self.data {
+            Data::Sequence(items) => items,
+            _ => &[],
+        }
+    }
+
+    /// Keys and values of a mapping; none of anything else.
+    #[must_use]
+    pub fn entries(&self) -> &[(Self, Self)] {
+        match &self.data {
+            Data::Mapping(entries) => entries,
+            _ => &[],
+        }
+    }
+
+    /// The value of a key, if that is there and not null.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Self> {
+        self.entry(key).map(|(_, value)| value).filter(|value| !value.is_null())
+    }
+
+    /// [`Node::get`] through several mappings.
+    #[must_use]
+    pub fn at(&self, keys: &[&str]) -> Option<&Self> {
+        keys.iter().try_fold(self, |node, key| node.get(key))
+    }
+
+    /// A key and its value, which may be null.
+    #[must_use]
+    pub fn entry(&self, key: &str) -> Option<&(Self, Self)> {
+        self.entries().iter().find(|(name, _)| matches!(&name.data, Data::Scalar { text, .. } if text == key))
+    }
+
+    /// The item of a list of mappings whose `name` is this.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<(usize, &Self)> {
+        self.items().iter().enumerate().find(|(_, item)| item.get("name").and_then(Self::text) == Some(name))
+    }
+
+    /// Nothing, in any way to write it.
+    #[must_use]
+    pub fn is_null(&self) -> bool {
+        matches!(&self.data, Data::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL"))
+    }
+
+    /// How many values it is, with all that are in it.
+    fn size(&self) -> usize {
+        let inner = match &self.data {
+            Data::Sequence(items) => items.iter().map(Self::size).sum(),
+            Data::Mapping(entries) => entries.iter().map(|(_, value)| value.size()).sum(),
+            Data::Scalar { .. } | Data::Alias => 0,
+        };
+        1 + inner
+    }
+
+    /// The value without its place.
+    #[must_use]
+    pub fn value(&self) -> Value {
+        match &self.data {
+            Data::Scalar { text, plain: true } => resolve(text),
+            Data::Scalar { text, plain: false } => Value::String(text.clone()),
+            Data::Sequence(items) => Value::Array(items.iter().map(Self::value).collect()),
+            Data::Mapping(entries) => {
+                let entries = entries.iter().filter_map(|(key, value)| match &key.data {
+                    Data::Scalar { text, .. } => Some((text.clone(), value.value())),
+                    _ => None,
+                });
+                Value::Object(entries.collect::<Map<_, _>>())
+            }
+            Data::Alias => Value::Null,
+        }
+    }
+}
+
+/// What a plain scalar is.
+pub fn resolve(text: &str) -> Value {
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
+        "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" | "y" | "Y" => return true.into(),
+        "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" | "n" | "N" => return false.into(),
+        _ => {}
+    }
+    if let Ok(number) = text.parse::<i64>() {
+        return number.into();
+    }
+    // Rust reads "inf" and "nan", YAML does not.
+    let digits = text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.'));
+    match text.parse::<f64>() {
+        Ok(number) if digits && number.is_finite() => number.into(),
+        _ => Value::String(text.to_owned()),
+    }
+}
+
+/// The first character that ends a line, or is nothing at all, for some readers only, and what it is.
+fn disputed(text: &str) -> Option<(usize, &'static str)> {
+    text.char_indices().find_map(|(at, c)| match c {
+        '\u{feff}' if at > 0 => Some((at, "a byte order mark (U+FEFF)")),
+        '\u{85}' | '\u{2028}' | '\u{2029}' => Some((at, "a line separator of Unicode (U+0085, U+2028 or U+2029)")),
+        '\r' if !text[at + 1..].starts_with('\n') => Some((at, "a carriage return (CR) without a line feed")),
+        _ => None,
+    })
+}
+
+/// Reads all documents of a file.
+///
+/// # Errors
+/// It is no YAML, a key is there twice or is no text, or it is nested more deeply than any manifest.
+pub fn parse(text: &str) -> Result<Vec<Node>, Problem> {
+    if let Some((at, what)) = disputed(text) {
+        let line = text[..at].matches('\n').count() + 1;
+        return Err(Problem::new(line, format!("{what}, which readers of YAML do not agree on: remove it")));
+    }
+    let offsets = Offsets::of(text);
+    let mut documents = Vec::new();
+    let mut open: Vec<Open> = Vec::new();
+    let mut anchors = Anchors::default();
+    for event in Parser::new_from_str(text) {
+        let (event, span) = event.map_err(|error| {
+            Problem::new(error.marker().line(), format!("this is no YAML: {}: mend it", error.info()))
+        })?;
+        let begin = Begin::of(&event, span, &offsets);
+        let (anchor, done) = match event {
+            Event::MappingStart(..) | Event::SequenceStart(..) => {
+                if open.len() >= MAX_DEPTH {
+                    return Err(Problem::new(begin.line, "nested too deeply for a manifest: is it the right file?"));
+                }
+                // A block's beginning is an empty place, maybe before a flow that is its first child.
+                let bracket = begin.end > begin.start && without_anchor(&text[begin.start..]).starts_with(['[', '{']);
+                let flow = bracket || open.last().is_some_and(|outer| outer.flow);
+                let mapping = matches!(event, Event::MappingStart(..));
+                open.push(Open { begin, bracket, flow, mapping, nodes: Vec::new() });
+                continue;
+            }
+            Event::MappingEnd | Event::SequenceEnd => {
+                let Some(closed) = open.pop() else { continue };
+                (closed.begin.anchor, closed.finish(text, begin.start)?)
+            }
+            Event::Scalar(ref value, style, ..) => {
+                let plain = style == ScalarStyle::Plain;
+                let end = begin.start + text[begin.start..begin.end].trim_end().len();
+                let data = Data::Scalar { text: value.to_string(), plain };
+                (begin.anchor, begin.node(data, end, open.last().is_some_and(|outer| outer.flow)))
+            }
+            Event::Alias(_) => {
+                let end = begin.end;
+                let data = anchors.resolve(&begin)?;
+                (0, begin.node(data, end, open.last().is_some_and(|outer| outer.flow)))
+            }
+            _ => continue,
+        };
+        anchors.keep(anchor, &done);
+        match open.last_mut() {
+            Some(outer) => outer.nodes.push(done),
+            None => documents.push(done),
+        }
+    }
+    Ok(documents)
+}
+
+/// What follows the anchor, if there is one.
+fn without_anchor(text: &str) -> &str {
+    if text.starts_with('&') { text.trim_start_matches(|c: char| !c.is_whitespace()).trim_start() } else { text }
+}
+
+/// Where a node begins.
+struct Begin {
+    start: usize,
+    end: usize,
+    line: usize,
+    column: usize,
+    /// Of its own, or that an alias is for; 0: none.
+    anchor: usize,
+    tagged: bool,
+}
+
+impl Begin {
+    fn of(event: &Event<'_>, span: Span, offsets: &Offsets) -> Self {
+        let (anchor, tagged) = match event {
+            Event::Scalar(_, _, anchor, tag) | Event::SequenceStart(anchor, tag) | Event::MappingStart(anchor, tag) => {
+                (*anchor, tag.is_some())
+            }
+            Event::Alias(anchor) => (*anchor, false),
+            _ => (0, false),
+        };
+        Self {
+            start: offsets.byte(span.start.index()),
+            end: offsets.byte(span.end.index()),
+            line: span.start.line(),
+            column: span.start.col(),
+            anchor,
+            tagged,
+        }
+    }
+
+    fn node(self, data: Data, end: usize, flow: bool) -> Node {
+        let Self { start, line, column, anchor, tagged, .. } = self;
+        Node { data, span: start..end, line, column, flow, shared: anchor != 0, tagged }
+    }
+}
+
+/// What has an anchor, as far as it was read.
+#[derive(Default)]
+struct Anchors {
+    nodes: HashMap<usize, Node>,
+    aliased: usize,
+}
+
+impl Anchors {
+    fn keep(&mut self, anchor: usize, node: &Node) {
+        if anchor != 0 {
+            self.nodes.insert(anchor, node.clone());
+        }
+    }
+
+    /// What an alias stands for.
+    fn resolve(&mut self, alias: &Begin) -> Result<Data, Problem> {
+        let Some(node) = self.nodes.get(&alias.anchor) else { return Ok(Data::Alias) };
+        self.aliased += node.size();
+        if self.aliased > MAX_ALIASED {
+            return Err(Problem::new(alias.line, "aliases (*) stand for more than any manifest holds: write it out"));
+        }
+        Ok(node.data.clone())
+    }
+}
+
+/// A list or mapping that is not at its end.
+struct Open {
+    begin: Begin,
+    bracket: bool,
+    flow: bool,
+    mapping: bool,
+    nodes: Vec<Node>,
+}
+
+impl Open {
+    fn finish(self, text: &str, closing: usize) -> Result<Node, Problem> {
+        // In a block, what ends it is whatever comes next: its own end is its last child's.
+        let end = match self.nodes.last() {
+            _ if self.bracket => closing + 1,
+            Some(last) => last.span.end,
+            None => self.begin.start,
+        };
+        let data = if self.mapping { Data::Mapping(pairs(text, self.nodes)?) } else { Data::Sequence(self.nodes) };
+        Ok(self.begin.node(data, end, self.flow))
+    }
+}
+
+fn pairs(text: &str, nodes: Vec<Node>) -> Result<Vec<(Node, Node)>, Problem> {
+    let mut entries: Vec<(Node, Node)> = Vec::with_capacity(nodes.len() / 2);
+    let mut nodes = nodes.into_iter();
+    while let (Some(key), Some(mut value)) = (nodes.next(), nodes.next()) {
+        let Data::Scalar { text: name, .. } = &key.data else {
+            return Err(Problem::new(
+                key.line,
+                "a key is a list or a mapping, as in no manifest: is it the right file?",
+            ));
+        };
+        let same = |key: &Node| matches!(&key.data, Data::Scalar { text, .. } if text == name);
+        if let Some((first, _)) = entries.iter().find(|(key, _)| same(key)) {
+            return Err(Problem::new(key.line, format!("{name} is there twice, in line {} too: keep one", first.line)));
+        }
+        if value.span.is_empty() {
+            // Nothing after the colon: the parser puts it anywhere up to the next key. A key may have no colon at all.
+            let rest = &text[key.span.end..];
+            let colon = rest.len() - rest.trim_start().len();
+            let colon = if rest[colon..].starts_with(':') { colon + 1 } else { 0 };
+            value.span = key.span.end + colon..key.span.end + colon;
+        }
+        entries.push((key, value));
+    }
+    Ok(entries)
+}
+
+/// From characters, in which the parser counts, to bytes.
+struct Offsets {
+    /// Offset of each character and of the end; empty if all are ASCII.
+    bytes: Vec<usize>,
+    length: usize,
+}
+
+impl Offsets {
+    fn of(text: &str) -> Self {
+        let bytes = if text.is_ascii() { Vec::new() } else { text.char_indices().map(|(at, _)| at).collect() };
+        Self { bytes, length: text.len() }
+    }
+
+    fn byte(&self, index: usize) -> usize {
+        let at = if self.bytes.is_empty() { Some(index) } else { self.bytes.get(index).copied() };
+        at.unwrap_or(self.length).min(self.length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "# é\na: &x\n  - b: 1 # é\n    c: [d, {e: f}] # hi\n  - |\n    lit\n\n  -\n    z\ne:\nf: *x\ng: 'q'\n---\nlast:\n- y: ~";
+
+    #[test]
+    fn nodes_know_where_they_are() {
+        let documents = parse(TEXT).unwrap();
+        assert_eq!(documents.len(), 2);
+        let written = |node: &Node| TEXT[node.span.clone()].to_owned();
+        let a = documents[0].get("a").unwrap();
+        assert!(a.shared && documents[0].get("f").unwrap().shared);
+        assert_eq!(written(&a.items()[0]), "b: 1 # é\n    c: [d, {e: f}]");
+        assert_eq!(written(a.items()[0].get("c").unwrap()), "[d, {e: f}]");
+        assert!(a.items()[0].get("c").unwrap().flow && !a.flow);
+        assert_eq!((written(&a.items()[1]), a.items()[1].text()), ("lit".into(), Some("lit\n")));
+        assert_eq!((a.items()[2].line, a.items()[2].column), (9, 4));
+        let (key, nothing) = documents[0].entry("e").unwrap();
+        assert_eq!(nothing.span, key.span.end + 1..key.span.end + 1);
+        assert_eq!(written(documents[0].get("g").unwrap()), "'q'");
+        assert_eq!(documents[1].value(), serde_json::json!({"last": [{"y": null}]}));
+    }
+
+    #[test]
+    fn a_key_without_a_colon_has_a_place_for_its_value() {
+        for (text, place) in [("? a", 3), ("? ", 2), ("a :", 3), ("? a\n:", 5), ("? é\n# c\n", 4)] {
+            let documents = parse(text).unwrap();
+            let (_, value) = &documents[0].entries()[0];
+            assert_eq!(value.span, place..place, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn plain_scalars_are_what_kubernetes_takes_them_for() {
+        for (text, value) in [("1", Value::from(1)), ("-1.5", (-1.5).into()), ("yes", true.into()), ("~", Value::Null)]
+        {
+            assert_eq!(resolve(text), value);
+        }
+        for text in ["10.0.0.5", "10m", "inf", "nan", "v1", "0x", "1_000"] {
+            assert_eq!(resolve(text), Value::from(text));
+        }
+    }
+
+    #[test]
+    fn an_alias_has_the_data_of_what_it_stands_for() {
+        let documents = parse(TEXT).unwrap();
+        let (a, f) = (documents[0].get("a").unwrap(), documents[0].get("f").unwrap());
+        assert_eq!((f.value(), f.line), (a.value(), 11));
+        assert_eq!(parse("a: &a [*a]").unwrap()[0].value(), serde_json::json!({"a": [null]}));
+        let bomb: String =
+            (1..9).map(|at| format!("a{at}: &a{at} [{}]\n", format!("*a{},", at - 1).repeat(9))).collect();
+        assert!(parse(&format!("a0: &a0 [x]\n{bomb}")).unwrap_err().message.contains("more than any manifest"));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_with_its_line() {
+        let told = |text: &str| parse(text).unwrap_err();
+        assert_eq!(told("a: 1\nb: [").line, 3);
+        assert_eq!(told("a: 1\nb: 2\na: 3").to_string(), "3: a is there twice, in line 1 too: keep one");
+        assert!(told("a: 1\n[b]: 2").to_string().starts_with("2: a key is a list"));
+        for disputed in ["\u{feff}b: 2", "b: \u{85}", "# \u{2028}", "b: 2\rc: 3"] {
+            assert!(told(&format!("a: 1\n{disputed}")).to_string().starts_with("2: a "));
+        }
+        assert!(parse("\u{feff}a: 1\r\nb: 2\r\n").is_ok());
+        assert!(told(&"[".repeat(100)).message.contains("nested too deeply"));
+        assert!(parse(&"[".repeat(100_000)).is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn nothing_panics(text in "[-a:#&*!|>'\"{},\\[\\] \né]{0,40}") {
+            if let Ok(documents) = parse(&text) {
+                for document in documents {
+                    let _ = (text.get(document.span.clone()).unwrap(), document.value());
+                }
+            }
+        }
+    }
+}

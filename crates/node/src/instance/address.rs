@@ -1,0 +1,150 @@
+//! Choice of an instance's own address: random, in 127.0.0.0/8, free on the berth's port.
+//!
+//! Random and not counted up, so that two instances that start at once need not agree on anything.
+
+use berth_os::holder;
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+
+/// Draws before a port is taken for held on all of 127.0.0.0/8. One address in use by chance has a
+/// likelihood of one in 16 million, so even two in a row tell; the rest is against other trouble.
+const TRIES: usize = 16;
+
+/// Why there is no address.
+#[derive(Debug, thiserror::Error)]
+pub enum AddressError {
+    /// Whatever address was drawn, the port was held there.
+    #[error("port {port} is held on every 127.x address that was tried ({TRIES}): {why}")]
+    Held {
+        /// The port.
+        port: u16,
+        /// Who holds it, and the mend.
+        why: String,
+    },
+    /// A test bind failed for another reason.
+    #[error("cannot bind {address}: {source}{}", mend(source))]
+    Bind {
+        /// The address that was tried.
+        address: SocketAddr,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// There are no random bytes.
+    #[error("the system gives no random bytes for an address: {0}")]
+    Random(getrandom::Error),
+}
+
+fn mend(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EADDRNOTAVAIL) => ": is the loopback interface up?",
+        Some(libc::EACCES) => ": a port below 1024 needs CAP_NET_BIND_SERVICE, or take a higher one",
+        _ => "",
+    }
+}
+
+/// Whether an instance may have this address: in 127.0.0.0/8, but not in 127.0.0.0/16, where
+/// resolvers and other daemons listen, and with a last octet that is neither 0 nor 255.
+#[must_use]
+pub fn is_usable(address: Ipv4Addr) -> bool {
+    let [a, b, _, d] = address.octets();
+    a == 127 && b != 0 && d != 0 && d != 255
+}
+
+/// A random address that [`is_usable`].
+///
+/// # Errors
+/// The system has no random bytes to give.
+pub fn random() -> Result<Ipv4Addr, getrandom::Error> {
+    loop {
+        let [b, c, d, _] = getrandom::u32()?.to_ne_bytes();
+        let address = Ipv4Addr::new(127, b, c, d);
+        if is_usable(address) {
+            return Ok(address);
+        }
+    }
+}
+
+/// Whether an apiserver could listen here now, found by a test bind.
+///
+/// Like kube-apiserver it sets SO_REUSEADDR, so that what an earlier instance left in TIME_WAIT does
+/// not count. It does not listen: a client that dials a restarting instance would be reset.
+///
+/// # Errors
+/// Every failure but EADDRINUSE.
+pub fn is_free(address: Ipv4Addr, port: u16) -> io::Result<bool> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    match socket.bind(&SocketAddrV4::new(address, port).into()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The previous address if it will do, else a random free one that nobody has.
+///
+/// # Errors
+/// See [`AddressError`]; the message names who holds the port.
+pub fn choose(port: u16, previous: Option<SocketAddr>, taken: &[SocketAddr]) -> Result<SocketAddr, AddressError> {
+    let previous = previous.filter(|previous| previous.port() == port).and_then(|previous| match previous.ip() {
+        IpAddr::V4(ip) if is_usable(ip) => Some(ip),
+        _ => None,
+    });
+    let mut last = None;
+    for tried in 0..TRIES {
+        let ip = match previous {
+            Some(ip) if tried == 0 => ip,
+            _ => random().map_err(AddressError::Random)?,
+        };
+        let address = SocketAddr::from((ip, port));
+        if taken.contains(&address) {
+            continue;
+        }
+        match is_free(ip, port) {
+            Ok(true) => return Ok(address),
+            Ok(false) => last = Some(address),
+            Err(source) => return Err(AddressError::Bind { address, source }),
+        }
+    }
+    let wanted = last.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, port).into());
+    Err(AddressError::Held { port, why: holder::explain(wanted, nix::unistd::geteuid().as_raw()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn random_addresses_are_usable() {
+        for _ in 0..1000 {
+            assert!(is_usable(random().unwrap()));
+        }
+        for bad in [[127, 0, 3, 4], [127, 1, 2, 0], [127, 1, 2, 255], [10, 1, 2, 3]] {
+            assert!(!is_usable(bad.into()), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn prefers_the_previous_address_while_it_is_free_and_fits() {
+        let held = TcpListener::bind((random().unwrap(), 0)).unwrap();
+        let held = held.local_addr().map(|address| (held, address)).unwrap();
+        let port = held.1.port();
+        let previous = SocketAddr::from((random().unwrap(), port));
+        assert_eq!(choose(port, Some(previous), &[]).unwrap(), previous);
+        assert_ne!(choose(port, Some(previous), &[previous]).unwrap(), previous);
+        assert_ne!(choose(port, Some(held.1), &[]).unwrap(), held.1);
+        let outside = SocketAddr::from(([127, 0, 0, 1], port));
+        assert_ne!(choose(port, Some(outside), &[]).unwrap(), outside);
+        assert_eq!(choose(port, Some(SocketAddr::new(previous.ip(), 1)), &[]).unwrap().port(), port);
+    }
+
+    #[test]
+    fn a_wildcard_listener_is_explained() {
+        let wildcard = TcpListener::bind("0.0.0.0:0").unwrap();
+        let port = wildcard.local_addr().unwrap().port();
+        let error = choose(port, None, &[]).unwrap_err().to_string();
+        assert!(error.contains("wildcard") && error.contains("--listen") && error.contains("7443"), "{error}");
+    }
+}

@@ -1,0 +1,342 @@
+//! The Unix socket of a shim in the run directory: what commands (and siblings) ask it.
+//!
+//! [`wire`] is what is said, here is who may say it and how: one request, one reply, then the end, or
+//! between siblings what the handover makes of it. Only root and the shim's own uid are heard.
+
+pub mod wire;
+
+use berth_os::seqpacket;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use wire::{Ask, Reply, Request, Status};
+
+/// How long one side waits for the other; both are on this machine.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Time between two tries for a place in a socket's queue: no event tells of one.
+const FULL: Duration = Duration::from_millis(10);
+
+/// Time between two looks whether the socket's file is there.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A socket that commands can dial. Its file is removed when it is dropped.
+#[derive(Debug)]
+pub struct Server {
+    listener: AsyncFd<OwnedFd>,
+    path: PathBuf,
+    /// Device and inode of its file.
+    file: (u64, u64),
+}
+
+impl Server {
+    /// Listens at a path. A file that a dead shim left there is replaced.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` when a live shim listens there; what the system calls say otherwise.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        let (listener, file) = listen(path)?;
+        Ok(Self { listener, path: path.to_owned(), file })
+    }
+
+    /// Hears requests until it is dropped; `answer` gets those of peers that may ask. `repaired` hears whether the
+    /// socket's file could be put back when it was gone: `ok` or `failed`.
+    pub async fn serve<F: Future<Output = ()> + Send>(
+        mut self,
+        repaired: impl Fn(&'static str) + Send,
+        answer: impl Fn(Asked) -> F + Send + Sync + 'static,
+    ) {
+        let answer = Arc::new(answer);
+        let mut look = interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut told = None;
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.async_io(Interest::READABLE, |listener| seqpacket::accept(listener.as_fd())) => accepted,
+                _ = look.tick() => {
+                    self.repair(&repaired, &mut told);
+                    continue;
+                }
+            };
+            match accepted {
+                Ok(socket) => {
+                    let answer = answer.clone();
+                    tokio::spawn(async move {
+                        match hear(socket).await {
+                            Ok(Some(asked)) => answer(asked).await,
+                            Ok(None) => {}
+                            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                                tracing::warn!(
+                                    "a process connected to the shim's socket and said nothing: it was let go"
+                                );
+                            }
+                            Err(error) => tracing::debug!(%error, "a request on the shim's socket came to nothing"),
+                        }
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept on the shim's socket, trying again");
+                    tokio::time::sleep(PATIENCE).await;
+                }
+            }
+        }
+    }
+
+    /// Listens at the path again if its file was removed or replaced: a socket without a name is reached by nobody.
+    /// `told` is the failure that was logged last.
+    fn repair(&mut self, repaired: &impl Fn(&'static str), told: &mut Option<io::ErrorKind>) {
+        if self.is_there() {
+            return;
+        }
+        let path = self.path.display();
+        match listen(&self.path) {
+            Ok((listener, file)) => {
+                tracing::warn!("the shim's socket was removed: it listens at {path} again");
+                repaired("ok");
+                (self.listener, self.file, *told) = (listener, file, None);
+            }
+            Err(error) => {
+                repaired("failed");
+                match error.kind() {
+                    kind if told.replace(kind) == Some(kind) => {}
+                    io::ErrorKind::AddrInUse => {
+                        tracing::warn!(
+                            "another process answers at {path}, the shim's socket: siblings and commands find that one"
+                        );
+                    }
+                    _ => {
+                        tracing::warn!(
+                            %error,
+                            "the shim's socket was removed and cannot be made again: siblings and commands find nobody"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the file at its path is its own.
+    fn is_there(&self) -> bool {
+        file_at(&self.path).is_ok_and(|file| file == self.file)
+    }
+}
+
+/// Listens at a path, and says which file that is.
+fn listen(path: &Path) -> io::Result<(AsyncFd<OwnedFd>, (u64, u64))> {
+    match seqpacket::dial(path) {
+        Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
+        // Its queue is full, so it is alive.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::AddrInUse.into()),
+        Err(_) => {}
+    }
+    // Made beside and renamed: whoever dials finds the old one or the new one, never none. The kernel bounds the length
+    // of a socket's path, so the name is no longer: a dot instead of `.sock`.
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_stem().unwrap_or_default());
+    let made = path.with_file_name(name);
+    match std::fs::remove_file(&made) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = seqpacket::listener(&made)?;
+    let file = file_at(&made)?;
+    std::fs::rename(&made, path)?;
+    Ok((berth_os::awaitable(listener, Interest::READABLE)?, file))
+}
+
+/// Device and inode of a file. While its socket is open, no other file gets these.
+fn file_at(path: &Path) -> io::Result<(u64, u64)> {
+    let meta = std::fs::symlink_metadata(path)?;
+    Ok((meta.dev(), meta.ino()))
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.is_there() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// A request from a peer that may ask.
+#[derive(Debug)]
+pub struct Asked {
+    /// What it wants.
+    pub ask: Ask,
+    /// What came with it and is not JSON.
+    pub rest: Vec<u8>,
+    /// Descriptors that came with it.
+    pub descriptors: Vec<OwnedFd>,
+    socket: AsyncFd<OwnedFd>,
+}
+
+impl Asked {
+    /// Replies; gives the connection for what may follow, if it stands still.
+    pub async fn reply(self, reply: &Reply) -> Option<AsyncFd<OwnedFd>> {
+        let written = match serde_json::to_vec(reply) {
+            Ok(message) => write(&self.socket, &message, &[]).await,
+            Err(error) => Err(error.into()),
+        };
+        written.inspect_err(|error| tracing::debug!(%error, "a reply on the shim's socket was not read")).ok()?;
+        Some(self.socket)
+    }
+}
+
+/// Hears one request. None: it was refused.
+async fn hear(socket: OwnedFd) -> io::Result<Option<Asked>> {
+    let (uid, own) = (seqpacket::peer_uid(socket.as_fd())?, nix::unistd::geteuid().as_raw());
+    let socket = berth_os::awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
+    if uid != own && uid != 0 {
+        tracing::warn!(uid, "a process of another uid asked and was refused");
+        let why = format!("uid {uid} may not ask a shim of uid {own}: ask as that uid or as root");
+        write(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
+        return Ok(None);
+    }
+    let (message, descriptors) = read(&socket, PATIENCE).await?;
+    let (json, rest) = wire::split(&message);
+    match wire::parse_request(json) {
+        // Root may look and command; listeners and connections go only to those who could listen here.
+        Ok(Request { ask, .. }) if uid != own && ask.is_of_siblings() => {
+            tracing::warn!(uid, own, "a sibling of another uid was refused: run all shims of a berth with one uid");
+            let why = format!("a shim of uid {uid} cannot share the port of one of uid {own}: run both with one uid");
+            write(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
+            Ok(None)
+        }
+        Ok(Request { ask, .. }) => Ok(Some(Asked { ask, rest: rest.to_vec(), descriptors, socket })),
+        Err(why) => {
+            tracing::warn!("a request on the shim's socket was refused: {why}");
+            write(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
+            Ok(None)
+        }
+    }
+}
+
+/// Asks the shim whose socket is at a path.
+///
+/// # Errors
+/// `ENOENT` or `ECONNREFUSED` when there is none, `TimedOut` when it hangs, `InvalidData` when what it
+/// says is no reply.
+pub async fn ask(path: &Path, ask: Ask) -> io::Result<Reply> {
+    ask_within(path, ask, PATIENCE).await
+}
+
+/// Asks the shim whose socket is at a path, and waits so long for its answer.
+///
+/// # Errors
+/// As [`ask`].
+pub async fn ask_within(path: &Path, ask: Ask, patience: Duration) -> io::Result<Reply> {
+    Ok(exchange(path, ask, &[], &[], patience).await?.0)
+}
+
+/// Asks a shim how it is, and waits so long for its answer.
+///
+/// # Errors
+/// Why it does not say.
+pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, String> {
+    match exchange(path, Ask::Status, &[], &[], patience).await.map(|(reply, _)| reply) {
+        Ok(Reply::Status(status)) => Ok(status),
+        Ok(Reply::Refused(why)) => Err(format!("it refuses: {why}")),
+        Ok(_) => Err("it says something else".into()),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err("it is dead".into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err("there is none".into()),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            Err(format!("it does not answer within {}", humantime::format_duration(patience)))
+        }
+        Err(error) => Err(format!("it cannot be asked: {error}")),
+    }
+}
+
+/// Asks with what is not JSON and with descriptors, and waits so long for the answer; gives the connection for what may
+/// follow.
+///
+/// # Errors
+/// As [`ask`].
+pub async fn exchange(
+    path: &Path,
+    ask: Ask,
+    rest: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    patience: Duration,
+) -> io::Result<(Reply, AsyncFd<OwnedFd>)> {
+    let socket = timeout(patience, dial(path)).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    let socket = berth_os::awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
+    // As in `hear`: not to whoever answers at the path.
+    let (uid, own) = (seqpacket::peer_uid(socket.get_ref().as_fd())?, nix::unistd::geteuid().as_raw());
+    if uid != own && ask.is_of_siblings() {
+        let why = format!("{} is of uid {uid}, this process is uid {own}: a sibling has the same uid", path.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    let mut message = serde_json::to_vec(&Request { version: wire::VERSION, ask })?;
+    message.push(b'\n');
+    message.extend_from_slice(rest);
+    write(&socket, &message, descriptors).await?;
+    let (reply, _) = read(&socket, patience).await?;
+    let reply = wire::parse_reply(&reply).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
+    Ok((reply, socket))
+}
+
+/// Connects, and waits where the queue is full.
+async fn dial(path: &Path) -> io::Result<OwnedFd> {
+    loop {
+        match seqpacket::dial(path) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(FULL).await,
+            dialled => return dialled,
+        }
+    }
+}
+
+async fn read(socket: &AsyncFd<OwnedFd>, patience: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut message = vec![0; seqpacket::MESSAGE];
+    let receive = socket.async_io(Interest::READABLE, |socket| seqpacket::receive(socket.as_fd(), &mut message));
+    let received = timeout(patience, receive).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    message.truncate(received.length);
+    if message.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok((message, received.descriptors)) }
+}
+
+async fn write(socket: &AsyncFd<OwnedFd>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let send = socket.async_io(Interest::WRITABLE, |to| seqpacket::transmit(to.as_fd(), message, descriptors));
+    timeout(PATIENCE, send).await.map_err(|_| io::ErrorKind::TimedOut)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::socket::{Backlog, listen};
+    use std::pin::pin;
+    use std::task::Poll;
+
+    #[tokio::test]
+    async fn the_longest_path_of_a_socket_is_enough_to_make_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let fits = 107 - folder.path().as_os_str().len() - "/.sock".len();
+        let path = folder.path().join(format!("{}.sock", "x".repeat(fits)));
+        let server = Server::bind(&path).unwrap();
+        assert_eq!(path.as_os_str().len(), 107);
+        drop(server);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn who_finds_the_queue_full_waits_for_a_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let server = Server::bind(&path).unwrap();
+        listen(server.listener.get_ref(), Backlog::new(0).unwrap()).unwrap();
+        let _queued = seqpacket::dial(&path).unwrap();
+        assert_eq!(seqpacket::dial(&path).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let mut asking = pin!(ask(&path, Ask::Drain));
+        let first = std::future::poll_fn(|cx| Poll::Ready(asking.as_mut().poll(cx))).await;
+        assert!(first.is_pending(), "{first:?}");
+        let serving = server.serve(|_| {}, async |asked: Asked| drop(asked.reply(&Reply::Done).await));
+        tokio::select! {
+            reply = asking => assert_eq!(reply.unwrap(), Reply::Done),
+            () = serving => {}
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! What is said on a shim's socket: one JSON object a message, and after a line feed what is not JSON.
+//! No I/O.
+//!
+//! A request names its version. Version N answers N and N−1: at every upgrade two versions meet. Fields
+//! that a reader does not know are ignored, fields that may come later have defaults.
+
+use crate::instance::InstanceId;
+use crate::terms::{Announce, Cookie, Holder, Phase, Standing};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+
+/// Version of this text.
+pub const VERSION: u32 = 1;
+
+/// What is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Version of the asker.
+    pub version: u32,
+    /// What it wants.
+    pub ask: Ask,
+}
+
+/// What can be asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ask {
+    /// How the shim is.
+    Status,
+    /// Its metrics.
+    Metrics,
+    /// Leave the group, and let connections end.
+    Drain,
+    /// From a sibling: take a client's connection, which comes with the message. What the client sent so
+    /// far follows the line feed.
+    Pass,
+    /// From a sibling: from here on both say [`Update`]s.
+    Join {
+        /// Who it is.
+        holder: Holder,
+    },
+}
+
+impl Ask {
+    /// Whether it is between siblings alone: listeners and connections go with it.
+    #[must_use]
+    pub fn is_of_siblings(&self) -> bool {
+        matches!(self, Self::Join { .. } | Self::Pass)
+    }
+}
+
+/// What siblings tell one another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Update {
+    /// Version of the teller.
+    pub version: u32,
+    /// How it is now.
+    pub announce: Announce,
+    /// The listeners of which duplicates come with the message, in their order.
+    pub guards: Vec<(Cookie, SocketAddr)>,
+}
+
+/// What is answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// To [`Ask::Status`].
+    Status(Box<Status>),
+    /// To [`Ask::Metrics`], in OpenMetrics' text form.
+    Metrics(String),
+    /// To [`Ask::Drain`] and [`Ask::Pass`].
+    Done,
+    /// To [`Ask::Join`]: who it is.
+    Joined {
+        /// Who it is.
+        holder: Holder,
+    },
+    /// The request was not understood or not granted, and why.
+    Refused(String),
+}
+
+/// How a shim is. Also the JSON of `/status` and `berth status --json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Version of this object.
+    pub version: u32,
+    /// The berth's address.
+    pub berth: SocketAddr,
+    /// Every address that the shim has.
+    pub listen: Vec<SocketAddr>,
+    /// Name of the shim's own instance.
+    pub instance: InstanceId,
+    /// A node shim: it serves every instance of the berth.
+    #[serde(default)]
+    pub discover: bool,
+    /// Version of the shim's berth.
+    pub shim_version: String,
+    /// Its process, in its own PID namespace.
+    pub pid: u32,
+    /// Where it is in its life.
+    pub state: Phase,
+    /// Since when, RFC 3339.
+    pub since: String,
+    /// Connections now.
+    pub connections_open: u64,
+    /// Of these, how many have a client that said something and has no answer yet. An older shim does not say it.
+    #[serde(default)]
+    pub connections_pending: u64,
+    /// Connections since it started.
+    pub connections_total: u64,
+    /// Clients that wait for an instance.
+    pub held: u64,
+    /// Whether no instance is ready and one that fails its probe gets the connections.
+    pub fail_open: bool,
+    /// Listeners of others on its addresses: they get a share of new connections.
+    #[serde(default)]
+    pub foreign_listeners: u64,
+    /// The instances that it knows, the own one first.
+    pub instances: Vec<InstanceStatus>,
+    /// Siblings that live and have had no connection to it for longer than a lease.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unconnected: Vec<InstanceId>,
+    /// Whether a relaying thread gives no sign of life.
+    #[serde(default)]
+    pub blocked: bool,
+}
+
+/// An instance as a shim sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceStatus {
+    /// Its name.
+    pub instance: InstanceId,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Whether it is the shim's own.
+    pub own: bool,
+    /// What it is good for.
+    pub standing: Standing,
+    /// Since when, RFC 3339.
+    pub since: String,
+    /// What it calls its version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kube_version: Option<String>,
+    /// The last probe's answer, in words that may be others in the next version.
+    pub last_probe: String,
+    /// That stays so until somebody changes something. An older shim does not say it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub probe_rejected: bool,
+}
+
+impl Status {
+    /// Whether the own instance is ready and the shim listens, or in one line why not.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn ready(&self) -> Result<(), String> {
+        let own = self.instances.iter().find(|instance| instance.own);
+        if self.blocked {
+            return Err(format!("a relaying thread of the shim of instance {} does not answer", self.instance));
+        }
+        let any = self.discover && self.instances.iter().any(|instance| instance.standing == Standing::Ready);
+        match (own, self.state) {
+            (_, Phase::Joined) if any => Ok(()),
+            (None, _) if self.discover => Err(format!("none of {} instances is ready", self.instances.len())),
+            (None, _) => Err(format!("instance {} is not running: `berth exec` has recorded none", self.instance)),
+            (Some(own), _) if own.standing != Standing::Ready => {
+                Err(format!("instance {} is {}: {}", self.instance, own.standing.as_str(), own.last_probe))
+            }
+            (Some(_), Phase::Joined) => Ok(()),
+            (Some(_), state) => Err(format!("the shim of instance {} is {}", self.instance, state.as_str())),
+        }
+    }
+}
+
+/// Reads a request.
+///
+/// # Errors
+/// What the asker is told: it is no request, or one of a version that is not known here.
+pub fn parse_request(message: &[u8]) -> Result<Request, String> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let Versioned { version } = serde_json::from_slice(message).map_err(|error| format!("not a request: {error}"))?;
+    if version == 0 || version > VERSION {
+        return Err(format!("version {version} is not known, this is berth {} with version {VERSION}", crate::VERSION));
+    }
+    serde_json::from_slice(message).map_err(|error| format!("not a request of version {version}: {error}"))
+}
+
+/// What is JSON of a message, and what follows it.
+#[must_use]
+pub fn split(message: &[u8]) -> (&[u8], &[u8]) {
+    match message.iter().position(|byte| *byte == b'\n') {
+        Some(at) => (&message[..at], &message[at + 1..]),
+        None => (message, &[]),
+    }
+}
+
+/// Reads what a sibling tells.
+///
+/// # Errors
+/// It is no update, or of a version that is not known here.
+pub fn parse_update(message: &[u8]) -> Result<Update, String> {
+    let update: Update = serde_json::from_slice(message).map_err(|error| format!("not an update: {error}"))?;
+    if update.version == 0 { Err("an update of version 0".into()) } else { Ok(update) }
+}
+
+/// Reads a reply.
+///
+/// # Errors
+/// It is none.
+pub fn parse_reply(message: &[u8]) -> Result<Reply, String> {
+    serde_json::from_slice(message).map_err(|error| format!("not a reply: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_request_keeps_its_form() {
+        let bytes = br#"{"version":1,"ask":"status"}"#;
+        let request = Request { version: 1, ask: Ask::Status };
+        assert_eq!(serde_json::to_vec(&request).unwrap(), bytes);
+        assert_eq!(parse_request(bytes), Ok(request));
+        assert_eq!(
+            parse_request(br#"{"version":1,"ask":"status","later":[]}"#),
+            Ok(Request { version: 1, ask: Ask::Status })
+        );
+    }
+
+    /// What version 1 says to siblings: it must be understood for as long as N−1 is.
+    #[test]
+    fn an_update_keeps_its_form() {
+        let bytes = include_bytes!("../../../../tests/golden/update-v1.json");
+        let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+        let update = Update {
+            version: 1,
+            announce: Announce {
+                phase: Phase::Joined,
+                ready: true,
+                reachable: true,
+                leaving: false,
+                owns: [Cookie(7)].into(),
+                accepts: [Cookie(7), Cookie(9)].into(),
+            },
+            guards: vec![(Cookie(7), "10.0.0.5:6443".parse().unwrap())],
+        };
+        assert_eq!(String::from_utf8(serde_json::to_vec(&update).unwrap()).unwrap(), String::from_utf8_lossy(bytes));
+        assert_eq!(parse_update(bytes), Ok(update));
+        for (ask, json) in [
+            (Ask::Metrics, r#"{"version":1,"ask":"metrics"}"#),
+            (Ask::Drain, r#"{"version":1,"ask":"drain"}"#),
+            (Ask::Pass, r#"{"version":1,"ask":"pass"}"#),
+            (Ask::Join { holder: Holder(5) }, r#"{"version":1,"ask":{"join":{"holder":5}}}"#),
+        ] {
+            assert_eq!(serde_json::to_string(&Request { version: 1, ask: ask.clone() }).unwrap(), json);
+            assert_eq!(parse_request(json.as_bytes()), Ok(Request { version: 1, ask }));
+        }
+        assert_eq!(serde_json::to_string(&Reply::Joined { holder: Holder(5) }).unwrap(), r#"{"joined":{"holder":5}}"#);
+        assert_eq!(serde_json::to_string(&Reply::Done).unwrap(), r#""done""#);
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        assert!(parse_request(br#"{"version":99,"ask":"fly"}"#).unwrap_err().contains("version 99"));
+        assert!(parse_request(br#"{"version":1,"ask":"fly"}"#).unwrap_err().contains("fly"));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse_request(&bytes);
+            let _ = parse_reply(&bytes);
+            let _ = parse_update(&bytes);
+            let (json, rest) = split(&bytes);
+            prop_assert!(json.len() + rest.len() <= bytes.len());
+        }
+    }
+}

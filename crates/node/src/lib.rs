@@ -1,0 +1,12 @@
+//! A node's run directory: what shims, instances and commands know of one another, and how they say it.
+
+#![forbid(unsafe_code)]
+
+pub mod instance;
+pub mod ipc;
+pub mod registry;
+pub mod snapshot;
+pub mod terms;
+
+/// Version of this berth.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

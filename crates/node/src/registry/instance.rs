@@ -1,0 +1,598 @@
+//! Records of instances: which apiserver has which address, and whether it lives.
+//!
+//! A record is `instances/ID.json`. The process that it is about holds an exclusive lock (flock) on the
+//! file, from before the file has its name until the process ends, through execve. So:
+//!
+//! * **Alive means locked**, but for a record that was written again (below). Only the owner takes an exclusive lock, or
+//!   a shim in its stead. Everybody who wants to know asks for a shared one and lets go at once: two who ask do not see
+//!   each other, and one who asks is never in the way of an owner, who locks a new file that nobody knows yet.
+//! * **Gone means unlocked, not unlinked.** Who found a live record keeps its descriptor ([`HeldRecord`]) and asks that
+//!   one from then on: a name that is removed, hidden or unreadable says nothing about the process.
+//! * **A record that was removed is written again** ([`restore`]) by the instance's shim, which holds the lock in the
+//!   instance's stead for as long as the instance holds its own. The instance's own file cannot get its name back:
+//!   link(2) refuses a file without names, and one on a file system that was mounted over. Such a record says that it
+//!   was restored; unlocked it is alive as long as its address is listened on, so the shim's successor finds the
+//!   instance and locks it anew.
+//! * **Dead is for ever.** A file that was seen unlocked is never locked again: a restarted instance writes a
+//!   new file and renames it over the old one.
+//! * **Since when it is dead** is known from who saw it first: that one sets the file's modification time and
+//!   then takes away the write permission (mode 0400) as the sign that the time now means that. After
+//!   [`KEEP_DEAD`] the record is pruned; until then a restart finds its address in it. The time is the wall
+//!   clock's: if it jumps, an address is forgotten early or late, which costs nothing else.
+//! * **Those who write names** (a claim, a prune) hold a lock on `instances/.lock`, so no record is removed that
+//!   was renamed into place a moment ago, and no two claims choose one address.
+//!
+//! Nothing is synced to disk: /run is a tmpfs, no record outlives the processes that it is about, and a torn
+//! file is ignored.
+//!
+//! The lock belongs to the open file. A child that an apiserver leaves behind and that inherited the
+//! descriptor keeps the record alive; the address is dead all the same, which probes see.
+
+use super::BerthDir;
+pub use super::file::Problem;
+use super::file::{self, id_of, look_at_all, names, open, read};
+use crate::instance::InstanceId;
+use crate::instance::address::AddressError;
+use berth_os::socket;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, FileTimes, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Format of the records that are written, and the only one that is read. Added fields do not
+/// change it: unknown ones are passed over.
+const VERSION: u32 = 1;
+
+/// Time after which the record of a dead instance is pruned: ten minutes, longer than the kubelet's
+/// longest pause between two restarts (five).
+pub const KEEP_DEAD: Duration = Duration::from_secs(600);
+
+/// How long a claim waits for another one. A claim takes milliseconds; who holds the lock longer is
+/// stopped (SIGSTOP), and shall not stop a node from starting silently.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+
+/// Pause between two looks at the lock. There is no waiting for a flock with a time limit but by a
+/// signal.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
+/// Mode of a record whose modification time says since when it is dead.
+const SEEN_DEAD: u32 = 0o400;
+
+/// What is recorded about an instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Format of the record; 1.
+    pub version: u32,
+    /// Its name among the instances of the berth.
+    pub instance: InstanceId,
+    /// Where it listens: an address in 127.0.0.0/8 and the berth's port.
+    pub address: SocketAddr,
+    /// The address that it tells clients.
+    pub advertise: IpAddr,
+    /// Its process ID in its own process namespace. For people: nothing is decided by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// When it was started, wall clock, in full seconds. For people: nothing is decided by it.
+    #[serde(with = "rfc3339")]
+    pub started: SystemTime,
+    /// How it ended, where that is known. For people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+    /// A shim wrote it again, and locks it in the instance's stead. It says nothing about the instance.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restored: bool,
+}
+
+/// Why bytes are no record of an instance.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// They are not JSON, or lack a field. Torn, maybe.
+    #[error("not a record: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Another version of berth wrote it.
+    #[error("format {0}, this berth reads {VERSION}")]
+    Version(u32),
+    /// It names another instance than its file.
+    #[error("it is about the instance {0}")]
+    Name(InstanceId),
+    /// Connections would leave the node, or go to nowhere.
+    #[error("the address {0} is none in 127.0.0.0/8 with a port")]
+    Address(SocketAddr),
+}
+
+impl Record {
+    /// Reads a record from the bytes of the file that is named after `id`.
+    ///
+    /// # Errors
+    /// See [`RecordError`].
+    pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, RecordError> {
+        #[derive(Deserialize)]
+        struct Format {
+            version: u32,
+        }
+        // First the format alone, so that a later one is named as such and not by a missing field.
+        let Format { version } = serde_json::from_slice(bytes)?;
+        if version != VERSION {
+            return Err(RecordError::Version(version));
+        }
+        let record: Self = serde_json::from_slice(bytes)?;
+        if record.instance != *id {
+            return Err(RecordError::Name(record.instance));
+        }
+        match record.address {
+            SocketAddr::V4(address) if address.ip().is_loopback() && address.port() != 0 => Ok(record),
+            other => Err(RecordError::Address(other)),
+        }
+    }
+}
+
+/// Why an instance cannot be claimed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// There is a live one of that ID.
+    #[error(
+        "the instance {instance} is alive{}: its record {} is locked. Stop that one, or start this one with another \
+         --instance",
+        pid.map(|pid| format!(" (pid {pid} by its own account)")).unwrap_or_default(),
+        path.display()
+    )]
+    Alive {
+        /// The ID.
+        instance: InstanceId,
+        /// The record.
+        path: PathBuf,
+        /// Process ID in the record.
+        pid: Option<u32>,
+    },
+    /// Another claim does not come to an end.
+    #[error(
+        "another process has held {} for {} s: one that starts an apiserver is stopped or hangs; end it",
+        path.display(),
+        LOCK_WAIT.as_secs()
+    )]
+    Busy {
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// There is no address to be had.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// A system call failed.
+    #[error(
+        "cannot {what} {}: {source}: is the file system full or read-only? Another can be given with --run-dir",
+        path.display()
+    )]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// Who claims.
+#[derive(Debug, Clone, Copy)]
+pub struct Claimant<'a> {
+    /// Its ID.
+    pub instance: &'a InstanceId,
+    /// The address that it tells clients.
+    pub advertise: IpAddr,
+    /// Its process ID, if that is known yet.
+    pub pid: Option<u32>,
+}
+
+/// A record that is written and locked: the instance is alive for all who look, until this is dropped
+/// or, after [`Claim::keep_through_exec`], until the process ends.
+///
+/// Dropping it leaves the record, dead, so that the next one of that ID gets the same address.
+/// The lock is one for all who inherited the descriptor: dropping it in the parent ends it for a child
+/// too. Who starts the apiserver as a child keeps the claim until the child has ended.
+#[derive(Debug)]
+pub struct Claim {
+    record: Record,
+    path: PathBuf,
+    lock: Flock<File>,
+}
+
+impl Claim {
+    /// What was recorded.
+    #[must_use]
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// The record's file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Lets the lock go on through execve and until the process ends: the descriptor is left open on
+    /// purpose, for nobody. Any child that is started from here on inherits it. The result removes the
+    /// record if execve fails.
+    ///
+    /// # Errors
+    /// The descriptor's flag cannot be changed; the record is removed.
+    pub fn keep_through_exec(self) -> Result<Kept, ClaimError> {
+        if let Err(errno) = fcntl(&*self.lock, FcntlArg::F_SETFD(FdFlag::empty())) {
+            let error = failed("clear the close-on-exec flag of", &self.path)(errno.into());
+            self.remove();
+            return Err(error);
+        }
+        std::mem::forget(self.lock);
+        Ok(Kept { path: self.path })
+    }
+
+    /// Removes the record, for an instance that never came to be. A failure only leaves a dead record.
+    pub fn remove(self) {
+        // Nobody replaces or prunes it while it is locked, so it is this one that goes.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// What [`Claim::keep_through_exec`] leaves to do, if execve fails.
+#[derive(Debug)]
+pub struct Kept {
+    path: PathBuf,
+}
+
+impl Kept {
+    /// Removes the record, for an instance that never came to be. A failure only leaves a record
+    /// that is dead as soon as this process is.
+    pub fn remove(self) {
+        let _ = fs::remove_file(self.path);
+    }
+}
+
+/// A record and whether its process lives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// The record.
+    pub record: Record,
+    /// Whether its lock is held.
+    pub alive: bool,
+}
+
+/// The record of a live instance with the descriptor of its file, which tells whether the instance lives on, whatever
+/// becomes of the file's name.
+#[derive(Debug)]
+pub struct HeldRecord {
+    record: Record,
+    /// A shim wrote it again. The record itself does not say so: it is the same instance as before.
+    restored: bool,
+    file: File,
+}
+
+impl HeldRecord {
+    /// What is recorded.
+    #[must_use]
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Whether a shim wrote it again, which locks it in the instance's stead.
+    #[must_use]
+    pub fn is_restored(&self) -> bool {
+        self.restored
+    }
+
+    /// Itself, unless the instance has ended. One that cannot be asked has not.
+    #[must_use]
+    pub fn if_alive(self) -> Option<Self> {
+        let restored = self.restored.then_some(self.record.address);
+        is_alive(&self.file, restored).unwrap_or(true).then_some(self)
+    }
+}
+
+/// The records of a berth.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// The good ones, by their IDs.
+    pub instances: Vec<Listed>,
+    /// The others. The same again each time, so the caller logs what it has not logged yet.
+    pub problems: Vec<Problem>,
+}
+
+/// Records an instance of a berth, with an address that `choose` gives: from the address that the instance
+/// had before, if any, and those of the berth's other instances, live or not long dead.
+///
+/// It first waits, at most 5 s, for other claims in this berth to end, and prunes.
+///
+/// # Errors
+/// See [`ClaimError`]; in each case nothing is recorded, and an earlier record is as it was.
+pub fn claim(
+    berth: &BerthDir,
+    claimant: &Claimant<'_>,
+    choose: impl FnOnce(Option<SocketAddr>, &[SocketAddr]) -> Result<SocketAddr, AddressError>,
+) -> Result<Claim, ClaimError> {
+    let folder = berth.instances();
+    let _names = lock_names(&folder, LOCK_WAIT)?;
+    let path = path_of(berth, claimant.instance);
+    let previous = previous(berth, claimant.instance, &path)?;
+    let listing = list(berth).map_err(failed("list", &folder))?;
+    prune_names(berth, SystemTime::now()).map_err(failed("list", &folder))?;
+    let others = listing.instances.into_iter().filter(|other| other.record.instance != *claimant.instance);
+    let taken: Vec<_> = others.map(|other| other.record.address).collect();
+    let record = Record {
+        version: VERSION,
+        instance: claimant.instance.clone(),
+        address: choose(previous, &taken)?,
+        advertise: claimant.advertise,
+        pid: claimant.pid,
+        started: SystemTime::now(),
+        ended: None,
+        restored: false,
+    };
+
+    let lock = put(&folder, &record, |lock| lock)?;
+    Ok(Claim { record, path, lock })
+}
+
+/// Writes the record of a live instance again, whose file was removed, and holds a lock on it in the instance's stead:
+/// to be dropped when the instance has ended. None: there is a file of that name that needs nobody's lock.
+///
+/// # Errors
+/// See [`ClaimError`]; [`ClaimError::Busy`] while a claim goes on.
+pub fn restore(berth: &BerthDir, record: &Record) -> Result<Option<Claim>, ClaimError> {
+    let folder = berth.instances();
+    let _names = lock_names(&folder, Duration::ZERO)?;
+    let path = path_of(berth, &record.instance);
+    let record = Record { restored: true, ..record.clone() };
+    // The shim that wrote it again, and locked it, is gone.
+    let is_orphan = |found: Found| found.record.as_ref() == Ok(&record) && is_locked(&found.file).is_ok_and(|is| !is);
+    let found = Found::open(berth, &record.instance, &path).ok().flatten();
+    if !file::is_missing(&path) && !found.is_some_and(is_orphan) {
+        return Ok(None);
+    }
+    let lock = put(&folder, &record, |lock| lock)?;
+    Ok(Some(Claim { record, path, lock }))
+}
+
+/// Whether there is no file of an instance's record, good or bad.
+#[must_use]
+pub fn is_missing(berth: &BerthDir, id: &InstanceId) -> bool {
+    file::is_missing(&path_of(berth, id))
+}
+
+/// Adds to a dead instance's record how it ended, so that [`list`] can tell.
+///
+/// # Errors
+/// See [`ClaimError`]: it lives again, or the record cannot be written.
+pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), ClaimError> {
+    let folder = berth.instances();
+    let _names = lock_names(&folder, LOCK_WAIT)?;
+    let path = path_of(berth, id);
+    let Ok(Some(found)) = Found::open(berth, id, &path) else { return Ok(()) };
+    let alive = found.is_alive().map_err(failed("lock", &path))?;
+    let Ok(mut record) = found.record else { return Ok(()) };
+    if alive {
+        return Err(ClaimError::Alive { instance: id.clone(), path, pid: record.pid });
+    }
+    record.ended = Some(how.to_owned());
+    // Unlocked before it has its name: dead from the start for all who look.
+    put(&folder, &record, drop)
+}
+
+/// The records of a berth, each with whether its process lives, and what is there besides.
+///
+/// # Errors
+/// The folder cannot be listed. If it is not there, there are none.
+pub fn list(berth: &BerthDir) -> io::Result<Listing> {
+    let look = |id: &_, path: &_| Ok(look(berth, id, path)?.map(|(held, alive)| Listed { record: held.record, alive }));
+    let (mut instances, problems) = look_at_all(&berth.instances(), look)?;
+    instances.sort_by(|a, b| a.record.instance.cmp(&b.record.instance));
+    Ok(Listing { instances, problems })
+}
+
+/// The records of the live instances of a berth, to be held, and the files that are ignored.
+///
+/// # Errors
+/// As [`list`].
+pub fn list_live(berth: &BerthDir) -> io::Result<(Vec<HeldRecord>, Vec<Problem>)> {
+    let look = |id: &_, path: &_| Ok(look(berth, id, path)?.and_then(|(held, alive)| alive.then_some(held)));
+    look_at_all(&berth.instances(), look)
+}
+
+/// Removes the records that have been dead for more than [`KEEP_DEAD`] at the time `now` (wall clock),
+/// and what claims that died have left. Gives how many. Does nothing while a claim goes on.
+///
+/// # Errors
+/// The folder cannot be listed, or a file not removed.
+pub fn prune(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
+    match lock_names(&berth.instances(), Duration::ZERO) {
+        Ok(_names) => prune_names(berth, now),
+        Err(ClaimError::Busy { .. }) => Ok(0),
+        Err(ClaimError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(ClaimError::Io { source, .. }) => Err(source),
+        Err(other) => Err(io::Error::other(other)),
+    }
+}
+
+/// To be called with the lock on names held.
+fn prune_names(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
+    let mut removed = 0;
+    for name in names(&berth.instances())? {
+        let path = berth.instances().join(&name);
+        let bytes = name.as_encoded_bytes();
+        let left_over = bytes.starts_with(b".") && bytes.ends_with(b".new");
+        if left_over || id_of(&name).is_some_and(|id| is_long_dead(berth, &path, &id, now)) {
+            match fs::remove_file(&path) {
+                Ok(()) => removed += 1,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(removed)
+}
+
+fn is_long_dead(berth: &BerthDir, path: &Path, id: &InstanceId, now: SystemTime) -> bool {
+    let Ok(Some(found)) = Found::open(berth, id, path) else { return false };
+    let Ok(meta) = found.file.metadata() else { return false };
+    let since = meta.modified().ok().filter(|_| meta.mode() & 0o777 == SEEN_DEAD);
+    let long = since.and_then(|since| now.duration_since(since).ok()).is_some_and(|dead| dead > KEEP_DEAD);
+    long && found.is_alive().is_ok_and(|alive| !alive)
+}
+
+/// The address in an earlier record of that ID, if it is dead and readable.
+fn previous(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<SocketAddr>, ClaimError> {
+    // What cannot be opened as a record (a link, another's file) gives way to the new record.
+    let Ok(Some(found)) = Found::open(berth, id, path) else { return Ok(None) };
+    // What is locked is alive, whatever it says: maybe a later berth wrote it.
+    if found.is_alive().map_err(failed("lock", path))? {
+        let pid = found.record.ok().and_then(|record| record.pid);
+        return Err(ClaimError::Alive { instance: id.clone(), path: path.to_owned(), pid });
+    }
+    Ok(found.record.ok().map(|record| record.address))
+}
+
+/// A record and whether its process lives. None: it is gone. The error says why it is ignored.
+fn look(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<(HeldRecord, bool)>, String> {
+    let Some(found) = Found::open(berth, id, path)? else { return Ok(None) };
+    let alive = found.is_alive().map_err(|error| format!("whether it is alive cannot be seen: {error}"))?;
+    if !alive {
+        mark_dead(&found.file);
+    }
+    Ok(Some((found.hold()?, alive)))
+}
+
+/// A file that is named as a record, with what it says or why that is none.
+struct Found {
+    file: File,
+    record: Result<Record, String>,
+}
+
+impl Found {
+    /// None: there is none. The error says why it is ignored.
+    fn open(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Self>, String> {
+        let Some(mut file) = open(berth, path)? else { return Ok(None) };
+        let bytes = read(&mut file).map_err(|error| error.to_string());
+        let record = bytes.and_then(|bytes| Record::parse(&bytes, id).map_err(|error| error.to_string()));
+        Ok(Some(Self { file, record }))
+    }
+
+    fn is_alive(&self) -> io::Result<bool> {
+        let restored = self.record.as_ref().ok().filter(|record| record.restored);
+        is_alive(&self.file, restored.map(|record| record.address))
+    }
+
+    fn hold(self) -> Result<HeldRecord, String> {
+        let mut record = self.record?;
+        let restored = std::mem::take(&mut record.restored);
+        Ok(HeldRecord { record, restored, file: self.file })
+    }
+}
+
+fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {
+    berth.instances().join(format!("{id}.json"))
+}
+
+/// Notes since when a record is dead, unless that is noted. The time first: with the mode first, a crash
+/// in between would leave the time of writing as the time of death.
+///
+/// A failure (a read-only mount, a file of another user's) only keeps the record longer.
+fn mark_dead(file: &File) {
+    let noted = file.metadata().is_ok_and(|meta| meta.mode() & 0o777 == SEEN_DEAD);
+    if !noted && file.set_times(FileTimes::new().set_modified(SystemTime::now())).is_ok() {
+        let _ = file.set_permissions(Permissions::from_mode(SEEN_DEAD));
+    }
+}
+
+/// Whether the instance of a record lives: its file is locked, or it was restored and its address is listened on.
+fn is_alive(file: &File, restored: Option<SocketAddr>) -> io::Result<bool> {
+    Ok(is_locked(file)? || restored.map_or(Ok(false), socket::is_listened_on)?)
+}
+
+/// Whether an owner holds its lock.
+fn is_locked(file: &File) -> io::Result<bool> {
+    match file.try_lock_shared() {
+        Ok(()) => file.unlock().map(|()| false),
+        Err(TryLockError::WouldBlock) => Ok(true),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// The lock that claims and prunes hold. Opened for reading, so that closing it is no event for a
+/// [`super::watch::Watch`].
+fn lock_names(folder: &Path, wait: Duration) -> Result<Flock<File>, ClaimError> {
+    let path = folder.join(".lock");
+    let nofollow = nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK;
+    let flags = nofollow | nix::fcntl::OFlag::O_CREAT | nix::fcntl::OFlag::O_CLOEXEC;
+    let mode = nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR;
+    let mut file = nix::fcntl::open(&path, flags, mode).map(File::from).map_err(|e| failed("open", &path)(e.into()))?;
+    let until = Instant::now() + wait;
+    loop {
+        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((file, Errno::EWOULDBLOCK)) if Instant::now() < until => file,
+            Err((_, Errno::EWOULDBLOCK)) => return Err(ClaimError::Busy { path }),
+            Err((_, errno)) => return Err(failed("lock", &path)(errno.into())),
+        };
+        std::thread::sleep(LOCK_PAUSE);
+    }
+}
+
+/// Puts a record in its place, whatever is there. To be called with the lock on names held; `before_named` gets the
+/// lock before anybody can see the file.
+fn put<T>(folder: &Path, record: &Record, before_named: impl FnOnce(Flock<File>) -> T) -> Result<T, ClaimError> {
+    let new = folder.join(format!(".{}.new", record.instance));
+    let path = folder.join(format!("{}.json", record.instance));
+    // Only a claim that died can have left it: claims of a berth follow one another.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &new)(error)),
+        _ => {}
+    }
+    let put = write_locked(&new, record).map(before_named).and_then(|result| {
+        fs::rename(&new, &path).map_err(failed("put a new record in the place of", &path))?;
+        Ok(result)
+    });
+    put.inspect_err(|_| drop(fs::remove_file(&new)))
+}
+
+/// Writes a record to a new file and locks it. The file stays open for writing: so its closing, when the
+/// process ends, is an event for a [`super::watch::Watch`].
+fn write_locked(path: &Path, record: &Record) -> Result<Flock<File>, ClaimError> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+        .map_err(failed("make", path))?;
+    let mut file =
+        Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| failed("lock", path)(errno.into()))?;
+    let mut bytes = serde_json::to_vec_pretty(record).map_err(|error| failed("write", path)(error.into()))?;
+    bytes.push(b'\n');
+    file.write_all(&bytes).map_err(failed("write", path))?;
+    Ok(file)
+}
+
+fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ClaimError {
+    let path = path.to_owned();
+    move |source| ClaimError::Io { what, path, source }
+}
+
+/// A wall clock time as `2026-05-04T03:02:01Z`.
+mod rfc3339 {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use std::time::SystemTime;
+
+    pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&humantime::format_rfc3339_seconds(*time))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        humantime::parse_rfc3339(&text).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,387 @@
+//! Tests of the leases; in a file of their own for its length.
+
+use super::*;
+use crate::registry::RunDir;
+use proptest::prelude::*;
+use std::os::unix::fs::{MetadataExt, symlink};
+use tempfile::TempDir;
+
+/// The bytes of format 1. Never to be changed: a shim of another version may have written them.
+const GOLDEN: &[u8] = include_bytes!("../../../../../tests/golden/lease-v1.json");
+
+const OTHER_BOOT: &str = "ffffffff-8f4e-4c7e-9a57-1f2d3c4b5a69";
+
+/// What [`GOLDEN`] says.
+pub(in crate::registry) fn golden() -> Lease {
+    Lease {
+        version: 1,
+        instance: id("v1.34_b"),
+        holder_identity: Holder(0x00c0_ffee_0bad_cafe),
+        lease_duration_seconds: 3,
+        acquire_time: wall("2026-05-04T03:02:01.000001Z"),
+        renew_time: wall("2026-05-04T03:02:07.25Z"),
+        lease_transitions: 2,
+        backend: Some(SocketAddr::from(([127, 155, 125, 53], 6443))),
+        state: Phase::Joined,
+        ready: true,
+        reachable: true,
+        listen: vec![SocketAddr::from(([10, 0, 0, 5], 6443)), "[fd00::5]:6443".parse().unwrap()],
+        berth_version: "0.1.0".into(),
+        boot_id: "0f2c6e3a-8f4e-4c7e-9a57-1f2d3c4b5a69".into(),
+        expires_boottime_ms: 86_403_123,
+    }
+}
+
+fn id(text: &str) -> InstanceId {
+    InstanceId::parse(text).unwrap()
+}
+
+fn wall(text: &str) -> SystemTime {
+    humantime::parse_rfc3339(text).unwrap()
+}
+
+fn of(instance: &str, holder: u64) -> Lease {
+    Lease { instance: id(instance), holder_identity: Holder(holder), ..golden() }
+}
+
+fn berth() -> (TempDir, BerthDir) {
+    let temp = tempfile::tempdir().unwrap();
+    let run = RunDir::open(&temp.path().join("run")).unwrap();
+    let berth = run.berth("10.0.0.5:6443".parse().unwrap()).unwrap();
+    (temp, berth)
+}
+
+fn ids(berth: &BerthDir) -> Vec<String> {
+    let listing = list(berth).unwrap();
+    assert_eq!(listing.problems, []);
+    listing.leases.iter().map(|lease| lease.instance.to_string()).collect()
+}
+
+#[test]
+fn the_format_stays() {
+    assert_eq!(Lease::parse(GOLDEN, &id("v1.34_b")).unwrap(), golden());
+    assert_eq!(String::from_utf8(golden().to_bytes().unwrap()).unwrap(), String::from_utf8_lossy(GOLDEN));
+    let (_temp, berth) = berth();
+    write(&berth, &golden()).unwrap();
+    assert_eq!(fs::read(berth.leases().join("v1.34_b.json")).unwrap(), GOLDEN);
+}
+
+#[test]
+fn what_a_later_berth_adds_is_passed_over() {
+    let text = std::str::from_utf8(GOLDEN).unwrap();
+    let later = text.replace("\"ready\"", "\"later\": [{}], \"ready\"").replace("\"backend\"", "\"unknown\"");
+    assert_eq!(Lease::parse(later.as_bytes(), &id("v1.34_b")).unwrap(), Lease { backend: None, ..golden() });
+    let next = Lease::parse(br#"{"version": 2}"#, &id("a")).unwrap_err();
+    assert!(matches!(next, LeaseError::Version(2)), "{next}");
+}
+
+#[test]
+fn holders_have_one_text() {
+    assert_eq!(holder_to_hex(Holder(0xab)), "00000000000000ab");
+    assert_eq!(holder_from_hex("00000000000000ab"), Some(Holder(0xab)));
+    for bad in ["", "ab", "00000000000000AB", "+0000000000000ab", "000000000000000ab", "000000000000000g"] {
+        assert_eq!(holder_from_hex(bad), None, "{bad:?}");
+    }
+}
+
+#[test]
+fn nonsense_is_refused_when_read_and_when_written() {
+    let (_temp, berth) = berth();
+    let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let mut bad = Vec::new();
+    for seconds in [0, MAX_DURATION + 1] {
+        bad.push((Lease { lease_duration_seconds: seconds, ..golden() }, "duration"));
+    }
+    let nobody = ["10.0.0.5:0", "224.0.0.1:1", "255.255.255.255:1", "[ff02::1]:1", "[::ffff:224.0.0.1]:1"].map(addr);
+    for address in nobody {
+        bad.push((Lease { backend: Some(address), ..golden() }, "backend"));
+        bad.push((Lease { listen: vec![address], ..golden() }, "listen address"));
+    }
+    for address in ["0.0.0.0:6443", "[::]:6443", "[::ffff:0.0.0.0]:6443"].map(addr) {
+        bad.push((Lease { backend: Some(address), ..golden() }, "backend"));
+        assert!(Lease { listen: vec![address], ..golden() }.check().is_ok());
+    }
+    bad.push((Lease { listen: vec![addr("10.0.0.5:6443"); MAX_LISTEN + 1], ..golden() }, "65 listen"));
+    for text in ["", "a b", "a\n", "ä", &"x".repeat(MAX_TEXT + 1)] {
+        bad.push((Lease { berth_version: text.into(), ..golden() }, "berthVersion"));
+        bad.push((Lease { boot_id: text.into(), ..golden() }, "bootId"));
+    }
+    for (lease, part) in bad {
+        let error = Lease::parse(&lease.to_bytes().unwrap(), &lease.instance).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+        assert_eq!(write(&berth, &lease).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+    assert_eq!(fs::read_dir(berth.leases()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_lease_lives_for_its_duration_in_its_boot() {
+    let mut lease = golden();
+    let boot = lease.boot_id.clone();
+    let ms = Duration::from_millis;
+    lease.renew(ms(5_000), wall("2026-05-04T03:02:08Z"));
+    assert_eq!((lease.expires(), lease.renew_time), (ms(8_000), wall("2026-05-04T03:02:08Z")));
+    assert!(lease.is_live(&boot, ms(5_000)) && lease.is_live(&boot, ms(7_999)));
+    assert!(!lease.is_live(&boot, ms(8_000)) && !lease.is_live(&boot, Duration::MAX));
+    assert!(!lease.is_live(OTHER_BOOT, ms(5_000)));
+    lease.expires_boottime_ms = 5_000 + 90_000;
+    assert!(lease.is_live(&boot, ms(5_000)) && !lease.is_live(&boot, ms(4_999)));
+    lease.renew(Duration::MAX, SystemTime::UNIX_EPOCH);
+    assert!(!lease.is_live(&boot, Duration::ZERO));
+}
+
+#[test]
+fn transitions_count_other_holders() {
+    let mut lease = golden();
+    assert_eq!(lease.transitions_to(lease.holder_identity), 2);
+    assert_eq!(lease.transitions_to(Holder(1)), 3);
+    lease.lease_transitions = u32::MAX;
+    assert_eq!(lease.transitions_to(Holder(1)), u32::MAX);
+}
+
+#[test]
+fn clocks_that_are_wrong_are_written_all_the_same() {
+    let early = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
+    let late = wall("9999-12-31T23:59:59Z") + Duration::from_secs(1);
+    let lease = Lease { acquire_time: early, renew_time: late, ..golden() };
+    let read = Lease::parse(&lease.to_bytes().unwrap(), &lease.instance).unwrap();
+    assert_eq!((read.acquire_time, read.renew_time), (SystemTime::UNIX_EPOCH, wall("9999-12-31T23:59:59Z")));
+}
+
+#[test]
+fn writing_replaces_and_removing_takes_only_ones_own() {
+    let (_temp, berth) = berth();
+    let (a, b) = (of("a", 1), of("b", 1));
+    assert_eq!(read(&berth, &a.instance), Ok(None));
+    // An owner of that ID died while it wrote.
+    fs::write(berth.leases().join(".a.lease.new"), "half").unwrap();
+    write(&berth, &a).unwrap();
+    write(&berth, &b).unwrap();
+    assert_eq!(ids(&berth), ["a", "b"]);
+    let meta = fs::metadata(berth.leases().join("a.json")).unwrap();
+    assert_eq!(meta.mode() & 0o777, 0o600);
+
+    let successor = of("a", 2);
+    write(&berth, &successor).unwrap();
+    remove(&berth, &a).unwrap();
+    assert_eq!(read(&berth, &a.instance), Ok(Some(successor.clone())));
+    remove(&berth, &successor).unwrap();
+    remove(&berth, &successor).unwrap();
+    assert_eq!(ids(&berth), ["b"]);
+    assert_eq!(fs::read_dir(berth.leases()).unwrap().count(), 1, "nothing left over");
+}
+
+#[test]
+fn a_link_in_the_way_is_replaced_and_not_followed() {
+    let (_temp, berth) = berth();
+    let path = |name: &str| berth.leases().join(name);
+    fs::write(berth.path().join("target"), "kept").unwrap();
+    for link in ["a.json", ".a.lease.new"] {
+        symlink(berth.path().join("target"), path(link)).unwrap();
+    }
+    let lease = of("a", 1);
+    assert!(read(&berth, &lease.instance).unwrap_err().reason.contains("symbolic link"));
+    write(&berth, &lease).unwrap();
+    assert!(fs::symlink_metadata(path("a.json")).unwrap().is_file());
+    assert_eq!(fs::read_to_string(berth.path().join("target")).unwrap(), "kept");
+    fs::remove_file(path("a.json")).unwrap();
+    fs::create_dir(path("a.json")).unwrap();
+    assert!(write(&berth, &lease).is_err());
+    assert!(!path(".a.lease.new").exists());
+}
+
+#[test]
+fn the_stale_are_pruned_after_another_duration() {
+    let (_temp, berth) = berth();
+    let lease = golden();
+    let prune_at = |ms| prune(&berth, &lease.boot_id, Duration::from_millis(ms)).unwrap();
+    write(&berth, &lease).unwrap();
+    write(&berth, &Lease { boot_id: OTHER_BOOT.into(), ..of("earlier", 1) }).unwrap();
+    fs::write(berth.leases().join("torn.json"), "{").unwrap();
+    assert_eq!(prune_at(lease.expires_boottime_ms + 3_000), 1);
+    assert_eq!(list(&berth).unwrap().leases, std::slice::from_ref(&lease));
+    assert_eq!(prune_at(lease.expires_boottime_ms + 3_001), 1);
+    assert!(berth.leases().join("torn.json").exists(), "nobody knows whose it is");
+    fs::remove_dir_all(berth.leases()).unwrap();
+    assert_eq!((prune_at(0), ids(&berth)), (0, vec![]));
+}
+
+#[test]
+fn what_was_half_written_long_ago_is_pruned() {
+    let (_temp, berth) = berth();
+    let path = berth.leases().join(".a.lease.new");
+    let file = fs::File::create(&path).unwrap();
+    let prune = || prune(&berth, OTHER_BOOT, Duration::ZERO).unwrap();
+    assert_eq!(prune(), 0, "it may be being written");
+    file.set_modified(SystemTime::now() - 2 * LEFT_OVER).unwrap();
+    assert_eq!(prune(), 1);
+    assert!(!path.exists());
+}
+
+#[test]
+fn one_that_cannot_be_removed_does_not_keep_the_others() {
+    let (_temp, berth) = berth();
+    // Taken for left over by its name and age, and no file.
+    let folder = berth.leases().join(".a.lease.new");
+    fs::create_dir(&folder).unwrap();
+    fs::File::open(&folder).unwrap().set_modified(SystemTime::now() - 2 * LEFT_OVER).unwrap();
+    assert!(write(&berth, &of("a", 1)).is_err());
+    for instance in ["b", "c"] {
+        write(&berth, &of(instance, 1)).unwrap();
+    }
+    assert!(prune(&berth, OTHER_BOOT, Duration::ZERO).is_err());
+    assert_eq!(ids(&berth), [""; 0]);
+}
+
+#[test]
+fn readers_and_pruners_never_see_a_torn_lease() {
+    let (_temp, berth) = berth();
+    let mut lease = golden();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..300 {
+                    assert_eq!(list(&berth).unwrap().problems, []);
+                    prune(&berth, &golden().boot_id, Duration::ZERO).unwrap();
+                }
+            });
+        }
+        for n in 0..300 {
+            lease.renew(Duration::from_secs(n), SystemTime::now());
+            write(&berth, &lease).unwrap();
+        }
+    });
+    assert_eq!(ids(&berth), ["v1.34_b"]);
+}
+
+#[test]
+fn hostile_files_are_reported_and_ignored() {
+    let (_temp, berth) = berth();
+    write(&berth, &of("good", 1)).unwrap();
+    let path = |name: &str| berth.leases().join(name);
+    let good = fs::read_to_string(path("good.json")).unwrap();
+    let put = |name: &str, from: &str, to: &str| {
+        let named = good.replace("\"good\"", &format!("\"{name}\""));
+        fs::write(path(&format!("{name}.json")), named.replace(from, to)).unwrap();
+    };
+    fs::write(path("torn.json"), &good[..good.len() / 2]).unwrap();
+    fs::write(path("empty.json"), "").unwrap();
+    fs::write(path("other.json"), &good).unwrap();
+    put("later", "\"version\": 1", "\"version\": 2");
+    put("holder", "0000000000000001", "1");
+    put("state", "joined", &format!("\\u001b[31m{}", "x".repeat(9_000)));
+    put("time", "T03:02:07.250000Z", "T03:02:07.250000Q");
+    fs::write(path("huge.json"), vec![b' '; 70_000]).unwrap();
+    fs::write(path("new\nline"), "").unwrap();
+    fs::create_dir(path("folder.json")).unwrap();
+    symlink(path("good.json"), path("link.json")).unwrap();
+    nix::unistd::mkfifo(&path("fifo.json"), nix::sys::stat::Mode::S_IRUSR).unwrap();
+    let mut expected = vec![
+        ("empty.json", "not a lease"),
+        ("fifo.json", "no regular file"),
+        ("folder.json", "no regular file"),
+        ("holder.json", "16 lower-case"),
+        ("huge.json", "70000 bytes"),
+        ("later.json", "format 2"),
+        ("link.json", "symbolic link"),
+        ("new\u{fffd}line", "name"),
+        ("other.json", "about the instance good"),
+        ("state.json", "unknown variant"),
+        ("time.json", "not a lease"),
+        ("torn.json", "not a lease"),
+    ];
+    if nix::unistd::geteuid().is_root() {
+        put("foreign", "", "");
+        std::os::unix::fs::chown(path("foreign.json"), Some(65534), None).unwrap();
+        expected.insert(3, ("foreign.json", "uid 65534"));
+    }
+    let listing = list(&berth).unwrap();
+    assert_eq!(listing.leases, [of("good", 1)]);
+    assert_eq!(listing.problems.len(), expected.len(), "{:#?}", listing.problems);
+    for (problem, (name, part)) in listing.problems.iter().zip(expected) {
+        let text = problem.to_string();
+        assert!(text.contains(&format!("/{name} is ignored: ")) && text.contains(part), "{text}");
+        assert!(problem.reason.len() <= 300 && !text.contains(char::is_control), "{text}");
+    }
+    assert_eq!(prune(&berth, OTHER_BOOT, Duration::ZERO).unwrap(), 1, "only what can be read is judged");
+}
+
+fn addresses() -> impl Strategy<Value = SocketAddr> {
+    any::<(IpAddr, u16)>().prop_map(SocketAddr::from).prop_filter("usable", |address| is_usable(*address))
+}
+
+prop_compose! {
+    fn leases()(
+        instance in "[A-Za-z0-9_][A-Za-z0-9._-]{0,62}",
+        holder: u64,
+        lease_duration_seconds in 1..=MAX_DURATION,
+        times in prop::array::uniform2(0..253_402_300_799_999_999u64),
+        lease_transitions: u32,
+        backend in prop::option::of(addresses().prop_filter("one", |a| !a.ip().to_canonical().is_unspecified())),
+        state in prop::sample::select(vec![Phase::Waiting, Phase::Joined, Phase::Left, Phase::Dry]),
+        ready: bool,
+        reachable: bool,
+        listen in prop::collection::vec(addresses(), 0..=MAX_LISTEN),
+        texts in prop::array::uniform2("[!-~]{1,64}"),
+        expires_boottime_ms: u64,
+    ) -> Lease {
+        let [acquire_time, renew_time] = times.map(|micros| SystemTime::UNIX_EPOCH + Duration::from_micros(micros));
+        let [berth_version, boot_id] = texts;
+        Lease {
+            version: VERSION,
+            instance: id(&instance),
+            holder_identity: Holder(holder),
+            lease_duration_seconds,
+            acquire_time,
+            renew_time,
+            lease_transitions,
+            backend,
+            state,
+            ready,
+            reachable,
+            listen,
+            berth_version,
+            boot_id,
+            expires_boottime_ms,
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn takes_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        prop_assert!(Lease::parse(&bytes, &id("a")).is_err());
+    }
+
+    #[test]
+    fn takes_any_damage(at in 0..GOLDEN.len(), byte: u8, cut in 0..=GOLDEN.len(), now: u64) {
+        let mut bytes = GOLDEN.to_vec();
+        bytes[at] = byte;
+        prop_assert!(Lease::parse(&bytes[..cut.min(GOLDEN.len() - 3)], &id("v1.34_b")).is_err());
+        if let Ok(mut lease) = Lease::parse(&bytes, &id("v1.34_b")) {
+            let now = Duration::from_millis(now);
+            let _ = lease.is_live(&lease.boot_id, now);
+            lease.renew(now, SystemTime::now());
+            prop_assert!(Lease::parse(&lease.to_bytes().unwrap(), &id("v1.34_b")).is_ok());
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read(lease in leases()) {
+        let bytes = lease.to_bytes().unwrap();
+        prop_assert!((bytes.len() as u64) < file::MAX_SIZE);
+        prop_assert_eq!(Lease::parse(&bytes, &lease.instance).unwrap(), lease);
+    }
+
+    #[test]
+    fn a_renewed_lease_lives_until_it_expires_and_is_pruned_later(mut lease in leases(), now in 0..u64::MAX / 2) {
+        let now = Duration::from_millis(now);
+        lease.renew(now, SystemTime::now());
+        prop_assert!(lease.is_live(&lease.boot_id, now));
+        for later in [0, 1, 999, 1_000, 1_001, 2_000, 2_001].map(|thousandths| lease.duration() * thousandths / 1_000) {
+            let (live, stale) =
+                (lease.is_live(&lease.boot_id, now + later), lease.is_stale(&lease.boot_id, now + later));
+            prop_assert_eq!((live, stale), (later < lease.duration(), later > 2 * lease.duration()));
+        }
+    }
+}

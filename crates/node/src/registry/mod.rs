@@ -1,0 +1,418 @@
+//! The run directory, where the shims and apiservers of a node find one another.
+//!
+//! ```text
+//! /run/berth/                  mode 0700, owned by the shims' uid
+//!   10.0.0.5:6443/             a folder a berth, named by its address
+//!     instances/ID.json        an apiserver that `berth exec` started; see [`instance`]
+//!     leases/ID.json           a live shim; see [`lease`]
+//!     ID.sock                  its socket
+//! ```
+//!
+//! All trust rests on who may write there: the directory must be owned by this process's uid and
+//! writable by nobody else. What is in it is checked all the same, because versions differ and disks
+//! fill up.
+
+mod file;
+pub mod instance;
+pub mod lease;
+pub mod watch;
+
+use crate::instance::InstanceId;
+use nix::unistd::{Uid, geteuid};
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Longest path of a Unix socket in bytes: 108 in `sockaddr_un` less the closing NUL.
+const SUN_PATH: usize = 107;
+
+/// Group and others may write.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+/// Why the run directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It is not there and cannot be made.
+    #[error(
+        "cannot make the directory {}: {source}: make it with mode 0700 for uid {uid}, or give another with --run-dir",
+        path.display()
+    )]
+    Make {
+        /// The directory.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+        /// Effective user ID of this process.
+        uid: u32,
+    },
+    /// It cannot be looked at or listed.
+    #[error("cannot read the directory {}: {source}: give another with --run-dir", path.display())]
+    Read {
+        /// The directory.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// There is something else of that name, maybe a symbolic link.
+    #[error(
+        "{} is {found}, not a directory: remove it, or give the directory itself with --run-dir",
+        path.display()
+    )]
+    NotADirectory {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// Another user owns it, and could read and replace what is in it.
+    #[error(
+        "{} is owned by uid {owner}, this process is uid {uid}: run all shims and apiservers of a node with one uid, \
+         chown the directory to {uid}, or give another with --run-dir",
+        path.display()
+    )]
+    Owner {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Effective user ID of this process.
+        uid: u32,
+    },
+    /// Others may write into it.
+    #[error(
+        "{} has mode {mode:04o}, so others may write into it: chmod 0700 it",
+        path.display()
+    )]
+    Mode {
+        /// The directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A socket's path would be too long for the kernel.
+    #[error(
+        "the socket path {} is {length} bytes long, the kernel takes {SUN_PATH}: give a shorter --run-dir or --instance",
+        path.display()
+    )]
+    SocketPath {
+        /// The path.
+        path: PathBuf,
+        /// Its length in bytes.
+        length: usize,
+    },
+}
+
+/// The run directory, checked.
+#[derive(Debug, Clone)]
+pub struct RunDir {
+    path: PathBuf,
+    owner: u32,
+}
+
+impl RunDir {
+    /// The directory that is used when none is given: `/run/berth` for root and where there is no
+    /// `$XDG_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/berth`.
+    #[must_use]
+    pub fn default_path() -> PathBuf {
+        default_path(geteuid().is_root(), std::env::var_os("XDG_RUNTIME_DIR"))
+    }
+
+    /// Opens the directory; makes it, with mode 0700, if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be made, is no directory or a symbolic link, is owned by another user (root is none but itself: who
+    /// could write there would get its listeners), or others may write into it.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let path = plain(path);
+        let owner = open_dir(&path)?;
+        Ok(Self { path, owner })
+    }
+
+    /// Opens the directory if it is there; for those who only ask.
+    ///
+    /// # Errors
+    /// As [`RunDir::open`], but root may look into everyone's.
+    pub fn find(path: &Path) -> Result<Option<Self>, Error> {
+        let path = plain(path);
+        Ok(look_at_dir(&path)?.map(|owner| Self { path, owner }))
+    }
+
+    /// Whether a process of this uid could use the directory; not, if it is not there.
+    ///
+    /// # Errors
+    /// As [`RunDir::open`] would say it there.
+    pub fn usable(path: &Path, uid: Uid) -> Result<bool, Error> {
+        Ok(check_dir_as(&plain(path), uid)?.is_some())
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder of a berth, made with its subfolders if it is not there.
+    ///
+    /// # Errors
+    /// As [`RunDir::open`], of each folder.
+    pub fn berth(&self, address: SocketAddr) -> Result<BerthDir, Error> {
+        let berth = BerthDir { path: self.path.join(address.to_string()), address, owner: self.owner };
+        for path in [berth.path.clone(), berth.instances(), berth.leases()] {
+            open_dir(&path)?;
+        }
+        Ok(berth)
+    }
+
+    /// The berths that have a folder, in the order of their addresses. What is not named by an address
+    /// or is no directory is passed over.
+    ///
+    /// # Errors
+    /// The directory cannot be listed.
+    pub fn berths(&self) -> Result<Vec<BerthDir>, Error> {
+        let read = |source| Error::Read { path: self.path.clone(), source };
+        let mut berths = Vec::new();
+        for entry in fs::read_dir(&self.path).map_err(read)? {
+            let name = entry.map_err(read)?.file_name();
+            let Some(address) = name.to_str().and_then(parse_name) else { continue };
+            let path = self.path.join(&name);
+            if let Ok(Some(owner)) = look_at_dir(&path) {
+                berths.push(BerthDir { path, address, owner });
+            }
+        }
+        berths.sort_by_key(|berth| berth.address);
+        Ok(berths)
+    }
+}
+
+/// The folder of a berth.
+#[derive(Debug, Clone)]
+pub struct BerthDir {
+    path: PathBuf,
+    address: SocketAddr,
+    owner: u32,
+}
+
+impl BerthDir {
+    /// The berth's address, which is its name.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where the folder is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Folder of the records of instances.
+    #[must_use]
+    pub fn instances(&self) -> PathBuf {
+        self.path.join("instances")
+    }
+
+    /// Folder of the leases of shims.
+    #[must_use]
+    pub fn leases(&self) -> PathBuf {
+        self.path.join("leases")
+    }
+
+    /// Makes the run directory, the folder and its subfolders again where they were removed, each with the checks of
+    /// [`RunDir::open`]. Whether one was missing.
+    ///
+    /// # Errors
+    /// As [`RunDir::open`], of each folder.
+    pub fn restore(&self) -> Result<bool, Error> {
+        let folders = self.path.parent().map(Path::to_owned).into_iter();
+        let mut restored = false;
+        for path in folders.chain([self.path.clone(), self.instances(), self.leases()]) {
+            if check_dir(&path)?.is_none() {
+                open_dir(&path)?;
+                restored = true;
+            }
+        }
+        Ok(restored)
+    }
+
+    /// Path of the Unix socket of the shim with this instance ID.
+    ///
+    /// # Errors
+    /// It is longer than the kernel takes.
+    pub fn socket_path(&self, id: &InstanceId) -> Result<PathBuf, Error> {
+        let path = self.path.join(format!("{id}.sock"));
+        match path.as_os_str().as_bytes().len() {
+            length if length > SUN_PATH => Err(Error::SocketPath { path, length }),
+            _ => Ok(path),
+        }
+    }
+
+    /// Whether a file of this owner may be believed: this process's, or the folder's owner's (which
+    /// differ only for root, who looks).
+    fn trusts(&self, owner: u32) -> bool {
+        owner == self.owner || owner == geteuid().as_raw()
+    }
+}
+
+fn default_path(root: bool, xdg: Option<OsString>) -> PathBuf {
+    // The XDG specification says that a relative path is to be ignored.
+    let xdg = xdg.map(PathBuf::from).filter(|xdg| !root && xdg.is_absolute());
+    xdg.unwrap_or_else(|| "/run".into()).join("berth")
+}
+
+/// The path without a slash at its end, which would make the kernel follow a symbolic link.
+fn plain(path: &Path) -> PathBuf {
+    path.components().collect()
+}
+
+fn parse_name(name: &str) -> Option<SocketAddr> {
+    name.parse().ok().filter(|address: &SocketAddr| address.to_string() == name)
+}
+
+/// Makes a directory unless it is there, checks it, and gives its owner.
+fn open_dir(path: &Path) -> Result<u32, Error> {
+    if let Some(owner) = check_dir(path)? {
+        return Ok(owner);
+    }
+    let failed = |source| Error::Make { path: path.to_owned(), source, uid: geteuid().as_raw() };
+    match DirBuilder::new().recursive(true).mode(0o700).create(path) {
+        Ok(()) => {}
+        // Another one made something of that name just now: look at it below.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(failed(error)),
+    }
+    // None: somebody removed it at once, and will again.
+    check_dir(path)?.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))
+}
+
+/// The owner of a directory that may be used; none if there is nothing of that name.
+///
+/// Looks at the path and not at a descriptor: once the directory is known to be ours and closed to
+/// others, only its parent's owner could swap it, and is trusted like root.
+fn check_dir(path: &Path) -> Result<Option<u32>, Error> {
+    check_dir_as(path, geteuid())
+}
+
+/// The same for one that is only looked into.
+fn look_at_dir(path: &Path) -> Result<Option<u32>, Error> {
+    match check_dir(path) {
+        // Checked again as its owner would.
+        Err(Error::Owner { owner, .. }) if geteuid().is_root() => check_dir_as(path, Uid::from_raw(owner)),
+        checked => checked,
+    }
+}
+
+fn check_dir_as(path: &Path, uid: Uid) -> Result<Option<u32>, Error> {
+    let meta = match fs::symlink_metadata(path) {
+        Ok(meta) => meta,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(Error::Read { path: path.to_owned(), source }),
+    };
+    let path = || path.to_owned();
+    if !meta.is_dir() {
+        let found = if meta.is_symlink() { "a symbolic link" } else { "a file" };
+        return Err(Error::NotADirectory { path: path(), found });
+    }
+    let owner = meta.uid();
+    if owner != uid.as_raw() {
+        return Err(Error::Owner { path: path(), owner, uid: uid.as_raw() });
+    }
+    if meta.mode() & WRITABLE_BY_OTHERS != 0 {
+        return Err(Error::Mode { path: path(), mode: meta.mode() & 0o7777 });
+    }
+    Ok(Some(owner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn the_default_follows_the_user() {
+        assert_eq!(default_path(true, Some("/run/user/7".into())), Path::new("/run/berth"));
+        assert_eq!(default_path(false, Some("/run/user/7".into())), Path::new("/run/user/7/berth"));
+        for unset in [None, Some("".into()), Some("relative".into())] {
+            assert_eq!(default_path(false, unset), Path::new("/run/berth"));
+        }
+    }
+
+    #[test]
+    fn makes_private_folders_and_lists_berths() {
+        let temp = tempfile::tempdir().unwrap();
+        assert!(RunDir::find(&temp.path().join("none")).unwrap().is_none());
+        let run = RunDir::open(&temp.path().join("run/berth/")).unwrap();
+        let names = ["10.0.0.5:6443", "[::1]:6443"];
+        for name in names {
+            let berth = run.berth(name.parse().unwrap()).unwrap();
+            assert_eq!(berth.path(), run.path().join(name));
+            for path in [run.path(), berth.path(), &berth.instances(), &berth.leases()] {
+                assert_eq!(mode(path), 0o700, "{path:?}");
+            }
+        }
+        fs::write(run.path().join("10.0.0.6:6443"), "a file").unwrap();
+        fs::create_dir(run.path().join("010.0.0.5:6443")).unwrap();
+        fs::create_dir(run.path().join("lost+found")).unwrap();
+        let found: Vec<_> = run.berths().unwrap().iter().map(|berth| berth.address().to_string()).collect();
+        assert_eq!(found, names);
+    }
+
+    #[test]
+    fn refuses_what_others_could_change() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = |name: &str| temp.path().join(name);
+        fs::write(path("file"), "").unwrap();
+        fs::create_dir(path("open")).unwrap();
+        fs::set_permissions(path("open"), fs::Permissions::from_mode(0o770)).unwrap();
+        symlink(temp.path(), path("link")).unwrap();
+        symlink(path("nowhere"), path("dangling")).unwrap();
+        let refused = |name: &str| RunDir::open(&path(name)).unwrap_err().to_string();
+        assert!(refused("file").contains("is a file"));
+        assert!(refused("open").contains("mode 0770") && refused("open").contains("chmod 0700"));
+        for link in ["link", "link/", "dangling"] {
+            assert!(refused(link).contains("a symbolic link"), "{link}");
+        }
+        assert!(RunDir::open(&path("file/below")).unwrap_err().to_string().contains("--run-dir"));
+    }
+
+    #[test]
+    fn refuses_another_owner() {
+        if !geteuid().is_root() {
+            // Of root's own: for anyone else it is a directory of another user.
+            assert!(matches!(RunDir::open(Path::new("/proc")), Err(Error::Owner { owner: 0, .. })));
+            return;
+        }
+        // Root may look, and no more.
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("run");
+        let berth = RunDir::open(&path).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
+        for folder in [&path, berth.path()] {
+            std::os::unix::fs::chown(folder, Some(65534), None).unwrap();
+            assert!(matches!(berth.restore(), Err(Error::Owner { owner: 65534, uid: 0, .. })), "{folder:?}");
+            assert!(RunDir::find(&path).unwrap().is_some());
+        }
+        assert!(matches!(RunDir::open(&path), Err(Error::Owner { owner: 65534, uid: 0, .. })));
+        assert!(RunDir::usable(&path, Uid::from_raw(65534)).unwrap());
+        assert!(RunDir::usable(&path, Uid::from_raw(0)).is_err());
+        assert_eq!(RunDir::find(&path).unwrap().unwrap().berths().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_long_socket_path_is_told() {
+        let temp = tempfile::tempdir().unwrap();
+        let run = RunDir::open(temp.path()).unwrap();
+        let berth = run.berth("[::1]:6443".parse().unwrap()).unwrap();
+        let id = InstanceId::parse("a").unwrap();
+        assert!(berth.socket_path(&id).unwrap().ends_with("[::1]:6443/a.sock"));
+        let deep = RunDir::open(&temp.path().join("x".repeat(100))).unwrap();
+        let error = deep.berth("[::1]:6443".parse().unwrap()).unwrap().socket_path(&id).unwrap_err().to_string();
+        assert!(error.contains("107") && error.contains("--run-dir"), "{error}");
+    }
+}

@@ -1,0 +1,255 @@
+//! Notice of changes among a berth's instance records and leases.
+//!
+//! An owner keeps its record open for writing until it ends, so its death is an event as well: the
+//! kernel closes the file. A lease that is renewed, each second by each shim and by this one too, is an event; one
+//! that runs out is none, and found by the tick. But a notice says only "look again": who gets one lists anew.
+
+use super::BerthDir;
+use berth_os::inotify::Events;
+use nix::sys::inotify::{AddWatchFlags, InotifyEvent};
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until};
+
+/// Longest time between two notices, whatever events come: one that is lost costs no more.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Time from an event to a second notice. When a process ends, the kernel sends the event of a file's
+/// closing before it lets go of the lock on it (`__fput`: fsnotify_close, then locks_remove_file), so
+/// who looks at once may still see it locked.
+const ECHO: Duration = Duration::from_millis(20);
+
+/// Watches the instance records and leases of a berth.
+#[derive(Debug)]
+pub struct Watch {
+    folders: [(PathBuf, AddWatchFlags); 2],
+    events: Option<Events>,
+    tick: Duration,
+    next: Instant,
+    told: bool,
+}
+
+impl Watch {
+    /// Begins to watch. Without inotify (EMFILE: the user has too many) there are only the notices each
+    /// second, and a warning in the log.
+    ///
+    /// To be called within a tokio runtime that has I/O and time.
+    #[must_use]
+    pub fn new(berth: &BerthDir) -> Self {
+        Self::with_tick(berth, TICK)
+    }
+
+    fn with_tick(berth: &BerthDir, tick: Duration) -> Self {
+        // Both come into place by rename. How a record's file ends tells of its owner's death, which
+        // a lease cannot tell.
+        let named = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_ONLYDIR;
+        let written = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_CREATE;
+        let mut watch = Self {
+            folders: [(berth.instances(), named | written), (berth.leases(), named)],
+            events: None,
+            tick,
+            next: Instant::now() + tick,
+            told: false,
+        };
+        watch.begin();
+        watch
+    }
+
+    /// Waits until something may have changed: on an event, shortly after one, and at least each second.
+    /// Events that came while nobody waited are not lost. May be dropped at any time and called
+    /// again; that does not put off the next notice.
+    pub async fn changed(&mut self) {
+        loop {
+            let next = self.next;
+            let event = async {
+                match &self.events {
+                    Some(events) => events.next().await.map(|read| tells(&read)),
+                    None => std::future::pending().await,
+                }
+            };
+            let outcome = tokio::select! {
+                outcome = event => outcome,
+                () = sleep_until(next) => {
+                    self.next = Instant::now() + self.tick;
+                    // A folder was removed, or there was no inotify to be had: maybe now. And another folder can have
+                    // the name (a rename, a mount), of which the watched one tells nothing. Watching one twice is
+                    // watching it once.
+                    self.begin();
+                    return;
+                }
+            };
+            match outcome {
+                Ok(false) => {}
+                Ok(true) => {
+                    self.next = Instant::now() + ECHO.min(self.tick);
+                    return;
+                }
+                Err(error) => {
+                    self.events = None;
+                    self.tell(&error);
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self) {
+        match self.try_begin() {
+            // That a folder is gone is for those to say who look into it.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => self.tell(&error),
+            _ => {}
+        }
+    }
+
+    fn try_begin(&mut self) -> io::Result<()> {
+        let events = match self.events.take() {
+            Some(events) => events,
+            None => Events::new()?,
+        };
+        let events = self.events.insert(events);
+        // Each, also if another fails.
+        let [instances, leases] = self.folders.each_ref().map(|(folder, wanted)| events.watch(folder, *wanted));
+        instances.and(leases)
+    }
+
+    fn tell(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.told, true) {
+            let [(instances, _), (leases, _)] = &self.folders;
+            tracing::warn!(
+                instances = %instances.display(), leases = %leases.display(), %error,
+                "no notice of changes by inotify: instance records and leases are read each second (see \
+                 fs.inotify.max_user_instances and max_user_watches)"
+            );
+        }
+    }
+}
+
+/// Whether something may have changed.
+fn tells(events: &[InotifyEvent]) -> bool {
+    // Names with a dot are the registry's own: the lock, and records and leases that are not in place yet. An
+    // overflow of the queue has no name and means that anything may have changed, and so does the end of a folder.
+    let own = |event: &InotifyEvent| event.name.as_ref().is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
+    !events.iter().all(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instance::InstanceId;
+    use crate::registry::RunDir;
+    use crate::registry::instance::{Claim, Claimant, claim, list, prune};
+    use crate::registry::lease;
+    use std::time::SystemTime;
+    use tokio::time::timeout;
+
+    const LONG: Duration = Duration::from_secs(3600);
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn berth() -> (tempfile::TempDir, BerthDir) {
+        let temp = tempfile::tempdir().unwrap();
+        let run = RunDir::open(&temp.path().join("run")).unwrap();
+        let berth = run.berth("10.0.0.5:6443".parse().unwrap()).unwrap();
+        (temp, berth)
+    }
+
+    fn claim_a(berth: &BerthDir) -> Claim {
+        let id = InstanceId::parse("a").unwrap();
+        let claimant = Claimant { instance: &id, advertise: "10.0.0.5".parse().unwrap(), pid: None };
+        claim(berth, &claimant, |_, _| Ok("127.1.2.3:6443".parse().unwrap())).unwrap()
+    }
+
+    /// Waits by notices alone until the living are as many.
+    async fn until_alive(watch: &mut Watch, berth: &BerthDir, count: usize) {
+        let alive = || list(berth).unwrap().instances.iter().filter(|listed| listed.alive).count();
+        timeout(PATIENCE, async {
+            while alive() != count {
+                watch.changed().await;
+            }
+        })
+        .await
+        .expect("no notice");
+    }
+
+    #[tokio::test]
+    async fn birth_death_and_removal_are_events() {
+        let (_temp, berth) = berth();
+        let mut watch = Watch::with_tick(&berth, LONG);
+        for _ in 0..3 {
+            let claimed = claim_a(&berth);
+            until_alive(&mut watch, &berth, 1).await;
+            drop(claimed);
+            until_alive(&mut watch, &berth, 0).await;
+        }
+        let removed = claim_a(&berth);
+        until_alive(&mut watch, &berth, 1).await;
+        removed.remove();
+        until_alive(&mut watch, &berth, 0).await;
+    }
+
+    /// One event has two notices: at once, and its echo.
+    async fn two_notices(watch: &mut Watch) {
+        for _ in 0..2 {
+            timeout(PATIENCE, watch.changed()).await.expect("no notice");
+        }
+        assert!(timeout(Duration::from_millis(100), watch.changed()).await.is_err(), "a third notice");
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_comes_is_renewed_or_goes_is_an_event() {
+        let (_temp, berth) = berth();
+        let mut watch = Watch::with_tick(&berth, LONG);
+        let lease = lease::tests::golden();
+        for _ in 0..2 {
+            lease::write(&berth, &lease).unwrap();
+            two_notices(&mut watch).await;
+        }
+        lease::remove(&berth, &lease).unwrap();
+        two_notices(&mut watch).await;
+    }
+
+    #[tokio::test]
+    async fn looking_is_no_event() {
+        let (_temp, berth) = berth();
+        drop(claim_a(&berth));
+        prune(&berth, SystemTime::now()).unwrap();
+        let lease = lease::tests::golden();
+        lease::write(&berth, &lease).unwrap();
+        let mut watch = Watch::with_tick(&berth, LONG);
+        list(&berth).unwrap();
+        prune(&berth, SystemTime::now()).unwrap();
+        lease::list(&berth).unwrap();
+        lease::prune(&berth, &lease.boot_id, Duration::ZERO).unwrap();
+        assert!(timeout(Duration::from_millis(100), watch.changed()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn without_inotify_or_folder_the_ticks_go_on() {
+        let (_temp, berth) = berth();
+        let mut watch = Watch::with_tick(&berth, Duration::from_millis(10));
+        std::fs::remove_file(berth.instances().join(".lock")).ok();
+        std::fs::remove_dir(berth.instances()).unwrap();
+        std::fs::remove_dir(berth.leases()).unwrap();
+        for _ in 0..3 {
+            timeout(PATIENCE, watch.changed()).await.unwrap();
+        }
+        // Watched again once both folders are back.
+        std::fs::create_dir(berth.instances()).unwrap();
+        for _ in 0..3 {
+            timeout(PATIENCE, watch.changed()).await.unwrap();
+        }
+        std::fs::create_dir(berth.leases()).unwrap();
+        // More than there are events left of the folders that were removed: the others are ticks.
+        for _ in 0..10 {
+            timeout(PATIENCE, watch.changed()).await.unwrap();
+        }
+        (watch.tick, watch.next) = (LONG, Instant::now() + LONG);
+        lease::write(&berth, &lease::tests::golden()).unwrap();
+        two_notices(&mut watch).await;
+        drop(claim_a(&berth));
+        two_notices(&mut watch).await;
+        watch.tick = Duration::from_millis(10);
+        watch.next = Instant::now();
+        watch.events = None;
+        timeout(PATIENCE, watch.changed()).await.unwrap();
+    }
+}

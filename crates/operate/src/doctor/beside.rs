@@ -1,0 +1,118 @@
+//! The other files of the manifest folder. The kubelet reads each whose name does not begin with a dot, whatever
+//! its ending, and of two with one pod name one overwrites the other.
+
+use super::checks::{ETCD_NOTIFY, SAME_POD_NAME, STRAY_FILE};
+use super::{Case, Finding};
+use crate::manifest::basename;
+use berth_cluster::yaml::{Node, parse};
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+/// Endings of manifests, by which people know them.
+const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
+
+/// Names of etcd's flag: from 3.6 on, and before.
+const NOTIFY: [&str; 2] = ["--watch-progress-notify-interval", "--experimental-watch-progress-notify-interval"];
+
+/// Longest such interval that lets watches go on after the time for which `berth upgrade` lets both instances serve: its
+/// `--settle` less the 60 s of a watch cache's bookmarks.
+const NOTIFIED: Duration = Duration::from_secs(10);
+
+/// A file that the kubelet reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Its name.
+    pub name: String,
+    /// What is in it; or why that cannot be known.
+    pub text: Result<String, String>,
+}
+
+/// The files beside a manifest, in the order of their names.
+///
+/// # Errors
+/// The folder cannot be listed.
+pub fn gather(manifest: &Path) -> io::Result<Vec<File>> {
+    let folder = manifest.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let ours = manifest.file_name() == Some(&name);
+        // As the kubelet looks: through symbolic links, and not into folders.
+        let file = fs::metadata(entry.path()).is_ok_and(|meta| meta.is_file());
+        let name = name.to_string_lossy().into_owned();
+        if !ours && file && !name.starts_with('.') {
+            let text = crate::manifest::file::read(&entry.path()).map_err(|error| error.to_string());
+            files.push(File { name, text });
+        }
+    }
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(files)
+}
+
+pub(super) fn examine(case: &Case<'_>, files: &[File]) -> Vec<Finding> {
+    let own = pod_name(case.manifest.root());
+    let judged = files.iter().filter_map(|file| judge(case, file, own.as_ref()?));
+    judged.chain(files.iter().filter_map(|file| etcd(case, file))).collect()
+}
+
+/// Whether an etcd tells watchers often enough how far it is. A new instance answers a watch of what nobody writes with 410,
+/// and its client lists all again, until the instance has heard a revision that is newer than its own first list.
+fn etcd(case: &Case<'_>, file: &File) -> Option<Finding> {
+    let documents = parse(file.text.as_deref().ok()?).ok()?;
+    let root = documents.iter().find(|root| pod_name(root).is_some())?;
+    let containers = root.at(&["spec", "containers"])?.items();
+    let arguments = containers.iter().map(|container| {
+        let list = |key| container.get(key).map(Node::items).unwrap_or_default();
+        list("command").iter().chain(list("args")).filter_map(Node::text).collect::<Vec<_>>()
+    });
+    let mut etcds = arguments.filter(|words| words.first().is_some_and(|program| basename(program) == "etcd"));
+    let words = etcds.next()?;
+    let told = words.iter().enumerate().find_map(|(at, word)| {
+        let rest = NOTIFY.iter().find_map(|flag| word.strip_prefix(flag))?;
+        rest.strip_prefix('=').or_else(|| rest.is_empty().then(|| words.get(at + 1).copied())?)
+    });
+    let cause = match told.map(humantime::parse_duration) {
+        Some(Ok(interval)) if interval <= NOTIFIED => return None,
+        Some(_) => format!("it tells watchers every {} how far it is", told.unwrap_or_default()),
+        None => "it tells watchers every 10 minutes how far it is".into(),
+    };
+    let path = Path::new(case.name).with_file_name(&file.name).display().to_string();
+    Some(ETCD_NOTIFY.at(
+        path,
+        format!("{cause}: after a switch most watches are answered with 410, and their clients list all again"),
+        format!("add {}=5s to its command ({}=5s from etcd 3.6 on)", NOTIFY[1], NOTIFY[0]),
+    ))
+}
+
+fn judge(case: &Case<'_>, file: &File, own: &(String, String)) -> Option<Finding> {
+    let path = Path::new(case.name).with_file_name(&file.name).display().to_string();
+    let mend =
+        format!("move it out of the folder, such as to /etc/kubernetes/berth/: mv {path} /etc/kubernetes/berth/");
+    let documents =
+        file.text.as_ref().map_err(String::clone).and_then(|text| parse(text).map_err(|problem| problem.to_string()));
+    let name = documents.map(|documents| documents.first().and_then(pod_name));
+    if name.as_ref().is_ok_and(|name| name.as_ref() == Some(own)) {
+        let (namespace, name) = own;
+        let cause = format!(
+            "it has the pod {namespace}/{name} too: the kubelet runs one of both files, and not always the same"
+        );
+        return Some(SAME_POD_NAME.at(path, cause, mend));
+    }
+    let cause = match name {
+        Err(why) => format!("the kubelet tries to read it as a manifest: {}", why.trim_end_matches('.')),
+        Ok(None) => "the kubelet reads it as a manifest, and it is no pod".to_owned(),
+        Ok(Some(_)) if ENDINGS.iter().any(|ending| file.name.ends_with(ending)) => return None,
+        Ok(Some(_)) => "the kubelet runs it: it reads every file here, whatever its ending".to_owned(),
+    };
+    Some(STRAY_FILE.at(path, cause, mend))
+}
+
+/// Namespace and name of a pod, as the kubelet sees them.
+fn pod_name(root: &Node) -> Option<(String, String)> {
+    let metadata = |key| root.at(&["metadata", key]).and_then(Node::text).map(ToOwned::to_owned);
+    let is_pod = root.get("kind").and_then(Node::text) == Some("Pod");
+    is_pod.then(|| Some((metadata("namespace").unwrap_or_else(|| "default".into()), metadata("name")?)))?
+}

@@ -1,0 +1,60 @@
+//! What the Service `kubernetes` says of the controllers.
+
+use super::checks::{NOT_CHECKED, SECURE_PORTS};
+use super::layout::Layout;
+use super::{Case, Finding, options};
+use berth_shim::config::Listen;
+use serde_json::Value;
+use std::net::{IpAddr, SocketAddr};
+
+/// Where [`endpoints`] come from.
+pub const PATH: &str =
+    "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes";
+
+/// The addresses in a list of EndpointSlices.
+#[must_use]
+pub fn endpoints(list: &Value) -> Vec<SocketAddr> {
+    let array = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mut found = Vec::new();
+    for slice in array(&list["items"]) {
+        let ports: Vec<u16> =
+            array(&slice["ports"]).iter().filter_map(|port| port["port"].as_u64()?.try_into().ok()).collect();
+        for address in array(&slice["endpoints"]).iter().flat_map(|endpoint| array(&endpoint["addresses"])) {
+            let ip = address.as_str().and_then(|ip| ip.parse::<IpAddr>().ok());
+            found.extend(ip.into_iter().flat_map(|ip| ports.iter().map(move |port| SocketAddr::new(ip, *port))));
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+pub(super) fn examine(case: &Case<'_>) -> Option<Finding> {
+    let Some(addresses) = case.cluster else {
+        return (case.manifest.kind() == "Pod").then(|| {
+            NOT_CHECKED.at(
+                "cluster",
+                "whether all controllers have this secure port cannot be seen here",
+                "on one of several controllers, give --kubeconfig (/etc/kubernetes/admin.conf)",
+            )
+        });
+    };
+    // With `berth exec`, the port of the first listen address is the apiserver's own.
+    let place = Layout::of(case.manifest).and_then(|layout| {
+        let first = options::place(&layout.apiserver.told)?.listen.first()?.parse::<Listen>().ok()?;
+        Some(first.addr.port())
+    });
+    let own = place.or_else(|| case.manifest.secure_port().ok())?;
+    let others: Vec<_> = addresses.iter().filter(|address| address.port() != own).map(ToString::to_string).collect();
+    (!others.is_empty()).then(|| {
+        SECURE_PORTS.at(
+            "Service kubernetes",
+            format!(
+                "the secure port here is {own}, and there are controllers at {}: each sets its own port for all addresses \
+                 of the Service, so clients in the cluster are sent to ports where nobody listens",
+                others.join(", ")
+            ),
+            format!("give all controllers one port: change the others to {own}, or this one to theirs"),
+        )
+    })
+}

@@ -1,0 +1,171 @@
+//! How a kube-apiserver is behind berth, whoever wrote the manifest: which container is the shim, and what
+//! berth is told in each. Options are read as berth itself reads them, from arguments and variables.
+
+use crate::manifest::{Container, Manifest, basename};
+use berth_cluster::yaml::Node;
+use berth_options::{InPod, PodCommand};
+use clap::builder::Resettable;
+use clap::{ArgAction, CommandFactory, FromArgMatches};
+use std::ffi::OsStr;
+
+/// Stands for an address that only the kubelet knows; of a net that no node has (RFC 5737).
+pub(super) const HOST_IP: &str = "192.0.2.1";
+
+/// Subcommands that are looked for in a container's command line.
+const COMMANDS: [&str; 4] = ["serve", "exec", "run", "copy-self"];
+
+/// Most `$(…)` that are followed in a container's options: they could go in circles.
+const REFERENCES: usize = 100;
+
+/// What berth is told in a container.
+#[derive(Debug)]
+pub(super) enum Told {
+    /// This.
+    Options(Box<PodCommand>),
+    /// What it does not take, and why.
+    Wrong(String),
+    /// Something from elsewhere in the cluster.
+    Unseen,
+}
+
+/// A container that runs berth.
+#[derive(Debug)]
+pub(super) struct Berth<'a> {
+    /// The container.
+    pub(super) container: Container<'a>,
+    /// The subcommand.
+    pub(super) command: &'static str,
+    /// Its options.
+    pub(super) told: Told,
+}
+
+/// The parts of a pod behind berth.
+#[derive(Debug)]
+pub(super) struct Layout<'a> {
+    /// kube-apiserver's container, where berth runs first.
+    pub(super) apiserver: Berth<'a>,
+    /// Where that finds berth.
+    pub(super) binary: &'a str,
+    /// The container that listens, and whether it is among the init containers. With `berth run` it is
+    /// [`Layout::apiserver`].
+    pub(super) shim: Option<(Berth<'a>, bool)>,
+    /// The init container that brings berth, or makes the run directory.
+    pub(super) install: Option<Berth<'a>>,
+}
+
+impl<'a> Layout<'a> {
+    /// None: kube-apiserver is not behind berth.
+    pub(super) fn of(manifest: &'a Manifest) -> Option<Self> {
+        let apiserver = Berth::of(manifest.container()).filter(|berth| matches!(berth.command, "exec" | "run"))?;
+        let binary = apiserver.container.arguments().first().and_then(|word| word.text()).unwrap_or_default();
+        let berths = |list| manifest.containers(list).filter_map(Berth::of).collect::<Vec<_>>();
+        let is = |wanted: &'static str| move |berth: &Berth<'_>| berth.command == wanted;
+        let shim = berths("initContainers").into_iter().find(is("serve")).map(|shim| (shim, true));
+        let shim = shim.or_else(|| berths("containers").into_iter().find(is("serve")).map(|shim| (shim, false)));
+        let install = berths("initContainers").into_iter().find(is("copy-self"));
+        Some(Self { apiserver, binary, shim, install })
+    }
+
+    /// The container with the options of a shim.
+    pub(super) fn serving(&self) -> Option<&Berth<'a>> {
+        match &self.shim {
+            Some((shim, _)) => Some(shim),
+            None => Some(&self.apiserver).filter(|berth| berth.command == "run"),
+        }
+    }
+}
+
+impl<'a> Berth<'a> {
+    /// None: it runs something else.
+    fn of(container: Container<'a>) -> Option<Self> {
+        let words: Vec<_> = container.arguments().iter().filter_map(|word| word.text()).collect();
+        let words = if container.node().get("command").is_some() {
+            let (program, rest) = words.split_first()?;
+            (basename(program) == "berth").then_some(rest)?
+        } else {
+            // The image's entrypoint: by what goes with it.
+            let named = container.name().contains("berth") || container.variable("BERTH_LISTEN").is_some();
+            named.then_some(&words[..])?
+        };
+        let ours = words.iter().take_while(|word| **word != "--");
+        let (at, command) = ours.enumerate().find_map(|(at, word)| {
+            let command = COMMANDS.into_iter().find(|command| command == word)?;
+            Some((at, command))
+        })?;
+        Some(Self { container, command, told: told(container, command, words, at) })
+    }
+}
+
+/// Reads the words of a container behind `berth`, and its variables as options that are not among them.
+fn told(container: Container<'_>, command: &str, words: &[&str], at: usize) -> Told {
+    let variables = container.node().get("env").map(Node::items).unwrap_or_default();
+    let elsewhere = |variable: &Node| {
+        let ours = variable.get("name").and_then(Node::text).is_some_and(|name| name.starts_with("BERTH_"));
+        ours && variable.get("valueFrom").is_some_and(|from| from.get("fieldRef").is_none())
+    };
+    if container.node().get("envFrom").is_some() || variables.iter().any(elsewhere) {
+        return Told::Unseen;
+    }
+    let mut left = REFERENCES;
+    let mut argv: Vec<String> = vec!["berth".into()];
+    argv.extend(words[..=at].iter().map(|word| expand(container, word, &mut left)));
+    let cli = InPod::command();
+    let known = cli.find_subcommand(command).into_iter().flat_map(clap::Command::get_arguments);
+    for arg in known.chain(cli.get_arguments()) {
+        let (Some(long), Some(name)) = (arg.get_long(), arg.get_env().and_then(OsStr::to_str)) else { continue };
+        let option = format!("--{long}");
+        let given = words.iter().any(|word| word.split('=').next() == Some(&option));
+        let Some(variable) = container.variable(name).filter(|_| !given) else { continue };
+        match (arg.get_action(), value_of(container, variable, &mut left)) {
+            (ArgAction::SetTrue, value) => match value.as_str() {
+                "true" => argv.push(option),
+                "false" => {}
+                _ => return Told::Wrong(format!("{name}={value}: give true or false")),
+            },
+            (_, value) => argv.push(format!("{option}={value}")),
+        }
+    }
+    argv.extend(words[at + 1..].iter().map(|word| expand(container, word, &mut left)));
+    // What berth's variables say here and now is another matter.
+    let deaf = |command: clap::Command| command.mut_args(|arg| arg.env(Resettable::Reset));
+    let read = deaf(cli).mut_subcommand(command, deaf).try_get_matches_from(argv);
+    match read.and_then(|matches| InPod::from_arg_matches(&matches)) {
+        Ok(cli) => Told::Options(Box::new(cli.command)),
+        Err(error) => {
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            Told::Wrong(format!("{}: see `berth {command} --help`", first.trim_start_matches("error: ")))
+        }
+    }
+}
+
+/// A variable's value, with a name of the same kind for what only the kubelet knows.
+fn value_of(container: Container<'_>, variable: &Node, left: &mut usize) -> String {
+    match variable.at(&["valueFrom", "fieldRef", "fieldPath"]).and_then(Node::text) {
+        Some("status.hostIP" | "status.podIP") => HOST_IP.to_owned(),
+        Some(field) => field.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-"),
+        None => expand(container, variable.get("value").and_then(Node::text).unwrap_or_default(), left),
+    }
+}
+
+/// Puts variables in for `$(NAME)`, as the kubelet does it.
+fn expand(container: Container<'_>, text: &str, left: &mut usize) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("$(") {
+        let known = after.split_once(')').and_then(|(name, after)| Some((container.variable(name)?, after)));
+        out.push_str(before);
+        match known {
+            Some((variable, after)) if *left > 0 => {
+                *left -= 1;
+                out.push_str(&value_of(container, variable, left));
+                rest = after;
+            }
+            _ => {
+                out.push_str("$(");
+                rest = after;
+            }
+        }
+    }
+    out + rest
+}

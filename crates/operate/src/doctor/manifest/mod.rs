@@ -1,0 +1,304 @@
+//! What the text of a manifest says.
+
+mod volumes;
+
+use super::checks::*;
+use super::layout::{Berth, HOST_IP, Layout, Told};
+use super::{Case, Check, Finding, options};
+use crate::manifest::inject::{self, Rule, Wrapping, judge};
+use crate::manifest::split;
+use berth_cluster::yaml::Node;
+use berth_options::PodCommand;
+use berth_options::place::PlaceArgs;
+use berth_options::probe::ProbeArgs;
+use berth_shim::backend::probe::ProbeKind;
+use berth_shim::config::Listen;
+
+pub(super) use volumes::{on_node, run_dir_of, uid};
+
+/// Ports below need a capability (net.ipv4.ip_unprivileged_port_start).
+const FIRST_UNPRIVILEGED: u16 = 1024;
+
+pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
+    let mut examiner = Examiner { case, findings: Vec::new() };
+    match Layout::of(case.manifest) {
+        None => examiner.without_berth(),
+        Some(layout) => examiner.behind_berth(&layout),
+    }
+    examiner.findings
+}
+
+/// Collects findings in one file.
+struct Examiner<'a> {
+    case: &'a Case<'a>,
+    findings: Vec<Finding>,
+}
+
+impl Examiner<'_> {
+    fn found(&mut self, check: Check, line: usize, cause: impl Into<String>, mend: impl Into<String>) {
+        self.findings.push(check.at(self.case.line(line), cause, mend));
+    }
+
+    /// What `berth inject` would do, and what is in its way.
+    fn without_berth(&mut self) {
+        let manifest = self.case.manifest;
+        let command = manifest.apiserver().get("command").map_or(manifest.apiserver().line, |command| command.line);
+        let cause = "kube-apiserver is started without berth, so it holds its port alone and a second one cannot start";
+        match inject::plan(manifest, &inject::Options::default()) {
+            Ok((edits, _)) => {
+                let mut names: Vec<_> = edits.iter().map(|edit| manifest.within(&edit.path)).collect();
+                names.iter_mut().for_each(|name| name.truncate(name.find(['.', '[']).unwrap_or(name.len())));
+                names.dedup();
+                let mend = format!(
+                    "`berth inject FILE --image IMAGE --diff` shows the {} changes that put it behind berth (of {}), \
+                     and --write makes them",
+                    edits.len(),
+                    names.join(", ")
+                );
+                self.found(NOT_BEHIND_BERTH, command, cause, mend);
+            }
+            Err(problems) => {
+                let mend = "mend what is in the way (inject-refuses), then `berth inject FILE --image IMAGE --diff`";
+                self.found(NOT_BEHIND_BERTH, command, cause, mend);
+                for problem in problems {
+                    let (cause, mend) = problem.parts();
+                    self.found(INJECT_REFUSES, problem.line, format!("berth inject: {cause}"), mend);
+                }
+            }
+        }
+        // The rest is what inject mends; this it leaves to the operator.
+        self.rules(Wrapping::default(), |rule| rule == Rule::Rollout);
+    }
+
+    fn behind_berth(&mut self, layout: &Layout<'_>) {
+        let serving = layout.serving();
+        let probe = serving.and_then(|berth| options::probe(&berth.told));
+        let wrapping = Wrapping::default();
+        let wrapping = Wrapping {
+            binary: layout.binary,
+            words: 0,
+            // What cannot be seen is not judged.
+            credentials: probe.is_none_or(shows_itself),
+            drain: serving.and_then(|berth| options::drain(&berth.told)).unwrap_or(wrapping.drain),
+        };
+        // A shim for the whole node serves on when this apiserver stops, and leaves nothing.
+        self.rules(wrapping, |rule| serving.is_some() || rule != Rule::PreStop);
+        self.options(&layout.apiserver);
+        if let Some((shim, init)) = &layout.shim {
+            self.options(shim);
+            self.same_place(&layout.apiserver, shim);
+            self.same_uid(layout, shim);
+            self.privileged_port(shim);
+            if *init {
+                self.start(shim);
+            }
+        } else if serving.is_none() {
+            self.found(
+                SHIM_MISSING,
+                layout.apiserver.container.node().line,
+                "no container of the pod runs `berth serve`",
+                "add the shim (`berth inject`); with a shim for the whole node (`berth serve --discover`), see that it runs",
+            );
+        }
+        self.run_dir(layout);
+        self.install(layout);
+        self.authentication(layout, probe);
+    }
+
+    /// What inject's own rules would still change.
+    fn rules(&mut self, wrapping: Wrapping<'_>, wanted: impl Fn(Rule) -> bool) {
+        for lapse in judge(self.case.manifest, wrapping).into_iter().filter(|lapse| wanted(lapse.rule)) {
+            self.found(check_of(lapse.rule), lapse.line, lapse.cause, lapse.mend);
+        }
+    }
+
+    /// What berth itself would say of its options.
+    fn options(&mut self, berth: &Berth<'_>) {
+        let (name, line) = (berth.container.name(), berth.container.node().line);
+        if matches!(berth.told, Told::Unseen) {
+            let cause = format!("options of berth in the container {name} come from a ConfigMap or Secret");
+            self.found(NOT_CHECKED, line, cause, "write them into the manifest to have them checked");
+            return;
+        }
+        let mistakes = options::mistakes(&berth.told);
+        for (check, mistakes) in [(WILDCARD_CLASH, mistakes.beside), (BERTH_OPTIONS, mistakes.others)] {
+            for mistake in mistakes {
+                let (cause, mend) = split(&mistake);
+                self.found(check, line, format!("berth {} in {name}: {cause}", berth.command), mend);
+            }
+        }
+        let Some(place) = options::place(&berth.told) else { return };
+        let unique = |id: &str| id.contains("metadata.uid") || id.contains("metadata.name");
+        if let Some(id) = place.instance.as_deref().filter(|id| !unique(id)) {
+            let line = berth.container.variable("BERTH_INSTANCE").map_or(line, |variable| variable.line);
+            self.found(
+                INSTANCE_NOT_UNIQUE,
+                line,
+                format!("the instance in {name} is {id} in every pod, and the second one of a name does not start"),
+                "take it from the pod: BERTH_INSTANCE with valueFrom: {fieldRef: {fieldPath: metadata.uid}}",
+            );
+        }
+        let from_node = place.listen.first().is_some_and(|address| address.starts_with(HOST_IP));
+        if from_node && berth.command != "serve" && self.case.manifest.kind() == "Pod" {
+            let line = berth.container.variable("BERTH_LISTEN").map_or(line, |variable| variable.line);
+            self.found(
+                HOST_IP_UNKNOWN,
+                line,
+                "the address is the pod's status.hostIP, which for a static pod may be empty at first, or another than \
+                 the one that clients use",
+                "give the node's address: `berth inject --listen ADDR:PORT`, or in BERTH_LISTEN of both containers",
+            );
+        }
+    }
+
+    fn same_place(&mut self, apiserver: &Berth<'_>, shim: &Berth<'_>) {
+        let (Some(own), Some(other)) = (options::place(&apiserver.told), options::place(&shim.told)) else { return };
+        let run_dir = |place: &PlaceArgs| run_dir_of(place).to_owned();
+        let mut differ = Vec::new();
+        if own.listen.first() != other.listen.first() {
+            differ.push("the berth (the first BERTH_LISTEN)");
+        }
+        // A shim with --backend or --discover does not look for an instance of this name.
+        let named = matches!(&shim.told, Told::Options(command)
+            if matches!(&**command, PodCommand::Serve(serve) if serve.backend.is_none() && !serve.discover));
+        if named && own.instance != other.instance {
+            differ.push("the instance (BERTH_INSTANCE)");
+        }
+        if run_dir(own) != run_dir(other) {
+            differ.push("the run directory (BERTH_RUN_DIR)");
+        }
+        if !differ.is_empty() {
+            let line = shim.container.node().line;
+            let (own, other) = (apiserver.container.name(), shim.container.name());
+            let cause = format!("{own} and {other} do not find each other: {} is not the same", differ.join(", "));
+            self.found(BERTH_DIFFERS, line, cause, format!("give {other} the same BERTH_ variables as {own}"));
+        }
+    }
+
+    fn same_uid(&mut self, layout: &Layout<'_>, shim: &Berth<'_>) {
+        let (own, other) = (uid(layout.apiserver.container), uid(shim.container));
+        if own != other {
+            let security = shim.container.security("runAsUser");
+            let line = security.map_or(shim.container.node().line, |user| user.line);
+            self.found(
+                UID_MISMATCH,
+                line,
+                format!(
+                    "the shim runs as uid {other}, kube-apiserver as uid {own}: only sockets of one uid share a port, and \
+                     the run directory is of one uid"
+                ),
+                format!("set securityContext.runAsUser: {own} in the container {}", shim.container.name()),
+            );
+        }
+    }
+
+    fn privileged_port(&mut self, shim: &Berth<'_>) {
+        let listen = options::place(&shim.told).map(|place| &place.listen[..]).unwrap_or_default();
+        let ports = listen.iter().filter_map(|text| text.parse::<Listen>().ok()).map(|listen| listen.addr.port());
+        let Some(port) = ports.min().filter(|port| *port < FIRST_UNPRIVILEGED) else { return };
+        let capability = |list: &str, names: [&str; 2]| {
+            let all = shim.container.node().at(&["securityContext", "capabilities", list]).map(Node::items);
+            all.unwrap_or_default().iter().any(|name| name.text().is_some_and(|name| names.contains(&name)))
+        };
+        if capability("drop", ["ALL", "NET_BIND_SERVICE"]) && !capability("add", ["ALL", "NET_BIND_SERVICE"]) {
+            let name = shim.container.name();
+            self.found(
+                PRIVILEGED_PORT,
+                shim.container.node().line,
+                format!("{name} may not bind port {port}: it has dropped the capability for ports below {FIRST_UNPRIVILEGED}"),
+                format!("set securityContext.capabilities.add: [NET_BIND_SERVICE] in {name}"),
+            );
+        }
+    }
+
+    /// An init container that holds up those after it.
+    fn start(&mut self, shim: &Berth<'_>) {
+        let (node, name) = (shim.container.node(), shim.container.name());
+        if node.get("restartPolicy").and_then(Node::text) != Some("Always") {
+            self.found(
+                SHIM_BLOCKS_START,
+                node.line,
+                format!("{name} is an init container that never ends, so kube-apiserver never starts"),
+                format!("set restartPolicy: Always in {name}"),
+            );
+        }
+        let asks = |probe: &&Node| {
+            let port = ["httpGet", "tcpSocket", "grpc"].into_iter().find_map(|kind| probe.at(&[kind, "port"]));
+            let shared = options::place(&shim.told).is_none_or(|place| {
+                let port = port.and_then(Node::text).unwrap_or_default();
+                place
+                    .listen
+                    .iter()
+                    .any(|address| address.split(',').next().is_some_and(|at| at.ends_with(&format!(":{port}"))))
+            });
+            port.is_none() || shared
+        };
+        if let Some(probe) = node.get("startupProbe").filter(asks) {
+            self.found(
+                SHIM_BLOCKS_START,
+                probe.line,
+                format!("the startup probe of {name} waits for kube-apiserver, which starts only after it: neither ever does"),
+                format!("remove startupProbe from {name}; kube-apiserver's own container may have one"),
+            );
+        }
+    }
+
+    /// Files that the probe needs, and whether it is let in.
+    fn authentication(&mut self, layout: &Layout<'_>, probe: Option<&ProbeArgs>) {
+        let Some(probe) = probe.filter(|probe| probe.probe == ProbeKind::Https) else { return };
+        let files = [&probe.probe_ca, &probe.probe_cert, &probe.probe_key, &probe.probe_token_file];
+        let container = layout.serving().map_or(layout.apiserver.container, |serving| serving.container);
+        for file in files.into_iter().flatten().filter_map(|file| file.to_str()) {
+            if container.mount_of(file).is_none() {
+                self.found(
+                    PROBE_FILES,
+                    container.node().line,
+                    format!("{file}, which the probe needs, is in no volumeMount of {}", container.name()),
+                    "mount it, read-only",
+                );
+            }
+        }
+        let Some(flag) = self.case.manifest.flag("authentication-config").filter(|_| !shows_itself(probe)) else {
+            return;
+        };
+        let seen = self.case.node.and_then(|node| node.authentication.as_ref());
+        let mend = "give the probe credentials (--probe-cert and --probe-key, or --probe-token-file), or let anonymous \
+                    requests ask /readyz and /livez (anonymous.conditions in that file)";
+        match seen.map(|text| options::lets_probes_in(text)) {
+            Some(Ok(true)) => {}
+            Some(Ok(false)) => {
+                self.found(ANONYMOUS_AUTH, flag.line, format!("{} does not let the probe in", flag.value), mend);
+            }
+            Some(Err(why)) => {
+                self.found(AUTHENTICATION_CONFIG, flag.line, format!("{} cannot be read: {why}", flag.value), mend);
+            }
+            None => self.found(
+                AUTHENTICATION_CONFIG,
+                flag.line,
+                format!("whether {} lets the probe in cannot be seen in the manifest", flag.value),
+                format!("{mend}; on the node, --node looks into the file"),
+            ),
+        }
+    }
+}
+
+fn check_of(rule: Rule) -> Check {
+    match rule {
+        Rule::HostNetwork => HOST_NETWORK,
+        Rule::Rollout => UPDATE_STRATEGY,
+        Rule::OwnFiles => SHARED_FILE,
+        Rule::ShutdownDelay => SHUTDOWN_DELAY,
+        Rule::Probe => PROBE_ON_SHARED_PORT,
+        Rule::Pace => PROBE_PACE,
+        Rule::Readiness => READINESS_MISSING,
+        Rule::Ports => DECLARED_PORTS,
+        Rule::PreStop => PRE_STOP,
+        Rule::GracePeriod => GRACE_PERIOD,
+        Rule::Anonymous => ANONYMOUS_AUTH,
+    }
+}
+
+/// Whether the probe has credentials, or needs none.
+fn shows_itself(probe: &ProbeArgs) -> bool {
+    probe.probe == ProbeKind::Tcp || probe.probe_cert.is_some() || probe.probe_token_file.is_some()
+}

@@ -1,0 +1,150 @@
+//! Volumes: where the shims of a node meet, and where the binary comes from.
+
+use super::super::checks::{BINARY_MISSING, IMAGE_DIFFERS, RUN_DIR_OWNER, RUN_DIR_VOLUME};
+use super::super::layout::{Layout, Told};
+use super::super::options;
+use super::Examiner;
+use crate::manifest::Container;
+use berth_cluster::yaml::Node;
+use berth_options::PodCommand;
+use berth_options::place::PlaceArgs;
+use std::path::{Path, PathBuf};
+
+/// Where the shims of a node meet, if nothing else is said.
+const RUN_DIR: &str = "/run/berth";
+
+impl Examiner<'_> {
+    pub(super) fn run_dir(&mut self, layout: &Layout<'_>) {
+        let shim = layout.shim.as_ref().map(|(shim, _)| shim);
+        let mut folders = Vec::new();
+        for berth in [Some(&layout.apiserver), shim].into_iter().flatten() {
+            let Some(place) = options::place(&berth.told) else { continue };
+            let (run_dir, name, line) = (run_dir_of(place), berth.container.name(), berth.container.node().line);
+            let mut wrong = |line, cause: String, mend: String| self.found(RUN_DIR_VOLUME, line, cause, mend);
+            let Some(mount) = berth.container.mount_of(run_dir) else {
+                wrong(
+                    line,
+                    format!("{name} has no volume at the run directory {run_dir}, so no sibling finds it"),
+                    format!("mount a hostPath of type DirectoryOrCreate at {run_dir}"),
+                );
+                continue;
+            };
+            if mount.get("readOnly").map(Node::value) == Some(true.into()) {
+                wrong(
+                    mount.line,
+                    format!("{name} cannot write to the run directory {run_dir}"),
+                    "remove readOnly".into(),
+                );
+            }
+            match on_node(berth.container, run_dir) {
+                Some(folder) => folders.push((folder, mount.line)),
+                None => wrong(
+                    mount.line,
+                    format!(
+                        "the run directory {run_dir} in {name} is no hostPath, so shims of other pods do not meet there"
+                    ),
+                    format!("make the volume {{hostPath: {{path: {run_dir}, type: DirectoryOrCreate}}}}"),
+                ),
+            }
+        }
+        if let [(own, _), (other, line)] = &folders[..]
+            && own != other
+        {
+            let cause = format!("the shim's run directory is {other} on the node, kube-apiserver's is {own}");
+            self.found(RUN_DIR_VOLUME, *line, cause, format!("mount {own} in both"));
+        }
+    }
+
+    /// Who brings the binary, and whom the run directory will belong to.
+    pub(super) fn install(&mut self, layout: &Layout<'_>) {
+        let apiserver = layout.apiserver.container;
+        let uid = uid(apiserver);
+        let copy = layout.install.as_ref().and_then(|install| match &install.told {
+            Told::Options(command) => match &**command {
+                PodCommand::CopySelf(args) => Some((install.container, args)),
+                _ => None,
+            },
+            _ => None,
+        });
+        if let (Some((install, _)), Some((shim, _))) = (copy, &layout.shim) {
+            let image =
+                |container: Container<'_>| container.node().get("image").and_then(Node::text).map(ToOwned::to_owned);
+            let (own, other) = (image(install), image(shim.container));
+            if own != other {
+                self.found(
+                    IMAGE_DIFFERS,
+                    install.node().line,
+                    format!(
+                        "{} copies berth from {}, and the shim is {}: two versions in one pod",
+                        install.name(),
+                        own.unwrap_or_default(),
+                        other.unwrap_or_default()
+                    ),
+                    "give both the same image",
+                );
+            }
+        }
+        if let Some(mount) = apiserver.mount_of(layout.binary)
+            && let Some(volume) = apiserver.volume_of(mount).filter(|volume| volume.get("emptyDir").is_some())
+        {
+            let name = volume.get("name").and_then(Node::text);
+            let brings = |container: Container<'_>| {
+                let mounts = container.node().get("volumeMounts").map(Node::items).unwrap_or_default();
+                mounts.iter().any(|mount| mount.get("name").and_then(Node::text) == name)
+            };
+            if !self.case.manifest.containers("initContainers").any(brings) {
+                self.found(
+                    BINARY_MISSING,
+                    mount.line,
+                    format!("{} is in an emptyDir that no init container puts it into", layout.binary),
+                    format!("add an init container with args: [copy-self, {}] that mounts it", layout.binary),
+                );
+            }
+        }
+        let Some(place) = options::place(&layout.apiserver.told) else { return };
+        let Some(mount) = apiserver.mount_of(run_dir_of(place)) else { return };
+        let kind = apiserver.volume_of(mount).and_then(|volume| volume.at(&["hostPath", "type"])).and_then(Node::text);
+        let owner =
+            copy.filter(|(_, args)| args.run_dir.is_some()).map(|(install, args)| (install, args.owner.unwrap_or(0)));
+        match owner {
+            Some((install, owner)) if owner != uid => self.found(
+                RUN_DIR_OWNER,
+                install.node().line,
+                format!("{} makes the run directory for uid {owner}, and kube-apiserver is uid {uid}", install.name()),
+                format!("give it --owner {uid}"),
+            ),
+            // Whoever wants it to be there made it.
+            None if uid != 0 && kind != Some("Directory") => self.found(
+                RUN_DIR_OWNER,
+                mount.line,
+                format!("the kubelet makes the run directory as root, and kube-apiserver is uid {uid}"),
+                format!(
+                    "let an init container make it: args: [copy-self, PATH, --run-dir, {}, --owner, \"{uid}\"]",
+                    run_dir_of(place)
+                ),
+            ),
+            _ => {}
+        }
+    }
+}
+
+/// The uid of a container. Images of kube-apiserver and of berth are root's, if nothing is said.
+pub(in super::super) fn uid(container: Container<'_>) -> u32 {
+    container.security("runAsUser").and_then(Node::text).and_then(|uid| uid.parse().ok()).unwrap_or(0)
+}
+
+/// The run directory in a container.
+pub(in super::super) fn run_dir_of(place: &PlaceArgs) -> &str {
+    place.run_dir.run_dir.as_deref().and_then(Path::to_str).unwrap_or(RUN_DIR)
+}
+
+/// Where a path of a container is on the node, if it is in a hostPath.
+pub(in super::super) fn on_node(container: Container<'_>, path: &str) -> Option<String> {
+    let mount = container.mount_of(path)?;
+    let field = |node: &Node, key: &str| node.get(key).and_then(Node::text).map(ToOwned::to_owned);
+    let base = field(container.volume_of(mount)?.get("hostPath")?, "path")?;
+    let within = field(mount, "subPath").unwrap_or_default();
+    let rest = path.strip_prefix(field(mount, "mountPath")?.trim_end_matches('/'))?;
+    let whole: PathBuf = Path::new(&base).join(within).join(rest.trim_start_matches('/')).components().collect();
+    Some(whole.to_string_lossy().into_owned())
+}

@@ -1,0 +1,245 @@
+//! When the certificates expire that kube-apiserver uses, and those that lie beside them.
+//!
+//! `kubeadm upgrade apply` renews them on its way, but not where it finds nothing to do, and after a `berth upgrade` it
+//! finds nothing to do: without a renewal of their own all of them expire on the same day.
+
+use super::super::checks::{CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES_SOON};
+use super::super::manifest::on_node;
+use super::super::{Case, Finding};
+use super::clients::kubeconfigs;
+use crate::manifest::Manifest;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use berth_cluster::yaml::{Node, parse};
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, Error, RootCertStore};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+/// Flags that name what kube-apiserver shows of itself: the first certificate of the file is its own.
+const OWN: [&str; 4] = ["tls-cert-file", "kubelet-client-certificate", "proxy-client-cert-file", "etcd-certfile"];
+
+/// Flags that name whom it trusts: the file may hold a CA that expires beside the one that follows it.
+const TRUSTED: [&str; 4] =
+    ["client-ca-file", "etcd-cafile", "requestheader-client-ca-file", "kubelet-certificate-authority"];
+
+const DAY: u64 = 24 * 60 * 60;
+
+/// Time left that is an error, and a warning; of a certificate with a short life at most a quarter of it, since who
+/// issues such ones renews them in time.
+const SHORT: u64 = 7 * DAY;
+const SOON: u64 = 60 * DAY;
+
+/// From when to when a certificate is valid, in seconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Validity {
+    /// Its notBefore.
+    pub from: u64,
+    /// Its notAfter.
+    pub until: u64,
+}
+
+/// The certificates of a node, by where they are; why one cannot be read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Certificates {
+    /// When they were looked at, in seconds since 1970.
+    pub now: u64,
+    /// Each.
+    pub all: BTreeMap<String, Result<Validity, String>>,
+}
+
+impl Certificates {
+    /// Those that the manifest names, those in the same folders, and clients' in the node's kubeconfigs.
+    pub(super) fn gather(root: &Path, manifest: &Manifest) -> Self {
+        let mut all = BTreeMap::new();
+        let mut folders = Vec::new();
+        let at = |path: &str| root.join(path.trim_start_matches('/'));
+        for (flag, trusted) in OWN.map(|flag| (flag, false)).into_iter().chain(TRUSTED.map(|flag| (flag, true))) {
+            let Some(path) = manifest.flag(flag).and_then(|flag| on_node(manifest.container(), flag.value)) else {
+                continue;
+            };
+            let Ok(pem) = fs::read(at(&path)) else { continue };
+            let found = if trusted {
+                let each =
+                    CertificateDer::pem_slice_iter(&pem).filter_map(|certificate| validity(&certificate.ok()?).ok());
+                each.max_by_key(|validity| validity.until).ok_or_else(none)
+            } else {
+                first(&pem)
+            };
+            folders.extend(Path::new(&path).parent().map(Path::to_owned));
+            all.insert(path, found);
+        }
+        folders.sort();
+        folders.dedup();
+        for folder in folders {
+            let entries = fs::read_dir(at(&folder.to_string_lossy())).into_iter().flatten().flatten();
+            for entry in entries.filter(|entry| entry.path().extension().is_some_and(|ending| ending == "crt")) {
+                let path = folder.join(entry.file_name()).display().to_string();
+                // What nobody names may be anything.
+                let validity = fs::read(entry.path()).ok().and_then(|pem| first(&pem).ok());
+                if let Some(validity) = validity {
+                    all.entry(path).or_insert(Ok(validity));
+                }
+            }
+        }
+        for (name, text) in kubeconfigs(root) {
+            if let Some(validity) = clients(&text).into_iter().min_by_key(|validity| validity.until) {
+                all.insert(format!("/etc/kubernetes/{name}"), Ok(validity));
+            }
+        }
+        Self { now: UnixTime::now().as_secs(), all }
+    }
+
+    pub(super) fn examine(&self, case: &Case<'_>) -> Vec<Finding> {
+        let mend = if case.manifest.is_kubeadm() {
+            "kubeadm certs renew all, then `berth upgrade`, for a kube-apiserver that reads them; what kubeadm does not renew \
+             (a CA, files of others) renew where it comes from"
+        } else {
+            "renew it where it comes from, then `berth upgrade`, for a kube-apiserver that reads it"
+        };
+        let mut found = Vec::new();
+        for (path, validity) in &self.all {
+            let Validity { from, until } = match validity {
+                Ok(validity) => *validity,
+                Err(why) => {
+                    let mend = "put a certificate in PEM form there";
+                    found.push(CERTIFICATE_EXPIRES_SOON.at(path.clone(), format!("it cannot be read: {why}"), mend));
+                    continue;
+                }
+            };
+            let left = until.saturating_sub(self.now);
+            let quarter = until.saturating_sub(from) / 4;
+            let check = match left {
+                left if left < SHORT.min(quarter) || left == 0 => CERTIFICATE_EXPIRED,
+                left if left < SOON.min(quarter) => CERTIFICATE_EXPIRES_SOON,
+                _ => continue,
+            };
+            let when = humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + Duration::from_secs(until));
+            let cause = match left {
+                0 => format!("the certificate expired at {when}"),
+                left if left < DAY => format!("the certificate expires within a day, at {when}"),
+                left => format!("the certificate expires in {} days, at {when}", left / DAY),
+            };
+            found.push(check.at(path.clone(), cause, mend));
+        }
+        found
+    }
+}
+
+fn none() -> String {
+    "there is no certificate in it".into()
+}
+
+/// The first certificate of a file.
+fn first(pem: &[u8]) -> Result<Validity, String> {
+    let certificate = CertificateDer::from_pem_slice(pem).map_err(|_| none())?;
+    validity(&certificate)
+}
+
+/// Clients' certificates that are within a kubeconfig. One that it names as a file is the kubelet's, which renews it itself.
+fn clients(text: &str) -> Vec<Validity> {
+    let documents = parse(text).unwrap_or_default();
+    let users = documents.iter().flat_map(|root| root.get("users").map(Node::items).unwrap_or_default());
+    let data = users.filter_map(|user| user.at(&["user", "client-certificate-data"])?.text());
+    let decoded = data.filter_map(|data| STANDARD.decode(data.split_whitespace().collect::<String>()).ok());
+    decoded.filter_map(|pem| first(&pem).ok()).collect()
+}
+
+/// From when to when a certificate is valid.
+///
+/// rustls shows neither, but says it of one that it refuses: before all else it compares the time. So it is asked at
+/// the first and at the last second that there are, which saves another parser of certificates.
+fn validity(certificate: &CertificateDer<'_>) -> Result<Validity, String> {
+    let parsed = ParsedCertificate::try_from(certificate).map_err(|error| error.to_string())?;
+    let ask = |second| {
+        let time = UnixTime::since_unix_epoch(Duration::from_secs(second));
+        verify_server_cert_signed_by_trust_anchor(&parsed, &RootCertStore::empty(), &[], time, &[])
+    };
+    let from = match ask(0) {
+        Err(Error::InvalidCertificate(CertificateError::NotValidYetContext { not_before, .. })) => not_before.as_secs(),
+        // It has been valid since 1970.
+        _ => 0,
+    };
+    match ask(u64::MAX) {
+        Err(Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) => {
+            Ok(Validity { from, until: not_after.as_secs() })
+        }
+        Err(error) => Err(error.to_string()),
+        Ok(()) => Err("it never ends".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, date_time_ymd};
+
+    /// A certificate from 2020 on, in PEM form.
+    fn pem(year: i32, month: u8, authority: bool) -> String {
+        let mut params = CertificateParams::new(vec!["kubernetes".into()]).unwrap();
+        params.not_before = date_time_ymd(2020, 1, 1);
+        params.not_after = date_time_ymd(year, month, 1);
+        params.is_ca = if authority { IsCa::Ca(BasicConstraints::Unconstrained) } else { IsCa::NoCa };
+        params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()
+    }
+
+    /// 2020-01-01.
+    const FROM: u64 = 1_577_836_800;
+
+    #[test]
+    fn a_certificate_says_when_it_ends() {
+        for authority in [false, true] {
+            // 2021-03-01
+            assert_eq!(first(pem(2021, 3, authority).as_bytes()), Ok(Validity { from: FROM, until: 1_614_556_800 }));
+        }
+        assert_eq!(first(b"none"), Err(none()));
+        assert!(first(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").is_err());
+    }
+
+    #[test]
+    fn what_the_manifest_names_and_what_is_beside_it_is_found() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let manifest = Manifest::parse(include_str!("../../../../../tests/manifest/kubeadm-v1.36.yaml")).unwrap();
+        // A chain begins with the server's own; of CAs the last counts.
+        write("etc/kubernetes/pki/apiserver.crt", &(pem(2021, 6, false) + &pem(2022, 6, true)));
+        write("etc/kubernetes/pki/ca.crt", &(pem(2021, 6, true) + &pem(2031, 6, true)));
+        write("etc/kubernetes/pki/beside.crt", &pem(2023, 6, false));
+        write("etc/kubernetes/pki/etcd/ca.crt", "none");
+        write("etc/kubernetes/pki/etcd/server.crt", &pem(2024, 6, false));
+        write("etc/kubernetes/pki/apiserver.key", &pem(2021, 6, false));
+        // Of several users the one that expires first counts.
+        let user = |year| format!("- user: {{client-certificate-data: {}}}\n", STANDARD.encode(pem(year, 6, false)));
+        write("etc/kubernetes/admin.conf", &format!("users:\n{}{}", user(2025), user(2026)));
+        let found = Certificates::gather(root.path(), &manifest);
+        let years: Vec<_> = found
+            .all
+            .iter()
+            .map(|(path, validity)| {
+                let year = validity.as_ref().map(|validity| 1970 + validity.until / (365 * DAY + DAY / 4));
+                (path.strip_prefix("/etc/kubernetes/").unwrap(), year.ok())
+            })
+            .collect();
+        assert_eq!(
+            years,
+            [
+                ("admin.conf", Some(2025)),
+                ("pki/apiserver.crt", Some(2021)),
+                ("pki/beside.crt", Some(2023)),
+                ("pki/ca.crt", Some(2031)),
+                ("pki/etcd/ca.crt", None),
+                ("pki/etcd/server.crt", Some(2024)),
+            ]
+        );
+        assert!(found.now > FROM);
+    }
+}

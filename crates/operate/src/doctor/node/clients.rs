@@ -1,0 +1,242 @@
+//! By which addresses clients reach kube-apiserver, and whether the shim listens there. kube-apiserver listens on every
+//! address of its node by default and a shim on those that it is given, so who dials another one is refused from
+//! the first switch on.
+//!
+//! [`Clients::gather`] looks at the node, and [`Clients::uncovered`] judges (pure), for `berth doctor`, `berth inject` and
+//! whoever switches.
+
+use super::super::checks::{CLIENT_ADDRESS, CLIENT_ADDRESS_ELSEWHERE};
+use super::super::{Check, Finding};
+use super::is_host_ip;
+use berth_cluster::kubeconfig::Place;
+use berth_cluster::yaml::{Node, parse};
+use berth_os::holder::{connections, processes_of};
+use berth_shim::config::Listen;
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::Path;
+
+/// Where kubeadm and others keep the kubeconfigs of a node.
+const FOLDER: &str = "etc/kubernetes";
+
+/// Most users of an address that are named.
+const NAMED: usize = 3;
+
+/// Who reaches kube-apiserver, by the address that is dialled.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Clients(BTreeMap<SocketAddr, Vec<String>>);
+
+/// An address that clients dial and the shim does not listen on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Uncovered {
+    /// It.
+    pub address: SocketAddr,
+    /// Who dials it.
+    pub by: String,
+    /// The node has it now; else it may be a load balancer's, or a virtual IP that is elsewhere at the moment.
+    pub here: bool,
+}
+
+impl Clients {
+    /// Those of this node's kubeconfigs (`/etc/kubernetes/*.conf` below `root`) and of the connections that are open to
+    /// these ports.
+    #[must_use]
+    pub fn gather(root: &Path, ports: &[u16]) -> Self {
+        let mut clients = Self::default();
+        let mut named: BTreeMap<(String, u16), Vec<String>> = BTreeMap::new();
+        for (path, text) in kubeconfigs(root) {
+            for place in servers(&text).filter(|(_, port)| ports.contains(port)) {
+                named.entry(place).or_default().push(format!("/{FOLDER}/{path}"));
+            }
+        }
+        // A resolver may take seconds for each.
+        for ((host, port), files) in named {
+            for address in (host, port).to_socket_addrs().into_iter().flatten() {
+                files.iter().for_each(|file| clients.add(address, file.clone()));
+            }
+        }
+        let connections: Vec<_> = ports.iter().filter_map(|port| connections(*port).ok()).flatten().collect();
+        let processes = processes_of(&connections.iter().filter_map(|connection| connection.client).collect());
+        for connection in connections {
+            let remote = connection.remote;
+            let by = match connection.client.map(|inode| processes.get(&inode)) {
+                // Its client is of this node and has gone.
+                None if remote.ip().is_loopback() => continue,
+                None => format!("a connection from {}", remote.ip()),
+                // kube-apiserver has connections to itself, and dials its new address from the switch on. Nor is it known
+                // of a process that cannot be seen that it is another one.
+                Some(None) => continue,
+                Some(Some(process)) if matches!(process.name.as_str(), "kube-apiserver" | "berth") => continue,
+                Some(Some(process)) => format!("{} (pid {})", process.name, process.pid),
+            };
+            clients.add(connection.local, by);
+        }
+        clients
+    }
+
+    pub(in super::super) fn add(&mut self, address: SocketAddr, by: String) {
+        let all = self.0.entry(SocketAddr::new(address.ip().to_canonical(), address.port())).or_default();
+        if !all.contains(&by) {
+            all.push(by);
+        }
+    }
+
+    /// The addresses that are dialled.
+    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        self.0.keys().copied()
+    }
+
+    /// Those that the shim does not listen on; `own` are the addresses of the node.
+    #[must_use]
+    pub fn uncovered(&self, listen: &[Listen], own: &[IpAddr]) -> Vec<Uncovered> {
+        let mut found = Vec::new();
+        for (address, by) in self.0.iter().filter(|(address, _)| !covered(**address, listen)) {
+            let more = by.len().saturating_sub(NAMED);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let by = by.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ") + &more;
+            let here = address.ip().is_loopback() || own.contains(&address.ip());
+            found.push(Uncovered { address: *address, by, here });
+        }
+        found
+    }
+}
+
+impl Uncovered {
+    /// What is wrong, and what mends it.
+    #[must_use]
+    pub fn parts(&self) -> (String, String) {
+        let Self { address, by, here } = self;
+        if *here {
+            (
+                format!(
+                    "{by} reaches kube-apiserver at {address}, and the shim does not listen there: refused from the switch on"
+                ),
+                format!(
+                    "`berth inject --listen …` with {address} behind the addresses that are there, or let it use one of those"
+                ),
+            )
+        } else {
+            (
+                format!(
+                    "{by} dials {address}, which is no address of this node now: a virtual IP that comes here later is refused"
+                ),
+                format!(
+                    "if it is a virtual IP, `berth inject --listen …` with {address},freebind behind the others; a load balancer needs nothing"
+                ),
+            )
+        }
+    }
+
+    pub(super) fn finding(&self) -> Finding {
+        let check: Check = if self.here { CLIENT_ADDRESS } else { CLIENT_ADDRESS_ELSEWHERE };
+        let (cause, mend) = self.parts();
+        check.at(self.address.to_string(), cause, mend)
+    }
+}
+
+/// Whether a shim with these addresses gets what is sent to this one.
+pub(in super::super) fn covered(address: SocketAddr, listen: &[Listen]) -> bool {
+    listen.iter().map(|listen| listen.addr).filter(|own| own.port() == address.port()).any(|own| {
+        let same_family = own.is_ipv4() == address.is_ipv4();
+        own.ip() == address.ip()
+            || (own.ip().is_unspecified() && same_family)
+            // Which one that is only the kubelet knows, but no loopback address.
+            || (is_host_ip(own.ip()) && same_family && !address.ip().is_loopback())
+    })
+}
+
+/// The kubeconfigs of the node, by their names.
+pub(super) fn kubeconfigs(root: &Path) -> Vec<(String, String)> {
+    let entries = fs::read_dir(root.join(FOLDER)).into_iter().flatten().flatten();
+    let read = |entry: fs::DirEntry| {
+        let name = entry.file_name().into_string().ok().filter(|name| name.ends_with(".conf"))?;
+        Some((name, crate::manifest::file::read(&entry.path()).ok()?))
+    };
+    let mut found: Vec<_> = entries.filter_map(read).collect();
+    found.sort();
+    found
+}
+
+/// Host and port of each server of a kubeconfig. A name may stand for several addresses.
+fn servers(text: &str) -> impl Iterator<Item = (String, u16)> {
+    let documents = parse(text).unwrap_or_default();
+    let clusters = documents.iter().flat_map(|root| root.get("clusters").map(Node::items).unwrap_or_default());
+    let urls = clusters.filter_map(|cluster| cluster.at(&["cluster", "server"])?.text());
+    let places: Vec<_> = urls.filter_map(|url| Place::parse(url).ok()).map(|place| (place.host, place.port)).collect();
+    places.into_iter()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    fn clients(all: &[(&str, &str)]) -> Clients {
+        let mut clients = Clients::default();
+        all.iter().for_each(|(address, by)| clients.add(address.parse().unwrap(), (*by).to_owned()));
+        clients
+    }
+
+    fn uncovered(dialled: &str, listen: &[&str]) -> Vec<(String, bool)> {
+        let listen: Vec<Listen> = listen.iter().map(|text| text.parse().unwrap()).collect();
+        let own = ["10.0.0.5".parse().unwrap(), "fd00::5".parse().unwrap()];
+        let found = clients(&[(dialled, "a")]).uncovered(&listen, &own);
+        found.into_iter().map(|one| (one.address.to_string(), one.here)).collect()
+    }
+
+    #[test]
+    fn what_the_shim_listens_on_is_covered() {
+        for (dialled, listen) in [
+            ("10.0.0.5:6443", "10.0.0.5:6443"),
+            ("[::ffff:10.0.0.5]:6443", "10.0.0.5:6443"),
+            ("10.0.0.9:6443", "10.0.0.9:6443,freebind"),
+            ("127.0.0.1:6443", "0.0.0.0:6443"),
+            ("[::1]:6443", "[::]:6443"),
+            ("10.0.0.5:6443", "192.0.2.1:6443"),
+        ] {
+            assert_eq!(uncovered(dialled, &[listen]), [], "{dialled} {listen}");
+        }
+        let here = |address: &str| vec![(address.to_owned(), true)];
+        assert_eq!(uncovered("127.0.0.1:6443", &["10.0.0.5:6443"]), here("127.0.0.1:6443"));
+        assert_eq!(uncovered("127.0.0.1:6443", &["192.0.2.1:6443"]), here("127.0.0.1:6443"));
+        assert_eq!(uncovered("[fd00::5]:6443", &["10.0.0.5:6443", "0.0.0.0:6443"]), here("[fd00::5]:6443"));
+        assert_eq!(uncovered("10.0.0.5:6443", &["10.0.0.5:7443"]), here("10.0.0.5:6443"));
+        assert_eq!(uncovered("10.0.0.9:6443", &["10.0.0.5:6443"]), [("10.0.0.9:6443".to_owned(), false)]);
+    }
+
+    #[test]
+    fn an_address_is_told_once_with_a_few_of_its_users() {
+        let users = ["a", "b", "a", "c", "d", "e"].map(|by| ("127.0.0.1:6443", by));
+        let found = clients(&users).uncovered(&[], &[]);
+        assert_eq!((found.len(), found[0].by.as_str()), (1, "a, b, c and 2 more"));
+    }
+
+    #[test]
+    fn kubeconfigs_and_connections_are_looked_at() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join(FOLDER);
+        fs::create_dir_all(&folder).unwrap();
+        let write = |name: &str, server: &str| {
+            let text = format!("kind: Config\nclusters:\n- name: a\n  cluster: {{server: '{server}'}}\n");
+            fs::write(folder.join(name), text).unwrap();
+        };
+        let listener = TcpListener::bind("127.83.2.1:0").unwrap();
+        let bound = listener.local_addr().unwrap();
+        let port = bound.port();
+        write("admin.conf", &format!("https://10.0.0.9:{port}"));
+        write("kubelet.conf", &format!("https://localhost:{port}"));
+        write("other-port.conf", "https://10.0.0.9:1");
+        write("admin.conf.bak", &format!("https://10.0.0.10:{port}"));
+        fs::write(folder.join("torn.conf"), "a: [").unwrap();
+        let client = TcpStream::connect(bound).unwrap();
+        let found = Clients::gather(root.path(), &[port]);
+        let by = |address: SocketAddr| found.0.get(&address).map(|by| by.join(" "));
+        assert_eq!(by(format!("10.0.0.9:{port}").parse().unwrap()).as_deref(), Some("/etc/kubernetes/admin.conf"));
+        let local = format!("127.0.0.1:{port}").parse().unwrap();
+        assert_eq!(by(local).as_deref(), Some("/etc/kubernetes/kubelet.conf"));
+        let own = format!("(pid {})", std::process::id());
+        assert!(by(bound).is_some_and(|by| by.ends_with(&own)), "{found:?} {client:?}");
+        assert!(!found.addresses().any(|address| address.port() == 1 || address.ip().to_string() == "10.0.0.10"));
+    }
+}

@@ -1,0 +1,332 @@
+//! A look at the node: files below a root, which tests move; sockets and addresses of this network namespace.
+
+use super::super::layout::Layout;
+use super::super::manifest::{on_node, uid};
+use super::super::options;
+use super::super::pair::KEYS;
+use super::{Certificates, Clients, Uncovered, covered, run_dir_on_node};
+use crate::manifest::Manifest;
+use berth_cluster::yaml::Node;
+use berth_node::ipc;
+use berth_node::registry::{self, RunDir, lease};
+use berth_os::clock;
+use berth_os::holder::{Entry, Process, listeners, process_of};
+use berth_shim::config::Listen;
+use nix::ifaddrs::getifaddrs;
+use nix::unistd::Uid;
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// Settings of the kernel that are looked at.
+const SETTINGS: [&str; 9] = [
+    "fs.file-max",
+    "kernel.osrelease",
+    "net.core.somaxconn",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_nonlocal_bind",
+    "net.ipv4.tcp_migrate_req",
+    "net.netfilter.nf_conntrack_count",
+    "net.netfilter.nf_conntrack_max",
+];
+
+/// What was seen of a node. What could not be seen is absent, and is not judged.
+#[derive(Debug, Default)]
+pub struct Facts {
+    /// What is in the file of `--authentication-config`.
+    pub authentication: Option<String>,
+    /// What is where the manifest's hostPaths are: `Directory`, `File`, `Socket` or something else.
+    pub host_paths: BTreeMap<String, Option<&'static str>>,
+    /// Why kube-apiserver cannot use the run directory.
+    pub run_dir: Option<registry::Error>,
+    /// What is left there of what has ended.
+    pub leftovers: Vec<String>,
+    /// Shims that live there.
+    pub shims: Vec<Shim>,
+    /// Which of them have no connection to a sibling; see [`unconnected`].
+    pub unconnected: Vec<String>,
+    /// Addresses of the node.
+    pub addresses: Option<Vec<IpAddr>>,
+    /// Who listens on the ports of the shim.
+    pub listeners: Vec<Holding>,
+    /// Who reaches kube-apiserver by which address.
+    pub clients: Clients,
+    /// Certificates that kube-apiserver uses, and those beside them.
+    pub certificates: Certificates,
+    /// Files of keys, by their flags, that changed after the running kube-apiserver started.
+    pub newer_keys: Vec<(&'static str, String)>,
+    /// Running kube-apiservers.
+    pub apiservers: Vec<Running>,
+    /// Running shims, by their processes.
+    pub berths: Vec<Running>,
+    /// MemAvailable, in bytes.
+    pub available: Option<u64>,
+    /// Settings of the kernel, by their names.
+    pub settings: BTreeMap<&'static str, String>,
+    /// What is known of an interrupted upgrade.
+    pub interrupted: Option<String>,
+}
+
+/// A live shim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shim {
+    /// Its instance.
+    pub instance: String,
+    /// Which berth it is.
+    pub version: String,
+}
+
+/// A listener, and whose it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holding {
+    /// The socket.
+    pub entry: Entry,
+    /// The process, if it can be seen.
+    pub process: Option<Process>,
+}
+
+/// A process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Running {
+    /// Its process ID.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+    /// Resident memory, in bytes.
+    pub resident: u64,
+    /// Most files that it may open.
+    pub files: Option<u64>,
+    /// When it started.
+    pub started: Option<SystemTime>,
+}
+
+impl Facts {
+    /// Looks at this node, whose files are below `root`.
+    #[must_use]
+    pub fn gather(root: &Path, manifest: &Manifest) -> Self {
+        let at = |path: &str| root.join(path.trim_start_matches('/'));
+        let container = manifest.container();
+        let file = manifest.flag("authentication-config").and_then(|flag| on_node(container, flag.value));
+        let volumes = manifest.pod().get("volumes").map(Node::items).unwrap_or_default();
+        let host_paths = volumes.iter().filter_map(host_path).map(|(path, ..)| (path.to_owned(), kind(&at(path))));
+        let running = running(&root.join("proc"));
+        let named = |name: &str| running.iter().filter(|process| process.name == name).cloned().collect();
+        let settings = SETTINGS.into_iter().filter_map(|name| {
+            let path = root.join("proc/sys").join(name.replace('.', "/"));
+            Some((name, fs::read_to_string(path).ok()?))
+        });
+        let apiservers: Vec<Running> = named("kube-apiserver");
+        let started = apiservers.iter().filter_map(|process| process.started).min();
+        let newer = |flag: &'static str| {
+            let path = on_node(container, manifest.flag(flag)?.value)?;
+            let changed = fs::metadata(at(&path)).ok()?.modified().ok()?;
+            (changed > started?).then_some((flag, path))
+        };
+        let newer_keys = KEYS.into_iter().filter_map(newer).collect();
+        let mut facts = Self {
+            newer_keys,
+            authentication: file.and_then(|file| fs::read_to_string(at(&file)).ok()),
+            host_paths: host_paths.collect(),
+            addresses: addresses(),
+            apiservers,
+            berths: named("berth"),
+            available: fs::read_to_string(root.join("proc/meminfo"))
+                .ok()
+                .and_then(|text| kilobytes(&text, "MemAvailable")),
+            settings: settings.collect(),
+            certificates: Certificates::gather(root, manifest),
+            ..Self::default()
+        };
+        if let Some(layout) = Layout::of(manifest) {
+            facts.look_at(&layout, manifest, root);
+        }
+        facts
+    }
+
+    /// What clients dial and a shim with these addresses does not listen on.
+    pub(super) fn uncovered(&self, listen: &[Listen]) -> Vec<Uncovered> {
+        self.clients.uncovered(listen, self.addresses.as_deref().unwrap_or_default())
+    }
+
+    /// The addresses of this node by which clients come, and on which the shim of a manifest listens.
+    #[must_use]
+    pub fn kept(&self, manifest: &Manifest) -> Vec<SocketAddr> {
+        let listen = Layout::of(manifest).map(|layout| listen(&layout)).unwrap_or_default();
+        let own = self.addresses.as_deref().unwrap_or_default();
+        let here = |address: &SocketAddr| address.ip().is_loopback() || own.contains(&address.ip());
+        self.clients.addresses().filter(|address| here(address) && covered(*address, &listen)).collect()
+    }
+
+    fn look_at(&mut self, layout: &Layout<'_>, manifest: &Manifest, root: &Path) {
+        if let Some(path) = run_dir_on_node(layout) {
+            let path = root.join(path.strip_prefix("/").unwrap_or(&path));
+            match RunDir::usable(&path, Uid::from_raw(uid(layout.apiserver.container))) {
+                Ok(_) => self.look_into(&path),
+                Err(error) => self.run_dir = Some(error),
+            }
+        }
+        let listen = listen(layout);
+        let mut ports: Vec<_> = listen.iter().map(|listen| listen.addr.port()).collect();
+        ports.sort_unstable();
+        ports.dedup();
+        self.clients = Clients::gather(root, &dialled(&listen, manifest));
+        for entry in ports.into_iter().filter_map(|port| listeners(port).ok()).flatten() {
+            self.listeners.push(Holding { entry, process: process_of(entry.inode) });
+        }
+    }
+
+    /// The shims of a run directory, and what is left of earlier ones.
+    fn look_into(&mut self, path: &Path) {
+        let (Ok(boot), Ok(now)) = (clock::boot_id(), clock::boottime()) else { return };
+        let Ok(node) = berth_node::snapshot::Node::look(Some(path)) else { return };
+        let mut live = Vec::new();
+        let mut stale = 0;
+        let berths = RunDir::find(path).ok().flatten().and_then(|run_dir| run_dir.berths().ok()).unwrap_or_default();
+        for lease in berths.iter().filter_map(|berth| lease::list(berth).ok()).flat_map(|listing| listing.leases) {
+            if lease.is_live(&boot, now) {
+                live.push(lease.instance.clone());
+                self.shims.push(Shim { instance: lease.instance.to_string(), version: lease.berth_version });
+            } else {
+                stale += 1;
+            }
+        }
+        let dead = node.instances.iter().filter(|known| known.record.as_ref().is_some_and(|record| !record.alive));
+        let sockets = node.instances.iter().filter(|known| known.socket && !live.contains(&known.id));
+        let counts = [
+            (dead.count(), "record of an apiserver", "records of apiservers"),
+            (stale, "lease of a shim", "leases of shims"),
+            (sockets.count(), "socket of a shim", "sockets of shims"),
+        ];
+        let said = |(count, one, many): (usize, &str, &str)| match count {
+            0 => None,
+            1 => Some(format!("1 {one}")),
+            count => Some(format!("{count} {many}")),
+        };
+        self.leftovers = counts.into_iter().filter_map(said).collect();
+        self.leftovers.extend(node.problems.iter().map(ToString::to_string));
+    }
+}
+
+/// Asks the live shims of the run directory of a node, whose files are below `root`, which of their siblings they have
+/// no connection to.
+pub async fn unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
+    let path = Layout::of(manifest).and_then(|layout| run_dir_on_node(&layout));
+    let Some(path) = path.map(|path| root.join(path.strip_prefix("/").unwrap_or(&path))) else { return Vec::new() };
+    let (Ok(boot), Ok(now)) = (clock::boot_id(), clock::boottime()) else { return Vec::new() };
+    let berths = RunDir::find(&path).ok().flatten().and_then(|run_dir| run_dir.berths().ok()).unwrap_or_default();
+    let mut said = Vec::new();
+    for berth in &berths {
+        let leases = lease::list(berth).map(|listing| listing.leases).unwrap_or_default();
+        for instance in leases.into_iter().filter(|lease| lease.is_live(&boot, now)).map(|lease| lease.instance) {
+            let Ok(socket) = berth.socket_path(&instance) else { continue };
+            // One that does not answer tells nothing; a sibling of it will.
+            let Ok(status) = ipc::status(&socket, ipc::PATIENCE).await else { continue };
+            let pair = |other| format!("the shims of {instance} and {other} have no connection");
+            said.extend(status.unconnected.iter().map(pair));
+        }
+    }
+    said
+}
+
+/// The path and type of a volume that is a hostPath, and its line.
+pub(super) fn host_path(volume: &Node) -> Option<(&str, &str, usize)> {
+    let host_path = volume.get("hostPath")?;
+    let path = host_path.get("path")?;
+    Some((path.text()?, host_path.get("type").and_then(Node::text).unwrap_or_default(), path.line))
+}
+
+/// What is there, as the type of a hostPath calls it.
+fn kind(path: &Path) -> Option<&'static str> {
+    let kind = fs::metadata(path).ok()?.file_type();
+    Some(match () {
+        () if kind.is_dir() => "Directory",
+        () if kind.is_file() => "File",
+        () if kind.is_socket() => "Socket",
+        () => "device",
+    })
+}
+
+/// Where the shim of a manifest listens.
+pub(in super::super) fn listen(layout: &Layout<'_>) -> Vec<Listen> {
+    let place = layout.serving().and_then(|serving| options::place(&serving.told));
+    let listen = place.map(|place| &place.listen[..]).unwrap_or_default();
+    listen.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+/// Ports by which clients reach kube-apiserver: the shim's, and its own where it was without berth.
+pub(super) fn dialled(listen: &[Listen], manifest: &Manifest) -> Vec<u16> {
+    let own = manifest.secure_port().ok().filter(|_| !listen.is_empty());
+    let mut ports: Vec<_> = listen.iter().map(|listen| listen.addr.port()).chain(own).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    ports
+}
+
+/// The addresses of this node. None: they cannot be had.
+#[must_use]
+pub fn addresses() -> Option<Vec<IpAddr>> {
+    let addresses = getifaddrs().ok()?.filter_map(|interface| {
+        let address = interface.address?;
+        let four = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+        four.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+    });
+    Some(addresses.collect())
+}
+
+/// All processes that can be seen.
+fn running(proc: &Path) -> Vec<Running> {
+    let entries = fs::read_dir(proc).into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let booted = booted(proc);
+    let read = |pid| {
+        let of = |file: &str| fs::read_to_string(proc.join(PathBuf::from(format!("{pid}/{file}")))).ok();
+        let name = of("comm")?.trim_end().to_owned();
+        let ticks = of("stat").and_then(|stat| ticks(&stat));
+        Some(Running {
+            pid,
+            name,
+            resident: kilobytes(&of("status")?, "VmRSS")?,
+            files: files(&of("limits")?),
+            started: booted.zip(ticks).map(|(booted, ticks)| booted + Duration::from_millis(ticks * 1000 / TICKS)),
+        })
+    };
+    pids.filter_map(read).collect()
+}
+
+/// Ticks of a second in what the kernel shows (USER_HZ), the same on every machine that berth runs on.
+const TICKS: u64 = 100;
+
+/// When the machine started.
+fn booted(proc: &Path) -> Option<SystemTime> {
+    let stat = fs::read_to_string(proc.join("stat")).ok()?;
+    let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds.trim().parse().ok()?))
+}
+
+/// When a process started, in ticks since the machine did: the 22nd field of /proc/PID/stat, where the second is a name with
+/// whatever is in it.
+fn ticks(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?
+        .1
+        .split_ascii_whitespace()
+        .nth(19)?
+        .parse::<u64>()
+        .ok()
+        .filter(|ticks| *ticks < u64::MAX / 1000)
+}
+
+/// A line such as `MemAvailable:   123 kB`, in bytes.
+fn kilobytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The hard limit of open files in /proc/PID/limits: berth raises the soft one, and Go does too.
+fn files(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_ascii_whitespace().nth(1)?.parse().ok()
+}

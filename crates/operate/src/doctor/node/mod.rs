@@ -1,0 +1,384 @@
+//! Whether a second kube-apiserver fits on a node, judged from [`Facts`] about it.
+
+pub mod certificates;
+pub mod clients;
+mod facts;
+
+use super::checks::*;
+use super::layout::{HOST_IP, Layout};
+use super::manifest::{on_node, run_dir_of, uid};
+use super::room::quantity;
+use super::{Case, Finding, options};
+use crate::manifest::{Manifest, split};
+use berth_cluster::yaml::Node;
+use berth_node::registry;
+use berth_os::holder::{self, Entry};
+use berth_shim::config::Listen;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+pub use certificates::{Certificates, Validity};
+pub(super) use clients::covered;
+pub use clients::{Clients, Uncovered};
+pub(super) use facts::listen;
+pub use facts::{Facts, Holding, Running, Shim, addresses, unconnected};
+
+/// Version of the kernel since which sockets can share a port.
+const REUSEPORT_SINCE: (u32, u32) = (3, 9);
+
+/// Fewest files that a process on the way of connections should be able to open: a connection is two.
+const LEAST_FILES: u64 = 16_384;
+
+/// Fewest ports for outgoing connections. Linux has 28,232 by default.
+const LEAST_PORTS: usize = 10_000;
+
+/// Share of the connection tracking table that may be full, in percent.
+const TRACKED: u64 = 80;
+
+pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
+    let mut examiner = Examiner { case, facts, findings: Vec::new() };
+    examiner.host_paths();
+    examiner.memory();
+    examiner.kernel();
+    examiner.files();
+    examiner.findings.extend(facts.certificates.examine(case));
+    if let Some(layout) = Layout::of(case.manifest) {
+        examiner.run_dir(&layout);
+        if let Some(serving) = layout.serving() {
+            let listen = listen(&layout);
+            examiner.addresses(&listen);
+            examiner.findings.extend(facts.uncovered(&listen).iter().map(Uncovered::finding));
+            examiner.holders(&listen, uid(serving.container));
+            examiner.ephemeral_ports(&listen);
+            examiner.backlog(options::backlog(&serving.told));
+        }
+    }
+    if let Some(what) = &facts.interrupted {
+        examiner.findings.push(UPGRADE_INTERRUPTED.at(
+            "this node",
+            what.clone(),
+            "`berth upgrade` goes on with it, or takes it back",
+        ));
+    }
+    examiner.findings
+}
+
+/// What clients of this node dial and the shim of a manifest does not listen on. Empty if the manifest is another node's, as far
+/// as it names an address.
+#[must_use]
+pub fn uncovered(root: &Path, manifest: &Manifest) -> Vec<Uncovered> {
+    let listen = Layout::of(manifest).map(|layout| listen(&layout)).unwrap_or_default();
+    let own = addresses().unwrap_or_default();
+    if !listen.iter().map(|listen| listen.addr.ip()).any(|ip| is_host_ip(ip) || own.contains(&ip)) {
+        return Vec::new();
+    }
+    Clients::gather(root, &facts::dialled(&listen, manifest)).uncovered(&listen, &own)
+}
+
+struct Examiner<'a> {
+    case: &'a Case<'a>,
+    facts: &'a Facts,
+    findings: Vec<Finding>,
+}
+
+impl Examiner<'_> {
+    fn setting(&self, name: &str) -> Option<&str> {
+        self.facts.settings.get(name).map(String::as_str)
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        self.setting(name)?.trim().parse().ok()
+    }
+
+    fn host_paths(&mut self) {
+        let volumes = self.case.manifest.pod().get("volumes").map(Node::items).unwrap_or_default();
+        for (path, kind, line) in volumes.iter().filter_map(facts::host_path) {
+            let found = self.facts.host_paths.get(path).copied().flatten();
+            let fits = match kind {
+                "Directory" | "File" | "Socket" => found == Some(kind),
+                // These are made if nothing is there.
+                "DirectoryOrCreate" => found.is_none_or(|found| found == "Directory"),
+                "FileOrCreate" => found.is_none_or(|found| found == "File"),
+                _ => true,
+            };
+            if !fits {
+                let cause = match found {
+                    None => format!("{path} is not on the node, and the pod wants a {kind} there"),
+                    Some(found) => format!("{path} is a {found}, and the pod wants a {kind} there"),
+                };
+                let mend = match kind {
+                    "Directory" => format!("mkdir -p {path}, or type: DirectoryOrCreate"),
+                    _ => format!("put it there, or correct the path of the volume ({path})"),
+                };
+                self.findings.push(HOST_PATH.at(self.case.line(line), cause, mend));
+            }
+        }
+    }
+
+    /// Whether it can be used, and what is in it.
+    fn run_dir(&mut self, layout: &Layout<'_>) {
+        let apiserver = layout.apiserver.container;
+        let path = options::place(&layout.apiserver.told).and_then(|place| on_node(apiserver, run_dir_of(place)));
+        let Some(path) = path else { return };
+        let uid = uid(apiserver);
+        if let Some(error) = &self.facts.run_dir {
+            let message = error.to_string();
+            let (cause, mend) = match error {
+                registry::Error::Owner { owner, .. } => (
+                    format!("the run directory is owned by uid {owner}, and kube-apiserver is uid {uid}"),
+                    format!("chown -R {uid} {path}"),
+                ),
+                registry::Error::Mode { mode, .. } => (
+                    format!("the run directory has mode {mode:04o}, so others may write into it"),
+                    format!("chmod 0700 {path}"),
+                ),
+                _ => {
+                    let (cause, mend) = split(&message);
+                    (cause.to_owned(), mend.to_owned())
+                }
+            };
+            self.findings.push(RUN_DIR_OWNER.at(path.clone(), cause, mend));
+        }
+        if !self.facts.leftovers.is_empty() {
+            let what = self.facts.leftovers.join(", ");
+            self.findings.push(LEFTOVERS.at(
+                path.clone(),
+                format!("left behind by what has ended: {what}"),
+                "nothing: a running shim removes them within ten minutes, and nobody believes them before",
+            ));
+        }
+        for what in &self.facts.unconnected {
+            self.findings.push(SHIMS_UNCONNECTED.at(
+                path.clone(),
+                format!("{what}: an upgrade loses what is queued at the one that leaves"),
+                "see the logs of both shims; they need one uid, one run directory, and one SELinux label for its sockets",
+            ));
+        }
+        let own = minor(berth_node::VERSION);
+        for shim in &self.facts.shims {
+            let (Some(own), Some(other)) = (own, minor(&shim.version)) else { continue };
+            if own.0 != other.0 || own.1.abs_diff(other.1) > 1 {
+                self.findings.push(BERTH_VERSION.at(
+                    path.clone(),
+                    format!(
+                        "the shim of {} is berth {}, this is berth {}",
+                        shim.instance,
+                        shim.version,
+                        berth_node::VERSION
+                    ),
+                    "upgrade over the versions between, one minor version at a time",
+                ));
+            }
+        }
+    }
+
+    fn addresses(&mut self, listen: &[Listen]) {
+        let Some(own) = &self.facts.addresses else { return };
+        let anywhere = self.setting("net.ipv4.ip_nonlocal_bind").is_some_and(|value| value.trim() == "1");
+        for Listen { addr, freebind } in listen {
+            let ip = addr.ip();
+            let there = match ip {
+                IpAddr::V4(ip) => ip.is_loopback() || ip.is_unspecified() || anywhere,
+                IpAddr::V6(ip) => ip.is_unspecified(),
+            };
+            if !(*freebind || there || is_host_ip(ip) || own.contains(&ip)) {
+                self.findings.push(ADDRESS_MISSING.at(
+                    addr.to_string(),
+                    "the shim is to listen there, and the node has no such address",
+                    format!(
+                        "add it to an interface; or, for a virtual IP that comes and goes, --listen {addr},freebind"
+                    ),
+                ));
+            }
+        }
+    }
+
+    /// Who is in the way of the shim's listeners.
+    fn holders(&mut self, listen: &[Listen], uid: u32) {
+        for wanted in listen.iter().map(|listen| listen.addr) {
+            let host_ip = is_host_ip(wanted.ip());
+            for Holding { entry, process } in &self.facts.listeners {
+                let Entry { local, uid: other, .. } = *entry;
+                let clashes = if host_ip {
+                    local.port() == wanted.port() && !local.ip().is_loopback()
+                } else {
+                    holder::clashes(wanted, local)
+                };
+                let name = process.as_ref().map(|process| process.name.as_str());
+                // A sibling; or one that cannot be seen, and may be one.
+                if !clashes || (other == uid && matches!(name, Some("berth") | None)) {
+                    continue;
+                }
+                if name == Some("kube-apiserver") {
+                    self.findings.push(FIRST_SWITCH.at(
+                        local.to_string(),
+                        "kube-apiserver holds the port itself: when it stops, clients are refused until the one behind \
+                         berth is ready",
+                        "this once, plan for a restart of kube-apiserver (`berth upgrade --accept-gap`)",
+                    ));
+                    continue;
+                }
+                let wanted = if host_ip { local } else { wanted };
+                let message = holder::describe(wanted, uid, &[*entry], |_| process.clone());
+                let message = message.replace("this process is", "kube-apiserver is");
+                let (cause, mend) = if other != uid && !local.ip().is_unspecified() {
+                    (message.as_str(), "run both with one uid, or stop that one")
+                } else {
+                    split(&message)
+                };
+                self.findings.push(PORT_HELD.at(wanted.to_string(), cause, mend));
+            }
+        }
+        // One listener can be in the way of several addresses.
+        let mut seen = Vec::new();
+        self.findings.retain(|finding| {
+            let new = !seen.contains(finding);
+            seen.push(finding.clone());
+            new
+        });
+    }
+
+    fn memory(&mut self) {
+        let Some(available) = self.facts.available else { return };
+        let running = match &self.facts.apiservers[..] {
+            [] => 0,
+            [only] => only.resident,
+            // There are two, so there is room for two.
+            _ => return,
+        };
+        let request = self.case.manifest.apiserver().at(&["resources", "requests", "memory"]);
+        let request = request.and_then(Node::text).and_then(quantity).unwrap_or(0.0) as u64;
+        let needed = running.max(request);
+        if available < needed {
+            self.findings.push(MEMORY.at(
+                "MemAvailable",
+                format!(
+                    "{} MiB are available, and a second kube-apiserver takes {} MiB (the running one {}, its request {}): \
+                     the kernel may kill either",
+                    available >> 20,
+                    needed >> 20,
+                    running >> 20,
+                    request >> 20
+                ),
+                "free memory on the node, or upgrade at a quieter time; --ignore-errors memory, if you know that both fit",
+            ));
+        }
+    }
+
+    fn kernel(&mut self) {
+        if let Some(release) = self.setting("kernel.osrelease").map(str::trim)
+            && minor(release).is_some_and(|version| version < REUSEPORT_SINCE)
+        {
+            let cause = format!("Linux {release} has no SO_REUSEPORT, by which two shims share a port");
+            self.findings.push(KERNEL.at("kernel.osrelease", cause, "run a kernel from 3.9 on"));
+        }
+        if self.number("net.ipv4.tcp_migrate_req") == Some(1) {
+            self.findings.push(MIGRATE_REQ.at(
+                "net.ipv4.tcp_migrate_req",
+                "the kernel moves what is queued on a listener that closes, and before a fix of 2026 it may not wake who \
+                 accepts it; berth hands listeners over itself and does not need it",
+                "sysctl -w net.ipv4.tcp_migrate_req=0",
+            ));
+        }
+        let tracked = (self.number("net.netfilter.nf_conntrack_count"), self.number("net.netfilter.nf_conntrack_max"));
+        if let (Some(count), Some(most)) = tracked
+            && count.saturating_mul(100) >= most.saturating_mul(TRACKED)
+        {
+            self.findings.push(CONNTRACK.at(
+                "net.netfilter.nf_conntrack_max",
+                format!("{count} of {most} tracked connections: the kernel drops new ones when it is full, and each through berth is two"),
+                format!("sysctl -w net.netfilter.nf_conntrack_max={}", most.saturating_mul(2)),
+            ));
+        }
+    }
+
+    fn files(&mut self) {
+        let processes = self.facts.apiservers.iter().chain(&self.facts.berths);
+        let least = processes.filter_map(|process| Some((process.files?, process))).min_by_key(|(files, _)| *files);
+        if let Some((files, Running { pid, name, .. })) = least.filter(|(files, _)| *files < LEAST_FILES) {
+            self.findings.push(FILE_LIMIT.at(
+                format!("pid {pid} ({name})"),
+                format!("it may open {files} files, and a connection through berth is two"),
+                format!(
+                    "raise the container runtime's limit (LimitNOFILE of its systemd unit) to {LEAST_FILES} or more"
+                ),
+            ));
+        }
+        if let Some(files) = self.number("fs.file-max").filter(|files| *files < LEAST_FILES) {
+            self.findings.push(FILE_LIMIT.at(
+                "fs.file-max",
+                format!("all processes together may open {files} files, and a connection through berth is two"),
+                format!("sysctl -w fs.file-max={}", LEAST_FILES * 8),
+            ));
+        }
+    }
+
+    fn ephemeral_ports(&mut self, listen: &[Listen]) {
+        let setting = "net.ipv4.ip_local_port_range";
+        let Some((low, high)) = self.setting(setting).and_then(range) else { return };
+        let count = usize::from(high.saturating_sub(low)) + 1;
+        if count < LEAST_PORTS {
+            self.findings.push(EPHEMERAL_PORTS.at(
+                setting,
+                format!(
+                    "{count} ports ({low} to {high}) are the most connections from one client address to an apiserver"
+                ),
+                format!("sysctl -w {setting}='32768 60999'"),
+            ));
+        }
+        let reserved = self.setting("net.ipv4.ip_local_reserved_ports").unwrap_or_default().trim().to_owned();
+        let is_reserved = |port: u16| {
+            reserved
+                .split(',')
+                .filter_map(|part| {
+                    let (low, high) = part.split_once('-').unwrap_or((part, part));
+                    Some(low.trim().parse().ok()?..=high.trim().parse().ok()?)
+                })
+                .any(|range: std::ops::RangeInclusive<u16>| range.contains(&port))
+        };
+        let mut ports: Vec<_> = listen.iter().map(|listen| listen.addr.port()).collect();
+        ports.sort_unstable();
+        ports.dedup();
+        for port in ports.into_iter().filter(|port| (low..=high).contains(port) && !is_reserved(*port)) {
+            let all = if reserved.is_empty() { port.to_string() } else { format!("{reserved},{port}") };
+            self.findings.push(EPHEMERAL_PORTS.at(
+                setting,
+                format!(
+                    "an outgoing connection may take port {port} ({low} to {high}), and then the shim cannot bind it"
+                ),
+                format!("sysctl -w net.ipv4.ip_local_reserved_ports={all}"),
+            ));
+        }
+    }
+
+    fn backlog(&mut self, backlog: u32) {
+        if let Some(most) = self.number("net.core.somaxconn").filter(|most| *most < u64::from(backlog)) {
+            self.findings.push(SOMAXCONN.at(
+                "net.core.somaxconn",
+                format!("the accept queue of a shim holds {most} connections and not {backlog}: a burst of clients waits longer"),
+                format!("sysctl -w net.core.somaxconn={backlog}"),
+            ));
+        }
+    }
+}
+
+fn is_host_ip(ip: IpAddr) -> bool {
+    HOST_IP.parse() == Ok(ip)
+}
+
+/// Major and minor number of a version.
+fn minor(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn range(text: &str) -> Option<(u16, u16)> {
+    let mut parts = text.split_ascii_whitespace();
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// Where the run directory is on the node.
+fn run_dir_on_node(layout: &Layout<'_>) -> Option<PathBuf> {
+    let place = options::place(&layout.apiserver.told)?;
+    on_node(layout.apiserver.container, run_dir_of(place)).map(PathBuf::from)
+}

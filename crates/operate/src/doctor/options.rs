@@ -1,0 +1,159 @@
+//! What berth's options in a manifest say, and what berth would say of them.
+
+use super::layout::{Berth, HOST_IP, Layout, Told};
+use super::manifest::on_node;
+use crate::manifest::Manifest;
+use berth_cluster::yaml::{Node, parse};
+use berth_node::instance;
+use berth_options::PodCommand;
+use berth_options::check::{self, Checks, check_beside_instance, check_probe, check_probe_options};
+use berth_options::place::PlaceArgs;
+use berth_options::probe::ProbeArgs;
+use berth_options::shim::ShimArgs;
+use berth_shim::backend::probe::{ProbeConfig, ProbeKind};
+use serde_json::Value;
+use std::time::Duration;
+
+/// What is wrong with options.
+#[derive(Debug, Default)]
+pub(super) struct Mistakes {
+    /// That an instance of the same port does not fit beside the listen addresses.
+    pub(super) beside: Vec<String>,
+    /// The rest.
+    pub(super) others: Vec<String>,
+}
+
+/// All that berth would refuse, but for files, which are another machine's.
+pub(super) fn mistakes(told: &Told) -> Mistakes {
+    let command = match told {
+        Told::Options(command) => command,
+        Told::Wrong(why) => return Mistakes { others: vec![why.clone()], ..Mistakes::default() },
+        Told::Unseen => return Mistakes::default(),
+    };
+    let (mut beside, mut others) = (Checks::default(), Checks::default());
+    if let Some(place) = place(told).and_then(|place| check::place(place, &mut others))
+        && !matches!(&**command, PodCommand::Serve(serve) if serve.backend.is_some())
+    {
+        check_beside_instance(&place, &mut beside);
+    }
+    if let Some(probe) = probe(told) {
+        check_probe_options(probe, "/readyz", true, &mut others);
+    }
+    let whole = match &**command {
+        PodCommand::Serve(serve) => {
+            let mut serve = serve.clone();
+            without_files(&mut serve.shim);
+            check::serve(&serve).err()
+        }
+        PodCommand::Run(run) => {
+            let mut run = run.clone();
+            without_files(&mut run.shim);
+            check::run(&run).err()
+        }
+        PodCommand::Exec(exec) => {
+            for error in instance::args::check(&exec.command) {
+                others.wrong(format!("command after --: {error}"));
+            }
+            None
+        }
+        _ => None,
+    };
+    let list = |checks: Checks| checks.finish(Some(())).err().map(|mistakes| mistakes.0).unwrap_or_default();
+    let (beside, mut others) = (list(beside), list(others));
+    for mistake in whole.into_iter().flat_map(|mistakes| mistakes.0) {
+        if !beside.contains(&mistake) && !others.contains(&mistake) {
+            others.push(mistake);
+        }
+    }
+    let readable = |text: String| text.replace(HOST_IP, "HOST_IP");
+    Mistakes { beside: beside.into_iter().map(readable).collect(), others: others.into_iter().map(readable).collect() }
+}
+
+/// The probe is checked apart, without its files.
+fn without_files(shim: &mut ShimArgs) {
+    shim.probe.probe = ProbeKind::Tcp;
+    shim.probe.probe_ca = None;
+    shim.probe.probe_cert = None;
+    shim.probe.probe_key = None;
+    shim.probe.probe_token_file = None;
+}
+
+/// Which berth, which instance and where.
+pub(super) fn place(told: &Told) -> Option<&PlaceArgs> {
+    match told {
+        Told::Options(command) => match &**command {
+            PodCommand::Serve(serve) => Some(&serve.place),
+            PodCommand::Run(run) => Some(&run.place),
+            PodCommand::Exec(exec) => Some(&exec.place),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn shim(told: &Told) -> Option<&ShimArgs> {
+    match told {
+        Told::Options(command) => match &**command {
+            PodCommand::Serve(serve) => Some(&serve.shim),
+            PodCommand::Run(run) => Some(&run.shim),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// How the apiserver is asked.
+pub(super) fn probe(told: &Told) -> Option<&ProbeArgs> {
+    shim(told).map(|shim| &shim.probe)
+}
+
+/// How the shim of a manifest will ask its apiserver, for one who asks as it does from the node: its files are where the
+/// pod mounts them from. None: the options are not all in the manifest.
+///
+/// # Errors
+/// What is wrong with them, or with a file.
+#[must_use]
+pub fn probe_from_node(manifest: &Manifest) -> Option<Result<ProbeConfig, Vec<String>>> {
+    let layout = Layout::of(manifest)?;
+    let Berth { container, told, .. } = layout.serving()?;
+    let shim = shim(told)?;
+    let (mut args, mut checks) = (shim.probe.clone(), Checks::default());
+    for file in [&mut args.probe_ca, &mut args.probe_cert, &mut args.probe_key, &mut args.probe_token_file] {
+        let Some(path) = file else { continue };
+        match on_node(*container, &path.to_string_lossy()) {
+            Some(there) => *file = Some(there.into()),
+            None => checks.wrong(format!("{}, which the probe needs, is in no hostPath of the shim", path.display())),
+        }
+    }
+    let config = check_probe(&args, &shim.pace.probe_path, true, &mut checks);
+    Some(checks.finish(config).map_err(|mistakes| mistakes.0))
+}
+
+/// How long connections may take to end.
+pub(super) fn drain(told: &Told) -> Option<Duration> {
+    humantime::parse_duration(&shim(told)?.drain_timeout).ok()
+}
+
+/// Length of the accept queue that is asked for.
+pub(super) fn backlog(told: &Told) -> u32 {
+    shim(told).and_then(|shim| shim.backlog.parse().ok()).unwrap_or(0)
+}
+
+/// Whether a file of `--authentication-config` lets anonymous requests ask what the probe asks.
+///
+/// # Errors
+/// It is no such file.
+pub(super) fn lets_probes_in(text: &str) -> Result<bool, String> {
+    let documents = parse(text).map_err(|problem| problem.to_string())?;
+    let root =
+        documents.iter().find(|root| root.get("kind").and_then(Node::text) == Some("AuthenticationConfiguration"));
+    let root = root.ok_or("it holds no AuthenticationConfiguration")?;
+    // Without the field, --anonymous-auth decides, which is judged apart.
+    let Some(anonymous) = root.get("anonymous") else { return Ok(true) };
+    if anonymous.get("enabled").map(Node::value) != Some(Value::Bool(true)) {
+        return Ok(false);
+    }
+    let conditions = anonymous.get("conditions").map(Node::items).unwrap_or_default();
+    let allowed = |path: &str| conditions.iter().any(|rule| rule.get("path").and_then(Node::text) == Some(path));
+    Ok(conditions.is_empty() || (allowed("/readyz") && allowed("/livez")))
+}

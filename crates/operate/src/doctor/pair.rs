@@ -1,0 +1,335 @@
+//! A manifest beside the one that it is to replace. During an upgrade both run, behind one port: a client reads with one what
+//! it wrote with the other, and shows to one what the other signed.
+
+use super::checks::{ETCD_DIFFERS, KEYS_DIFFER, LISTEN_LOST, VERSION_SKEW};
+use super::layout::Layout;
+use super::node::{covered, listen};
+use super::{Case, Check, Finding};
+use crate::manifest::{Manifest, tag};
+use berth_cluster::yaml::Node;
+use std::collections::BTreeSet;
+
+/// Most minor versions between two kube-apiservers of a cluster (Kubernetes' version skew policy).
+const SKEW: u64 = 1;
+
+/// Where kube-apiserver keeps its objects, if nothing is said.
+const PREFIX: &str = "/registry";
+
+/// What two upgrades do that one cannot.
+const TWO_PHASES: &str = "docs/upgrade.md, \"Changing keys\"";
+
+/// The flag with the keys that an instance encrypts with, and the one that it signs with: the other instance must have them.
+const ENCRYPTS: &str = "encryption-provider-config";
+const SIGNS: &str = "service-account-signing-key-file";
+pub(super) const KEYS: [&str; 2] = [ENCRYPTS, SIGNS];
+
+/// The flag with the keys whose signatures an instance accepts.
+const ACCEPTS: &str = "service-account-key-file";
+
+pub(super) fn examine(case: &Case<'_>, running: &Manifest) -> Vec<Finding> {
+    let mut pair = Pair { case, old: running, new: case.manifest, findings: Vec::new() };
+    pair.version();
+    // None: see `Case::is_first_switch`.
+    if let Some(before) = Layout::of(running) {
+        pair.listen(&before);
+        pair.etcd();
+        pair.keys();
+    }
+    pair.findings
+}
+
+struct Pair<'a> {
+    case: &'a Case<'a>,
+    old: &'a Manifest,
+    new: &'a Manifest,
+    findings: Vec<Finding>,
+}
+
+impl Pair<'_> {
+    fn found(&mut self, check: Check, line: usize, cause: impl Into<String>, mend: impl Into<String>) {
+        self.findings.push(check.at(self.case.line(line), cause, mend));
+    }
+
+    /// Line of a flag of the new manifest, or of its command.
+    fn line(&self, flag: &str) -> usize {
+        let command = || self.new.line_of(&self.new.apiserver_path().key("command"));
+        self.new.flag(flag).map_or_else(command, |flag| flag.line)
+    }
+
+    fn version(&mut self) {
+        let (Some(old), Some(new)) = (version(self.old), version(self.new)) else { return };
+        if old.0 != new.0 || old.1.abs_diff(new.1) > SKEW {
+            let line = self.new.line_of(&self.new.apiserver_path().key("image"));
+            self.found(
+                VERSION_SKEW,
+                line,
+                format!(
+                    "v{}.{} runs, and this is v{}.{}: kube-apiservers of a cluster may be one minor version apart, since they read \
+                     what the other one wrote",
+                    old.0, old.1, new.0, new.1
+                ),
+                "go by way of each minor version between them",
+            );
+        }
+    }
+
+    fn listen(&mut self, before: &Layout<'_>) {
+        let Some(now) = Layout::of(self.new).filter(|now| now.serving().is_some()) else { return };
+        let new = listen(&now);
+        let lost = listen(before).into_iter().map(|listen| listen.addr).filter(|addr| !covered(*addr, &new));
+        let lost: Vec<_> = lost.map(|addr| addr.to_string()).collect();
+        if !lost.is_empty() {
+            let line = now.serving().map_or(1, |shim| shim.container.node().line);
+            self.found(
+                LISTEN_LOST,
+                line,
+                format!("the shim that runs listens on {} too, and this one would not: clients of it are refused then", lost.join(", ")),
+                "`berth inject` of the manifest that runs, without --listen, keeps its addresses (with --kubeadm-patch in kubeadm's \
+                 patches too); to give one up, --ignore-errors listen-lost",
+            );
+        }
+    }
+
+    fn etcd(&mut self) {
+        let servers = |manifest: &Manifest| -> BTreeSet<String> {
+            let values = manifest.flags("etcd-servers").into_iter().flat_map(|flag| flag.value.split(','));
+            values.map(|url| url.trim().trim_end_matches('/').to_owned()).filter(|url| !url.is_empty()).collect()
+        };
+        let (old, new) = (servers(self.old), servers(self.new));
+        let list = |urls: &BTreeSet<String>| urls.iter().cloned().collect::<Vec<_>>().join(", ");
+        if old.is_disjoint(&new) && old != new {
+            self.found(
+                ETCD_DIFFERS,
+                self.line("etcd-servers"),
+                format!(
+                    "the running kube-apiserver keeps its objects at {}, this one at {}: if those are two stores, one port answers \
+                     from both",
+                    list(&old),
+                    list(&new)
+                ),
+                "if it is one etcd under other URLs, upgrade once with old and new ones in --etcd-servers, then with the new ones \
+                 alone; two stores cannot be behind one port",
+            );
+        }
+        let prefix = |manifest: &Manifest| {
+            let given = manifest.flag("etcd-prefix").map_or(PREFIX, |flag| flag.value).trim_matches('/').to_owned();
+            format!("/{given}")
+        };
+        let overrides = |manifest: &Manifest| {
+            let values = manifest.flags("etcd-servers-overrides").into_iter().flat_map(|flag| flag.value.split(','));
+            values.map(ToOwned::to_owned).collect::<BTreeSet<_>>()
+        };
+        let (old, new) = (prefix(self.old), prefix(self.new));
+        if old != new {
+            self.found(
+                ETCD_DIFFERS,
+                self.line("etcd-prefix"),
+                format!(
+                    "the running kube-apiserver keeps its objects below {old} in etcd, this one below {new}: two stores behind \
+                     one port"
+                ),
+                format!("keep --etcd-prefix={old}"),
+            );
+        }
+        if overrides(self.old) != overrides(self.new) {
+            self.found(
+                ETCD_DIFFERS,
+                self.line("etcd-servers-overrides"),
+                "--etcd-servers-overrides is not the same: some resources would be in two stores behind one port",
+                "keep it for an upgrade; such resources move only while no kube-apiserver runs",
+            );
+        }
+    }
+
+    fn keys(&mut self) {
+        let two = |what: &str| {
+            format!("{what} in two upgrades ({TWO_PHASES}); if the key is the same, there is nothing to do")
+        };
+        let value = |manifest: &Manifest, flag: &str| manifest.flag(flag).map(|flag| flag.value.to_owned());
+        for (flag, cause, mend) in [
+            (
+                ENCRYPTS,
+                "if the first key is another, the running kube-apiserver cannot read what this one writes",
+                "first let both have both keys, then make the new one the first,",
+            ),
+            (
+                SIGNS,
+                "if the key is another, the running kube-apiserver refuses tokens that this one signs",
+                "first add the new public key as a further --service-account-key-file, then sign with the new one,",
+            ),
+        ] {
+            if value(self.old, flag) != value(self.new, flag) {
+                self.found(KEYS_DIFFER, self.line(flag), format!("--{flag} is not the same: {cause}"), two(mend));
+            } else if let Some(path) = self.changed(flag) {
+                let cause =
+                    format!("{path} is newer than the running kube-apiserver, which may not have read it: {cause}");
+                self.found(KEYS_DIFFER, self.line(flag), cause, two(mend));
+            }
+        }
+        let all = |manifest: &Manifest, flag: &str| -> Vec<String> {
+            manifest.flags(flag).into_iter().map(|flag| flag.value.to_owned()).collect()
+        };
+        let (old, new) = (all(self.old, ACCEPTS), all(self.new, ACCEPTS));
+        let gone: Vec<_> = old.iter().filter(|file| !new.contains(file)).cloned().collect();
+        if !gone.is_empty() {
+            self.found(
+                KEYS_DIFFER,
+                self.line(ACCEPTS),
+                format!(
+                    "--{} {} is gone: tokens that the running kube-apiserver signed are refused by this one",
+                    ACCEPTS,
+                    gone.join(", ")
+                ),
+                two("keep it until no token of it is left, and take it away then,"),
+            );
+        }
+        // The first one issues, all are accepted.
+        let issuer = "service-account-issuer";
+        let (old, new) = (all(self.old, issuer), all(self.new, issuer));
+        let refused = |by: &[String], of: &[String]| of.first().is_some_and(|first| !by.contains(first));
+        if refused(&old, &new) || refused(&new, &old) {
+            self.found(
+                KEYS_DIFFER,
+                self.line(issuer),
+                format!(
+                    "--{issuer} is {} in the running kube-apiserver and {} in this one: one of them refuses tokens of the other",
+                    old.join(", "),
+                    new.join(", ")
+                ),
+                format!(
+                    "in two upgrades ({TWO_PHASES}): first add the new issuer behind the one that is there, then put it before it"
+                ),
+            );
+        }
+    }
+
+    /// A file of a flag that changed after the running kube-apiserver started.
+    fn changed(&self, flag: &str) -> Option<&str> {
+        let changed = self.case.node.map(|facts| &facts.newer_keys[..]).unwrap_or_default();
+        let reloads = self.old.flag("encryption-provider-config-automatic-reload").is_some_and(|it| it.value == "true");
+        let found = changed.iter().find(|(of, _)| *of == flag)?;
+        (flag != ENCRYPTS || !reloads).then_some(found.1.as_str())
+    }
+}
+
+/// Major and minor number of a kube-apiserver, by its image's tag.
+fn version(manifest: &Manifest) -> Option<(u64, u64)> {
+    let image = manifest.apiserver().get("image").and_then(Node::text)?;
+    let mut numbers = tag(image)?.strip_prefix('v')?.split('.').map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Severity;
+    use super::super::node::Facts;
+    use super::super::tests::{KUBEADM, static_pod, with};
+
+    /// What is said of a manifest that replaces another.
+    fn said(old: &str, new: &str, facts: &Facts) -> Vec<(&'static str, Severity)> {
+        let running = super::Manifest::parse(old).unwrap();
+        let manifest = super::Manifest::parse(new).unwrap();
+        let case = super::Case {
+            name: "a.yaml",
+            manifest: &manifest,
+            running: Some(&running),
+            beside: None,
+            node: Some(facts),
+            cluster: Some(&[]),
+            room: None,
+        };
+        let found = super::examine(&case, &running);
+        found.into_iter().map(|finding| (finding.id, finding.severity)).collect()
+    }
+
+    fn beside(old: &[(&str, &str)], new: &[(&str, &str)]) -> Vec<(&'static str, Severity)> {
+        let pod = static_pod();
+        said(&with(&pod, old), &with(&pod, new), &Facts::default())
+    }
+
+    const ETCD: &str = "--etcd-servers=https://127.0.0.1:2379";
+    const ISSUER: &str = "--service-account-issuer=https://kubernetes.default.svc.cluster.local";
+    const SIGNING: &str = "--service-account-signing-key-file=/etc/kubernetes/pki/sa.key";
+    const ACCEPTED: &str = "--service-account-key-file=/etc/kubernetes/pki/sa.pub";
+
+    #[test]
+    fn the_same_is_nothing_to_speak_of() {
+        assert_eq!(beside(&[], &[]), []);
+    }
+
+    #[test]
+    fn two_stores_behind_one_port_are_an_error() {
+        let error = [("etcd-differs", Severity::Error)];
+        let both = "--etcd-servers=https://127.0.0.1:2379,https://10.0.0.5:2379";
+        let other = "--etcd-servers=https://10.0.0.5:2379/";
+        assert_eq!(beside(&[], &[(ETCD, other)]), error);
+        // By way of both.
+        assert_eq!(beside(&[], &[(ETCD, both)]), []);
+        assert_eq!(beside(&[(ETCD, both)], &[(ETCD, other)]), []);
+        let prefix = |prefix: &str| format!("{ETCD}\n    - --etcd-prefix={prefix}");
+        assert_eq!(beside(&[], &[(ETCD, &prefix("/other"))]), error);
+        assert_eq!(beside(&[], &[(ETCD, &prefix("registry/"))]), []);
+        let events = format!("{ETCD}\n    - --etcd-servers-overrides=/events#https://10.0.0.5:2379");
+        assert_eq!(beside(&[], &[(ETCD, &events)]), error);
+    }
+
+    #[test]
+    fn more_than_one_minor_version_is_an_error_either_way() {
+        let error = [("version-skew", Severity::Error)];
+        let image = "registry.k8s.io/kube-apiserver:v1.36.3";
+        let beside = |old: &str, new: &str| beside(&[(image, old)], &[(image, new)]);
+        assert_eq!(beside("r/kube-apiserver:v1.34.9", image), error);
+        assert_eq!(beside(image, "r/kube-apiserver:v1.34.9@sha256:00"), error);
+        assert_eq!(beside("r:5000/kube-apiserver:v1.35.0", image), []);
+        assert_eq!(beside(image, "r/kube-apiserver:v1.35.0"), []);
+        // What it is cannot be seen.
+        assert_eq!(beside("r:5000/kube-apiserver", image), []);
+    }
+
+    #[test]
+    fn an_address_that_the_running_shim_has_is_not_lost() {
+        let pod = static_pod();
+        let more = pod.replace("value: 10.0.0.5:6443", "value: 10.0.0.5:6443 127.0.0.1:6443");
+        assert_eq!(said(&more, &pod, &Facts::default()), [("listen-lost", Severity::Error)]);
+        assert_eq!(said(&pod, &more, &Facts::default()), []);
+        let free = more.replace("127.0.0.1:6443", "127.0.0.1:6443,freebind");
+        assert_eq!(said(&more, &free, &Facts::default()), []);
+    }
+
+    #[test]
+    fn keys_that_the_other_has_not_are_warned_of() {
+        let warning = [("keys-differ", Severity::Warning)];
+        let config = |path: &str| format!("{ETCD}\n    - --encryption-provider-config={path}");
+        assert_eq!(beside(&[], &[(ETCD, &config("/etc/kubernetes/pki/a"))]), warning);
+        assert_eq!(beside(&[], &[(SIGNING, "--service-account-signing-key-file=/etc/kubernetes/pki/b.key")]), warning);
+        let added = format!("{ACCEPTED}\n    - --service-account-key-file=/etc/kubernetes/pki/b.pub");
+        assert_eq!(beside(&[], &[(ACCEPTED, &added)]), []);
+        assert_eq!(beside(&[(ACCEPTED, &added)], &[]), warning);
+        let second = |first: &str| format!("--service-account-issuer={first}\n    - {ISSUER}");
+        let behind = format!("{ISSUER}\n    - --service-account-issuer=https://new");
+        assert_eq!(beside(&[], &[(ISSUER, "--service-account-issuer=https://new")]), warning);
+        assert_eq!(beside(&[], &[(ISSUER, &second("https://new"))]), warning);
+        assert_eq!(beside(&[], &[(ISSUER, &behind)]), []);
+        assert_eq!(beside(&[(ISSUER, &behind)], &[(ISSUER, &second("https://new"))]), []);
+    }
+
+    #[test]
+    fn a_key_that_changed_under_the_running_one_is_warned_of() {
+        let config = format!("{ETCD}\n    - --encryption-provider-config=/etc/kubernetes/pki/a");
+        let pod = with(&static_pod(), &[(ETCD, &config)]);
+        let newer = |flag| Facts { newer_keys: vec![(flag, "/etc/kubernetes/pki/a".into())], ..Facts::default() };
+        assert_eq!(said(&pod, &pod, &newer(super::ENCRYPTS)), [("keys-differ", Severity::Warning)]);
+        let reloads =
+            with(&pod, &[(ETCD, &format!("{ETCD}\n    - --encryption-provider-config-automatic-reload=true"))]);
+        assert_eq!(said(&reloads, &reloads, &newer(super::ENCRYPTS)), []);
+        assert_eq!(said(&pod, &pod, &newer(super::SIGNS)), [("keys-differ", Severity::Warning)]);
+    }
+
+    #[test]
+    fn the_first_switch_is_a_restart_where_only_the_version_counts() {
+        let plain = KUBEADM.replace(ETCD, "--etcd-servers=https://10.0.0.5:2379");
+        assert_eq!(said(&plain, &static_pod(), &Facts::default()), []);
+        let old = plain.replace("v1.36.3", "v1.34.0");
+        assert_eq!(said(&old, &static_pod(), &Facts::default()), [("version-skew", Severity::Error)]);
+    }
+}

@@ -1,0 +1,671 @@
+//! One case for each check, and what is clean.
+
+use super::node::{Certificates, Facts, Holding, Running, Shim, Validity};
+use super::*;
+use crate::manifest::inject::{Addresses, Options, Probing, SideContainer, inject};
+use berth_node::registry;
+use berth_os::holder::{Entry, Process};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(super) const KUBEADM: &str = include_str!("../../../../tests/manifest/kubeadm-v1.36.yaml");
+const DEPLOYMENT: &str = include_str!("../../../../tests/manifest/deployment.yaml");
+
+fn options() -> Options {
+    Options { image: "registry.example/berth:v0.1.0".into(), run_dir: "/run/berth".into(), ..Options::default() }
+}
+
+/// For the Deployment, whose authority is not to be found.
+fn with_authority() -> Options {
+    let ca = "/etc/kubernetes/secrets/ca.crt".to_owned();
+    let probing =
+        Probing { variables: vec![("BERTH_PROBE_CA", ca.clone())], files: vec![ca], trusts: true, credentials: false };
+    Options { probing, ..options() }
+}
+
+pub(super) fn static_pod() -> String {
+    inject(KUBEADM, &options()).unwrap().text
+}
+
+fn deployment() -> String {
+    inject(DEPLOYMENT, &with_authority()).unwrap().text
+}
+
+/// What is found, without what was not looked at.
+fn findings(text: &str, look: impl FnOnce(&mut Case<'_>)) -> Vec<Finding> {
+    let manifest = Manifest::parse(text).unwrap();
+    let mut case = Case {
+        name: "a.yaml",
+        manifest: &manifest,
+        running: None,
+        beside: None,
+        node: None,
+        cluster: Some(&[]),
+        room: None,
+    };
+    look(&mut case);
+    examine(&case)
+}
+
+fn of_text(text: &str) -> Vec<Finding> {
+    findings(text, |_| {})
+}
+
+fn of_node(text: &str, facts: &Facts) -> Vec<Finding> {
+    let manifest = Manifest::parse(text).unwrap();
+    examine(&Case {
+        name: "a.yaml",
+        manifest: &manifest,
+        running: None,
+        beside: None,
+        node: Some(facts),
+        cluster: Some(&[]),
+        room: None,
+    })
+}
+
+/// A text with changes, each of something that is there.
+pub(super) fn with(text: &str, changes: &[(&str, &str)]) -> String {
+    changes.iter().fold(text.to_owned(), |text, (old, new)| {
+        assert!(text.contains(old), "{old:?} is not in {text}");
+        text.replacen(old, new, 1)
+    })
+}
+
+/// As [`with`], from the shim's container on.
+fn with_shim(text: &str, changes: &[(&str, &str)]) -> String {
+    let at = text.find("    - serve\n").unwrap();
+    format!("{}{}", &text[..at], with(&text[at..], changes))
+}
+
+/// Cases that are each one finding of one check, by the checks' names.
+fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
+    let pod = static_pod();
+    let changed = |changes: &[(&str, &str)]| of_text(&with(&pod, changes));
+    let shim = |changes: &[(&str, &str)]| of_text(&with_shim(&pod, changes));
+    // The pod requests 350m of CPU and 32Mi of memory, of a node with 4 and 1Gi.
+    let requests = |cpu: f64, memory: f64, pods: u64| {
+        let room = room::Room {
+            node: "a".into(),
+            allocatable: room::Resources { cpu: 4.0, memory: 1024.0 },
+            requested: room::Resources { cpu, memory },
+            pods: (Some(110), pods),
+        };
+        let mib = |resources: &mut room::Resources| resources.memory *= 1_048_576.0;
+        let mut room = room;
+        mib(&mut room.allocatable);
+        mib(&mut room.requested);
+        findings(&pod, |case| case.room = Some(Box::leak(Box::new(room))))
+    };
+    assert_eq!(requests(3.6, 900.0, 109), []);
+    // What is said of it in the place of one that is different.
+    let replacing = |changes: &[(&str, &str)]| {
+        let old = changes.iter().fold(pod.clone(), |old, (now, before)| old.replace(now, before));
+        assert_ne!(old, pod);
+        let old = Manifest::parse(&old).unwrap();
+        let manifest = Manifest::parse(&pod).unwrap();
+        examine(&Case {
+            name: "a.yaml",
+            manifest: &manifest,
+            running: Some(&old),
+            beside: None,
+            node: None,
+            cluster: Some(&[]),
+            room: None,
+        })
+    };
+    let instance = "- name: BERTH_INSTANCE\n      valueFrom:\n        fieldRef:\n          fieldPath: metadata.uid\n";
+    let literal = "- name: BERTH_INSTANCE\n      value: one\n";
+    let no_shim = {
+        let (from, to) = (pod.find("  - args:\n    - serve\n").unwrap(), pod.find("  priority: ").unwrap());
+        format!("{}{}", &pod[..from], &pod[to..])
+    };
+    let uid = "  securityContext:\n    runAsUser: 7\n    seccompProfile";
+    let kept = ("  securityContext:\n    seccompProfile", uid);
+    vec![
+        ("not-behind-berth", of_text(KUBEADM)),
+        ("host-network", changed(&[("hostNetwork: true", "hostNetwork: false")])),
+        ("shim-missing", of_text(&no_shim)),
+        ("berth-options", shim(&[("value: 10m", "value: soon")])),
+        (
+            "wildcard-clash",
+            of_text(&pod.replace("value: 10.0.0.5:6443", "value: 10.0.0.5:6443 0.0.0.0:6443"))
+                .into_iter()
+                .filter(|finding| finding.cause.starts_with("berth serve"))
+                .collect(),
+        ),
+        ("berth-differs", shim(&[("10.0.0.5:6443", "10.0.0.6:6443")])),
+        ("uid-mismatch", shim(&[("runAsUser: 0", "runAsUser: 1000")])),
+        ("privileged-port", of_text(&pod.replace(":6443", ":443"))),
+        ("instance-not-unique", of_text(&pod.replace(instance, literal))[..1].to_vec()),
+        (
+            "run-dir-volume",
+            changed(&[(
+                "  - hostPath:\n      path: /run/berth\n      type: DirectoryOrCreate\n    name: berth-run",
+                "  - emptyDir: {}\n    name: berth-run",
+            )])[..1]
+                .to_vec(),
+        ),
+        (
+            "run-dir-volume",
+            shim(&[("mountPath: /run/berth\n      name: berth-run", "mountPath: /run/other\n      name: berth-run")]),
+        ),
+        ("run-dir-volume", shim(&[("name: berth-run", "name: berth-run\n      readOnly: true")])),
+        ("run-dir-volume", shim(&[("name: berth-run", "name: k8s-certs")])),
+        ("run-dir-owner", of_text(&with(&pod.replace("runAsUser: 0", "runAsUser: 7"), &[kept]))),
+        (
+            "run-dir-owner",
+            of_text(&with(
+                &pod.replace("runAsUser: 0", "runAsUser: 7"),
+                &[kept, ("    - --run-dir\n    - /run/berth\n    - --owner\n    - \"0\"\n", "")],
+            )),
+        ),
+        (
+            "binary-missing",
+            changed(&[(
+                "    - mountPath: /opt/berth\n      name: berth-bin\n    - mountPath: /run",
+                "    - mountPath: /run",
+            )]),
+        ),
+        ("image-differs", shim(&[("berth:v0.1.0", "berth:v0.2.0")])),
+        ("shim-blocks-start", shim(&[("    restartPolicy: Always\n", "")])),
+        (
+            "shim-blocks-start",
+            shim(&[(
+                "    restartPolicy: Always\n",
+                "    restartPolicy: Always\n    startupProbe: {exec: {command: [berth, ready]}}\n",
+            )]),
+        ),
+        (
+            "shim-blocks-start",
+            shim(&[(
+                "    restartPolicy: Always\n",
+                "    restartPolicy: Always\n    startupProbe: {tcpSocket: {port: 6443}}\n",
+            )]),
+        ),
+        (
+            "probe-on-shared-port",
+            changed(&[(
+                "    livenessProbe:\n      exec:\n        command:\n        - /opt/berth/berth\n        - live\n        - --timeout\n        - 14s\n",
+                "    livenessProbe:\n      httpGet: {port: 6443}\n",
+            )]),
+        ),
+        ("readiness-missing", changed(&[("    readinessProbe:\n", "    livenessProbe2:\n")])),
+        ("probe-pace", changed(&[("      periodSeconds: 5\n", "      periodSeconds: 1\n")])),
+        ("probe-pace", changed(&[("        - --timeout\n        - 14s\n", "")])),
+        (
+            "declared-ports",
+            changed(&[(
+                "    name: kube-apiserver\n    readinessProbe",
+                "    name: kube-apiserver\n    ports: [{containerPort: 8080}]\n    readinessProbe",
+            )]),
+        ),
+        (
+            "shared-file",
+            changed(&[(
+                "    - --advertise-address=10.0.0.5\n",
+                "    - --advertise-address=10.0.0.5\n    - --audit-log-path=/l/a.log\n",
+            )]),
+        ),
+        ("pre-stop", changed(&[("          - drain\n", "          - status\n")])),
+        ("pre-stop", changed(&[("    lifecycle:\n", "    lifecycle2:\n")])),
+        ("shutdown-delay", changed(&[("    - --shutdown-delay-duration=5s", "    - --shutdown-delay-duration=0s")])),
+        ("grace-period", changed(&[("GracePeriodSeconds: 95", "GracePeriodSeconds: 94")])),
+        (
+            "grace-period",
+            shim(&[("- name: BERTH_BIND_WAIT\n      value: 10m", "- name: BERTH_DRAIN_TIMEOUT\n      value: 61s")]),
+        ),
+        ("update-strategy", of_text(&with(&deployment(), &[("maxUnavailable: 0", "maxUnavailable: 1")]))),
+        ("update-strategy", of_text(&with(&deployment(), &[("kind: Deployment", "kind: DaemonSet")]))),
+        ("probe-files", shim(&[("mountPath: /etc/kubernetes/pki/ca.crt", "mountPath: /elsewhere")])),
+        ("anonymous-auth", changed(&[("    - --allow-privileged=true\n", "    - --anonymous-auth=false\n")])),
+        ("anonymous-auth", changed(&[("    - --allow-privileged=true\n", "    - --anonymous-auth=False\n")])),
+        (
+            "authentication-config",
+            changed(&[("    - --allow-privileged=true\n", "    - --authentication-config=/etc/kubernetes/pki/a\n")]),
+        ),
+        (
+            "host-ip",
+            of_text(&inject(&with(KUBEADM, &[("--advertise-address=10.0.0.5", "--v=1")]), &options()).unwrap().text),
+        ),
+        (
+            "not-checked",
+            changed(&[(
+                "    env:\n    - name: BERTH_INSTANCE",
+                "    envFrom: [{configMapRef: {name: a}}]\n    env:\n    - name: BERTH_INSTANCE",
+            )]),
+        ),
+        ("not-checked", findings(&pod, |case| case.cluster = None)),
+        ("requests", requests(3.7, 900.0, 109)),
+        ("requests", requests(3.6, 1000.0, 109)),
+        ("requests", requests(3.6, 900.0, 110)),
+        ("version-skew", replacing(&[("kube-apiserver:v1.36.3", "kube-apiserver:v1.34.0")])),
+        ("listen-lost", replacing(&[("10.0.0.5:6443", "10.0.0.5:6443 127.0.0.1:6443")])),
+        ("etcd-differs", replacing(&[("https://127.0.0.1:2379", "https://10.0.0.9:2379")])),
+        ("keys-differ", replacing(&[("pki/sa.key", "pki/sb.key")])),
+    ]
+}
+
+#[test]
+fn an_address_that_another_node_has_is_not_waited_for() {
+    let mut facts = sound();
+    for address in ["10.0.0.5:6443", "10.0.0.9:6443", "127.0.0.1:6443"] {
+        facts.clients.add(address.parse().unwrap(), "admin.conf".into());
+    }
+    let kept = facts.kept(&Manifest::parse(&static_pod()).unwrap());
+    assert_eq!(kept, ["10.0.0.5:6443".parse().unwrap()]);
+}
+
+/// Two never run at once there.
+#[test]
+fn before_a_first_switch_too_little_room_for_two_is_a_warning() {
+    let (plain, new) = (Manifest::parse(KUBEADM).unwrap(), Manifest::parse(&static_pod()).unwrap());
+    let little = room::Resources { cpu: 0.1, memory: 1e12 };
+    let none = room::Resources::default();
+    let room = room::Room { node: "a".into(), allocatable: little, requested: none, pods: (None, 1) };
+    let facts = Facts { available: Some(1), ..sound() };
+    let found = |running| {
+        let case = Case {
+            name: "a.yaml",
+            manifest: &new,
+            running: Some(running),
+            beside: None,
+            node: Some(&facts),
+            cluster: Some(&[]),
+            room: Some(&room),
+        };
+        let room = examine(&case).into_iter().filter(|finding| ["memory", "requests"].contains(&finding.id));
+        room.map(|finding| (finding.id, finding.severity)).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&new), [("memory", Severity::Error), ("requests", Severity::Error)]);
+    assert_eq!(found(&plain), [("memory", Severity::Warning), ("requests", Severity::Warning)]);
+}
+
+fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
+    let pod = static_pod();
+    let beside = |name: &str, text: Result<&str, &str>| {
+        let text = text.map(ToOwned::to_owned).map_err(ToOwned::to_owned);
+        let files = [beside::File { name: name.into(), text }];
+        let manifest = Manifest::parse(&pod).unwrap();
+        examine(&Case {
+            name: "/m/a.yaml",
+            manifest: &manifest,
+            running: None,
+            beside: Some(&files),
+            node: None,
+            cluster: Some(&[]),
+            room: None,
+        })
+    };
+    let etcd = "kind: Pod\nmetadata: {name: etcd, namespace: kube-system}\n";
+    assert_eq!(beside("etcd.yaml", Ok(etcd)), []);
+    let notifying = |flag: &str| {
+        let command = format!("{etcd}spec:\n  containers:\n  - command: [etcd, --data-dir=/var/lib/etcd{flag}]\n");
+        beside("etcd.yaml", Ok(&command))
+    };
+    assert_eq!(notifying(", --experimental-watch-progress-notify-interval=5s"), []);
+    assert_eq!(notifying(", --watch-progress-notify-interval, 10s"), []);
+    vec![
+        ("same-pod-name", beside("kube-apiserver.yaml.bak", Ok(KUBEADM))),
+        ("etcd-notify", notifying("")),
+        ("etcd-notify", notifying(", --watch-progress-notify-interval=10m0s")),
+        ("stray-file", beside("etcd.yaml~", Ok(etcd))),
+        ("stray-file", beside("notes.yaml", Ok("kind: ConfigMap"))),
+        ("stray-file", beside("notes", Ok("a: ["))),
+        ("stray-file", beside("socket", Err("no text"))),
+    ]
+}
+
+/// A node on which all is well, with berth's static pod.
+fn sound() -> Facts {
+    let kinds = [("/etc/ssl/certs", "Directory"), ("/etc/kubernetes/pki", "Directory")];
+    let settings = [
+        ("fs.file-max", "9223372036854775807\n"),
+        ("kernel.osrelease", "6.1.0-32-amd64\n"),
+        ("net.core.somaxconn", "4096\n"),
+        ("net.ipv4.ip_local_port_range", "32768\t60999\n"),
+        ("net.ipv4.ip_local_reserved_ports", "\n"),
+        ("net.ipv4.tcp_migrate_req", "0\n"),
+        ("net.netfilter.nf_conntrack_count", "79\n"),
+        ("net.netfilter.nf_conntrack_max", "100\n"),
+    ];
+    Facts {
+        host_paths: kinds.into_iter().map(|(path, kind)| (path.to_owned(), Some(kind))).collect(),
+        addresses: Some(vec!["10.0.0.5".parse().unwrap()]),
+        listeners: vec![holding("10.0.0.5:6443", 0, "berth"), holding("127.1.2.3:6443", 0, "kube-apiserver")],
+        apiservers: vec![Running {
+            pid: 7,
+            name: "kube-apiserver".into(),
+            resident: 1 << 30,
+            files: Some(1 << 20),
+            started: None,
+        }],
+        berths: vec![Running { pid: 8, name: "berth".into(), resident: 1 << 20, files: Some(1 << 20), started: None }],
+        available: Some(1 << 30),
+        shims: vec![Shim { instance: "a".into(), version: berth_node::VERSION.into() }],
+        settings: settings.into_iter().map(|(name, value)| (name, value.to_owned())).collect(),
+        ..Facts::default()
+    }
+}
+
+fn holding(local: &str, uid: u32, name: &str) -> Holding {
+    let remote = "0.0.0.0:0".parse().unwrap();
+    let entry = Entry { local: local.parse().unwrap(), remote, state: 0x0a, uid, inode: 7 };
+    Holding { entry, process: Some(Process { pid: 812, name: name.into() }) }
+}
+
+fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
+    let pod = static_pod();
+    let node = |change: &dyn Fn(&mut Facts)| {
+        let mut facts = sound();
+        change(&mut facts);
+        of_node(&pod, &facts)
+    };
+    let setting = |name: &'static str, value: &str| node(&|facts| drop(facts.settings.insert(name, value.to_owned())));
+    let held = |local: &str, uid, name: &str| node(&|facts| facts.listeners = vec![holding(local, uid, name)]);
+    let secured =
+        with(&pod, &[("    - --allow-privileged=true\n", "    - --authentication-config=/etc/kubernetes/pki/a\n")]);
+    let config = |anonymous: &str| {
+        let text = format!("kind: AuthenticationConfiguration\nanonymous: {anonymous}\n");
+        of_node(&secured, &Facts { authentication: Some(text), ..sound() })
+    };
+    let dialled = |address: &str| node(&|facts| facts.clients.add(address.parse().unwrap(), "kubelet.conf".into()));
+    // A life and what is left of it, in days.
+    let expires = |life: Result<i64, String>, left: i64| {
+        let (day, now) = (86_400, 20_000);
+        let second = |days: i64| u64::try_from(days * day).unwrap();
+        let validity = life.map(|life| Validity { from: second(now + left - life), until: second(now + left) });
+        let all = BTreeMap::from([("/etc/kubernetes/pki/apiserver.crt".to_owned(), validity)]);
+        node(&|facts| facts.certificates = Certificates { now: second(now), all: all.clone() })
+    };
+    assert_eq!(expires(Ok(365), 60), []);
+    // One that is renewed every day.
+    assert_eq!(expires(Ok(4), 1), []);
+    assert_eq!(dialled("10.0.0.5:6443"), []);
+    let owner = |owner| registry::Error::Owner { path: "/run/berth".into(), owner, uid: 0 };
+    assert_eq!(config("{enabled: true, conditions: [{path: /livez}, {path: /readyz}]}"), []);
+    assert_eq!(setting("net.ipv4.ip_local_reserved_ports", "1-10"), []);
+    vec![
+        (
+            "host-path",
+            of_node(
+                &with(&pod, &[("      type: DirectoryOrCreate", "      type: File")]),
+                &Facts { host_paths: BTreeMap::new(), ..sound() },
+            ),
+        ),
+        ("host-path", of_node(&with(&pod, &[("      type: DirectoryOrCreate", "      type: Socket")]), &sound())),
+        ("host-path", node(&|facts| facts.host_paths.extend([("/run/berth".to_owned(), Some("File"))]))),
+        ("run-dir-owner", node(&|facts| facts.run_dir = Some(owner(7)))),
+        (
+            "run-dir-owner",
+            node(&|facts| facts.run_dir = Some(registry::Error::Mode { path: "/x".into(), mode: 0o777 })),
+        ),
+        (
+            "run-dir-owner",
+            node(&|facts| facts.run_dir = Some(registry::Error::NotADirectory { path: "/x".into(), found: "a file" })),
+        ),
+        ("address-missing", node(&|facts| facts.addresses = Some(Vec::new()))),
+        ("port-held", held("10.0.0.5:6443", 7, "berth")),
+        ("port-held", held("10.0.0.5:6443", 0, "haproxy")),
+        ("port-held", held("0.0.0.0:6443", 0, "nginx")),
+        ("client-address", dialled("127.0.0.1:6443")),
+        ("client-address-elsewhere", dialled("10.0.0.9:6443")),
+        ("first-switch", held("[::]:6443", 0, "kube-apiserver")),
+        (
+            "memory",
+            of_node(
+                &with(&pod, &[("      requests:\n", "      requests:\n        memory: 1025Mi\n")]),
+                &Facts { apiservers: Vec::new(), ..sound() },
+            ),
+        ),
+        ("memory", node(&|facts| facts.available = Some((1 << 30) - 1))),
+        ("certificate-expired", expires(Ok(365), -1)),
+        ("certificate-expired", expires(Ok(365), 6)),
+        ("certificate-expires-soon", expires(Ok(365), 59)),
+        ("certificate-expires-soon", expires(Err("no PEM".into()), 0)),
+        ("certificate-expires-soon", expires(Ok(30), 7)),
+        ("kernel", setting("kernel.osrelease", "3.8.13")),
+        ("tcp-migrate-req", setting("net.ipv4.tcp_migrate_req", "1\n")),
+        ("ephemeral-ports", setting("net.ipv4.ip_local_port_range", "1024\t65535\n")),
+        ("ephemeral-ports", setting("net.ipv4.ip_local_port_range", "60000 61000")),
+        ("somaxconn", setting("net.core.somaxconn", "128\n")),
+        ("file-limit", setting("fs.file-max", "1000\n")),
+        ("file-limit", node(&|facts| facts.berths[0].files = Some(1024))),
+        ("conntrack", setting("net.netfilter.nf_conntrack_count", "80")),
+        ("leftovers", node(&|facts| facts.leftovers.push("1 socket of a shim".into()))),
+        ("berth-version", node(&|facts| facts.shims[0].version = "9.0.0".into())),
+        ("shims-unconnected", node(&|facts| facts.unconnected.push("the shims of a and b have no connection".into()))),
+        ("upgrade-interrupted", node(&|facts| facts.interrupted = Some("one of yesterday".into()))),
+        ("anonymous-auth", config("{enabled: false}")),
+        ("anonymous-auth", config("{enabled: true, conditions: [{path: /livez}]}")),
+        (
+            "secure-ports",
+            findings(&pod, |case| case.cluster = Some(&[])).into_iter().chain(examine_ports(&pod)).collect(),
+        ),
+    ]
+}
+
+fn examine_ports(text: &str) -> Vec<Finding> {
+    let list = serde_json::json!({"items": [{
+        "endpoints": [{"addresses": ["10.0.0.5"]}, {"addresses": ["10.0.0.6"]}], "ports": [{"port": 7443}]
+    }, {"endpoints": [{"addresses": ["fd00::5"]}], "ports": [{"port": 6443}]}]});
+    let addresses = cluster::endpoints(&list);
+    let wanted = ["10.0.0.5:7443", "10.0.0.6:7443", "[fd00::5]:6443"].map(|text| text.parse().unwrap());
+    assert_eq!(addresses, wanted);
+    let manifest = Manifest::parse(text).unwrap();
+    examine(&Case {
+        name: "a.yaml",
+        manifest: &manifest,
+        running: None,
+        beside: None,
+        node: None,
+        cluster: Some(&addresses),
+        room: None,
+    })
+}
+
+#[test]
+fn each_check_finds_its_case_and_nothing_else() {
+    let refused = of_text(&with(KUBEADM, &[("hostNetwork: true", "hostNetwork: false")]));
+    assert_eq!(ids(&refused), ["not-behind-berth", "inject-refuses"]);
+    let mut seen = BTreeSet::from(["inject-refuses"]);
+    let cases = of_manifests().into_iter().chain(of_files()).chain(of_nodes());
+    let (right, wrong): (Vec<_>, Vec<_>) = cases.partition(|(id, findings)| ids(findings) == [*id]);
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    for (id, findings) in right {
+        let Finding { severity, cause, mend, place, .. } = &findings[0];
+        assert!(!cause.is_empty() && !mend.is_empty() && !place.is_empty(), "{findings:#?}");
+        let check = CHECKS.iter().find(|check| check.id == id).unwrap();
+        assert_eq!(*severity, check.severity);
+        seen.insert(id);
+    }
+    let all: BTreeSet<_> = CHECKS.iter().map(|check| check.id).collect();
+    assert_eq!((seen, all.len()), (all, CHECKS.len()));
+}
+
+fn ids(findings: &[Finding]) -> Vec<&'static str> {
+    findings.iter().map(|finding| finding.id).collect()
+}
+
+#[test]
+fn an_excused_error_is_a_warning_behind_the_others() {
+    let refused =
+        with(&with_shim(&static_pod(), &[("runAsUser: 0", "runAsUser: 7")]), &[("hostNetwork: true", "x: true")]);
+    let mut found = of_text(&refused);
+    assert_eq!(ids(&found), ["host-network", "uid-mismatch"]);
+    excuse(&mut found, &["host-network".to_owned(), "pre-stop".to_owned()]);
+    assert_eq!(ids(&found), ["uid-mismatch", "host-network"]);
+    assert_eq!((found[0].severity, found[1].severity), (Severity::Error, Severity::Warning));
+}
+
+#[test]
+fn the_documentation_has_every_check() {
+    let documented: Vec<_> = include_str!("../../../../docs/doctor.md")
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.strip_suffix(" |")?.split_once("` | "))
+        .filter_map(|(id, rest)| Some((id, rest.split_once(" | ")?)))
+        .filter(|(_, (severity, _))| ["error", "warning", "info"].contains(severity))
+        .collect();
+    let table = CHECKS.iter().map(|check| (check.id, (check.severity.as_str(), check.rule)));
+    assert_eq!(documented, table.collect::<Vec<_>>());
+}
+
+#[test]
+fn what_inject_writes_is_clean() {
+    let given =
+        Addresses::Given(["10.0.0.5:6443", "10.0.0.9:6443,freebind"].map(|text| text.parse().unwrap()).to_vec());
+    let insecure =
+        Probing { variables: vec![("BERTH_PROBE_INSECURE", "true".into())], trusts: true, ..Probing::default() };
+    let tcp =
+        Probing { variables: vec![("BERTH_PROBE", "tcp".into())], trusts: true, credentials: true, files: vec![] };
+    for (text, base) in [(KUBEADM, options()), (DEPLOYMENT, with_authority())] {
+        for side_container in [SideContainer::Native, SideContainer::Plain] {
+            for addresses in
+                [Addresses::OfManifest, Addresses::ExposeAll(6443), Addresses::ExposeAll(7443), given.clone()]
+            {
+                for probing in [base.probing.clone(), insecure.clone(), tcp.clone()] {
+                    for run_dir in ["/run/berth", "/run/b"] {
+                        let options = Options {
+                            side_container,
+                            addresses: addresses.clone(),
+                            probing: probing.clone(),
+                            run_dir: run_dir.into(),
+                            ..base.clone()
+                        };
+                        assert_eq!(of_text(&inject(text, &options).unwrap().text), [], "{options:?}");
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(of_node(&static_pod(), &sound()), []);
+}
+
+#[test]
+fn findings_name_file_line_and_edit() {
+    let pod = with(
+        &static_pod(),
+        &[("GracePeriodSeconds: 95", "GracePeriodSeconds: 30"), ("          - drain\n", "          - status\n")],
+    );
+    let pod = with_shim(&pod, &[("runAsUser: 0", "runAsUser: 1000")]);
+    insta::assert_snapshot!(text::text("a.yaml", &of_text(&pod), false));
+}
+
+#[test]
+fn other_ways_to_write_it_are_read() {
+    let hand_made = include_str!("../../../../tests/manifest/hand-made.yaml");
+    let found = of_text(hand_made);
+    assert!(!found.iter().any(|finding| finding.severity == Severity::Error), "{found:#?}");
+    // `berth run` is both in one container.
+    let run = "kind: Pod\nspec:\n  hostNetwork: true\n  containers:\n  - name: kube-apiserver\n    env: [{name: BERTH_LISTEN, value: '10.0.0.5:6443'}]\n    command: [/berth, run, --probe, tcp, --, kube-apiserver]\n";
+    let found = ids(&of_text(run));
+    assert!(!found.contains(&"shim-missing") && !found.contains(&"berth-options"), "{found:?}");
+    // A node shim is another pod's, and the hook would have nobody to tell.
+    let node_shim = run.replace("/berth, run, --probe, tcp,", "/berth, exec,");
+    let found = ids(&of_text(&node_shim));
+    assert!(found.contains(&"shim-missing") && !found.contains(&"pre-stop"), "{found:?}");
+    // References in a circle, and what they stand for.
+    let circle = run.replace("'10.0.0.5:6443'", "'$(A):6443'}, {name: A, value: '$(A)$(A)'");
+    assert!(ids(&of_text(&circle)).contains(&"berth-options"));
+}
+
+#[test]
+fn facts_are_gathered_below_a_root() {
+    let root = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = root.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    write("proc/7/comm", "kube-apiserver\n");
+    write("proc/7/status", "Name:\tkube-apiserver\nVmRSS:\t    2048 kB\n");
+    write(
+        "proc/7/limits",
+        "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024                 4096                 files     \n",
+    );
+    write("proc/7/stat", &format!("7 (a ) b) S{} 10000 0", " 0".repeat(18)));
+    write("proc/stat", "cpu 1 2\nbtime 2000000000\n");
+    write("proc/8/comm", "gone");
+    write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:      1024 kB\n");
+    write("proc/sys/net/core/somaxconn", "128\n");
+    write("etc/kubernetes/pki/a", "kind: A");
+    std::fs::create_dir_all(root.path().join("run/berth/10.0.0.5:6443/instances")).unwrap();
+    std::fs::create_dir_all(root.path().join("run/berth/10.0.0.5:6443/leases")).unwrap();
+    write("run/berth/10.0.0.5:6443/instances/a.json", "torn");
+    write("run/berth/10.0.0.5:6443/b.sock", "");
+    let text = with(
+        &static_pod(),
+        &[
+            ("    - --allow-privileged=true\n", "    - --authentication-config=/etc/kubernetes/pki/a\n"),
+            ("/etc/ssl/certs\n      type: DirectoryOrCreate", "/etc/ssl/certs\n      type: Directory"),
+        ],
+    );
+    let manifest = Manifest::parse(&text).unwrap();
+    let facts = Facts::gather(root.path(), &manifest);
+    // 100 s after the machine started.
+    let started = Some(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(2_000_000_100));
+    let apiserver = Running { pid: 7, name: "kube-apiserver".into(), resident: 2 << 20, files: Some(4096), started };
+    assert_eq!((&facts.apiservers[..], facts.available), (&[apiserver][..], Some(1 << 20)));
+    assert_eq!(facts.authentication.as_deref(), Some("kind: A"));
+    assert_eq!(facts.settings, BTreeMap::from([("net.core.somaxconn", "128\n".to_owned())]));
+    let kinds =
+        [("/etc/kubernetes/pki", Some("Directory")), ("/etc/ssl/certs", None), ("/run/berth", Some("Directory"))];
+    assert!(kinds.iter().all(|(path, kind)| facts.host_paths[*path] == *kind), "{:?}", facts.host_paths);
+    assert_eq!(facts.newer_keys, []);
+    let key = fs_time(&root.path().join("etc/kubernetes/pki/sa.key"), 2_000_000_101);
+    assert_eq!(
+        Facts::gather(root.path(), &manifest).newer_keys,
+        [("service-account-signing-key-file", "/etc/kubernetes/pki/sa.key".to_owned())],
+        "{key:?}"
+    );
+    assert!(facts.run_dir.is_none() && facts.leftovers[0] == "1 socket of a shim", "{facts:?}");
+    assert!(facts.leftovers[1].contains("a.json is ignored"), "{facts:?}");
+    let found = ids(&of_node(&text, &facts));
+    for id in ["memory", "somaxconn", "file-limit", "leftovers", "host-path", "authentication-config"] {
+        assert!(found.contains(&id), "{id} in {found:?}");
+    }
+    std::fs::set_permissions(root.path().join("run/berth"), std::os::unix::fs::PermissionsExt::from_mode(0o777))
+        .unwrap();
+    assert!(ids(&of_node(&text, &Facts::gather(root.path(), &manifest))).contains(&"run-dir-owner"));
+}
+
+/// Writes a file that was changed then.
+fn fs_time(path: &std::path::Path, second: u64) -> std::fs::File {
+    let file = std::fs::File::create(path).unwrap();
+    file.set_modified(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(second)).unwrap();
+    file
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+    #[test]
+    fn no_text_makes_it_panic(
+        deployed: bool,
+        cuts in prop::collection::vec((any::<prop::sample::Index>(), 0..40_usize, "[-a-z0-9:$(){}\\[\\]&* \n]{0,12}"), 1..6),
+        native: bool,
+    ) {
+        let side_container = if native { SideContainer::Native } else { SideContainer::Plain };
+        let (text, options) = if deployed { (DEPLOYMENT, with_authority()) } else { (KUBEADM, options()) };
+        let mut text = inject(text, &Options { side_container, ..options }).unwrap().text;
+        for (at, length, new) in cuts {
+            let at = at.index(text.len());
+            text.replace_range(at..(at + length).min(text.len()), &new);
+        }
+        if let Ok(manifest) = Manifest::parse(&text) {
+            let facts = sound();
+            let files = [beside::File { name: "b.yaml".into(), text: Ok(text.clone()) }];
+            let case = Case {
+                name: "a",
+                manifest: &manifest,
+                running: Some(&manifest),
+                beside: Some(&files),
+                node: Some(&facts),
+                cluster: None,
+                room: None,
+            };
+            for finding in examine(&case) {
+                prop_assert!(!finding.cause.is_empty() && !finding.mend.is_empty(), "{:?}", finding);
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! A container of a pod: what runs in it, as whom, and what it sees.
+
+use berth_cluster::yaml::Node;
+
+/// A container, and the pod that it is in.
+#[derive(Debug, Clone, Copy)]
+pub struct Container<'a> {
+    node: &'a Node,
+    pod: &'a Node,
+}
+
+impl<'a> Container<'a> {
+    /// A container of a pod's `spec`.
+    #[must_use]
+    pub fn new(node: &'a Node, pod: &'a Node) -> Self {
+        Self { node, pod }
+    }
+
+    /// The container itself.
+    #[must_use]
+    pub fn node(self) -> &'a Node {
+        self.node
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'a str {
+        self.node.get("name").and_then(Node::text).unwrap_or_default()
+    }
+
+    /// Its command line: `command`, then `args`.
+    #[must_use]
+    pub fn arguments(self) -> Vec<&'a Node> {
+        let list = |key| self.node.get(key).map(Node::items).unwrap_or_default();
+        list("command").iter().chain(list("args")).collect()
+    }
+
+    /// A variable of its environment; the last of that name, which is the one that counts.
+    #[must_use]
+    pub fn variable(self, name: &str) -> Option<&'a Node> {
+        let all = self.node.get("env").map(Node::items).unwrap_or_default();
+        all.iter().rev().find(|variable| variable.get("name").and_then(Node::text) == Some(name))
+    }
+
+    /// A field of its security context, or of the pod's.
+    #[must_use]
+    pub fn security(self, field: &str) -> Option<&'a Node> {
+        let own = self.node.at(&["securityContext", field]);
+        own.or_else(|| self.pod.at(&["securityContext", field]))
+    }
+
+    /// The volume mount that a file is in: the one with the longest path.
+    #[must_use]
+    pub fn mount_of(self, file: &str) -> Option<&'a Node> {
+        let mounts = self.node.get("volumeMounts").map(Node::items).unwrap_or_default();
+        let path = |mount: &Node| {
+            mount.get("mountPath").and_then(Node::text).unwrap_or_default().trim_end_matches('/').to_owned()
+        };
+        let covers = |mount: &&Node| {
+            let below = file.strip_prefix(&path(mount)).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+            below && mount.get("mountPath").is_some()
+        };
+        mounts.iter().filter(covers).max_by_key(|mount| path(mount).len())
+    }
+
+    /// The volume of the pod that a mount mounts.
+    #[must_use]
+    pub fn volume_of(self, mount: &Node) -> Option<&'a Node> {
+        let name = mount.get("name").and_then(Node::text)?;
+        Some(self.pod.get("volumes")?.named(name)?.1)
+    }
+}

@@ -1,0 +1,492 @@
+//! One change to a manifest, and how it gets into the text.
+
+use super::write::{Style, scalar};
+use super::{Problem, plain};
+use berth_cluster::yaml::{Data, Node, parse};
+use serde_json::{Value, json};
+use std::fmt;
+use std::ops::Range;
+
+/// What the comments that berth writes begin with, so that they can be found again.
+pub(super) const COMMENT: &str = "# berth: ";
+
+/// A change, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edit {
+    /// Where, from the document on.
+    pub path: Path,
+    /// What.
+    pub change: Change,
+    /// Why; a sentence without a full stop.
+    pub reason: String,
+    /// The reason is left in the file as a comment, where the change takes something out.
+    pub comment: bool,
+}
+
+impl fmt::Display for Edit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path, self.reason)
+    }
+}
+
+/// A change of a value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Make it this; with what is missing above it.
+    Set(Value),
+    /// Take it out, with its key or its place in a list.
+    Remove,
+    /// Put these at the beginning of a list.
+    Prepend(Vec<Value>),
+    /// Put these at the end of a list; with the list, if it is missing.
+    Append(Vec<Value>),
+}
+
+/// The way to a value.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Path(pub Vec<Step>);
+
+/// A step of a [`Path`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Into a mapping.
+    Key(String),
+    /// To the item of a list that has this `name`.
+    Name(String),
+    /// To an item of a list.
+    Index(usize),
+}
+
+impl Path {
+    /// One step further, into a mapping.
+    #[must_use]
+    pub fn key(&self, key: &str) -> Self {
+        self.step(Step::Key(key.to_owned()))
+    }
+
+    /// One step further, to an item by its name.
+    #[must_use]
+    pub fn name(&self, name: &str) -> Self {
+        self.step(Step::Name(name.to_owned()))
+    }
+
+    /// One step further, to an item.
+    #[must_use]
+    pub fn index(&self, index: usize) -> Self {
+        self.step(Step::Index(index))
+    }
+
+    fn step(&self, step: Step) -> Self {
+        Self(self.0.iter().cloned().chain([step]).collect())
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Key(key) if at == 0 => write!(f, "{key}")?,
+                Step::Key(key) => write!(f, ".{key}")?,
+                Step::Name(name) => write!(f, "[{name}]")?,
+                Step::Index(index) => write!(f, "[{index}]")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes the changes in one document of a file, in their order.
+///
+/// # Errors
+/// A place is not what the edit takes it for, is shared by an anchor, or the document is written in a way that cannot
+/// be edited.
+pub fn apply(text: &str, document: usize, edits: &[Edit]) -> Result<String, Problem> {
+    let newline = if text.contains("\r\n") { "\r\n" } else { "\n" };
+    let mut text = text.to_owned();
+    let mut documents = parse(&text)?;
+    let Some(style) = documents.get(document).map(Style::of) else { return Ok(text) };
+    plain::check(&text, &documents[document])?;
+    let values = |documents: &[Node]| documents.iter().map(Node::value).collect::<Vec<_>>();
+    for edit in edits {
+        let editor = Editor { text: &text, style, edit };
+        let (place, new) = editor.change(&documents[document])?;
+        let line = text[..place.start].matches('\n').count() + 1;
+        text.replace_range(place, &new.replace('\n', newline));
+
+        // YAML can be written in more ways than are known here. So the result is read again.
+        let mut wanted = values(&documents);
+        change_value(&mut wanted[document], &edit.path.0, &edit.change);
+        documents = parse(&text).ok().filter(|is| values(is) == wanted).ok_or_else(|| {
+            let message = format!("{} is written in a way that cannot be edited: write it plainly", edit.path);
+            Problem::new(line, message)
+        })?;
+    }
+    Ok(text)
+}
+
+/// The same change without a text.
+fn change_value(value: &mut Value, path: &[Step], change: &Change) {
+    let Some((step, rest)) = path.split_first() else {
+        match change {
+            Change::Set(new) => *value = new.clone(),
+            Change::Remove => {}
+            Change::Prepend(new) => {
+                *value = new.iter().chain(value.as_array().into_iter().flatten()).cloned().collect();
+            }
+            Change::Append(new) => *value = value.as_array().into_iter().flatten().chain(new).cloned().collect(),
+        }
+        return;
+    };
+    let remove = *change == Change::Remove && rest.is_empty();
+    if let Step::Key(key) = step {
+        if value.is_null() {
+            *value = json!({});
+        }
+        match value.as_object_mut() {
+            Some(map) if remove => drop(map.remove(key)),
+            Some(map) => change_value(map.entry(key.clone()).or_insert(Value::Null), rest, change),
+            None => {}
+        }
+        return;
+    }
+    let Some(items) = value.as_array_mut() else { return };
+    let at = match step {
+        Step::Index(index) => Some(*index),
+        Step::Name(name) => items.iter().position(|item| item["name"] == name.as_str()),
+        Step::Key(_) => None,
+    };
+    match at.filter(|at| *at < items.len()) {
+        Some(at) if remove => drop(items.remove(at)),
+        Some(at) => change_value(&mut items[at], rest, change),
+        None => {}
+    }
+}
+
+/// Writes one edit: which bytes give way to what.
+struct Editor<'a> {
+    text: &'a str,
+    style: Style,
+    edit: &'a Edit,
+}
+
+type Splice = (Range<usize>, String);
+
+impl Editor<'_> {
+    fn change(&self, root: &Node) -> Result<Splice, Problem> {
+        let (found, missing) = self.find(root)?;
+        let node = found.last().copied().unwrap_or(root);
+        let there = missing.is_empty();
+        match &self.edit.change {
+            Change::Set(value) => self.set(&found, missing, value),
+            Change::Remove if there => self.remove(&found),
+            Change::Remove => Ok((0..0, String::new())),
+            Change::Prepend(_) | Change::Append(_)
+                if there && !node.is_null() && !matches!(node.data, Data::Sequence(_)) =>
+            {
+                Err(Problem::new(node.line, format!("{}: here should be a list: mend the manifest", self.edit.path)))
+            }
+            Change::Prepend(values) | Change::Append(values) if !there || node.is_null() || node.items().is_empty() => {
+                self.set(&found, missing, &Value::Array(values.clone()))
+            }
+            Change::Prepend(values) => Ok(self.insert(node, 0, values)),
+            Change::Append(values) => Ok(self.insert(node, node.items().len(), values)),
+        }
+    }
+
+    /// The nodes along the path, from the root on, as far as there are any, and the steps that are left.
+    fn find<'n>(&self, root: &'n Node) -> Result<(Vec<&'n Node>, &[Step]), Problem> {
+        let mut found = vec![root];
+        let mut node = root;
+        for (at, step) in self.edit.path.0.iter().enumerate() {
+            self.check(node, step)?;
+            let next = match step {
+                Step::Key(key) => node.entry(key).map(|(_, value)| value),
+                Step::Name(name) => node.named(name).map(|(_, item)| item),
+                Step::Index(index) => node.items().get(*index),
+            };
+            let Some(next) = next else { return Ok((found, &self.edit.path.0[at..])) };
+            found.push(next);
+            node = next;
+        }
+        if node.shared {
+            return Err(self.shared(node));
+        }
+        Ok((found, &[]))
+    }
+
+    /// Whether a node is what a step can go into.
+    fn check(&self, node: &Node, step: &Step) -> Result<(), Problem> {
+        if node.shared {
+            return Err(self.shared(node));
+        }
+        let fits = match (&node.data, step) {
+            (Data::Mapping(_), Step::Key(_)) | (Data::Sequence(_), Step::Name(_) | Step::Index(_)) => true,
+            _ => node.is_null(),
+        };
+        if fits {
+            return Ok(());
+        }
+        let kind = if matches!(step, Step::Key(_)) { "mapping" } else { "list" };
+        Err(Problem::new(node.line, format!("{}: here should be a {kind}: mend the manifest", self.edit.path)))
+    }
+
+    fn shared(&self, node: &Node) -> Problem {
+        let path = &self.edit.path;
+        Problem::new(
+            node.line,
+            format!("{path} is to be changed, and an anchor (& or *) shares it: write it out in each place"),
+        )
+    }
+
+    fn set(&self, found: &[&Node], missing: &[Step], value: &Value) -> Result<Splice, Problem> {
+        // What is missing is made inside out, around the value.
+        let mut value = value.clone();
+        for step in missing.iter().skip(1).rev() {
+            value = match step {
+                Step::Key(key) => json!({ key.as_str(): value }),
+                Step::Name(_) | Step::Index(_) => json!([value]),
+            };
+        }
+        let Some(node) = found.last() else { return Ok((0..0, String::new())) };
+        match missing.first() {
+            None => self.replace(found, &value),
+            Some(Step::Key(key)) if node.is_null() || node.entries().is_empty() => {
+                self.replace(found, &json!({ key.as_str(): value }))
+            }
+            Some(Step::Key(key)) => Ok(self.add(node, key, &value)),
+            Some(Step::Name(_) | Step::Index(_)) => {
+                Err(Problem::new(node.line, format!("{} is not there: mend the manifest", self.edit.path)))
+            }
+        }
+    }
+
+    /// The last of the nodes along the path becomes this.
+    fn replace(&self, found: &[&Node], value: &Value) -> Result<Splice, Problem> {
+        let [.., parent, node] = found else {
+            return Err(Problem::new(1, "the document is empty: is it the right file?"));
+        };
+        if parent.flow {
+            return Ok((node.span.clone(), self.style.flow(value)));
+        }
+        let Some((key, _)) = parent.entries().iter().find(|(_, value)| std::ptr::eq(value, *node)) else {
+            return match value {
+                Value::Object(_) | Value::Array(_) => Ok((node.span.clone(), self.style.flow(value))),
+                value => Ok((node.span.clone(), scalar(value))),
+            };
+        };
+        // The key stays as it is written, with all that may stand before it.
+        let written = self.style.after_key(key.column, value);
+        Ok((key.span.end..node.span.end, written.trim_end_matches([' ', '\n']).to_owned()))
+    }
+
+    /// A new key.
+    fn add(&self, map: &Node, key: &str, value: &Value) -> Splice {
+        let Some((first, _)) = map.entries().first() else { return (0..0, String::new()) };
+        if map.flow {
+            let end = map.entries().last().map_or(map.span.end, |(_, value)| value.span.end);
+            return (end..end, format!(", {}", self.style.flow_entry(key, value)));
+        }
+        let keys = map.entries().iter().map(|(key, _)| key.text().unwrap_or_default());
+        let written = self.style.entry(first.column, key, value);
+        match self.style.place(keys, key) {
+            0 => {
+                let text = format!("{}{:2$}", written.trim_start(), "", first.column);
+                (first.span.start..first.span.start, text)
+            }
+            place => {
+                let after = self.line_end(map.entries()[place - 1].1.span.end);
+                self.lines(after, written)
+            }
+        }
+    }
+
+    /// New items, the first of which becomes the one of this index.
+    fn insert(&self, list: &Node, index: usize, values: &[Value]) -> Splice {
+        let items = list.items();
+        if list.flow {
+            let values: Vec<_> = values.iter().map(|value| self.style.flow(value)).collect();
+            return match items.get(index) {
+                Some(next) => (next.span.start..next.span.start, format!("{}, ", values.join(", "))),
+                None => {
+                    let end = items.last().map_or(list.span.end, |last| last.span.end);
+                    (end..end, format!(", {}", values.join(", ")))
+                }
+            };
+        }
+        let dash = items.first().map_or(0, |first| self.dash(first));
+        let written: String = values.iter().map(|value| self.style.item(dash, value)).collect();
+        match index.checked_sub(1).and_then(|before| items.get(before)) {
+            Some(before) => self.lines(self.line_end(before.span.end), written),
+            None => self.lines(self.line_start(list.span.start), written),
+        }
+    }
+
+    fn remove(&self, found: &[&Node]) -> Result<Splice, Problem> {
+        let [.., parent, node] = found else { return Ok((0..0, String::new())) };
+        let last = parent.entries().len() + parent.items().len() == 1;
+        if last {
+            let empty = if parent.entries().is_empty() { json!([]) } else { json!({}) };
+            return self.replace(&found[..found.len() - 1], &empty);
+        }
+        if parent.flow {
+            let entries = parent.entries().iter().map(|(key, value)| key.span.start..value.span.end);
+            let all: Vec<_> = entries.chain(parent.items().iter().map(|item| item.span.clone())).collect();
+            let at = all.iter().position(|span| span.end == node.span.end).unwrap_or_default();
+            return Ok(match all.get(at + 1) {
+                Some(next) => (all[at].start..next.start, String::new()),
+                None => (all[at - 1].end..all[at].end, String::new()),
+            });
+        }
+        let end = self.line_end(node.span.end);
+        let Some(at) = parent.entries().iter().position(|(_, value)| std::ptr::eq(value, *node)) else {
+            return Ok((self.line_start(node.span.start)..end, String::new()));
+        };
+        let key = &parent.entries()[at].0;
+        let start = self.line_start(key.span.start);
+        match parent.entries().get(at + 1) {
+            // Behind a dash, which stays: the next key takes the place.
+            Some((next, _)) if !self.text[start..key.span.start].trim().is_empty() => {
+                Ok((key.span.start..next.span.start, String::new()))
+            }
+            _ => Ok(self.lines_instead(start..end, self.comment(key.column))),
+        }
+    }
+
+    /// What stands in the place of what is taken out.
+    fn comment(&self, indent: usize) -> String {
+        if !self.edit.comment {
+            return String::new();
+        }
+        let last = self.edit.path.0.iter().rev().find_map(|step| match step {
+            Step::Key(key) => Some(key.as_str()),
+            _ => None,
+        });
+        format!("{:indent$}{COMMENT}{}: {}\n", "", last.unwrap_or_default(), self.edit.reason)
+    }
+
+    /// Column of the dash before an item.
+    fn dash(&self, item: &Node) -> usize {
+        let line = &self.text[self.line_start(item.span.start)..item.span.start];
+        line.find('-').unwrap_or_else(|| item.column.saturating_sub(2))
+    }
+
+    fn lines(&self, at: usize, written: String) -> Splice {
+        self.lines_instead(at..at, written)
+    }
+
+    /// Whole lines; where the file's last line has no end, it gets one.
+    fn lines_instead(&self, place: Range<usize>, written: String) -> Splice {
+        let open = place.start > 0 && !self.text[..place.start].ends_with('\n');
+        (place, if open { format!("\n{}", written.trim_end_matches('\n')) } else { written })
+    }
+
+    fn line_start(&self, at: usize) -> usize {
+        self.text[..at].rfind('\n').map_or(0, |newline| newline + 1)
+    }
+
+    /// Where the next line begins.
+    fn line_end(&self, at: usize) -> usize {
+        self.text[at..].find('\n').map_or(self.text.len(), |newline| at + newline + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(steps: &str) -> Path {
+        steps.split('.').fold(Path::default(), |path, step| match step.strip_prefix('#') {
+            Some(name) => path.name(name),
+            None => step.parse().map_or_else(|_| path.key(step), |index| path.index(index)),
+        })
+    }
+
+    fn edited(text: &str, steps: &str, change: Change) -> Result<String, String> {
+        let edit = Edit { path: path(steps), change, reason: "so it is".into(), comment: true };
+        apply(text, 0, &[edit]).map_err(|problem| problem.to_string())
+    }
+
+    fn set(text: &str, steps: &str, value: Value) -> String {
+        edited(text, steps, Change::Set(value)).unwrap()
+    }
+
+    fn removed(text: &str, steps: &str) -> String {
+        edited(text, steps, Change::Remove).unwrap()
+    }
+
+    #[test]
+    fn values_are_set_where_they_stand_with_their_comments() {
+        assert_eq!(set("a: 1 # one\nb: 2", "a", json!("x")), "a: x # one\nb: 2");
+        assert_eq!(set("a:\n# of b\n- b: {c: 1} # d\n", "a.0.b.c", json!([2])), "a:\n# of b\n- b: {c: [2]} # d\n");
+        assert_eq!(set("a:\n  b: |\n    x\n\n  c: 1\n", "a.b", json!("z")), "a:\n  b: z\n\n  c: 1\n");
+        assert_eq!(set("a:\n- x # X\n- y\n", "a.1", json!("1")), "a:\n- x # X\n- \"1\"\n");
+        assert_eq!(set("a: { b: 1, c: [ # d\n 2 ] }\n", "a.c.0", json!(3)), "a: { b: 1, c: [ # d\n 3 ] }\n");
+        assert_eq!(set("a: { b: 1 }\nc: &x { d: 1 }\n", "a.e", json!(2)), "a: { b: 1, e: 2 }\nc: &x { d: 1 }\n");
+        assert_eq!(set("a: {}\n", "a.b.c", json!(1)), "a:\n  b:\n    c: 1\n");
+        assert_eq!(set("\"a\" : 1\n'b': 2", "b", json!([1])), "\"a\" : 1\n'b':\n  - 1");
+        assert_eq!(set("a:\nb: 1\n", "a.c", json!([1])), "a:\n  c:\n    - 1\nb: 1\n");
+    }
+
+    #[test]
+    fn what_is_new_comes_where_people_or_programs_put_it() {
+        // People: the name first, the volumes last. Programs: by the alphabet.
+        assert_eq!(
+            set("- name: a\n  image: b\n  volumeMounts: []\n", "0.env", json!(1)),
+            "- name: a\n  image: b\n  env: 1\n  volumeMounts: []\n"
+        );
+        assert_eq!(set("- b: 1\n  # of d\n  d: 2\n", "0.c", json!(1)), "- b: 1\n  c: 1\n  # of d\n  d: 2\n");
+        assert_eq!(set("- b: 1\n", "0.a", json!(1)), "- a: 1\n  b: 1\n");
+        assert_eq!(set("a: 1", "b", json!(1)), "a: 1\nb: 1");
+        assert_eq!(set("{\"a\": 1}", "b", json!({"c": "d"})), "{\"a\": 1, \"b\": {\"c\": \"d\"}}");
+    }
+
+    #[test]
+    fn lists_grow_at_both_ends_in_their_manner() {
+        let prepended = |text| edited(text, "a", Change::Prepend(vec![json!("x"), json!({"z": 1})])).unwrap();
+        let appended = |text| edited(text, "a", Change::Append(vec![json!("x")])).unwrap();
+        assert_eq!(prepended("a:\n- b\n"), "a:\n- x\n- z: 1\n- b\n");
+        assert_eq!(prepended("a: [b]\n"), "a: [x, {z: 1}, b]\n");
+        assert_eq!(appended("a:\n    - b # B\n    # end\nc: 1\n"), "a:\n    - b # B\n    - x\n    # end\nc: 1\n");
+        assert_eq!(appended("a:\n  - - b\n"), "a:\n  - - b\n  - x\n");
+        assert_eq!(appended("a: [b,\n  c] # d\n"), "a: [b,\n  c, x] # d\n");
+        assert_eq!((appended("a0: 1\n"), appended("a: []\n")), ("a:\n  - x\na0: 1\n".into(), "a:\n  - x\n".into()));
+    }
+
+    #[test]
+    fn what_goes_leaves_its_reason_where_it_stood() {
+        let lines = "a: 1\n  # of b\nb:\n  - c # d\ne: 1\n";
+        assert_eq!(removed(lines, "b"), "a: 1\n  # of b\n# berth: b: so it is\ne: 1\n");
+        assert_eq!(removed("- a: 1\n  b: 2\n", "0.a"), "- b: 2\n");
+        assert_eq!(removed("a: {b: 1, c: 2}\n", "a.b"), "a: {c: 2}\n");
+        assert_eq!(removed("a: [b, c]\n", "a.1"), "a: [b]\n");
+        assert_eq!(removed("a:\n  - name: b\n  - name: c\n    d: 1\n", "a.#b"), "a:\n  - name: c\n    d: 1\n");
+        assert_eq!(removed("a:\n  b: 1\n", "a.b"), "a: {}\n");
+        assert_eq!(removed("a: 1\n", "b"), "a: 1\n");
+    }
+
+    #[test]
+    fn one_document_is_edited_and_its_line_ends_are_kept() {
+        let edit =
+            Edit { path: path("a"), change: Change::Append(vec![json!("x")]), reason: String::new(), comment: false };
+        let text = "b: 1\r\n---\r\na:\r\n  - y\r\n---\r\na: []\r\n";
+        let wanted = "b: 1\r\n---\r\na:\r\n  - y\r\n  - x\r\n---\r\na: []\r\n";
+        assert_eq!(apply(text, 1, &[edit]).unwrap(), wanted);
+    }
+
+    #[test]
+    fn what_cannot_be_edited_is_told_and_not_guessed() {
+        let told = |text, steps| edited(text, steps, Change::Set(json!(1))).unwrap_err();
+        assert!(told("x: &a {b: 1}\na: *a\n", "a.b").starts_with("2: a.b is to be changed, and an anchor"));
+        assert!(told("x: &a {b: 1}\na: *a\n", "x.b").starts_with("1: x.b is to be changed"));
+        // The YAML that Kubernetes uses takes a comma for a part of a tag.
+        let tagged = edited("a: [1, !-c ]\n", "a", Change::Append(vec![json!(2)]));
+        assert!(tagged.is_err_and(|told| told.starts_with("1: a tag (!)")));
+        assert!(told("a:\n  <<: {b: 1}\n", "a.c").starts_with("2: a merge key"));
+        assert!(told("a: 1\n", "a.b").starts_with("1: a.b: here should be a mapping"));
+        assert!(told("a:\n- name: x\n", "a.#y.b").starts_with("2: a[y].b is not there"));
+        assert!(told("b: 1\n? a\n: 2\n", "a").starts_with("2: a key that is more"));
+        let below = edited("-\n  a: 1\n-\n  b: 1\n", "0", Change::Remove).unwrap_err();
+        assert!(below.contains("cannot be edited: write it plainly"));
+        assert!(edited("a: x\n", "a", Change::Append(vec![json!(1)])).unwrap_err().contains("should be a list"));
+    }
+}

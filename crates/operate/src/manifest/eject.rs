@@ -1,0 +1,218 @@
+//! A manifest behind berth to what it was before, as a list of edits.
+//!
+//! What `inject` added is known by its names. What it changed or took out is in an annotation of the pod,
+//! so a manifest can be ejected wherever it is: in a repository, after edits, without a backup. What was
+//! changed again since is not ours any more and stays.
+
+use super::edit::{COMMENT, Change, Edit, Path, apply};
+use super::inject::{BINARY, INSTALL, LEAST, PROBES, SHIM, VARIABLES, VOLUMES};
+use super::{Manifest, Problem};
+use berth_cluster::yaml::{Node, parse};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::fmt;
+
+/// The annotation with the [`Original`].
+pub const ORIGINAL: &str = "berth/original";
+
+const BEFORE: &str = "as it was before";
+
+/// What was there before.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Original {
+    /// Fields of the apiserver's container; of a probe those that were changed. Null: it was not there.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub fields: Map<String, Value>,
+    /// Arguments that are new, and what stood there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub flags: Vec<(String, Option<String>)>,
+    /// The new `terminationGracePeriodSeconds`, and the one that was there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace: Option<(u64, Option<u64>)>,
+}
+
+impl fmt::Display for Original {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // There is nothing in it that JSON could not say.
+        f.write_str(&serde_json::to_string(self).unwrap_or_default())
+    }
+}
+
+/// A manifest without berth.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ejected {
+    /// The file now.
+    pub text: String,
+    /// What was done.
+    pub edits: Vec<Edit>,
+}
+
+/// Takes berth out of a manifest that `inject` put it into.
+///
+/// # Errors
+/// It is not there, or what it would be made from cannot be read or edited.
+pub fn undo(manifest: &Manifest) -> Result<Ejected, Problem> {
+    let edits = plan(manifest)?;
+    let text = apply(manifest.text(), manifest.document(), &edits)?;
+    Ok(Ejected { text: without_comments(&text, manifest.document()), edits })
+}
+
+/// The edits that take berth out.
+///
+/// # Errors
+/// The manifest has no annotation of `inject`'s, or one that cannot be read.
+pub fn plan(manifest: &Manifest) -> Result<Vec<Edit>, Problem> {
+    let annotation = manifest.annotation(ORIGINAL).ok_or_else(|| {
+        let line = manifest.template().line;
+        Problem::new(
+            line,
+            format!("berth inject did not write this: the annotation {ORIGINAL} is missing, so take berth out by hand"),
+        )
+    })?;
+    let original: Original = serde_json::from_str(annotation.text().unwrap_or_default()).map_err(|error| {
+        Problem::new(
+            annotation.line,
+            format!("the annotation {ORIGINAL} cannot be read ({error}): put the manifest back from a backup"),
+        )
+    })?;
+    let mut undo = Undo { manifest, edits: Vec::new() };
+    let (pod, container) = (manifest.pod(), manifest.apiserver());
+    let (pod_path, container_path) = (manifest.pod_path(), manifest.apiserver_path());
+    undo.names(pod, &pod_path, "initContainers", &[INSTALL, SHIM]);
+    undo.names(pod, &pod_path, "containers", &[SHIM]);
+    undo.names(pod, &pod_path, "volumes", &VOLUMES);
+    undo.names(container, &container_path, "env", &VARIABLES);
+    undo.names(container, &container_path, "volumeMounts", &VOLUMES);
+    undo.flags(&original);
+    undo.command();
+    undo.pre_stop();
+    undo.fields(&original);
+    undo.grace(&original);
+    let annotations = manifest.template_path().key("metadata").key("annotations");
+    let only = manifest.template().at(&["metadata", "annotations"]).is_some_and(|all| all.entries().len() == 1);
+    undo.remove(if only { annotations } else { annotations.key(ORIGINAL) });
+    Ok(undo.edits)
+}
+
+struct Undo<'a> {
+    manifest: &'a Manifest,
+    edits: Vec<Edit>,
+}
+
+impl Undo<'_> {
+    fn edit(&mut self, path: Path, change: Change, reason: &str) {
+        self.edits.push(Edit { path, change, reason: reason.to_owned(), comment: false });
+    }
+
+    fn remove(&mut self, path: Path) {
+        self.edit(path, Change::Remove, "berth inject added it");
+    }
+
+    /// Takes items out of a list by their names; with the list, if nothing else is in it.
+    fn names(&mut self, parent: &Node, path: &Path, list: &str, names: &[&str]) {
+        let Some(node) = parent.get(list) else { return };
+        let there: Vec<_> = names.iter().filter(|name| node.named(name).is_some()).collect();
+        if there.is_empty() {
+            return;
+        }
+        let path = path.key(list);
+        if there.len() == node.items().len() {
+            return self.remove(path);
+        }
+        for name in there {
+            self.remove(path.name(name));
+        }
+    }
+
+    fn flags(&mut self, original: &Original) {
+        let arguments = self.manifest.arguments();
+        let mut removed = Vec::new();
+        for (new, old) in &original.flags {
+            let Some(at) = arguments.iter().rposition(|argument| argument.text() == Some(new)) else { continue };
+            match old {
+                Some(old) => {
+                    self.edit(self.manifest.argument_path(at), Change::Set(old.as_str().into()), BEFORE);
+                }
+                None => removed.push(at),
+            }
+        }
+        // From the end on, so that the others keep their places.
+        removed.sort_unstable();
+        for at in removed.into_iter().rev() {
+            self.remove(self.manifest.argument_path(at));
+        }
+    }
+
+    fn command(&mut self) {
+        let arguments = self.manifest.arguments();
+        let words: Vec<_> = arguments.iter().map_while(|argument| argument.text()).take(3).collect();
+        if words == [BINARY, "exec", "--"] {
+            for _ in words {
+                self.remove(self.manifest.apiserver_path().key("command").index(0));
+            }
+        }
+    }
+
+    fn pre_stop(&mut self) {
+        let Some(lifecycle) = self.manifest.apiserver().get("lifecycle") else { return };
+        if lifecycle.get("preStop").is_some_and(runs_berth) {
+            let path = self.manifest.apiserver_path().key("lifecycle");
+            let only = lifecycle.entries().len() == 1;
+            self.remove(if only { path } else { path.key("preStop") });
+        }
+    }
+
+    fn fields(&mut self, original: &Original) {
+        for (field, old) in &original.fields {
+            let now = self.manifest.apiserver().get(field);
+            let path = self.manifest.apiserver_path().key(field);
+            match (field.as_str(), now, old) {
+                ("ports", None, old) => self.edit(path, Change::Set(old.clone()), BEFORE),
+                (probe, Some(now), old) if PROBES.contains(&probe) && runs_berth(now) => match old {
+                    Value::Object(old) => self.probe(&path, now, old),
+                    _ => self.remove(path),
+                },
+                _ => {}
+            }
+        }
+    }
+
+    fn probe(&mut self, path: &Path, now: &Node, original: &Map<String, Value>) {
+        for (key, old) in original {
+            let raised = now.get(key).map(Node::value) == Some(LEAST.into());
+            match old {
+                Value::Object(_) => self.edit(path.key(key), Change::Set(old.clone()), BEFORE),
+                _ if !raised => {}
+                Value::Null => self.remove(path.key(key)),
+                old => self.edit(path.key(key), Change::Set(old.clone()), BEFORE),
+            }
+        }
+        self.remove(path.key("exec"));
+    }
+
+    fn grace(&mut self, original: &Original) {
+        let path = self.manifest.pod_path().key("terminationGracePeriodSeconds");
+        let now = self.manifest.pod().get("terminationGracePeriodSeconds").map(Node::value);
+        match original.grace {
+            Some((new, None)) if now == Some(new.into()) => self.remove(path),
+            Some((new, Some(old))) if now == Some(new.into()) => self.edit(path, Change::Set(old.into()), BEFORE),
+            _ => {}
+        }
+    }
+}
+
+fn runs_berth(hook: &Node) -> bool {
+    hook.at(&["exec", "command"]).and_then(|command| command.items().first()).and_then(Node::text) == Some(BINARY)
+}
+
+/// The text without the comments that berth wrote into this document.
+fn without_comments(text: &str, document: usize) -> String {
+    let Ok(documents) = parse(text) else { return text.to_owned() };
+    let line_of = |document: usize| documents.get(document).map_or(usize::MAX, |root| root.line);
+    let ours = line_of(document)..line_of(document + 1);
+    let lines = text.split_inclusive('\n').enumerate();
+    lines
+        .filter(|(at, line)| !(ours.contains(&(at + 1)) && line.trim_start().starts_with(COMMENT)))
+        .map(|(_, line)| line)
+        .collect()
+}

@@ -1,0 +1,305 @@
+//! Manifest files and their backups.
+//!
+//! A kubelet reads every file of its manifest folder whose name does not begin with a dot, and of two with
+//! one pod name one overwrites the other. So what is half written has a name with a dot, a file is replaced by
+//! a rename, and backups lie elsewhere.
+
+use super::{Manifest, tag};
+use ring::digest::{SHA256, digest};
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// Largest manifest that is read, in bytes. Etcd takes no more.
+const MAX_SIZE: u64 = 1 << 20;
+
+/// What cannot be done with a file.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what} {}: {source}{}", path.display(), mend(what, source))]
+pub struct FileError {
+    /// `read`, `write` and so on.
+    what: &'static str,
+    path: PathBuf,
+    source: io::Error,
+}
+
+fn mend(what: &str, error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound if what == "read" => ": give the path of the one that is there",
+        io::ErrorKind::PermissionDenied => ": run this as root",
+        _ => "",
+    }
+}
+
+/// Reads a manifest; `-` is standard input.
+///
+/// # Errors
+/// It cannot be read, is larger than any manifest or no text.
+pub fn read(path: &Path) -> Result<String, FileError> {
+    let failed = |source| FileError { what: "read", path: path.to_owned(), source };
+    if path == Path::new("-") {
+        limited(&mut io::stdin().lock())
+    } else {
+        File::open(path).and_then(|mut file| limited(&mut file))
+    }
+    .map_err(failed)
+}
+
+fn limited(input: &mut dyn Read) -> io::Result<String> {
+    let mut text = String::new();
+    input.take(MAX_SIZE + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_SIZE {
+        return Err(io::Error::other(format!("it is longer than {MAX_SIZE} bytes, which no manifest is")));
+    }
+    Ok(text)
+}
+
+/// Replaces a file in one step, with the same mode and owner; makes it (0600) if it is not there.
+///
+/// # Errors
+/// It cannot be written; then it is as it was.
+pub fn replace(path: &Path, text: &str) -> Result<(), FileError> {
+    let failed = |source| FileError { what: "write", path: path.to_owned(), source };
+    let path = match path.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
+        other => other.map_err(failed)?,
+    };
+    sweep(&path);
+    let temporary = path.with_file_name(format!("{}{}", temporary_prefix(&path), std::process::id()));
+    let written =
+        write_new(&temporary, fs::metadata(&path).ok().as_ref(), text).and_then(|()| fs::rename(&temporary, &path));
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written.and_then(|()| sync_folder(&path)).map_err(failed)
+}
+
+/// How the names of half written files begin; a process ID follows.
+fn temporary_prefix(path: &Path) -> String {
+    format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy())
+}
+
+/// Removes what a [`replace`] of this file left beside it when its process was killed. Without success it only
+/// stays.
+pub fn sweep(path: &Path) {
+    let prefix = temporary_prefix(path);
+    let entries = path.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten();
+    for entry in entries.flatten() {
+        let process: Option<u32> = entry.file_name().to_str().and_then(|name| name.strip_prefix(&prefix)?.parse().ok());
+        if process.is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn write_new(path: &Path, like: Option<&fs::Metadata>, text: &str) -> io::Result<()> {
+    // One of a run that was killed, whose process ID this one has now.
+    let _ = fs::remove_file(path);
+    let mode = like.map_or(0o600, |like| like.mode() & 0o777);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    if let Some(like) = like {
+        let own = file.metadata()?;
+        if (own.uid(), own.gid()) != (like.uid(), like.gid()) {
+            fchown(&file, Some(like.uid()), Some(like.gid()))?;
+        }
+    }
+    file.set_permissions(Permissions::from_mode(mode))?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
+fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// Time and version for the name of a kept manifest, for people; names sort by time. `time` is RFC 3339.
+#[must_use]
+pub fn stamp(time: &str, text: &str) -> String {
+    let time: String = time.chars().filter(|c| !matches!(c, '-' | ':')).collect();
+    let manifest = Manifest::parse(text).ok();
+    let image = manifest.as_ref().and_then(|manifest| manifest.apiserver().get("image")?.text());
+    let tag = image.and_then(tag).filter(|tag| {
+        tag.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && tag.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
+    });
+    format!("{time}.{}", tag.unwrap_or("unknown"))
+}
+
+/// Originals of manifests. The name of each ends with a digest of what was written in its place. So none overwrites
+/// another, and whether a file is still what was written is seen by whether its original is found.
+#[derive(Debug, Clone)]
+pub struct Backups {
+    folder: PathBuf,
+}
+
+impl Backups {
+    /// In this folder, which [`Backups::keep`] makes.
+    #[must_use]
+    pub fn new(folder: &Path) -> Self {
+        Self { folder: folder.to_owned() }
+    }
+
+    /// Where they lie.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Whether the folder is the file's own, where a kubelet would read backups as manifests.
+    #[must_use]
+    pub fn beside(&self, manifest: &Path) -> bool {
+        let folder = manifest.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
+        folder.is_some() && self.folder.canonicalize().ok() == folder
+    }
+
+    /// The original of a file with this text, and where it lies; if the text is what was written.
+    ///
+    /// # Errors
+    /// It is there and cannot be read.
+    pub fn find(&self, manifest: &Path, text: &str) -> Result<Option<(PathBuf, String)>, FileError> {
+        let failed = |source| FileError { what: "read", path: self.folder.clone(), source };
+        let entries = match fs::read_dir(&self.folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other.map_err(failed)?,
+        };
+        let (prefix, suffix) = ends(manifest, text);
+        let mut names = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(failed)?.file_name();
+            let between = name.to_str().and_then(|name| name.strip_prefix(&prefix)?.strip_suffix(&suffix));
+            // One of an earlier berth has nothing between both.
+            names.extend(between.is_some_and(|it| it.is_empty() || it.starts_with('.')).then_some(name));
+        }
+        let Some(name) = names.into_iter().max() else { return Ok(None) };
+        let path = self.folder.join(name);
+        let original = read(&path)?;
+        Ok(Some((path, original)))
+    }
+
+    /// Keeps the original of a file that is to become this text.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn keep(&self, manifest: &Path, original: &str, text: &str) -> Result<PathBuf, FileError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
+        made.map_err(|source| FileError { what: "make the folder", path: self.folder.clone(), source })?;
+        let path = match self.find(manifest, text)? {
+            Some((path, _)) => path,
+            None => {
+                let (prefix, suffix) = ends(manifest, text);
+                let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+                self.folder.join(format!("{prefix}.{}{suffix}", stamp(&now, original)))
+            }
+        };
+        replace(&path, original)?;
+        Ok(path)
+    }
+}
+
+/// What the name of a backup begins and ends with.
+fn ends(manifest: &Path, text: &str) -> (String, String) {
+    let mut digits = String::from(".");
+    for byte in &digest(&SHA256, text.as_bytes()).as_ref()[..6] {
+        let _ = write!(digits, "{byte:02x}");
+    }
+    (manifest.file_name().unwrap_or_default().to_string_lossy().into_owned(), digits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_file_is_replaced_in_place_with_its_mode_and_leaves_nothing_beside_it() {
+        let temp = tempfile::tempdir().unwrap();
+        let (real, link) = (temp.path().join("a.yaml"), temp.path().join("link.yaml"));
+        fs::write(&real, "old").unwrap();
+        fs::set_permissions(&real, Permissions::from_mode(0o640)).unwrap();
+        symlink(&real, &link).unwrap();
+        replace(&link, "new").unwrap();
+        assert_eq!(fs::read_to_string(&real).unwrap(), "new");
+        assert_eq!(fs::metadata(&real).unwrap().mode() & 0o777, 0o640);
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 2);
+        let error = replace(&temp.path().join("none/a.yaml"), "").unwrap_err().to_string();
+        assert!(error.starts_with("cannot write ") && error.contains("none/a.yaml"), "{error}");
+    }
+
+    #[test]
+    fn what_a_killed_run_left_goes_and_what_a_living_one_has_stays() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut dead = std::process::Command::new("true").spawn().unwrap();
+        dead.wait().unwrap();
+        let names = [dead.id(), 1].map(|process| format!(".a.yaml.{process}"));
+        for name in names.iter().map(String::as_str).chain([".a.yaml.swp"]) {
+            fs::write(temp.path().join(name), "half").unwrap();
+        }
+        replace(&temp.path().join("a.yaml"), "whole").unwrap();
+        let there = [&names[0], &names[1], ".a.yaml.swp", "a.yaml"].map(|name| temp.path().join(name).exists());
+        assert_eq!(there, [false, true, true, true]);
+    }
+
+    #[test]
+    fn a_backup_is_found_by_what_was_written() {
+        let temp = tempfile::tempdir().unwrap();
+        let manifest = temp.path().join("manifests/a.yaml");
+        fs::create_dir(manifest.parent().unwrap()).unwrap();
+        fs::write(&manifest, "").unwrap();
+        let backups = Backups::new(&temp.path().join("etc/berth"));
+        assert!(backups.find(&manifest, "new").unwrap().is_none());
+        let path = backups.keep(&manifest, "old", "new").unwrap();
+        backups.keep(&manifest, "older", "newer").unwrap();
+        assert_eq!(backups.find(&manifest, "new").unwrap(), Some((path.clone(), "old".into())));
+        assert!(backups.find(&manifest, "changed").unwrap().is_none());
+        assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(temp.path().join("etc/berth")).unwrap().mode() & 0o777, 0o700);
+        assert!(!backups.beside(&manifest) && Backups::new(manifest.parent().unwrap()).beside(&manifest));
+    }
+
+    #[test]
+    fn names_of_backups_say_version_and_time_and_old_names_are_found() {
+        let temp = tempfile::tempdir().unwrap();
+        let manifest = temp.path().join("kube-apiserver.yaml");
+        let text = include_str!("../../../../tests/manifest/kubeadm-v1.36.yaml");
+        fs::write(&manifest, text).unwrap();
+        let backups = Backups::new(&temp.path().join("berth"));
+        let path = backups.keep(&manifest, text, "new").unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let rest = name.strip_prefix("kube-apiserver.yaml.").unwrap();
+        let (time, rest) = rest.split_once('.').unwrap();
+        assert!(time.len() == 16 && time.ends_with('Z'), "{name}");
+        assert_eq!(rest.rsplit_once('.').unwrap().0, "v1.36.3", "{name}");
+        // Given again, it is the same file.
+        assert_eq!(backups.keep(&manifest, text, "new").unwrap(), path);
+        // As they were named at first.
+        let (_, digest) = name.rsplit_once('.').unwrap();
+        let first = path.with_file_name(format!("kube-apiserver.yaml.{digest}"));
+        fs::rename(&path, &first).unwrap();
+        assert_eq!(backups.find(&manifest, "new").unwrap(), Some((first, text.into())));
+        // Whatever the image is called, the name is one in this folder.
+        for (image, version) in [
+            ("r.example:5000/kube-apiserver:v1.2@sha256:ab", "v1.2"),
+            ("kube-apiserver@sha256:ab", "unknown"),
+            ("kube-apiserver:../../x", "unknown"),
+            ("kube-apiserver", "unknown"),
+        ] {
+            let text = text.replace("registry.k8s.io/kube-apiserver:v1.36.3", image);
+            assert_eq!(stamp("2026-11-22T00:29:52Z", &text), format!("20261122T002952Z.{version}"));
+        }
+    }
+
+    #[test]
+    fn what_is_no_manifest_is_not_read() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("large");
+        fs::write(&path, vec![b' '; MAX_SIZE as usize + 1]).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("longer than"));
+        fs::write(&path, b"\xff").unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("UTF-8"));
+    }
+}

@@ -1,0 +1,360 @@
+//! A kube-apiserver's manifest to one behind berth, as a list of edits. `docs/inject.md` says what they are
+//! for; here is how they are found.
+
+mod addresses;
+mod flags;
+mod judge;
+mod parts;
+mod probes;
+
+use super::edit::{Change, Edit, Path, apply};
+use super::eject::{ORIGINAL, Original, undo};
+use super::pod::basename;
+use super::{Manifest, Problem};
+use berth_cluster::yaml::{Node, parse};
+use berth_shim::config::Listen;
+use clap::ValueEnum;
+use serde_json::Value;
+
+pub use judge::{Lapse, Rule, Wrapping, judge};
+
+/// Where the apiserver's container finds berth.
+pub const BINARY: &str = "/opt/berth/berth";
+
+/// Names of what is added to a pod.
+pub const INSTALL: &str = "berth-install";
+/// The shim's container.
+pub const SHIM: &str = "berth";
+/// Volume with the binary, and the one that is the run directory.
+pub const VOLUMES: [&str; 2] = ["berth-bin", "berth-run"];
+/// Variables that are added to the apiserver's container.
+pub const VARIABLES: [&str; 12] = [
+    "BERTH_HOST_IP",
+    "BERTH_INSTANCE",
+    "BERTH_LISTEN",
+    "BERTH_RUN_DIR",
+    "BERTH_PROBE",
+    "BERTH_PROBE_CA",
+    "BERTH_PROBE_CERT",
+    "BERTH_PROBE_KEY",
+    "BERTH_PROBE_TOKEN_FILE",
+    "BERTH_PROBE_SERVER_NAME",
+    "BERTH_PROBE_INSECURE",
+    "BERTH_PROBE_TIMEOUT",
+];
+
+/// The three probes of a container.
+pub(super) const PROBES: [&str; 3] = ["startupProbe", "livenessProbe", "readinessProbe"];
+
+/// Least period and timeout of an exec probe, in seconds: each costs a start of a process by the runtime.
+pub(super) const LEAST: u64 = 5;
+
+/// How the shim runs beside the apiserver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum SideContainer {
+    /// An init container that restarts, started before kube-apiserver and stopped after it (Kubernetes 1.29
+    /// or newer)
+    #[default]
+    Native,
+    /// A container like the others, stopped at the same time
+    Plain,
+}
+
+/// Where the shim listens.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Addresses {
+    /// Where the manifest says that the apiserver is, else at the node's address.
+    #[default]
+    OfManifest,
+    /// Here; the first names the berth.
+    Given(Vec<Listen>),
+    /// On this port of every address, and the apiserver's own port becomes another.
+    ExposeAll(u16),
+}
+
+/// How the apiserver is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Probing {
+    /// Variables of berth for it, such as `BERTH_PROBE_CA`.
+    pub variables: Vec<(&'static str, String)>,
+    /// Files in the apiserver's container that it needs.
+    pub files: Vec<String>,
+    /// It says what it trusts, or that it trusts all.
+    pub trusts: bool,
+    /// It shows who it is.
+    pub credentials: bool,
+}
+
+/// What to make of a manifest.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Options {
+    /// Image with berth as its entrypoint.
+    pub image: String,
+    /// The run directory, on the node and in the containers.
+    pub run_dir: String,
+    /// How the shim runs.
+    pub side_container: SideContainer,
+    /// Where it listens.
+    pub addresses: Addresses,
+    /// How it asks.
+    pub probing: Probing,
+}
+
+/// What became of a manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// What the edits were made to: the manifest, or what it was before an earlier injection.
+    pub base: String,
+    /// The file now.
+    pub text: String,
+    /// What was done.
+    pub edits: Vec<Edit>,
+    /// What an operator should know.
+    pub notes: Vec<String>,
+    /// With what: the options, and the addresses of an earlier injection if they name none.
+    pub options: Options,
+}
+
+/// Puts the kube-apiserver of a file behind berth. One that is already is put there anew, with these
+/// options, and listens where it did if they do not say where; the file stays as it is, byte for byte, if that changes nothing.
+///
+/// # Errors
+/// All that is in the way.
+pub fn inject(text: &str, options: &Options) -> Result<Outcome, Vec<Problem>> {
+    inject_over(text, None, options)
+}
+
+/// As [`inject`], where it may be known from a backup what the file was before.
+///
+/// # Errors
+/// As [`inject`].
+pub fn inject_over(text: &str, backup: Option<String>, options: &Options) -> Result<Outcome, Vec<Problem>> {
+    let one = |problem| vec![problem];
+    let found = Manifest::parse(text).map_err(one)?;
+    let again = found.annotation(ORIGINAL).is_some();
+    let base = match backup {
+        Some(backup) if again => backup,
+        _ if again => undo(&found).map_err(one)?.text,
+        _ => text.to_owned(),
+    };
+    let mut options = options.clone();
+    if again && options.addresses == Addresses::OfManifest {
+        options.addresses = addresses::inherited(&found).map_err(one)?;
+    }
+    let manifest = Manifest::parse(&base).map_err(one)?;
+    let (edits, notes) = plan(&manifest, &options)?;
+    let new = apply(&base, manifest.document(), &edits).map_err(one)?;
+    let values = |text: &str| parse(text).map(|documents| documents.iter().map(Node::value).collect::<Vec<_>>());
+    if again && values(text) == values(&new) {
+        return Ok(Outcome { base, text: text.to_owned(), edits: Vec::new(), notes, options });
+    }
+    Ok(Outcome { base, text: new, edits, notes, options })
+}
+
+/// The edits that put a manifest behind berth, and what an operator should know.
+///
+/// # Errors
+/// All that is in the way.
+pub fn plan(manifest: &Manifest, options: &Options) -> Result<(Vec<Edit>, Vec<String>), Vec<Problem>> {
+    let mut planner = Planner::new(manifest, options, Wrapping::default());
+    planner.plan();
+    if planner.problems.is_empty() { Ok((planner.edits, planner.notes)) } else { Err(planner.problems) }
+}
+
+struct Planner<'a> {
+    manifest: &'a Manifest,
+    options: &'a Options,
+    wrapping: Wrapping<'a>,
+    /// Way to the apiserver's container.
+    container: Path,
+    edits: Vec<Edit>,
+    notes: Vec<String>,
+    problems: Vec<Problem>,
+    original: Original,
+}
+
+impl<'a> Planner<'a> {
+    fn new(manifest: &'a Manifest, options: &'a Options, wrapping: Wrapping<'a>) -> Self {
+        Self {
+            manifest,
+            options,
+            wrapping,
+            container: manifest.apiserver_path(),
+            edits: Vec::new(),
+            notes: Vec::new(),
+            problems: Vec::new(),
+            original: Original::default(),
+        }
+    }
+
+    fn plan(&mut self) {
+        self.host_network();
+        self.check();
+        self.rollout();
+        let port = self.noted(self.manifest.secure_port()).unwrap_or(6443);
+        let (listen, variables) = self.variables(port);
+        let uid = self.uid();
+        let pod = self.manifest.pod_path();
+
+        let wrapped = [self.wrapping.binary, "exec", "--"].map(Value::from).to_vec();
+        self.edit(
+            self.container.key("command"),
+            Change::Prepend(wrapped),
+            "kube-apiserver is started by berth exec, with a 127.x address of its own",
+        );
+        for flag in flags::OWN {
+            self.file_of_its_own(flag);
+        }
+        self.note_audit_log();
+        let delay = self.shutdown_delay();
+        self.add(self.container.key("env"), variables.clone(), "berth exec, the probes and the preStop hook need them");
+        self.add(
+            self.container.key("volumeMounts"),
+            parts::apiserver_mounts(&self.options.run_dir),
+            "the binary, and the directory where the shims of the node meet",
+        );
+        for probe in PROBES {
+            self.probe(probe, port);
+        }
+        self.readiness();
+        self.ports();
+        self.pre_stop();
+        self.grace(delay);
+
+        self.anonymous();
+        let mut mounts = vec![parts::run_mount(&self.options.run_dir)];
+        for file in self.probe_files() {
+            mounts.extend(self.mount(&file).filter(|mount| !mounts.contains(mount)));
+        }
+        let image = &self.options.image;
+        let mut first = vec![parts::install(image, &self.options.run_dir, uid)];
+        let low = listen.iter().any(|address| address.port() < 1024);
+        let native = self.options.side_container == SideContainer::Native;
+        let group = self.manifest.container().security("runAsGroup").map(Node::value);
+        let shim = parts::shim(image, native, &parts::user(uid, group.as_ref(), low), &variables, &mounts);
+        if native {
+            first.push(shim);
+        } else {
+            self.edit(
+                pod.key("containers"),
+                Change::Append(vec![shim]),
+                "the shim: it listens for the apiserver and relays to it",
+            );
+        }
+        let reason = if native {
+            "berth-install copies the binary and makes the run directory; berth is the shim, which is stopped after kube-apiserver"
+        } else {
+            "berth-install copies the binary and makes the run directory"
+        };
+        self.edit(pod.key("initContainers"), Change::Append(first), reason);
+        self.add(pod.key("volumes"), parts::volumes(&self.options.run_dir), "for the binary and the run directory");
+        let annotations = self.manifest.template_path().key("metadata").key("annotations");
+        let original = Value::from(self.original.to_string());
+        self.edit(annotations.key(ORIGINAL), Change::Set(original), "what was there before, for berth eject");
+    }
+
+    /// Adds to a list of named things: at its end, but in what kubeadm writes at its beginning, where its
+    /// patches add.
+    fn add(&mut self, path: Path, values: Vec<Value>, reason: &str) {
+        let change = if self.manifest.is_kubeadm() { Change::Prepend(values) } else { Change::Append(values) };
+        self.edit(path, change, reason);
+    }
+
+    fn edit(&mut self, path: Path, change: Change, reason: impl Into<String>) {
+        self.edits.push(Edit { path, change, reason: reason.into(), comment: false });
+    }
+
+    fn wrong(&mut self, line: usize, message: impl Into<String>) {
+        self.problems.push(Problem::new(line, message));
+    }
+
+    fn noted<T>(&mut self, result: Result<T, Problem>) -> Option<T> {
+        result.map_err(|problem| self.problems.push(problem)).ok()
+    }
+
+    fn host_network(&mut self) {
+        let pod = self.manifest.pod();
+        if pod.get("hostNetwork").map(Node::value) != Some(true.into()) {
+            self.wrong(
+                pod.line,
+                "hostNetwork is not true, and a pod of its own network has no address of the node to share: set it to true",
+            );
+        }
+    }
+
+    /// What cannot be put behind berth at all.
+    fn check(&mut self) {
+        let (pod, container) = (self.manifest.pod(), self.manifest.apiserver());
+        let program = self.manifest.arguments().first().and_then(|program| program.text()).unwrap_or_default();
+        if basename(program) == "berth" {
+            self.wrong(
+                container.line,
+                "it is behind berth already, but not by berth inject: take berth out by hand first",
+            );
+        }
+        for (list, names) in [("containers", &[SHIM][..]), ("initContainers", &[SHIM, INSTALL]), ("volumes", &VOLUMES)]
+        {
+            for name in names {
+                if let Some((_, there)) = pod.get(list).and_then(|list| list.named(name)) {
+                    self.wrong(
+                        there.line,
+                        format!("{name} is among the {list} already: rename it, berth needs the name"),
+                    );
+                }
+            }
+        }
+    }
+
+    /// What an update will not do.
+    fn rollout(&mut self) {
+        let spec = self.manifest.root().get("spec");
+        let at = |keys: &[&str]| spec.and_then(|spec| spec.at(keys)).map(Node::value);
+        let notes = &mut self.notes;
+        match self.manifest.kind() {
+            "Deployment" => {
+                let unavailable = at(&["strategy", "rollingUpdate", "maxUnavailable"]);
+                if at(&["strategy", "type"]) == Some("Recreate".into())
+                    || unavailable.is_some_and(|it| it != 0 && it != "0%")
+                {
+                    notes.push("an update stops the old pod before the new one is ready: set strategy.rollingUpdate.maxUnavailable: 0".into());
+                }
+            }
+            "DaemonSet" if at(&["updateStrategy", "rollingUpdate", "maxSurge"]).is_none_or(|it| it == 0) => {
+                notes.push("an update stops the old pod before it starts the new one: set updateStrategy.rollingUpdate.maxSurge: 1 and maxUnavailable: 0".into());
+            }
+            _ => {}
+        }
+    }
+
+    fn uid(&mut self) -> u32 {
+        let Some(user) = self.manifest.container().security("runAsUser") else {
+            if let Some(rule) = self.manifest.container().security("runAsNonRoot").filter(|rule| rule.value() == true) {
+                self.wrong(
+                    rule.line,
+                    "runAsNonRoot without runAsUser: the shim must run with the same uid, so write it out",
+                );
+            }
+            return 0;
+        };
+        let uid = user.text().and_then(|uid| uid.parse().ok());
+        uid.unwrap_or_else(|| {
+            self.wrong(user.line, "runAsUser is no uid: give a number");
+            0
+        })
+    }
+
+    fn ports(&mut self) {
+        let Some(ports) = self.manifest.apiserver().get("ports") else { return };
+        self.original.fields.insert("ports".into(), ports.value());
+        self.edits.push(Edit {
+            path: self.container.key("ports"),
+            change: Change::Remove,
+            reason: "with hostNetwork each is a hostPort too, and the second pod would stay Pending".into(),
+            // kubeadm writes no comments, and its next upgrade would take this one for a change.
+            comment: !self.manifest.is_kubeadm(),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

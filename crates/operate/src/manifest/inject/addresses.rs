@@ -1,0 +1,109 @@
+//! Where the shim listens, and the variables that say it.
+
+use super::{Addresses, Manifest, Planner, Problem, parts};
+use berth_shim::config::Listen;
+use serde_json::Value;
+use std::net::{IpAddr, SocketAddr};
+
+/// Where a shim listens that an earlier injection put there. Clients use all of these addresses, so an injection that does
+/// not say where to listen keeps them.
+pub(super) fn inherited(manifest: &Manifest) -> Result<Addresses, Problem> {
+    let variable = manifest.container().variable("BERTH_LISTEN");
+    let Some((text, line)) = variable.and_then(|it| Some((it.get("value")?.text()?, it.line))) else {
+        return Ok(Addresses::OfManifest);
+    };
+    let words: Vec<_> = text.split_whitespace().collect();
+    let read: Vec<Listen> = words.iter().filter_map(|word| word.parse().ok()).collect();
+    if read.len() == words.len() {
+        return Ok(Addresses::Given(read));
+    }
+    // What only the kubelet knows comes first, and the rest is as `--expose-all` writes it.
+    match (words.len() - read.len(), read.first()) {
+        (1, None) => Ok(Addresses::OfManifest),
+        (1, Some(public)) if read.iter().all(|listen| listen.addr.ip().is_unspecified()) => {
+            Ok(Addresses::ExposeAll(public.addr.port()))
+        }
+        _ => Err(Problem::new(
+            line,
+            format!(
+                "the shim listens on {text}, which cannot be kept without being said: give each as --listen ADDR:PORT"
+            ),
+        )),
+    }
+}
+
+impl Planner<'_> {
+    /// The addresses as far as they are known, and the variables that the apiserver and the shim share.
+    pub(super) fn variables(&mut self, port: u16) -> (Vec<SocketAddr>, Vec<Value>) {
+        let (host, from_node) = self.host();
+        let (listen, addresses): (String, Vec<SocketAddr>) = match &self.options.addresses {
+            Addresses::Given(given) => {
+                let text =
+                    |listen: &Listen| format!("{}{}", listen.addr, if listen.freebind { ",freebind" } else { "" });
+                (given.iter().map(text).collect::<Vec<_>>().join(" "), given.iter().map(|listen| listen.addr).collect())
+            }
+            Addresses::OfManifest => (format!("{host}:{port}"), vec![SocketAddr::from(([0; 4], port))]),
+            Addresses::ExposeAll(public) => {
+                let own = if port != *public {
+                    port
+                } else if *public == 7443 {
+                    8443
+                } else {
+                    7443
+                };
+                let addresses = [own, *public].map(|port| SocketAddr::from(([0; 4], port)));
+                let six = if host.starts_with('[') { format!(" [::]:{public}") } else { String::new() };
+                (format!("{host}:{own} 0.0.0.0:{public}{six}"), addresses.to_vec())
+            }
+        };
+        let own = addresses.first().map_or(port, SocketAddr::port);
+        self.note_addresses(port, own, from_node);
+        let mut variables = Vec::new();
+        if from_node && !matches!(self.options.addresses, Addresses::Given(_)) {
+            variables.push(parts::field("BERTH_HOST_IP", "status.hostIP"));
+        }
+        variables.push(parts::field("BERTH_INSTANCE", "metadata.uid"));
+        variables.push(parts::variable("BERTH_LISTEN", &listen));
+        if self.options.run_dir != "/run/berth" {
+            variables.push(parts::variable("BERTH_RUN_DIR", &self.options.run_dir));
+        }
+        if let Some(ca) = self.authority() {
+            variables.push(parts::variable("BERTH_PROBE_CA", &ca));
+        }
+        variables.extend(self.options.probing.variables.iter().map(|(name, value)| parts::variable(name, value)));
+        (addresses, variables)
+    }
+
+    /// The host part of the apiserver's address, and whether only the kubelet knows it.
+    fn host(&mut self) -> (String, bool) {
+        match self.manifest.bound().or_else(|| self.manifest.advertised()) {
+            Some(IpAddr::V4(ip)) => (ip.to_string(), false),
+            Some(IpAddr::V6(ip)) => (format!("[{ip}]"), false),
+            None => ("$(BERTH_HOST_IP)".into(), true),
+        }
+    }
+
+    fn note_addresses(&mut self, port: u16, own: u16, from_node: bool) {
+        if self.options.addresses == Addresses::OfManifest {
+            if self.manifest.bound().is_none() {
+                self.notes.push(
+                    "kube-apiserver listened on every address of the node, the shim listens on one: name others that \
+                     clients use with --listen (127.0.0.1, a virtual IP), the node's own first, or use --expose-all"
+                        .into(),
+                );
+            }
+            if from_node {
+                self.notes.push(
+                    "the address is the pod's status.hostIP: if that is IPv6 or empty at first, give --listen".into(),
+                );
+            }
+        }
+        if own != port || matches!(self.options.addresses, Addresses::ExposeAll(_)) {
+            self.notes.push(format!(
+                "the apiserver's own port becomes {own}, and the Service kubernetes names it: controllers with different secure \
+                 ports break each other's addresses there, so do this on a single controller, or on all of them at once; \
+                 firewalls must let {own} through"
+            ));
+        }
+    }
+}

@@ -1,0 +1,345 @@
+use super::super::eject::undo;
+use super::super::kubeadm::patches;
+use super::flags::with_instance;
+use super::*;
+use proptest::prelude::*;
+use similar::TextDiff;
+
+const KUBEADM: &str = include_str!("../../../../../tests/manifest/kubeadm-v1.36.yaml");
+const DEPLOYMENT: &str = include_str!("../../../../../tests/manifest/deployment.yaml");
+
+fn options() -> Options {
+    Options {
+        image: "registry.example/berth:v0.1.0".into(),
+        run_dir: "/run/berth".into(),
+        side_container: SideContainer::Native,
+        addresses: Addresses::OfManifest,
+        probing: Probing::default(),
+    }
+}
+
+/// For the Deployment, whose authority is not to be found.
+fn with_authority() -> Options {
+    let ca = "/etc/kubernetes/secrets/ca.crt".to_owned();
+    let probing =
+        Probing { variables: vec![("BERTH_PROBE_CA", ca.clone())], files: vec![ca], trusts: true, credentials: false };
+    Options { probing, ..options() }
+}
+
+fn diff(old: &str, outcome: &Outcome) -> String {
+    let notes: String = outcome.notes.iter().map(|note| format!("note: {note}\n")).collect();
+    notes + &TextDiff::from_lines(old, &outcome.text).unified_diff().to_string()
+}
+
+fn told(text: &str) -> Vec<String> {
+    inject(text, &options()).unwrap_err().iter().map(Problem::to_string).collect()
+}
+
+fn values(text: &str) -> Vec<Value> {
+    parse(text).unwrap().iter().map(Node::value).collect()
+}
+
+fn ejected(text: &str) -> String {
+    undo(&Manifest::parse(text).unwrap()).unwrap().text
+}
+
+/// kubeadm's, with one thing that is different.
+fn kubeadm_with(old: &str, new: &str) -> String {
+    assert!(KUBEADM.contains(old), "{old}");
+    KUBEADM.replacen(old, new, 1)
+}
+
+#[test]
+fn kubeadms_manifest() {
+    insta::assert_snapshot!(diff(KUBEADM, &inject(KUBEADM, &options()).unwrap()));
+}
+
+#[test]
+fn a_deployment_with_comments() {
+    insta::assert_snapshot!(diff(DEPLOYMENT, &inject(DEPLOYMENT, &with_authority()).unwrap()));
+}
+
+#[test]
+fn all_addresses_and_a_plain_side_container() {
+    let addresses = Addresses::ExposeAll(6443);
+    let options = Options { addresses, side_container: SideContainer::Plain, run_dir: "/run/b".into(), ..options() };
+    insta::assert_snapshot!(diff(KUBEADM, &inject(KUBEADM, &options).unwrap()));
+}
+
+#[test]
+fn patches_for_kubeadm() {
+    let manifest = Manifest::parse(KUBEADM).unwrap();
+    let (edits, _) = plan(&manifest, &options()).unwrap();
+    let [command, rest] = patches(&manifest, &edits).unwrap();
+    insta::assert_snapshot!(format!("{}\n{}\n{}\n{}", command.name, command.text, rest.name, rest.text));
+    let deployment = Manifest::parse(DEPLOYMENT).unwrap();
+    assert!(patches(&deployment, &[]).unwrap_err().message.starts_with("kubeadm did not write this"));
+}
+
+#[test]
+fn twice_is_once_and_eject_gives_the_original_back() {
+    for (text, options) in [(KUBEADM, options()), (DEPLOYMENT, with_authority())] {
+        let once = inject(text, &options).unwrap();
+        let twice = inject(&once.text, &options).unwrap();
+        assert_eq!((&twice.text, twice.edits.len()), (&once.text, 0));
+        assert_eq!(values(&ejected(&once.text)), values(text));
+        // Other options replace the earlier ones, and leave nothing of them behind.
+        let other = Options { image: "other:v2".into(), side_container: SideContainer::Plain, ..options.clone() };
+        assert_eq!(values(&inject(&once.text, &other).unwrap().text), values(&inject(text, &other).unwrap().text));
+    }
+    let kubeadm = inject(KUBEADM, &options()).unwrap().text;
+    assert_eq!(ejected(&kubeadm), KUBEADM);
+}
+
+#[test]
+fn eject_keeps_what_was_changed_since() {
+    let injected = inject(DEPLOYMENT, &with_authority()).unwrap().text;
+    let changes = [
+        ("terminationGracePeriodSeconds: 105", "terminationGracePeriodSeconds: 300"),
+        ("v1.36.3", "v1.36.4"),
+        ("initialDelaySeconds: 15", "initialDelaySeconds: 20"),
+        ("audit-{instance}.log # grows", "b-{instance}.log"),
+    ];
+    let changed = changes.iter().fold(injected, |text, (old, new)| text.replacen(old, new, 1));
+    let mut wanted = values(DEPLOYMENT);
+    let pod = &mut wanted[1]["spec"]["template"]["spec"];
+    pod["terminationGracePeriodSeconds"] = 300.into();
+    pod["containers"][0]["image"] = "registry.k8s.io/kube-apiserver:v1.36.4".into();
+    pod["containers"][0]["livenessProbe"]["initialDelaySeconds"] = 20.into();
+    pod["containers"][0]["args"][1] = "--audit-log-path=/var/log/kubernetes/b-{instance}.log".into();
+    assert_eq!(values(&ejected(&changed)), wanted);
+}
+
+#[test]
+fn eject_refuses_what_inject_did_not_write() {
+    let refused = |text: &str| undo(&Manifest::parse(text).unwrap()).unwrap_err().to_string();
+    assert!(refused(KUBEADM).starts_with("1: berth inject did not write this"), "{}", refused(KUBEADM));
+    let torn = inject(KUBEADM, &options()).unwrap().text.replace("'{\"fields\"", "'{fields\"");
+    assert!(refused(&torn).starts_with("5: the annotation berth/original cannot be read"));
+}
+
+#[test]
+fn every_problem_is_told_at_once_with_its_line() {
+    let text = kubeadm_with("hostNetwork: true", "hostNetwork: false")
+        .replace("--secure-port=6443", "--secure-port=no")
+        .replace("ca-certs", "berth-run")
+        .replace("    - --tls-cert-file=/etc/kubernetes/pki", "    - --anonymous-auth=false\n    - --tls-cert-file=/x")
+        .replace("status: {}", "  terminationGracePeriodSeconds: long");
+    insta::assert_snapshot!(told(&text).join("\n"), @r"
+    12: hostNetwork is not true, and a pod of its own network has no address of the node to share: set it to true
+    96: berth-run is among the volumes already: rename it, berth needs the name
+    35: --secure-port=no is no port: give one, such as 6443
+    13: which authority issued the apiserver's serving certificate cannot be seen: give --probe-ca FILE, or --probe-insecure
+    104: terminationGracePeriodSeconds is no number of seconds: give one
+    40: anonymous requests are refused, so the probe needs credentials: give --probe-cert and --probe-key, or --probe-token-file
+    ");
+}
+
+#[test]
+fn shapes_that_cannot_be_put_behind_berth_are_refused() {
+    let refused = |old: &str, new: &str, why: &str| {
+        let told = told(&kubeadm_with(old, new));
+        assert!(told.len() == 1 && told[0].contains(why), "{why} in {told:?}");
+    };
+    refused(
+        "- kube-apiserver\n",
+        "- /usr/bin/berth\n    - exec\n    - --\n    - kube-apiserver\n",
+        "take berth out by hand",
+    );
+    refused(
+        "port: probe-port",
+        "port: other",
+        "startupProbe asks the port other by its name".trim_start_matches("startup"),
+    );
+    refused(
+        "mountPath: /etc/kubernetes/pki",
+        "mountPath: /etc/pki",
+        "ca.crt, which the probe needs, is in no volumeMount",
+    );
+    refused(
+        "      type: RuntimeDefault",
+        "      type: RuntimeDefault\n    runAsNonRoot: true",
+        "runAsNonRoot without runAsUser",
+    );
+    refused("- --secure-port=6443", "- --shutdown-delay-duration=soon", "give it with units");
+    let file = "- mountPath: /log/audit.log\n      name: ca-certs\n    - mountPath: /etc/ssl/certs";
+    let text = kubeadm_with("- mountPath: /etc/ssl/certs", file)
+        .replace("- --secure", "- --audit-log-path=/log/audit.log\n    - --secure");
+    assert!(
+        told(&text)[0]
+            .contains("is mounted as this one file, and each instance needs a file of its own: mount its folder"),
+        "{:?}",
+        told(&text)
+    );
+}
+
+#[test]
+fn what_is_right_already_stays() {
+    let text = kubeadm_with(
+        "- --secure-port=6443",
+        "- --shutdown-delay-duration=20s\n    - --audit-log-path=/l/{instance}.log",
+    )
+    .replace("  hostNetwork: true", "  hostNetwork: true\n  terminationGracePeriodSeconds: 600")
+    .replace(
+        "    name: kube-apiserver\n",
+        "    name: kube-apiserver\n    lifecycle: {preStop: {exec: {command: [a]}}}\n",
+    );
+    let outcome = inject(&text, &options()).unwrap();
+    let paths: Vec<_> = outcome.edits.iter().map(|edit| edit.path.to_string()).collect();
+    for path in ["terminationGrace", "lifecycle", "command[", "args"] {
+        assert!(!paths.iter().any(|edited| edited.contains(path)), "{path} in {paths:?}");
+    }
+    assert!(!outcome.text.contains("5s") && outcome.notes.iter().any(|note| note.contains("preStop hook is kept")));
+}
+
+#[test]
+fn the_address_is_the_manifests_own_or_the_nodes() {
+    let listen = |text: &str, addresses: Addresses| {
+        let outcome = inject(text, &Options { addresses, ..options() }).unwrap();
+        let line = outcome.text.lines().skip_while(|line| !line.contains("BERTH_LISTEN")).nth(1).unwrap().to_owned();
+        line.trim().trim_start_matches("value: ").trim_matches('\'').to_owned()
+    };
+    let advertise = "--advertise-address=10.0.0.5";
+    assert_eq!(listen(KUBEADM, Addresses::OfManifest), "10.0.0.5:6443");
+    assert_eq!(listen(&kubeadm_with(advertise, "--v=1"), Addresses::OfManifest), "$(BERTH_HOST_IP):6443");
+    assert_eq!(listen(&kubeadm_with(advertise, "--bind-address=10.0.0.7"), Addresses::OfManifest), "10.0.0.7:6443");
+    let six = kubeadm_with(advertise, "--advertise-address=fd00::5");
+    assert_eq!(listen(&six, Addresses::ExposeAll(6443)), "[fd00::5]:7443 0.0.0.0:6443 [::]:6443");
+    assert_eq!(listen(KUBEADM, Addresses::ExposeAll(7443)), "10.0.0.5:6443 0.0.0.0:7443");
+    let given = ["10.0.0.5:6443", "10.0.0.9:6443,freebind"].map(|text| text.parse().unwrap()).to_vec();
+    assert_eq!(listen(KUBEADM, Addresses::Given(given)), "10.0.0.5:6443 10.0.0.9:6443,freebind");
+}
+
+#[test]
+fn a_manifest_that_is_injected_again_listens_where_it_did() {
+    let given =
+        ["10.0.0.5:6443", "127.0.0.1:6443", "10.0.0.9:6443,freebind"].map(|text| text.parse().unwrap()).to_vec();
+    let on_node = kubeadm_with("--advertise-address=10.0.0.5", "--v=1");
+    for (text, addresses) in [
+        (KUBEADM, Addresses::Given(given)),
+        (KUBEADM, Addresses::ExposeAll(6443)),
+        (&on_node, Addresses::ExposeAll(6443)),
+        (&on_node, Addresses::OfManifest),
+    ] {
+        let before = inject(text, &Options { addresses: addresses.clone(), ..options() }).unwrap();
+        let newer = Options { image: "registry.example/berth:v0.2.0".into(), ..options() };
+        let wanted = inject(text, &Options { addresses, ..newer.clone() }).unwrap();
+        let again = inject(&before.text, &newer).unwrap();
+        assert_eq!(values(&again.text), values(&wanted.text));
+        // And so does what kubeadm will write.
+        let edits = |options: &Options| plan(&Manifest::parse(text).unwrap(), options).unwrap().0;
+        assert_eq!(edits(&again.options), edits(&wanted.options));
+    }
+    let odd = inject(&on_node, &options()).unwrap().text;
+    let odd = odd.replace("value: $(BERTH_HOST_IP):6443", "value: $(BERTH_HOST_IP):6443 127.0.0.1:6443");
+    assert!(told(&odd)[0].contains("cannot be kept without being said: give each as --listen"), "{:?}", told(&odd));
+}
+
+#[test]
+fn a_variable_is_an_instances_own_only_by_its_uid_or_name() {
+    let audit = |field: &str| {
+        let env = format!(
+            "    env: [{{name: A, value: x-$(B)}}, {{name: B, valueFrom: {{fieldRef: {{fieldPath: {field}}}}}}}]\n"
+        );
+        let text = kubeadm_with("- --secure-port=6443", "- --secure-port=6443\n    - --audit-log-path=/l/$(A).log");
+        let text = text.replacen("    name: kube-apiserver\n", &format!("    name: kube-apiserver\n{env}"), 1);
+        let outcome = inject(&text, &options()).unwrap();
+        (outcome.text.contains("--audit-log-path=/l/$(A)-{instance}.log"), outcome.notes.join("\n"))
+    };
+    for own in ["metadata.uid", "metadata.name"] {
+        let (changed, notes) = audit(own);
+        assert!(!changed && notes.contains("each pod has an audit log of its own (/l/$(A).log"), "{own} {notes}");
+    }
+    for shared in ["spec.nodeName", "status.hostIP", "metadata.namespace"] {
+        let (changed, notes) = audit(shared);
+        assert!(changed && notes.contains("(/l/$(A)-{instance}.log"), "{shared} {notes}");
+    }
+    let unknown = kubeadm_with("- --secure-port=6443", "- --secure-port=6443\n    - --cert-dir=/c/$(UNKNOWN)");
+    assert!(inject(&unknown, &options()).unwrap().text.contains("--cert-dir=/c/$(UNKNOWN)/{instance}"));
+}
+
+#[test]
+fn a_file_of_its_own_has_the_instance_before_its_extension() {
+    let names = [
+        ("/l/audit.log", "/l/audit-{instance}.log"),
+        ("/l.d/audit", "/l.d/audit-{instance}"),
+        ("/l/.x", "/l/.x-{instance}"),
+    ];
+    for (path, wanted) in names {
+        assert_eq!(with_instance(path), wanted);
+    }
+}
+
+/// Manifests as people write them: in blocks or not, with lists here and there, commented everywhere.
+fn manifest() -> impl Strategy<Value = String> {
+    let pieces = (any::<[bool; 12]>(), 0..4_usize, 1..30_u64, "[a-zé #:]{0,9}");
+    pieces.prop_map(|(is, extra, seconds, comment)| {
+        let comment = format!("# {comment}");
+        let dash = if is[0] { "  " } else { "" };
+        let pick = |is: bool, a: &str, b: &str| if is { a.to_owned() } else { b.to_owned() };
+        let mut pod = vec!["hostNetwork: true".to_owned()];
+        if is[1] {
+            pod.push(format!("terminationGracePeriodSeconds: {} {comment}", seconds * 10));
+        }
+        if is[2] {
+            pod.extend(["initContainers:".into(), format!("{dash}- name: wait {comment}"), format!("{dash}  image: w")]);
+        }
+        pod.extend([comment.clone(), "containers:".into()]);
+        let item = |line: &str, first: bool| format!("{dash}{} {line}", if first { "-" } else { " " });
+        pod.push(item(&pick(is[3], "name: kube-apiserver", "image: i"), true));
+        pod.push(item(&pick(is[3], "image: i", "name: kube-apiserver"), false));
+        let flags = ["--secure-port=6443", "--audit-log-path=/l/a.log", "--cert-dir", "/c"];
+        let words: Vec<_> = std::iter::once("kube-apiserver").chain(flags.into_iter().take(extra + 1)).collect();
+        let words = if words.last() == Some(&"--cert-dir") { &words[..3] } else { &words[..] };
+        if is[4] {
+            pod.push(item(&format!("command: [{}] {comment}", words.join(", ")), false));
+        } else {
+            pod.push(item("command:", false));
+            pod.extend(words.iter().map(|word| item(&format!("{dash}- {word} {comment}"), false)));
+        }
+        if is[5] {
+            pod.push(item("ports: [{containerPort: 6443, name: https}]", false));
+        }
+        let port = pick(is[5], "https", "6443");
+        if is[6] {
+            pod.push(item(&format!("livenessProbe: {{httpGet: {{port: {port}}}, periodSeconds: {seconds}}}"), false));
+        } else {
+            pod.push(item("livenessProbe:", false));
+            pod.push(item(&format!("  timeoutSeconds: {seconds} {comment}"), false));
+            pod.push(item(&format!("  tcpSocket: {{port: {port}}}"), false));
+        }
+        if is[7] {
+            pod.extend([item("env:", false), item(&format!("{dash}- {{name: A, value: b}} {comment}"), false)]);
+        }
+        if is[8] {
+            pod.push(item("lifecycle: {postStart: {exec: {command: [x]}}}", false));
+        }
+        if is[9] {
+            pod.extend(["volumes:".to_owned(), format!("{dash}- {{name: v, emptyDir: {{}}}}"), comment.clone()]);
+        }
+        let (head, indent) = if is[10] {
+            (format!("{comment}\napiVersion: v1\nkind: Pod\nmetadata: {{name: a}}\nspec:\n"), "  ")
+        } else {
+            let head = "kind: Service\n---\nkind: DaemonSet\nspec:\n  template:\n    metadata:\n      annotations: {a: b}\n    spec:\n";
+            (head.to_owned(), "      ")
+        };
+        let body: String = pod.iter().map(|line| format!("{indent}{line}\n")).collect();
+        if is[11] { (head + &body).trim_end().to_owned() } else { head + &body + "---\nkind: Secret\n" }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn any_manifest_comes_back(text in manifest(), plain: bool) {
+        let side_container = if plain { SideContainer::Plain } else { SideContainer::Native };
+        let probing = Probing { trusts: true, ..Probing::default() };
+        let options = Options { side_container, probing, ..options() };
+        let once = inject(&text, &options).unwrap();
+        prop_assert_eq!(&inject(&once.text, &options).unwrap().text, &once.text);
+        prop_assert_eq!(values(&ejected(&once.text)), values(&text));
+        let comments = |text: &str| text.matches("# ").count() - text.matches("# berth: ").count();
+        prop_assert_eq!(comments(&once.text), comments(&text));
+        prop_assert_eq!(comments(&ejected(&once.text)), comments(&text));
+    }
+}

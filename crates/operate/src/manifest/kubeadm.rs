@@ -1,0 +1,115 @@
+//! The same edits as patches for kubeadm (`kubeadm … --patches DIR`), which then writes the manifest behind
+//! berth itself, at `init`, `join` and each `upgrade`.
+//!
+//! A strategic merge patch names containers and volumes by their names, so it fits whatever a later version of
+//! kubeadm writes; what it adds to a list comes first there. Only the command line cannot be changed that
+//! way: a list of texts is replaced as a whole. There a JSON patch puts berth before it, and flags behind it,
+//! where they count.
+
+use super::edit::{Change, Edit, Step};
+use super::write::Style;
+use super::{Manifest, Problem};
+use berth_cluster::yaml::Node;
+use serde_json::{Value, json};
+
+/// A file of the folder that kubeadm is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Patch {
+    /// Its name. The 9 puts it behind patches of the operator's.
+    pub name: &'static str,
+    /// What is in it.
+    pub text: String,
+}
+
+/// The edits as patches.
+///
+/// # Errors
+/// The manifest is not kubeadm's, or an edit cannot be said as a patch.
+pub fn patches(manifest: &Manifest, edits: &[Edit]) -> Result<[Patch; 2], Problem> {
+    if !manifest.is_kubeadm() {
+        return Err(Problem::new(1, "kubeadm did not write this: give the manifest that it wrote"));
+    }
+    let mut merge = json!({"metadata": {"name": "kube-apiserver", "namespace": "kube-system"}});
+    let mut operations = Vec::new();
+    let containers = (manifest.pod_path().key("containers"), "/spec/containers".to_owned());
+    let arguments = format!("{}/{}/command", containers.1, manifest.apiserver_index());
+    let lists = [containers, (manifest.apiserver_path().key("command"), arguments)];
+    for edit in edits {
+        let said = match lists.iter().find(|(path, _)| *path == edit.path) {
+            Some((_, list)) => {
+                operations.extend(operations_of(&edit.change, list));
+                Some(())
+            }
+            None => add(&mut merge, Some(manifest.root()), &edit.path.0, &edit.change),
+        };
+        said.ok_or_else(|| {
+            let line = manifest.apiserver().line;
+            Problem::new(
+                line,
+                format!("{} cannot be said as a patch: use the manifest as kubeadm writes it", edit.path),
+            )
+        })?;
+    }
+    let style = Style { indented: true, sorted: false, json: false };
+    let entries = merge.as_object().into_iter().flatten();
+    let merge: String = entries.map(|(key, value)| style.entry(0, key, value)).collect();
+    let operations: String = operations.iter().map(|operation| style.item(0, operation)).collect();
+    Ok([
+        Patch { name: "kube-apiserver9-berth+json.yaml", text: format!("{HEAD}{operations}") },
+        Patch { name: "kube-apiserver9-berth+strategic.yaml", text: format!("{HEAD}{merge}") },
+    ])
+}
+
+const HEAD: &str = "# Written by berth inject --kubeadm-patch; write it anew rather than change it.\n";
+
+/// RFC 6902.
+fn operations_of(change: &Change, list: &str) -> Vec<Value> {
+    let operation = |path: String, value: &Value| json!({"op": "add", "path": path, "value": value});
+    match change {
+        // Each goes before those that came before it.
+        Change::Prepend(values) => values.iter().rev().map(|value| operation(format!("{list}/0"), value)).collect(),
+        Change::Append(values) => values.iter().map(|value| operation(format!("{list}/-"), value)).collect(),
+        Change::Set(_) | Change::Remove => Vec::new(),
+    }
+}
+
+/// Puts a change into a strategic merge patch. None: it cannot be said.
+fn add(patch: &mut Value, there: Option<&Node>, path: &[Step], change: &Change) -> Option<()> {
+    let Some((step, rest)) = path.split_first() else {
+        *patch = match (change, there) {
+            // Else it would be merged with what is there: an httpGet with an exec.
+            (Change::Set(Value::Object(map)), Some(_)) => {
+                let replace = ("$patch".to_owned(), Value::from("replace"));
+                Value::Object(std::iter::once(replace).chain(map.clone()).collect())
+            }
+            (Change::Set(value), _) => value.clone(),
+            (Change::Remove, _) => Value::Null,
+            (Change::Prepend(values), _) | (Change::Append(values), None) => Value::Array(values.clone()),
+            (Change::Append(_), Some(_)) => return None,
+        };
+        return Some(());
+    };
+    match step {
+        Step::Key(key) => {
+            if patch.is_null() {
+                *patch = json!({});
+            }
+            let there = there.and_then(|there| there.get(key));
+            add(patch.as_object_mut()?.entry(key.clone()).or_insert(Value::Null), there, rest, change)
+        }
+        Step::Name(name) => {
+            if patch.is_null() {
+                *patch = json!([]);
+            }
+            let items = patch.as_array_mut()?;
+            let at = items.iter().position(|item| item["name"] == name.as_str());
+            let at = at.unwrap_or_else(|| {
+                items.push(json!({"name": name}));
+                items.len() - 1
+            });
+            let there = there.and_then(|there| Some(there.named(name)?.1));
+            add(&mut items[at], there, rest, change)
+        }
+        Step::Index(_) => None,
+    }
+}

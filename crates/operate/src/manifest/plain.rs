@@ -1,0 +1,118 @@
+//! What the editor surely understands.
+//!
+//! YAML has more forms than manifests have. In some of them readers do not agree where one value ends and the next begins
+//! (`[!a, 1]`: a comma may be part of a tag), or a value has no place of its own (`? key` without a colon). An edit beside such a
+//! value can mean one thing to the reader that berth has and another to Kubernetes, so reading the result again
+//! does not show it. The editor knows none of these forms: a document with one of them is not edited.
+
+use super::Problem;
+use berth_cluster::yaml::{Data, Node};
+
+/// Whether a document is written in those forms alone that manifests have.
+///
+/// # Errors
+/// Another form, and how to write it.
+pub(super) fn check(text: &str, node: &Node) -> Result<(), Problem> {
+    if node.tagged {
+        return Err(refuse(node, "a tag (!)", "write the value without it"));
+    }
+    if matches!(node.data, Data::Scalar { .. }) && has_tab_below(&text[node.span.end..]) {
+        return Err(refuse(node, "a tab in an empty line below a value", "remove it"));
+    }
+    if node.flow && text[node.span.clone()].starts_with(['?', ':']) {
+        return Err(refuse(node, "a text that begins with ? or : inside of brackets", "quote it"));
+    }
+    if node.shared && node.is_null() {
+        return Err(refuse(node, "an anchor or alias (& or *) of nothing", "write null in each place"));
+    }
+    if node.shared && text[node.span.clone()].starts_with('*') {
+        // What it stands for is looked at where it is written.
+        return Ok(());
+    }
+    if node.flow && !node.entries().is_empty() && !text[node.span.clone()].ends_with('}') {
+        return Err(refuse(node, "a pair without braces", "write {key: value}"));
+    }
+    for (key, value) in node.entries() {
+        if !is_plain_key(text, key) {
+            return Err(refuse(key, "a key that is more than a text and its colon", "write key: value"));
+        }
+        if matches!(&key.data, Data::Scalar { text, plain: true } if text == "<<") {
+            return Err(refuse(key, "a merge key (<<)", "write its fields out"));
+        }
+        check(text, key)?;
+        check(text, value)?;
+    }
+    node.items().iter().try_for_each(|item| check(text, item))
+}
+
+/// Whether the lines below a value begin with a tab: as long as the value has no quotes it may go on there, so that
+/// libyaml reads over it, and after any other value it does not.
+fn has_tab_below(rest: &str) -> bool {
+    let blank = &rest[..rest.len() - rest.trim_start().len()];
+    blank.split_once('\n').is_some_and(|(_, below)| below.contains('\t'))
+}
+
+/// Whether a key is a text in one line with its colon behind it, without the `?` that it may begin with.
+fn is_plain_key(text: &str, key: &Node) -> bool {
+    let (before, rest) = (&text[..key.span.start], &text[key.span.end..]);
+    let asked = key.flow && before.trim_end().ends_with('?');
+    let written = &text[key.span.clone()];
+    let one = !written.is_empty() && !written.contains('\n') && !key.shared && !key.tagged;
+    one && !asked && rest.trim_start_matches([' ', '\t']).starts_with(':')
+}
+
+fn refuse(node: &Node, form: &str, mend: &str) -> Problem {
+    Problem::new(node.line, format!("{form} in a document that is to be edited: {mend}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_cluster::yaml::parse;
+
+    fn told(text: &str) -> Option<String> {
+        parse(text).unwrap().iter().find_map(|document| check(text, document).err()).map(|problem| problem.to_string())
+    }
+
+    #[test]
+    fn what_manifests_have_is_edited() {
+        for text in [
+            "a: 1 # c\n\"b\" : 'x\n  y'\nc:\n- d: [e, {f: g}, {}]\n  h: |\n    ? &a !b *c\t\n-\n  - i: &x [1]\n  - *x\n",
+            "{\"a\":1, 'b': [], c: what?,\n d: {}}",
+            "a: {b: &x {c: 1}, d: *x, e: [*x]}\nf: *x\n",
+            "'<<': 1\n",
+            "",
+        ] {
+            assert_eq!(told(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn rare_forms_are_refused() {
+        for (text, form) in [
+            ("{ ?: a}", "1: a text that"),
+            ("a: [?b]", "1: a text that"),
+            ("a: {b: :c}", "1: a text that"),
+            ("a:\n- 0 \n \t\nb: 1", "2: a tab"),
+            ("a:\n- !!str\n", "2: a tag"),
+            ("a: !x [1]", "1: a tag"),
+            ("b: !x\n  a: 1", "a tag"),
+            ("a: [&x , 1]", "1: an anchor"),
+            ("a: &x ~\nb: *x", "1: an anchor"),
+            ("&x a: 1", "1: a key"),
+            ("!x a: 1", "1: a key"),
+            ("a: &x b\n*x : 1", "2: a key"),
+            ("b: 1\n? a\n: 2", "2: a key"),
+            ("? a", "a key"),
+            ("{a, b: 1}", "a key"),
+            ("{? a : 1}", "a key"),
+            ("{a\n : 1}", "a key"),
+            (": 1", "a key"),
+            ("[a: 1]", "a pair without braces"),
+            ("a:\n  <<: {b: 1}", "2: a merge key"),
+        ] {
+            let told = told(text).unwrap_or_else(|| panic!("{text} is not refused"));
+            assert!(told.contains(form), "{text}: {told}");
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! The kube-apiserver in a manifest: which document, which pod, which container, and what its command
+//! line says.
+
+use super::edit::{Path, Step};
+use super::{Container, Problem};
+use berth_cluster::yaml::{Node, parse};
+use std::net::IpAddr;
+
+/// Kinds whose pod is looked at, and the way to it.
+const KINDS: [(&str, &[&str]); 5] = [
+    ("Pod", &[]),
+    ("Deployment", &["spec", "template"]),
+    ("DaemonSet", &["spec", "template"]),
+    ("ReplicaSet", &["spec", "template"]),
+    ("StatefulSet", &["spec", "template"]),
+];
+
+/// Programs that would run the apiserver as their child.
+const SHELLS: [&str; 5] = ["sh", "bash", "ash", "dash", "busybox"];
+
+/// What [`super::kubeadm`]'s manifests have, and no others.
+const KUBEADM: &str = "kubeadm.kubernetes.io/kube-apiserver.advertise-address.endpoint";
+
+/// A file with one kube-apiserver in it.
+#[derive(Debug, Clone)]
+pub struct Manifest {
+    text: String,
+    root: Node,
+    document: usize,
+    template: &'static [&'static str],
+    container: usize,
+    name: String,
+}
+
+/// A flag of the kube-apiserver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flag<'a> {
+    /// Its value; empty if it has none.
+    pub value: &'a str,
+    /// Line of the value.
+    pub line: usize,
+    /// Which argument has the value, counted through `command` and `args`.
+    pub argument: usize,
+    /// The value is an argument of its own, after the name.
+    pub apart: bool,
+}
+
+impl Flag<'_> {
+    /// Whether it is a switch that is off, in one of the forms that Go's flags take.
+    #[must_use]
+    pub fn is_false(&self) -> bool {
+        matches!(self.value, "0" | "f" | "F" | "false" | "FALSE" | "False")
+    }
+}
+
+impl Manifest {
+    /// Reads a file and finds the kube-apiserver: by its command, else by the container's name.
+    ///
+    /// # Errors
+    /// It is no YAML, or has none or several kube-apiservers, or one that cannot be told what to do.
+    pub fn parse(text: &str) -> Result<Self, Problem> {
+        let mut found = Vec::new();
+        for (document, root) in parse(text)?.into_iter().enumerate() {
+            let kind = root.get("kind").and_then(Node::text).unwrap_or_default().to_owned();
+            if kind == "List" {
+                return Err(Problem::new(root.line, "kind: List: give its items as documents of their own (---)"));
+            }
+            let Some((_, template)) = KINDS.into_iter().find(|(known, _)| *known == kind) else { continue };
+            let containers = root.at(template).and_then(|pod| pod.at(&["spec", "containers"]));
+            let containers = containers.map(Node::items).unwrap_or_default();
+            let by = |wanted: fn(&Node) -> bool| containers.iter().position(wanted);
+            let container =
+                by(runs_apiserver).or_else(|| by(|it| it.get("name").and_then(Node::text) == Some("kube-apiserver")));
+            let Some(container) = container else { continue };
+            let node = &containers[container];
+            let name = node.get("name").and_then(Node::text);
+            let name =
+                name.ok_or_else(|| Problem::new(node.line, "the container has no name: give it one"))?.to_owned();
+            // Edits find it by its name.
+            if containers.iter().filter(|it| it.get("name").and_then(Node::text) == Some(&name)).count() > 1 {
+                return Err(Problem::new(node.line, format!("{name} is the name of several containers: rename one")));
+            }
+            found.push(Self { text: text.to_owned(), root, document, template, container, name });
+        }
+        let mut found = found.into_iter();
+        match (found.next(), found.next()) {
+            (None, _) => Err(Problem::new(
+                1,
+                "there is no kube-apiserver: no Pod, Deployment or DaemonSet has a container that runs kube-apiserver or \
+                 has its name",
+            )),
+            (Some(first), None) => first.check_command().map(|()| first),
+            (Some(first), Some(second)) => Err(Problem::new(
+                second.root.line,
+                format!("a second kube-apiserver, there is one in line {} too: give one file each", first.root.line),
+            )),
+        }
+    }
+
+    /// The whole file.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Which of the file's documents it is.
+    #[must_use]
+    pub fn document(&self) -> usize {
+        self.document
+    }
+
+    /// The whole document.
+    #[must_use]
+    pub fn root(&self) -> &Node {
+        &self.root
+    }
+
+    /// `Pod`, `Deployment` and so on.
+    #[must_use]
+    pub fn kind(&self) -> &str {
+        self.root.get("kind").and_then(Node::text).unwrap_or_default()
+    }
+
+    /// Whether kubeadm wrote it, and will write it again.
+    #[must_use]
+    pub fn is_kubeadm(&self) -> bool {
+        self.annotation(KUBEADM).is_some()
+    }
+
+    /// The pod or the pod template.
+    #[must_use]
+    pub fn template(&self) -> &Node {
+        self.root.at(self.template).unwrap_or(&self.root)
+    }
+
+    /// Way to [`Manifest::template`].
+    #[must_use]
+    pub fn template_path(&self) -> Path {
+        Path(self.template.iter().map(|key| Step::Key((*key).to_owned())).collect())
+    }
+
+    /// The pod's `spec`.
+    #[must_use]
+    pub fn pod(&self) -> &Node {
+        self.template().get("spec").unwrap_or(&self.root)
+    }
+
+    /// Way to [`Manifest::pod`].
+    #[must_use]
+    pub fn pod_path(&self) -> Path {
+        self.template_path().key("spec")
+    }
+
+    /// The apiserver's container.
+    #[must_use]
+    pub fn apiserver(&self) -> &Node {
+        &self.pod().get("containers").map(Node::items).unwrap_or_default()[self.container]
+    }
+
+    /// Way to [`Manifest::apiserver`].
+    #[must_use]
+    pub fn apiserver_path(&self) -> Path {
+        self.pod_path().key("containers").name(&self.name)
+    }
+
+    /// Which of the pod's containers it is.
+    #[must_use]
+    pub fn apiserver_index(&self) -> usize {
+        self.container
+    }
+
+    /// An annotation of the pod.
+    #[must_use]
+    pub fn annotation(&self, name: &str) -> Option<&Node> {
+        self.template().at(&["metadata", "annotations", name])
+    }
+
+    /// [`Manifest::apiserver`] as a container.
+    #[must_use]
+    pub fn container(&self) -> Container<'_> {
+        Container::new(self.apiserver(), self.pod())
+    }
+
+    /// The containers of one of the pod's lists, `containers` or `initContainers`.
+    pub fn containers(&self, list: &str) -> impl Iterator<Item = Container<'_>> {
+        let pod = self.pod();
+        let containers = pod.get(list).map(Node::items).unwrap_or_default();
+        containers.iter().map(move |node| Container::new(node, pod))
+    }
+
+    /// The arguments from the program on: `command`, then `args`.
+    #[must_use]
+    pub fn arguments(&self) -> Vec<&Node> {
+        self.container().arguments()
+    }
+
+    /// Way to one of [`Manifest::arguments`].
+    #[must_use]
+    pub fn argument_path(&self, argument: usize) -> Path {
+        let command = self.apiserver().get("command").map_or(0, |command| command.items().len());
+        match argument.checked_sub(command) {
+            None => self.apiserver_path().key("command").index(argument),
+            Some(index) => self.apiserver_path().key("args").index(index),
+        }
+    }
+
+    /// A flag by its name without dashes; the last of that name, which is the one that counts.
+    #[must_use]
+    pub fn flag(&self, name: &str) -> Option<Flag<'_>> {
+        self.flags(name).pop()
+    }
+
+    /// All flags of a name without dashes, for one that may be given several times.
+    #[must_use]
+    pub fn flags(&self, name: &str) -> Vec<Flag<'_>> {
+        let arguments = self.arguments();
+        let found = arguments.iter().enumerate().filter_map(|(at, node)| {
+            let (flag, value) = match node.text()?.split_once('=') {
+                Some((flag, value)) => (flag, Some(value)),
+                None => (node.text()?, None),
+            };
+            if flag.strip_prefix("--")?.replace('_', "-") != name {
+                return None;
+            }
+            let next = arguments.get(at + 1).filter(|_| value.is_none());
+            let (line, argument, apart) = next.map_or((node.line, at, false), |next| (next.line, at + 1, true));
+            let value = value.or_else(|| next?.text()).unwrap_or_default();
+            Some(Flag { value, line, argument, apart })
+        });
+        found.collect()
+    }
+
+    /// The apiserver's secure port.
+    ///
+    /// # Errors
+    /// It is no port.
+    pub fn secure_port(&self) -> Result<u16, Problem> {
+        let Some(flag) = self.flag("secure-port") else { return Ok(6443) };
+        let port = flag.value.parse().ok().filter(|port| *port != 0);
+        port.ok_or_else(|| {
+            Problem::new(flag.line, format!("--secure-port={} is no port: give one, such as 6443", flag.value))
+        })
+    }
+
+    /// The one address that the apiserver listens on, if it is told one; else it listens on all.
+    #[must_use]
+    pub fn bound(&self) -> Option<IpAddr> {
+        self.address("bind-address").filter(|ip| !ip.is_unspecified())
+    }
+
+    /// The address that it advertises, if it is told one. That of a router need not be one of the node.
+    #[must_use]
+    pub fn advertised(&self) -> Option<IpAddr> {
+        self.address("advertise-address")
+    }
+
+    fn address(&self, flag: &str) -> Option<IpAddr> {
+        self.flag(flag)?.value.trim().parse().ok()
+    }
+
+    /// A path from the apiserver's container on, or from the pod.
+    #[must_use]
+    pub fn within(&self, path: &Path) -> String {
+        let whole = path.to_string();
+        let above = [self.apiserver_path(), self.pod_path(), self.template_path()];
+        let within = above.iter().find_map(|above| whole.strip_prefix(&format!("{above}.")));
+        within.map_or_else(|| whole.clone(), ToOwned::to_owned)
+    }
+
+    /// Line of the last thing along a path that is there.
+    #[must_use]
+    pub fn line_of(&self, path: &Path) -> usize {
+        let (mut node, mut line) = (&self.root, self.root.line);
+        for step in &path.0 {
+            let next = match step {
+                Step::Key(key) => node.entry(key).map(|(key, value)| (key.line, value)),
+                Step::Name(name) => node.named(name).map(|(_, item)| (item.line, item)),
+                Step::Index(index) => node.items().get(*index).map(|item| (item.line, item)),
+            };
+            let Some(next) = next else { break };
+            (line, node) = next;
+        }
+        line
+    }
+
+    fn check_command(&self) -> Result<(), Problem> {
+        let container = self.apiserver();
+        for key in ["command", "args"] {
+            let Some(list) = container.get(key) else { continue };
+            if list.items().is_empty() || list.items().iter().any(|item| item.text().is_none()) {
+                return Err(Problem::new(list.line, format!("{key} is no list of texts: write it as one")));
+            }
+        }
+        let Some(command) = container.get("command") else {
+            return Err(Problem::new(
+                container.line,
+                format!("the container {} has no command: write it out, such as command: [kube-apiserver]", self.name),
+            ));
+        };
+        let program = command.items()[0].text().unwrap_or_default();
+        if SHELLS.contains(&basename(program)) {
+            return Err(Problem::new(
+                command.line,
+                format!("the command is a shell ({program}): make it kube-apiserver itself, which berth can become"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a container's command is kube-apiserver, by itself, behind hyperkube or behind berth.
+fn runs_apiserver(container: &Node) -> bool {
+    let list = |key| container.get(key).map(Node::items).unwrap_or_default();
+    let words: Vec<_> = list("command").iter().chain(list("args")).take(5).filter_map(Node::text).collect();
+    let programs =
+        words.iter().skip_while(|word| basename(word) == "berth" || **word == "exec" || word.starts_with('-'));
+    programs.take(2).any(|word| !word.starts_with('-') && basename(word) == "kube-apiserver")
+}
+
+/// The last part of a path.
+pub(crate) fn basename(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or_default()
+}
+
+/// The tag of an image.
+pub(crate) fn tag(image: &str) -> Option<&str> {
+    Some(basename(image.split('@').next()?).split_once(':')?.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(text: &str) -> String {
+        Manifest::parse(text).unwrap_err().to_string()
+    }
+
+    fn pod(container: &str) -> String {
+        format!("kind: Pod\nspec:\n  containers:\n  - {container}\n")
+    }
+
+    #[test]
+    fn finds_the_apiserver_by_command_or_name() {
+        let name = |container: &str| Manifest::parse(&pod(container)).map(|found| found.name);
+        assert_eq!(name("{name: a, command: [/usr/local/bin/kube-apiserver]}").unwrap(), "a");
+        assert_eq!(name("{name: a, command: [/hyperkube, kube-apiserver]}").unwrap(), "a");
+        assert_eq!(name("{name: a, command: [/x/berth, exec, --, kube-apiserver, --v=1]}").unwrap(), "a");
+        assert_eq!(name("{name: kube-apiserver, command: [/server]}").unwrap(), "kube-apiserver");
+        let both = "{name: kube-apiserver, command: [x]}\n  - {name: b, command: [kube-apiserver]}";
+        assert_eq!(name(both).unwrap(), "b");
+        let second = format!("kind: Service\n---\n{}", pod("{name: a, command: [kube-apiserver]}"));
+        assert_eq!(Manifest::parse(&second).unwrap().document(), 1);
+    }
+
+    #[test]
+    fn what_it_cannot_take_is_told_with_line_and_mend() {
+        assert!(told("kind: Pod\n").starts_with("1: there is no kube-apiserver: "));
+        assert!(told("\nkind: List\nitems: []\n").starts_with("2: kind: List: give its items"));
+        let one = pod("{name: a, command: [kube-apiserver]}");
+        assert!(
+            told(&format!("{one}---\n{one}")).starts_with("6: a second kube-apiserver, there is one in line 1 too")
+        );
+        assert!(told(&pod("{command: [kube-apiserver]}")).starts_with("4: the container has no name"));
+        let twins = told(&pod("{name: a, command: [kube-apiserver]}\n  - {name: a}"));
+        assert!(twins.starts_with("4: a is the name of several containers"), "{twins}");
+        assert!(told(&pod("{name: kube-apiserver}")).contains("no command: write it out"));
+        assert!(
+            told(&pod("{name: kube-apiserver, command: [/bin/sh, -c, kube-apiserver]}"))
+                .contains("is a shell (/bin/sh)")
+        );
+        assert!(told(&pod("{name: kube-apiserver, command: kube-apiserver}")).contains("no list of texts"));
+    }
+
+    #[test]
+    fn the_last_flag_counts_in_every_form() {
+        let text = pod("{name: a, command: [kube-apiserver, --secure_port, '7443'], args: [--v=1, --v=2, --x]}");
+        let manifest = Manifest::parse(&text).unwrap();
+        assert_eq!(manifest.secure_port(), Ok(7443));
+        assert_eq!(manifest.flag("v").map(|flag| (flag.value, flag.argument, flag.apart)), Some(("2", 4, false)));
+        assert_eq!(manifest.argument_path(4).to_string(), "spec.containers[a].args[1]");
+        assert_eq!(manifest.flag("secure-port").map(|flag| (flag.argument, flag.apart)), Some((2, true)));
+        assert_eq!((manifest.flag("x").map(|flag| flag.value), manifest.flag("y")), (Some(""), None));
+    }
+
+    #[test]
+    fn a_file_is_in_the_deepest_mount() {
+        // One without a path mounts nothing.
+        let mounts =
+            "[{name: x, mountPath: /a}, {name: y, mountPath: /a/b/}, {name: z, mountPath: /a/bc}, v, {name: w}]";
+        let text = pod(&format!("{{name: a, command: [kube-apiserver], volumeMounts: {mounts}}}"));
+        let manifest = Manifest::parse(&text).unwrap();
+        let of = |file| manifest.container().mount_of(file).and_then(|mount| mount.get("name")).and_then(Node::text);
+        assert_eq!((of("/a/b/c"), of("/a/bcd"), of("/b"), of("/a/bc")), (Some("y"), Some("x"), None, Some("z")));
+    }
+}

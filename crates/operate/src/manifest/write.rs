@@ -1,0 +1,313 @@
+//! Values to YAML text, in the manner of the file that they go into.
+
+use berth_cluster::yaml::{Node, resolve};
+use serde_json::{Map, Value};
+use std::fmt::Write;
+
+#[rustfmt::skip]
+/// The order in which people write a pod's fields. Other names come last, by the alphabet.
+const ORDER: [&str; 55] = [
+    "apiVersion", "kind", "metadata", "name", "namespace", "labels", "annotations", "spec", "hostNetwork",
+    "priorityClassName", "terminationGracePeriodSeconds", "initContainers", "containers", "image",
+    "imagePullPolicy", "restartPolicy", "command", "args", "env", "value", "valueFrom", "fieldRef", "ports",
+    "resources", "requests", "cpu", "memory", "securityContext", "runAsUser", "runAsGroup", "runAsNonRoot",
+    "allowPrivilegeEscalation", "capabilities", "drop", "add", "readOnlyRootFilesystem", "seccompProfile",
+    "lifecycle", "preStop", "startupProbe", "livenessProbe", "readinessProbe", "exec", "httpGet",
+    "initialDelaySeconds", "periodSeconds", "timeoutSeconds", "failureThreshold", "mountPath", "subPath",
+    "readOnly", "volumeMounts", "op", "path", "volumes",
+];
+
+/// How a file is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Style {
+    /// Lists stand deeper than their key.
+    pub(super) indented: bool,
+    /// Keys stand in the order of the alphabet, as programs write them.
+    pub(super) sorted: bool,
+    /// It is JSON, which is YAML too.
+    pub(super) json: bool,
+}
+
+impl Style {
+    /// As the document does it; a block list decides, and every mapping.
+    pub(super) fn of(document: &Node) -> Self {
+        Self { indented: indented(document).unwrap_or(true), sorted: sorted(document), json: document.flow }
+    }
+
+    /// Where a new key belongs among those that are there.
+    pub(super) fn place<'a>(self, keys: impl Iterator<Item = &'a str>, new: &str) -> usize {
+        let mut place = 0;
+        for (at, key) in keys.enumerate() {
+            if self.rank(key) <= self.rank(new) {
+                place = at + 1;
+            }
+        }
+        place
+    }
+
+    fn rank(self, key: &str) -> (usize, &str) {
+        let place = if self.sorted { None } else { ORDER.iter().position(|known| *known == key) };
+        (place.unwrap_or(ORDER.len()), key)
+    }
+
+    fn entries(self, map: &Map<String, Value>) -> Vec<(&String, &Value)> {
+        let mut entries: Vec<_> = map.iter().collect();
+        entries.sort_by_key(|(key, _)| self.rank(key));
+        entries
+    }
+
+    /// `key: value` in lines that begin at this indent, each ended.
+    pub(super) fn entry(self, indent: usize, key: &str, value: &Value) -> String {
+        let mut out = String::new();
+        self.write_entry(&mut out, indent, key, value);
+        out
+    }
+
+    /// What follows a key that stands at this indent, from its colon on.
+    pub(super) fn after_key(self, indent: usize, value: &Value) -> String {
+        let mut out = String::new();
+        self.write_after_key(&mut out, indent, value);
+        out
+    }
+
+    /// `- value`, likewise.
+    pub(super) fn item(self, indent: usize, value: &Value) -> String {
+        let mut out = String::new();
+        self.write_item(&mut out, indent, value);
+        out
+    }
+
+    /// A value inside of `[…]` or `{…}`.
+    pub(super) fn flow(self, value: &Value) -> String {
+        match value {
+            Value::String(text) => {
+                // More ends a text here than in a block, and readers do not agree what: `:` and `?` for some.
+                let safe = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=".contains(c));
+                let plain = scalar_text(text);
+                if safe && !self.json && plain == *text { plain } else { quoted(text) }
+            }
+            Value::Array(items) => {
+                format!("[{}]", items.iter().map(|item| self.flow(item)).collect::<Vec<_>>().join(", "))
+            }
+            Value::Object(map) => {
+                let entry = |(key, value): (&String, &Value)| self.flow_entry(key, value);
+                format!("{{{}}}", self.entries(map).into_iter().map(entry).collect::<Vec<_>>().join(", "))
+            }
+            other => other.to_string(),
+        }
+    }
+
+    /// `key: value` inside of `{…}`.
+    pub(super) fn flow_entry(self, key: &str, value: &Value) -> String {
+        format!("{}: {}", self.flow(&key.into()), self.flow(value))
+    }
+
+    fn write_entry(self, out: &mut String, indent: usize, key: &str, value: &Value) {
+        let _ = write!(out, "{:indent$}{}", "", scalar_text(key));
+        self.write_after_key(out, indent, value);
+    }
+
+    fn write_after_key(self, out: &mut String, indent: usize, value: &Value) {
+        out.push(':');
+        match value {
+            Value::Object(map) if !map.is_empty() => {
+                out.push('\n');
+                for (key, value) in self.entries(map) {
+                    self.write_entry(out, indent + 2, key, value);
+                }
+            }
+            Value::Array(items) if !items.is_empty() => {
+                out.push('\n');
+                for item in items {
+                    self.write_item(out, if self.indented { indent + 2 } else { indent }, item);
+                }
+            }
+            other => {
+                let _ = writeln!(out, " {}", scalar(other));
+            }
+        }
+    }
+
+    fn write_item(self, out: &mut String, indent: usize, value: &Value) {
+        match value {
+            Value::Object(map) if !map.is_empty() => {
+                let from = out.len();
+                for (key, value) in self.entries(map) {
+                    self.write_entry(out, indent + 2, key, value);
+                }
+                // The first key stands behind the dash.
+                out.replace_range(from + indent..from + indent + 1, "-");
+            }
+            Value::Array(items) if !items.is_empty() => {
+                let from = out.len();
+                for item in items {
+                    self.write_item(out, indent + 2, item);
+                }
+                out.replace_range(from + indent..from + indent + 1, "-");
+            }
+            other => {
+                let _ = writeln!(out, "{:indent$}- {}", "", scalar(other));
+            }
+        }
+    }
+}
+
+/// What fits into one line of a block: a scalar, `[]` or `{}`.
+pub(super) fn scalar(value: &Value) -> String {
+    match value {
+        Value::String(text) => scalar_text(text),
+        other => other.to_string(),
+    }
+}
+
+/// A text in the quotes that it needs: as Go's YAML writes it, so that what kubeadm writes is the same.
+fn scalar_text(text: &str) -> String {
+    if !text.chars().all(is_printable) {
+        return quoted(text);
+    }
+    if text.is_empty() || !resolve(text).is_string() || looks_like_number(text) || is_special(text) {
+        return format!("\"{text}\"");
+    }
+    let first = text.chars().next().unwrap_or_default();
+    let indicator = matches!(first, '-' | '?' | ':') && text[1..].chars().next().is_none_or(|c| c == ' ')
+        || ",[]{}#&*!|>'\"%@`".contains(first)
+        || text.starts_with("---")
+        || text.starts_with("...");
+    let spaced = text.starts_with(' ') || text.ends_with(' ');
+    if indicator || spaced || text.contains(": ") || text.ends_with(':') || text.contains(" #") {
+        return format!("'{}'", text.replace('\'', "''"));
+    }
+    text.to_owned()
+}
+
+/// A text in double quotes: JSON's escapes are YAML's, but it leaves more characters as they are.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::new();
+    for c in Value::from(text).to_string().chars() {
+        if is_printable(c) {
+            quoted.push(c);
+        } else {
+            let _ = write!(quoted, "\\u{:04x}", u32::from(c));
+        }
+    }
+    quoted
+}
+
+/// What may stand in YAML as it is, and is no line end there: YAML 1.1 has five of those.
+fn is_printable(c: char) -> bool {
+    !c.is_control() && !matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+}
+
+/// Numbers that JSON has not, and the merge key.
+fn is_special(text: &str) -> bool {
+    let name = text.strip_prefix(['-', '+']).unwrap_or(text);
+    text == "<<" || matches!(name, ".inf" | ".Inf" | ".INF" | ".nan" | ".NaN" | ".NAN")
+}
+
+/// What YAML 1.1 readers take for a number or a time: hexadecimal, octal, base 60, dates.
+fn looks_like_number(text: &str) -> bool {
+    // Go leaves out each _ before it looks.
+    let digits = text.trim_start_matches(['-', '+', '_']);
+    let number = |c: char| c.is_ascii_digit() || matches!(c, '_' | ':' | '.' | '-' | 'e' | 'E' | '+');
+    let radix = ["0x", "0X", "0o", "0O", "0b", "0B"].iter().any(|prefix| digits.starts_with(prefix));
+    let address = digits.matches('.').count() > 1;
+    digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') && (radix || digits.chars().all(number) && !address)
+}
+
+/// Whether the first list in a mapping stands deeper than its key.
+fn indented(node: &Node) -> Option<bool> {
+    for (key, value) in node.entries() {
+        let block = !value.flow && !value.items().is_empty();
+        let first = value.items().first().filter(|_| block);
+        // A block list's item begins two characters after its dash.
+        let here = first.filter(|item| item.line != key.line).map(|item| item.column > key.column + 2);
+        if let Some(found) = here.or_else(|| indented(value)) {
+            return Some(found);
+        }
+    }
+    node.items().iter().find_map(indented)
+}
+
+fn sorted(node: &Node) -> bool {
+    let keys: Vec<_> = node.entries().iter().filter_map(|(key, _)| key.text()).collect();
+    keys.is_sorted() && node.entries().iter().all(|(_, value)| sorted(value)) && node.items().iter().all(sorted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_cluster::yaml::parse;
+    use serde_json::json;
+
+    #[test]
+    fn quotes_are_those_of_gos_yaml() {
+        let same = ["10.0.0.5:6443", "--a={instance}", "$(HOST_IP):6443", "/a b", "10m", "a:b", "it's", "10.0.0.5"];
+        for text in same {
+            assert_eq!(scalar_text(text), text);
+        }
+        for text in [
+            "",
+            "true",
+            "no",
+            "1",
+            "1e3",
+            "0x1f",
+            "0X1F",
+            "10:30",
+            "2026-01-02",
+            "~",
+            ".5",
+            "-_4",
+            "_4",
+            ".inf",
+            "-.Inf",
+            ".NaN",
+            "<<",
+        ] {
+            assert_eq!(scalar_text(text), format!("\"{text}\""));
+        }
+        for text in ["{\"a\":1}", "[fd00::5]:6443", "- a", "a: b", "a #b", "*a", " a", "a:"] {
+            assert_eq!(scalar_text(text), format!("'{text}'"));
+        }
+        assert_eq!((scalar_text("'a'"), scalar_text("a\nb")), ("'''a'''".into(), "\"a\\nb\"".into()));
+        // Line ends of YAML 1.1, and what it must not have, which JSON leaves as they are.
+        assert_eq!(scalar_text("é\u{85}\u{2028}\u{7f}\u{ffff}\""), "\"é\\u0085\\u2028\\u007f\\uffff\\\"\"");
+        let flow = |text: &str| Style { indented: true, sorted: true, json: false }.flow(&text.into());
+        for text in ["a", "--a=/b.c", "10m", "-_"] {
+            assert_eq!(flow(text), text);
+        }
+        for text in ["?a", ":a", "a:b", "a,b", "a#b", "é", "a b", "1", "_1"] {
+            assert_eq!(flow(text), format!("\"{text}\""));
+        }
+        assert_eq!(flow("\u{7f}"), "\"\\u007f\"");
+    }
+
+    #[test]
+    fn the_style_is_the_files() {
+        let style = |text: &str| Style::of(&parse(text).unwrap()[0]);
+        assert_eq!(style("a:\n- b: 1\n  c: 2\n"), Style { indented: false, sorted: true, json: false });
+        assert_eq!(style("b:\n  - 1\na: 1\n"), Style { indented: true, sorted: false, json: false });
+        let place = |sorted, new| {
+            Style { indented: true, sorted, json: false }.place(["command", "image", "name"].into_iter(), new)
+        };
+        assert_eq!((place(true, "env"), place(false, "env"), place(true, "a")), (1, 3, 0));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_written_is_read_again(
+            texts in proptest::collection::vec("[ -~é\n]{0,12}|[-+0-9.:_exn~]{1,6}|yes|null|True", 1..5),
+            indented: bool,
+        ) {
+            let items: Vec<_> = texts.iter().map(|text| json!({"k": text, "l": [[text, 1], {}], "m": {"n": [true]}})).collect();
+            let value = json!({"a": items, "b": texts});
+            let style = Style { indented, sorted: true, json: false };
+            let text: String = value.as_object().unwrap().iter().map(|(key, value)| style.entry(2, key, value)).collect();
+            proptest::prop_assert_eq!(&parse(&text).unwrap()[0].value(), &value);
+            for json in [false, true] {
+                let text = Style { json, ..style }.flow(&value);
+                proptest::prop_assert_eq!(&parse(&text).unwrap()[0].value(), &value);
+            }
+        }
+    }
+}

@@ -1,0 +1,516 @@
+//! The loop: look, ask the machine, keep the position, do it, tell.
+
+use super::journal::image_trouble;
+use super::logs::{self, Pod as LogPod};
+use super::machine::{
+    Action, Hopeless, INTERRUPTED, LEAVING, Limits, Machine, Outcome, Position, Seen, Slot, Step, Version,
+};
+use super::pod::{PREFIX, Pod};
+use super::preflight::unreached;
+use super::say::Say;
+use super::service::Service;
+use super::sight::{Details, Sight, plain_serves};
+use super::state::{State, StateError, Store, remove};
+use crate::manifest::file::{FileError, replace, sweep};
+use crate::manifest::inject::{INSTALL, SHIM};
+use berth_cluster::Client;
+use berth_node::ipc;
+use berth_node::ipc::wire::{Ask, Reply};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant, SystemTime};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Lines of a failed container's log that are shown.
+const LINES: usize = 12;
+
+/// Time between two looks into the kubelet's journal.
+const KUBELET: Duration = Duration::from_secs(2);
+
+/// What an upgrade needs beside its state.
+pub struct Setting {
+    /// What of the new manifest matters.
+    pub pod: Pod,
+    /// How long what may take.
+    pub limits: Limits,
+    /// Where the shims of the node meet.
+    pub run_dir: PathBuf,
+    /// Where the kubelet writes containers' logs.
+    pub pod_logs: PathBuf,
+    /// The cluster, as an admin.
+    pub client: Option<Client>,
+}
+
+/// How it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// The new one serves, from the canonical file.
+    Done,
+    /// The old one does, and why.
+    RolledBack(String),
+    /// Neither; the state is kept, and what serves is left alone.
+    Halted(String),
+    /// A second signal: the same.
+    Stopped,
+}
+
+/// Why it cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum DriveError {
+    /// The state cannot be kept.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// A manifest cannot be written.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A file or the run directory cannot be read.
+    #[error(transparent)]
+    Look(#[from] io::Error),
+}
+
+/// Brings an upgrade to its end, from wherever it stands.
+///
+/// # Errors
+/// Something cannot be read or written. The state is kept.
+pub async fn drive(state: State, store: &Store, setting: &Setting, say: Rc<Say>) -> Result<Ended, DriveError> {
+    let client = setting.client.as_ref().filter(|_| state.service && !state.in_place);
+    let service = client.map(|client| Service::new(client, state.address));
+    let driver = Driver {
+        machine: Machine::new(state.position.clone(), setting.limits, state.same()),
+        sight: Sight::new(&setting.run_dir),
+        signals: Signals::new()?,
+        service: service.clone(),
+        drain_trouble: String::new(),
+        unreached: Vec::new(),
+        entered: SystemTime::now(),
+        asked_kubelet: None,
+        image_trouble: None,
+        state,
+        store,
+        setting,
+        say: say.clone(),
+    };
+    match service {
+        None => driver.run().await,
+        Some(service) => tokio::select! {
+            ended = driver.run() => ended,
+            () = service.keep(say) => Ok(Ended::Stopped),
+        },
+    }
+}
+
+struct Driver<'a> {
+    machine: Machine,
+    sight: Sight,
+    signals: Signals,
+    service: Option<Service>,
+    /// Why the last drain failed.
+    drain_trouble: String,
+    /// Addresses by which clients came before and that do not accept them now.
+    unreached: Vec<SocketAddr>,
+    /// When the step began.
+    entered: SystemTime,
+    /// When the kubelet's journal was looked into last.
+    asked_kubelet: Option<Instant>,
+    /// What the kubelet says of an image of this step's pod that it cannot get.
+    image_trouble: Option<String>,
+    state: State,
+    store: &'a Store,
+    setting: &'a Setting,
+    say: Rc<Say>,
+}
+
+impl Driver<'_> {
+    async fn run(mut self) -> Result<Ended, DriveError> {
+        for path in [&self.state.canonical, &self.state.temporary, self.store.path()] {
+            sweep(path);
+        }
+        // One that an earlier berth began has none yet.
+        let before = self.store.before(&self.state);
+        if !before.exists() {
+            replace(&before, &self.state.old)?;
+        }
+        self.announce();
+        loop {
+            let (mut seen, details) = self.sight.look(&self.state).await?;
+            if self.state.position.step == Step::SwitchBack {
+                seen.plain_serves = plain_serves(self.setting.client.as_ref(), self.state.address).await;
+            }
+            if self.state.position.step == Step::Verify {
+                self.unreached = unreached(&self.state.dialled).await;
+                seen.reached = self.unreached.is_empty();
+            }
+            if let Some(service) = &self.service {
+                service.serving(seen.canonical.may_serve() || seen.temporary.may_serve());
+            }
+            self.ask_kubelet(&mut seen).await;
+            match self.machine.next(&seen, self.say.elapsed()) {
+                Action::Wait => {
+                    self.say.waiting(&self.waits_for(&details, seen.temporary.alive));
+                    let signalled = tokio::select! {
+                        signalled = self.signals.next() => signalled,
+                        () = self.sight.changed() => false,
+                    };
+                    if signalled && !self.interrupt() {
+                        return Ok(Ended::Stopped);
+                    }
+                }
+                Action::Entered => {
+                    let first = self.state.position.why.is_none();
+                    let before = std::mem::replace(&mut self.state.position, self.machine.position().clone());
+                    // Told before it is kept: who is killed between the two tells it again, and not never.
+                    if let (true, Some(why)) = (first, self.state.position.why.as_deref())
+                        && why != INTERRUPTED
+                    {
+                        self.tell_failure(why, before.step, &details);
+                    }
+                    self.store.save(&self.state)?;
+                    self.entered = SystemTime::now();
+                    self.image_trouble = None;
+                    self.announce();
+                }
+                Action::Place(slot, version) => {
+                    let (path, text) = self.file(slot, version);
+                    replace(path, text)?;
+                    self.say.line(&format!("     {} is written ({version} manifest)", path.display()));
+                }
+                Action::Remove(slot) => {
+                    let (path, _) = self.file(slot, Version::New);
+                    remove(path)?;
+                    self.say.line(&format!("     {} is removed", path.display()));
+                }
+                Action::Drain(slot) => tokio::select! {
+                    drained = ask_to_leave(details.of(slot).socket.as_deref()) => self.drained(slot, drained).await,
+                    // Whether the shim was told shows in the next look.
+                    _ = self.signals.next() => {
+                        if !self.interrupt() {
+                            return Ok(Ended::Stopped);
+                        }
+                    }
+                },
+                Action::Finish(outcome) => return self.finish(outcome, &details).await,
+                Action::Halt(why) => {
+                    self.state.position = self.machine.position().clone();
+                    self.store.save(&self.state)?;
+                    let step = self.state.position.step;
+                    self.tell_failure(&why, step, &details);
+                    return Ok(Ended::Halted(why));
+                }
+            }
+        }
+    }
+
+    /// While the new manifest's pod shall get ready: whether the kubelet cannot get one of its images.
+    async fn ask_kubelet(&mut self, seen: &mut Seen) {
+        let uid = self.state.uid.to_string();
+        let Pod { namespace, name, .. } = &self.setting.pod;
+        let (instance, pod) = match self.state.position.step {
+            Step::StartTemporary => (&mut seen.temporary, LogPod::Uid(&uid)),
+            Step::StartCanonical | Step::Switch => (&mut seen.canonical, LogPod::Name(namespace, name)),
+            _ => return,
+        };
+        if instance.in_group {
+            return;
+        }
+        if self.asked_kubelet.is_none_or(|asked| asked.elapsed() >= KUBELET) {
+            self.image_trouble = image_trouble(&pod, self.entered).await;
+            self.asked_kubelet = Some(Instant::now());
+        }
+        if self.image_trouble.is_some() {
+            instance.hopeless = Some(Hopeless::Image);
+        }
+    }
+
+    fn file(&self, slot: Slot, version: Version) -> (&Path, &str) {
+        match slot {
+            Slot::Canonical => (&self.state.canonical, self.state.text(version)),
+            Slot::Temporary => (&self.state.temporary, &self.state.temporary_text),
+        }
+    }
+
+    async fn drained(&mut self, slot: Slot, drained: Result<(), String>) {
+        self.machine.drained(drained.is_ok());
+        match drained {
+            Ok(()) => {
+                self.say.waiting(&format!("the {} instance leaves the port", self.name(slot)));
+                self.sight.changed().await;
+            }
+            Err(why) if why != self.drain_trouble => {
+                self.say.line(&format!("     the {} instance cannot be drained: {why}", self.name(slot)));
+                self.drain_trouble = why;
+            }
+            Err(_) => self.sight.changed().await,
+        }
+    }
+
+    fn name(&self, slot: Slot) -> &'static str {
+        match (slot, self.state.position.step) {
+            (Slot::Temporary, _) => "temporary",
+            (Slot::Canonical, Step::StopOld | Step::Withdraw) => "old",
+            (Slot::Canonical, _) => "canonical",
+        }
+    }
+
+    async fn finish(&mut self, outcome: Outcome, details: &Details) -> Result<Ended, DriveError> {
+        if let Some(service) = &self.service {
+            if service.kept().others && service.kept().last.is_some() {
+                self.say.line("     Service kubernetes: looked after until the other controllers agree (up to 11 s)");
+            }
+            service.linger().await;
+            let kept = service.kept();
+            if kept.gaps > 0 {
+                let ms = kept.longest.as_millis();
+                self.say.line(&format!(
+                    "     Service kubernetes: put back {} times, seen missing for {ms} ms at most",
+                    kept.gaps
+                ));
+            }
+        }
+        let before = self.store.before(&self.state);
+        if outcome == Outcome::RolledBack || self.state.same() {
+            remove(&before)?;
+        }
+        self.store.remove()?;
+        let version = details.canonical.version.as_deref().unwrap_or("kube-apiserver");
+        let file = self.state.canonical.display();
+        let ended = match outcome {
+            Outcome::Done => {
+                self.say.line(&format!("done: {version} serves, from {file}; nothing else is left"));
+                let before = before.display();
+                if self.state.in_place {
+                    self.say.more(&format!("the manifest from before is {before}; back again: berth eject --write"));
+                } else if !self.state.same() {
+                    self.say.more(&format!("back again: berth upgrade --manifest {before}"));
+                }
+                Ended::Done
+            }
+            Outcome::RolledBack => {
+                let why = self.state.position.why.clone().unwrap_or_else(|| INTERRUPTED.into());
+                self.say.line(&format!("rolled back: the old manifest serves, from {file}; nothing else is left"));
+                self.say.more(&format!("why: {why}"));
+                Ended::RolledBack(why)
+            }
+        };
+        self.tell_unreached();
+        Ok(ended)
+    }
+
+    /// Who came by an address that nobody listens on now is refused from here on, and hears of it only that way.
+    fn tell_unreached(&self) {
+        for address in &self.unreached {
+            self.say.line(&format!(
+                "warning: clients came by {address} before, and it does not accept them any more: they are refused"
+            ));
+            self.say.more(&format!(
+                "`berth inject --listen …` with {address} behind the addresses that are there, and `berth upgrade` with that; or \
+                 let them use another one"
+            ));
+        }
+    }
+
+    /// A signal came. Whether it goes on.
+    fn interrupt(&mut self) -> bool {
+        if self.signals.count > 1 {
+            self.say.line("a second signal: stopped where it is; the same command goes on from here");
+            return false;
+        }
+        self.machine.interrupt();
+        let what = if self.machine.goes_back() {
+            "interrupted: going back to the old manifest, whose instance serves"
+        } else {
+            "interrupted: the old instance has left already, so the shortest way to a whole node is on"
+        };
+        self.say.line(&format!("{what} (a second signal stops at once)"));
+        true
+    }
+
+    fn announce(&self) {
+        let State { canonical, temporary, in_place, .. } = &self.state;
+        let Position { step, target, .. } = &self.state.position;
+        let settle = humantime::format_duration(self.setting.limits.settle);
+        let ready = humantime::format_duration(self.setting.limits.ready);
+        let (canonical, temporary) = (canonical.display(), temporary.display());
+        let all = if *in_place { IN_PLACE } else { STEPS };
+        let line = |number: usize, what: String| self.say.line(&format!("{number}/{all}  {what}"));
+        match step {
+            Step::StartTemporary => {
+                line(2, format!("the new one starts beside the old one: {temporary}, ready within {ready}"));
+            }
+            Step::SettleTemporary => line(3, format!("it is ready and has joined; watched for {settle}")),
+            Step::StopOld => line(4, format!("the old one leaves the port, and {canonical} goes")),
+            Step::StartCanonical => {
+                line(5, format!("{canonical} comes with the {target} manifest, ready within {ready}"));
+            }
+            Step::SettleCanonical => line(6, format!("it is ready and has joined; watched for {settle}")),
+            Step::StopTemporary => line(7, format!("the temporary one leaves the port, and {temporary} goes")),
+            Step::Verify => line(all, "one instance, from the right file, ready?".into()),
+            Step::Withdraw => self.say.line(&format!("back: the old one serves on, and {temporary} goes")),
+            Step::Switch => line(
+                2,
+                format!("{canonical} becomes the new manifest: from here on clients are refused until it is ready"),
+            ),
+            Step::SettleSwitch => line(3, format!("it is ready and has joined; watched for {settle}")),
+            Step::SwitchBack => self.say.line(&format!("back: {canonical} becomes the old manifest again")),
+        }
+    }
+
+    fn waits_for(&self, details: &Details, temporary_alive: bool) -> String {
+        let Details { canonical, temporary, .. } = details;
+        let start = |detail: &super::sight::Detail, alive: bool| match alive {
+            false => "waiting for the kubelet to start it".to_owned(),
+            true if detail.words.is_empty() => "waiting for it".to_owned(),
+            true => format!("not ready: {}", brief(&detail.words)),
+        };
+        let stop = |detail: &super::sight::Detail| match detail.open {
+            0 => "waiting for it to end".to_owned(),
+            1 => "waiting for it to end: 1 connection is open".to_owned(),
+            open => format!("waiting for it to end: {open} connections are open"),
+        };
+        match self.state.position.step {
+            Step::StartTemporary => start(temporary, temporary_alive),
+            Step::StartCanonical | Step::Switch => start(canonical, details.others > 0),
+            Step::SettleTemporary if !temporary_alive || !temporary.words.is_empty() => {
+                start(temporary, temporary_alive)
+            }
+            Step::SettleCanonical | Step::SettleSwitch if details.others == 0 || !canonical.words.is_empty() => {
+                start(canonical, details.others > 0)
+            }
+            Step::SettleTemporary | Step::SettleCanonical | Step::SettleSwitch => "ready".into(),
+            Step::StopOld => stop(canonical),
+            Step::StopTemporary | Step::Withdraw => stop(temporary),
+            Step::Verify if self.unreached.is_empty() => "looking".into(),
+            Step::Verify => {
+                let addresses: Vec<_> = self.unreached.iter().map(ToString::to_string).collect();
+                format!("clients came by {} before, and nobody listens there", addresses.join(", "))
+            }
+            Step::SwitchBack => "waiting for the old one to answer".into(),
+        }
+    }
+
+    /// Why, and what the container said last.
+    fn tell_failure(&self, why: &str, step: Step, details: &Details) {
+        let Pod { namespace, name, container, image, .. } = &self.setting.pod;
+        let uid;
+        let (who, words, pod) = match step {
+            Step::StartTemporary | Step::SettleTemporary | Step::StopOld => {
+                uid = self.state.uid.to_string();
+                ("the new instance", &details.temporary.words, LogPod::Uid(&uid))
+            }
+            _ => ("the instance of the canonical file", &details.canonical.words, LogPod::Name(namespace, name)),
+        };
+        self.say.line(&format!("failed: {who}: {why}"));
+        if let Some(trouble) = &self.image_trouble {
+            self.say.more(&format!("the kubelet: {trouble}"));
+        }
+        if !words.is_empty() {
+            self.say.more(&format!("its shim: {words}"));
+        }
+        let folder = &self.setting.pod_logs;
+        let last = |container: &str| logs::last_lines(folder, &pod, container, LINES);
+        let mut found = last(container);
+        if found.is_none() {
+            let folder = folder.display();
+            self.say.more(&format!(
+                "its container {container} wrote no log in {folder}: see journalctl -u kubelet (is {image} there?)"
+            ));
+            found = last(SHIM).or_else(|| last(INSTALL));
+        }
+        if let Some((path, lines)) = found {
+            self.say.more(&format!("last lines of {}:", path.display()));
+            lines.iter().for_each(|line| self.say.more(&format!("  {line}")));
+        }
+    }
+}
+
+/// Steps of an upgrade, the check before it counted.
+pub const STEPS: usize = 8;
+
+/// Steps of a switch in place.
+pub const IN_PLACE: usize = 4;
+
+/// Lets a shim leave the group.
+async fn ask_to_leave(socket: Option<&Path>) -> Result<(), String> {
+    let Some(socket) = socket else { return Err("it has no shim of its own".into()) };
+    match ipc::ask_within(socket, Ask::Drain, LEAVING).await {
+        Ok(Reply::Done) => Ok(()),
+        Ok(reply) => Err(format!("its shim says {reply:?}")),
+        Err(error) => Err(format!("its shim cannot be asked: {error}")),
+    }
+}
+
+/// Enough of a probe's answer while it is only waited for.
+fn brief(words: &str) -> String {
+    const WIDTH: usize = 90;
+    match words.char_indices().nth(WIDTH) {
+        Some((at, _)) => format!("{}…", &words[..at]),
+        None => words.to_owned(),
+    }
+}
+
+/// Signals that the operator sends. A terminal that is closed stops nothing.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    _hangup: Signal,
+    count: u32,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            _hangup: signal(SignalKind::hangup())?,
+            count: 0,
+        })
+    }
+
+    async fn next(&mut self) -> bool {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+        self.count += 1;
+        true
+    }
+}
+
+/// The plan in words, for `--dry-run` and before the first step.
+#[must_use]
+pub fn plan(state: &State, limits: &Limits, pod: &Pod) -> Vec<String> {
+    let duration = |duration: Duration| humantime::format_duration(duration).to_string();
+    let (ready, settle, stop) = (duration(limits.ready), duration(limits.settle), duration(limits.stop));
+    let (canonical, temporary) = (state.canonical.display(), state.temporary.display());
+    if state.in_place {
+        return vec![
+            "check the manifest and the node".into(),
+            format!(
+                "replace {canonical}: the old one stops (it serves on for its --shutdown-delay-duration, {}), then clients are \
+                 refused until the new one is ready; back to the old manifest if it is not within {ready}",
+                pod.delay
+            ),
+            format!("watch it for {settle}; back to the old manifest if it gets unready or starts again"),
+            format!("see that one instance serves, from {canonical}"),
+        ];
+    }
+    let what = if state.same() { "the same manifest" } else { "the new manifest" };
+    vec![
+        "check the manifest and the node".into(),
+        format!(
+            "write {temporary}: {what} as pod {}{}; ready and joined within {ready}, else it goes and that was all",
+            PREFIX, pod.name
+        ),
+        format!("watch it for {settle}; if it gets unready or starts again, it goes"),
+        format!("drain the old instance, remove {canonical}, wait for its last stream and its end (at most {stop})"),
+        format!(
+            "write {canonical} with {what}; ready and joined within {ready}, else the old manifest comes back there"
+        ),
+        format!("watch it for {settle}; the same"),
+        format!(
+            "drain the temporary instance, remove {temporary}, wait for its last stream and its end (at most {stop})"
+        ),
+        format!("see that one instance serves, from {canonical}, and that the file holds {what} to the byte"),
+    ]
+}

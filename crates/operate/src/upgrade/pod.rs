@@ -1,0 +1,198 @@
+//! What of a manifest matters for an upgrade, and the same pod under another name.
+
+use crate::manifest::edit::{Change, Edit, apply};
+use crate::manifest::inject::{INSTALL, SHIM, VOLUMES};
+use crate::manifest::{Manifest, Problem, basename};
+use berth_cluster::yaml::Node;
+use berth_node::instance::InstanceId;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What the temporary pod's and file's names begin with.
+pub const PREFIX: &str = "berth-";
+
+/// A kubelet's grace period where the manifest names none.
+const GRACE: u64 = 30;
+
+/// A kube-apiserver's static pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name, without the node's.
+    pub name: String,
+    /// Name of the apiserver's container.
+    pub container: String,
+    /// Its image, for people.
+    pub image: String,
+    /// `berth exec` starts it.
+    pub behind: bool,
+    /// Its instance is named by the pod's UID.
+    pub by_uid: bool,
+    /// What its shim listens on, as it is written.
+    pub listen: Option<String>,
+    /// The run directory on the node.
+    pub run_dir: Option<PathBuf>,
+    /// Image of the shim.
+    pub shim_image: Option<String>,
+    /// Its secure port.
+    pub port: u16,
+    /// Time from SIGTERM to SIGKILL.
+    pub grace: Duration,
+    /// kube-apiserver's own, during which it serves on.
+    pub delay: String,
+}
+
+impl Pod {
+    /// Looks at a manifest.
+    ///
+    /// # Errors
+    /// It is no static pod.
+    pub fn of(manifest: &Manifest) -> Result<Self, Problem> {
+        let text = |node: Option<&Node>| node.and_then(Node::text).map(ToOwned::to_owned);
+        let root = manifest.root();
+        if manifest.kind() != "Pod" {
+            let kind = manifest.kind();
+            return Err(Problem::new(
+                root.line,
+                format!("kind: {kind}: the kubelet runs Pods from its folder, and no other"),
+            ));
+        }
+        let name = text(root.at(&["metadata", "name"]));
+        let name = name.ok_or_else(|| Problem::new(root.line, "metadata.name is missing: give the pod one"))?;
+        let (spec, apiserver) = (manifest.pod(), manifest.apiserver());
+        let variable = |name: &str| apiserver.get("env").and_then(|env| env.named(name)).map(|(_, variable)| variable);
+        let program = manifest.arguments().first().and_then(|program| program.text()).unwrap_or_default();
+        let by_uid = variable("BERTH_INSTANCE").and_then(|it| it.at(&["valueFrom", "fieldRef", "fieldPath"]));
+        let volume = spec.get("volumes").and_then(|all| all.named(VOLUMES[1])).map(|(_, volume)| volume);
+        let container = |list: &str, name: &str| {
+            let (_, found) = spec.get(list)?.named(name)?;
+            text(found.get("image"))
+        };
+        let shim = container("initContainers", SHIM).or_else(|| container("containers", SHIM));
+        let grace = spec.get("terminationGracePeriodSeconds").and_then(|grace| grace.text()?.parse().ok());
+        Ok(Self {
+            namespace: text(root.at(&["metadata", "namespace"])).unwrap_or_else(|| "default".into()),
+            name,
+            container: text(apiserver.get("name")).unwrap_or_default(),
+            image: text(apiserver.get("image")).unwrap_or_default(),
+            behind: basename(program) == "berth",
+            by_uid: text(by_uid).as_deref() == Some("metadata.uid"),
+            listen: text(variable("BERTH_LISTEN").and_then(|listen| listen.get("value"))),
+            run_dir: text(volume.and_then(|volume| volume.at(&["hostPath", "path"]))).map(PathBuf::from),
+            shim_image: shim.or_else(|| container("initContainers", INSTALL)),
+            port: manifest.secure_port()?,
+            grace: Duration::from_secs(grace.unwrap_or(GRACE)),
+            delay: manifest.flag("shutdown-delay-duration").map_or("0s", |flag| flag.value).to_owned(),
+        })
+    }
+
+    /// The command that puts another manifest behind berth as this one is.
+    #[must_use]
+    pub fn inject_command(&self, file: &str) -> String {
+        let image = self.shim_image.as_deref().unwrap_or("IMAGE");
+        let mut command = format!("berth inject {file} --image {image}");
+        for address in self.listen.iter().flat_map(|listen| listen.split_whitespace()).filter(|it| !it.contains('$')) {
+            let _ = write!(command, " --listen {address}");
+        }
+        command + " --write"
+    }
+}
+
+/// The same pod under another name and with a UID that is known.
+///
+/// # Errors
+/// The manifest is written in a way that cannot be edited.
+pub fn temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, Problem> {
+    let metadata = manifest.template_path().key("metadata");
+    let name = manifest.root().at(&["metadata", "name"]).and_then(Node::text).unwrap_or_default();
+    let set = |key: &str, value: String, reason: &str| Edit {
+        path: metadata.key(key),
+        change: Change::Set(value.into()),
+        reason: reason.into(),
+        comment: false,
+    };
+    let mut edits = vec![
+        set("name", format!("{PREFIX}{name}"), "two files with one pod name overwrite each other"),
+        set("uid", uid.to_string(), "which instance is this pod's is known from its name"),
+    ];
+    let component = manifest.template().at(&["metadata", "labels", "component"]).and_then(Node::text);
+    edits.extend(component.map(|component| Edit {
+        path: metadata.key("labels").key("component"),
+        change: Change::Set(format!("{PREFIX}{component}").into()),
+        reason: "kubeadm takes every pod with its label for the node's one kube-apiserver".into(),
+        comment: false,
+    }));
+    apply(manifest.text(), manifest.document(), &edits)
+}
+
+/// A UID for a pod.
+///
+/// # Errors
+/// The system gives no random bytes.
+pub fn draw_uid() -> Result<InstanceId, String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| format!("the system gives no random bytes: {error}"))?;
+    // A random UUID: version 4, variant 1.
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let mut uid = String::new();
+    for (at, byte) in bytes.iter().enumerate() {
+        let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
+        let _ = write!(uid, "{dash}{byte:02x}");
+    }
+    InstanceId::parse(&uid).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::inject::{Addresses, Options, Probing, SideContainer, inject};
+
+    const KUBEADM: &str = include_str!("../../../../tests/manifest/kubeadm-v1.36.yaml");
+
+    fn injected() -> String {
+        let options = Options {
+            image: "registry.example/berth:v0.1.0".into(),
+            run_dir: "/run/other".into(),
+            side_container: SideContainer::Native,
+            addresses: Addresses::OfManifest,
+            probing: Probing::default(),
+        };
+        inject(KUBEADM, &options).unwrap().text
+    }
+
+    #[test]
+    fn what_matters_is_found_in_what_inject_writes() {
+        let plain = Pod::of(&Manifest::parse(KUBEADM).unwrap()).unwrap();
+        assert!(!plain.behind && !plain.by_uid && plain.run_dir.is_none());
+        assert_eq!((plain.namespace.as_str(), plain.name.as_str()), ("kube-system", "kube-apiserver"));
+        assert_eq!((plain.port, plain.grace), (6443, Duration::from_secs(30)));
+        let pod = Pod::of(&Manifest::parse(&injected()).unwrap()).unwrap();
+        assert!(pod.behind && pod.by_uid);
+        assert_eq!((pod.listen.as_deref(), pod.run_dir), (Some("10.0.0.5:6443"), Some("/run/other".into())));
+        assert_eq!((pod.grace, pod.delay.as_str()), (Duration::from_secs(95), "5s"));
+        assert_eq!(
+            Pod { run_dir: None, ..pod }.inject_command("NEW.yaml"),
+            "berth inject NEW.yaml --image registry.example/berth:v0.1.0 --listen 10.0.0.5:6443 --write"
+        );
+        let deployment = Manifest::parse(include_str!("../../../../tests/manifest/deployment.yaml")).unwrap();
+        assert!(Pod::of(&deployment).unwrap_err().message.starts_with("kind: Deployment: the kubelet runs Pods"));
+    }
+
+    #[test]
+    fn the_temporary_pod_differs_in_name_uid_and_label_alone() {
+        let text = injected();
+        let uid = draw_uid().unwrap();
+        assert_eq!(uid.to_string().len(), 36);
+        assert_ne!(uid, draw_uid().unwrap());
+        let temporary = temporary(&Manifest::parse(&text).unwrap(), &uid).unwrap();
+        let changed: Vec<_> = temporary.lines().filter(|line| !text.contains(line)).collect();
+        assert_eq!(
+            changed,
+            ["    component: berth-kube-apiserver", "  name: berth-kube-apiserver", &format!("  uid: {uid}")]
+        );
+        assert_eq!(temporary.lines().count(), text.lines().count() + 1);
+    }
+}

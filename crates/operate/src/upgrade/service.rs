@@ -1,0 +1,331 @@
+//! Keeps the node's address in the Service `kubernetes`.
+//!
+//! kube-apiserver's reconciler knows instances by their address, and the two of a node have one. So the node's
+//! address goes out of the Service when either stops. With several controllers it does so when either starts too: each
+//! first removes what it takes for its own leftover, and refuses only to remove the last address of all. The one
+//! that serves puts it back at its next round, up to 10 s later.
+//!
+//! Here it is put back as soon as it is missing, while an instance of this node is in the group. Nothing is decided by
+//! what step the upgrade is in: the objects are looked at all the time, and written only if the address is missing. Two
+//! objects are meant, in the reconciler's own form: the EndpointSlice, which kube-proxy reads, and the Endpoints that
+//! the reconciler makes it from. A stopping apiserver writes the slice last, so the slice tells.
+
+use super::say::Say;
+use berth_cluster::{Client, Error};
+use hyper::StatusCode;
+use serde_json::{Value, json};
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+const SLICE: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
+const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+const ENDPOINTS: &str = "/api/v1/namespaces/default/endpoints/kubernetes";
+const ENDPOINTS_ALL: &str = "/api/v1/namespaces/default/endpoints";
+
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Longest time that a question may take: then another instance is asked.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long other controllers may take the address out again: a round of their reconcilers, until the
+/// instance that is left has renewed its lease, and a little.
+const ROUND: Duration = Duration::from_secs(11);
+
+/// What was done so far.
+#[derive(Debug, Default, Clone)]
+pub struct Kept {
+    /// How often the address was missing.
+    pub gaps: u32,
+    /// The longest time for which it was seen missing.
+    pub longest: Duration,
+    /// When it was put back last.
+    pub last: Option<Instant>,
+    /// The Service names other controllers too.
+    pub others: bool,
+}
+
+/// Keeps an address in the Service.
+#[derive(Debug, Clone)]
+pub struct Service {
+    client: Client,
+    address: SocketAddr,
+    kept: Rc<RefCell<Kept>>,
+    /// An instance of this node is in the group. Else it is right that the address goes: other nodes serve.
+    served: Rc<Cell<bool>>,
+}
+
+impl Service {
+    /// Of this address: what the node's instances advertise.
+    #[must_use]
+    pub fn new(client: &Client, address: SocketAddr) -> Self {
+        Self { client: client.clone().with_patience(PATIENCE), address, kept: Rc::default(), served: Rc::default() }
+    }
+
+    /// Whether the Service names the node. If not, that may be the gap of a stop a moment ago: the reconciler
+    /// gets a round's time.
+    ///
+    /// # Errors
+    /// It cannot be asked.
+    pub async fn names_node(&self) -> Result<bool, Error> {
+        let began = Instant::now();
+        loop {
+            let slice = self.read(SLICE).await?;
+            let named = slice.is_some_and(|slice| in_slice(&slice, self.address));
+            if named || began.elapsed() >= ROUND {
+                return Ok(named);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Whether an instance of this node serves now. Until that is said, nothing is put back.
+    pub fn serving(&self, served: bool) {
+        self.served.set(served);
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn kept(&self) -> Kept {
+        self.kept.borrow().clone()
+    }
+
+    /// Looks and puts back until it is dropped.
+    pub async fn keep(self, say: Rc<Say>) {
+        let mut missing: Option<Instant> = None;
+        let mut trouble = String::new();
+        loop {
+            let looked = self.read(SLICE).await;
+            if let Ok(Some(slice)) = &looked {
+                self.see(slice);
+            }
+            let kept = match looked {
+                Ok(Some(slice)) if in_slice(&slice, self.address) => Ok(()),
+                Ok(_) if !self.served.get() => {
+                    missing = None;
+                    Ok(())
+                }
+                Ok(slice) => {
+                    missing.get_or_insert_with(Instant::now);
+                    self.put_back(slice).await
+                }
+                Err(error) => Err(error),
+            };
+            match kept {
+                Ok(()) => {
+                    trouble.clear();
+                    // The slice first: it is what kube-proxy reads, and with it the gap is over.
+                    if let Some(since) = missing.take() {
+                        self.note(since.elapsed(), &say);
+                        if let Err(error) = self.put_back_endpoints().await
+                            && error.status() != Some(StatusCode::CONFLICT)
+                        {
+                            tell(&mut trouble, &error, &say);
+                        }
+                    }
+                }
+                // Another wrote it in between: look again.
+                Err(error) if error.status() == Some(StatusCode::CONFLICT) => {}
+                Err(error) => tell(&mut trouble, &error, &say),
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Waits until nobody takes the address out any more.
+    pub async fn linger(&self) {
+        let Kept { last, others, .. } = self.kept();
+        if let (Some(last), true) = (last, others) {
+            tokio::time::sleep_until((last + ROUND).into()).await;
+        }
+    }
+
+    fn note(&self, gap: Duration, say: &Say) {
+        let mut kept = self.kept.borrow_mut();
+        kept.gaps += 1;
+        kept.longest = kept.longest.max(gap);
+        kept.last = Some(Instant::now());
+        let ms = gap.as_millis();
+        say.line(&format!(
+            "     Service kubernetes: {} was missing, it is back (seen missing for {ms} ms)",
+            self.address.ip()
+        ));
+    }
+
+    fn see(&self, slice: &Value) {
+        let endpoints = slice["endpoints"].as_array().map_or(0, Vec::len);
+        self.kept.borrow_mut().others |= endpoints > usize::from(in_slice(slice, self.address));
+    }
+
+    /// The slice that was read gets the address.
+    async fn put_back(&self, slice: Option<Value>) -> Result<(), Error> {
+        match slice {
+            None => self.client.post(SLICES, &new_slice(self.address)).await?,
+            // The reconciler makes an empty one IPv4's, and the type cannot be changed.
+            Some(slice) if slice["addressType"] != family(self.address) => {
+                self.client.delete(SLICE).await?;
+                self.client.post(SLICES, &new_slice(self.address)).await?
+            }
+            Some(slice) => self.client.put(SLICE, &with_slice(slice, self.address)).await?,
+        };
+        Ok(())
+    }
+
+    /// So does what the reconciler makes the slice from, if it lacks it.
+    async fn put_back_endpoints(&self) -> Result<(), Error> {
+        match self.read(ENDPOINTS).await? {
+            None => self.client.post(ENDPOINTS_ALL, &new_endpoints(self.address)).await?,
+            Some(endpoints) if in_endpoints(&endpoints, self.address) => return Ok(()),
+            Some(endpoints) => self.client.put(ENDPOINTS, &with_endpoints(endpoints, self.address)).await?,
+        };
+        Ok(())
+    }
+
+    async fn read(&self, path: &str) -> Result<Option<Value>, Error> {
+        match self.client.get(path).await {
+            Err(error) if error.status() == Some(StatusCode::NOT_FOUND) => Ok(None),
+            other => other.map(Some),
+        }
+    }
+}
+
+/// Tells each kind of trouble once.
+fn tell(told: &mut String, error: &Error, say: &Say) {
+    let what = error.to_string();
+    if *told != what {
+        say.line(&format!("     Service kubernetes cannot be looked after: {what}"));
+        *told = what;
+    }
+}
+
+fn family(address: SocketAddr) -> &'static str {
+    if address.is_ipv4() { "IPv4" } else { "IPv6" }
+}
+
+fn endpoint(address: SocketAddr) -> Value {
+    json!({"addresses": [address.ip()], "conditions": {"ready": true}})
+}
+
+/// The port in the form of both objects.
+fn ports(address: SocketAddr) -> Value {
+    json!([{"name": "https", "port": address.port(), "protocol": "TCP"}])
+}
+
+fn is(value: &Value, address: SocketAddr) -> bool {
+    value.as_str().and_then(|ip| ip.parse().ok()) == Some(address.ip())
+}
+
+fn in_slice(slice: &Value, address: SocketAddr) -> bool {
+    let mut all = slice["endpoints"].as_array().into_iter().flatten();
+    all.any(|one| one["addresses"].as_array().is_some_and(|list| list.iter().any(|ip| is(ip, address))))
+}
+
+/// With the address; the ports too, which an empty one has lost.
+fn with_slice(mut slice: Value, address: SocketAddr) -> Value {
+    let mut endpoints = slice["endpoints"].as_array().cloned().unwrap_or_default();
+    endpoints.push(endpoint(address));
+    slice["endpoints"] = endpoints.into();
+    if slice["ports"].as_array().is_none_or(Vec::is_empty) {
+        slice["ports"] = ports(address);
+    }
+    slice
+}
+
+fn new_slice(address: SocketAddr) -> Value {
+    json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"kubernetes.io/service-name": "kubernetes"}},
+        "addressType": family(address),
+        "endpoints": [endpoint(address)],
+        "ports": ports(address),
+    })
+}
+
+fn in_endpoints(endpoints: &Value, address: SocketAddr) -> bool {
+    let mut all = endpoints["subsets"].as_array().into_iter().flatten();
+    all.any(|one| one["addresses"].as_array().is_some_and(|list| list.iter().any(|it| is(&it["ip"], address))))
+}
+
+/// With the address, in the one subset that the reconciler knows.
+fn with_endpoints(mut endpoints: Value, address: SocketAddr) -> Value {
+    let added = json!({"ip": address.ip()});
+    match endpoints["subsets"].as_array_mut().and_then(|subsets| subsets.first_mut()) {
+        Some(subset) => match subset["addresses"].as_array_mut() {
+            Some(addresses) => addresses.push(added),
+            None => subset["addresses"] = json!([added]),
+        },
+        None => endpoints["subsets"] = json!([{"addresses": [added], "ports": ports(address)}]),
+    }
+    endpoints
+}
+
+fn new_endpoints(address: SocketAddr) -> Value {
+    let labels = json!({"endpointslice.kubernetes.io/skip-mirror": "true"});
+    let empty = json!({
+        "apiVersion": "v1",
+        "kind": "Endpoints",
+        "metadata": {"name": "kubernetes", "namespace": "default", "labels": labels},
+    });
+    with_endpoints(empty, address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_testing::{answer, serve};
+
+    fn address() -> SocketAddr {
+        "10.0.0.5:6443".parse().unwrap()
+    }
+
+    /// The other control-plane nodes take out the address of one that is dead, and it must not come back.
+    #[tokio::test]
+    async fn a_node_that_serves_nothing_is_not_put_back() {
+        let slice = r#"{"addressType":"IPv4","endpoints":[{"addresses":["10.0.0.6"]}]}"#;
+        let mut server = serve(answer("200 OK", slice)).await;
+        let service = Service::new(&Client::new(&server.access).unwrap(), address());
+        let look = async {
+            for _ in 0..3 {
+                let (asked, _) = server.asked.recv().await.unwrap();
+                assert!(asked.starts_with("GET "), "{asked}");
+            }
+            service.serving(true);
+            while !server.asked.recv().await.unwrap().0.starts_with("PUT ") {}
+            service.serving(false);
+            // What was under way.
+            while server.asked.recv().await.unwrap().0.contains("endpoints/kubernetes ") {}
+        };
+        tokio::select! {
+            () = service.clone().keep(Rc::default()) => {}
+            () = look => {}
+        }
+    }
+
+    #[test]
+    fn an_empty_slice_gets_address_and_ports_and_keeps_the_rest() {
+        let empty =
+            json!({"metadata": {"resourceVersion": "7"}, "addressType": "IPv4", "endpoints": null, "ports": null});
+        assert!(!in_slice(&empty, address()));
+        let slice = with_slice(empty, address());
+        assert!(in_slice(&slice, address()));
+        assert_eq!(slice["metadata"]["resourceVersion"], "7");
+        assert_eq!(slice["ports"], json!([{"name": "https", "port": 6443, "protocol": "TCP"}]));
+        let slice = with_slice(slice, "10.0.0.6:6443".parse().unwrap());
+        assert_eq!(slice["endpoints"].as_array().map(Vec::len), Some(2));
+        assert_eq!(slice["ports"].as_array().map(Vec::len), Some(1));
+        assert_eq!(new_slice("[fd00::5]:6443".parse().unwrap())["addressType"], "IPv6");
+    }
+
+    #[test]
+    fn endpoints_have_one_subset() {
+        let made = new_endpoints(address());
+        assert!(in_endpoints(&made, address()));
+        let more = with_endpoints(made, "10.0.0.6:6443".parse().unwrap());
+        assert_eq!(more["subsets"][0]["addresses"], json!([{"ip": "10.0.0.5"}, {"ip": "10.0.0.6"}]));
+        let bare = with_endpoints(json!({"subsets": [{"ports": []}]}), address());
+        assert!(in_endpoints(&bare, address()) && !in_endpoints(&json!({}), address()));
+    }
+}

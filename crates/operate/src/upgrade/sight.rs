@@ -1,0 +1,429 @@
+//! The files and instances of a node as the machine sees them, and notice of changes.
+
+use super::machine::{Content, Hopeless, Instance, Seen, Slot, Version};
+use super::state::State;
+use berth_cluster::Client;
+use berth_node::instance::InstanceId;
+use berth_node::ipc;
+use berth_node::ipc::wire::Status;
+use berth_node::registry::instance::Record;
+use berth_node::registry::watch::Watch;
+use berth_node::registry::{BerthDir, Error};
+use berth_node::snapshot::{Known, Node};
+use berth_node::terms::{Phase, Standing};
+use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
+use rustls::pki_types::ServerName;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Longest time between two looks, for what sends no notice: a shim's phase, a file.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// How long a probe must be refused, answer after answer: a token may not be known to an apiserver that has just begun.
+const REFUSED: Duration = Duration::from_secs(10);
+
+/// How long a shim that does not answer may be thought where it was: on a busy node it takes seconds to.
+const SILENT: Duration = Duration::from_secs(30);
+
+/// What is said of an instance, for people.
+#[derive(Debug, Clone, Default)]
+pub struct Detail {
+    /// Its name.
+    pub id: Option<InstanceId>,
+    /// Its berth.
+    pub berth: Option<SocketAddr>,
+    /// Why it is not in the group.
+    pub words: String,
+    /// Connections that its shim has.
+    pub open: u64,
+    /// What it calls its version.
+    pub version: Option<String>,
+    /// Socket of its shim.
+    pub socket: Option<PathBuf>,
+    /// What it tells clients of itself.
+    pub advertised: Option<SocketAddr>,
+}
+
+/// Both slots' details.
+#[derive(Debug, Clone, Default)]
+pub struct Details {
+    /// Of the instances but the temporary one: of the one that runs, if one does.
+    pub canonical: Detail,
+    /// How many of them run.
+    pub others: usize,
+    /// Of the temporary one.
+    pub temporary: Detail,
+}
+
+impl Details {
+    /// A slot's.
+    #[must_use]
+    pub fn of(&self, slot: Slot) -> &Detail {
+        match slot {
+            Slot::Canonical => &self.canonical,
+            Slot::Temporary => &self.temporary,
+        }
+    }
+}
+
+/// Looks at a node.
+pub struct Sight {
+    run_dir: PathBuf,
+    lives: BTreeMap<InstanceId, Life>,
+    watch: Option<Watch>,
+}
+
+/// What was seen of an instance's processes so far.
+#[derive(Debug, Default)]
+struct Life {
+    process: Option<u64>,
+    dead: bool,
+    ends: u32,
+    /// The last that was heard of it is that it is in the group, then.
+    joined: Option<Instant>,
+    /// Its shim is the node's.
+    node: bool,
+    /// Its probe has been refused since.
+    refused: Option<Instant>,
+}
+
+impl Life {
+    fn see(&mut self, process: u64, alive: bool) {
+        if self.process.is_some_and(|before| before != process) {
+            self.ends += u32::from(!self.dead);
+            (self.dead, self.refused) = (false, None);
+        }
+        self.process = Some(process);
+        self.ends += u32::from(!alive && !self.dead);
+        self.dead |= !alive;
+    }
+
+    /// Whether it may be in the group still, if nobody says so now.
+    fn is_silent(&mut self, heard: bool, in_group: bool, now: Instant) -> bool {
+        if heard {
+            self.joined = in_group.then_some(now);
+        }
+        !heard && self.joined.is_some_and(|joined| now.saturating_duration_since(joined) < SILENT)
+    }
+}
+
+impl Sight {
+    /// With this run directory.
+    #[must_use]
+    pub fn new(run_dir: &Path) -> Self {
+        Self { run_dir: run_dir.to_owned(), lives: BTreeMap::new(), watch: None }
+    }
+
+    /// Looks at the instances; `temporary` is the name of the one that is not the canonical pod's.
+    ///
+    /// # Errors
+    /// The run directory cannot be read.
+    pub async fn instances(&mut self, temporary: &InstanceId) -> Result<([Instance; 2], Details), Error> {
+        let node = Node::look(Some(&self.run_dir))?;
+        if self.watch.is_none() {
+            self.watch = node.instances.first().map(|known| Watch::new(&known.berth));
+        }
+        let mut answers = Vec::new();
+        for known in &node.instances {
+            answers.push(ask(&known.berth, &known.id, known.socket).await);
+        }
+        let served = served_by_nodes(&answers);
+        let mut node_silent = false;
+        for (known, answer) in node.instances.iter().zip(&answers) {
+            let life = self.lives.entry(known.id.clone()).or_default();
+            match answer {
+                Answer::Status(status) => life.node = status.discover,
+                Answer::Silent(_) => node_silent |= life.node,
+                Answer::None => {}
+            }
+        }
+        let mut seen = [Instance::default(); 2];
+        let mut details = Details::default();
+        for (known, answer) in node.instances.iter().zip(answers) {
+            let own = known.id == *temporary;
+            // A node shim is no instance.
+            if self.lives.get(&known.id).is_some_and(|life| life.node) {
+                continue;
+            }
+            let (mut instance, detail) = self.one(known, &answer, served.contains(&known.id));
+            let heard = match answer {
+                Answer::Status(_) => true,
+                Answer::Silent(_) => false,
+                // Without a shim of its own it is the node's that says it.
+                Answer::None => !node_silent || instance.process.is_none(),
+            };
+            let life = self.lives.entry(known.id.clone()).or_default();
+            instance.silent = life.is_silent(heard, instance.in_group, Instant::now());
+            let slot = usize::from(own);
+            let before = seen[slot];
+            details.others += usize::from(!own && instance.alive);
+            if own {
+                details.temporary = detail;
+            } else if details.canonical.id.is_none()
+                || (instance.alive, instance.in_group) > (before.alive, before.in_group)
+            {
+                details.canonical = detail;
+            }
+            seen[slot] = Instance {
+                alive: before.alive || instance.alive,
+                in_group: before.in_group || instance.in_group,
+                drains: before.drains || instance.drains,
+                silent: before.silent || instance.silent,
+                process: instance.process.or(before.process),
+                ends: 0,
+                hopeless: before.hopeless.or(instance.hopeless),
+            };
+        }
+        // Of records that were pruned too, so that the numbers only grow.
+        for (id, life) in &self.lives {
+            seen[usize::from(id == temporary)].ends += life.ends;
+        }
+        Ok((seen, details))
+    }
+
+    fn one(&mut self, known: &Known, answer: &Answer, served: bool) -> (Instance, Detail) {
+        let life = self.lives.entry(known.id.clone()).or_default();
+        let runs = known.record.as_ref().is_some_and(|listed| listed.alive);
+        if let Some(listed) = &known.record {
+            life.see(process(&listed.record), listed.alive);
+        }
+        let mut detail = Detail { id: Some(known.id.clone()), berth: Some(known.berth.address()), ..Detail::default() };
+        if let Some(listed) = &known.record {
+            let Record { advertise, address, .. } = listed.record;
+            detail.advertised = Some(SocketAddr::new(advertise, address.port()));
+        }
+        detail.socket = known.berth.socket_path(&known.id).ok();
+        let mut refused = false;
+        let shim = match answer {
+            Answer::Status(status) => {
+                let words = status.ready().err().unwrap_or_default();
+                let name = format!("instance {} is ", status.instance);
+                detail.words = words.strip_prefix(&name).unwrap_or(&words).to_owned();
+                detail.open = status.connections_open;
+                let own = status.instances.iter().find(|instance| instance.own);
+                refused = own.is_some_and(|own| own.probe_rejected);
+                detail.version = own.and_then(|own| own.kube_version.clone());
+                true
+            }
+            Answer::Silent(why) => {
+                detail.words.clone_from(why);
+                true
+            }
+            Answer::None => {
+                detail.words = if runs { "its shim does not run yet".into() } else { "its process ended".into() };
+                false
+            }
+        };
+        // Without a word of it there is no knowing that it still is.
+        life.refused = refused.then(|| *life.refused.get_or_insert_with(Instant::now));
+        let ready = matches!(answer, Answer::Status(status) if status.ready().is_ok());
+        let instance = Instance {
+            alive: runs || shim,
+            in_group: ready || (served && runs),
+            drains: shim,
+            silent: false,
+            process: life.process.filter(|_| runs),
+            ends: 0,
+            hopeless: life.refused.is_some_and(|since| since.elapsed() >= REFUSED).then_some(Hopeless::Probe),
+        };
+        (instance, detail)
+    }
+
+    /// Looks at everything.
+    ///
+    /// # Errors
+    /// A file or the run directory cannot be read.
+    pub async fn look(&mut self, state: &State) -> io::Result<(Seen, Details)> {
+        let ([canonical, temporary], details) = self.instances(&state.uid).await.map_err(io::Error::other)?;
+        let canonical_file = content(&state.canonical, |text| match text {
+            text if text == state.old => Some(Version::Old),
+            text if text == state.new => Some(Version::New),
+            _ => None,
+        })?;
+        let temporary_file = content(&state.temporary, |text| (text == state.temporary_text).then_some(Version::New))?;
+        Ok((Seen { canonical_file, temporary_file, canonical, temporary, plain_serves: false, reached: true }, details))
+    }
+
+    /// Waits until something may have changed.
+    pub async fn changed(&mut self) {
+        let event = async {
+            match &mut self.watch {
+                Some(watch) => watch.changed().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = event => {}
+            () = tokio::time::sleep(LOOK) => {}
+        }
+    }
+}
+
+/// What a shim says.
+enum Answer {
+    Status(Box<Status>),
+    /// It is there and says nothing.
+    Silent(String),
+    None,
+}
+
+async fn ask(berth: &BerthDir, id: &InstanceId, socket: bool) -> Answer {
+    let Some(path) = socket.then(|| berth.socket_path(id).ok()).flatten() else { return Answer::None };
+    match ipc::ask(&path, ipc::wire::Ask::Status).await {
+        Ok(ipc::wire::Reply::Status(status)) => Answer::Status(status),
+        Ok(reply) => Answer::Silent(format!("its shim says {reply:?}")),
+        Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {
+            Answer::None
+        }
+        Err(error) => Answer::Silent(format!("its shim does not answer: {error}")),
+    }
+}
+
+/// The instances that a node shim, which listens, finds ready.
+fn served_by_nodes(answers: &[Answer]) -> BTreeSet<InstanceId> {
+    let nodes = answers.iter().filter_map(|answer| match answer {
+        Answer::Status(status) if status.discover && status.state == Phase::Joined => Some(status),
+        _ => None,
+    });
+    let ready = nodes.flat_map(|status| &status.instances).filter(|instance| instance.standing == Standing::Ready);
+    ready.map(|instance| instance.instance.clone()).collect()
+}
+
+/// Tells a process from the one before it: the process ID alone is 1 in each container.
+fn process(record: &Record) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (record.started, record.pid).hash(&mut hasher);
+    hasher.finish()
+}
+
+fn content(path: &Path, which: impl Fn(&str) -> Option<Version>) -> io::Result<Content> {
+    match std::fs::read(path) {
+        Ok(bytes) => {
+            let known = std::str::from_utf8(&bytes).ok().and_then(which);
+            Ok(known.map_or(Content::Other, Content::Holds))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Content::Absent),
+        Err(error) => Err(io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display()))),
+    }
+}
+
+/// Whether an apiserver that is not behind berth answers at this address of the node: as an admin, or with anything that
+/// says that it is one.
+pub async fn plain_serves(client: Option<&Client>, address: SocketAddr) -> bool {
+    if let Some(client) = client {
+        return client.clone().at(address).ready().await;
+    }
+    let config = ProbeConfig {
+        kind: ProbeKind::Https,
+        path: "/readyz".into(),
+        ca: None,
+        client: None,
+        token: None,
+        server_name: ServerName::IpAddress(address.ip().into()),
+        timeout: Duration::from_secs(2),
+    };
+    let answer = Probe::new(config).ready(address).await;
+    // Without anonymous access it does not say how it is, but it says that.
+    matches!(answer.result, "ok" | "unauthorized" | "forbidden")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_node::registry::RunDir;
+    use berth_testing::{answer, serve};
+
+    #[tokio::test]
+    async fn another_nodes_apiserver_does_not_answer_for_this_one() {
+        let other = serve(answer("200 OK", "ok")).await;
+        let client = Client::new(&other.access).unwrap();
+        assert!(client.ready().await);
+        assert!(!plain_serves(Some(&client), "127.0.0.1:1".parse().unwrap()).await);
+    }
+
+    /// A shim that says of its own instance what is given, or an older one if nothing is.
+    fn says(probe_rejected: Option<bool>) -> Answer {
+        let mut status = serde_json::json!({
+            "version": 1, "berth": "10.0.0.5:6443", "listen": [], "instance": "a", "shim_version": "0.1.0", "pid": 1,
+            "state": "waiting", "since": "", "connections_open": 0, "connections_total": 0, "held": 0, "fail_open": false,
+            "instances": [{"instance": "a", "address": "127.1.2.3:6443", "own": true, "standing": "unready", "since": "",
+                "last_probe": "whatever its version says"}]
+        });
+        if let Some(rejected) = probe_rejected {
+            status["instances"][0]["probe_rejected"] = rejected.into();
+        }
+        Answer::Status(serde_json::from_value(status).unwrap())
+    }
+
+    #[test]
+    fn only_a_probe_that_is_rejected_answer_after_answer_is_hopeless() {
+        let temp = tempfile::tempdir().unwrap();
+        let berth = RunDir::open(temp.path()).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
+        let known = Known { berth, id: "a".parse().unwrap(), record: None, socket: true };
+        let long_ago = Instant::now().checked_sub(REFUSED).unwrap();
+        for (answer, hopeless) in [
+            (says(Some(true)), true),
+            (says(Some(false)), false),
+            (says(None), false),
+            (Answer::Silent("no answer".into()), false),
+            (Answer::None, false),
+        ] {
+            let mut sight = Sight::new(temp.path());
+            sight.lives.insert(known.id.clone(), Life { refused: Some(long_ago), ..Life::default() });
+            let mut look = |answer| sight.one(&known, answer, false).0.hopeless.is_some();
+            assert_eq!((look(&answer), look(&says(Some(true)))), (hopeless, hopeless), "{hopeless}");
+        }
+        let mut life = Life { process: Some(1), refused: Some(long_ago), ..Life::default() };
+        life.see(2, true);
+        assert_eq!(life.refused, None, "that was another process");
+    }
+
+    #[test]
+    fn a_shim_that_is_silent_is_where_it_was_for_a_while() {
+        let began = Instant::now();
+        let (mut life, second) = (Life::default(), Duration::from_secs(1));
+        for (after, heard, in_group, silent) in [
+            (0, false, false, false),
+            (1, true, true, false),
+            (2, false, false, true),
+            (30, false, false, true),
+            (31, false, false, false),
+            (32, true, true, false),
+            (33, false, false, true),
+            (34, true, false, false),
+            (35, false, false, false),
+        ] {
+            assert_eq!(life.is_silent(heard, in_group, began + second * after), silent, "{after} s");
+        }
+    }
+
+    #[test]
+    fn ends_of_processes_are_counted_once() {
+        let mut life = Life::default();
+        for (process, alive, ends) in
+            [(1, true, 0), (1, true, 0), (1, false, 1), (1, false, 1), (2, true, 1), (3, true, 2), (4, false, 4)]
+        {
+            life.see(process, alive);
+            assert_eq!(life.ends, ends, "{process} {alive}");
+        }
+    }
+
+    #[test]
+    fn a_file_holds_what_it_holds_to_the_byte() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("a");
+        let look = || content(&path, |text| (text == "new\n").then_some(Version::New)).unwrap();
+        assert_eq!(look(), Content::Absent);
+        for (bytes, holds) in
+            [(&b"new\n"[..], Content::Holds(Version::New)), (b"new", Content::Other), (b"\xff", Content::Other)]
+        {
+            std::fs::write(&path, bytes).unwrap();
+            assert_eq!(look(), holds);
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! Where an upgrade stands, on disk: `upgrade.json` in berth's folder, never in the kubelet's.
+//!
+//! It is replaced by a rename after a sync, so it is whole or the one before, and it holds both manifests
+//! themselves: what it goes back to cannot get lost apart from it. A lock on a file beside it keeps two runs from each
+//! other; it ends with the process, however that ends.
+
+use super::machine::{Position, Version};
+use crate::manifest::file::{FileError, replace, stamp};
+use berth_node::instance::InstanceId;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Format of the file.
+const VERSION: u32 = 1;
+
+/// Its name.
+const NAME: &str = "upgrade.json";
+
+/// Why the state cannot be kept.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// Another run has the lock.
+    #[error("another `berth upgrade` runs (it holds {}): wait for it", .0.display())]
+    Busy(PathBuf),
+    /// A system call failed.
+    #[error("cannot {what} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// It cannot be written.
+    #[error(transparent)]
+    Write(#[from] FileError),
+    /// It is there and not understood.
+    #[error(
+        "{} is not understood: {why}: it belongs to an upgrade that was interrupted; finish it with the berth that began \
+         it, or see that one kube-apiserver manifest is in the kubelet's folder and remove this file",
+        path.display()
+    )]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+}
+
+/// An upgrade that has begun.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// Format; 1.
+    pub version: u32,
+    /// The berth that began it.
+    pub berth: String,
+    /// When, RFC 3339. For people.
+    pub started: String,
+    /// Where it stands.
+    pub position: Position,
+    /// The old apiserver is not behind berth: one restart, in place.
+    pub in_place: bool,
+    /// `kube-apiserver.yaml`.
+    pub canonical: PathBuf,
+    /// The other file, for the time of the upgrade.
+    pub temporary: PathBuf,
+    /// UID of the temporary pod, which is its instance's name.
+    pub uid: InstanceId,
+    /// What the node's instances tell clients of themselves.
+    pub address: SocketAddr,
+    /// Whether the Service `kubernetes` named this node when it began.
+    pub service: bool,
+    /// The manifest that was there.
+    pub old: String,
+    /// The one that shall be there.
+    pub new: String,
+    /// The same under the temporary pod's name.
+    pub temporary_text: String,
+    /// Addresses by which clients reached the apiserver when it began. An earlier berth did not look.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dialled: Vec<SocketAddr>,
+    /// The `--kubeconfig` that it was begun with: who goes on with it may not know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubeconfig: Option<PathBuf>,
+}
+
+impl State {
+    /// The format that is written.
+    pub const FORMAT: u32 = VERSION;
+
+    /// Text of a version's canonical file.
+    #[must_use]
+    pub fn text(&self, version: Version) -> &str {
+        match version {
+            Version::Old => &self.old,
+            Version::New => &self.new,
+        }
+    }
+
+    /// Old and new are one text: a rolling restart.
+    #[must_use]
+    pub fn same(&self) -> bool {
+        self.old == self.new
+    }
+}
+
+/// The folder with the state, locked.
+#[derive(Debug)]
+pub struct Store {
+    path: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl Store {
+    /// Makes the folder if it is not there, and takes the lock.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn open(folder: &Path) -> Result<Self, StateError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.map_err(|source| StateError::Io { what: "make the folder", path: folder.to_owned(), source })?;
+        let path = folder.join("upgrade.lock");
+        let failed = |what| {
+            let path = path.clone();
+            move |source| StateError::Io { what, path, source }
+        };
+        let mut options = OpenOptions::new();
+        let file = options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file = file.open(&path).map_err(failed("open"))?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(Self { path: folder.join(NAME), _lock: lock }),
+            Err((_, Errno::EWOULDBLOCK)) => Err(StateError::Busy(path)),
+            Err((_, errno)) => Err(failed("lock")(errno.into())),
+        }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the manifest that was there is kept, from before the first change on: what a person puts back who gives up
+    /// on berth.
+    #[must_use]
+    pub fn before(&self, state: &State) -> PathBuf {
+        let name = state.canonical.file_name().unwrap_or_default().to_string_lossy();
+        self.path.with_file_name(format!("{name}.before-upgrade.{}", stamp(&state.started, &state.old)))
+    }
+
+    /// The upgrade that has begun, if one has.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn load(&self) -> Result<Option<State>, StateError> {
+        load(&self.path)
+    }
+
+    /// Keeps where it stands; when this returns it is on disk.
+    ///
+    /// # Errors
+    /// See [`StateError`]; then the one before is there.
+    pub fn save(&self, state: &State) -> Result<(), StateError> {
+        let text = serde_json::to_string_pretty(state).map_err(|error| StateError::Io {
+            what: "write",
+            path: self.path.clone(),
+            source: error.into(),
+        })?;
+        Ok(replace(&self.path, &(text + "\n"))?)
+    }
+
+    /// It is over.
+    ///
+    /// # Errors
+    /// See [`StateError`].
+    pub fn remove(&self) -> Result<(), StateError> {
+        remove(&self.path)
+    }
+}
+
+/// Removes a file for good; one that is not there is as good.
+///
+/// # Errors
+/// It is there still.
+pub fn remove(path: &Path) -> Result<(), StateError> {
+    let removed = match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all()),
+    };
+    removed.map_err(|source| StateError::Io { what: "remove", path: path.to_owned(), source })
+}
+
+/// The upgrade that has begun, for who does not go on with it.
+///
+/// # Errors
+/// See [`StateError`].
+pub fn find(folder: &Path) -> Result<Option<State>, StateError> {
+    load(&folder.join(NAME))
+}
+
+/// Whether a file may be written by another command: not into the kubelet's folder while an upgrade is under way there,
+/// because two kube-apiservers run from it that know of each other.
+///
+/// # Errors
+/// Why not, and what to do; or the state cannot be read.
+pub fn leave_alone(folder: &Path, file: &Path) -> Result<(), String> {
+    let Some(state) = find(folder).map_err(|error| error.to_string())? else { return Ok(()) };
+    let within = |path: &Path| path.canonicalize().ok()?.parent().map(Path::to_owned);
+    let own = state.canonical.parent().and_then(|parent| parent.canonicalize().ok());
+    if own.is_none() || within(file) != own {
+        return Ok(());
+    }
+    let State { started, position, .. } = &state;
+    Err(format!(
+        "an upgrade that began at {started} is under way (step {}), so nothing was changed: `berth upgrade` brings it to its \
+         end, and Ctrl-C takes it back; give this command again afterwards",
+        position.step.name()
+    ))
+}
+
+/// A sentence on an upgrade that was begun and not brought to an end, for who looks at the node.
+#[must_use]
+pub fn interrupted(folder: &Path) -> Option<String> {
+    match find(folder) {
+        Ok(None) => None,
+        Ok(Some(state)) => Some(format!(
+            "an upgrade that began at {} was interrupted in the step {}",
+            state.started,
+            state.position.step.name()
+        )),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+fn load(path: &Path) -> Result<Option<State>, StateError> {
+    let bytes = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(|source| StateError::Io { what: "read", path: path.to_owned(), source })?,
+    };
+    parse(&bytes).map(Some).map_err(|why| StateError::Format { path: path.to_owned(), why })
+}
+
+/// Reads the file.
+///
+/// # Errors
+/// It is no state, or one of another format.
+pub fn parse(bytes: &[u8]) -> Result<State, String> {
+    #[derive(Deserialize)]
+    struct Format {
+        version: u32,
+    }
+    // First the format alone, so that a later one is named as such and not by a missing field.
+    let Format { version } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    if version != VERSION {
+        return Err(format!("it has format {version}, this is berth {} with format {VERSION}", berth_node::VERSION));
+    }
+    serde_json::from_slice(bytes).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    pub(in super::super) fn state() -> State {
+        State {
+            version: VERSION,
+            berth: "0.1.0".into(),
+            started: "2026-05-04T03:02:01Z".into(),
+            position: Position::begin(false),
+            in_place: false,
+            canonical: "/m/kube-apiserver.yaml".into(),
+            temporary: "/m/berth-kube-apiserver.yaml".into(),
+            uid: InstanceId::parse("a").unwrap(),
+            address: "10.0.0.5:6443".parse().unwrap(),
+            service: true,
+            old: "old".into(),
+            new: "new".into(),
+            temporary_text: "temporary".into(),
+            dialled: vec!["127.0.0.1:6443".parse().unwrap()],
+            kubeconfig: Some("/root/admin.conf".into()),
+        }
+    }
+
+    #[test]
+    fn is_kept_whole_and_for_root_alone() {
+        let temp = tempfile::tempdir().unwrap();
+        let folder = temp.path().join("etc/berth");
+        let store = Store::open(&folder).unwrap();
+        assert_eq!((store.load().unwrap(), interrupted(&folder)), (None, None));
+        store.save(&state()).unwrap();
+        assert_eq!(store.load().unwrap(), Some(state()));
+        assert_eq!(fs::metadata(store.path()).unwrap().permissions().mode() & 0o777, 0o600);
+        let told = interrupted(&folder).unwrap();
+        assert!(told.ends_with("began at 2026-05-04T03:02:01Z was interrupted in the step start-temporary"), "{told}");
+        store.remove().unwrap();
+        store.remove().unwrap();
+        assert_eq!(store.load().unwrap(), None);
+    }
+
+    /// What the berth before this one wrote: it must be understood for as long as an upgrade of it can be under way.
+    #[test]
+    fn a_state_of_an_earlier_berth_is_read() {
+        let later = r#","dialled":["127.0.0.1:6443"],"kubeconfig":"/root/admin.conf""#;
+        let text = serde_json::to_string(&state()).unwrap().replace(later, "");
+        assert!(!text.contains("dialled"));
+        assert_eq!(parse(text.as_bytes()), Ok(State { dialled: Vec::new(), kubeconfig: None, ..state() }));
+    }
+
+    #[test]
+    fn two_do_not_run_at_once() {
+        let temp = tempfile::tempdir().unwrap();
+        let first = Store::open(temp.path()).unwrap();
+        assert!(matches!(Store::open(temp.path()), Err(StateError::Busy(_))));
+        drop(first);
+        Store::open(temp.path()).unwrap();
+    }
+
+    #[test]
+    fn what_is_not_understood_is_told() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = Store::open(temp.path()).unwrap();
+        for (text, told) in [("{\"version\": 9}", "format 9"), ("{", "EOF"), ("{\"version\": 1}", "missing field")] {
+            fs::write(store.path(), text).unwrap();
+            let error = store.load().unwrap_err().to_string();
+            assert!(error.contains(told) && error.contains("upgrade.json is not understood"), "{error}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn nothing_panics(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200)) {
+            let _ = parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! `berth ready`, `berth live` and `berth drain`: what a pod's probes and hooks ask of its shim.
+
+use crate::place::{ADDRESSES, RunDirArgs};
+use crate::probe::{PROBE, ProbeArgs};
+use clap::Args;
+
+/// Which instance is meant.
+#[derive(Debug, Clone, Args)]
+pub struct AskArgs {
+    /// Which instance [default: the only one there]
+    #[arg(long, env = "BERTH_INSTANCE", hide_env_values = true, value_name = "ID", help_heading = ADDRESSES)]
+    pub instance: Option<String>,
+    /// Where the shims of this node meet.
+    #[command(flatten)]
+    pub run_dir: RunDirArgs,
+}
+
+/// How long a probe's answer may take.
+#[derive(Debug, Clone, Args)]
+pub struct TimeoutArgs {
+    /// How long the answer may take: the kubelet's timeoutSeconds less one, which is for the start of this process
+    #[arg(long, env = "BERTH_TIMEOUT", hide_env_values = true, value_name = "DURATION", help_heading = PROBE)]
+    pub timeout: Option<String>,
+}
+
+/// Options of `berth ready`.
+#[derive(Debug, Clone, Args)]
+pub struct ReadyArgs {
+    /// Which instance.
+    #[command(flatten)]
+    pub ask: AskArgs,
+    /// How long the shim may take.
+    #[command(flatten)]
+    pub timeout: TimeoutArgs,
+}
+
+/// Options of `berth drain`.
+#[derive(Debug, Clone, Args)]
+pub struct DrainArgs {
+    /// Which instance.
+    #[command(flatten)]
+    pub ask: AskArgs,
+    /// Do nothing where no sibling is joined: with nobody to hand over to, clients are served until
+    /// the apiserver itself stops (for a preStop hook)
+    #[arg(long, env = "BERTH_DRAIN_IF_SIBLING", hide_env_values = true)]
+    pub if_sibling: bool,
+    /// Return when the siblings have taken over and clients that wait for the apiserver's first byte have
+    /// it (for 5s at most), not at once
+    #[arg(long, env = "BERTH_DRAIN_WAIT", hide_env_values = true)]
+    pub wait: bool,
+    /// Return when the connections have ended too, or with exit status 1 after this time and how
+    /// many are left; implies --wait
+    #[arg(long, env = "BERTH_DRAIN_WAIT_STREAMS", hide_env_values = true, value_name = "DURATION")]
+    pub wait_streams: Option<String>,
+}
+
+/// Options of `berth live`.
+#[derive(Debug, Clone, Args)]
+pub struct LiveArgs {
+    /// Which instance.
+    #[command(flatten)]
+    pub ask: AskArgs,
+    /// How the apiserver is asked.
+    #[command(flatten)]
+    pub probe: ProbeArgs,
+    /// How long it may take, if not --probe-timeout.
+    #[command(flatten)]
+    pub timeout: TimeoutArgs,
+}

@@ -1,0 +1,517 @@
+//! Arguments to checked types. Every mistake names the option and the mend, and all are reported at
+//! once.
+
+use crate::place::PlaceArgs;
+use crate::probe::{PaceArgs, ProbeArgs};
+use crate::shim::{RunArgs, ServeArgs, ShimArgs};
+use berth_node::instance::InstanceId;
+use berth_node::registry::{RunDir, lease};
+use berth_os::socket::Keepalive;
+use berth_shim::backend::probe::{ProbeConfig, ProbeKind};
+use berth_shim::config::{Config, Listen, Place};
+use humantime::format_duration;
+use rustls::pki_types::ServerName;
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// All that is wrong with a command line, a sentence each.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.join("\n"))]
+pub struct Mistakes(pub Vec<String>);
+
+/// Checks the options that say where. A mistake found leaves `None`.
+pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
+    let parsed = args.listen.iter().map(|text| text.parse::<Listen>());
+    let listen: Vec<_> = parsed.filter_map(|parsed| checks.note(parsed)).collect();
+    if args.listen.is_empty() {
+        checks.wrong("--listen is not given: name the apiserver's public address, such as 10.0.0.5:6443");
+    }
+    for (at, address) in listen.iter().enumerate() {
+        if listen[..at].iter().any(|earlier| earlier.addr == address.addr) {
+            checks.wrong(format!("--listen {}: is there twice: give it once", address.addr));
+        }
+    }
+    // Of the addresses that could be read; the first of them names the berth only if all could.
+    if listen.len() == args.listen.len()
+        && let Some(first) = listen.first().map(|first| first.addr)
+        && first.ip().is_unspecified()
+    {
+        checks.wrong(format!(
+            "--listen {first}: the first address names the berth and is advertised, so it cannot be a wildcard: \
+             give the node's own first, such as 10.0.0.5:{}",
+            first.port()
+        ));
+    }
+    let instance = args.instance.as_deref().map(InstanceId::parse).transpose();
+    let instance = checks.note(instance.map_err(|error| format!("--instance: {error}"))).flatten();
+    let run_dir = args.run_dir.run_dir.clone().unwrap_or_else(RunDir::default_path);
+    (!listen.is_empty()).then_some(Place { listen, instance, run_dir })
+}
+
+/// Checks that an instance on a 127.x address of its own fits beside the listen addresses.
+pub fn check_beside_instance(place: &Place, checks: &mut Checks) {
+    let berth = place.berth();
+    for address in place.addresses() {
+        if address.port() == 0 {
+            checks
+                .wrong(format!("--listen {address}: an apiserver needs a port that is known: give one, such as 6443"));
+        } else if address.ip().is_unspecified() && address.ip().is_ipv4() && address.port() == berth.port() {
+            checks.wrong(wildcard_clash(address, berth));
+        }
+    }
+}
+
+fn wildcard_clash(address: SocketAddr, berth: SocketAddr) -> String {
+    if berth.ip().is_unspecified() {
+        // That the first address is no wildcard is said already, and how to mend it.
+        return format!("--listen {address}: a wildcard listener clashes with the apiserver's own 127.x address");
+    }
+    format!(
+        "--listen {address}: a wildcard listener clashes with the apiserver's own 127.x address on port {}: list the \
+         addresses instead, or give the berth another port (--listen {} --listen {address})",
+        address.port(),
+        SocketAddr::new(berth.ip(), if berth.port() == 7443 { 8443 } else { 7443 })
+    )
+}
+
+/// Collects what is wrong.
+#[derive(Debug, Default)]
+pub struct Checks(Vec<String>);
+
+impl Checks {
+    /// Notes a mistake.
+    pub fn wrong(&mut self, mistake: impl Into<String>) {
+        self.0.push(mistake.into());
+    }
+
+    /// The value, or its mistake noted.
+    pub fn note<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
+        result.map_err(|error| self.0.push(error.to_string())).ok()
+    }
+
+    /// A duration such as `8s`, `500ms` or `1m30s`, not below `least`.
+    pub fn duration(&mut self, option: &str, text: &str, least: Duration) -> Duration {
+        match humantime::parse_duration(text) {
+            Ok(duration) if duration < least => {
+                self.wrong(format!("{option} {text}: at least {}", format_duration(least)));
+                least
+            }
+            Ok(duration) => duration,
+            Err(_) => {
+                self.wrong(format!("{option} {text}: give a number with a unit, such as 8s, 500ms or 1m30s"));
+                least
+            }
+        }
+    }
+
+    /// A whole number in a range.
+    pub fn number<T>(&mut self, option: &str, text: &str, range: RangeInclusive<T>) -> T
+    where
+        T: FromStr + PartialOrd + Copy + Display,
+    {
+        match text.parse() {
+            Ok(number) if range.contains(&number) => number,
+            _ => {
+                self.wrong(format!("{option} {text}: give a whole number from {} to {}", range.start(), range.end()));
+                *range.start()
+            }
+        }
+    }
+
+    /// An address with a port.
+    pub fn address(&mut self, option: &str, text: &str) -> Option<SocketAddr> {
+        self.note(text.parse().map_err(|_| {
+            format!("{option} {text:?}: give an IP address with a port, such as 127.0.0.1:6443 or [::1]:6443")
+        }))
+    }
+
+    /// The value if nothing was wrong.
+    ///
+    /// # Errors
+    /// All that was wrong.
+    pub fn finish<T>(self, value: Option<T>) -> Result<T, Mistakes> {
+        match value {
+            Some(value) if self.0.is_empty() => Ok(value),
+            _ => Err(Mistakes(self.0)),
+        }
+    }
+}
+
+/// Checks the options of `berth serve`.
+///
+/// # Errors
+/// All that is wrong.
+pub fn serve(args: &ServeArgs) -> Result<Config, Mistakes> {
+    let mut checks = Checks::default();
+    let place = place(&args.place, &mut checks);
+    let backend = args.backend.as_deref().and_then(|text| checks.address("--backend", text));
+    if args.backend.is_none() && args.place.instance.is_none() && !args.discover {
+        checks.wrong(
+            "neither --backend, --instance nor --discover is given: name the apiserver's address, or the instance \
+             that `berth exec` records, or serve all that it records",
+        );
+    }
+    if let (Some(place), Some(backend)) = (&place, backend) {
+        check_backend(place, backend, &mut checks);
+    }
+    if let (Some(place), None) = (&place, &args.backend) {
+        check_beside_instance(place, &mut checks);
+    }
+    let config = config(place, backend, &args.shim, checks)?;
+    Ok(Config { discover: args.discover, ..config })
+}
+
+/// Checks the options of `berth run`.
+///
+/// # Errors
+/// All that is wrong.
+pub fn run(args: &RunArgs) -> Result<Config, Mistakes> {
+    let mut checks = Checks::default();
+    let place = place(&args.place, &mut checks);
+    if let Some(place) = &place {
+        check_beside_instance(place, &mut checks);
+    }
+    for error in berth_node::instance::args::check(&args.command) {
+        checks.wrong(format!("command after --: {error}"));
+    }
+    config(place, None, &args.shim, checks)
+}
+
+fn config(
+    place: Option<Place>,
+    backend: Option<SocketAddr>,
+    args: &ShimArgs,
+    mut checks: Checks,
+) -> Result<Config, Mistakes> {
+    const TICK: Duration = Duration::from_millis(10);
+    let PaceArgs { probe_path, probe_interval, rise, fall } = &args.pace;
+    let optional = |duration: Duration| (!duration.is_zero()).then_some(duration);
+    let seconds = Duration::from_secs(1);
+    let c = &mut checks;
+    let keepalive = Keepalive {
+        idle: optional(whole_seconds(c, "--keepalive-idle", &args.keepalive_idle)),
+        interval: whole_seconds(c, "--keepalive-interval", &args.keepalive_interval).max(seconds),
+        probes: c.number("--keepalive-probes", &args.keepalive_probes, 1..=127),
+        user_timeout: optional(c.duration("--user-timeout", &args.user_timeout, Duration::ZERO)),
+    };
+    let probe = check_probe(&args.probe, probe_path, true, c);
+    let probe_interval = c.duration("--probe-interval", probe_interval, TICK);
+    let rise = c.number("--rise", rise, 1..=100);
+    let fall = c.number("--fall", fall, 1..=100);
+    let bind_wait = c.duration("--bind-wait", &args.bind_wait, Duration::ZERO);
+    let hold = c.duration("--hold", &args.hold, Duration::ZERO);
+    let drain_timeout = c.duration("--drain-timeout", &args.drain_timeout, Duration::ZERO);
+    let max_connections =
+        args.max_connections.as_deref().map(|text| c.number("--max-connections", text, 1..=10_000_000));
+    let lease = c.duration("--lease", &args.lease, Duration::from_millis(300));
+    if lease > lease::LONGEST {
+        c.wrong(format!(
+            "--lease {}: at most {}, which is when one that hangs is noticed",
+            args.lease,
+            format_duration(lease::LONGEST)
+        ));
+    }
+    let plain_close = args.plain_close;
+    let backlog = c.number("--backlog", &args.backlog, 1..=1_000_000);
+    let threads = args.threads.as_deref().map(|text| c.number("--threads", text, 1..=1024));
+    let admin = args.admin.as_deref().and_then(|text| c.address("--admin", text));
+    if let (Some(place), Some(admin)) = (&place, admin)
+        && place.addresses().any(|listen| overlaps(listen, admin))
+    {
+        c.wrong(format!("--admin {admin}: the apiserver's clients come there: give it another port"));
+    }
+    let log_connections = args.log_connections;
+    let config = place.zip(probe).map(|(place, probe)| Config {
+        place,
+        backend,
+        discover: false,
+        lease,
+        plain_close,
+        bind_wait,
+        probe,
+        probe_interval,
+        rise,
+        fall,
+        hold,
+        drain_timeout,
+        max_connections,
+        backlog,
+        keepalive,
+        threads,
+        admin,
+        log_connections,
+    });
+    checks.finish(config)
+}
+
+/// TCP keepalive counts in whole seconds.
+fn whole_seconds(checks: &mut Checks, option: &str, text: &str) -> Duration {
+    let duration = checks.duration(option, text, Duration::ZERO);
+    if duration.subsec_nanos() != 0 || duration.as_secs() > 32_767 {
+        checks.wrong(format!("{option} {text}: the kernel takes whole seconds, at most 32767s"));
+    }
+    duration
+}
+
+/// Checks how an apiserver is asked, and that its files can be read. With `strict`, an HTTPS probe must say what it
+/// trusts.
+pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Checks) -> Option<ProbeConfig> {
+    let config = check_probe_options(args, path, strict, checks);
+    let https = args.probe == ProbeKind::Https;
+    let files = [
+        ("--probe-ca", &args.probe_ca),
+        ("--probe-cert", &args.probe_cert),
+        ("--probe-key", &args.probe_key),
+        ("--probe-token-file", &args.probe_token_file),
+    ];
+    for (option, file) in files.into_iter().filter_map(|(option, file)| Some((option, file.as_ref()?))) {
+        if https {
+            checks.note(readable(option, file));
+        }
+    }
+    config
+}
+
+/// As [`check_probe`], without a look at the files, which may be another machine's.
+pub fn check_probe_options(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Checks) -> Option<ProbeConfig> {
+    let https = args.probe == ProbeKind::Https;
+    if !path.starts_with('/') || path.parse::<hyper::Uri>().is_err() {
+        checks.wrong(format!("--probe-path {path:?}: give a path such as /readyz"));
+    }
+    if https && args.probe_insecure && args.probe_ca.is_some() {
+        checks
+            .wrong("--probe-insecure with --probe-ca: the first says not to check, the second against what: drop one");
+    }
+    if https && strict && !args.probe_insecure && args.probe_ca.is_none() {
+        checks.wrong(
+            "--probe-ca is not given: name the file with the authority of the apiserver's serving certificate \
+             (kubeadm: /etc/kubernetes/pki/ca.crt), or give --probe-insecure, or --probe tcp",
+        );
+    }
+    let client = match (&args.probe_cert, &args.probe_key) {
+        (Some(cert), Some(key)) => Some((cert.clone(), key.clone())),
+        (None, None) => None,
+        (Some(_), None) => {
+            checks.wrong("--probe-cert without --probe-key: name the file with its key");
+            None
+        }
+        (None, Some(_)) => {
+            checks.wrong("--probe-key without --probe-cert: name the file with its certificate");
+            None
+        }
+    };
+    let checked = args.probe_ca.is_some();
+    if https && !checked && (client.is_some() || args.probe_token_file.is_some()) {
+        checks.wrong(
+            "--probe-cert or --probe-token-file without --probe-ca: credentials go only to an apiserver whose \
+             certificate is checked: name --probe-ca",
+        );
+    }
+    let server_name = checks.note(ServerName::try_from(args.probe_server_name.clone()).map_err(|_| {
+        format!("--probe-server-name {:?}: give a DNS name or IP address from the certificate", args.probe_server_name)
+    }));
+    let timeout = checks.duration("--probe-timeout", &args.probe_timeout, Duration::from_millis(10));
+    Some(ProbeConfig {
+        kind: args.probe,
+        path: path.to_owned(),
+        ca: args.probe_ca.clone(),
+        client,
+        token: args.probe_token_file.clone(),
+        server_name: server_name?,
+        timeout,
+    })
+}
+
+fn readable(option: &str, file: &Path) -> Result<(), String> {
+    match std::fs::File::open(file) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("{option} {}: {error}: check the path and who may read it", file.display())),
+    }
+}
+
+/// Refuses to listen where the backend is.
+fn check_backend(place: &Place, backend: SocketAddr, checks: &mut Checks) {
+    if backend.ip().is_unspecified() || backend.port() == 0 {
+        checks.wrong(format!("--backend {backend}: give the apiserver's own address and port"));
+        return;
+    }
+    for listen in place.addresses() {
+        if listen == backend {
+            checks.wrong(format!(
+                "--backend {backend} is a --listen address: the shim would relay to itself; give the apiserver its own \
+                 127.x address"
+            ));
+        } else if overlaps(listen, backend) {
+            checks.wrong(wildcard_clash(listen, place.berth()));
+        }
+    }
+}
+
+/// Whether both cannot be listened on by different sockets: same port, and the same address or one of
+/// them is the wildcard of the family.
+fn overlaps(a: SocketAddr, b: SocketAddr) -> bool {
+    a.port() == b.port()
+        && a.port() != 0
+        && a.is_ipv4() == b.is_ipv4()
+        && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_shim::config::ListenError;
+
+    use crate::{InPod, PodCommand};
+    use clap::Parser;
+
+    fn serve(args: &str) -> Result<Config, Vec<String>> {
+        let cli = InPod::try_parse_from(["berth", "serve"].into_iter().chain(args.split_whitespace())).unwrap();
+        let PodCommand::Serve(args) = cli.command else { unreachable!() };
+        super::serve(&args).map_err(|mistakes| mistakes.0)
+    }
+
+    /// Mistakes of `berth serve` with a place and a probe that are right.
+    fn mistakes(args: &str) -> Vec<String> {
+        let place = "--listen 10.0.0.5:6443 --backend 127.1.2.3:6443 --probe tcp";
+        serve(&format!("{place} {args}")).err().unwrap_or_default()
+    }
+
+    #[test]
+    fn every_mistake_is_reported_at_once() {
+        let args = "--listen 10.0.0.5:6443 --listen nowhere --listen 10.0.0.5:6443 --listen [::]:6443,fast \
+                    --instance .. --backend here --probe-ca /nonexistent/ca --probe-insecure --probe-key /nonexistent/key \
+                    --probe-path readyz --probe-server-name a_b! --probe-interval 1 --probe-timeout 0s --rise 0 \
+                    --fall many --hold 8 --drain-timeout -8s --max-connections 0 --backlog 0 --threads 0 \
+                    --keepalive-idle 1500ms --keepalive-interval 1h60000s --keepalive-probes 0 --user-timeout x \
+                    --admin 10.0.0.5:6443 --bind-wait soon"
+            .replace("--drain-timeout -8s", "--drain-timeout=-8s");
+        let told = serve(&args).unwrap_err();
+        let expected = [
+            "--listen \"nowhere\": ",
+            "--listen \"[::]:6443,fast\": ",
+            "--listen 10.0.0.5:6443: is there twice",
+            "--instance: ",
+            "--backend \"here\": ",
+            "--probe-path \"readyz\": ",
+            "--probe-insecure with --probe-ca",
+            "--probe-key without --probe-cert",
+            "--probe-server-name \"a_b!\": ",
+            "--probe-interval 1: ",
+            "--probe-timeout 0s: ",
+            "--probe-ca /nonexistent/ca: ",
+            "--probe-key /nonexistent/key: ",
+            "--rise 0: ",
+            "--fall many: ",
+            "--hold 8: ",
+            "--drain-timeout -8s: ",
+            "--max-connections 0: ",
+            "--backlog 0: ",
+            "--threads 0: ",
+            "--keepalive-idle 1500ms: ",
+            "--keepalive-interval 1h60000s: ",
+            "--keepalive-probes 0: ",
+            "--user-timeout x: ",
+            "--admin 10.0.0.5:6443: ",
+            "--bind-wait soon: ",
+        ];
+        for start in expected {
+            assert_eq!(told.iter().filter(|told| told.starts_with(start)).count(), 1, "{start} in {told:#?}");
+        }
+        assert_eq!(told.len(), expected.len(), "{told:#?}");
+        assert!(told.iter().all(|told| !told.contains('\n') && told.contains(": ")), "{told:#?}");
+    }
+
+    #[test]
+    fn a_plain_command_line_has_the_defaults_of_the_design() {
+        let config = serve("--listen 10.0.0.5:6443 --instance a --probe-insecure").unwrap();
+        let seconds = Duration::from_secs;
+        assert_eq!(config.backend, None);
+        assert_eq!((config.probe_interval, config.probe.timeout), (seconds(1), seconds(2)));
+        assert_eq!((config.rise, config.fall), (2, 3));
+        assert_eq!((config.hold, config.drain_timeout), (seconds(8), seconds(60)));
+        let keepalive = Keepalive { idle: Some(seconds(30)), interval: seconds(10), probes: 3, user_timeout: None };
+        assert_eq!(config.keepalive, keepalive);
+        assert_eq!((config.backlog, config.max_connections, config.threads), (4096, None, None));
+        assert_eq!((config.bind_wait, config.admin), (Duration::ZERO, None));
+        assert_eq!(config.probe.path, "/readyz");
+    }
+
+    #[test]
+    fn zero_switches_off() {
+        let config = serve(
+            "--listen 10.0.0.5:6443 --backend 127.1.2.3:6443 --probe tcp --keepalive-idle 0s --user-timeout 0s --hold 0s",
+        )
+        .unwrap();
+        assert_eq!((config.keepalive.idle, config.keepalive.user_timeout), (None, None));
+        assert_eq!(config.hold, Duration::ZERO);
+    }
+
+    #[test]
+    fn somebody_must_say_where_the_apiserver_is() {
+        let told = serve("--listen 10.0.0.5:6443 --probe tcp").unwrap_err();
+        assert_eq!(told.len(), 1);
+        assert!(told[0].contains("--backend") && told[0].contains("--instance"), "{told:?}");
+        // A random name would never get a record, but with an address it names the shim.
+        assert_eq!(serve("--listen 10.0.0.5:6443 --probe tcp --backend 127.1.2.3:1").unwrap().place.instance, None);
+    }
+
+    #[test]
+    fn an_https_probe_says_what_it_trusts() {
+        let place = "--listen 10.0.0.5:6443 --instance a";
+        let told = |args: &str| serve(&format!("{place} {args}")).err().unwrap_or_default();
+        let none = told("");
+        assert!(none.len() == 1 && none[0].contains("--probe-ca") && none[0].contains("--probe-insecure"), "{none:?}");
+        assert_eq!(told("--probe-insecure"), [""; 0]);
+        assert_eq!(told("--probe tcp"), [""; 0]);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let file = file.path().display();
+        assert_eq!(told(&format!("--probe-ca {file} --probe-token-file {file}")), [""; 0]);
+        let leaked = told(&format!("--probe-insecure --probe-token-file {file}"));
+        assert!(leaked.len() == 1 && leaked[0].contains("credentials go only to"), "{leaked:?}");
+        assert_eq!(told("--probe tcp --probe-ca /nonexistent"), [""; 0], "a TCP probe reads no files");
+    }
+
+    #[test]
+    fn listening_where_the_backend_is_is_refused() {
+        assert_eq!(mistakes(""), [""; 0]);
+        let told = |args: &str, part: &str| {
+            let told = serve(&format!("--probe tcp {args}")).unwrap_err();
+            assert!(told.len() == 1 && told[0].contains(part), "{part} in {told:?}");
+        };
+        told("--listen 127.1.2.3:6443 --backend 127.1.2.3:6443", "relay to itself");
+        told("--listen [::ffff:127.1.2.3]:6443 --backend 127.1.2.3:6443", "relay to itself");
+        told("--listen 10.0.0.5:6443 --listen 0.0.0.0:6443 --backend 127.1.2.3:6443", "--listen 10.0.0.5:7443");
+        told("--listen 10.0.0.5:7443 --listen 0.0.0.0:7443 --backend 127.1.2.3:7443", "--listen 10.0.0.5:8443");
+        told("--listen 0.0.0.0:6443 --backend 127.1.2.3:7443", "cannot be a wildcard");
+        told("--listen 10.0.0.5:6443 --backend 0.0.0.0:6443", "--backend 0.0.0.0:6443");
+        told("--listen 10.0.0.5:6443 --backend 127.1.2.3:0", "--backend 127.1.2.3:0");
+        told("--listen 10.0.0.5:6443 --instance a --listen 0.0.0.0:6443", "clashes");
+        told("--listen 10.0.0.5:0 --instance a", "an apiserver needs a port that is known");
+        assert!(serve("--probe tcp --listen 10.0.0.5:7443 --listen 0.0.0.0:6443 --backend 127.1.2.3:7443").is_ok());
+        assert!(serve("--probe tcp --listen 10.0.0.5:6443 --listen [::]:6443 --backend 127.1.2.3:6443").is_ok());
+        assert_eq!(mistakes("--admin 10.0.0.5:6443").len(), 1);
+        assert_eq!(mistakes("--admin 0.0.0.0:6443").len(), 1);
+        assert_eq!(mistakes("--admin 10.0.0.5:6444"), [""; 0]);
+    }
+
+    #[test]
+    fn reads_addresses_of_both_families() {
+        let listen = |text: &str| text.parse::<Listen>().map(|listen| (listen.addr.to_string(), listen.freebind));
+        assert_eq!(listen("10.0.0.5:6443"), Ok(("10.0.0.5:6443".into(), false)));
+        assert_eq!(listen("[fd00::5]:6443,freebind"), Ok(("[fd00::5]:6443".into(), true)));
+        assert_eq!(listen("[::ffff:10.0.0.5]:6443"), Ok(("10.0.0.5:6443".into(), false)));
+    }
+
+    #[test]
+    fn names_what_is_wrong() {
+        for bad in ["", "10.0.0.5", ":6443", "localhost:6443", "fd00::5:6443", "10.0.0.5:65536", " 10.0.0.5:6443"] {
+            assert_eq!(bad.parse::<Listen>(), Err(ListenError::Address(bad.into())));
+        }
+        let error = "10.0.0.5:6443,reuse".parse::<Listen>().unwrap_err().to_string();
+        assert!(error.contains("--listen") && error.contains("\"reuse\"") && error.contains(",freebind"), "{error}");
+    }
+}

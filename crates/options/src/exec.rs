@@ -1,0 +1,33 @@
+//! `berth exec` and `berth copy-self`.
+
+use crate::place::PlaceArgs;
+use clap::Args;
+use std::path::PathBuf;
+
+/// Options of `berth exec`.
+#[derive(Debug, Clone, Args)]
+pub struct ExecArgs {
+    /// Which berth and which instance.
+    #[command(flatten)]
+    pub place: PlaceArgs,
+    /// Stay as the apiserver's parent, so that it gets one SIGTERM however berth run ends: what berth run asks for
+    #[arg(long, hide = true)]
+    pub stay: bool,
+    /// The apiserver's command; {instance} in its arguments becomes the instance's ID
+    #[arg(last = true, required = true, value_name = "COMMAND", num_args = 1..)]
+    pub command: Vec<std::ffi::OsString>,
+}
+
+/// Options of `berth copy-self`.
+#[derive(Debug, Clone, Args)]
+pub struct CopySelfArgs {
+    /// Where the copy shall be
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Make this directory too if it is not there, with mode 0700
+    #[arg(long, env = "BERTH_RUN_DIR", hide_env_values = true, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// Uid that the run directory shall belong to [default: this process's]
+    #[arg(long, env = "BERTH_OWNER", hide_env_values = true, value_name = "UID", requires = "run_dir")]
+    pub owner: Option<u32>,
+}

@@ -1,0 +1,52 @@
+//! The options of the commands that stand in a pod: clap types and help texts, a file a group, and in [`check`] what
+//! they mean. The command line reads them, and so does doctor, out of a manifest.
+//!
+//! Values stay as they were typed; [`check`] turns them into checked types, so that every
+//! mistake of a command line is reported at once and not one per try.
+
+#![forbid(unsafe_code)]
+
+pub mod ask;
+pub mod check;
+pub mod exec;
+pub mod log;
+pub mod place;
+pub mod probe;
+pub mod shim;
+
+use ask::{DrainArgs, LiveArgs, ReadyArgs};
+use clap::{Parser, Subcommand};
+use exec::{CopySelfArgs, ExecArgs};
+use log::LogArgs;
+use shim::{RunArgs, ServeArgs};
+
+/// A command line in a pod.
+#[derive(Debug, Parser)]
+#[command(name = "berth")]
+pub struct InPod {
+    /// Where the log goes and how much of it.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: PodCommand,
+}
+
+/// The subcommands that stand in a pod.
+#[derive(Debug, Subcommand)]
+pub enum PodCommand {
+    /// Share the secure port and relay to one apiserver (the shim, as a sidecar)
+    Serve(Box<ServeArgs>),
+    /// Give an apiserver its own 127.x address and become it (the main container)
+    Exec(ExecArgs),
+    /// `exec` and `serve` in one: start an apiserver and relay to it (bare metal, rehearsals)
+    Run(Box<RunArgs>),
+    /// Exit 0 when the own apiserver is ready and its shim listens (readiness probe)
+    Ready(ReadyArgs),
+    /// Exit 0 when the own apiserver answers /livez (liveness probe)
+    Live(Box<LiveArgs>),
+    /// Take a shim off the port now and let its connections end (preStop hook)
+    Drain(DrainArgs),
+    /// Copy this program to a path, and make the run directory (init container)
+    CopySelf(CopySelfArgs),
+}

@@ -1,0 +1,61 @@
+//! How an apiserver is asked.
+
+use berth_shim::backend::probe::ProbeKind;
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use std::path::PathBuf;
+
+/// A heading of help texts.
+pub const PROBE: &str = "Probe";
+
+/// How the apiserver is asked.
+#[derive(Debug, Clone, Args)]
+pub struct ProbeArgs {
+    /// Ask by HTTPS, or only whether the port accepts connections
+    #[arg(long, env = "BERTH_PROBE", hide_env_values = true, default_value = "https", value_name = "KIND", value_parser = kinds(), help_heading = PROBE)]
+    pub probe: ProbeKind,
+    /// PEM file with the authorities that the apiserver's certificate is checked against
+    #[arg(long, env = "BERTH_PROBE_CA", hide_env_values = true, value_name = "FILE", help_heading = PROBE)]
+    pub probe_ca: Option<PathBuf>,
+    /// PEM file with the probe's client certificate, for an apiserver without anonymous access
+    #[arg(long, env = "BERTH_PROBE_CERT", hide_env_values = true, value_name = "FILE", help_heading = PROBE)]
+    pub probe_cert: Option<PathBuf>,
+    /// PEM file with the key of --probe-cert
+    #[arg(long, env = "BERTH_PROBE_KEY", hide_env_values = true, value_name = "FILE", help_heading = PROBE)]
+    pub probe_key: Option<PathBuf>,
+    /// File with a bearer token for the probe
+    #[arg(long, env = "BERTH_PROBE_TOKEN_FILE", hide_env_values = true, value_name = "FILE", help_heading = PROBE)]
+    pub probe_token_file: Option<PathBuf>,
+    /// Name that the apiserver's certificate must carry
+    #[arg(long, env = "BERTH_PROBE_SERVER_NAME", hide_env_values = true, default_value = "kubernetes", value_name = "NAME", help_heading = PROBE)]
+    pub probe_server_name: String,
+    /// Do not check the apiserver's certificate; no credentials are sent then
+    #[arg(long, env = "BERTH_PROBE_INSECURE", hide_env_values = true, help_heading = PROBE)]
+    pub probe_insecure: bool,
+    /// How long an answer may take
+    #[arg(long, env = "BERTH_PROBE_TIMEOUT", hide_env_values = true, default_value = "2s", value_name = "DURATION", help_heading = PROBE)]
+    pub probe_timeout: String,
+}
+
+/// What the apiserver is asked, how often, and how many answers in a row decide.
+#[derive(Debug, Clone, Args)]
+pub struct PaceArgs {
+    /// Path that answers 200 when the apiserver is ready
+    #[arg(long, env = "BERTH_PROBE_PATH", hide_env_values = true, default_value = "/readyz", value_name = "PATH", help_heading = PROBE)]
+    pub probe_path: String,
+    /// Time between two probes; while nobody listens it is 100ms at most
+    #[arg(long, env = "BERTH_PROBE_INTERVAL", hide_env_values = true, default_value = "1s", value_name = "DURATION", help_heading = PROBE)]
+    pub probe_interval: String,
+    /// Good answers in a row that make it ready
+    #[arg(long, env = "BERTH_RISE", hide_env_values = true, default_value = "2", value_name = "N", help_heading = PROBE)]
+    pub rise: String,
+    /// Bad answers in a row that make it unready
+    #[arg(long, env = "BERTH_FALL", hide_env_values = true, default_value = "3", value_name = "N", help_heading = PROBE)]
+    pub fall: String,
+}
+
+fn kinds() -> impl TypedValueParser<Value = ProbeKind> {
+    let kinds = [(ProbeKind::Https, "GET --probe-path by HTTPS"), (ProbeKind::Tcp, "Connect only")];
+    PossibleValuesParser::new(kinds.map(|(kind, help)| PossibleValue::new(kind.as_str()).help(help)))
+        .map(|text| if text == ProbeKind::Tcp.as_str() { ProbeKind::Tcp } else { ProbeKind::Https })
+}

@@ -1,0 +1,98 @@
+//! `berth serve` and `berth run`.
+
+use crate::place::{ADDRESSES, PlaceArgs};
+use crate::probe::{PaceArgs, ProbeArgs};
+use clap::Args;
+
+const CONNECTIONS: &str = "Connections";
+
+const OPERATION: &str = "Operation";
+
+/// Options of `berth serve`.
+#[derive(Debug, Clone, Args)]
+pub struct ServeArgs {
+    /// Which berth and which instance.
+    #[command(flatten)]
+    pub place: PlaceArgs,
+    /// Address of the apiserver; without it, the address that `berth exec` recorded is waited for
+    #[arg(long, env = "BERTH_BACKEND", hide_env_values = true, value_name = "ADDR:PORT", help_heading = ADDRESSES)]
+    pub backend: Option<String>,
+    /// Serve every apiserver that `berth exec` records for this berth: one shim for a node, through all
+    /// upgrades
+    #[arg(long, env = "BERTH_DISCOVER", hide_env_values = true, conflicts_with = "backend", help_heading = ADDRESSES)]
+    pub discover: bool,
+    /// All that `berth run` has in common with `berth serve`.
+    #[command(flatten)]
+    pub shim: ShimArgs,
+}
+
+/// Options of `berth run`.
+#[derive(Debug, Clone, Args)]
+pub struct RunArgs {
+    /// Which berth and which instance.
+    #[command(flatten)]
+    pub place: PlaceArgs,
+    /// All that `berth run` has in common with `berth serve`.
+    #[command(flatten)]
+    pub shim: ShimArgs,
+    /// The apiserver's command; {instance} in its arguments becomes the instance's ID
+    #[arg(last = true, required = true, value_name = "COMMAND", num_args = 1..)]
+    pub command: Vec<std::ffi::OsString>,
+}
+
+/// Options that `berth serve` and `berth run` share.
+#[derive(Debug, Clone, Args)]
+pub struct ShimArgs {
+    /// How long a port that cannot be had is tried again before exit 69
+    #[arg(long, env = "BERTH_BIND_WAIT", hide_env_values = true, default_value = "0s", value_name = "DURATION", help_heading = ADDRESSES)]
+    pub bind_wait: String,
+    /// How the apiserver is asked whether it is ready.
+    #[command(flatten)]
+    pub probe: ProbeArgs,
+    /// What it is asked, how often, and how many answers in a row decide.
+    #[command(flatten)]
+    pub pace: PaceArgs,
+    /// How long a client is kept waiting while no apiserver is ready
+    #[arg(long, env = "BERTH_HOLD", hide_env_values = true, default_value = "8s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    pub hold: String,
+    /// How long connections may go on after SIGTERM, counted from when the own apiserver stopped
+    /// listening
+    #[arg(long, env = "BERTH_DRAIN_TIMEOUT", hide_env_values = true, default_value = "60s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    pub drain_timeout: String,
+    /// Most connections at once; further ones wait in the backlog [default: what the file limit
+    /// allows]
+    #[arg(long, env = "BERTH_MAX_CONNECTIONS", hide_env_values = true, value_name = "N", help_heading = CONNECTIONS)]
+    pub max_connections: Option<String>,
+    /// Length of the accept queue; the kernel caps it at net.core.somaxconn
+    #[arg(long, env = "BERTH_BACKLOG", hide_env_values = true, default_value = "4096", value_name = "N", help_heading = CONNECTIONS)]
+    pub backlog: String,
+    /// Idle time after which TCP asks whether the peer is still there; 0s: never
+    #[arg(long, env = "BERTH_KEEPALIVE_IDLE", hide_env_values = true, default_value = "30s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    pub keepalive_idle: String,
+    /// Time between two such questions
+    #[arg(long, env = "BERTH_KEEPALIVE_INTERVAL", hide_env_values = true, default_value = "10s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    pub keepalive_interval: String,
+    /// Unanswered questions after which the peer is gone
+    #[arg(long, env = "BERTH_KEEPALIVE_PROBES", hide_env_values = true, default_value = "3", value_name = "N", help_heading = CONNECTIONS)]
+    pub keepalive_probes: String,
+    /// TCP_USER_TIMEOUT; 0s: off. It also cuts readers that pause for that long (`kubectl logs -f |
+    /// less`)
+    #[arg(long, env = "BERTH_USER_TIMEOUT", hide_env_values = true, default_value = "0s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    pub user_timeout: String,
+    /// How long siblings wait for a sign of life of this shim before they accept from its listeners; at most a day
+    #[arg(long, env = "BERTH_LEASE", hide_env_values = true, default_value = "3s", value_name = "DURATION", help_heading = CONNECTIONS)]
+    pub lease: String,
+    /// Close listeners with what is queued in them: what the tests compare with
+    #[arg(long, hide = true)]
+    pub plain_close: bool,
+    /// Threads that relay [default: one per core, at most 8]
+    #[arg(long, env = "BERTH_THREADS", hide_env_values = true, value_name = "N", help_heading = CONNECTIONS)]
+    pub threads: Option<String>,
+    /// Serve /metrics, /livez, /readyz and /status by HTTP here; may be shared by several shims
+    /// [default: off]
+    #[arg(long, env = "BERTH_ADMIN", hide_env_values = true, value_name = "ADDR:PORT", help_heading = OPERATION)]
+    pub admin: Option<String>,
+    /// Log the end of each connection at info instead of debug
+    #[arg(long, env = "BERTH_LOG_CONNECTIONS", hide_env_values = true, help_heading = OPERATION)]
+    pub log_connections: bool,
+}

@@ -1,0 +1,434 @@
+//! Who holds a port, from /proc, so that a bind that fails explains itself.
+//!
+//! For messages, `berth doctor` and the count of strangers' listeners: what a shim does is not decided by it.
+
+use nix::unistd::Uid;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::fs;
+use std::io::{self, BufRead as _, BufReader};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+
+/// State of a listening socket in /proc/net/tcp (TCP_LISTEN in the kernel's tcp_states.h).
+pub const LISTEN: u8 = 0x0a;
+
+/// State of an established connection there (TCP_ESTABLISHED).
+const ESTABLISHED: u8 = 0x01;
+
+/// thread-self, because /proc/net shows the namespace of the process's first thread.
+const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
+
+/// A line of /proc/net/tcp or /proc/net/tcp6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// Address that the socket is bound to.
+    pub local: SocketAddr,
+    /// Address of its peer; unspecified for a listener.
+    pub remote: SocketAddr,
+    /// State, after the kernel's tcp_states.h; 0x0a is listening.
+    pub state: u8,
+    /// Effective user ID of who made the socket.
+    pub uid: u32,
+    /// Inode of the socket; 0 if it has no file any more.
+    pub inode: u64,
+}
+
+/// A process that has a socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Process ID, as this process sees it.
+    pub pid: u32,
+    /// Its name, at most 15 bytes, without control characters.
+    pub name: String,
+}
+
+/// The entries of /proc/net/tcp or /proc/net/tcp6. A line that is not one is passed over, so the
+/// heading is too.
+#[must_use]
+pub fn parse(text: &str) -> Vec<Entry> {
+    text.lines().filter_map(parse_line).collect()
+}
+
+/// The listening sockets with this port in this thread's network namespace.
+///
+/// A socket that is bound and does not listen is not there: the kernel does not show it.
+///
+/// # Errors
+/// /proc/net/tcp cannot be read. A missing tcp6 means that there is no IPv6.
+pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
+    let mut found = listening(TABLES[0])?;
+    match listening(TABLES[1]) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        more => found.extend(more?),
+    }
+    found.retain(|entry| entry.local.port() == port);
+    Ok(found)
+}
+
+/// As [`listeners`], those with this address. Only the table of its family is looked into: for IPv4 that is cheap
+/// however many connections there are. For IPv6 the kernel passes over every connection of IPv4 until it finds
+/// what comes after the last listener.
+///
+/// # Errors
+/// The table of the address's family cannot be read.
+pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
+    let mut found = listening(TABLES[usize::from(address.is_ipv6())])?;
+    found.retain(|entry| entry.local == address);
+    Ok(found)
+}
+
+/// The listening sockets of a table. The kernel shows them first, and no more is read.
+fn listening(table: &str) -> io::Result<Vec<Entry>> {
+    let mut found = Vec::new();
+    // The first line is the heading.
+    for line in BufReader::new(fs::File::open(table)?).lines().skip(1) {
+        match parse_line(&line?) {
+            Some(entry) if entry.state == LISTEN => found.push(entry),
+            Some(_) => break,
+            None => {}
+        }
+    }
+    Ok(found)
+}
+
+/// An established connection to a port of this network namespace. Addresses of IPv4 are in their own form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connection {
+    /// Address that the client dialled.
+    pub local: SocketAddr,
+    /// Address of the client.
+    pub remote: SocketAddr,
+    /// Inode of the client's socket, if the client is in this network namespace too.
+    pub client: Option<u64>,
+}
+
+/// The established connections to this port in this thread's network namespace.
+///
+/// # Errors
+/// As [`listeners`].
+pub fn connections(port: u16) -> io::Result<Vec<Connection>> {
+    Ok(pair(port, &all()?))
+}
+
+/// The established connections to a port, each with its client's socket, which may be in another state: of a client that has
+/// half closed.
+fn pair(port: u16, entries: &[Entry]) -> Vec<Connection> {
+    let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
+    let ends = |entry: &Entry| (plain(entry.local), plain(entry.remote));
+    let clients: HashMap<_, _> = entries.iter().map(|entry| (ends(entry), entry.inode)).collect();
+    let established = |entry: &&Entry| entry.state == ESTABLISHED && entry.local.port() == port;
+    let accepted = entries.iter().filter(established).map(ends);
+    accepted
+        .map(|(local, remote)| Connection { local, remote, client: clients.get(&(remote, local)).copied() })
+        .collect()
+}
+
+/// The first process found that has the socket with this inode. None if it is in another process
+/// namespace or may not be looked into.
+#[must_use]
+pub fn process_of(inode: u64) -> Option<Process> {
+    processes_of(&HashSet::from([inode])).remove(&inode)
+}
+
+/// As [`process_of`], of many sockets: every open file of every process is looked at, but only once.
+#[must_use]
+pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, Process> {
+    let mut found = HashMap::new();
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    for pid in pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+        let mut process = None;
+        for fd in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+            if found.len() == inodes.len() {
+                return found;
+            }
+            let inode = fs::read_link(fd.path()).ok().and_then(|target| inode_of(&target));
+            if let Some(inode) = inode.filter(|inode| inodes.contains(inode)) {
+                let process = process.get_or_insert_with(|| Process { pid, name: name_of(pid) });
+                found.entry(inode).or_insert_with(|| process.clone());
+            }
+        }
+    }
+    found
+}
+
+/// The inode in what a socket's descriptor is a link to: `socket:[INODE]`.
+fn inode_of(target: &Path) -> Option<u64> {
+    target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+fn name_of(pid: u32) -> String {
+    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    String::from_utf8_lossy(&name).trim_end().replace(char::is_control, "?")
+}
+
+/// One sentence on who holds `wanted` and what mends it, for a bind that failed with EADDRINUSE.
+/// `our_uid` is the effective user ID of who wants it.
+#[must_use]
+pub fn explain(wanted: SocketAddr, our_uid: u32) -> String {
+    let port = wanted.port();
+    match sockets(port) {
+        Ok(entries) => describe(wanted, our_uid, &entries, process_of),
+        Err(error) => format!("{wanted} is held by an unknown process (/proc/net/tcp cannot be read: {error})"),
+    }
+}
+
+fn sockets(port: u16) -> io::Result<Vec<Entry>> {
+    let mut entries = all()?;
+    entries.retain(|entry| entry.local.port() == port);
+    Ok(entries)
+}
+
+fn all() -> io::Result<Vec<Entry>> {
+    let mut text = fs::read_to_string(TABLES[0])?;
+    match fs::read_to_string(TABLES[1]) {
+        Ok(more) => text.push_str(&more),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    Ok(parse(&text))
+}
+
+/// As [`explain`], with what is known.
+pub fn describe(
+    wanted: SocketAddr,
+    our_uid: u32,
+    entries: &[Entry],
+    process_of: impl Fn(u64) -> Option<Process>,
+) -> String {
+    let clashing = || entries.iter().filter(|entry| clashes(wanted, entry.local));
+    let listening = || clashing().filter(|entry| entry.state == LISTEN);
+    // The very address first: a dual-stack guess must not hide it.
+    let same = listening().find(|entry| entry.local.ip().to_canonical() == wanted.ip().to_canonical());
+    let Some(entry) = same.or_else(|| listening().next()) else {
+        return match clashing().next() {
+            Some(entry) => format!(
+                "{wanted} is held by a connection from that port (state {:#04x}, {}), not by a listener: it is free \
+                 when that ends",
+                entry.state,
+                Owner(entry.uid, process_of(entry.inode))
+            ),
+            None => format!(
+                "{wanted} is held by a socket that is bound and does not listen (a waiting shim of another uid or \
+                 without SO_REUSEPORT): /proc does not show whose; this process is uid {our_uid}"
+            ),
+        };
+    };
+    let owner = Owner(entry.uid, process_of(entry.inode));
+    let port = wanted.port();
+    if entry.local.ip().is_unspecified() != wanted.ip().is_unspecified() {
+        let holder = entry.local;
+        // 7443 is where berth's documents move the in-cluster port; a berth that is there already moves on.
+        let other = if port == 7443 { 8443 } else { 7443 };
+        return format!(
+            "{wanted} is held by {holder} of {owner}: a wildcard listener takes the port on every address, and so \
+             clashes with a 127.x listener on the same port. List the addresses instead, each with its own --listen \
+             (--listen HOST_IP:{port} --listen 127.0.0.1:{port}); or, where truly all addresses are needed, move the \
+             apiserver to another port (--listen HOST_IP:{other} --listen 0.0.0.0:{port})"
+        );
+    }
+    if entry.uid == our_uid {
+        format!("{wanted} is held by {owner}, which listens without SO_REUSEPORT: stop it, or take another port")
+    } else {
+        format!("{wanted} is held by {owner}, this process is uid {our_uid}: SO_REUSEPORT needs the same effective uid")
+    }
+}
+
+/// Whether two sockets of one port are in each other's way. A listener on `::` is taken for one of
+/// both families, as it is by default; berth's own IPv6 sockets are of IPv6 only.
+pub fn clashes(wanted: SocketAddr, other: SocketAddr) -> bool {
+    let (wanted_ip, other_ip) = (wanted.ip().to_canonical(), other.ip().to_canonical());
+    let any_family = other_ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    wanted.port() == other.port()
+        && (wanted_ip == other_ip
+            || any_family
+            || (wanted_ip.is_ipv4() == other_ip.is_ipv4() && (wanted_ip.is_unspecified() || other_ip.is_unspecified())))
+}
+
+/// Whose a socket is, as a message says it.
+#[derive(Debug)]
+pub struct Owner(u32, Option<Process>);
+
+impl Owner {
+    /// Of a socket with this inode, made with this effective uid.
+    #[must_use]
+    pub fn of(entry: &Entry) -> Self {
+        Self(entry.uid, process_of(entry.inode))
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "uid {}", self.0)?;
+        match &self.1 {
+            Some(Process { pid, name }) => write!(f, " (pid {pid}, {name})"),
+            None if Uid::effective().is_root() => write!(f, " (in another process namespace)"),
+            None => write!(f, " (process not readable from here)"),
+        }
+    }
+}
+
+fn parse_line(line: &str) -> Option<Entry> {
+    let mut fields = line.split_ascii_whitespace();
+    fields.next()?.strip_suffix(':')?;
+    let local = parse_address(fields.next()?)?;
+    let remote = parse_address(fields.next()?)?;
+    let state = u8::try_from(hex(fields.next()?, 2)?).ok()?;
+    // tx_queue:rx_queue, tr:tm->when, retrnsmt
+    let uid = fields.nth(3)?.parse().ok()?;
+    let inode = fields.nth(1)?.parse().ok()?;
+    Some(Entry { local, remote, state, uid, inode })
+}
+
+/// Addresses stand there as 32-bit words of the machine's byte order that hold network byte order,
+/// ports as numbers.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.split_once(':')?;
+    let port = u16::try_from(hex(port, 4)?).ok()?;
+    let word = |at: usize| Some(hex(ip.get(at * 8..at * 8 + 8)?, 8)?.to_ne_bytes());
+    let ip = match ip.len() {
+        8 => Ipv4Addr::from(word(0)?).into(),
+        32 => {
+            let mut octets = [0; 16];
+            for (at, chunk) in octets.chunks_exact_mut(4).enumerate() {
+                chunk.copy_from_slice(&word(at)?);
+            }
+            Ipv6Addr::from(octets).into()
+        }
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, port))
+}
+
+/// A number of exactly so many hexadecimal digits; `from_str_radix` alone would take a sign.
+fn hex(text: &str, digits: usize) -> Option<u32> {
+    let plain = text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
+    plain.then(|| u32::from_str_radix(text, 16).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::net::TcpListener;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    fn listener(local: &str, uid: u32) -> Entry {
+        Entry { local: address(local), remote: address("0.0.0.0:0"), state: LISTEN, uid, inode: 7 }
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn reads_lines_of_both_families() {
+        let text = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:192B 00000000:0000 0A 00000000:00000000 00:00000000 00000000 65534        0 4711 1 0000000000000000 100 0 0 10 0
+   1: 0500000A:192B 0600000A:B3C2 01 00000000:00000000 02:000A7D8C 00000000     0        0 4712 2 0000000000000000 20 4 30 10 -1
+   2: B80D0120000000000000000001000000:192B 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 99 1 0000000000000000 100 0 0 10 0
+   3: 0100007F:192B garbage
+";
+        let entry = |local: &str, remote: &str, state, uid, inode| Entry {
+            local: address(local),
+            remote: address(remote),
+            state,
+            uid,
+            inode,
+        };
+        assert_eq!(
+            parse(text),
+            [
+                entry("127.0.0.1:6443", "0.0.0.0:0", LISTEN, 65534, 4711),
+                entry("10.0.0.5:6443", "10.0.0.6:46018", ESTABLISHED, 0, 4712),
+                entry("[2001:db8::1]:6443", "[::]:0", LISTEN, 0, 99)
+            ]
+        );
+    }
+
+    #[test]
+    fn a_connection_is_known_with_its_client() {
+        let socket = |local: &str, remote: &str, inode| Entry {
+            local: address(local),
+            remote: address(remote),
+            state: ESTABLISHED,
+            uid: 0,
+            inode,
+        };
+        // A server's socket of both families, and its client's of one.
+        let entries = [
+            socket("[::ffff:10.0.0.5]:6443", "[::ffff:10.0.0.5]:40000", 1),
+            Entry { state: 0x04, ..socket("10.0.0.5:40000", "10.0.0.5:6443", 2) },
+            socket("10.0.0.5:6443", "10.0.0.9:40000", 3),
+        ];
+        let connection =
+            |remote: &str, client| Connection { local: address("10.0.0.5:6443"), remote: address(remote), client };
+        assert_eq!(pair(6443, &entries), [connection("10.0.0.5:40000", Some(2)), connection("10.0.0.9:40000", None)]);
+
+        let listener = TcpListener::bind("127.83.1.3:0").unwrap();
+        let bound = listener.local_addr().unwrap();
+        let client = std::net::TcpStream::connect(bound).unwrap();
+        let found = connections(bound.port()).unwrap();
+        let own = found.iter().find(|one| one.remote == client.local_addr().unwrap()).unwrap();
+        assert_eq!((own.local, process_of(own.client.unwrap()).unwrap().pid), (bound, std::process::id()));
+
+        let more = std::net::TcpStream::connect(bound).unwrap();
+        let found = connections(bound.port()).unwrap();
+        let inodes: HashSet<_> = found.iter().filter_map(|one| one.client).chain([0]).collect();
+        assert_eq!(inodes.len(), 3, "{found:?} {more:?}");
+        let processes = processes_of(&inodes);
+        assert!(!processes.contains_key(&0) && processes.len() == 2, "{processes:?}");
+        assert!(processes.values().all(|process| process.pid == std::process::id()));
+    }
+
+    #[test]
+    fn finds_listeners_of_this_process() {
+        for local in ["127.83.1.2:0", "[::1]:0"] {
+            let Ok(socket) = TcpListener::bind(local) else { continue };
+            let bound = socket.local_addr().unwrap();
+            let found = listeners(bound.port()).unwrap();
+            let entry = found.iter().find(|entry| entry.local == bound).unwrap();
+            assert_eq!(listeners_at(bound).unwrap(), [*entry]);
+            assert_eq!(entry.uid, Uid::effective().as_raw());
+            assert_eq!(process_of(entry.inode).unwrap().pid, std::process::id());
+            assert!(explain(bound, entry.uid).contains("without SO_REUSEPORT"));
+            assert!(explain(bound, entry.uid + 1).contains("needs the same effective uid"));
+        }
+        assert_eq!(process_of(0), None);
+    }
+
+    #[test]
+    fn explains_by_kind_of_holder() {
+        let shown = |wanted: &str, entries: &[Entry]| {
+            let process = |inode| (inode == 7).then(|| Process { pid: 812, name: "kube-apiserver".into() });
+            describe(address(wanted), 65534, entries, process)
+        };
+        assert_eq!(
+            shown("10.0.0.5:6443", &[listener("10.0.0.5:6443", 0)]),
+            "10.0.0.5:6443 is held by uid 0 (pid 812, kube-apiserver), this process is uid 65534: SO_REUSEPORT needs \
+             the same effective uid"
+        );
+        assert!(shown("10.0.0.5:6443", &[listener("10.0.0.5:6443", 65534)]).contains("listens without SO_REUSEPORT"));
+        for wildcard in ["0.0.0.0:6443", "[::]:6443"] {
+            let text = shown("127.1.2.3:6443", &[listener(wildcard, 0)]);
+            assert!(text.contains(wildcard) && text.contains("wildcard") && text.contains("HOST_IP:7443"), "{text}");
+        }
+        assert!(shown("0.0.0.0:6443", &[listener("127.1.2.3:6443", 0)]).contains("wildcard"));
+        assert!(shown("10.0.0.5:6443", &[listener("10.0.0.6:6443", 0)]).contains("does not listen"));
+        assert!(shown("[::1]:6443", &[listener("0.0.0.0:6443", 0)]).contains("does not listen"));
+        let connection = Entry { state: 1, ..listener("10.0.0.5:6443", 0) };
+        assert!(shown("10.0.0.5:6443", &[connection]).contains("a connection from that port"));
+    }
+
+    proptest! {
+        #[test]
+        fn takes_any_text(text in any::<String>()) {
+            let _ = parse(&text);
+        }
+
+        #[test]
+        fn takes_any_fields(fields in prop::collection::vec("[0-9A-Fa-f:+é]{0,34}|[0-9]{1,22}", 0..14)) {
+            let _ = parse(&fields.join(" "));
+        }
+    }
+}

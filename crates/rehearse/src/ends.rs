@@ -1,0 +1,170 @@
+//! Who ended a stream: its instance, or what is between that and the client? Pure.
+//!
+//! There are three kinds of evidence, the strongest first:
+//!
+//! 1. The instance's own report, which only stand-ins make. Where there is one, it decides.
+//! 2. What the instance said inside TLS ([`Signed`](super::record::Signed)): nobody in between can say
+//!    that. It counts when the instance was stopping, as a server says goodbye, too, to a client whose
+//!    connection is half closed by another.
+//! 3. The control: connections to the instance itself. A process that is killed, or ends with
+//!    connections open, says nothing; but then all of its connections end at once. So an end without a
+//!    word is the instance's if the control's connections of the same kind ended no later.
+//!
+//! Whatever is left was ended by something in between.
+
+use super::record::{EndReport, EndedBy, Mark, Protocol, Record, Stamp, StreamEnd, What};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// How much later than others a client may be told of the same moment, besides what
+/// [`Record::behind`] shows: clients of both kinds share a thread.
+const LAG: Duration = Duration::from_millis(50);
+
+/// The evidence.
+#[derive(Debug)]
+pub struct Ends<'a> {
+    record: &'a Record,
+    reports: HashMap<&'a str, &'a EndReport>,
+    lag: Duration,
+}
+
+impl<'a> Ends<'a> {
+    /// From a record.
+    pub fn new(record: &'a Record) -> Self {
+        let reports = record.reports.iter().map(|(_, report)| (report.stream.as_str(), report)).collect();
+        Self { record, reports, lag: LAG + record.behind }
+    }
+
+    /// Whether a stream's instance ended it; if not, what is known.
+    pub fn by_instance(&self, end: &StreamEnd) -> Result<(), &'static str> {
+        match self.reports.get(end.stream.as_str()) {
+            Some(report) if report.by != EndedBy::Instance => Err("its instance saw the other side end it"),
+            Some(report) if report.at > end.at => Err("its instance ended it only later"),
+            Some(_) => Ok(()),
+            None if !self.stopping(&end.instance, end.at) => Err("its instance was not stopping"),
+            None if end.signed.is_some() || self.as_control(end) => Ok(()),
+            None => Err("its instance said nothing, and connections without berth went on"),
+        }
+    }
+
+    /// Whether an instance had been told to stop, or was gone.
+    pub fn stopping(&self, instance: &str, at: Stamp) -> bool {
+        let began = self.began(instance, at);
+        let stops = [Mark::Signalled, Mark::Terminating, Mark::Exited];
+        let mut moments = self.record.moments.0.iter().filter(|m| m.instance == instance && stops.contains(&m.mark));
+        moments.any(|m| m.at >= began && m.at <= at.plus(self.lag))
+    }
+
+    /// Whether a connection of the same kind to the instance itself had ended.
+    fn as_control(&self, end: &StreamEnd) -> bool {
+        let began = self.began(&end.instance, end.at);
+        let mut ends = self.record.control.ends.iter().filter(|c| c.instance == end.instance && kind(c) == kind(end));
+        ends.any(|control| control.at >= began && control.at <= end.at.plus(self.lag))
+    }
+
+    /// When the present life of an instance began: it may have been started again.
+    fn began(&self, instance: &str, at: Stamp) -> Stamp {
+        let moments = self.record.moments.0.iter();
+        let started = moments.filter(|m| m.instance == instance && m.mark == Mark::Started && m.at <= at);
+        started.map(|m| m.at).max().unwrap_or(Stamp(0))
+    }
+}
+
+/// What an instance that stops treats alike. A large answer is one that is under way, as a watch is.
+fn kind(end: &StreamEnd) -> (bool, Protocol) {
+    (matches!(end.what, What::Watch | What::Slow), end.protocol)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Control, Failure, Signed};
+
+    fn end(what: What, at: u64) -> StreamEnd {
+        StreamEnd {
+            stream: format!("{what:?}-1"),
+            what,
+            protocol: Protocol::Http2,
+            instance: "old".into(),
+            at: ms(at),
+            how: Failure::Closed,
+            in_flight: true,
+            signed: None,
+        }
+    }
+
+    fn ms(at: u64) -> Stamp {
+        Stamp(at * 1_000_000)
+    }
+
+    /// Old is told to stop at 1000 ms; its kept connections end at 1200 ms, its watches at 2000 ms.
+    fn stopped() -> Record {
+        let mut record = Record::default();
+        record.moments.add("old", Mark::Started, ms(0));
+        record.moments.add("old", Mark::Signalled, ms(1000));
+        record.control = Control { ends: vec![end(What::Kept, 1200), end(What::Watch, 2000)], ..Control::default() };
+        record
+    }
+
+    #[test]
+    fn an_end_without_a_word_is_compared_with_the_control() {
+        let record = stopped();
+        let ends = Ends::new(&record);
+        let by_instance = |end: &StreamEnd| ends.by_instance(end).is_ok();
+        // 50 ms before is the same moment.
+        assert!([1150, 1200, 5000].iter().all(|at| by_instance(&end(What::Kept, *at))));
+        assert!(!by_instance(&end(What::Kept, 1149)));
+        for what in [What::Watch, What::Slow] {
+            assert!(by_instance(&end(what, 2000)) && !by_instance(&end(what, 1500)));
+        }
+        // Of another kind.
+        assert!(!by_instance(&StreamEnd { protocol: Protocol::Http1, ..end(What::Kept, 1300) }));
+        assert!(!by_instance(&StreamEnd { instance: "new".into(), ..end(What::Kept, 1300) }));
+    }
+
+    #[test]
+    fn clients_that_lag_see_the_same_moment_later() {
+        let mut record = stopped();
+        record.behind = Duration::from_millis(200);
+        assert_eq!(Ends::new(&record).by_instance(&end(What::Kept, 1000)), Ok(()));
+    }
+
+    #[test]
+    fn a_word_counts_once_the_instance_was_told_to_stop() {
+        let record = stopped();
+        let ends = Ends::new(&record);
+        for signed in [Signed::EndOfAnswer, Signed::LastAnswer, Signed::GoAway, Signed::CloseNotify] {
+            let signed = |at| StreamEnd { signed: Some(signed), ..end(What::Watch, at) };
+            assert_eq!(ends.by_instance(&signed(1001)), Ok(()));
+            assert_eq!(ends.by_instance(&signed(900)), Err("its instance was not stopping"));
+        }
+    }
+
+    #[test]
+    fn a_report_decides() {
+        let report = |by, at| {
+            let peer = ([127, 0, 0, 1], 1).into();
+            ("old".to_owned(), EndReport { stream: "Watch-1".into(), peer, by, at: ms(at), turned_away: 0 })
+        };
+        let judged = |report| {
+            let record = Record { reports: vec![report], ..stopped() };
+            Ends::new(&record).by_instance(&StreamEnd { signed: Some(Signed::CloseNotify), ..end(What::Watch, 3000) })
+        };
+        assert_eq!(judged(report(EndedBy::Instance, 3000)), Ok(()));
+        assert!(judged(report(EndedBy::Instance, 3001)).is_err());
+        assert!(judged(report(EndedBy::Peer, 2000)).is_err() && judged(report(EndedBy::PeerEarly, 2000)).is_err());
+    }
+
+    #[test]
+    fn an_earlier_life_excuses_nothing() {
+        let mut record = stopped();
+        record.moments.add("old", Mark::Exited, ms(2000));
+        record.moments.add("old", Mark::Started, ms(3000));
+        let killed = end(What::Kept, 5000);
+        assert!(Ends::new(&record).by_instance(&killed).is_err());
+        record.moments.add("old", Mark::Exited, ms(5000));
+        assert!(Ends::new(&record).by_instance(&killed).is_err());
+        record.control.ends.push(end(What::Kept, 5010));
+        assert_eq!(Ends::new(&record).by_instance(&killed), Ok(()));
+    }
+}

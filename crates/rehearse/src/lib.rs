@@ -1,0 +1,191 @@
+//! `berth rehearse`: an upgrade under load on this machine, by the processes of production.
+//!
+//! In the order of the flow:
+//!
+//! * [`plan`]: what will be rehearsed, in checked values; [`fault`]: what goes wrong meanwhile.
+//! * [`apiserver`]: command lines of what `--old` and `--new` say; berth's own is the [`stand_in`].
+//! * [`topology`]: which processes an instance has and who is told to stop when; [`haproxy`]: the
+//!   configuration of what berth replaces.
+//! * [`stage`]: the processes, certificates from [`certs`]; all on 127/8 and in one temporary folder.
+//! * [`store`]: the objects that stand-ins serve, in etcd's place; they reach it through [`hub`] in
+//!   the language of [`wire`]. Real ones get an [`etcd`].
+//! * [`load`]: clients through the berth that never retry.
+//! * [`record`]: what clients saw, and what instances report of themselves.
+//! * [`monitor`]: what is asked beside the load.
+//! * [`script`]: one run: start old, load, start new, wait until it joined, stop old.
+//! * [`verdict`]: from the record to what was lost ([`loss`]), [`ends`]: who ended a stream, and [`promise`]:
+//!   whether what berth promises under faults was kept; pure. [`table`] prints it, [`progress`]
+//!   entertains.
+
+#![forbid(unsafe_code)]
+
+pub mod apiserver;
+pub mod certs;
+pub mod ends;
+pub mod etcd;
+pub mod fault;
+pub mod haproxy;
+pub mod hub;
+pub mod load;
+pub mod loss;
+pub mod monitor;
+pub mod plan;
+pub mod progress;
+pub mod promise;
+pub mod record;
+pub mod report;
+pub mod script;
+pub mod stage;
+pub mod stand_in;
+pub mod store;
+pub mod table;
+pub mod topology;
+pub mod verdict;
+pub mod wire;
+
+use plan::{Plan, Via, find_program};
+use record::{Record, Recorder};
+use stage::{Error, Stage};
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use tokio::signal::unix::{SignalKind, signal};
+use verdict::Verdict;
+
+/// All that a rehearsal came to.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// One a way that was rehearsed, in the order of [`Plan::runs`].
+    pub runs: Vec<Run>,
+    /// Ways that were not rehearsed, and why.
+    pub skipped: Vec<(Via, String)>,
+    /// Why it did not come to its end; what is there was gathered before.
+    pub aborted: Option<Aborted>,
+}
+
+/// One run.
+#[derive(Debug)]
+pub struct Run {
+    /// What clients went through.
+    pub via: Via,
+    /// What was written down.
+    pub record: Record,
+    /// What it means.
+    pub verdict: Verdict,
+    /// Why it did not come to its end.
+    pub failed: Option<String>,
+}
+
+/// Why a rehearsal did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum Aborted {
+    /// A signal; its number.
+    #[error("the rehearsal was aborted by {}; nothing can be concluded from it", name(*.0))]
+    Signal(i32),
+    /// A bug in berth.
+    #[error("the rehearsal broke down: {0}; nothing can be concluded from it (please report this)")]
+    Panicked(String),
+    /// Something was not there, or an instance did not do what it should.
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
+
+fn name(signal: i32) -> String {
+    nix::sys::signal::Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |s| s.to_string())
+}
+
+/// Rehearses, one run after the other. Processes are stopped and folders removed in every case but SIGKILL, and
+/// then by the next rehearsal.
+pub async fn rehearse(plan: &Plan) -> Outcome {
+    let mut outcome = Outcome::default();
+    let handler = |kind| signal(kind).map_err(|e| Error::Unavailable(format!("cannot handle signals: {e}")));
+    let (mut int, mut term) = match (handler(SignalKind::interrupt()), handler(SignalKind::terminate())) {
+        (Ok(int), Ok(term)) => (int, term),
+        (Err(error), _) | (_, Err(error)) => {
+            outcome.aborted = Some(error.into());
+            return outcome;
+        }
+    };
+    for left in stage::sweep() {
+        eprintln!("removed {}, which a rehearsal left that was killed", left.display());
+    }
+    for &via in &plan.runs {
+        if let Err(why) = available(via) {
+            let why = format!("{why}: {via} cannot be rehearsed");
+            if via == plan.via {
+                outcome.aborted = Some(Error::Unavailable(why).into());
+                return outcome;
+            }
+            eprintln!("skipped: {why}");
+            outcome.skipped.push((via, why));
+            continue;
+        }
+        let recorder = Arc::new(Recorder::default());
+        let mut stage = match Stage::new(plan, via, &recorder) {
+            Ok(stage) => stage,
+            Err(error) => {
+                outcome.aborted = Some(error.into());
+                return outcome;
+            }
+        };
+        if plan.runs.len() > 1 {
+            eprintln!("\nvia {via}");
+        }
+        let ended = tokio::select! {
+            ended = caught(script::play(plan, &mut stage, &recorder)) => ended,
+            _ = int.recv() => Err(Aborted::Signal(libc::SIGINT)),
+            _ = term.recv() => Err(Aborted::Signal(libc::SIGTERM)),
+        };
+        stage.close().await;
+        let record = recorder.take();
+        let verdict = verdict::judge(&record, plan);
+        let failed = ended.as_ref().err().map(ToString::to_string);
+        outcome.runs.push(Run { via, record, verdict, failed });
+        match ended {
+            Ok(()) => {}
+            // A comparison that fails says something about what is compared.
+            Err(Aborted::Failed(error)) if via != plan.via => eprintln!("via {via}: {error}"),
+            Err(aborted) => {
+                outcome.aborted = Some(aborted);
+                return outcome;
+            }
+        }
+    }
+    outcome
+}
+
+/// A panic must not cost what was gathered before it.
+async fn caught(play: impl Future<Output = Result<(), Error>>) -> Result<(), Aborted> {
+    let mut play = pin!(play);
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| play.as_mut().poll(context))) {
+        Ok(poll) => poll.map_err(Aborted::Failed),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+            Poll::Ready(Err(Aborted::Panicked(text.to_owned())))
+        }
+    })
+    .await
+}
+
+/// Whether the programs of a way are there.
+fn available(via: Via) -> Result<(), String> {
+    match via {
+        Via::Haproxy => find_program("haproxy".as_ref()).map(drop),
+        Via::Berth | Via::PortSharing | Via::Direct => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_end_like_others() {
+        let aborted = caught(async { panic!("at {}", 7) }).await.unwrap_err();
+        assert!(aborted.to_string().contains("broke down: at 7;"), "{aborted}");
+        assert!(caught(async { Ok(()) }).await.is_ok());
+    }
+}

@@ -1,0 +1,287 @@
+//! A client's connection: TCP, TLS with the certificate checked, HTTP. And what its failures mean.
+
+use super::observe::{Observed, Said};
+use super::{Instances, objects};
+use crate::certs::{Certs, Names};
+use crate::record::{Failure, Protocol, STREAM_HEADER, Signed, Stamp, StreamEnd, StreamId, What};
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::{http1, http2};
+use hyper::{Method, Request, Response, header};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::pki_types::ServerName;
+use std::error::Error;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpSocket;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsConnector;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Names a client in audit logs.
+const USER_AGENT: &str = concat!("berth-rehearse/", env!("CARGO_PKG_VERSION"));
+
+/// Time for the goodbye of a connection that this side closes.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Who answered with a certificate that is trusted and belongs to no instance.
+const STRANGER: &str = "unknown";
+
+/// Where to dial and whom to trust.
+#[derive(Clone)]
+pub struct Target {
+    address: SocketAddr,
+    /// In every certificate, wherever it is dialled.
+    name: ServerName<'static>,
+    names: Names,
+    http1: TlsConnector,
+    http2: TlsConnector,
+    buffer: Option<usize>,
+}
+
+impl Target {
+    /// The berth's address; its IP must be in the certificates.
+    pub fn new(address: SocketAddr, certs: &Certs) -> Result<Self, rustls::Error> {
+        Ok(Self::of(address, certs, &certs.client_config()?))
+    }
+
+    /// The same as an admin.
+    pub(super) fn admin(address: SocketAddr, certs: &Certs) -> Result<Self, rustls::Error> {
+        Ok(Self::of(address, certs, &certs.admin_config()?))
+    }
+
+    fn of(address: SocketAddr, certs: &Certs, config: &rustls::ClientConfig) -> Self {
+        let connector = |alpn: &[u8]| {
+            let mut config = config.clone();
+            config.alpn_protocols = vec![alpn.to_vec()];
+            TlsConnector::from(Arc::new(config))
+        };
+        Self {
+            address,
+            name: ServerName::IpAddress(address.ip().into()),
+            names: certs.names.clone(),
+            http1: connector(b"http/1.1"),
+            http2: connector(b"h2"),
+            buffer: None,
+        }
+    }
+
+    /// An instance's own address.
+    pub(super) fn at(&self, address: SocketAddr) -> Self {
+        Self { address, ..self.clone() }
+    }
+
+    /// Those of all instances, the one that came last first; the berth's if there are none.
+    pub(super) fn direct(&self, instances: &Instances) -> Vec<Self> {
+        let mut targets: Vec<Self> = instances.iter().rev().map(|joined| self.at(joined.address)).collect();
+        if targets.is_empty() {
+            targets.push(self.clone());
+        }
+        targets
+    }
+
+    /// With buffers so small that the sender feels when nobody reads.
+    pub(super) fn receiving(&self, buffer: usize) -> Self {
+        Self { buffer: Some(buffer), ..self.clone() }
+    }
+
+    /// Connects. There is no bound here: callers have their own.
+    pub(super) async fn dial(&self, protocol: Protocol, stream: StreamId) -> Result<Link, Failure> {
+        let socket = if self.address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+        let socket = socket.map_err(|e| io_failure(&e))?;
+        let mut http1 = http1::Builder::new();
+        if let Some(size) = self.buffer {
+            socket.set_recv_buffer_size(u32::try_from(size).unwrap_or(u32::MAX)).map_err(|e| io_failure(&e))?;
+            http1.max_buf_size(size);
+        }
+        let tcp = socket.connect(self.address).await.map_err(|e| io_failure(&e))?;
+        let _ = tcp.set_nodelay(true);
+        let connector = match protocol {
+            Protocol::Http1 => &self.http1,
+            Protocol::Http2 => &self.http2,
+        };
+        let tls = connector.connect(self.name.clone(), tcp).await.map_err(|e| io_failure(&e))?;
+        let instance = self.names.instance(tls.get_ref().1.peer_certificates());
+        let observed = Observed::new(tls, protocol == Protocol::Http2);
+        let said = observed.said();
+        let io = TokioIo::new(observed);
+        let over = CancellationToken::new();
+        let (sender, driver) = match protocol {
+            Protocol::Http1 => {
+                let (sender, connection) = http1.handshake(io).await.map_err(|e| http_failure(&e))?;
+                (Sender::Http1(sender), tokio::spawn(drive(connection, over.clone())))
+            }
+            Protocol::Http2 => {
+                let handshake = http2::handshake(TokioExecutor::new(), io);
+                let (sender, connection) = handshake.await.map_err(|e| http_failure(&e))?;
+                (Sender::Http2(sender), tokio::spawn(drive(connection, over.clone())))
+            }
+        };
+        Ok(Link {
+            instance: instance.unwrap_or_else(|| STRANGER.to_owned()),
+            stream,
+            protocol,
+            sender,
+            driver,
+            said,
+            last_answer: false,
+            host: self.address.to_string(),
+            _open: over.drop_guard(),
+        })
+    }
+}
+
+enum Sender {
+    Http1(http1::SendRequest<Full<Bytes>>),
+    Http2(http2::SendRequest<Full<Bytes>>),
+}
+
+/// An open connection. Dropping it closes the connection.
+pub(super) struct Link {
+    /// Whose certificate was seen.
+    pub(super) instance: String,
+    pub(super) stream: StreamId,
+    protocol: Protocol,
+    sender: Sender,
+    driver: JoinHandle<hyper::Result<()>>,
+    said: Said,
+    /// The instance said that there will be no other.
+    last_answer: bool,
+    host: String,
+    /// Tells the driver that this side wants no more.
+    _open: DropGuard,
+}
+
+/// Moves the bytes of a connection until it is over. When this side wants no more, it gets a moment
+/// for the TLS close; an answer that never comes must not keep it open.
+async fn drive(connection: impl Future<Output = hyper::Result<()>>, over: CancellationToken) -> hyper::Result<()> {
+    let mut connection = pin!(connection);
+    tokio::select! {
+        result = connection.as_mut() => result,
+        () = over.cancelled() => tokio::time::timeout(GOODBYE, connection).await.unwrap_or(Ok(())),
+    }
+}
+
+/// A request that was not answered.
+pub(super) enum Unsent {
+    /// Not a byte of it left this process: the connection was over already.
+    NeverSent,
+    /// It may have left.
+    Died(Failure),
+}
+
+impl Link {
+    /// Sends a request; the answer's head.
+    pub(super) async fn send(&mut self, request: objects::Request) -> Result<Response<Incoming>, Unsent> {
+        let uri = match self.sender {
+            Sender::Http1(_) => request.path,
+            Sender::Http2(_) => format!("https://{}{}", self.host, request.path),
+        };
+        let mut builder = Request::builder()
+            .method(request.method.clone())
+            .uri(uri)
+            .header(header::HOST, &self.host)
+            .header(header::USER_AGENT, USER_AGENT)
+            .header(header::ACCEPT, "application/json")
+            .header(STREAM_HEADER, &self.stream);
+        if request.method == Method::POST {
+            builder = builder.header(header::CONTENT_TYPE, "application/json");
+        }
+        let request = builder.body(request.body.into()).map_err(|e| Unsent::Died(Failure::Local(e.to_string())))?;
+        let sent = match &mut self.sender {
+            Sender::Http1(sender) => sender.try_send_request(request).await,
+            Sender::Http2(sender) => sender.try_send_request(request).await,
+        };
+        let response = sent.map_err(|mut error| match error.take_message() {
+            Some(_) => Unsent::NeverSent,
+            None => Unsent::Died(http_failure(error.error())),
+        })?;
+        self.last_answer |= response.headers().get(header::CONNECTION).is_some_and(|value| value == "close");
+        Ok(response)
+    }
+
+    /// Sends the first request, before which nothing can be under way.
+    pub(super) async fn first(&mut self, request: objects::Request) -> Result<Response<Incoming>, Failure> {
+        match self.send(request).await {
+            Ok(response) => Ok(response),
+            Err(Unsent::Died(failure)) => Err(failure),
+            Err(Unsent::NeverSent) => Err(self.ended().await),
+        }
+    }
+
+    /// Waits until the connection ends without this side wanting it; how it did. Cancel-safe.
+    pub(super) async fn ended(&mut self) -> Failure {
+        match (&mut self.driver).await {
+            Ok(Ok(())) => Failure::Closed,
+            Ok(Err(error)) => http_failure(&error),
+            Err(error) => Failure::Local(error.to_string()),
+        }
+    }
+
+    /// Its end, seen now. An answer that was under way may have come to its end as it should.
+    pub(super) fn end(&self, what: What, how: Failure, in_flight: bool, end_of_answer: bool) -> StreamEnd {
+        let signed = if end_of_answer {
+            Some(Signed::EndOfAnswer)
+        } else if self.said.close_notify() {
+            Some(Signed::CloseNotify)
+        } else if self.last_answer && !in_flight {
+            Some(Signed::LastAnswer)
+        } else if self.said.goaway() && (!in_flight || matches!(how, Failure::Http(_))) {
+            Some(Signed::GoAway)
+        } else {
+            None
+        };
+        StreamEnd {
+            stream: self.stream.clone(),
+            what,
+            protocol: self.protocol,
+            instance: self.instance.clone(),
+            at: Stamp::now(),
+            how,
+            in_flight,
+            signed,
+        }
+    }
+}
+
+/// Reads a body to its end.
+pub(super) async fn whole(body: Incoming) -> Result<Bytes, Failure> {
+    body.collect().await.map(http_body_util::Collected::to_bytes).map_err(|e| http_failure(&e))
+}
+
+/// What an I/O error of connect or TLS means.
+fn io_failure(error: &io::Error) -> Failure {
+    use io::ErrorKind as Kind;
+    match error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) {
+        Some(x509 @ rustls::Error::InvalidCertificate(_)) => return Failure::X509(x509.to_string()),
+        Some(tls) => return Failure::Tls(tls.to_string()),
+        None => {}
+    }
+    match error.kind() {
+        Kind::ConnectionRefused => Failure::Refused,
+        Kind::ConnectionReset | Kind::BrokenPipe | Kind::ConnectionAborted => Failure::Reset,
+        Kind::UnexpectedEof => Failure::Closed,
+        Kind::TimedOut => Failure::Unanswered,
+        _ => Failure::Local(error.to_string()),
+    }
+}
+
+/// What an error of HTTP means: most often an I/O error further down.
+pub(super) fn http_failure(error: &hyper::Error) -> Failure {
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let io = cause.downcast_ref::<io::Error>();
+        // HTTP/2's errors do not show their source.
+        if let Some(io) = io.or_else(|| cause.downcast_ref::<h2::Error>()?.get_io()) {
+            return io_failure(io);
+        }
+        source = cause.source();
+    }
+    if error.is_incomplete_message() || error.is_canceled() || error.is_closed() {
+        return Failure::Closed;
+    }
+    Failure::Http(error.to_string())
+}

@@ -1,0 +1,258 @@
+//! List, then watch, as client-go's reflector does it: after an end, watch on from the last revision
+//! that was seen, over a new connection; list again when told that it is too old.
+
+use super::dial::{self, Link};
+use super::objects::{Event, List, Object, get};
+use super::timetable::protocol;
+use super::writer::Goal;
+use super::{Client, Due};
+use crate::plan::UNANSWERED;
+use crate::record::{Answer, Failure, Kind, What};
+use http_body_util::BodyExt;
+use hyper::StatusCode;
+use hyper::body::Incoming;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::watch::Receiver;
+
+/// Pause after an opening that failed. It is a new attempt of the same client, counted as one.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How long the last writes may take to arrive.
+const CATCH_UP: Duration = Duration::from_secs(5);
+
+/// Longest watch, in seconds: beyond any rehearsal. By default kube-apiserver ends one after half an
+/// hour.
+const LONGEST: u32 = 24 * 60 * 60;
+
+/// Longest line that is put together: the largest object with room to spare.
+const MAX_LINE: usize = 4 << 20;
+
+/// What a follower makes of what it is told.
+pub(super) trait View {
+    /// All objects at once.
+    fn listed(&mut self, objects: &[Object<'_>]);
+
+    /// One event of a watch, of the types that are about an object.
+    fn saw(&mut self, instance: &str, event: &Event<'_>);
+
+    /// Whether all is there.
+    fn has(&self, goal: &Goal) -> bool;
+}
+
+/// Who follows what.
+pub(super) struct Follower<V> {
+    pub(super) client: Client,
+    /// Its streams are `NAME-1`, `NAME-2` and so on.
+    pub(super) name: String,
+    pub(super) index: u64,
+    /// What is listed and watched.
+    pub(super) path: String,
+    pub(super) view: V,
+    /// Lists beyond the first.
+    pub(super) relists: u64,
+    /// Times that its revision was older than what an instance knew: 410.
+    pub(super) expired: u64,
+    listed: bool,
+    opened: u64,
+    /// Where to go on; none when a list is needed.
+    revision: Option<String>,
+    /// Dropped when it watches for the first time.
+    pub(super) begun: Option<Sender<()>>,
+}
+
+impl<V: View> Follower<V> {
+    pub(super) fn new(client: Client, kind: &str, index: u64, path: String, view: V) -> Self {
+        let name = client.name(kind, index);
+        Self {
+            client,
+            name,
+            index,
+            path,
+            view,
+            relists: 0,
+            expired: 0,
+            listed: false,
+            opened: 0,
+            revision: None,
+            begun: None,
+        }
+    }
+
+    /// Follows until the load stops and the goal is reached, or [`CATCH_UP`] is over; the goal.
+    pub(super) async fn run(&mut self, mut goal: Receiver<Option<Arc<Goal>>>) -> Option<Arc<Goal>> {
+        let mut told = goal.clone();
+        let too_late = async {
+            let _ = told.wait_for(Option::is_some).await;
+            tokio::time::sleep(CATCH_UP).await;
+        };
+        tokio::select! {
+            () = self.follow(&mut goal) => {}
+            () = too_late => {}
+        }
+        goal.borrow().clone()
+    }
+
+    /// Returns when the goal is known and reached, or its first stream has ended if it is a control.
+    async fn follow(&mut self, goal: &mut Receiver<Option<Arc<Goal>>>) {
+        loop {
+            if self.client.control.is_some() && self.opened > 0 {
+                return;
+            }
+            let Some((link, response)) = self.open().await else {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            };
+            self.begun = None;
+            let mut lines = Lines { body: response.into_body(), rest: Vec::new() };
+            let (how, end_of_answer) = loop {
+                let reached = goal.borrow_and_update().as_ref().is_some_and(|goal| self.view.has(goal));
+                if reached {
+                    return;
+                }
+                tokio::select! {
+                    line = lines.next() => match line {
+                        Ok(Some(line)) => self.saw(&link.instance, &line),
+                        Ok(None) => break (Failure::Closed, true),
+                        Err(how) => break (how, false),
+                    },
+                    // An error means that it will never be known, which the caller bounds.
+                    Ok(()) = goal.changed() => {}
+                }
+            };
+            // An end that was told in so many words is the protocol's, and no loss.
+            if self.revision.is_some() || !end_of_answer {
+                self.ended(&link, how, end_of_answer);
+            }
+        }
+    }
+
+    /// Opens a connection and a watch on it; lists before, if there is no revision to go on from.
+    async fn open(&mut self) -> Option<(Link, hyper::Response<Incoming>)> {
+        self.opened += 1;
+        let (stream, due) = (format!("{}-{}", self.name, self.opened), Due::now());
+        let target = self.client.target.clone();
+        let mut kind = Kind::New;
+        let opened = tokio::time::timeout(UNANSWERED, async {
+            let mut link = target.dial(protocol(self.index), stream.clone()).await?;
+            let opened = self.watch(&mut link, &mut kind, due).await;
+            if let Err(failure) = &opened {
+                // On a connection that answered before, the end is judged as a stream's.
+                let what = if kind == Kind::New { What::New } else { What::Watch };
+                let end = link.end(what, failure.clone(), true, false);
+                self.client.recorder.note(|r| r.ends.push(end));
+            }
+            Ok::<_, Failure>(opened?.map(|response| (link, response)))
+        });
+        let failure = match opened.await {
+            Ok(Ok(opened)) => return opened,
+            Ok(Err(failure)) => failure,
+            Err(_) => Failure::Unanswered,
+        };
+        self.client.attempt(kind, &stream, due.stamp, Answer::Failed(failure));
+        None
+    }
+
+    /// Begins a watch on a connection. None: it was answered otherwise.
+    async fn watch(
+        &mut self,
+        link: &mut Link,
+        kind: &mut Kind,
+        due: Due,
+    ) -> Result<Option<hyper::Response<Incoming>>, Failure> {
+        if self.revision.is_none() {
+            let response = link.first(get(self.path.clone())).await?;
+            let answer = self.client.judge(link, response.status());
+            let good = matches!(answer, Answer::Good { .. });
+            let body = dial::whole(response.into_body()).await?;
+            self.client.attempt(*kind, &link.stream, due.stamp, answer);
+            *kind = Kind::Kept;
+            if !good || !self.listed(&body) {
+                return Ok(None);
+            }
+        }
+        let revision = self.revision.as_deref().unwrap_or_default();
+        let path = format!(
+            "{}?watch=1&allowWatchBookmarks=true&timeoutSeconds={LONGEST}&resourceVersion={revision}",
+            self.path
+        );
+        let response = link.first(get(path)).await?;
+        // The watch was answered, if only that its revision is too old.
+        let gone = response.status() == StatusCode::GONE;
+        let status = if gone { StatusCode::OK } else { response.status() };
+        let answer = self.client.judge(link, status);
+        let good = matches!(answer, Answer::Good { .. }) && !gone;
+        self.client.attempt(*kind, &link.stream, due.stamp, answer);
+        if gone {
+            self.expired += 1;
+            self.revision = None;
+        }
+        Ok(good.then_some(response))
+    }
+
+    fn ended(&self, link: &Link, how: Failure, end_of_answer: bool) {
+        let end = link.end(What::Watch, how, true, end_of_answer);
+        self.client.recorder.note(|r| r.ends.push(end));
+    }
+
+    fn listed(&mut self, body: &[u8]) -> bool {
+        let list: List<'_> = match serde_json::from_slice(body) {
+            Ok(list) => list,
+            Err(error) => {
+                tracing::warn!(%error, name = self.name, "a list that cannot be read");
+                return false;
+            }
+        };
+        self.revision = Some(list.metadata.resource_version.into_owned());
+        self.view.listed(&list.items);
+        self.relists += u64::from(self.listed);
+        self.listed = true;
+        true
+    }
+
+    fn saw(&mut self, instance: &str, line: &[u8]) {
+        let event = match serde_json::from_slice::<Event<'_>>(line) {
+            Ok(event) if event.kind != "ERROR" => event,
+            error => {
+                tracing::debug!(?error, name = self.name, "it lists again");
+                let gone = error.is_ok_and(|event| event.object.code == StatusCode::GONE);
+                self.expired += u64::from(gone);
+                self.revision = None;
+                return;
+            }
+        };
+        self.revision = Some(event.object.metadata.resource_version.clone().into_owned());
+        if event.kind != "BOOKMARK" {
+            self.view.saw(instance, &event);
+        }
+    }
+}
+
+/// The lines of a body.
+struct Lines {
+    body: Incoming,
+    rest: Vec<u8>,
+}
+
+impl Lines {
+    /// The next line; none: the body ended as it should. Cancel-safe: what was read stays in `rest`.
+    async fn next(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+        let mut looked_at = 0;
+        loop {
+            if let Some(end) = self.rest[looked_at..].iter().position(|&b| b == b'\n') {
+                let tail = self.rest.split_off(looked_at + end + 1);
+                return Ok(Some(std::mem::replace(&mut self.rest, tail)));
+            }
+            looked_at = self.rest.len();
+            if looked_at > MAX_LINE {
+                return Err(Failure::Http("an event is too long".into()));
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => self.rest.extend_from_slice(frame.data_ref().map_or(&[][..], |d| d)),
+                Some(Err(error)) => return Err(dial::http_failure(&error)),
+                None => return Ok(None),
+            }
+        }
+    }
+}

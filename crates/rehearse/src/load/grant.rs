@@ -1,0 +1,67 @@
+//! The right to read and write, for clients of real apiservers.
+//!
+//! Clients are no admins, whom kube-apiserver lets do everything even while it does not know its own
+//! roles yet: an instance that gets connections before it is ready turns them away with 403, as it
+//! would turn away a kubelet.
+
+use super::dial::{self, Target};
+use super::objects::{self, Request, WRITTEN};
+use crate::certs::{CLIENTS, Certs};
+use crate::record::{Failure, Protocol};
+use hyper::{Method, StatusCode};
+use serde_json::json;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+
+const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+
+/// Longest time until it is granted and known.
+const WITHIN: Duration = Duration::from_secs(20);
+
+/// Time between two questions.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Grants it, and waits until the apiserver knows. The error says why it does not.
+pub async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
+    let unusable = |e| format!("cannot use the certificates just made: {e}");
+    let (admin, client) =
+        (Target::admin(address, certs).map_err(unusable)?, Target::new(address, certs).map_err(unusable)?);
+    let mut why = "no answer".to_owned();
+    let granted = async {
+        for (target, request, good) in [
+            (admin, bind(), &[StatusCode::CREATED, StatusCode::CONFLICT][..]),
+            (client, objects::get(objects::maps(WRITTEN)), &[StatusCode::OK]),
+        ] {
+            loop {
+                match ask(&target, &request).await {
+                    Ok(status) if good.contains(&status) => break,
+                    Ok(status) => why = format!("{} {}: {status}", request.method, request.path),
+                    Err(failure) => why = format!("{} {}: {failure}", request.method, request.path),
+                }
+                sleep(PAUSE).await;
+            }
+        }
+    };
+    let granted = timeout(WITHIN, granted).await;
+    granted.map_err(|_| format!("the clients of the rehearsal, group {CLIENTS}, may not read and write: {why}"))
+}
+
+fn bind() -> Request {
+    let group = "rbac.authorization.k8s.io";
+    let binding = json!({
+        "kind": "ClusterRoleBinding", "apiVersion": format!("{group}/v1"),
+        "metadata": {"name": CLIENTS},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"apiGroup": group, "kind": "Group", "name": CLIENTS}],
+    });
+    Request { method: Method::POST, path: BINDINGS.into(), body: binding.to_string() }
+}
+
+async fn ask(target: &Target, request: &Request) -> Result<StatusCode, Failure> {
+    let mut link = target.dial(Protocol::Http1, "grant".into()).await?;
+    let response = link.first(request.clone()).await?;
+    let status = response.status();
+    dial::whole(response.into_body()).await?;
+    Ok(status)
+}

@@ -1,0 +1,149 @@
+//! A client that keeps a copy of objects, as controllers do, and at the end should hold exactly those that
+//! were written and not deleted.
+//!
+//! Those that follow what nobody writes meanwhile see no events: only bookmarks tell them a revision that an instance
+//! which began later still knows. They are there for how often they list again; that they hold what they should says
+//! next to nothing, and is not counted.
+
+use super::Client;
+use super::follow::{Follower, View};
+use super::objects::{ALL, Event, Object, READ, SECRETS, Tag, maps};
+use super::writer::Goal;
+use crate::record::Informer;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::watch::Receiver;
+
+/// What it follows.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Scope {
+    /// All objects.
+    All,
+    /// A namespace that nobody writes into, of a resource that is written.
+    QuietNamespace,
+    /// A resource that nobody writes.
+    QuietResource,
+}
+
+impl Scope {
+    fn path(self) -> String {
+        match self {
+            Self::All => ALL.to_owned(),
+            Self::QuietNamespace => maps(READ),
+            Self::QuietResource => SECRETS.to_owned(),
+        }
+    }
+
+    fn holds(self, tag: &Tag, name: &str) -> bool {
+        match self {
+            Self::All => tag.is_on(name),
+            Self::QuietNamespace => tag.is_read(name),
+            Self::QuietResource => false,
+        }
+    }
+}
+
+/// Follows until the load stops and it holds what it should. `begun` is dropped when it watches.
+pub(super) async fn run(
+    client: Client,
+    index: u64,
+    scope: Scope,
+    goal: Receiver<Option<Arc<Goal>>>,
+    begun: Option<Sender<()>>,
+) {
+    let recorder = Arc::clone(&client.recorder);
+    let copy = Copy { tag: client.tag.clone(), scope, held: BTreeSet::new(), doubled: 0, missed: 0 };
+    let quiet = !matches!(scope, Scope::All);
+    let kind = if quiet { "quiet" } else { "informer" };
+    let mut follower = Follower::new(client, kind, index, scope.path(), copy);
+    follower.begun = begun;
+    let goal = follower.run(goal).await;
+    // What is there is not known: nothing can be said.
+    let Some(written) = goal.as_ref().and_then(|goal| follower.view.wanted(goal)) else { return };
+    let held = &follower.view.held;
+    let informer = Informer {
+        id: follower.name,
+        quiet,
+        written: written.len() as u64,
+        held: held.len() as u64,
+        missing: written.difference(held).count() as u64 + follower.view.missed,
+        stale: held.difference(&written).count() as u64,
+        doubled: follower.view.doubled,
+        relists: follower.relists,
+        expired: follower.expired,
+    };
+    recorder.note(|r| r.informers.push(informer));
+}
+
+/// The copy: names say it all, as no object is changed.
+#[derive(Debug)]
+struct Copy {
+    tag: Tag,
+    scope: Scope,
+    held: BTreeSet<String>,
+    doubled: u64,
+    missed: u64,
+}
+
+impl Copy {
+    /// What it should hold; none if that is not known.
+    fn wanted(&self, goal: &Goal) -> Option<BTreeSet<String>> {
+        let objects = goal.objects.as_ref()?;
+        Some(objects.iter().filter(|name| self.scope.holds(&self.tag, name)).cloned().collect())
+    }
+}
+
+impl View for Copy {
+    fn listed(&mut self, objects: &[Object<'_>]) {
+        let names = objects.iter().map(|object| &*object.metadata.name);
+        self.held = names.filter(|name| self.scope.holds(&self.tag, name)).map(str::to_owned).collect();
+    }
+
+    fn saw(&mut self, _: &str, event: &Event<'_>) {
+        let name = &*event.object.metadata.name;
+        if !self.scope.holds(&self.tag, name) {
+            return;
+        }
+        match &*event.kind {
+            "ADDED" => self.doubled += u64::from(!self.held.insert(name.to_owned())),
+            // What was not there before it went was missed.
+            "DELETED" => self.missed += u64::from(!self.held.remove(name)),
+            _ => {}
+        }
+    }
+
+    fn has(&self, goal: &Goal) -> bool {
+        self.wanted(goal).is_none_or(|wanted| wanted == self.held)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_holds_what_it_was_told_and_notices_what_was_told_twice() {
+        let tag = Tag::now();
+        let name = |number| tag.write(number);
+        let event = |kind: &str, number| {
+            format!(r#"{{"type":"{kind}","object":{{"metadata":{{"name":"{}"}}}}}}"#, name(number))
+        };
+        let mut copy = Copy { tag: tag.clone(), scope: Scope::All, held: BTreeSet::new(), doubled: 0, missed: 0 };
+        let tell = |copy: &mut Copy, kind: &str, number| {
+            copy.saw("old", &serde_json::from_str(&event(kind, number)).unwrap());
+        };
+        tell(&mut copy, "ADDED", 1);
+        tell(&mut copy, "ADDED", 2);
+        tell(&mut copy, "DELETED", 1);
+        assert_eq!((copy.held.len(), copy.doubled, copy.missed), (1, 0, 0));
+        tell(&mut copy, "ADDED", 2);
+        tell(&mut copy, "DELETED", 1);
+        assert_eq!((copy.held.len(), copy.doubled, copy.missed), (1, 1, 1));
+        copy.saw("old", &serde_json::from_str(r#"{"type":"ADDED","object":{"metadata":{"name":"other"}}}"#).unwrap());
+        let goal = |numbers: &[u64]| Goal { last: 2, objects: Some(numbers.iter().map(|n| name(*n)).collect()) };
+        assert!(copy.has(&goal(&[2])) && !copy.has(&goal(&[])) && !copy.has(&goal(&[1, 2])));
+        copy.listed(&[]);
+        assert!(copy.has(&goal(&[])));
+    }
+}

@@ -1,0 +1,68 @@
+//! A client that reads a large answer slowly: whoever buffers or waits for it must not cut it.
+
+use super::dial::{self, Link};
+use super::objects::{self, LARGE};
+use super::timetable::Seed;
+use super::{Client, Due, START};
+use crate::plan::UNANSWERED;
+use crate::record::{Answer, Failure, Kind, Protocol, What};
+use http_body_util::BodyExt;
+use hyper::body::{Bytes, Incoming};
+use std::time::Duration;
+
+/// How fast it reads: the answer of 1 MiB takes about ten seconds, less than kube-apiserver allows a
+/// request, and than a pod gets to end.
+const BYTES_A_SECOND: f64 = 100.0 * 1024.0;
+
+/// Bytes that it takes at once, and has room for.
+const BUFFER: usize = 16 << 10;
+
+/// Pause after an answer, and after an opening that failed, which is not made good.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Reads one answer after the other until the load stops, the last to its end; each on a connection of its own: of
+/// HTTP/1.1, where what is not read stays in the sockets.
+pub(super) async fn run(client: Client, seed: Seed, index: u64) {
+    let client = Client { target: client.target.receiving(BUFFER), ..client };
+    let mut pause = seed.start(b's', index, START);
+    let mut number = 0_u64;
+    while client.stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+        number += 1;
+        read(&client, format!("{}-{number}", client.name("slow", index))).await;
+        pause = PAUSE;
+    }
+}
+
+async fn read(client: &Client, stream: String) {
+    let due = Due::now();
+    let opened = tokio::time::timeout(UNANSWERED, async {
+        let mut link = client.target.dial(Protocol::Http1, stream.clone()).await?;
+        let response = link.first(objects::get(objects::maps(LARGE))).await?;
+        Ok::<_, Failure>((link, response))
+    });
+    let (link, response) = match opened.await {
+        Ok(Ok(opened)) => opened,
+        Ok(Err(failure)) => return client.attempt(Kind::New, &stream, due.stamp, Answer::Failed(failure)),
+        Err(_) => return client.attempt(Kind::New, &stream, due.stamp, Answer::Failed(Failure::Unanswered)),
+    };
+    client.attempt(Kind::New, &stream, due.stamp, client.judge(&link, response.status()));
+    match slowly(response.into_body()).await {
+        Ok(()) => client.recorder.note(|r| r.slow_reads += 1),
+        Err(how) => ended(client, &link, how),
+    }
+}
+
+fn ended(client: &Client, link: &Link, how: Failure) {
+    let end = link.end(What::Slow, how, true, false);
+    client.recorder.note(|r| r.ends.push(end));
+}
+
+/// Reads a body to its end.
+async fn slowly(mut body: Incoming) -> Result<(), Failure> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|e| dial::http_failure(&e))?;
+        let bytes = frame.data_ref().map_or(0, Bytes::len);
+        tokio::time::sleep(Duration::from_secs_f64(bytes as f64 / BYTES_A_SECOND)).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! What a client does when, all of it from one seed. Pure: no clock, no I/O.
+
+use crate::record::Protocol;
+use fastrand::Rng;
+use std::iter;
+use std::time::Duration;
+
+/// Of so many requests, one is a create, and one a list.
+const CREATES: u64 = 20;
+const LISTS: u64 = 10;
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ask {
+    Get,
+    List,
+    /// Create an object of a name of its own.
+    Create,
+}
+
+/// One request of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Counts from 0.
+    pub(super) number: u64,
+    /// When it is due, from the client's start.
+    pub(super) after: Duration,
+    pub(super) ask: Ask,
+}
+
+/// Where the clients' timetables come from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seed(pub(super) u64);
+
+impl Seed {
+    /// A client's own random numbers, whatever the others do: `kind` is a letter, `index` counts.
+    fn rng(self, kind: u8, index: u64) -> Rng {
+        let mut rng = Rng::with_seed(self.0 ^ (u64::from(kind) << 56) ^ index);
+        // Near seeds begin with near numbers.
+        rng.fork()
+    }
+
+    /// New connections at a rate: each at a random point of its share of a second.
+    pub(super) fn fresh(self, rate: u32) -> impl Iterator<Item = Entry> + Send {
+        let step = Duration::from_secs(1) / rate;
+        entries(self.rng(b'f', 0), step, move |rng| step.mul_f64(rng.f64()))
+    }
+
+    /// One kept connection: evenly, from a random point of its first share on.
+    pub(super) fn kept(self, index: u64, step: Duration) -> impl Iterator<Item = Entry> + Send {
+        let mut rng = self.rng(b'k', index);
+        let offset = step.mul_f64(rng.f64());
+        entries(rng, step, move |_| offset)
+    }
+
+    /// When a client of another kind begins.
+    pub(super) fn start(self, kind: u8, index: u64, within: Duration) -> Duration {
+        within.mul_f64(self.rng(kind, index).f64())
+    }
+}
+
+fn entries(
+    mut rng: Rng,
+    step: Duration,
+    jitter: impl Fn(&mut Rng) -> Duration + Send,
+) -> impl Iterator<Item = Entry> + Send {
+    let mut number = 0;
+    iter::from_fn(move || {
+        // Of the number, not summed up: rounding must not slow the rate.
+        let after = Duration::from_nanos(u64::try_from(step.as_nanos()).ok()?.checked_mul(number)?);
+        let entry = Entry { number, after: after + jitter(&mut rng), ask: ask(&mut rng) };
+        number += 1;
+        Some(entry)
+    })
+}
+
+fn ask(rng: &mut Rng) -> Ask {
+    if rng.u64(..CREATES) == 0 {
+        Ask::Create
+    } else if rng.u64(..LISTS) == 0 {
+        Ask::List
+    } else {
+        Ask::Get
+    }
+}
+
+/// The half of the clients that speaks this.
+pub(super) fn protocol(index: u64) -> Protocol {
+    if index.is_multiple_of(2) { Protocol::Http1 } else { Protocol::Http2 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// All that a load of some seconds does.
+    fn all(seed: u64, rate: u32) -> Vec<Vec<Entry>> {
+        let seed = Seed(seed);
+        let step = Duration::from_millis(100);
+        let mut all = vec![seed.fresh(rate).take(500).collect()];
+        all.extend((0..4).map(|index| seed.kept(index, step).take(100).collect()));
+        all
+    }
+
+    proptest! {
+        #[test]
+        fn the_same_seed_makes_the_same_timetable(seed: u64, rate in 20..=1000_u32) {
+            prop_assert_eq!(all(seed, rate), all(seed, rate));
+            prop_assert_eq!(Seed(seed).start(b'w', 3, Duration::MAX / 4), Seed(seed).start(b'w', 3, Duration::MAX / 4));
+            prop_assert_ne!(all(seed, rate), all(seed.wrapping_add(1), rate));
+        }
+
+        #[test]
+        fn no_client_has_anothers(seed: u64) {
+            let mut all = all(seed, 100);
+            let clients = all.len();
+            all.iter_mut().for_each(|entries| entries.truncate(100));
+            all.sort_by_key(|entries| entries.iter().map(|e| e.after).collect::<Vec<_>>());
+            all.dedup();
+            prop_assert_eq!(all.len(), clients);
+        }
+
+        #[test]
+        fn the_rate_is_kept_and_nothing_overtakes(seed: u64, rate in 20..=1000_u32) {
+            let entries: Vec<Entry> = Seed(seed).fresh(rate).take(rate as usize * 2).collect();
+            prop_assert!(entries.is_sorted_by_key(|e| e.after));
+            let last = entries.last().unwrap();
+            prop_assert_eq!(last.number + 1, entries.len() as u64);
+            prop_assert!((1.9..=2.0).contains(&last.after.as_secs_f64()), "{:?}", last);
+            let share = |ask| entries.iter().filter(|e| e.ask == ask).count() as f64 / entries.len() as f64;
+            prop_assert!(share(Ask::Get) > 0.5 && share(Ask::Create) < 0.5);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Watches that count what the writer wrote, and notice what is missing.
+
+use super::Client;
+use super::follow::{Follower, View};
+use super::objects::{Event, Object, WRITTEN, maps};
+use super::sequence::Sequence;
+use super::writer::Goal;
+use crate::record::{Flaw, Stamp, WatchSum};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::watch::Receiver;
+
+/// Watches until the load stops and the last write was seen.
+pub(super) async fn run(client: Client, index: u64, goal: Receiver<Option<Arc<Goal>>>) {
+    let recorder = Arc::clone(&client.recorder);
+    let mut follower = Follower::new(client, "watch", index, maps(WRITTEN), Counted::default());
+    let goal = follower.run(goal).await;
+    let mut counted = follower.view;
+    let flaw = counted.sequence.finish(goal.map_or(0, |goal| goal.last));
+    counted.note(flaw);
+    let sum = WatchSum {
+        client: follower.name,
+        events: counted.events,
+        missed: counted.sequence.missed,
+        doubled: counted.sequence.doubled,
+        flaws: counted.flaws,
+        relists: follower.relists,
+        expired: follower.expired,
+    };
+    recorder.note(|r| r.watches.push(sum));
+}
+
+/// What it saw.
+#[derive(Debug, Default)]
+struct Counted {
+    sequence: Sequence,
+    /// By instance.
+    events: BTreeMap<String, u64>,
+    flaws: Vec<(Stamp, Flaw)>,
+}
+
+impl Counted {
+    fn note(&mut self, flaw: Option<Flaw>) {
+        self.flaws.extend(flaw.map(|flaw| (Stamp::now(), flaw)));
+    }
+}
+
+impl View for Counted {
+    fn listed(&mut self, objects: &[Object<'_>]) {
+        self.sequence.listed(objects.iter().filter_map(Object::sequence).max().unwrap_or(0));
+    }
+
+    fn saw(&mut self, instance: &str, event: &Event<'_>) {
+        if event.kind != "ADDED" {
+            return;
+        }
+        let Some(number) = event.object.sequence() else { return };
+        match self.events.get_mut(instance) {
+            Some(events) => *events += 1,
+            None => drop(self.events.insert(instance.to_owned(), 1)),
+        }
+        let flaw = self.sequence.saw(number);
+        self.note(flaw);
+    }
+
+    fn has(&self, goal: &Goal) -> bool {
+        self.sequence.has(goal.last)
+    }
+}

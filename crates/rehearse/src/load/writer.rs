@@ -1,0 +1,216 @@
+//! Who writes what watches and informers must see. It is no client under test: it dials the instances
+//! themselves and tries again, so that at the end it is known exactly what was written.
+//!
+//! That is simple, because every name is written once: a create that was answered by 409 was done by
+//! an earlier try, and so was a delete that was answered by 404.
+
+use super::dial::{Link, Target};
+use super::objects::{self, ALL, List, Request, Tag};
+use super::timetable::protocol;
+use super::{Client, Instances, dial};
+use crate::plan::WRITE_EVERY;
+use crate::record::Failure;
+use hyper::StatusCode;
+use hyper::body::Bytes;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch::Receiver;
+use tokio::time::{Instant, MissedTickBehavior, timeout};
+
+/// Every so many writes, one that was written before is deleted: that many before.
+const DELETE_EVERY: u64 = 4;
+const DELETE_BEFORE: u64 = 3;
+
+/// Longest time for one try.
+const TRY: Duration = Duration::from_secs(3);
+
+/// Pause after a try of all instances.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Longest time for all tries while the load begins or ends. In between there is no bound: while no
+/// instance is there, nothing can be written.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What there is to see when nothing is written any more.
+#[derive(Debug)]
+pub(super) struct Goal {
+    /// Number of the last write.
+    pub(super) last: u64,
+    /// Names of all objects of this rehearsal; none if they could not be listed.
+    pub(super) objects: Option<BTreeSet<String>>,
+}
+
+/// What was acknowledged: names of objects that must be there at the end. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Ledger(Arc<Mutex<BTreeSet<String>>>);
+
+impl Ledger {
+    pub(super) fn created(&self, name: String) {
+        self.lock().insert(name);
+    }
+
+    fn deleted(&self, name: &str) {
+        self.lock().remove(name);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The writer.
+pub(super) struct Writer {
+    client: Client,
+    tag: Tag,
+    instances: Receiver<Instances>,
+    link: Option<Link>,
+    dialled: u64,
+    last: u64,
+    /// Why the last try failed.
+    why: String,
+}
+
+impl Writer {
+    pub(super) fn new(client: Client, tag: Tag, instances: Receiver<Instances>) -> Self {
+        Self { client, tag, instances, link: None, dialled: 0, last: 0, why: String::new() }
+    }
+
+    /// Writes what must be there before the load.
+    pub(super) async fn stock(&mut self, large: bool) -> Result<(), String> {
+        let deadline = Instant::now() + PATIENCE;
+        for request in self.tag.stock(large) {
+            let made = tokio::time::timeout_at(deadline, self.done(&request, StatusCode::CONFLICT)).await;
+            made.map_err(|_| format!("cannot write the objects of the rehearsal: {}", self.why))?;
+        }
+        Ok(())
+    }
+
+    /// Writes a numbered object every [`WRITE_EVERY`], from 1 on, and deletes some, until the load
+    /// stops.
+    pub(super) async fn run(mut self) -> Self {
+        let mut ticks = tokio::time::interval(WRITE_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let stop = self.client.stop.clone();
+        while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+            let number = self.last + 1;
+            let name = self.tag.write(number);
+            // What was begun is brought to its end, or it would not be known whether it was written.
+            if !self.bounded(&objects::write(&name, number), StatusCode::CONFLICT).await {
+                break;
+            }
+            self.last = number;
+            self.client.ledger.created(name);
+            if number.is_multiple_of(DELETE_EVERY) {
+                let name = self.tag.write(number - DELETE_BEFORE);
+                self.client.ledger.deleted(&name);
+                if !self.bounded(&objects::delete(&name), StatusCode::NOT_FOUND).await {
+                    break;
+                }
+            }
+        }
+        self
+    }
+
+    /// What there is, and what is wrong with that. To be called when nobody writes any more.
+    pub(super) async fn goal(mut self) -> (Goal, Option<String>) {
+        let Ok(list) = timeout(PATIENCE, self.list()).await else {
+            let trouble =
+                format!("the objects could not be listed at the end, so nobody knows what is there: {}", self.why);
+            return (Goal { last: self.last, objects: None }, Some(trouble));
+        };
+        let lost = self.client.ledger.lock().difference(&list).count();
+        let trouble =
+            (lost > 0).then(|| format!("{lost} objects are not there although their creation was acknowledged"));
+        (Goal { last: self.last, objects: Some(list) }, trouble)
+    }
+
+    /// Like [`Writer::done`]; false if the load stops and it cannot be done in time.
+    async fn bounded(&mut self, request: &Request, already: StatusCode) -> bool {
+        let stop = self.client.stop.clone();
+        let too_late = async {
+            stop.cancelled().await;
+            tokio::time::sleep(PATIENCE).await;
+        };
+        tokio::select! {
+            () = self.done(request, already) => true,
+            () = too_late => false,
+        }
+    }
+
+    /// Tries until it is done.
+    async fn done(&mut self, request: &Request, already: StatusCode) {
+        loop {
+            match self.sent(request).await {
+                Ok((status, _)) if status.is_success() || status == already => return,
+                Ok((status, body)) => {
+                    self.why =
+                        format!("{} {}: {status} {}", request.method, request.path, String::from_utf8_lossy(&body));
+                }
+                Err(why) => self.why = format!("{} {}: {why}", request.method, request.path),
+            }
+            self.link = None;
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// All objects of this rehearsal.
+    async fn list(&mut self) -> BTreeSet<String> {
+        loop {
+            match self.sent(&objects::get(ALL.to_owned())).await {
+                Ok((StatusCode::OK, body)) => match serde_json::from_slice::<List<'_>>(&body) {
+                    Ok(list) => {
+                        let names = list.items.iter().map(|object| object.metadata.name.to_string());
+                        return names.filter(|name| self.tag.is_on(name)).collect();
+                    }
+                    Err(error) => self.why = error.to_string(),
+                },
+                Ok((status, _)) => self.why = status.to_string(),
+                Err(why) => self.why = why.to_string(),
+            }
+            self.link = None;
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn sent(&mut self, request: &Request) -> Result<(StatusCode, Bytes), Failure> {
+        let mut last = Failure::Refused;
+        if self.link.is_some() {
+            match timeout(TRY, self.ask(request)).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(failure)) => last = failure,
+                Err(_) => last = Failure::Unanswered,
+            }
+        }
+        let targets: Vec<Target> = self.client.target.direct(&self.instances.borrow_and_update());
+        for target in targets {
+            self.dialled += 1;
+            let dialled = target.dial(protocol(1), format!("writer-{}", self.dialled));
+            match timeout(TRY, dialled).await {
+                Ok(Ok(link)) => self.link = Some(link),
+                Ok(Err(failure)) => {
+                    last = failure;
+                    continue;
+                }
+                Err(_) => {
+                    last = Failure::Unanswered;
+                    continue;
+                }
+            }
+            match timeout(TRY, self.ask(request)).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(failure)) => last = failure,
+                Err(_) => last = Failure::Unanswered,
+            }
+        }
+        self.link = None;
+        Err(last)
+    }
+
+    async fn ask(&mut self, request: &Request) -> Result<(StatusCode, Bytes), Failure> {
+        let link = self.link.as_mut().ok_or(Failure::Closed)?;
+        let response = link.first(request.clone()).await?;
+        let status = response.status();
+        Ok((status, dial::whole(response.into_body()).await?))
+    }
+}

@@ -1,0 +1,229 @@
+//! What will be rehearsed, in checked values.
+
+pub mod choice;
+
+use super::apiserver::Apiserver;
+use super::fault::Fault;
+use berth_options::check::{Checks, Mistakes};
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use choice::{Topology, Via};
+
+/// After this long without an answer a connection is lost.
+pub const UNANSWERED: Duration = Duration::from_secs(15);
+
+/// New connections a second: below, a run this short says nothing; above, one process cannot keep the
+/// timetable.
+pub const RATE: RangeInclusive<u32> = 20..=1000;
+
+/// Clients with a kept connection: one each of HTTP/1.1 and HTTP/2 at least.
+pub const CLIENTS: RangeInclusive<u32> = 2..=200;
+
+/// Watches.
+pub const WATCHES: RangeInclusive<u32> = 1..=500;
+
+/// Clients that read a large answer slowly.
+pub const SLOW_READERS: RangeInclusive<u32> = 0..=100;
+
+/// Upgrades in a row.
+pub const UPGRADES: RangeInclusive<u32> = 1..=1000;
+
+/// Shortest phase of the load: in less, nothing is seen.
+pub const SHORTEST_PHASE: Duration = Duration::from_secs(1);
+
+/// Longest `--shutdown-delay-duration`: production uses seconds to a minute.
+pub const LONGEST_DELAY: Duration = Duration::from_secs(60);
+
+/// Time between two requests of a kept connection.
+pub const PACE: Duration = Duration::from_millis(100);
+
+/// Time between two writes that watches must see.
+pub const WRITE_EVERY: Duration = Duration::from_millis(100);
+
+/// The shims' `--lease`: their default.
+pub const LEASE: Duration = Duration::from_secs(3);
+
+/// What will be rehearsed.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Command of the apiserver that is replaced.
+    pub old: Apiserver,
+    /// Command of the one that replaces it.
+    pub new: Apiserver,
+    /// Their versions; those of real ones are known once they were [asked](Self::ask_versions).
+    pub versions: [String; 2],
+    /// The etcd that is started for real apiservers; none: they are stand-ins, or name one themselves.
+    pub etcd: Option<PathBuf>,
+    /// The berth that shims are processes of, if it is not this program.
+    pub berth: Option<PathBuf>,
+    /// In a network namespace of its own.
+    pub netns: bool,
+    /// Which processes an instance has.
+    pub topology: Topology,
+    /// From old to new and back, in [`UPGRADES`].
+    pub upgrades: u32,
+    /// What goes wrong meanwhile, in this order.
+    pub faults: BTreeSet<Fault>,
+    /// kube-apiserver's flags for its way out.
+    pub shutdown: Shutdown,
+    /// How long what lasts.
+    pub timing: Timing,
+    /// What concerns clients.
+    pub load: LoadPlan,
+    /// The run that decides.
+    pub via: Via,
+    /// All runs, [`Plan::via`] among them, in this order.
+    pub runs: Vec<Via>,
+    /// Where it is written to.
+    pub output: Output,
+}
+
+/// Where a rehearsal is written to, beside the terminal.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Output {
+    /// All figures.
+    pub json: Option<PathBuf>,
+    /// The page.
+    pub report: Option<PathBuf>,
+}
+
+/// kube-apiserver's flags `--shutdown-…`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Shutdown {
+    /// `--shutdown-delay-duration`
+    pub delay: Duration,
+    /// `--shutdown-send-retry-after`
+    pub send_retry_after: bool,
+    /// `--shutdown-watch-termination-grace-period`
+    pub watch_grace: Duration,
+}
+
+/// How long what lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// Load on the old instance alone, and after the old one is gone: each.
+    pub phase: Duration,
+    /// Load while both serve, before the old one is stopped or anything goes wrong.
+    pub settle: Duration,
+    /// How long an upgrade that fails is waited for.
+    pub failing: Duration,
+    /// Bound for an instance to get ready and joined.
+    pub ready_within: Duration,
+    /// Time from SIGTERM to SIGKILL, as in a pod or a systemd unit.
+    pub grace: Duration,
+    /// The shims' `--hold`.
+    pub hold: Duration,
+}
+
+/// What concerns clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadPlan {
+    /// New TLS connections a second, in [`RATE`].
+    pub rate: u32,
+    /// Clients with a kept connection, in [`CLIENTS`].
+    pub clients: u32,
+    /// Watches, in [`WATCHES`].
+    pub watches: u32,
+    /// Clients that read a large answer slowly, in [`SLOW_READERS`].
+    pub slow_readers: u32,
+    /// What is random in the clients follows from it.
+    pub seed: u64,
+}
+
+impl Default for LoadPlan {
+    fn default() -> Self {
+        Self { rate: 100, clients: 8, watches: 8, slow_readers: 0, seed: 0 }
+    }
+}
+
+impl Default for Timing {
+    /// About twelve seconds in all.
+    fn default() -> Self {
+        Self {
+            phase: Duration::from_secs(3),
+            settle: Duration::from_secs(3),
+            failing: Duration::from_secs(4),
+            ready_within: Duration::from_secs(20),
+            grace: GRACE,
+            hold: Duration::from_secs(8),
+        }
+    }
+}
+
+/// Default of [`Timing::grace`], beyond the shutdown delay: a pod's `terminationGracePeriodSeconds`.
+pub const GRACE: Duration = Duration::from_secs(30);
+
+/// Versions of stand-ins, so that a look at `/version` tells them apart.
+const VERSIONS: [&str; 2] = ["v1.33.0", "v1.34.0"];
+
+/// How long a real kube-apiserver may take to get ready, on a small machine.
+pub const REAL_READY_WITHIN: Duration = Duration::from_secs(90);
+
+impl Default for Plan {
+    /// One upgrade of stand-ins through berth.
+    fn default() -> Self {
+        Self {
+            old: Apiserver::default(),
+            new: Apiserver::default(),
+            versions: VERSIONS.map(str::to_owned),
+            etcd: None,
+            berth: None,
+            netns: false,
+            topology: Topology::SideContainer,
+            upgrades: 1,
+            faults: BTreeSet::new(),
+            shutdown: Shutdown::default(),
+            timing: Timing::default(),
+            load: LoadPlan::default(),
+            via: Via::Berth,
+            runs: vec![Via::Berth],
+            output: Output::default(),
+        }
+    }
+}
+
+impl Plan {
+    /// Asks both commands for their version, which shows whether they can be started at all.
+    pub async fn ask_versions(&mut self) -> Result<(), Mistakes> {
+        let mut checks = Checks::default();
+        let sides = [("--old", &self.old), ("--new", &self.new)];
+        for ((option, apiserver), version) in sides.into_iter().zip(&mut self.versions) {
+            let asked = apiserver.version(version).await;
+            let mend = |why| format!("{option}: {why}; give a kube-apiserver's command that starts, or stand-in");
+            if let Some(told) = checks.note(asked.map_err(mend)) {
+                *version = told;
+            }
+        }
+        checks.finish(Some(()))
+    }
+}
+
+impl LoadPlan {
+    /// Descriptors that the load can have open at most: an answer that never comes holds its
+    /// connection for [`UNANSWERED`], the store's sockets come on top.
+    pub fn descriptors(&self) -> u64 {
+        let fresh = u64::from(self.rate) * UNANSWERED.as_secs();
+        fresh + 2 * u64::from(self.clients) + 3 * u64::from(self.watches + self.slow_readers) + 128
+    }
+}
+
+/// Looks a program up as execvp(3) does. The error says what is the matter with it.
+pub fn find_program(program: &OsStr) -> Result<PathBuf, String> {
+    use nix::unistd::{AccessFlags, access};
+    let can_run = |path: &PathBuf| path.is_file() && access(path, AccessFlags::X_OK).is_ok();
+    let path = PathBuf::from(program);
+    if program.as_encoded_bytes().contains(&b'/') {
+        return match path.metadata() {
+            Ok(_) if can_run(&path) => Ok(path),
+            Ok(_) => Err(format!("{} cannot be executed", path.display())),
+            Err(error) => Err(format!("{}: {error}", path.display())),
+        };
+    }
+    let dirs = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&dirs).map(|dir| dir.join(program)).find(can_run);
+    found.ok_or_else(|| format!("{} is not in PATH", path.display()))
+}

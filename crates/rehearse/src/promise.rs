@@ -1,0 +1,390 @@
+//! Whether berth's promises under faults held, judged from the record. Pure.
+//!
+//! A loss is excused by a fault only if the promise names it: what was accepted before, ends at that
+//! moment, and was on the one that was harmed. What is excused is counted under the fault.
+
+use super::fault::{Fault, SLOW};
+use super::loss::Loss;
+use super::plan::LEASE;
+use super::record::{Answer, Attempt, Injected, Kind, Mark, Record, Stamp};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long after a kill its clients may see it.
+const NOTICE: Duration = Duration::from_secs(1);
+
+/// What an answer may take beyond what is promised, on a busy machine.
+const JITTER: Duration = Duration::from_secs(3);
+
+/// How long after a fault a connection is surely none that was answered in part before it.
+const AFTER: Duration = Duration::from_millis(500);
+
+/// How long after the end of its lease a sibling may begin to accept from a shim that hangs.
+const TAKE_OVER: Duration = Duration::from_secs(1);
+
+/// A promise and what came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Promise {
+    /// Under which fault.
+    pub fault: Fault,
+    /// At whom.
+    pub instance: String,
+    /// What was promised.
+    pub text: &'static str,
+    /// When the fault was injected.
+    pub at: Stamp,
+    /// When all was as before again; none: never.
+    pub over: Option<Stamp>,
+    /// What was seen, in words.
+    pub seen: Vec<String>,
+    /// Losses that the promise allows, and when they were seen.
+    pub allowed: Vec<(Stamp, Loss)>,
+    /// Why it did not hold; empty: it held. What was lost beyond is counted as lost and not here.
+    pub broken: Vec<String>,
+}
+
+impl Promise {
+    /// Nothing broke it.
+    pub fn held(&self) -> bool {
+        self.broken.is_empty()
+    }
+
+    /// How many losses of each kind it allows.
+    pub fn allowed_by_kind(&self) -> BTreeMap<Loss, u64> {
+        let mut kinds = BTreeMap::new();
+        for (_, loss) in &self.allowed {
+            *kinds.entry(*loss).or_default() += 1;
+        }
+        kinds
+    }
+}
+
+/// Something that was lost.
+#[derive(Debug, Clone, Copy)]
+pub struct Lost<'a> {
+    /// How.
+    pub loss: Loss,
+    /// When the request was due; none for the end of a stream.
+    pub due: Option<Stamp>,
+    /// When the client saw it.
+    pub seen: Stamp,
+    /// The instance that it was on, if that is known.
+    pub instance: Option<&'a str>,
+}
+
+/// The fault whose promise allows a loss: its place in [`Record::injected`].
+pub fn excuse(injected: &[Injected], lost: &Lost<'_>) -> Option<usize> {
+    injected.iter().position(|fault| allows(fault, lost))
+}
+
+fn allows(injected: &Injected, lost: &Lost<'_>) -> bool {
+    let Injected { fault, at, .. } = injected;
+    let begun = lost.due.is_none_or(|due| due <= *at);
+    let all = injected.alone || *fault == Fault::BothKilled;
+    match fault {
+        Fault::BothKilled | Fault::KillShim | Fault::CrashAfterReady if all => {
+            // Who was due before it was over may see it a little later.
+            let over = injected.over.unwrap_or(Stamp(u64::MAX));
+            lost.seen >= *at && lost.seen <= over.plus(NOTICE) && lost.due.is_none_or(|due| due <= over)
+        }
+        Fault::KillShim | Fault::CrashAfterReady => {
+            let ended = matches!(lost.loss, Loss::Reset | Loss::Closed | Loss::StreamEnded);
+            let there = lost.instance.is_none_or(|instance| instance == injected.instance);
+            ended && there && begun && lost.seen >= *at && lost.seen <= at.plus(NOTICE)
+        }
+        _ => false,
+    }
+}
+
+/// Looks at every promise. Losses are added by the caller, as it excuses them.
+pub fn check(record: &Record) -> Vec<Promise> {
+    record
+        .injected
+        .iter()
+        .map(|injected| Check { record, injected, broken: Vec::new(), seen: Vec::new() }.run())
+        .collect()
+}
+
+struct Check<'a> {
+    record: &'a Record,
+    injected: &'a Injected,
+    broken: Vec<String>,
+    seen: Vec<String>,
+}
+
+impl Check<'_> {
+    fn run(mut self) -> Promise {
+        let Injected { fault, instance, at, over, alone, seen, .. } = self.injected;
+        self.seen.extend(seen.iter().cloned());
+        if over.is_none() {
+            self.broken.push("it was not seen to be over".into());
+        }
+        match fault {
+            Fault::BadFlag | Fault::NeverReady => self.never_served(),
+            Fault::SlowStart => self.late(),
+            Fault::CrashAfterReady | Fault::KillShim | Fault::BothKilled => self.comes_back(),
+            Fault::Hang | Fault::HangShim => self.waits(),
+        }
+        Promise {
+            fault: *fault,
+            instance: instance.clone(),
+            text: fault.promise(*alone),
+            at: *at,
+            over: *over,
+            seen: self.seen,
+            allowed: Vec::new(),
+            broken: self.broken,
+        }
+    }
+
+    fn never_served(&mut self) {
+        let name = &self.injected.instance;
+        let by = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } | Answer::Bad { instance, .. } if instance == name);
+        let answers = self.record.attempts.iter().filter(by).count();
+        if answers > 0 {
+            self.broken.push(format!("it answered {answers} requests"));
+        }
+        if self.record.moments.first(name, Mark::Joined).is_some() {
+            self.broken.push("it joined".into());
+        }
+        if self.injected.seen.is_empty() {
+            self.broken.push("nothing said why it does not get ready".into());
+        }
+    }
+
+    fn late(&mut self) {
+        let (name, moments) = (&self.injected.instance, &self.record.moments);
+        match (moments.first(name, Mark::Ready), moments.first(name, Mark::Joined)) {
+            (Some(ready), Some(joined)) => {
+                self.seen.push(format!("ready after {:.1?}", ready.since(self.injected.at)));
+                if ready.since(self.injected.at) < SLOW {
+                    self.broken.push(format!("it did not start slowly: it was ready in less than {SLOW:?}"));
+                }
+                if joined < ready {
+                    self.broken.push(format!("it got connections {:.1?} before it was ready", ready.since(joined)));
+                }
+            }
+            _ => self.broken.push("it never got connections".into()),
+        }
+    }
+
+    /// New connections after it was over are judged as all others are; here, whether there were any.
+    fn comes_back(&mut self) {
+        let Injected { at, over, .. } = *self.injected;
+        let Some(over) = over else { return };
+        let good = |a: &&Attempt| a.kind == Kind::New && matches!(a.answer, Answer::Good { .. });
+        let first = self.record.attempts.iter().filter(good).filter(|a| a.due > at).map(|a| a.due).min();
+        let failed = self.record.attempts.iter().filter(|a| a.kind == Kind::New && a.due > at && a.due <= over);
+        let refused = failed.filter(|a| matches!(a.answer, Answer::Failed(_))).count();
+        match first {
+            Some(first) if refused > 0 => {
+                self.seen.push(format!("the API was away for {:.2?}, {refused} new connections", first.since(at)));
+            }
+            Some(_) => self.seen.push("the API was never away".into()),
+            None => self.broken.push("no new connection was answered after it".into()),
+        }
+        self.seen.push(format!("all as before after {:.1?}", over.since(at)));
+    }
+
+    /// Who waits, and for how long.
+    fn waits(&mut self) {
+        let Injected { fault, at, over, alone, noticed, .. } = *self.injected;
+        let Some(over) = over else { return };
+        let meanwhile = || self.record.attempts.iter().filter(|a| a.due >= at && a.due < over);
+        let longest = meanwhile().map(|a| a.done.since(a.due)).max().unwrap_or_default();
+        let late = meanwhile().filter(|a| a.done > over.plus(JITTER)).count();
+        self.seen.push(format!("it hung for {:.1?}; the longest wait meanwhile was {longest:.1?}", over.since(at)));
+        if late > 0 {
+            self.broken.push(format!("{late} requests waited on for more than {JITTER:?} after it went on"));
+        }
+        let passed = match fault {
+            _ if alone => return,
+            Fault::Hang => noticed,
+            _ => Some(at.plus(LEASE + TAKE_OVER)),
+        };
+        let Some(passed) = passed else {
+            self.broken.push("its shim did not notice".into());
+            return;
+        };
+        if fault == Fault::Hang {
+            self.moves(passed);
+        }
+        let after = || meanwhile().filter(|a| a.kind == Kind::New && a.due > passed);
+        let longest = after().map(|a| a.done.since(a.due)).max();
+        match longest {
+            None => self.broken.push("there was no new connection after it was noticed".into()),
+            Some(longest) if longest > JITTER => {
+                self.broken.push(format!("a new connection waited {longest:.1?} although the other one served"));
+            }
+            Some(longest) => self.seen.push(format!(
+                "from {:.1?} on, new connections went to the other one; the longest wait was {longest:.1?}",
+                passed.since(at)
+            )),
+        }
+    }
+
+    /// Who was due before its shim could notice, too late to be answered in part before: the other one answers.
+    fn moves(&mut self, noticed: Stamp) {
+        let Injected { instance, at, .. } = self.injected;
+        let waited = |a: &&Attempt| a.kind == Kind::New && a.due > at.plus(AFTER) && a.due < noticed;
+        let its_own = |a: &Attempt| matches!(&a.answer, Answer::Good { instance: by } if by == instance);
+        let waited: Vec<_> = self.record.attempts.iter().filter(waited).filter(|a| a.done > noticed).collect();
+        let stayed = waited.iter().filter(|a| its_own(a) || a.done > noticed.plus(JITTER)).count();
+        if stayed > 0 {
+            self.broken.push(format!(
+                "{stayed} new connections that waited were not answered by the other one within {JITTER:?} after it was noticed"
+            ));
+        }
+        if let Some(last) = waited.iter().map(|a| a.done).max() {
+            let (count, last) = (waited.len(), last.since(noticed));
+            self.seen
+                .push(format!("{count} new connections waited when it was noticed, the last one for {last:.1?} more"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Failure;
+
+    /// A moment, in milliseconds.
+    fn ms(ms: u64) -> Stamp {
+        Stamp(ms * 1_000_000)
+    }
+
+    fn injected(fault: Fault) -> Injected {
+        Injected {
+            fault,
+            instance: "new".into(),
+            alone: false,
+            at: ms(1_000),
+            noticed: None,
+            over: Some(ms(10_000)),
+            seen: vec!["why".into()],
+        }
+    }
+
+    fn attempt(due: u64, done: u64, good: bool) -> Attempt {
+        let answer = if good { Answer::Good { instance: "new".into() } } else { Answer::Failed(Failure::Refused) };
+        Attempt { kind: Kind::New, stream: format!("new-{due}"), due: ms(due), done: ms(done), answer }
+    }
+
+    fn lost(loss: Loss, due: Option<u64>, seen: u64) -> Lost<'static> {
+        Lost { loss, due: due.map(ms), seen: ms(seen), instance: Some("new") }
+    }
+
+    /// What breaks the promise of a fault, in a record that `write` made.
+    fn broken(fault: Injected, write: impl FnOnce(&mut Record)) -> Vec<String> {
+        let mut record = Record { injected: vec![fault], ..Record::default() };
+        write(&mut record);
+        check(&record).remove(0).broken
+    }
+
+    #[test]
+    fn a_kill_excuses_what_was_on_the_one_that_died() {
+        for fault in [Fault::KillShim, Fault::CrashAfterReady] {
+            let excused = |lost| excuse(&[injected(fault)], &lost).is_some();
+            assert!(excused(lost(Loss::StreamEnded, None, 1_001)));
+            assert!(excused(lost(Loss::Reset, Some(990), 1_001)));
+            // Accepted by nobody, begun later, seen before or much later, elsewhere.
+            assert!(!excused(lost(Loss::Refused, Some(990), 1_001)));
+            assert!(!excused(lost(Loss::Reset, Some(1_001), 1_010)));
+            assert!(!excused(lost(Loss::StreamEnded, None, 999)));
+            assert!(!excused(lost(Loss::StreamEnded, None, 2_500)));
+            assert!(!excused(Lost { instance: Some("old"), ..lost(Loss::StreamEnded, None, 1_001) }));
+        }
+    }
+
+    #[test]
+    fn an_outage_excuses_until_it_is_over_and_no_longer() {
+        let lone = Injected { alone: true, ..injected(Fault::KillShim) };
+        for fault in [injected(Fault::BothKilled), lone] {
+            let excused = |lost| excuse(std::slice::from_ref(&fault), &lost).is_some();
+            assert!(excused(lost(Loss::Refused, Some(9_990), 10_001)));
+            assert!(excused(lost(Loss::StreamEnded, None, 1_000)));
+            assert!(!excused(lost(Loss::Refused, Some(10_001), 10_002)));
+            assert!(!excused(lost(Loss::Refused, Some(500), 999)));
+        }
+    }
+
+    #[test]
+    fn other_faults_excuse_nothing() {
+        for fault in [Fault::BadFlag, Fault::NeverReady, Fault::SlowStart, Fault::Hang, Fault::HangShim] {
+            for loss in [Loss::Refused, Loss::StreamEnded, Loss::Unanswered] {
+                assert_eq!(excuse(&[injected(fault)], &lost(loss, None, 1_001)), None);
+            }
+        }
+    }
+
+    #[test]
+    fn one_that_cannot_serve_must_not() {
+        for fault in [Fault::BadFlag, Fault::NeverReady] {
+            assert_eq!(broken(injected(fault), |_| {}), [""; 0]);
+            assert!(
+                broken(injected(fault), |r| r.attempts.push(attempt(2_000, 2_001, true)))[0].contains("answered 1")
+            );
+            assert_eq!(broken(injected(fault), |r| r.moments.add("new", Mark::Joined, ms(2_000))), ["it joined"]);
+            assert!(broken(injected(fault), |r| r.injected[0].seen.clear())[0].contains("nothing said why"));
+            assert!(broken(Injected { over: None, ..injected(fault) }, |_| {})[0].contains("not seen to be over"));
+        }
+    }
+
+    #[test]
+    fn a_slow_start_is_slow_and_then_joins() {
+        let started = |ready: u64, joined: u64| {
+            broken(injected(Fault::SlowStart), |r| {
+                r.moments.add("new", Mark::Ready, ms(ready));
+                r.moments.add("new", Mark::Joined, ms(joined));
+            })
+        };
+        assert_eq!(started(6_100, 6_200), [""; 0]);
+        assert!(started(3_000, 6_200)[0].contains("not start slowly"));
+        assert!(started(6_100, 3_000)[0].contains("before it was ready"));
+        assert!(broken(injected(Fault::SlowStart), |_| {})[0].contains("never got connections"));
+    }
+
+    #[test]
+    fn an_outage_is_measured() {
+        let mut record = Record { injected: vec![injected(Fault::BothKilled)], ..Record::default() };
+        record.attempts = vec![attempt(1_010, 1_011, false), attempt(3_500, 3_501, true)];
+        let promise = check(&record).remove(0);
+        assert!(promise.held(), "{promise:?}");
+        assert_eq!(promise.seen[1], "the API was away for 2.50s, 1 new connections");
+        record.attempts.pop();
+        assert!(!check(&record).remove(0).held());
+    }
+
+    #[test]
+    fn who_waits_waits_for_the_lease_or_the_probe_and_no_longer() {
+        let hang = || Injected { noticed: Some(ms(7_000)), ..injected(Fault::Hang) };
+        for fault in [hang(), injected(Fault::HangShim)] {
+            let waited = |attempts: &[(u64, u64)]| {
+                let by_other = |&(due, done)| Attempt {
+                    answer: Answer::Good { instance: "old".into() },
+                    ..attempt(due, done, true)
+                };
+                let attempts = attempts.iter().map(by_other).collect();
+                broken(fault.clone(), |r| r.attempts = attempts)
+            };
+            assert_eq!(waited(&[(1_500, 10_100), (8_000, 8_010)]), [""; 0]);
+            assert!(waited(&[(8_000, 11_500)])[0].contains("although the other one served"));
+            assert!(waited(&[(1_500, 13_500), (8_000, 8_010)])[0].contains("waited on"));
+            assert!(waited(&[(1_500, 1_510)])[0].contains("no new connection after"));
+        }
+        let by = |name: &str, due, done| {
+            let answer = Answer::Good { instance: name.into() };
+            let attempts = vec![Attempt { answer, ..attempt(due, done, true) }, attempt(8_000, 8_010, true)];
+            broken(hang(), |r| r.attempts = attempts)
+        };
+        assert_eq!(by("new", 1_400, 9_000), [""; 0], "it may have been answered in part before");
+        assert!(
+            by("new", 1_600, 9_000)[0].contains("1 new connections that waited were not answered by the other one")
+        );
+        assert_eq!(by("old", 1_600, 10_000), [""; 0]);
+        assert!(by("old", 1_600, 10_100)[0].contains("within 3s after it was noticed"));
+        assert_eq!(broken(injected(Fault::Hang), |_| {}), ["its shim did not notice"]);
+        let alone = Injected { alone: true, ..injected(Fault::HangShim) };
+        assert_eq!(broken(alone, |r| r.attempts.push(attempt(8_000, 12_000, true))), [""; 0]);
+    }
+}

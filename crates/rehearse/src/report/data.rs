@@ -1,0 +1,556 @@
+//! What a report says, as data: the schema of `berth rehearse --json` and the page's only input.
+//!
+//! Times are milliseconds from the start of the load of their run, so the start of the old instance
+//! is before zero. Waits are milliseconds from when the timetable wanted a request to its whole
+//! answer. Names of instances are those of [`Ran::instances`]; maps by instance have no other keys
+//! unless somebody else answered.
+//!
+//! `docs/report.schema.json` is made from these types and their comments, and a test compares the two.
+//! A change that an old reader would misunderstand gets a new [`VERSION`]. A new field does not: readers pass over what
+//! they do not know, and where an older report lacks it, it has a default (`#[serde(default)]`, which also keeps it out of
+//! the schema's `required`).
+
+use crate::plan;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The version of this schema.
+pub const VERSION: u32 = 1;
+
+/// A rehearsal: what it was, where it was made, and each of its runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Report {
+    /// Version of the schema: 1.
+    pub version: u32,
+    /// Version of the berth that made it.
+    pub berth_version: String,
+    /// When it was made, in RFC 3339 and UTC.
+    pub made_at: String,
+    /// The command that makes it again.
+    pub command: Command,
+    /// Seed of everything random in the load.
+    pub seed: Option<u64>,
+    /// Where it was made.
+    pub environment: Environment,
+    /// Why it ended before its end; what it had gathered until then is here.
+    pub aborted: Option<String>,
+    /// One a way to the instances, in the order in which they were made.
+    pub runs: Vec<Run>,
+}
+
+/// A command, for programs and for people.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Command {
+    /// Its words.
+    pub argv: Vec<String>,
+    /// The same, quoted for a shell.
+    pub shell: String,
+}
+
+/// The machine and the programs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Environment {
+    /// Name, release and architecture of the kernel.
+    pub kernel: String,
+    /// Model of the processors.
+    pub cpu_model: String,
+    /// Processors that this process may use.
+    pub cpus: u32,
+    /// Memory of the machine.
+    pub memory_bytes: u64,
+    /// Files that a process may have open.
+    pub open_files_limit: u64,
+    /// Settings of the kernel that decide how connections fare, by their name for sysctl.
+    pub sysctls: BTreeMap<String, String>,
+    /// The programs that took part.
+    pub programs: Vec<Program>,
+}
+
+/// A program that took part.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Program {
+    /// What it was there for: `old`, `new`, `etcd`, `haproxy`, `berth` where it is another one than that which made the report.
+    pub role: String,
+    /// Which version, as it says itself.
+    pub version: String,
+}
+
+/// The way from clients to instances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Via {
+    /// Through shims.
+    Berth,
+    /// Through a HAProxy beside each instance.
+    Haproxy,
+    /// Straight to instances that share the port (`--permit-port-sharing`).
+    PortSharing,
+    /// Straight to each instance's own address: the control.
+    Direct,
+}
+
+impl fmt::Display for Via {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Berth => "berth",
+            Self::Haproxy => "HAProxy",
+            Self::PortSharing => "port sharing",
+            Self::Direct => "direct",
+        })
+    }
+}
+
+/// One upgrade, or several back and forth, one way.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Run {
+    /// The way from clients to instances.
+    pub via: Via,
+    /// Who gets SIGTERM when: `side-container`, `native-side-container`, `node` or `run`.
+    pub topology: String,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// What came of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It was not made, for this reason.
+    Skipped(String),
+    /// It was made, perhaps not to its end.
+    Ran(Box<Ran>),
+}
+
+/// A run that was made.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Ran {
+    /// How long the load lasted.
+    pub load_ms: u64,
+    /// In the order in which they were started.
+    pub instances: Vec<Instance>,
+    /// What was lost.
+    pub verdict: Verdict,
+    /// What was promised under each fault, and what came of that.
+    pub promises: Vec<Promise>,
+    /// Sums.
+    pub figures: Figures,
+    /// The same over time.
+    pub timeline: Timeline,
+    /// What happened to the instances, in order.
+    pub marks: Vec<Mark>,
+    /// One a watch.
+    pub watches: Vec<Watch>,
+    /// One a client that keeps a copy of objects.
+    pub informers: Vec<Informer>,
+    /// Connections that dialed the instances themselves meanwhile, by instance: what happens to them
+    /// nothing in between can have done.
+    pub control_streams: BTreeMap<String, ControlStreams>,
+    /// Times for which the Service `kubernetes` named nobody; none: not looked at.
+    pub endpoint_gaps: Option<Vec<Period>>,
+}
+
+/// Connections to an instance itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ControlStreams {
+    /// How many there were.
+    pub opened: u64,
+    /// How many of them ended during the load.
+    pub ended: u64,
+}
+
+/// From when to when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Period {
+    /// From when.
+    pub from_ms: i64,
+    /// Until when.
+    pub to_ms: i64,
+}
+
+/// An apiserver.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Instance {
+    /// Its name everywhere else in the run.
+    pub name: String,
+    /// Which version it serves.
+    pub version: String,
+}
+
+/// What was lost. *Lost* is a new connection that was refused, reset or not answered within 15 s, or a
+/// stream that ended before its instance ended it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Verdict {
+    /// Nothing was lost beyond what was promised, every promise was kept, and the run would have shown
+    /// it otherwise.
+    pub held: bool,
+    /// In one sentence.
+    pub summary: String,
+    /// What was lost, by kind.
+    pub lost: Vec<Tally>,
+    /// What the instances ended or turned away themselves: not lost.
+    pub apart: Vec<Tally>,
+    /// The same of a run that dialed the instances directly.
+    pub control: Option<Vec<Tally>>,
+    /// Why nothing can be concluded, or what else was not as it should be.
+    pub objections: Vec<String>,
+    /// What is worth knowing and is nothing against the run.
+    pub notes: Vec<String>,
+    /// The first of each kind of loss, in words.
+    pub examples: Vec<String>,
+}
+
+/// How many there were of one kind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Tally {
+    /// The kind's name, which does not change: see [`Timeline::lost`].
+    pub kind: String,
+    /// The kind in words.
+    pub text: String,
+    /// How many.
+    pub count: u64,
+}
+
+/// What berth promises under a fault, and whether it was kept.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Promise {
+    /// The fault, as `--fault` names it.
+    pub fault: String,
+    /// To which instance it was done.
+    pub instance: String,
+    /// When it began.
+    pub from_ms: i64,
+    /// When all was as before again; none: that was not seen.
+    pub to_ms: Option<i64>,
+    /// What is promised, in words.
+    pub promise: String,
+    /// It was kept.
+    pub held: bool,
+    /// What was seen of it, in words; if it was not kept, why.
+    pub what_happened: Vec<String>,
+    /// Losses that it allows, by kind: not lost.
+    pub allowed: Vec<Tally>,
+}
+
+/// Sums of a run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Figures {
+    /// All requests of all clients.
+    pub requests: u64,
+    /// Those that had to connect first.
+    pub new_connections: u64,
+    /// Those by the instance that answered.
+    pub new_connections_by_instance: BTreeMap<String, u64>,
+    /// Half of the requests waited no longer.
+    pub wait_p50_ms: f64,
+    /// 99 % of the requests waited no longer.
+    pub wait_p99_ms: f64,
+    /// The longest wait.
+    pub wait_max_ms: f64,
+    /// Longest time without any good answer.
+    pub longest_silence_ms: f64,
+    /// Whole seconds of the load without any good answer.
+    pub silent_s: u64,
+    /// Events that watches saw.
+    pub watch_events: u64,
+    /// Times that watches and informers listed again.
+    #[serde(default)]
+    pub relists: u64,
+    /// Times that they were told 410: their revision was older than what the instance knew.
+    #[serde(default)]
+    pub expired: u64,
+    /// Large answers that were read slowly to their end.
+    pub slow_reads: u64,
+    /// Connections that failed because a certificate was not the right one.
+    pub x509_errors: u64,
+    /// Lines of apiservers' logs that tell of a certificate that they do not trust; none: stand-ins
+    /// write no such lines.
+    pub logged_x509_errors: Option<u64>,
+    /// Time for which the Service `kubernetes` named nobody: the sum of [`Ran::endpoint_gaps`].
+    pub endpoint_gap_ms: Option<f64>,
+}
+
+/// A run in steps of equal length from zero on. All lists have the same length.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Timeline {
+    /// Length of a step.
+    pub step_ms: u64,
+    /// Good answers that came in a step, by instance.
+    pub answered: BTreeMap<String, Vec<u64>>,
+    /// What was seen to be lost in a step, by kind: `refused`, `reset`, `closed`, `unanswered`, `tls`,
+    /// `http`, `bad_status`, `stream_ended`, `event_missed`, `event_doubled`.
+    pub lost: BTreeMap<String, Vec<u64>>,
+    /// Losses of a step that promises under faults allow.
+    pub allowed: Vec<u64>,
+    /// Streams that their instance ended.
+    pub ended_by_instance: Vec<u64>,
+    /// Median wait of the answers that came in a step; none: none came.
+    pub wait_p50_ms: Vec<Option<f64>>,
+    /// 99 % of them waited no longer.
+    pub wait_p99_ms: Vec<Option<f64>>,
+    /// The longest.
+    pub wait_max_ms: Vec<Option<f64>>,
+    /// Kept connections and watches that are open at the end of a step, by instance.
+    pub open_connections: BTreeMap<String, Vec<u64>>,
+}
+
+/// A moment at which something happened to an instance.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Mark {
+    /// When.
+    pub at_ms: i64,
+    /// To which instance.
+    pub instance: String,
+    /// What.
+    pub what: MarkKind,
+    /// More of it in words, such as an exit status, or which fault; may be empty.
+    pub text: String,
+}
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum MarkKind {
+    /// Its processes were started.
+    Started,
+    /// Its `/readyz` is 200 from here on.
+    Ready,
+    /// New connections go to it.
+    Joined,
+    /// It was told to stop.
+    Sigterm,
+    /// New connections go to it no more.
+    Left,
+    /// Its last connection is over.
+    Drained,
+    /// Its processes are gone.
+    Exited,
+    /// It was done some harm.
+    Fault,
+}
+
+impl fmt::Display for MarkKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Started => "started",
+            Self::Ready => "ready",
+            Self::Joined => "joined",
+            Self::Sigterm => "SIGTERM",
+            Self::Left => "left",
+            Self::Drained => "drained",
+            Self::Exited => "exited",
+            Self::Fault => "fault",
+        })
+    }
+}
+
+/// One client's watch, over all of its connections.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Watch {
+    /// Its client.
+    pub id: String,
+    /// Events that it saw.
+    pub events: u64,
+    /// Writes that it never saw.
+    pub missed: u64,
+    /// Writes that it saw twice or too late.
+    pub doubled: u64,
+    /// Times that it listed again.
+    #[serde(default)]
+    pub relists: u64,
+    /// Times that it was told 410: its revision was older than what the instance knew.
+    #[serde(default)]
+    pub expired: u64,
+    /// When it was open, and on which instance.
+    pub segments: Vec<Segment>,
+    /// When it was not.
+    pub gaps: Vec<Gap>,
+    /// When it noticed what it missed or saw again, in order.
+    pub flaws: Vec<Flaw>,
+}
+
+/// A moment at which a watch noticed that something was wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Flaw {
+    /// When.
+    pub at_ms: i64,
+    /// Writes that it never saw.
+    pub missed: u64,
+    /// Writes that it saw twice or too late.
+    pub doubled: u64,
+}
+
+/// A time for which a watch was open.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Segment {
+    /// From when.
+    pub from_ms: i64,
+    /// Until when.
+    pub to_ms: i64,
+    /// Who answered it.
+    pub instance: String,
+}
+
+/// A time for which a watch was not open.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Gap {
+    /// From when.
+    pub from_ms: i64,
+    /// Until when.
+    pub to_ms: i64,
+    /// Its instance ended it: not lost.
+    pub by_instance: bool,
+    /// A promise under a fault allows that it was cut: not lost. One that is neither was.
+    #[serde(default)]
+    pub allowed: bool,
+    /// How the client saw its end.
+    pub reason: String,
+}
+
+/// A client that lists and watches to keep a copy of objects, against what was written. One named `informer-N` of
+/// all objects, `quiet-N` of what nobody writes during the load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Informer {
+    /// Its client.
+    pub id: String,
+    /// Objects that were written and not deleted.
+    pub written: u64,
+    /// Objects that it holds at the end.
+    pub held: u64,
+    /// Objects that were written and that it does not hold, or never heard of before they went.
+    pub missing: u64,
+    /// Objects that it holds although they were deleted.
+    pub stale: u64,
+    /// Objects that it was told of twice.
+    pub doubled: u64,
+    /// Times that it listed again.
+    pub relists: u64,
+    /// Times that it was told 410: its revision was older than what the instance knew.
+    #[serde(default)]
+    pub expired: u64,
+}
+
+impl Command {
+    /// A command of these words.
+    pub fn new(argv: Vec<String>) -> Self {
+        let shell = argv.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+        Self { argv, shell }
+    }
+}
+
+/// As a shell reads it, and as a person writes it: `--name='a value'`.
+fn quoted(word: &str) -> String {
+    let plain = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    match word.split_once('=').filter(|(name, _)| plain(name)) {
+        Some((name, value)) => format!("{name}={}", shell_words::quote(value)),
+        None => shell_words::quote(word).into_owned(),
+    }
+}
+
+impl From<plan::Via> for Via {
+    fn from(via: plan::Via) -> Self {
+        match via {
+            plan::Via::Berth => Self::Berth,
+            plan::Via::Haproxy => Self::Haproxy,
+            plan::Via::PortSharing => Self::PortSharing,
+            plan::Via::Direct => Self::Direct,
+        }
+    }
+}
+
+impl Verdict {
+    /// All that was lost.
+    pub fn lost(&self) -> u64 {
+        self.lost.iter().map(|tally| tally.count).sum()
+    }
+}
+
+impl Ran {
+    /// All that promises under faults allowed to be lost.
+    pub fn allowed(&self) -> u64 {
+        self.promises.iter().flat_map(|promise| &promise.allowed).map(|tally| tally.count).sum()
+    }
+}
+
+impl Gap {
+    /// It was cut, and nothing allows that.
+    pub fn lost(&self) -> bool {
+        !self.by_instance && !self.allowed
+    }
+}
+
+impl Mark {
+    /// Who and what, in a few words.
+    pub fn words(&self) -> String {
+        match self.what {
+            // A version that is wrong on purpose is named by what is wrong with it.
+            MarkKind::Fault if self.text == self.instance => self.text.clone(),
+            MarkKind::Fault if !self.text.is_empty() => format!("{} {}", self.instance, self.text),
+            what => format!("{} {what}", self.instance),
+        }
+    }
+}
+
+impl Run {
+    /// What was made, unless it was skipped.
+    pub fn ran(&self) -> Option<&Ran> {
+        match &self.outcome {
+            Outcome::Ran(ran) => Some(ran),
+            Outcome::Skipped(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `BERTH_BLESS=1 cargo test schema` writes it.
+    #[test]
+    fn the_schema_that_is_documented_is_the_one_that_is() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/report.schema.json");
+        let schema = serde_json::to_string_pretty(&schemars::schema_for!(Report)).unwrap() + "\n";
+        if std::env::var_os("BERTH_BLESS").is_some() {
+            std::fs::write(path, &schema).unwrap();
+        }
+        assert!(std::fs::read_to_string(path).unwrap() == schema, "{path}: BERTH_BLESS=1 cargo test schema writes it");
+    }
+
+    #[test]
+    fn words_are_quoted() {
+        let argv = ["berth", "--rate=9", "--new=a b", "--old", "it's; $(x)", ""];
+        let command = Command::new(argv.map(String::from).into());
+        assert_eq!(command.shell, r"berth --rate=9 --new='a b' --old 'it'\''s; $(x)' ''");
+        let text = serde_json::to_string(&command).unwrap();
+        assert_eq!(serde_json::from_str::<Command>(&text).unwrap(), command);
+    }
+
+    #[test]
+    fn kinds_have_steady_names() {
+        assert_eq!(serde_json::to_string(&[Via::PortSharing, Via::Haproxy]).unwrap(), r#"["port-sharing","haproxy"]"#);
+        assert_eq!(serde_json::to_string(&MarkKind::Sigterm).unwrap(), r#""sigterm""#);
+    }
+}

@@ -1,0 +1,325 @@
+//! From what a rehearsal wrote down and judged to a report's data; pure.
+//!
+//! One function a part of the data: a new kind of client or figure changes that one. `streams` makes
+//! lives of connections out of attempts and ends, `series` cuts all into steps.
+
+mod series;
+mod streams;
+#[cfg(test)]
+mod tests;
+
+use super::data::{
+    self, Command, ControlStreams, Figures, Informer, Instance, Mark, MarkKind, Outcome, Period, Program, Promise, Ran,
+    Report, Run, Tally, Verdict,
+};
+use super::{environment, format};
+use crate::plan::{Plan, Via};
+use crate::promise::Promise as Promised;
+use crate::record::{Mark as Told, Record, Stamp};
+use crate::verdict::{Loss, Verdict as Judged};
+use crate::{Outcome as Rehearsed, Run as Played};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::time::Duration;
+
+/// The report of a rehearsal, made now and here. The runs are in the order of the plan.
+pub fn report(plan: &Plan, rehearsed: &Rehearsed, argv: Vec<String>) -> Report {
+    let topology = plan.topology.to_string();
+    let control = rehearsed.runs.iter().find(|run| run.via == Via::Direct).map(|run| &run.verdict);
+    let one = |via: &Via| {
+        let via_is = |run: &&Played| run.via == *via;
+        let skipped = || rehearsed.skipped.iter().find(|(other, _)| other == via);
+        let outcome = match rehearsed.runs.iter().find(via_is) {
+            Some(played) => Outcome::Ran(Box::new(ran(played, control))),
+            None => Outcome::Skipped(skipped()?.1.clone()),
+        };
+        Some(Run { via: (*via).into(), topology: topology.clone(), outcome })
+    };
+    Report {
+        version: data::VERSION,
+        berth_version: berth_node::VERSION.to_owned(),
+        made_at: environment::now(),
+        command: Command::new(argv),
+        seed: Some(plan.load.seed),
+        environment: environment::look(programs(plan, rehearsed)),
+        aborted: rehearsed.aborted.as_ref().map(ToString::to_string),
+        runs: plan.runs.iter().filter_map(one).collect(),
+    }
+}
+
+/// The apiservers, each once, and what was between or behind them.
+fn programs(plan: &Plan, rehearsed: &Rehearsed) -> Vec<Program> {
+    let mut seen = BTreeSet::new();
+    let players = rehearsed.runs.iter().flat_map(|run| &run.record.players);
+    let known = players.filter_map(|player| Some((player, player.version.as_ref()?)));
+    let new = known.filter(|(player, _)| seen.insert(player.name.as_str()));
+    let apiservers = new.map(|(player, version)| Program { role: player.name.clone(), version: version.clone() });
+    let etcd = plan.etcd.as_ref().and_then(|program| environment::ask("etcd", program.as_os_str(), "--version"));
+    let haproxy = rehearsed.runs.iter().find(|run| run.via == Via::Haproxy);
+    let haproxy = haproxy.and_then(|_| environment::ask("haproxy", "haproxy".as_ref(), "-v"));
+    // Of this program the version is in the report already.
+    let berth = plan.berth.as_ref().and_then(|program| environment::ask("berth", program.as_os_str(), "--version"));
+    apiservers.chain(etcd).chain(haproxy).chain(berth).collect()
+}
+
+fn ran(played: &Played, control: Option<&Judged>) -> Ran {
+    let (record, judged) = (&played.record, &played.verdict);
+    let span = Span::of(record);
+    let lives = streams::lives(record, &span);
+    let instance = |player: &crate::record::Player| Instance {
+        name: player.name.clone(),
+        version: player.version.clone().unwrap_or_default(),
+    };
+    Ran {
+        load_ms: span.over.since(span.began).as_millis() as u64,
+        instances: record.players.iter().map(instance).collect(),
+        verdict: verdict(played, control),
+        figures: figures(record, judged, &span),
+        timeline: series::timeline(record, judged, &lives, &span),
+        marks: marks(record, judged, &span),
+        watches: streams::watches(record, judged, &lives, &span),
+        informers: informers(record),
+        control_streams: control_streams(record),
+        endpoint_gaps: endpoint_gaps(record, &span),
+        promises: judged.promises.iter().map(|promised| promise(promised, &span)).collect(),
+    }
+}
+
+/// The load, and all that came of it.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    /// Zero of all times.
+    began: Stamp,
+    /// End of the timetables.
+    over: Stamp,
+    /// The last answer, or `over` if that is later.
+    last: Stamp,
+}
+
+impl Span {
+    fn load(&self) -> Range<Stamp> {
+        self.began..self.over
+    }
+
+    /// An aborted run did not come to the end of its load, and perhaps not to its beginning.
+    fn of(record: &Record) -> Self {
+        let first = record.attempts.iter().map(|a| a.due).min();
+        let last = record.attempts.iter().map(|a| a.done).max();
+        let began = record.began.or(first).unwrap_or(Stamp(0));
+        let over = record.over.or(last).unwrap_or(began).max(began);
+        Self { began, over, last: last.map_or(over, |last| last.max(over)) }
+    }
+
+    fn ms(&self, at: Stamp) -> i64 {
+        let ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+        if at < self.began { -ms(self.began.since(at)) } else { ms(at.since(self.began)) }
+    }
+}
+
+fn verdict(played: &Played, control: Option<&Judged>) -> Verdict {
+    let judged = &played.verdict;
+    let unfinished = played.failed.iter().map(|why| format!("it did not come to its end: {why}"));
+    let objections: Vec<String> = unfinished.chain(judged.objections.iter().cloned()).collect();
+    Verdict {
+        held: judged.held() && objections.is_empty(),
+        summary: summary(played, objections.first()),
+        lost: judged.lost.iter().map(|(loss, &count)| lost(*loss, count)).collect(),
+        apart: apart(judged),
+        control: control.map(apart),
+        objections,
+        notes: judged.notes.clone(),
+        examples: judged.examples.clone(),
+    }
+}
+
+fn lost(loss: Loss, count: u64) -> Tally {
+    let (kind, _, text) = name(loss);
+    tally(kind, text, count)
+}
+
+fn tally(kind: &str, text: &str, count: u64) -> Tally {
+    Tally { kind: kind.to_owned(), text: text.to_owned(), count }
+}
+
+/// A loss's name in the data, which does not change, and what one and several are called.
+fn name(loss: Loss) -> (&'static str, &'static str, &'static str) {
+    match loss {
+        Loss::Refused => ("refused", "connection refused", "connections refused"),
+        Loss::Reset => ("reset", "connection reset", "connections reset"),
+        Loss::Closed => ("closed", "connection closed without an answer", "connections closed without an answer"),
+        Loss::Unanswered => ("unanswered", "request unanswered for 15 s", "requests unanswered for 15 s"),
+        Loss::Tls => ("tls", "TLS error", "TLS errors"),
+        Loss::Http => ("http", "HTTP error", "HTTP errors"),
+        Loss::BadStatus => ("bad_status", "error status", "error statuses"),
+        Loss::StreamEnded => ("stream_ended", "stream cut", "streams cut"),
+        Loss::EventMissed => ("event_missed", "watch event missed", "watch events missed"),
+        Loss::EventDoubled => ("event_doubled", "watch event doubled", "watch events doubled"),
+    }
+}
+
+fn apart(judged: &Judged) -> Vec<Tally> {
+    let apart = [
+        ("ended_by_instance", "streams that their instance ended", judged.ended_by_instance),
+        ("turned_away", "requests that their instance turned away", judged.turned_away),
+        ("allowed", "losses that a promise under a fault allows", judged.allowed()),
+    ];
+    let apart = apart.into_iter().filter(|(kind, _, count)| *kind != "allowed" || *count > 0);
+    apart.map(|(kind, text, count)| tally(kind, text, count)).collect()
+}
+
+fn summary(played: &Played, objection: Option<&String>) -> String {
+    let judged = &played.verdict;
+    let requests = format::of(judged.requests, "request", "requests");
+    let connections = format::count(judged.new_connections);
+    let broken = judged.promises.iter().filter(|p| !p.held()).count() as u64;
+    let broke = match broken {
+        0 => String::new(),
+        _ => format!(" {}.", format::of(broken, "promise was broken", "promises were broken")),
+    };
+    let words = |(loss, &count): (&Loss, &u64)| {
+        let (_, one, many) = name(*loss);
+        format::of(count, one, many)
+    };
+    let lost = judged.lost.iter().map(words).collect::<Vec<_>>().join(", ");
+    match (judged.lost(), objection) {
+        (1.., _) => format!("Of {requests}, {connections} of them on a new connection: {lost}.{broke}"),
+        (0, Some(objection)) => {
+            let objection = objection.lines().next().unwrap_or_default().trim_end_matches([';', ':', '.']);
+            format!("Of {requests} nothing was seen to be lost, but {objection}.{broke}")
+        }
+        (0, None) if broken > 0 => format!("Of {requests} nothing else was lost.{broke}"),
+        (0, None) => {
+            let longest = format::wait(millis(judged.longest_wait));
+            let all = match judged.allowed() {
+                0 => format!("All of {requests} were answered, {connections} of them on a new connection"),
+                allowed => {
+                    let allowed = format::of(allowed, "loss that a promise allows", "losses that promises allow");
+                    format!(
+                        "Of {requests}, {connections} of them on a new connection, nothing was lost beyond {allowed}"
+                    )
+                }
+            };
+            let watched = match played.record.watches.len() as u64 {
+                0 => String::new(),
+                1 => " The watch saw every write once.".to_owned(),
+                watches => format!(" {} watches saw every write once.", format::count(watches)),
+            };
+            let kept = match judged.informers {
+                0 => String::new(),
+                1 => " The informer holds exactly what was written.".to_owned(),
+                informers => format!(" {} informers hold exactly what was written.", format::count(informers)),
+            };
+            format!("{all}; the longest took {longest}.{watched}{kept}")
+        }
+    }
+}
+
+fn promise(promised: &Promised, span: &Span) -> Promise {
+    let broken = promised.broken.iter().map(|why| format!("broken: {why}"));
+    Promise {
+        fault: promised.fault.to_string(),
+        instance: promised.instance.clone(),
+        from_ms: span.ms(promised.at),
+        to_ms: promised.over.map(|over| span.ms(over)),
+        promise: promised.text.to_owned(),
+        held: promised.held(),
+        what_happened: broken.chain(promised.seen.iter().cloned()).collect(),
+        allowed: promised.allowed_by_kind().into_iter().map(|(loss, count)| lost(loss, count)).collect(),
+    }
+}
+
+fn millis(time: Duration) -> f64 {
+    // Microseconds are as fine as the waits are measured.
+    time.as_micros() as f64 / 1e3
+}
+
+fn figures(record: &Record, judged: &Judged, span: &Span) -> Figures {
+    Figures {
+        requests: judged.requests,
+        new_connections: judged.new_connections,
+        new_connections_by_instance: judged.connections.clone(),
+        wait_p50_ms: millis(judged.median_wait),
+        wait_p99_ms: millis(judged.p99_wait),
+        wait_max_ms: millis(judged.longest_wait),
+        longest_silence_ms: millis(record.longest_silence(&span.load())),
+        silent_s: series::silent_s(record, span),
+        watch_events: judged.watch_events,
+        relists: judged.relists,
+        expired: judged.expired,
+        slow_reads: record.slow_reads,
+        x509_errors: judged.x509_errors,
+        logged_x509_errors: judged.logged_x509_errors,
+        endpoint_gap_ms: judged.service_gap.map(millis),
+    }
+}
+
+fn informers(record: &Record) -> Vec<Informer> {
+    let informer = |told: &crate::record::Informer| Informer {
+        id: told.id.clone(),
+        written: told.written,
+        held: told.held,
+        missing: told.missing,
+        stale: told.stale,
+        doubled: told.doubled,
+        relists: told.relists,
+        expired: told.expired,
+    };
+    let mut informers: Vec<Informer> = record.informers.iter().map(informer).collect();
+    // They are noted as they come to their end.
+    informers.sort_unstable_by(|a, b| a.id.cmp(&b.id));
+    informers
+}
+
+fn control_streams(record: &Record) -> BTreeMap<String, ControlStreams> {
+    let mut streams: BTreeMap<String, ControlStreams> = BTreeMap::new();
+    for (instance, opened) in &record.control.streams {
+        streams.entry(instance.clone()).or_default().opened = *opened;
+    }
+    for end in &record.control.ends {
+        streams.entry(end.instance.clone()).or_default().ended += 1;
+    }
+    streams
+}
+
+fn endpoint_gaps(record: &Record, span: &Span) -> Option<Vec<Period>> {
+    let period = |(from, to): &(Stamp, Stamp)| Period { from_ms: span.ms(*from), to_ms: span.ms(*to) };
+    Some(record.endpoint_gaps.as_ref()?.iter().map(period).collect())
+}
+
+/// Each once, in order. Where the script told an instance to stop, it need not say so itself.
+fn marks(record: &Record, judged: &Judged, span: &Span) -> Vec<Mark> {
+    let moments = &record.moments;
+    let mut marks: BTreeMap<(i64, &str, MarkKind), String> = BTreeMap::new();
+    for moment in &moments.0 {
+        let what = match moment.mark {
+            Told::Started => MarkKind::Started,
+            Told::Ready => MarkKind::Ready,
+            Told::Joined => MarkKind::Joined,
+            Told::Signalled => MarkKind::Sigterm,
+            Told::Terminating if moments.first(&moment.instance, Told::Signalled).is_none() => MarkKind::Sigterm,
+            Told::Left => MarkKind::Left,
+            Told::Drained => MarkKind::Drained,
+            Told::Exited => MarkKind::Exited,
+            Told::Listening | Told::Terminating | Told::Draining => continue,
+        };
+        marks.insert((span.ms(moment.at), &moment.instance, what), moment.text.clone());
+    }
+    for promised in &judged.promises {
+        marks.insert((span.ms(promised.at), &promised.instance, MarkKind::Fault), promised.fault.to_string());
+    }
+    // What both an instance and the script saw is told once, until something happens to the instance.
+    let mut told: BTreeSet<(&str, MarkKind)> = BTreeSet::new();
+    marks.retain(|(_, instance, what), _| {
+        if matches!(what, MarkKind::Started | MarkKind::Exited | MarkKind::Fault) {
+            told.retain(|(other, _)| other != instance);
+        }
+        told.insert((*instance, *what))
+    });
+    let mark = |((at_ms, instance, what), text): ((i64, &str, MarkKind), String)| Mark {
+        at_ms,
+        instance: instance.to_owned(),
+        what,
+        text,
+    };
+    marks.into_iter().map(mark).collect()
+}

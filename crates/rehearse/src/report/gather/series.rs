@@ -1,0 +1,120 @@
+//! A run cut into steps.
+
+use super::streams::Lives;
+use super::{Span, millis, name};
+use crate::record::{Answer, Flaw, Record, Stamp};
+use crate::report::data::Timeline;
+use crate::verdict::{Loss, Verdict};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Steps that a timeline has at most: about as many as a plot can show.
+const STEPS: u64 = 200;
+
+/// Lengths of a step from which the first that makes few enough is taken, in ms.
+const LENGTHS: [u64; 9] = [50, 100, 200, 250, 500, 1_000, 2_000, 5_000, 10_000];
+
+pub(super) fn timeline(record: &Record, verdict: &Verdict, lives: &Lives<'_>, span: &Span) -> Timeline {
+    let steps = Steps::of(span);
+    let mut timeline = Timeline {
+        step_ms: steps.length_ms,
+        allowed: vec![0; steps.count],
+        ended_by_instance: vec![0; steps.count],
+        ..Timeline::default()
+    };
+    let mut waits = vec![Vec::new(); steps.count];
+    for attempt in &record.attempts {
+        let Some(step) = steps.at(attempt.done) else { continue };
+        if let Answer::Good { instance } = &attempt.answer {
+            steps.count(&mut timeline.answered, instance, step, 1);
+        }
+        if !matches!(attempt.answer, Answer::Failed(_)) {
+            waits[step].push(attempt.done.since(attempt.due));
+        }
+    }
+    for (at, loss) in &verdict.losses {
+        if let Some(step) = steps.at(*at) {
+            steps.count(&mut timeline.lost, name(*loss).0, step, 1);
+        }
+    }
+    for (at, flaw) in record.watches.iter().flat_map(|watch| &watch.flaws) {
+        let (loss, count) = match *flaw {
+            Flaw::Missed(count) => (Loss::EventMissed, count),
+            Flaw::Doubled(count) => (Loss::EventDoubled, count),
+        };
+        // What was never seen is noticed when all is over.
+        let step = steps.at(*at).unwrap_or(steps.count - 1);
+        steps.count(&mut timeline.lost, name(loss).0, step, count);
+    }
+    let allowed = verdict.promises.iter().flat_map(|promise| &promise.allowed);
+    for step in allowed.filter_map(|(at, _)| steps.at(*at)) {
+        timeline.allowed[step] += 1;
+    }
+    for step in verdict.ends_by_instance.iter().filter_map(|(at, _)| steps.at(*at)) {
+        timeline.ended_by_instance[step] += 1;
+    }
+    for waits in &mut waits {
+        waits.sort_unstable();
+        timeline.wait_p50_ms.push(quantile(waits, 0.5));
+        timeline.wait_p99_ms.push(quantile(waits, 0.99));
+        timeline.wait_max_ms.push(quantile(waits, 1.0));
+    }
+    for life in lives.values().flatten() {
+        let open = (0..steps.count).filter(|step| (life.from..life.to).contains(&steps.end(*step, span)));
+        open.for_each(|step| steps.count(&mut timeline.open_connections, life.instance, step, 1));
+    }
+    timeline
+}
+
+/// The whole seconds without a good answer.
+pub(super) fn silent_s(record: &Record, span: &Span) -> u64 {
+    let seconds = span.over.since(span.began).as_secs();
+    let answers = record.good_answers(&span.load());
+    let mut answered: Vec<u64> = answers.iter().map(|at| at.since(span.began).as_secs()).collect();
+    answered.dedup();
+    seconds - answered.iter().filter(|second| **second < seconds).count() as u64
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Steps {
+    began: Stamp,
+    length_ms: u64,
+    count: usize,
+}
+
+impl Steps {
+    fn of(span: &Span) -> Self {
+        let all = u64::try_from(span.last.since(span.began).as_millis()).unwrap_or(u64::MAX);
+        let few_enough = LENGTHS.into_iter().find(|length| all / length < STEPS);
+        let length_ms = few_enough.unwrap_or_else(|| (all / STEPS).next_multiple_of(10_000));
+        // The last moment is in a step too.
+        Self { began: span.began, length_ms, count: usize::try_from(all / length_ms).unwrap_or(0) + 1 }
+    }
+
+    fn at(self, at: Stamp) -> Option<usize> {
+        let step = at.since(self.began).as_millis() / u128::from(self.length_ms);
+        usize::try_from(step).ok().filter(|step| at >= self.began && *step < self.count)
+    }
+
+    /// The last step ends with the load, when connections are still there.
+    fn end(self, step: usize, span: &Span) -> Stamp {
+        let end = self.began.plus(Duration::from_millis(self.length_ms * (step as u64 + 1)));
+        end.min(Stamp(span.over.0.saturating_sub(1)))
+    }
+
+    fn count(self, series: &mut BTreeMap<String, Vec<u64>>, key: &str, step: usize, more: u64) {
+        if let Some(counts) = series.get_mut(key) {
+            counts[step] += more;
+        } else {
+            let mut counts = vec![0; self.count];
+            counts[step] = more;
+            series.insert(key.to_owned(), counts);
+        }
+    }
+}
+
+/// Nearest rank, of sorted values.
+fn quantile(sorted: &[Duration], q: f64) -> Option<f64> {
+    let rank = (sorted.len() as f64 * q).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().map(millis)
+}

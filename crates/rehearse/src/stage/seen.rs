@@ -1,0 +1,164 @@
+//! What can be seen of an instance from outside: in a shim's log, from a shim's answer, in /proc.
+
+use super::super::plan::Via;
+use super::super::record::{Mark, Recorder, Stamp};
+use super::super::topology::{Layout, NODE};
+use super::Setting;
+use super::process::Listener;
+use berth_node::instance::InstanceId;
+use berth_node::ipc;
+use berth_node::ipc::wire::{Ask, Reply};
+use berth_node::registry::instance::{self, Listed, Record};
+use berth_node::registry::{BerthDir, RunDir};
+use berth_node::terms::{Phase, Standing};
+use berth_os::holder;
+use nix::unistd::Pid;
+use serde::Deserialize;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// What errors of Go's crypto/x509 begin with.
+const X509: &str = "x509: ";
+
+/// A line of a shim's log, as far as it matters here.
+#[derive(Debug, Deserialize)]
+struct Line {
+    message: String,
+    #[serde(default)]
+    instance: String,
+}
+
+/// Hears from a shim's log when an instance joins and leaves, and from a real apiserver's when it met
+/// another's certificate.
+pub(super) fn hear(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Listener {
+    let (owner, recorder) = (owner.to_owned(), Arc::clone(recorder));
+    Arc::new(move |line| {
+        let at = Stamp::now();
+        if line.contains(X509) {
+            recorder.note(|r| r.logged_x509_errors += 1);
+        }
+        if layout.via != Via::Berth {
+            return;
+        }
+        if let Some((instance, mark)) = serde_json::from_str(line).ok().and_then(|line| told(&owner, &line)) {
+            recorder.note(|r| {
+                // What the instance told itself is more exact.
+                let known = r.moments.last(&instance, mark) > r.moments.last(&instance, Mark::Started);
+                if mark != Mark::Ready || !known {
+                    r.moments.add(&instance, mark, at);
+                }
+            });
+        }
+    })
+}
+
+/// What a line tells of whom. A node shim joins once; with it, an instance joins when it is ready.
+fn told(owner: &str, line: &Line) -> Option<(String, Mark)> {
+    let (message, instance) = (line.message.as_str(), &line.instance);
+    if owner == NODE {
+        return match message {
+            "ready" => Some((instance.clone(), Mark::Joined)),
+            _ if message.contains("not ready any more") => Some((instance.clone(), Mark::Left)),
+            _ => None,
+        };
+    }
+    match message {
+        "ready" if instance == owner => Some((owner.to_owned(), Mark::Ready)),
+        "joined" => Some((owner.to_owned(), Mark::Joined)),
+        "left" => Some((owner.to_owned(), Mark::Left)),
+        _ => None,
+    }
+}
+
+/// Whether a shim says that it listens and that an instance is ready, or why not.
+pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<(), String> {
+    let berth = berth(setting).ok_or("nobody was in the run directory yet")?;
+    let shim = InstanceId::parse(shim).map_err(|error| error.to_string())?;
+    let path = berth.socket_path(&shim).map_err(|error| error.to_string())?;
+    let status = match ipc::ask(&path, Ask::Status).await {
+        Ok(Reply::Status(status)) => status,
+        Ok(reply) => return Err(format!("its shim says {reply:?}")),
+        Err(error) => return Err(format!("its shim cannot be asked: {error}")),
+    };
+    match status.instances.iter().find(|i| i.instance.as_str() == name) {
+        Some(own) if own.standing != Standing::Ready => Err(own.last_probe.clone()),
+        Some(_) if status.state != Phase::Joined => Err(format!("its shim has not joined: {}", status.state.as_str())),
+        Some(_) => Ok(()),
+        None => Err("its shim does not know it yet".into()),
+    }
+}
+
+/// What `berth exec` recorded of an instance.
+pub(super) fn record(setting: &Setting, name: &str) -> Option<Record> {
+    listed(setting, name).map(|listed| listed.record)
+}
+
+/// The same of one that lives.
+pub(super) fn living(setting: &Setting, name: &str) -> Option<Record> {
+    listed(setting, name).filter(|listed| listed.alive).map(|listed| listed.record)
+}
+
+fn listed(setting: &Setting, name: &str) -> Option<Listed> {
+    let listing = instance::list(&berth(setting)?).ok()?;
+    listing.instances.into_iter().find(|listed| listed.record.instance.as_str() == name)
+}
+
+fn berth(setting: &Setting) -> Option<BerthDir> {
+    RunDir::find(&setting.run_dir()).ok()??.berth(setting.address).ok()
+}
+
+/// Whether a process has a listening socket on an address.
+pub(super) fn listens(pid: Pid, address: SocketAddr) -> bool {
+    let inodes = listeners(address).unwrap_or_default();
+    let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    descriptors.flatten().any(|fd| {
+        let target = std::fs::read_link(fd.path()).unwrap_or_default();
+        let target = target.to_string_lossy();
+        let inode = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')?.parse().ok());
+        inode.is_some_and(|inode| inodes.contains(&inode))
+    })
+}
+
+/// Inodes of the sockets that listen on an address. The kernel lists listening sockets first; what
+/// follows, a line for each of ten thousand connections that are over, would take half a second to read.
+fn listeners(address: SocketAddr) -> io::Result<Vec<u64>> {
+    let mut inodes = Vec::new();
+    for line in BufReader::new(File::open("/proc/self/net/tcp")?).lines().skip(1) {
+        match holder::parse(&line?).first() {
+            Some(entry) if entry.state != holder::LISTEN => break,
+            Some(entry) if entry.local == address => inodes.push(entry.inode),
+            _ => {}
+        }
+    }
+    Ok(inodes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_seen_and_its_end_too() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        assert!(listens(nix::unistd::getpid(), address));
+        assert!(!listens(nix::unistd::getppid(), address));
+        drop(listener);
+        assert!(!listens(nix::unistd::getpid(), address));
+    }
+
+    #[test]
+    fn shims_tell_of_themselves_and_a_node_shim_of_all() {
+        let line = |message: &str, instance: &str| Line { message: message.into(), instance: instance.into() };
+        let told = |owner, message, instance| told(owner, &line(message, instance)).map(|(_, mark)| mark);
+        assert_eq!(told("a", "joined", ""), Some(Mark::Joined));
+        assert_eq!(told("a", "ready", "a"), Some(Mark::Ready));
+        assert_eq!(told("a", "ready", "b"), None);
+        assert_eq!(told("a", "left", ""), Some(Mark::Left));
+        assert_eq!(told(NODE, "joined", ""), None);
+        assert_eq!(told(NODE, "ready", "b"), Some(Mark::Joined));
+        assert_eq!(told(NODE, "a sibling's instance is not ready any more: refused", "b"), Some(Mark::Left));
+    }
+}

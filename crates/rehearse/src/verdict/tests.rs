@@ -1,0 +1,225 @@
+use super::*;
+use crate::plan::LoadPlan;
+use crate::record::{EndReport, EndedBy, Player, Protocol, Signed, WatchSum};
+
+fn plan() -> Plan {
+    Plan { load: LoadPlan { watches: 1, ..LoadPlan::default() }, ..Plan::default() }
+}
+
+fn attempt(kind: Kind, stream: &str, at: u64, answer: Answer) -> Attempt {
+    Attempt { kind, stream: stream.into(), due: Stamp(at), done: Stamp(at + 1_000_000), answer }
+}
+
+/// A run in which all went well: new is ready at 1000 ms, old stops from 2000 to 2100 ms.
+fn good() -> Record {
+    let mut record = Record::default();
+    for n in 0..300_u64 {
+        let at = n * 10_000_000;
+        let instance = if at < 2_000_000_000 { OLD } else { NEW }.to_owned();
+        record.attempts.push(attempt(Kind::New, &format!("new-{n}"), at, Answer::Good { instance }));
+    }
+    for (instance, mark, ms) in
+        [(OLD, Mark::Ready, 0), (NEW, Mark::Ready, 1000), (OLD, Mark::Terminating, 2000), (OLD, Mark::Drained, 2100)]
+    {
+        record.moments.add(instance, mark, Stamp(ms * 1_000_000));
+    }
+    record.players = [OLD, NEW].map(|name| Player { name: name.into(), version: None, serves: true }).into();
+    let events = [(OLD.to_owned(), 20), (NEW.to_owned(), 10)].into();
+    record.watches.push(WatchSum { client: "watch-0".into(), events, ..WatchSum::default() });
+    record
+}
+
+fn report(stream: &str, by: EndedBy, at: u64) -> (String, EndReport) {
+    let peer = ([127, 0, 0, 1], 1).into();
+    (OLD.into(), EndReport { stream: stream.into(), peer, by, at: Stamp(at), turned_away: 0 })
+}
+
+fn end(stream: &str, at: u64) -> StreamEnd {
+    StreamEnd {
+        stream: stream.into(),
+        what: What::Kept,
+        protocol: Protocol::Http1,
+        instance: OLD.into(),
+        at: Stamp(at),
+        how: Failure::Closed,
+        in_flight: false,
+        signed: None,
+    }
+}
+
+#[test]
+fn a_good_run_holds() {
+    let verdict = judge(&good(), &plan());
+    assert!(verdict.held(), "{verdict:#?}");
+    assert_eq!((verdict.requests, verdict.connections[OLD], verdict.connections[NEW]), (300, 200, 100));
+    assert_eq!(verdict.longest_wait, Duration::from_millis(1));
+    assert_eq!((verdict.median_wait, verdict.p99_wait), (verdict.longest_wait, verdict.longest_wait));
+}
+
+#[test]
+fn every_failure_of_a_new_connection_is_lost() {
+    for (failure, loss) in [
+        (Failure::Refused, Loss::Refused),
+        (Failure::Reset, Loss::Reset),
+        (Failure::Closed, Loss::Closed),
+        (Failure::Unanswered, Loss::Unanswered),
+        (Failure::Tls("alert".into()), Loss::Tls),
+        (Failure::X509("x509".into()), Loss::Tls),
+        (Failure::Http("h2".into()), Loss::Http),
+    ] {
+        let mut record = good();
+        record.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(failure)));
+        let verdict = judge(&record, &plan());
+        assert_eq!(verdict.lost, [(loss, 1)].into());
+        assert!(!verdict.held() && verdict.examples.len() == 1);
+    }
+}
+
+#[test]
+fn an_instance_cannot_excuse_what_never_reached_it() {
+    for failure in [Failure::Refused, Failure::Unanswered, Failure::Tls("x509".into())] {
+        let mut record = good();
+        record.attempts.push(attempt(Kind::New, "x", 5, Answer::Failed(failure)));
+        record.reports.push(report("x", EndedBy::Instance, 1));
+        assert_eq!(judge(&record, &plan()).lost(), 1);
+    }
+}
+
+#[test]
+fn streams_that_their_instance_ended_are_counted_apart() {
+    let mut record = good();
+    record.ends.push(end("kept", 10));
+    record.attempts.push(attempt(Kind::Kept, "kept", 9, Answer::Failed(Failure::Reset)));
+    record.reports.push(report("kept", EndedBy::Instance, 10));
+    let verdict = judge(&record, &plan());
+    assert!(verdict.held(), "{verdict:#?}");
+    assert_eq!((verdict.ended_by_instance, verdict.ended_by_berth), (1, 0));
+}
+
+#[test]
+fn other_ends_are_berths() {
+    let others = [
+        None,
+        Some(report("kept", EndedBy::Peer, 5)),
+        Some(report("kept", EndedBy::PeerEarly, 5)),
+        // The instance ended it after the client had seen the end.
+        Some(report("kept", EndedBy::Instance, 11)),
+        Some(report("another", EndedBy::Instance, 5)),
+    ];
+    for other in others {
+        let mut record = good();
+        record.ends.push(end("kept", 10));
+        record.reports.extend(other);
+        let verdict = judge(&record, &plan());
+        assert_eq!((verdict.ended_by_instance, verdict.ended_by_berth), (0, 1));
+        assert_eq!(verdict.lost, [(Loss::StreamEnded, 1)].into());
+    }
+}
+
+#[test]
+fn error_statuses_are_lost_unless_the_instance_turned_them_away() {
+    let bad = |stream: &str| attempt(Kind::Kept, stream, 1, Answer::Bad { instance: OLD.into(), status: 503 });
+    let mut record = good();
+    record.attempts.extend([bad("a"), bad("a"), bad("b")]);
+    let (name, mut once) = report("a", EndedBy::Instance, 2);
+    once.turned_away = 1;
+    record.reports.push((name, once));
+    let verdict = judge(&record, &plan());
+    assert_eq!((verdict.turned_away, verdict.lost()), (1, 2));
+}
+
+#[test]
+fn without_reports_the_status_of_a_stopping_instance_says_that_it_turned_away() {
+    let bad = |status| {
+        let ms = 2_050_000_000;
+        attempt(Kind::Kept, "a", ms, Answer::Bad { instance: OLD.into(), status })
+    };
+    let mut record = good();
+    record.attempts.extend([bad(429), bad(503), bad(500), Attempt { done: Stamp(1), ..bad(503) }]);
+    let verdict = judge(&record, &plan());
+    assert_eq!((verdict.turned_away, verdict.lost()), (2, 2));
+}
+
+#[test]
+fn a_new_connection_that_its_instance_ends_is_counted_apart() {
+    for (signed, lost) in [(Some(Signed::GoAway), 0), (None, 1)] {
+        let mut record = good();
+        let at = 2_050_000_000;
+        record.attempts.push(attempt(Kind::New, "new-x", at, Answer::Failed(Failure::Http("go away".into()))));
+        record.ends.push(StreamEnd { what: What::New, signed, ..end("new-x", at) });
+        let verdict = judge(&record, &plan());
+        assert_eq!((verdict.lost(), verdict.ended_by_instance), (lost, 1 - lost));
+        assert_eq!(verdict.ended_by_berth, 0);
+    }
+}
+
+#[test]
+fn an_informer_must_hold_what_was_written() {
+    for (spoil, loss) in [
+        (Informer { missing: 1, ..Informer::default() }, Loss::EventMissed),
+        (Informer { stale: 1, ..Informer::default() }, Loss::EventMissed),
+        (Informer { doubled: 1, ..Informer::default() }, Loss::EventDoubled),
+    ] {
+        let mut record = good();
+        record.informers.extend([Informer { written: 9, held: 9, relists: 1, ..Informer::default() }, spoil]);
+        let verdict = judge(&record, &plan());
+        assert_eq!(verdict.lost, [(loss, 1)].into());
+        assert_eq!((verdict.informers, verdict.whole_informers), (2, 1));
+    }
+}
+
+#[test]
+fn informers_of_what_nobody_writes_are_no_evidence_that_nothing_was_missed() {
+    let mut record = good();
+    let quiet = Informer { quiet: true, relists: 1, expired: 1, ..Informer::default() };
+    record.informers.extend([Informer { written: 9, held: 9, ..Informer::default() }, quiet.clone(), quiet]);
+    let verdict = judge(&record, &plan());
+    assert_eq!((verdict.informers, verdict.whole_informers), (1, 1));
+    assert_eq!((verdict.relists, verdict.expired), (2, 2));
+}
+
+#[test]
+fn silence_is_the_longest_time_without_a_good_answer() {
+    let mut record = good();
+    (record.began, record.over) = (Some(Stamp(0)), Some(Stamp(3_500_000_000)));
+    record.attempts.retain(|a| !(500_000_000..1_500_000_000).contains(&a.due.0));
+    let verdict = judge(&record, &plan());
+    assert_eq!(verdict.longest_silence, Duration::from_millis(1010));
+}
+
+#[test]
+fn gaps_in_watches_are_lost() {
+    let mut record = good();
+    record.watches[0].missed = 3;
+    record.watches[0].doubled = 1;
+    assert_eq!(judge(&record, &plan()).lost(), 4);
+}
+
+#[test]
+fn a_run_that_tests_nothing_does_not_hold() {
+    fn forget(r: &mut Record, name: &str, mark: Option<Mark>) {
+        r.moments.0.retain(|m| m.instance != name || mark.is_some_and(|mark| m.mark != mark));
+    }
+    type Spoil = fn(&mut Record);
+    let spoils: [Spoil; 12] = [
+        |r| r.players.truncate(1),
+        |r| r.behind = Duration::from_secs(2),
+        |r| r.attempts.truncate(30),
+        |r| r.attempts.retain(|a| matches!(&a.answer, Answer::Good { instance } if instance == OLD)),
+        |r| r.watches.clear(),
+        |r| r.watches[0].events.retain(|name, _| name == OLD),
+        |r| forget(r, OLD, None),
+        |r| forget(r, NEW, None),
+        |r| forget(r, OLD, Some(Mark::Drained)),
+        |r| r.moments.0[1].at = Stamp(2_500_000_000),
+        |r| r.troubles.push("old had to be killed".into()),
+        |r| r.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Local("EMFILE".into())))),
+    ];
+    for (n, spoil) in spoils.iter().enumerate() {
+        let mut record = good();
+        spoil(&mut record);
+        let verdict = judge(&record, &plan());
+        assert!(!verdict.held() && verdict.lost() == 0 && !verdict.objections.is_empty(), "{n}: {verdict:#?}");
+    }
+    assert!(!judge(&Record::default(), &plan()).held());
+}

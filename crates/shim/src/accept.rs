@@ -1,0 +1,260 @@
+//! From the kernel's accept queue to the worker that relays: accept loop, caps and back-off.
+//!
+//! One task a listener, all on the first worker; connections are dealt to the worker with the fewest.
+//! (Two epolls on duplicates of one listener share very unevenly: 1,748 to 252 were seen.) Nothing
+//! that accept(2) can say ends the loop, except that the listener listens no more.
+
+use crate::metrics::{AcceptErrorLabels, Metrics};
+use crate::relay::{self, Context, Open};
+use berth_os::socket;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc, watch};
+
+/// Connections that are accepted before other tasks of the worker get their turn, some 3 ms: when all clients
+/// come at one moment, what the kernel's queue has no room for comes again only after a second.
+const BATCH: usize = 1024;
+
+/// Longest pause when descriptors or memory ran out; a connection that ends cuts it short.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What a failed accept means (errors of accept(2)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    /// The queue is empty.
+    Empty,
+    /// The client went away, or the network had something to say of it: on to the next.
+    Client,
+    /// No descriptor or memory left: wait.
+    Exhausted,
+    /// The socket listens no more.
+    Closed,
+    /// Something that accept(2) does not name: wait, so as not to spin.
+    Unknown,
+}
+
+impl Trouble {
+    /// What an error means.
+    #[must_use]
+    pub fn of(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EAGAIN) => Self::Empty,
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => Self::Exhausted,
+            Some(
+                libc::ECONNABORTED
+                | libc::EINTR
+                | libc::EPERM
+                | libc::EPROTO
+                | libc::ENETDOWN
+                | libc::ENOPROTOOPT
+                | libc::EHOSTDOWN
+                | libc::ENONET
+                | libc::EHOSTUNREACH
+                | libc::EOPNOTSUPP
+                | libc::ENETUNREACH
+                | libc::ETIMEDOUT,
+            ) => Self::Client,
+            Some(libc::EINVAL | libc::EBADF | libc::ENOTSOCK) => Self::Closed,
+            _ => Self::Unknown,
+        }
+    }
+
+    /// The word for the metric `berth_accept_errors_total{kind}`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Empty => "empty",
+            Self::Client => "client",
+            Self::Exhausted => "exhausted",
+            Self::Closed => "closed",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// What an accept loop is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accepting {
+    /// Go on.
+    Yes,
+    /// Stop: somebody else accepts.
+    No,
+    /// Take what is queued, then stop: nobody else is there.
+    Rest,
+}
+
+/// A connection on its way to a worker.
+#[derive(Debug)]
+struct Dealt {
+    open: Open,
+    client: TcpStream,
+    peer: SocketAddr,
+    said: Option<Vec<u8>>,
+}
+
+/// The way to a worker. A queue, because a task spawned from another thread wakes that thread each time
+/// (a write to an eventfd), and a queue only when it is empty.
+#[derive(Debug)]
+struct Lane {
+    to: mpsc::UnboundedSender<Dealt>,
+    context: Arc<Context>,
+}
+
+impl Lane {
+    fn new(worker: &Handle, context: Arc<Context>) -> Self {
+        let (to, mut queue) = mpsc::unbounded_channel();
+        worker.spawn(async move {
+            while let Some(Dealt { open, client, peer, said }) = queue.recv().await {
+                tokio::spawn(relay::serve(open, client, peer, said));
+            }
+        });
+        Self { to, context }
+    }
+}
+
+/// Deals accepted connections to workers, up to a limit.
+#[derive(Debug)]
+pub struct Dealer {
+    first: Handle,
+    lanes: Vec<Lane>,
+    metrics: Arc<Metrics>,
+    ended: Arc<Notify>,
+    limit: u64,
+    /// Whether the last accept failed for a reason that lasts; told once, not at each try.
+    troubled: AtomicBool,
+}
+
+impl Dealer {
+    /// Deals to workers, at least one, each with the context of its connections; at most `limit` connections at
+    /// once.
+    #[must_use]
+    pub fn new(
+        workers: &[Handle],
+        contexts: impl Iterator<Item = Context>,
+        metrics: Arc<Metrics>,
+        ended: Arc<Notify>,
+        limit: u64,
+    ) -> Self {
+        let lanes = workers.iter().zip(contexts).map(|(worker, context)| Lane::new(worker, Arc::new(context)));
+        let lanes = lanes.collect();
+        Self { first: workers[0].clone(), lanes, metrics, ended, limit, troubled: AtomicBool::new(false) }
+    }
+
+    /// Accepts from a listener until it is told otherwise or the listener listens no more. Runs on the
+    /// first worker, and calls `runs` there when nothing is left that could keep it from accepting.
+    pub fn spawn(
+        self: &Arc<Self>,
+        listener: OwnedFd,
+        told: watch::Receiver<Accepting>,
+        runs: impl FnOnce() + Send + 'static,
+    ) -> tokio::task::JoinHandle<io::Result<()>> {
+        let this = self.clone();
+        self.first.spawn(async move { this.accept(listener, told, runs).await })
+    }
+
+    async fn accept(
+        &self,
+        listener: OwnedFd,
+        mut told: watch::Receiver<Accepting>,
+        runs: impl FnOnce(),
+    ) -> io::Result<()> {
+        let listener = berth_os::awaitable(listener, Interest::READABLE)?;
+        runs();
+        loop {
+            let mut ready = tokio::select! {
+                biased;
+                _ = told.wait_for(|told| *told != Accepting::Yes) => break,
+                ready = listener.readable() => ready?,
+            };
+            match self.take(&listener, self.limit) {
+                None => tokio::task::yield_now().await,
+                Some(Trouble::Empty) => ready.clear_ready(),
+                Some(Trouble::Closed) => return Ok(()),
+                Some(_) => tokio::select! {
+                    _ = told.wait_for(|told| *told != Accepting::Yes) => break,
+                    () = self.ended.notified() => {}
+                    () = tokio::time::sleep(PAUSE) => {}
+                },
+            }
+        }
+        // What is in the queue would be reset at close, where nobody holds a guard. The limit is for those
+        // who can wait. It is closed here, within microseconds: another thread would have to wake up for it.
+        let queued = *told.borrow() == Accepting::Rest;
+        while queued && self.take(&listener, u64::MAX).is_none() {
+            tokio::task::yield_now().await;
+        }
+        drop(listener);
+        Ok(())
+    }
+
+    /// Relays a connection that a sibling accepted.
+    pub fn take_over(&self, client: TcpStream, peer: SocketAddr, said: Vec<u8>) {
+        self.deal(client, peer, Some(said));
+    }
+
+    fn deal(&self, client: TcpStream, peer: SocketAddr, said: Option<Vec<u8>>) {
+        if let Some(lane) = self.lanes.iter().min_by_key(|lane| lane.context.stats.open.get()) {
+            // The worker ends with the shim; so do its connections.
+            let _ = lane.to.send(Dealt { open: Open::new(&lane.context), client, peer, said });
+        }
+    }
+
+    /// Accepts up to a batch, while there are fewer than `limit` connections; says what stopped it before.
+    fn take(&self, listener: &AsyncFd<OwnedFd>, limit: u64) -> Option<Trouble> {
+        for _ in 0..BATCH {
+            if self.metrics.open() >= limit {
+                self.trouble("limit", &"--max-connections is reached: further clients wait in the backlog");
+                return Some(Trouble::Exhausted);
+            }
+            match socket::accept(listener.as_fd()) {
+                Ok((client, peer)) => {
+                    self.troubled.store(false, Relaxed);
+                    self.deal(client, peer, None);
+                }
+                Err(error) => match Trouble::of(&error) {
+                    Trouble::Empty => return Some(Trouble::Empty),
+                    Trouble::Client => self.count(Trouble::Client.as_str()),
+                    trouble => {
+                        self.trouble(trouble.as_str(), &error);
+                        return Some(trouble);
+                    }
+                },
+            }
+        }
+        None
+    }
+
+    fn trouble(&self, kind: &'static str, what: &dyn std::fmt::Display) {
+        self.count(kind);
+        if !self.troubled.swap(true, Relaxed) {
+            tracing::warn!(kind, open = self.metrics.open(), "cannot accept, trying again: {what}");
+        }
+    }
+
+    fn count(&self, kind: &'static str) {
+        self.metrics.accept_errors.get_or_create(&AcceptErrorLabels { kind }).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_told_apart() {
+        let of = |code| Trouble::of(&io::Error::from_raw_os_error(code));
+        assert_eq!(of(libc::EAGAIN), Trouble::Empty);
+        assert_eq!(of(libc::ECONNABORTED), Trouble::Client);
+        assert_eq!(of(libc::EMFILE), Trouble::Exhausted);
+        assert_eq!(of(libc::EINVAL), Trouble::Closed);
+        assert_eq!(of(libc::EIO), Trouble::Unknown);
+    }
+}

@@ -1,0 +1,128 @@
+//! The admin server: /metrics, /livez, /readyz and /status by HTTP.
+//!
+//! Its port is shared (SO_REUSEPORT), because two pods of one template share the host's network. So
+//! /metrics and /status answer for every live shim of the berth, whoever of them is asked.
+
+use crate::view::View;
+use berth_os::socket;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, header};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdTcpListener};
+use std::os::fd::AsFd;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+/// Connections at once: scrapers and probes are few, and each could hold a descriptor.
+const CONNECTIONS: usize = 64;
+
+/// How long a client may take for its request's head.
+const HEAD: Duration = Duration::from_secs(5);
+
+/// How long a client may be connected, and how much longer the answer that is on its way may take. A scraper that keeps its
+/// connection makes another; one that does not read its answers gives its place back.
+const CONNECTED: Duration = Duration::from_secs(10);
+const LAST_ANSWER: Duration = Duration::from_secs(5);
+
+/// Content type of OpenMetrics' text form.
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The server, listening and not yet answering.
+#[derive(Debug)]
+pub struct Admin {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl Admin {
+    /// Listens.
+    ///
+    /// # Errors
+    /// What bind(2) and listen(2) say.
+    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+        let bound = socket::bind(address, false)?;
+        socket::start_listening(bound.as_fd(), 128)?;
+        let address = socket::local_address(bound.as_fd())?;
+        Ok(Self { listener: TcpListener::from_std(StdTcpListener::from(bound))?, address })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Answers until it is dropped.
+    pub async fn serve(self, view: Arc<View>) {
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        loop {
+            let Ok(place) = places.clone().acquire_owned().await else { return };
+            let stream = match self.listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept on the admin port, trying again");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            };
+            let view = view.clone();
+            tokio::spawn(async move {
+                let service = service_fn(|request| {
+                    let view = view.clone();
+                    async move { Ok::<_, Infallible>(answer(&view, &request).await) }
+                });
+                let connection = hyper::server::conn::http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(HEAD)
+                    .serve_connection(TokioIo::new(stream), service);
+                let mut connection = pin!(connection);
+                let mut served = timeout(CONNECTED, connection.as_mut()).await;
+                if served.is_err() {
+                    connection.as_mut().graceful_shutdown();
+                    served = timeout(LAST_ANSWER, connection).await;
+                }
+                match served {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(%error, "an admin connection ended"),
+                    Err(_) => tracing::debug!("an admin connection was ended: its answers were not read"),
+                }
+                drop(place);
+            });
+        }
+    }
+}
+
+async fn answer(view: &View, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    const TEXT: &str = "text/plain; charset=utf-8";
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".into());
+    }
+    match request.uri().path() {
+        "/metrics" => response(StatusCode::OK, OPENMETRICS, view.all_metrics().await),
+        "/livez" => response(StatusCode::OK, TEXT, "ok\n".into()),
+        "/readyz" => match view.status().ready() {
+            Ok(()) => response(StatusCode::OK, TEXT, "ok\n".into()),
+            Err(why) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{why}\n")),
+        },
+        "/status" => match serde_json::to_string_pretty(&view.all_status().await) {
+            Ok(json) => response(StatusCode::OK, "application/json", json + "\n"),
+            Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+        },
+        _ => response(StatusCode::NOT_FOUND, TEXT, "here are /metrics, /livez, /readyz and /status\n".into()),
+    }
+}
+
+fn response(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
+    response
+}

@@ -1,0 +1,463 @@
+//! The wiring of a shim, and the only place where it is done: [`build`] takes what a shim needs (ports,
+//! threads, files) and fails before anything is served, [`Bound::run`] serves until it is told to stop.
+//!
+//! A [`Bound`] knows its real addresses, so that a test runs a whole shim on port 0.
+//!
+//! The control plane (probes, records, socket, admin, this loop) runs on the caller's runtime, which
+//! should be current-thread; connections run on the [`Workers`]' own.
+
+use crate::accept::Dealer;
+use crate::admin::Admin;
+use crate::backend::follow::{Own, follow};
+use crate::backend::probe::Probe;
+use crate::backend::prober::Probers;
+use crate::backend::{Book, Table};
+use crate::config::{Config, Listen};
+use crate::drain::{Answered, Stop, drain};
+use crate::handover::{Setup, keep};
+use crate::limits;
+use crate::metrics::Metrics;
+use crate::relay::source::Sources;
+use crate::relay::{Context, Pass, Passing, Refusal};
+use crate::view::View;
+use crate::workers::Workers;
+use berth_node::instance::InstanceId;
+use berth_node::ipc::wire::{Ask, Reply};
+use berth_node::ipc::{self, Asked};
+use berth_node::registry::{self, BerthDir, RunDir};
+use berth_node::terms::{Phase, Standing};
+use berth_os::{clock, holder, process, socket};
+use humantime::format_duration;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, SystemTime};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// Most clients that are held at once: each has up to 16 KiB of what it said in memory.
+const HELD: usize = 1024;
+
+/// Time between two tries for a port, within `--bind-wait`.
+const BIND_PAUSE: Duration = Duration::from_millis(250);
+
+/// Why a shim cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A port cannot be had.
+    #[error("{0}")]
+    Port(String),
+    /// The run directory or a socket in it cannot be had.
+    #[error(transparent)]
+    Registry(#[from] registry::Error),
+    /// Another process serves the instance.
+    #[error("a shim of instance {instance} runs already ({path} answers): stop it, or give another --instance")]
+    Taken {
+        /// The instance.
+        instance: InstanceId,
+        /// The socket that answers.
+        path: String,
+    },
+    /// A file of the probe does not hold what it should.
+    #[error("{0}")]
+    Probe(String),
+    /// Nothing is left for connections.
+    #[error(
+        "a limit of {files} open files leaves none for connections ({besides}): raise the hard limit (ulimit -Hn, \
+         LimitNOFILE=), or lower --threads"
+    )]
+    Files {
+        /// The limit.
+        files: u64,
+        /// What needs them.
+        besides: String,
+    },
+    /// The system gave no thread, descriptor or random bytes.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What failed.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
+    move |source| BuildError::System { what, source }
+}
+
+/// How a shim ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// Connections that were cut: by the drain deadline or a second signal.
+    pub cut: u64,
+}
+
+/// A shim with all that it needs, serving nobody yet.
+#[derive(Debug)]
+pub struct Bound {
+    config: Config,
+    instance: InstanceId,
+    sockets: Vec<OwnedFd>,
+    listen: Vec<SocketAddr>,
+    berth: BerthDir,
+    metrics: Arc<Metrics>,
+    book: Book,
+    probe: Probe,
+    dealer: Arc<Dealer>,
+    ended: Arc<Notify>,
+    refusals: mpsc::UnboundedReceiver<Refusal>,
+    pass_on: Arc<AtomicBool>,
+    leaving: Arc<AtomicBool>,
+    passes: mpsc::UnboundedReceiver<Pass>,
+    server: ipc::Server,
+    admin: Option<Admin>,
+    phase: watch::Sender<(Phase, SystemTime)>,
+    workers: Workers,
+}
+
+/// Takes everything that a shim needs.
+///
+/// # Errors
+/// What cannot be had, with its mend.
+pub async fn build(config: Config) -> Result<Bound, BuildError> {
+    let files = process::raise_file_limit().map_err(system("raise the limit of open files"))?;
+    let threads = limits::threads(config.threads, std::thread::available_parallelism().map_or(1, Into::into));
+    let most = limits::connections(files, threads);
+    if most == 0 {
+        return Err(BuildError::Files { files, besides: limits::besides(threads).0 });
+    }
+    let limit = config.max_connections.unwrap_or(most).min(most);
+    let instance = match &config.place.instance {
+        Some(instance) => instance.clone(),
+        None => {
+            InstanceId::random().map_err(|error| system("choose a name for the instance")(io::Error::other(error)))?
+        }
+    };
+    let probe = Probe::new(config.probe.clone());
+    probe.check().map_err(BuildError::Probe)?;
+    let run_dir = RunDir::open(&config.place.run_dir)?;
+
+    let sockets = bind_all(&config.place.listen, config.bind_wait).await?;
+    let listen: Vec<_> = sockets
+        .iter()
+        .map(|socket| socket::local_address(socket.as_fd()))
+        .collect::<Result<_, _>>()
+        .map_err(system("read the address of a socket"))?;
+    let berth = run_dir.berth(listen[0])?;
+    let path = berth.socket_path(&instance)?;
+    let server = ipc::Server::bind(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => BuildError::Taken { instance: instance.clone(), path: path.display().to_string() },
+        _ => system("listen on the shim's socket in the run directory")(error),
+    })?;
+
+    let workers = Workers::start(threads).map_err(system("start a thread"))?;
+    let book = Book::new(config.rise, config.fall);
+    let phase = watch::Sender::new((Phase::Waiting, SystemTime::now()));
+    let metrics = Metrics::new(&instance, workers.handles().len(), HELD, book.subscribe(), phase.subscribe());
+    let metrics = Arc::new(metrics);
+    let (report, refusals) = mpsc::unbounded_channel();
+    let ended = Arc::new(Notify::new());
+    let (pass, passes) = mpsc::unbounded_channel();
+    let pass_on = Arc::new(AtomicBool::new(!config.discover));
+    let leaving = Arc::<AtomicBool>::default();
+    let sources = Arc::new(Sources::new(&clock::boot_id().map_err(system("read the boot's ID"))?));
+    let contexts = metrics.workers().iter().map(|stats| Context {
+        table: book.subscribe(),
+        keepalive: config.keepalive,
+        hold: config.hold,
+        sources: sources.clone(),
+        held: metrics.held.clone(),
+        refusals: report.clone(),
+        stats: stats.clone(),
+        connect_seconds: metrics.connect_seconds.clone(),
+        ended: ended.clone(),
+        passing: Passing { on: pass_on.clone(), leaving: leaving.clone(), to: pass.clone() },
+        log_connections: config.log_connections,
+    });
+    let dealer = Arc::new(Dealer::new(workers.handles(), contexts, metrics.clone(), ended.clone(), limit));
+    let admin = match config.admin {
+        Some(address) => Some(Admin::bind(address).map_err(|error| port_error(address, &error))?),
+        None => None,
+    };
+    tracing::info!(
+        version = berth_node::VERSION,
+        berth = %listen[0],
+        listen = ?listen,
+        %instance,
+        backend = config.backend.map(tracing::field::display),
+        run_dir = %config.place.run_dir.display(),
+        probe = config.probe.kind.as_str(),
+        path = config.probe.path,
+        rise = config.rise,
+        fall = config.fall,
+        hold = %format_duration(config.hold),
+        drain_timeout = %format_duration(config.drain_timeout),
+        max_connections = limit,
+        threads,
+        "berth"
+    );
+    if let Some(wanted) = config.max_connections.filter(|wanted| *wanted > limit) {
+        tracing::warn!(
+            "--max-connections {wanted} is more than a limit of {files} open files allows, {limit} are taken: raise the \
+             hard limit (ulimit -Hn, LimitNOFILE=)"
+        );
+    } else if config.max_connections.is_none() && limit < limits::FEW {
+        tracing::warn!(
+            "a limit of {files} open files leaves room for {limit} connections only ({}): raise the hard limit (ulimit \
+             -Hn, LimitNOFILE=), or lower --threads",
+            limits::besides(threads).0
+        );
+    }
+    if config.probe.ca.is_none() && config.probe.kind == crate::backend::probe::ProbeKind::Https {
+        tracing::warn!("--probe-insecure: the probe does not check who answers it; give --probe-ca instead");
+    }
+    Ok(Bound {
+        config,
+        instance,
+        sockets,
+        listen,
+        berth,
+        metrics,
+        book,
+        probe,
+        dealer,
+        ended,
+        refusals,
+        pass_on,
+        leaving,
+        passes,
+        server,
+        admin,
+        phase,
+        workers,
+    })
+}
+
+async fn bind_all(listen: &[Listen], wait: Duration) -> Result<Vec<OwnedFd>, BuildError> {
+    let deadline = Instant::now() + wait;
+    let mut told = None;
+    let mut sockets = Vec::new();
+    for Listen { addr, freebind } in listen {
+        loop {
+            let error = match socket::bind(*addr, *freebind) {
+                Ok(socket) => break sockets.push(socket),
+                Err(error) => error,
+            };
+            let retry = matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable);
+            let error = port_error(*addr, &error);
+            if !retry || Instant::now() >= deadline {
+                return Err(error);
+            }
+            if told != Some(*addr) {
+                told = Some(*addr);
+                tracing::warn!(bind_wait = %format_duration(wait), "{error}; trying again");
+            }
+            tokio::time::sleep_until((Instant::now() + BIND_PAUSE).min(deadline)).await;
+        }
+    }
+    Ok(sockets)
+}
+
+fn port_error(address: SocketAddr, error: &io::Error) -> BuildError {
+    BuildError::Port(match error.raw_os_error() {
+        Some(libc::EADDRINUSE) => holder::explain(address, nix::unistd::geteuid().as_raw()),
+        Some(libc::EADDRNOTAVAIL) => format!(
+            "{address} is no address of this node: check --listen, or for a virtual IP that may come later add ,freebind"
+        ),
+        Some(libc::EACCES) => format!("{address}: ports below 1024 need CAP_NET_BIND_SERVICE: take a higher one"),
+        _ => format!("cannot bind {address}: {error}"),
+    })
+}
+
+impl Bound {
+    /// The addresses that are bound, the berth's first.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.listen
+    }
+
+    /// The address of the admin server.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().map(Admin::address)
+    }
+
+    /// The name of the own instance.
+    #[must_use]
+    pub fn instance(&self) -> &InstanceId {
+        &self.instance
+    }
+
+    /// The folder of the berth.
+    #[must_use]
+    pub fn berth(&self) -> &BerthDir {
+        &self.berth
+    }
+
+    /// The run directory.
+    #[must_use]
+    pub fn run_dir(&self) -> &Path {
+        &self.config.place.run_dir
+    }
+
+    /// The phase, now and at each change.
+    #[must_use]
+    pub fn phase(&self) -> watch::Receiver<(Phase, SystemTime)> {
+        self.phase.subscribe()
+    }
+
+    /// When the own instance can be stopped.
+    #[must_use]
+    pub fn answered(&self) -> Answered {
+        Answered::new(self.phase.subscribe(), self.metrics.clone())
+    }
+
+    /// Serves until it is told to stop and its connections have ended.
+    pub async fn run(self, mut stop: watch::Receiver<Stop>) -> Ended {
+        let Self { config, instance, listen, berth, metrics, book, phase, workers, ended, .. } = self;
+        let table = book.subscribe();
+        let told = watch::Sender::new(*stop.borrow());
+        let unconnected = watch::Sender::default();
+        let blocked = Arc::<AtomicBool>::default();
+        let view = Arc::new(View {
+            berth: listen[0],
+            listen: listen.clone(),
+            instance: instance.clone(),
+            discover: config.discover,
+            phase: phase.clone(),
+            table: table.clone(),
+            metrics: metrics.clone(),
+            folder: berth.clone(),
+            unconnected: unconnected.subscribe(),
+            blocked: blocked.clone(),
+        });
+        let mut tasks = JoinSet::new();
+        let (ask, asked) = mpsc::unbounded_channel();
+        let (answering, leave) = (view.clone(), told.clone());
+        let answer = move |asked| answer(answering.clone(), leave.clone(), ask.clone(), asked);
+        let counts = metrics.clone();
+        tasks.spawn(self.server.serve(move |result| counts.repaired("socket", result), answer));
+        if let Some(admin) = self.admin {
+            tasks.spawn(admin.serve(view));
+        }
+        let kind = config.probe.kind;
+        let mut probers = Probers::new(book, self.probe, kind, config.probe_interval, metrics.clone());
+        probers.take_refusals(self.refusals);
+        if let Some(backend) = config.backend {
+            probers.enter(&instance, backend, true, false);
+        } else if config.discover {
+            tracing::info!(folder = %berth.instances().display(), "serving every instance that is recorded");
+        } else {
+            tracing::info!(%instance, folder = %berth.instances().display(), "waiting for the instance's record");
+        }
+        let own = Own { id: instance.clone(), given: config.backend.is_some(), any: config.discover };
+        tasks.spawn(follow(berth.clone(), own, probers, metrics.clone()));
+
+        let asked_for = config.place.listen.iter().zip(&listen);
+        let keeping = keep(Setup {
+            berth,
+            freebind: asked_for.filter(|(asked, _)| asked.freebind).map(|(_, bound)| *bound).collect(),
+            keepalive: config.keepalive,
+            instance,
+            backend: config.backend,
+            any: config.discover,
+            sockets: listen.into_iter().zip(self.sockets).collect(),
+            backlog: config.backlog,
+            hold: config.hold,
+            lease: config.lease,
+            plain_close: config.plain_close,
+            dealer: self.dealer,
+            workers: workers.handles().to_vec(),
+            metrics: metrics.clone(),
+            pass_on: self.pass_on,
+            leaving: self.leaving,
+            blocked,
+            passes: self.passes,
+            asked,
+            table: table.clone(),
+            stop: told.subscribe(),
+            unconnected,
+            phase: phase.clone(),
+        });
+        let mut left = phase.subscribe();
+        let mut stopping = told.subscribe();
+        let returning = join_again(told.clone(), table.clone());
+        let draining = async {
+            let _ = stopping.wait_for(|stop| *stop >= Stop::Drain).await;
+            let _ = tokio::select! {
+                left = left.wait_for(|(phase, _)| *phase == Phase::Left) => left.map(drop).ok(),
+                now = stopping.wait_for(|stop| *stop == Stop::Now) => now.map(drop).ok(),
+            };
+            drain(&metrics, &ended, table, told.subscribe(), config.drain_timeout).await
+        };
+        let telling = async {
+            while stop.changed().await.is_ok() {
+                let outside = *stop.borrow_and_update();
+                told.send_if_modified(|told| std::mem::replace(told, (*told).max(outside)) < outside);
+            }
+            std::future::pending::<()>().await;
+        };
+        // Guards are held until the last connection ended.
+        let cut = tokio::select! {
+            cut = draining => cut,
+            () = telling => 0,
+            () = returning => 0,
+            kept = keeping => {
+                if let Err(error) = kept {
+                    tracing::error!(%error, "leases cannot be kept");
+                }
+                metrics.open()
+            }
+        };
+        // Connections that are left are reset with their threads; nothing serves from here on.
+        drop(workers);
+        Ended { cut }
+    }
+}
+
+/// Takes `berth drain` back when the own instance is ready again as another process: a preStop hook runs for a
+/// restart in place too, and the shim, if it is a native sidecar, stays.
+async fn join_again(told: watch::Sender<Stop>, mut table: watch::Receiver<Arc<Table>>) {
+    let mut stop = told.subscribe();
+    while stop.wait_for(|stop| *stop == Stop::Leave).await.is_ok() {
+        let drained = table.borrow().own().map(|own| own.started);
+        let started_anew = |table: &Arc<Table>| {
+            table.own().is_some_and(|own| Some(own.started) != drained && own.standing == Standing::Ready)
+        };
+        if table.wait_for(started_anew).await.is_err() {
+            break;
+        }
+        if told.send_if_modified(|told| {
+            *told == Stop::Leave && {
+                *told = Stop::No;
+                true
+            }
+        }) {
+            tracing::info!("the instance was started anew and is ready: what `berth drain` said is over");
+        }
+    }
+    std::future::pending::<()>().await;
+}
+
+/// Answers on the shim's socket; what concerns siblings goes to the handover.
+async fn answer(view: Arc<View>, told: watch::Sender<Stop>, handover: mpsc::UnboundedSender<Asked>, asked: Asked) {
+    let reply = match asked.ask {
+        Ask::Status => Reply::Status(Box::new(view.status())),
+        Ask::Metrics => Reply::Metrics(view.metrics()),
+        Ask::Drain => {
+            tracing::info!("told to drain");
+            told.send_if_modified(|told| std::mem::replace(told, (*told).max(Stop::Leave)) < Stop::Leave);
+            Reply::Done
+        }
+        Ask::Pass | Ask::Join { .. } => {
+            let _ = handover.send(asked);
+            return;
+        }
+    };
+    asked.reply(&reply).await;
+}

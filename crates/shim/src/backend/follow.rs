@@ -1,0 +1,254 @@
+//! Keeps the probing of instances in step with the run directory: with the records of `berth exec`, and
+//! with the leases of siblings whose instance has no record (`--backend`).
+//!
+//! The directory says who came. Whether a recorded instance lives on, its lock says, by a descriptor that is kept:
+//! nobody is gone because a name is gone, or cannot be read for a moment. A lease that cannot be read holds until it
+//! would have expired.
+
+use super::repair::Repair;
+use crate::backend::prober::Probers;
+use crate::metrics::Metrics;
+use berth_node::instance::InstanceId;
+use berth_node::registry::BerthDir;
+use berth_node::registry::instance::{self, HeldRecord, Problem, Record};
+use berth_node::registry::lease::{self, Lease};
+use berth_node::registry::watch::Watch;
+use berth_os::clock;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::time::sleep;
+
+/// Time between two looks while a record is missing, or was written again: no notice tells when an instance ends
+/// whose own file has no name, and until that is seen its successor cannot claim the name.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Whose shim looks.
+#[derive(Debug, Clone)]
+pub struct Own {
+    /// Its instance's name.
+    pub id: InstanceId,
+    /// Its instance's address was given: its record, if there is one, says nothing.
+    pub given: bool,
+    /// A node shim: an instance with a shim of its own is only its fallback.
+    pub any: bool,
+}
+
+/// A live instance. Another value means another process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Seen {
+    Recorded(Box<Record>),
+    Leased(SocketAddr),
+}
+
+impl Seen {
+    fn address(&self) -> SocketAddr {
+        match self {
+            Self::Recorded(record) => record.address,
+            Self::Leased(address) => *address,
+        }
+    }
+}
+
+/// What a look at the run directory shows.
+#[derive(Debug, Default)]
+struct Look {
+    live: BTreeMap<InstanceId, Seen>,
+    /// The records of those that are recorded.
+    held: BTreeMap<InstanceId, HeldRecord>,
+    /// The live leases of siblings.
+    leases: Vec<Lease>,
+    /// Instances with a live shim, the own one left out.
+    shimmed: BTreeSet<InstanceId>,
+    problems: BTreeSet<Problem>,
+}
+
+/// Looks. A lease that is there and cannot be read for a moment holds as it was read at an earlier look, in `known`.
+fn look(berth: &BerthDir, own: &Own, known: &[Lease]) -> io::Result<Look> {
+    let mut look = Look { leases: lease::list(berth)?.leases, ..Look::default() };
+    for lease in known {
+        let read = look.leases.iter().any(|read| read.instance == lease.instance);
+        if !read && !lease::is_missing(berth, &lease.instance) {
+            look.leases.push(lease.clone());
+        }
+    }
+    let (boot, now) = (clock::boot_id()?, clock::boottime()?);
+    look.leases.retain(|lease| lease.instance != own.id && lease.is_live(&boot, now));
+    for lease in &look.leases {
+        look.live.extend(lease.backend.map(|address| (lease.instance.clone(), Seen::Leased(address))));
+        look.shimmed.insert(lease.instance.clone());
+    }
+    let (records, problems) = instance::list_live(berth)?;
+    look.problems.extend(problems);
+    for held in records.into_iter().filter(|held| !(own.given && held.record().instance == own.id)) {
+        look.hold(held);
+    }
+    Ok(look)
+}
+
+impl Look {
+    fn hold(&mut self, held: HeldRecord) {
+        let record = held.record();
+        let id = record.instance.clone();
+        self.live.insert(id.clone(), Seen::Recorded(Box::new(record.clone())));
+        self.held.insert(id, held);
+    }
+
+    /// Adds who is known to live, seen or not. Of two descriptors of one process the earlier is kept: that file is the
+    /// one that the process itself locked.
+    fn add(&mut self, alive: BTreeMap<InstanceId, HeldRecord>) {
+        for (id, before) in alive {
+            // Another process has the name, which it could claim only because the record was gone: it is who is meant.
+            let succeeded = |now: &HeldRecord| now.record() != before.record();
+            if !self.held.get(&id).is_some_and(succeeded) {
+                self.hold(before);
+            }
+        }
+    }
+}
+
+/// Follows a berth until it is dropped.
+pub async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metrics: Arc<Metrics>) {
+    let mut watch = Watch::new(&berth);
+    let mut repair = Repair::new(berth.clone(), metrics);
+    let mut known: BTreeMap<InstanceId, Seen> = BTreeMap::new();
+    let mut held: BTreeMap<InstanceId, HeldRecord> = BTreeMap::new();
+    let mut known_leases: Vec<Lease> = Vec::new();
+    let mut told: BTreeSet<Problem> = BTreeSet::new();
+    let mut broken = false;
+    loop {
+        let mut ended = Vec::new();
+        let mut alive = BTreeMap::new();
+        for (id, before) in held {
+            match before.if_alive() {
+                Some(still) => drop(alive.insert(id, still)),
+                None => ended.push(id),
+            }
+        }
+        // Before anybody looks: a lock of our own in its stead is no sign of life.
+        ended.iter().for_each(|id| repair.ended(id));
+        repair.folders();
+        match look(&berth, &own, &known_leases) {
+            Ok(mut looked) => {
+                broken = false;
+                looked.add(alive);
+                let Look { live, held: found, leases, shimmed, problems } = looked;
+                for problem in problems.difference(&told) {
+                    tracing::warn!("{problem}");
+                }
+                told = problems;
+                for id in known.keys().filter(|id| !live.contains_key(id)) {
+                    probers.strike(id);
+                }
+                for (id, seen) in &live {
+                    let renewed = known.get(id).is_some_and(|before| before != seen);
+                    probers.enter(id, seen.address(), *id == own.id, renewed);
+                    probers.set_fallback(id, own.any && shimmed.contains(id));
+                }
+                for (_, record) in found.iter().filter(|(id, _)| **id == own.id || own.any && !shimmed.contains(id)) {
+                    repair.record(record);
+                }
+                (known, held, known_leases) = (live, found, leases);
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut broken, true) {
+                    tracing::warn!(folder = %berth.path().display(), %error, "cannot look at the berth's folder, trying again");
+                }
+                for id in &ended {
+                    probers.strike(id);
+                    known.remove(id);
+                }
+                held = alive;
+            }
+        }
+        if let Err(error) = instance::prune(&berth, SystemTime::now()) {
+            tracing::debug!(%error, "cannot prune instance records");
+        }
+        tokio::select! {
+            () = watch.changed() => {}
+            () = sleep(PAUSE), if repair.is_busy() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::probe::{Probe, ProbeConfig, ProbeKind};
+    use crate::backend::{Book, Table};
+    use berth_node::registry::RunDir;
+    use berth_node::terms::Phase;
+    use tokio::sync::watch;
+    use tokio::time::timeout;
+
+    fn lease(id: &str, address: &str, seconds: u32) -> Lease {
+        let golden = include_bytes!("../../../../tests/golden/lease-v1.json");
+        let golden = Lease::parse(golden, &"v1.34_b".parse().unwrap()).unwrap();
+        let mut lease = Lease {
+            instance: id.parse().unwrap(),
+            backend: Some(address.parse().unwrap()),
+            lease_duration_seconds: seconds,
+            boot_id: clock::boot_id().unwrap(),
+            ..golden
+        };
+        lease.renew(clock::boottime().unwrap(), SystemTime::now());
+        lease
+    }
+
+    /// Puts it into its place as a later version of berth would, which this one does not read.
+    fn of_another_format(berth: &BerthDir, id: &str) {
+        let new = berth.leases().join(format!(".{id}.lease.new"));
+        std::fs::write(&new, r#"{"version": 2}"#).unwrap();
+        std::fs::rename(new, berth.leases().join(format!("{id}.json"))).unwrap();
+    }
+
+    fn find(table: &Table, id: &str) -> Option<(SocketAddr, u64)> {
+        let found = table.instances.iter().find(|instance| instance.id.as_str() == id)?;
+        Some((found.address, found.started))
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_cannot_be_read_holds_until_it_expires() {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let temp = tempfile::tempdir().unwrap();
+        let berth = RunDir::open(&temp.path().join("run")).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
+        let book = Book::new(1, 1);
+        let mut table = book.subscribe();
+        let (_phase, phase) = watch::channel((Phase::Joined, SystemTime::now()));
+        let own: InstanceId = "a".parse().unwrap();
+        let metrics = Arc::new(Metrics::new(&own, 1, 8, book.subscribe(), phase));
+        let probe = Probe::new(ProbeConfig {
+            kind: ProbeKind::Tcp,
+            path: String::new(),
+            ca: None,
+            client: None,
+            token: None,
+            server_name: "localhost".try_into().unwrap(),
+            timeout: Duration::from_secs(1),
+        });
+        let probers = Probers::new(book, probe, ProbeKind::Tcp, Duration::from_secs(1), metrics.clone());
+        lease::write(&berth, &lease("b", "127.1.2.3:1", 600)).unwrap();
+        tokio::spawn(follow(berth.clone(), Own { id: own, given: true, any: false }, probers, metrics));
+        let mut until = async |is: &dyn Fn(&Table) -> bool| {
+            timeout(PATIENCE, table.wait_for(|table| is(table))).await.unwrap().unwrap().clone()
+        };
+
+        let before = until(&|table| find(table, "b").is_some()).await;
+        of_another_format(&berth, "b");
+        lease::write(&berth, &lease("c", "127.1.2.4:1", 600)).unwrap();
+        let after = until(&|table| find(table, "c").is_some()).await;
+        assert_eq!(find(&after, "b"), find(&before, "b"), "nothing is known against it");
+
+        // A second later it has expired, whether it was seen meanwhile or not.
+        lease::write(&berth, &lease("b", "127.1.2.5:1", 1)).unwrap();
+        until(&|table| find(table, "b") != find(&before, "b")).await;
+        of_another_format(&berth, "b");
+        until(&|table| find(table, "b").is_none()).await;
+
+        // And one that is removed is of a shim that ended.
+        lease::remove(&berth, &lease("c", "127.1.2.4:1", 600)).unwrap();
+        until(&|table| find(table, "c").is_none()).await;
+    }
+}

@@ -1,0 +1,321 @@
+//! The instances that connections can go to.
+//!
+//! [`Table`] is what the relay picks from: a snapshot without locks, made anew by [`Book`] whenever
+//! something changes. "Which instance gets a new connection" is decided in [`Table::pick`] (leaving:
+//! [`Table::pick_leaving`]) and nowhere else; who relays its bytes is another matter. [`prober`] asks the instances, [`probe`] is
+//! one question, [`health`] says what a row of answers means.
+
+pub mod follow;
+pub mod health;
+pub mod probe;
+pub mod prober;
+mod repair;
+
+use berth_node::instance::InstanceId;
+use berth_node::terms::Standing;
+use health::{Health, Seen};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+use tokio::sync::watch;
+
+/// One instance, as the relay sees it.
+#[derive(Debug, Clone)]
+pub struct Instance {
+    /// Its name.
+    pub id: InstanceId,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Whether it is the shim's own.
+    pub own: bool,
+    /// Whether it is used only where no other is ready: a node shim leaves an instance with a shim of
+    /// its own to that.
+    pub fallback: bool,
+    /// What it is good for.
+    pub standing: Standing,
+    /// Another number for each process that listened at the address, and for each time that it
+    /// refused and came back: what a connection tried once, it does not try again in one epoch.
+    pub epoch: u64,
+    /// The first of its epochs: another number for each process, whatever that refused.
+    pub started: u64,
+    /// Since when it has this standing.
+    pub since: SystemTime,
+    /// The last probe's answer, for people.
+    pub last_probe: Arc<str>,
+    /// That was [`Seen::Rejected`].
+    pub probe_rejected: bool,
+    /// What it calls its version, once it was ready.
+    pub version: Option<Arc<str>>,
+}
+
+/// The instances of a berth at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct Table {
+    /// The own instance first, then the siblings' in the order in which they came.
+    pub instances: Vec<Instance>,
+}
+
+impl Table {
+    /// The instance that a new connection goes to: the own one if it is ready, else a ready
+    /// sibling's, else (fail open) one that was ready and never refused since. `usable` leaves out
+    /// what the connection tried in vain.
+    #[must_use]
+    pub fn pick(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
+        let with = |standing| {
+            let mut fit = self.instances.iter().filter(|i| i.standing == standing && usable(i));
+            fit.clone().find(|i| !i.fallback).or_else(|| fit.next())
+        };
+        with(Standing::Ready).or_else(|| with(Standing::Failing))
+    }
+
+    /// The instance that a new connection goes to while the shim leaves: a ready sibling's before the
+    /// own one, which may have got its SIGTERM with the shim's and still pass its probe. A TLS handshake
+    /// that it finishes now may well be one whose request it ends without an answer.
+    #[must_use]
+    pub fn pick_leaving(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
+        let sibling = self.instances.iter().find(|i| !i.own && i.standing == Standing::Ready && usable(i));
+        sibling.or_else(|| self.pick(usable))
+    }
+
+    /// The shim's own instance, if it is known.
+    #[must_use]
+    pub fn own(&self) -> Option<&Instance> {
+        self.instances.iter().find(|i| i.own)
+    }
+}
+
+/// Keeps the [`Table`]: the only writer, on the control runtime.
+#[derive(Debug)]
+pub struct Book {
+    table: watch::Sender<Arc<Table>>,
+    health: Vec<Health>,
+    rise: u32,
+    fall: u32,
+    next_epoch: u64,
+}
+
+impl Book {
+    /// An empty table, where `rise` and `fall` decide about instances.
+    #[must_use]
+    pub fn new(rise: u32, fall: u32) -> Self {
+        Self { table: watch::Sender::new(Arc::default()), health: Vec::new(), rise, fall, next_epoch: 1 }
+    }
+
+    /// The table, now and at each change.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Arc<Table>> {
+        self.table.subscribe()
+    }
+
+    /// The table now.
+    #[must_use]
+    pub fn table(&self) -> Arc<Table> {
+        self.table.borrow().clone()
+    }
+
+    /// Takes in an instance; a known one at another address, or with `renewed`, starts anew. Returns
+    /// its epoch if it is to be probed from the start.
+    pub fn enter(&mut self, id: &InstanceId, address: SocketAddr, own: bool, renewed: bool) -> Option<u64> {
+        let mut table = (*self.table()).clone();
+        let known = table.instances.iter().position(|i| i.id == *id);
+        if let Some(at) = known {
+            if table.instances[at].address == address && !renewed {
+                return None;
+            }
+            table.instances.remove(at);
+            self.health.remove(at);
+        }
+        let epoch = self.take_epoch();
+        let at = if own { 0 } else { table.instances.len() };
+        let instance = Instance {
+            id: id.clone(),
+            address,
+            own,
+            fallback: false,
+            standing: Standing::Unready,
+            epoch,
+            started: epoch,
+            since: SystemTime::now(),
+            last_probe: "not probed yet".into(),
+            probe_rejected: false,
+            version: None,
+        };
+        table.instances.insert(at, instance);
+        self.health.insert(at, Health::new(self.rise, self.fall));
+        self.table.send_replace(Arc::new(table));
+        Some(epoch)
+    }
+
+    /// Forgets an instance.
+    pub fn strike(&mut self, id: &InstanceId) {
+        let mut table = (*self.table()).clone();
+        if let Some(at) = table.instances.iter().position(|i| i.id == *id) {
+            table.instances.remove(at);
+            self.health.remove(at);
+            self.table.send_replace(Arc::new(table));
+        }
+    }
+
+    /// Takes in what was seen of an instance in an epoch, and how a person would say it. Returns
+    /// the standing before and after, or `None` for an instance or epoch that is over.
+    pub fn saw(&mut self, id: &InstanceId, epoch: u64, seen: Seen, words: &str) -> Option<(Standing, Standing)> {
+        let table = self.table();
+        let at = table.instances.iter().position(|i| i.id == *id && i.epoch == epoch)?;
+        let instance = &table.instances[at];
+        let (before, rejected) = (instance.standing, seen == Seen::Rejected);
+        let after = self.health[at].saw(seen);
+        if before == after && *instance.last_probe == *words && instance.probe_rejected == rejected {
+            // Who waits for a change is not woken by each probe.
+            return Some((before, after));
+        }
+        let mut table = (*table).clone();
+        let instance = &mut table.instances[at];
+        instance.probe_rejected = rejected;
+        if *instance.last_probe != *words {
+            instance.last_probe = words.into();
+        }
+        if before != after {
+            instance.standing = after;
+            instance.since = SystemTime::now();
+            if after == Standing::Unready {
+                instance.epoch = self.take_epoch();
+            }
+        }
+        self.table.send_replace(Arc::new(table));
+        Some((before, after))
+    }
+
+    /// Makes an instance a fallback, or not.
+    pub fn set_fallback(&mut self, id: &InstanceId, fallback: bool) {
+        let mut table = (*self.table()).clone();
+        if let Some(instance) = table.instances.iter_mut().find(|i| i.id == *id && i.fallback != fallback) {
+            instance.fallback = fallback;
+            self.table.send_replace(Arc::new(table));
+        }
+    }
+
+    /// Notes what an instance calls its version.
+    pub fn set_version(&mut self, id: &InstanceId, version: Option<Arc<str>>) {
+        let mut table = (*self.table()).clone();
+        if let Some(instance) = table.instances.iter_mut().find(|i| i.id == *id) {
+            instance.version = version;
+            self.table.send_replace(Arc::new(table));
+        }
+    }
+
+    /// The epoch of an instance now, and whether it is rising.
+    #[must_use]
+    pub fn epoch(&self, id: &InstanceId) -> Option<(u64, bool)> {
+        let table = self.table.borrow();
+        let at = table.instances.iter().position(|i| i.id == *id)?;
+        Some((table.instances[at].epoch, self.health[at].is_rising()))
+    }
+
+    fn take_epoch(&mut self) -> u64 {
+        let epoch = self.next_epoch;
+        self.next_epoch += 1;
+        epoch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn book() -> (Book, InstanceId, InstanceId) {
+        let (own, sibling) = ("own".parse().unwrap(), "sibling".parse().unwrap());
+        let mut book = Book::new(1, 1);
+        book.enter(&sibling, "127.2.0.1:6443".parse().unwrap(), false, false);
+        book.enter(&own, "127.1.0.1:6443".parse().unwrap(), true, false);
+        (book, own, sibling)
+    }
+
+    fn see(book: &mut Book, id: &InstanceId, seen: Seen) {
+        let (epoch, _) = book.epoch(id).unwrap();
+        book.saw(id, epoch, seen, "").unwrap();
+    }
+
+    fn picked(book: &Book) -> Option<InstanceId> {
+        book.table().pick(|_| true).map(|i| i.id.clone())
+    }
+
+    #[test]
+    fn own_first_then_sibling_then_fail_open() {
+        let (mut book, own, sibling) = book();
+        assert_eq!(picked(&book), None, "nobody was ready yet");
+        see(&mut book, &sibling, Seen::Pass);
+        assert_eq!(picked(&book), Some(sibling.clone()));
+        see(&mut book, &own, Seen::Pass);
+        assert_eq!(picked(&book), Some(own.clone()));
+        see(&mut book, &own, Seen::Fail);
+        assert_eq!(picked(&book), Some(sibling.clone()), "a failing own one comes after a ready sibling's");
+        see(&mut book, &sibling, Seen::Fail);
+        assert_eq!(picked(&book), Some(own.clone()), "both fail: open");
+        see(&mut book, &own, Seen::Refused);
+        assert_eq!(picked(&book), Some(sibling.clone()));
+        see(&mut book, &sibling, Seen::Refused);
+        assert_eq!(picked(&book), None, "fail open ends at a refused connect");
+    }
+
+    #[test]
+    fn a_leaving_shim_prefers_a_ready_sibling() {
+        let (mut book, own, sibling) = book();
+        let leaving = |book: &Book| book.table().pick_leaving(|_| true).map(|i| i.id.clone());
+        see(&mut book, &own, Seen::Pass);
+        assert_eq!(leaving(&book), Some(own.clone()), "nobody else is ready");
+        see(&mut book, &sibling, Seen::Pass);
+        assert_eq!(leaving(&book), Some(sibling.clone()));
+        see(&mut book, &sibling, Seen::Fail);
+        assert_eq!(leaving(&book), Some(own), "the own one is better than a failing sibling's");
+    }
+
+    #[test]
+    fn a_fallback_is_used_where_no_other_is_ready() {
+        let (mut book, own, sibling) = book();
+        see(&mut book, &own, Seen::Pass);
+        see(&mut book, &sibling, Seen::Pass);
+        book.set_fallback(&own, true);
+        assert_eq!(picked(&book), Some(sibling.clone()));
+        see(&mut book, &sibling, Seen::Refused);
+        assert_eq!(picked(&book), Some(own));
+    }
+
+    #[test]
+    fn a_refusal_of_an_epoch_that_is_over_is_not_held_against_the_next() {
+        let (mut book, own, _) = book();
+        see(&mut book, &own, Seen::Pass);
+        let (old, _) = book.epoch(&own).unwrap();
+        see(&mut book, &own, Seen::Refused);
+        see(&mut book, &own, Seen::Pass);
+        assert!(book.saw(&own, old, Seen::Refused, "late").is_none());
+        assert_eq!(picked(&book), Some(own));
+    }
+
+    #[test]
+    fn a_new_record_starts_anew() {
+        let (mut book, own, _) = book();
+        see(&mut book, &own, Seen::Pass);
+        assert!(book.enter(&own, "127.1.0.1:6443".parse().unwrap(), true, false).is_none());
+        assert!(book.enter(&own, "127.1.0.1:6443".parse().unwrap(), true, true).is_some());
+        assert_eq!(picked(&book), None);
+    }
+
+    /// Every opening and held connection waits for the table, and who refuses is asked ten times a second.
+    #[test]
+    fn an_answer_that_changes_nothing_wakes_nobody() {
+        let (mut book, own, _) = book();
+        let mut table = book.subscribe();
+        for (seen, words, changes) in [
+            (Seen::Refused, "nobody listens", true),
+            (Seen::Refused, "nobody listens", false),
+            (Seen::Refused, "still nobody", true),
+            (Seen::Pass, "still nobody", true),
+            (Seen::Pass, "still nobody", false),
+        ] {
+            table.mark_unchanged();
+            let (epoch, _) = book.epoch(&own).unwrap();
+            book.saw(&own, epoch, seen, words).unwrap();
+            assert_eq!(table.has_changed().unwrap(), changes, "{seen:?} {words}");
+        }
+    }
+}

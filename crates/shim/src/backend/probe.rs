@@ -1,0 +1,369 @@
+//! One question to an instance: GET a path by HTTPS, or connect only.
+//!
+//! Each probe is a connection of its own, as a new client's would be. Certificates and tokens are
+//! read again for each probe, and the TLS configuration is made again when they changed: they rotate.
+
+use super::health::Seen;
+use berth_cluster::http;
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::{Request, StatusCode, header};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// Most bytes of an answer that are read; `/readyz?verbose` has some 3 KB.
+const BODY_LIMIT: usize = 64 * 1024;
+
+/// Kind of probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProbeKind {
+    /// GET --probe-path by HTTPS.
+    Https,
+    /// Connect only.
+    Tcp,
+}
+
+impl ProbeKind {
+    /// The word for options and log.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Https => "https",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// How instances are asked.
+#[derive(Debug, Clone)]
+pub struct ProbeConfig {
+    /// HTTPS or TCP.
+    pub kind: ProbeKind,
+    /// Path that answers 200 when the instance is ready.
+    pub path: String,
+    /// Authorities that the instance's certificate is checked against; `None`: it is not checked.
+    pub ca: Option<PathBuf>,
+    /// The probe's own certificate and key.
+    pub client: Option<(PathBuf, PathBuf)>,
+    /// File with a bearer token.
+    pub token: Option<PathBuf>,
+    /// Name that the instance's certificate must carry.
+    pub server_name: ServerName<'static>,
+    /// How long an answer may take.
+    pub timeout: Duration,
+}
+
+/// What came of a question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// What it means for rise and fall.
+    pub seen: Seen,
+    /// One word for the metric `berth_probe_total{result}`.
+    pub result: &'static str,
+    /// What happened and, if it is bad, what mends it.
+    pub words: String,
+}
+
+/// A body that was answered with 200, or what was answered instead.
+type Got = Result<Bytes, Answer>;
+
+/// Asks instances.
+#[derive(Debug)]
+pub struct Probe {
+    config: ProbeConfig,
+    /// The files as they were read last, and the TLS configuration made of them.
+    tls: Mutex<Option<(Files, Arc<ClientConfig>)>>,
+    /// A file was replaced behind its mount, as [`read_linked`] finds it.
+    replaced: AtomicBool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Files {
+    ca: Vec<u8>,
+    cert: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl Probe {
+    /// A probe. Its files are read when it asks.
+    #[must_use]
+    pub fn new(config: ProbeConfig) -> Self {
+        Self { config, tls: Mutex::new(None), replaced: AtomicBool::new(false) }
+    }
+
+    /// Reads the files once, so that a missing one is known at start.
+    ///
+    /// # Errors
+    /// One sentence naming the file, the option and the cause.
+    pub fn check(&self) -> Result<(), String> {
+        if self.config.kind == ProbeKind::Https {
+            self.tls_config()?;
+            self.token()?;
+        }
+        Ok(())
+    }
+
+    /// Asks whether the instance is ready.
+    pub async fn ready(&self, address: SocketAddr) -> Answer {
+        self.ask(address, &self.config.path).await
+    }
+
+    /// Asks a path that should answer 200.
+    pub async fn ask(&self, address: SocketAddr, path: &str) -> Answer {
+        let started = tokio::time::Instant::now();
+        let got = match self.config.kind {
+            ProbeKind::Https => self.get(address, path).await.map(|_| "200"),
+            ProbeKind::Tcp => self.bounded(connect(address)).await.map(|_| "connected"),
+        };
+        match got {
+            Ok(what) => Answer {
+                seen: Seen::Pass,
+                result: "ok",
+                words: format!("{what} in {} ms", started.elapsed().as_millis()),
+            },
+            Err(answer) => answer,
+        }
+    }
+
+    /// The body of a path that answers 200.
+    ///
+    /// # Errors
+    /// What was answered instead.
+    pub async fn get(&self, address: SocketAddr, path: &str) -> Got {
+        self.bounded(self.get_unbounded(address, path)).await
+    }
+
+    async fn bounded<T>(&self, question: impl Future<Output = Result<T, Answer>>) -> Result<T, Answer> {
+        tokio::time::timeout(self.config.timeout, question).await.unwrap_or_else(|_| {
+            Err(fail(
+                "timeout",
+                format!("no answer in {} (--probe-timeout)", humantime::format_duration(self.config.timeout)),
+            ))
+        })
+    }
+
+    async fn get_unbounded(&self, address: SocketAddr, path: &str) -> Got {
+        let tls = self.tls_config().map_err(|why| fail("config", why))?;
+        let token = self.token().map_err(|why| fail("config", why))?;
+        let stream = connect(address).await?;
+        let stream = TlsConnector::from(tls)
+            .connect(self.config.server_name.clone(), stream)
+            .await
+            .map_err(|error| self.explain_tls(&error))?;
+        let name = self.config.server_name.to_str();
+        let mut request = Request::get(path)
+            .header(header::HOST, &*name)
+            .header(header::USER_AGENT, concat!("berth-probe/", env!("CARGO_PKG_VERSION")))
+            .header(header::CONNECTION, "close");
+        if let Some(token) = token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let request = request
+            .body(Full::default())
+            .map_err(|error| fail("config", format!("cannot ask {path}: {error}; check --probe-path and the token")))?;
+        let answered = http::ask(stream, request, BODY_LIMIT).await;
+        let (status, body) = answered.map_err(|error| fail("http", format!("no HTTP answer: {error}")))?;
+        let body = body.unwrap_or_default();
+        if status == StatusCode::OK { Ok(body) } else { Err(self.explain_status(status, path, &body)) }
+    }
+
+    fn explain_status(&self, status: StatusCode, path: &str, body: &[u8]) -> Answer {
+        let credentials = match (&self.config.client, &self.config.token) {
+            (None, None) => "give it credentials with --probe-cert and --probe-key, or --probe-token-file",
+            (Some(_), _) => "the user of --probe-cert may not: grant it this path (nonResourceURLs)",
+            (None, Some(_)) => "the token of --probe-token-file is not good for it: check it and its rights",
+        };
+        match status {
+            StatusCode::UNAUTHORIZED => Answer {
+                seen: Seen::Rejected,
+                ..fail("unauthorized", format!("alive, but it does not know the probe (401 for {path}): {credentials}"))
+            },
+            StatusCode::FORBIDDEN => {
+                let new = "a new cluster answers so until its default roles are there; if it lasts";
+                fail("forbidden", format!("alive, but the probe may not ask (403 for {path}): {new}, {credentials}"))
+            }
+            _ => {
+                // kube-apiserver lists its checks, one a line; the failed ones begin with [-].
+                let body = String::from_utf8_lossy(body);
+                let failed: Vec<&str> = body.lines().filter(|line| line.starts_with("[-]")).take(3).collect();
+                let detail = if failed.is_empty() { String::new() } else { format!(": {}", failed.join(" ")) };
+                fail("status", format!("{} for {path}{detail}", status.as_u16()))
+            }
+        }
+    }
+
+    fn explain_tls(&self, error: &io::Error) -> Answer {
+        let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        let mend = match cause {
+            // A new authority often has the old one's name, and then it is its signature that does not fit.
+            Some(rustls::Error::InvalidCertificate(
+                rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
+            )) if self.replaced.load(Ordering::Relaxed) => {
+                "; the file of --probe-ca was replaced on the node, and this container still has the one that it was started with: \
+                 start the pod anew (`berth upgrade`)"
+            }
+            Some(rustls::Error::InvalidCertificate(
+                rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
+            )) => "; --probe-ca must hold the authority that signed its serving certificate",
+            Some(rustls::Error::InvalidCertificate(
+                rustls::CertificateError::NotValidForName | rustls::CertificateError::NotValidForNameContext { .. },
+            )) => "; set --probe-server-name to a name that is in its serving certificate",
+            Some(rustls::Error::InvalidMessage(_)) => "; does it speak TLS there?",
+            _ => "",
+        };
+        let rejected = matches!(cause, Some(rustls::Error::InvalidCertificate(_)));
+        let seen = if rejected { Seen::Rejected } else { Seen::Fail };
+        Answer { seen, ..fail("tls", format!("TLS handshake failed: {error}{mend}")) }
+    }
+
+    fn tls_config(&self) -> Result<Arc<ClientConfig>, String> {
+        let read = |option: &str, path: &Path| {
+            let (bytes, linked) =
+                read_linked(path).map_err(|error| format!("cannot read {option} {}: {error}", path.display()))?;
+            if !linked && !self.replaced.swap(true, Ordering::Relaxed) {
+                let file = path.display();
+                tracing::warn!(%file, option, "the probe's file was replaced on the node, and this container has the old one: start the pod anew");
+            }
+            Ok::<_, String>(bytes)
+        };
+        let mut files = Files::default();
+        if let Some(ca) = &self.config.ca {
+            files.ca = read("--probe-ca", ca)?;
+        }
+        if let Some((cert, key)) = &self.config.client {
+            files.cert = read("--probe-cert", cert)?;
+            files.key = read("--probe-key", key)?;
+        }
+        let mut kept = self.tls.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some((of, config)) = &*kept
+            && *of == files
+        {
+            return Ok(config.clone());
+        }
+        let config = Arc::new(self.build_tls(&files)?);
+        *kept = Some((files, config.clone()));
+        Ok(config)
+    }
+
+    fn build_tls(&self, files: &Files) -> Result<ClientConfig, String> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| format!("no TLS protocol version: {error}"))?;
+        let builder = match &self.config.ca {
+            Some(path) => {
+                let mut roots = RootCertStore::empty();
+                let (added, _) = roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&files.ca).flatten());
+                if added == 0 {
+                    return Err(format!("--probe-ca {} holds no certificate in PEM form", path.display()));
+                }
+                builder.with_root_certificates(roots)
+            }
+            None => builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider))),
+        };
+        let Some((cert, key)) = &self.config.client else {
+            return Ok(builder.with_no_client_auth());
+        };
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(&files.cert).flatten().collect();
+        if chain.is_empty() {
+            return Err(format!("--probe-cert {} holds no certificate in PEM form", cert.display()));
+        }
+        let private = PrivateKeyDer::from_pem_slice(&files.key)
+            .map_err(|error| format!("--probe-key {} holds no key in PEM form: {error}", key.display()))?;
+        builder
+            .with_client_auth_cert(chain, private)
+            .map_err(|error| format!("--probe-key {} does not fit --probe-cert: {error}", key.display()))
+    }
+
+    fn token(&self) -> Result<Option<String>, String> {
+        let Some(path) = &self.config.token else { return Ok(None) };
+        let token = std::fs::read_to_string(path)
+            .map_err(|error| format!("cannot read --probe-token-file {}: {error}", path.display()))?;
+        let token = token.trim();
+        if token.is_empty() {
+            Err(format!("--probe-token-file {} is empty", path.display()))
+        } else {
+            Ok(Some(token.to_owned()))
+        }
+    }
+}
+
+/// What is in a file, and whether it still has a name. A mount of a single file (`subPath`) shows the file that was there when
+/// the container started: if another takes its name by a rename, as ansible and cert-manager do it, the container keeps the old one,
+/// which has no name any more. Written in place, as by kubeadm, it is the same file.
+fn read_linked(path: &Path) -> io::Result<(Vec<u8>, bool)> {
+    let mut file = File::open(path)?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok((bytes, file.metadata()?.nlink() > 0))
+}
+
+async fn connect(address: SocketAddr) -> Result<TcpStream, Answer> {
+    TcpStream::connect(address).await.map_err(|error| {
+        if error.kind() == io::ErrorKind::ConnectionRefused {
+            let words = format!("nobody listens on {address}");
+            Answer { seen: Seen::Refused, result: "refused", words }
+        } else {
+            fail("connect", format!("cannot connect to {address}: {error}"))
+        }
+    })
+}
+
+fn fail(result: &'static str, words: String) -> Answer {
+    Answer { seen: Seen::Fail, result, words }
+}
+
+/// For `--probe-insecure`: takes any certificate. Signatures are checked still, so that the
+/// handshake is one.
+#[derive(Debug)]
+struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests;

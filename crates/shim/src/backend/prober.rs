@@ -1,0 +1,148 @@
+//! Asks every known instance in turn and tells the [`Book`], one task an instance.
+
+use super::Book;
+use super::health::Seen;
+use super::probe::{Answer, Probe, ProbeKind};
+use crate::metrics::{Metrics, ProbeLabels};
+use crate::relay::Refusal;
+use berth_node::instance::InstanceId;
+use berth_node::terms::Standing;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+/// Time between two probes while nobody listens, if that is shorter than the interval: a refused connect costs both
+/// ends next to nothing, and a newcomer should not wait for the next interval.
+const REFUSED: Duration = Duration::from_millis(100);
+
+/// The probing of all instances. Dropping it ends it.
+#[derive(Debug)]
+pub struct Probers {
+    shared: Arc<Shared>,
+    tasks: HashMap<InstanceId, AbortHandle>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    book: Mutex<Book>,
+    probe: Probe,
+    kind: ProbeKind,
+    interval: Duration,
+    metrics: Arc<Metrics>,
+}
+
+impl Probers {
+    /// No instance yet.
+    #[must_use]
+    pub fn new(book: Book, probe: Probe, kind: ProbeKind, interval: Duration, metrics: Arc<Metrics>) -> Self {
+        let shared = Shared { book: Mutex::new(book), probe, kind, interval, metrics };
+        Self { shared: Arc::new(shared), tasks: HashMap::new() }
+    }
+
+    /// Begins to probe an instance, or anew if it moved or `renewed`.
+    pub fn enter(&mut self, id: &InstanceId, address: SocketAddr, own: bool, renewed: bool) {
+        if self.shared.book().enter(id, address, own, renewed).is_none() {
+            return;
+        }
+        tracing::info!(instance = %id, %address, own, "probing");
+        let task = tokio::spawn(self.shared.clone().probe_forever(id.clone(), address));
+        if let Some(old) = self.tasks.insert(id.clone(), task.abort_handle()) {
+            old.abort();
+        }
+    }
+
+    /// Makes an instance one that is only used where no other is ready, or not.
+    pub fn set_fallback(&self, id: &InstanceId, fallback: bool) {
+        self.shared.book().set_fallback(id, fallback);
+    }
+
+    /// Forgets an instance.
+    pub fn strike(&mut self, id: &InstanceId) {
+        if let Some(task) = self.tasks.remove(id) {
+            task.abort();
+            self.shared.book().strike(id);
+            tracing::info!(instance = %id, "gone");
+        }
+    }
+
+    /// Takes in refusals that connections met, until nobody can meet one any more.
+    pub fn take_refusals(&self, mut refusals: mpsc::UnboundedReceiver<Refusal>) {
+        let shared = self.shared.clone();
+        tokio::spawn(async move {
+            while let Some(Refusal { id, epoch }) = refusals.recv().await {
+                shared.saw(&id, epoch, Seen::Refused, "it refused a connection");
+            }
+        });
+    }
+}
+
+impl Drop for Probers {
+    fn drop(&mut self) {
+        for task in self.tasks.values() {
+            task.abort();
+        }
+    }
+}
+
+impl Shared {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn probe_forever(self: Arc<Self>, id: InstanceId, address: SocketAddr) {
+        let mut last_result = "";
+        loop {
+            let asked = tokio::time::Instant::now();
+            let Some((epoch, _)) = self.book().epoch(&id) else { return };
+            let Answer { seen, result, words } = self.probe.ready(address).await;
+            self.metrics.probes.get_or_create(&ProbeLabels { result }).inc();
+            let became_ready = self.saw(&id, epoch, seen, &words);
+            if result != last_result && seen != Seen::Pass {
+                tracing::info!(instance = %id, result, "probe: {words}");
+            }
+            last_result = result;
+            if became_ready && self.kind == ProbeKind::Https {
+                let version = self.version(address).await;
+                self.book().set_version(&id, version);
+            }
+            let rising = self.book().epoch(&id).is_some_and(|(_, rising)| rising);
+            let pause = match seen {
+                _ if rising => continue,
+                Seen::Refused => self.interval.min(REFUSED),
+                Seen::Pass | Seen::Fail | Seen::Rejected => self.interval,
+            };
+            tokio::time::sleep_until(asked + pause).await;
+        }
+    }
+
+    /// Tells the book and logs a change. Returns whether the instance became ready.
+    fn saw(&self, id: &InstanceId, epoch: u64, seen: Seen, words: &str) -> bool {
+        let Some((before, after)) = self.book().saw(id, epoch, seen, words) else { return false };
+        match (before, after) {
+            (before, after) if before == after => return false,
+            (_, Standing::Ready) => tracing::info!(instance = %id, "ready"),
+            (_, Standing::Failing) => {
+                tracing::warn!(instance = %id, "fails its probe; it still gets connections if no other is ready: {words}");
+            }
+            // A sibling's instance goes with every upgrade.
+            (_, Standing::Unready) if self.is_own(id) => tracing::warn!(instance = %id, "not ready any more: {words}"),
+            (_, Standing::Unready) => {
+                tracing::info!(instance = %id, "a sibling's instance is not ready any more: {words}");
+            }
+        }
+        after == Standing::Ready
+    }
+
+    fn is_own(&self, id: &InstanceId) -> bool {
+        self.book().table().own().is_some_and(|own| own.id == *id)
+    }
+
+    async fn version(&self, address: SocketAddr) -> Option<Arc<str>> {
+        let body = self.probe.get(address, "/version").await.ok()?;
+        let version: serde_json::Value = serde_json::from_slice(&body).ok()?;
+        Some(version.get("gitVersion")?.as_str()?.into())
+    }
+}

@@ -1,0 +1,116 @@
+//! What a shim is told, in checked types.
+
+use crate::backend::probe::ProbeConfig;
+use berth_node::instance::InstanceId;
+use berth_os::socket::Keepalive;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A checked `berth serve` or `berth run`.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Which berth and instance.
+    pub place: Place,
+    /// The instance's address where it is given and not looked up.
+    pub backend: Option<SocketAddr>,
+    /// A node shim: every instance of the berth is served.
+    pub discover: bool,
+    /// How long siblings wait for a sign of life.
+    pub lease: Duration,
+    /// Close listeners without handing them over, for comparison.
+    pub plain_close: bool,
+    /// How long a port that cannot be had is tried again.
+    pub bind_wait: Duration,
+    /// How instances are asked.
+    pub probe: ProbeConfig,
+    /// Time between two probes.
+    pub probe_interval: Duration,
+    /// Good answers in a row that make an instance ready.
+    pub rise: u32,
+    /// Bad answers in a row that make it unready.
+    pub fall: u32,
+    /// How long a client waits for an instance.
+    pub hold: Duration,
+    /// How long connections may go on after the own instance stopped listening.
+    pub drain_timeout: Duration,
+    /// Most connections; `None`: what the file limit allows.
+    pub max_connections: Option<u64>,
+    /// Length of the accept queue.
+    pub backlog: u32,
+    /// TCP options of both legs.
+    pub keepalive: Keepalive,
+    /// Relaying threads; `None`: one per core, at most eight.
+    pub threads: Option<usize>,
+    /// Where /metrics and its kind are served.
+    pub admin: Option<SocketAddr>,
+    /// Whether ends of connections are logged at info.
+    pub log_connections: bool,
+}
+
+/// Which berth, which instance of it, and where the shims meet.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// At least one; the first names the berth.
+    pub listen: Vec<Listen>,
+    /// The instance's name, if it was given.
+    pub instance: Option<InstanceId>,
+    /// The run directory.
+    pub run_dir: PathBuf,
+}
+
+impl Place {
+    /// The address that names the berth.
+    #[must_use]
+    pub fn berth(&self) -> SocketAddr {
+        self.listen[0].addr
+    }
+
+    /// The addresses without their options.
+    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> + '_ {
+        self.listen.iter().map(|listen| listen.addr)
+    }
+}
+
+/// An address to listen on, from `--listen ADDR:PORT[,freebind]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listen {
+    /// Address and port; port 0 lets the kernel choose.
+    pub addr: SocketAddr,
+    /// Whether the address may be one that this node does not have yet (IP_FREEBIND).
+    pub freebind: bool,
+}
+
+/// Why a text is no [`Listen`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ListenError {
+    /// What stands before the first comma is no address with a port.
+    #[error("--listen {0:?}: give an IP address with a port, such as 10.0.0.5:6443 or [fd00::5]:6443")]
+    Address(String),
+    /// What follows a comma is unknown.
+    #[error("--listen {0:?}: {1:?} is no option of an address: only ,freebind is")]
+    Option(String, String),
+}
+
+impl FromStr for Listen {
+    type Err = ListenError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut parts = text.split(',');
+        let first = parts.next().unwrap_or_default();
+        let mut addr: SocketAddr = first.parse().map_err(|_| ListenError::Address(text.to_owned()))?;
+        // Sockets are of one family only, so ::ffff:10.0.0.5 would never bind as IPv6.
+        if addr.ip().to_canonical() != addr.ip() {
+            addr.set_ip(addr.ip().to_canonical());
+        }
+        let mut freebind = false;
+        for option in parts {
+            match option {
+                "freebind" => freebind = true,
+                other => return Err(ListenError::Option(text.to_owned(), other.to_owned())),
+            }
+        }
+        Ok(Self { addr, freebind })
+    }
+}

@@ -1,0 +1,143 @@
+//! After leaving: wait for the first bytes that the own instance owes before it is stopped ([`Answered`]), then until
+//! the last connection ended ([`drain`]), up to a deadline that begins when the own instance stopped listening,
+//! because the shim outlives its apiserver.
+
+use crate::backend::Table;
+use crate::metrics::Metrics;
+use berth_node::terms::{Phase, Standing};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep_until};
+
+/// What a shim is told from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stop {
+    /// Go on.
+    No,
+    /// Leave, let connections end, and stay.
+    Leave,
+    /// Leave, let connections end, then end.
+    Drain,
+    /// End at once.
+    Now,
+}
+
+/// Longest that the stop of an instance waits for those that it owes a first byte: kube-apiserver closes its listener
+/// as soon as it is told to, if `--shutdown-delay-duration` is 0.
+const ANSWERING: Duration = Duration::from_secs(5);
+
+/// How long a client that was accepted last may take to say something: its ClientHello comes a round trip later, and
+/// it has a connection to the instance already.
+const SPEAKING: Duration = Duration::from_millis(500);
+
+/// Whether an instance can be stopped whose shim left so long ago and has so many connections, of which `pending` wait
+/// for a first byte. Returns how many of these must do without.
+#[must_use]
+pub fn unanswered(left: Duration, pending: u64, open: u64) -> Option<u64> {
+    let waited = if pending > 0 { left >= ANSWERING } else { left >= SPEAKING || open == 0 };
+    waited.then_some(pending)
+}
+
+/// Time between two looks at how many are pending.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Time between two lines of log about what is waited for.
+const TOLD: Duration = Duration::from_secs(10);
+
+/// When the own instance of a shim that leaves can be stopped.
+#[derive(Debug)]
+pub struct Answered {
+    phase: watch::Receiver<(Phase, SystemTime)>,
+    metrics: Arc<Metrics>,
+    left: Option<Instant>,
+}
+
+impl Answered {
+    /// For a shim with this phase and these counters.
+    #[must_use]
+    pub fn new(phase: watch::Receiver<(Phase, SystemTime)>, metrics: Arc<Metrics>) -> Self {
+        Self { phase, metrics, left: None }
+    }
+
+    /// Waits until the shim has left and nobody waits for a first byte, for 5 s at most. Can be dropped and
+    /// called again.
+    pub async fn wait(&mut self) {
+        // It has ended, with its connections.
+        let Ok(_) = self.phase.wait_for(|(phase, _)| *phase == Phase::Left).await else { return };
+        let left = *self.left.get_or_insert_with(Instant::now);
+        loop {
+            match unanswered(left.elapsed(), self.metrics.pending(), self.metrics.open()) {
+                None => tokio::time::sleep(LOOK).await,
+                Some(0) => return,
+                Some(connections) => {
+                    tracing::warn!(connections, "clients have no answer yet; the apiserver is stopped all the same");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Waits. Returns how many connections are left, which are reset now.
+pub async fn drain(
+    metrics: &Metrics,
+    ended: &Notify,
+    mut table: watch::Receiver<Arc<Table>>,
+    mut stop: watch::Receiver<Stop>,
+    timeout: Duration,
+) -> u64 {
+    let started = Instant::now();
+    let mut tell = started + TOLD;
+    let mut deadline = None;
+    loop {
+        let open = metrics.open();
+        if open == 0 {
+            tracing::info!(ms = started.elapsed().as_millis() as u64, "drained");
+            return 0;
+        }
+        if *stop.borrow_and_update() == Stop::Now {
+            tracing::warn!(connections = open, "told to end at once: connections are cut");
+            return open;
+        }
+        let listens = table.borrow_and_update().own().is_some_and(|own| own.standing != Standing::Unready);
+        if !listens && deadline.is_none() {
+            deadline = Some(Instant::now() + timeout);
+            tracing::info!(connections = open, timeout = %humantime::format_duration(timeout), "the instance listens no more: draining");
+        }
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            tracing::warn!(connections = open, "--drain-timeout is over: connections are cut");
+            return open;
+        }
+        if tell <= Instant::now() {
+            tell += TOLD;
+            tracing::info!(connections = open, instance_listens = listens, "draining");
+        }
+        tokio::select! {
+            () = ended.notified() => {}
+            Ok(()) = table.changed() => {}
+            Ok(()) = stop.changed() => {}
+            () = sleep_until(deadline.map_or(tell, |deadline| deadline.min(tell))) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_is_stopped_when_it_owes_nothing_or_for_too_long() {
+        let moment = Duration::from_millis(1);
+        for (left, pending, open, can) in [
+            (Duration::ZERO, 0, 0, Some(0)),
+            (SPEAKING - moment, 0, 1, None),
+            (SPEAKING, 0, 1, Some(0)),
+            (SPEAKING, 1, 1, None),
+            (ANSWERING - moment, 2, 3, None),
+            (ANSWERING, 2, 3, Some(2)),
+        ] {
+            assert_eq!(unanswered(left, pending, open), can, "{left:?} {pending} {open}");
+        }
+    }
+}

@@ -1,0 +1,550 @@
+//! Who accepts from which listener, as a pure state machine: no I/O, no clock of its own.
+//!
+//! The shims of a berth tell one another one thing, again at each change: their phase, the listeners
+//! that they own, and those that they accept from ([`Announce`]), each listener with a duplicate of
+//! it (a guard) the first time. Everything follows from these, from leases and from the own instance:
+//!
+//! * A listener that no live shim owns is an orphan. Every shim that may accepts from it, until somebody
+//!   who joins makes it its own. So a crash (end of file), a hang (the lease ran out) and a leave
+//!   are one thing to the siblings.
+//! * Who leaves disowns its listeners and goes on accepting until a live sibling says that it accepts
+//!   from each: the announcement is the acknowledgement. With nobody there, the queue is taken out and
+//!   the listener closed.
+//! * What is announced is done, not decided: who joins is *joined* when each of its addresses has a listener
+//!   that it accepts from, and who leaves has *left* when its last accept loop has ended.
+//! * Who joins takes an orphan over before it makes a listener of its own, so that there are never
+//!   more listeners of an address than there were ever shims alive together.
+//!
+//! Because announcements tell a state and no change, one that is lost, late or said twice breaks
+//! nothing, and any order of events leads to the same end.
+
+use berth_node::terms::{Announce, Cookie, Holder, Phase};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Time on a clock that does not jump, since its start.
+pub type Time = Duration;
+
+/// What is known of oneself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Facts {
+    /// The own instance is ready (node shim: any is).
+    pub ready: bool,
+    /// Some instance can get connections.
+    pub reachable: bool,
+    /// Told to leave for good.
+    pub leaving: bool,
+    /// A relaying thread gives no sign of life: an accept loop may never end.
+    pub blocked: bool,
+}
+
+/// What is to be done. Each is idempotent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Listen on the own, bound socket of an address; answered by [`Machine::listening`], or by
+    /// [`Machine::listen_again`].
+    Listen(SocketAddr),
+    /// Listen on a held socket (again) and accept from it; answered by [`Machine::accepting`] when clients are taken
+    /// out, or by [`Machine::failed`].
+    Accept(Cookie),
+    /// Accept no more; hold it as a guard. Answered by [`Machine::ended`], as the next two are.
+    Guard(Cookie),
+    /// End listening for every holder: nobody can be served. Clients are refused at once.
+    Refuse(Cookie),
+    /// Take out what is queued and close: nobody is there to hold it.
+    Close(Cookie),
+    /// Tell every sibling [`Machine::announce`].
+    Announce,
+    /// The phase changed.
+    Phase(Phase),
+}
+
+/// A sibling.
+#[derive(Debug, Clone)]
+struct Peer {
+    /// What it told last; none before the first.
+    told: Option<Announce>,
+    /// When it was first heard of.
+    since: Time,
+    /// Its lease, or what stands for it before the first, holds until then.
+    fresh_until: Time,
+    /// The connection to it stands.
+    connected: bool,
+}
+
+impl Peer {
+    fn new(now: Time) -> Self {
+        Self { told: None, since: now, fresh_until: now, connected: false }
+    }
+
+    /// Its word counts: it is connected, it told something, and it does not hang.
+    fn live(&self, now: Time) -> Option<&Announce> {
+        self.told.as_ref().filter(|_| self.connected && now < self.fresh_until)
+    }
+}
+
+/// A listener that is held.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    address: SocketAddr,
+    own: bool,
+    accept: AcceptLoop,
+}
+
+impl Held {
+    fn new(address: SocketAddr, own: bool) -> Self {
+        Self { address, own, accept: AcceptLoop::None }
+    }
+
+    /// It is accepted from, or soon will be.
+    fn accepting(&self) -> bool {
+        matches!(self.accept, AcceptLoop::Starting | AcceptLoop::Running | AcceptLoop::Failed)
+    }
+}
+
+/// How far a listener's accept loop is. What is announced is what runs, not what was decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AcceptLoop {
+    None,
+    /// Asked for: it may take a client out at any moment.
+    Starting,
+    /// It could not start, or could not go on: there is none, and it is tried again.
+    Failed,
+    Running,
+    /// Told to end: a client may still be between accept(2) and being counted.
+    Ending,
+}
+
+/// Fixed for a shim's life.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    /// Addresses of the shim.
+    pub addresses: Vec<SocketAddr>,
+    /// How long nothing may be reachable before clients are refused.
+    pub hold: Duration,
+    /// Duration of a lease: how long a sibling may be silent.
+    pub lease: Duration,
+}
+
+/// One shim's part in its berth.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    rules: Rules,
+    phase: Phase,
+    facts: Facts,
+    now: Time,
+    held: BTreeMap<Cookie, Held>,
+    peers: BTreeMap<Holder, Peer>,
+    /// Addresses whose own socket was asked to listen and does not yet.
+    asked: BTreeSet<SocketAddr>,
+    /// Since when nothing is reachable, for oneself or for a live sibling.
+    unreachable_since: Option<Time>,
+    /// Since when it waits that siblings cover its listeners.
+    leaving_since: Option<Time>,
+    /// Since when it has let go of its listeners; it has left when the last accept loop has ended.
+    let_go: Option<Time>,
+    /// It takes its listeners into use; it is joined when each address has one that is accepted from.
+    joining: bool,
+    /// Listeners that are not held any more, whose last clients are being taken out.
+    closing: BTreeSet<Cookie>,
+    /// Siblings whose connection ended, and when that was seen: gone, whatever a lease that they wrote before may
+    /// still say of them.
+    dead: BTreeMap<Holder, Time>,
+    /// What siblings were told last, and the listeners that they were given then.
+    told: (Announce, Vec<(Cookie, SocketAddr)>),
+}
+
+impl Machine {
+    /// A shim that waits.
+    #[must_use]
+    pub fn new(rules: Rules, now: Time) -> Self {
+        Self {
+            rules,
+            phase: Phase::Waiting,
+            facts: Facts::default(),
+            now,
+            held: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            asked: BTreeSet::new(),
+            unreachable_since: Some(now),
+            leaving_since: None,
+            let_go: None,
+            joining: false,
+            closing: BTreeSet::new(),
+            dead: BTreeMap::new(),
+            told: Default::default(),
+        }
+    }
+
+    /// Where it is in its life.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// The shim's addresses, the berth's first.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.rules.addresses
+    }
+
+    /// Whether a sibling's connection ended and nothing was heard of its process since.
+    #[must_use]
+    pub fn is_dead(&self, holder: Holder) -> bool {
+        self.dead.contains_key(&holder)
+    }
+
+    /// What siblings are told now.
+    #[must_use]
+    pub fn announce(&self) -> Announce {
+        let with = |of: fn(&Held) -> bool| self.held.iter().filter(|(_, h)| of(h)).map(|(c, _)| *c).collect();
+        Announce {
+            phase: self.phase,
+            ready: self.facts.ready,
+            reachable: self.facts.reachable,
+            leaving: self.facts.leaving,
+            // Who leaves disowns: siblings take over from here on.
+            owns: if self.is_leaving() { BTreeSet::new() } else { with(|held| held.own) },
+            accepts: with(|held| held.accept == AcceptLoop::Running),
+        }
+    }
+
+    /// Listeners that a sibling should have duplicates of: all that are held, but for an own one whose accept loop is
+    /// not there yet. A sibling would take that for an orphan, and set its own options on it.
+    #[must_use]
+    pub fn guards(&self) -> Vec<(Cookie, SocketAddr)> {
+        let given = |held: &Held| !held.own || held.accept != AcceptLoop::Starting;
+        self.held.iter().filter(|(_, held)| given(held)).map(|(cookie, held)| (*cookie, held.address)).collect()
+    }
+
+    /// Siblings that are joined and ready, for connections that the own instance cannot serve.
+    #[must_use]
+    pub fn joined_siblings(&self) -> Vec<Holder> {
+        let joined = |peer: &Peer| peer.live(self.now).is_some_and(|told| told.phase == Phase::Joined && told.ready);
+        self.peers.iter().filter(|(_, peer)| joined(peer)).map(|(holder, _)| *holder).collect()
+    }
+
+    /// Siblings that are connected and have told nothing for a lease's time.
+    #[must_use]
+    pub fn silent(&self) -> Vec<Holder> {
+        let silent = |peer: &Peer| peer.connected && peer.told.is_none() && self.now >= peer.since + self.rules.lease;
+        self.peers.iter().filter(|(_, peer)| silent(peer)).map(|(holder, _)| *holder).collect()
+    }
+
+    /// Siblings that have a lease, and for a lease's time no connection.
+    #[must_use]
+    pub fn unconnected(&self) -> Vec<Holder> {
+        let apart =
+            |peer: &Peer| !peer.connected && self.now < peer.fresh_until && self.now >= peer.since + self.rules.lease;
+        self.peers.iter().filter(|(_, peer)| apart(peer)).map(|(holder, _)| *holder).collect()
+    }
+
+    /// Whether every sibling that has a lease is connected and told something: then a listener of which there is no
+    /// guard is no sibling's.
+    #[must_use]
+    pub fn has_all_guards(&self) -> bool {
+        self.peers.values().all(|peer| (peer.connected && peer.told.is_some()) || self.now >= peer.fresh_until)
+    }
+
+    /// When it should be asked again although nothing happened.
+    #[must_use]
+    pub fn wake(&self) -> Option<Time> {
+        let waits = [
+            self.unreachable_since.map(|since| since + self.rules.hold),
+            self.leaving_since.map(|since| since + self.rules.lease),
+            self.let_go.map(|since| since + self.rules.lease),
+        ];
+        let peers = self.peers.values().flat_map(|peer| [peer.fresh_until, peer.since + self.rules.lease]);
+        waits.into_iter().flatten().chain(peers).filter(|at| *at > self.now).min()
+    }
+
+    /// Time went on.
+    pub fn tick(&mut self, now: Time) -> Vec<Action> {
+        self.now = self.now.max(now);
+        self.settle()
+    }
+
+    /// Something changed about oneself.
+    pub fn facts(&mut self, facts: Facts) -> Vec<Action> {
+        self.facts = facts;
+        self.settle()
+    }
+
+    /// A sibling's lease was seen that was renewed at `renewed`, or a little later, and holds until `until`.
+    pub fn leased(&mut self, holder: Holder, renewed: Time, until: Time) -> Vec<Action> {
+        // Only its connection ended. That its lease still holds would say nothing: it may have died.
+        if self.dead.get(&holder).is_some_and(|ended| renewed > *ended) {
+            self.dead.remove(&holder);
+        }
+        if !self.is_dead(holder) {
+            let peer = self.peer(holder);
+            peer.fresh_until = peer.fresh_until.max(until);
+        }
+        self.settle()
+    }
+
+    /// The connection to a sibling stands.
+    pub fn connected(&mut self, holder: Holder) -> Vec<Action> {
+        let until = self.now + self.rules.lease;
+        self.dead.remove(&holder);
+        let peer = self.peer(holder);
+        peer.connected = true;
+        peer.fresh_until = peer.fresh_until.max(until);
+        let mut actions = self.settle();
+        if !actions.contains(&Action::Announce) {
+            actions.push(Action::Announce);
+        }
+        actions
+    }
+
+    /// A sibling told something, and gave duplicates of listeners that were not held yet.
+    pub fn told(&mut self, holder: Holder, announce: Announce, guards: &[(Cookie, SocketAddr)]) -> Vec<Action> {
+        for (cookie, address) in guards {
+            self.held.entry(*cookie).or_insert(Held::new(*address, false));
+        }
+        self.peer(holder).told = Some(announce);
+        self.settle()
+    }
+
+    /// The connection to a sibling ended: its process is gone, or will renew its lease.
+    pub fn gone(&mut self, holder: Holder) -> Vec<Action> {
+        self.peers.remove(&holder);
+        self.dead.insert(holder, self.now);
+        self.settle()
+    }
+
+    /// A listener listens, and clients are taken out of its queue.
+    pub fn accepting(&mut self, cookie: Cookie) -> Vec<Action> {
+        // One that was told to end meanwhile ends.
+        if let Some(held) = self.held.get_mut(&cookie).filter(|held| held.accept == AcceptLoop::Starting) {
+            held.accept = AcceptLoop::Running;
+        }
+        self.settle()
+    }
+
+    /// Nobody accepts from a listener here, because it cannot be; [`Machine::ended`] tries it again.
+    pub fn failed(&mut self, cookie: Cookie) -> Vec<Action> {
+        self.closing.remove(&cookie);
+        if let Some(held) = self.held.get_mut(&cookie) {
+            held.accept = if held.accepting() { AcceptLoop::Failed } else { AcceptLoop::None };
+        }
+        self.settle()
+    }
+
+    /// Nobody accepts from a listener here any more, and every client that was taken out is counted: the loop
+    /// was told to end, or the listener listens no more, since a sibling found nothing reachable and refused.
+    pub fn ended(&mut self, cookie: Cookie) -> Vec<Action> {
+        self.closing.remove(&cookie);
+        if let Some(held) = self.held.get_mut(&cookie) {
+            held.accept = AcceptLoop::None;
+        }
+        self.settle()
+    }
+
+    /// The own socket of an address listens, as this listener.
+    pub fn listening(&mut self, address: SocketAddr, cookie: Cookie) -> Vec<Action> {
+        self.asked.remove(&address);
+        self.held.insert(cookie, Held::new(address, true));
+        self.settle()
+    }
+
+    /// The own socket of an address could not listen, and has been left alone for long enough.
+    pub fn listen_again(&mut self, address: SocketAddr) -> Vec<Action> {
+        self.asked.remove(&address);
+        self.settle()
+    }
+
+    /// Whether the accept loop of a listener has not ended yet.
+    #[cfg(test)]
+    fn is_ending(&self, cookie: Cookie) -> bool {
+        self.closing.contains(&cookie) || self.held.get(&cookie).is_some_and(|held| held.accept == AcceptLoop::Ending)
+    }
+
+    fn peer(&mut self, holder: Holder) -> &mut Peer {
+        let now = self.now;
+        self.peers.entry(holder).or_insert_with(|| Peer::new(now))
+    }
+
+    fn live(&self) -> impl Iterator<Item = &Announce> {
+        self.peers.values().filter_map(|peer| peer.live(self.now))
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.leaving_since.is_some() || self.let_go.is_some() || self.phase == Phase::Left
+    }
+
+    /// Brings everything in line with what is known.
+    fn settle(&mut self) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.note_reachable();
+        let before = self.phase;
+        self.change_phase(&mut actions);
+        self.change_listeners(&mut actions);
+        if self.phase != before {
+            actions.push(Action::Phase(self.phase));
+        }
+        // A new guard is told too: who gave it may be gone before it gave one to every sibling.
+        let told = (self.announce(), self.guards());
+        if told != self.told {
+            self.told = told;
+            actions.push(Action::Announce);
+        }
+        actions
+    }
+
+    fn note_reachable(&mut self) {
+        let reachable = self.facts.reachable || self.live().any(|told| told.reachable);
+        self.unreachable_since = if reachable { None } else { self.unreachable_since.or(Some(self.now)) };
+    }
+
+    fn is_dry(&self) -> bool {
+        self.unreachable_since.is_some_and(|since| self.now >= since + self.rules.hold)
+    }
+
+    fn change_phase(&mut self, actions: &mut Vec<Action>) {
+        let Facts { ready, leaving, .. } = self.facts;
+        // Its instance is down and another shim's is up: better it takes the connections.
+        let relieved = !ready && self.live().any(|told| told.phase == Phase::Joined && told.ready);
+        let listens = self.phase != Phase::Waiting || self.held.values().any(|held| held.own);
+        let wants_out = leaving || (relieved && listens);
+        if !wants_out {
+            self.leaving_since = None;
+        }
+        if wants_out && self.phase != Phase::Left && self.let_go.is_none() {
+            let since = *self.leaving_since.get_or_insert(self.now);
+            let covered = self.uncovered().is_empty();
+            let alone = !self
+                .peers
+                .values()
+                .any(|peer| self.now < peer.fresh_until && peer.told.as_ref().is_none_or(|told| !told.leaving));
+            if covered || alone || self.now >= since + self.rules.lease {
+                self.let_go(actions);
+            }
+        }
+        let wants_in = match self.phase {
+            _ if wants_out || self.let_go.is_some() => false,
+            Phase::Waiting => ready && self.knows_siblings(),
+            // Nobody relieves it any more: it holds clients rather than let them wait for nobody.
+            Phase::Left => (ready && self.knows_siblings()) || !self.is_dry(),
+            Phase::Dry => ready || !self.is_dry(),
+            Phase::Joined => true,
+        };
+        self.joining = wants_in && self.phase != Phase::Joined;
+        self.phase = match self.phase {
+            _ if self.has_let_go() => {
+                self.let_go = None;
+                Phase::Left
+            }
+            _ if self.joining && self.listens_everywhere() => Phase::Joined,
+            Phase::Joined if self.is_dry() && !self.is_leaving() => Phase::Dry,
+            phase => phase,
+        };
+    }
+
+    /// It let go, and every accept loop has ended. One on a thread that is blocked takes nobody out and may never end: the
+    /// shim has left without it after a lease, or nothing would begin that ends it.
+    fn has_let_go(&self) -> bool {
+        let idle = |held: &Held| matches!(held.accept, AcceptLoop::None | AcceptLoop::Failed);
+        let ended = || self.closing.is_empty() && self.held.values().all(idle);
+        let over = |since| self.facts.blocked && self.now >= since + self.rules.lease;
+        self.let_go.is_some_and(|since| ended() || over(since))
+    }
+
+    /// Each address has a listener of its own that is accepted from.
+    fn listens_everywhere(&self) -> bool {
+        let serves = |address: &SocketAddr| {
+            let fits = |held: &Held| held.own && held.address == *address && held.accept == AcceptLoop::Running;
+            self.held.values().any(fits)
+        };
+        self.rules.addresses.iter().all(serves)
+    }
+
+    /// What it accepts from and no live sibling accepts from.
+    fn uncovered(&self) -> Vec<Cookie> {
+        let covered = |cookie: &Cookie| self.live().any(|told| told.accepts.contains(cookie));
+        self.held.iter().filter(|(c, held)| held.accepting() && !covered(c)).map(|(c, _)| *c).collect()
+    }
+
+    fn let_go(&mut self, actions: &mut Vec<Action>) {
+        let uncovered = self.uncovered();
+        self.leaving_since = None;
+        self.let_go = Some(self.now);
+        // Nobody accepts from these: what is queued is served here, then they are let go.
+        for cookie in uncovered {
+            self.held.remove(&cookie);
+            self.closing.insert(cookie);
+            actions.push(Action::Close(cookie));
+        }
+        for held in self.held.values_mut() {
+            held.own = false;
+        }
+    }
+
+    /// Every sibling that was heard of has told what it owns and holds, or had a lease's time to.
+    fn knows_siblings(&self) -> bool {
+        self.peers.values().all(|peer| peer.told.is_some() || self.now >= peer.since + self.rules.lease)
+    }
+
+    fn change_listeners(&mut self, actions: &mut Vec<Action>) {
+        if self.joining || (self.phase == Phase::Joined && !self.is_leaving()) {
+            for address in self.rules.addresses.clone() {
+                self.own_a_listener(address, actions);
+            }
+        }
+        let owned_elsewhere =
+            |cookie: &Cookie| self.live().any(|told| told.owns.contains(cookie) && told.accepts.contains(cookie));
+        let (dry, knows) = (self.is_dry(), self.knows_siblings());
+        let may = match self.phase {
+            _ if self.let_go.is_some() => false,
+            _ if self.joining => true,
+            Phase::Joined => true,
+            // Whoever goes takes no orphan over, but keeps what it has until it is covered.
+            Phase::Waiting => !dry && !self.facts.leaving,
+            Phase::Left | Phase::Dry => false,
+        };
+        let leaving = self.leaving_since.is_some();
+        let wanted: Vec<(Cookie, bool)> = self
+            .held
+            .iter()
+            .map(|(cookie, held)| {
+                let orphan = !owned_elsewhere(cookie) && (knows || held.accepting());
+                let takes = held.own || if leaving { held.accepting() } else { orphan };
+                (*cookie, may && takes)
+            })
+            .collect();
+        for (cookie, wants) in wanted {
+            let Some(held) = self.held.get_mut(&cookie) else { continue };
+            match (held.accept, wants) {
+                (AcceptLoop::None, true) => {
+                    held.accept = AcceptLoop::Starting;
+                    actions.push(Action::Accept(cookie));
+                }
+                (AcceptLoop::Failed, false) => held.accept = AcceptLoop::None,
+                (AcceptLoop::Starting | AcceptLoop::Running, false) => {
+                    held.accept = AcceptLoop::Ending;
+                    actions.push(if dry { Action::Refuse(cookie) } else { Action::Guard(cookie) });
+                }
+                // One that ends is left alone until it has ended: two loops of one listener would share unevenly.
+                _ => {}
+            }
+        }
+    }
+
+    /// Keeps, takes over or makes a listener for an address.
+    fn own_a_listener(&mut self, address: SocketAddr, actions: &mut Vec<Action>) {
+        if self.held.values().any(|held| held.own && held.address == address) {
+            return;
+        }
+        let owned: BTreeSet<Cookie> = self.live().flat_map(|told| told.owns.iter().copied()).collect();
+        let orphan = self.held.iter_mut().find(|(cookie, held)| held.address == address && !owned.contains(cookie));
+        match orphan {
+            Some((_, held)) => held.own = true,
+            None if self.asked.insert(address) => actions.push(Action::Listen(address)),
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

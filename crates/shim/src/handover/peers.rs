@@ -1,0 +1,149 @@
+//! The connections to siblings: what the own shim is goes out, what they are comes in.
+//!
+//! Each connection has two tasks. The writer sends the state as it is when it can be sent, so that what
+//! happened while a sibling hung is not queued; the reader checks what comes before anybody believes it.
+
+use berth_node::ipc::wire::{self, Update};
+use berth_node::terms::{Announce, Cookie, Holder};
+use berth_os::{seqpacket, socket};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
+
+/// What siblings are told, and the listeners that are held.
+#[derive(Debug, Default)]
+pub struct Desk {
+    /// How the shim is.
+    pub announce: Announce,
+    /// Of what is held, what siblings get duplicates of.
+    pub guards: BTreeSet<Cookie>,
+    /// Its listeners and guards.
+    pub held: BTreeMap<Cookie, (SocketAddr, Arc<OwnedFd>)>,
+}
+
+/// What comes of a connection to a sibling.
+#[derive(Debug)]
+pub enum Event {
+    /// It stands.
+    Connected(Holder, AsyncFd<OwnedFd>),
+    /// It told something, with listeners that were checked.
+    Told(Holder, Announce, Vec<(Cookie, SocketAddr, OwnedFd)>),
+    /// It was refused there, and why.
+    Alone(Holder, String),
+    /// Another than the holder of the lease answers, and what is known of that one.
+    Conflict(Holder, String),
+    /// It did not come to be, and why.
+    Unreachable(Holder, String),
+    /// It ended.
+    Gone(Holder),
+}
+
+/// The desk, locked.
+pub fn lock(desk: &Mutex<Desk>) -> MutexGuard<'_, Desk> {
+    desk.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Talks to a sibling until the connection ends; `changed` asks for what is to be written.
+pub async fn talk(
+    socket: AsyncFd<OwnedFd>,
+    holder: Holder,
+    addresses: Arc<[SocketAddr]>,
+    desk: Arc<Mutex<Desk>>,
+    changed: Arc<Notify>,
+    events: mpsc::UnboundedSender<Event>,
+) {
+    let socket = Arc::new(socket);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(tell(socket.clone(), desk, changed));
+    let told = events.clone();
+    tasks.spawn(async move { hear(&socket, holder, &addresses, &told).await });
+    // Whichever ends first ends the other.
+    let why = tasks.join_next().await;
+    drop(tasks);
+    match why {
+        Some(Ok(Err(error)))
+            if matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+            ) =>
+        {
+            tracing::debug!(sibling = holder.0, "a sibling closed its connection");
+        }
+        Some(Ok(Err(error))) => tracing::warn!(sibling = holder.0, "the connection to a sibling ended: {error}"),
+        _ => {}
+    }
+    let _ = events.send(Event::Gone(holder));
+}
+
+async fn tell(socket: Arc<AsyncFd<OwnedFd>>, desk: Arc<Mutex<Desk>>, changed: Arc<Notify>) -> io::Result<()> {
+    let mut given: BTreeSet<Cookie> = BTreeSet::new();
+    loop {
+        changed.notified().await;
+        loop {
+            // The state is taken when the socket takes it, not before.
+            let mut ready = socket.writable().await?;
+            let (message, guards, more) = {
+                let desk = lock(&desk);
+                given.retain(|cookie| desk.held.contains_key(cookie));
+                let wanted = |cookie: &Cookie| desk.guards.contains(cookie) && !given.contains(cookie);
+                let new: Vec<_> = desk.held.iter().filter(|(cookie, _)| wanted(cookie)).collect();
+                let more = new.len() > seqpacket::DESCRIPTORS;
+                let new = &new[..new.len().min(seqpacket::DESCRIPTORS)];
+                let guards: Vec<_> = new.iter().map(|(cookie, (address, _))| (**cookie, *address)).collect();
+                let sockets: Vec<_> = new.iter().map(|(_, (_, socket))| socket.clone()).collect();
+                let update = Update { version: wire::VERSION, announce: desk.announce.clone(), guards: guards.clone() };
+                (serde_json::to_vec(&update)?, guards.into_iter().zip(sockets).collect::<Vec<_>>(), more)
+            };
+            let descriptors: Vec<_> = guards.iter().map(|(_, socket)| socket.as_fd()).collect();
+            match ready.try_io(|to| seqpacket::transmit(to.as_fd(), &message, &descriptors)) {
+                Err(_would_block) => continue,
+                Ok(sent) => sent?,
+            }
+            given.extend(guards.iter().map(|((cookie, _), _)| *cookie));
+            if !more {
+                break;
+            }
+        }
+    }
+}
+
+async fn hear(
+    socket: &AsyncFd<OwnedFd>,
+    holder: Holder,
+    addresses: &[SocketAddr],
+    events: &mpsc::UnboundedSender<Event>,
+) -> io::Result<()> {
+    let lie = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("what it says is not so: {what}"));
+    let mut buffer = vec![0; seqpacket::MESSAGE];
+    loop {
+        let received =
+            socket.async_io(Interest::READABLE, |socket| seqpacket::receive(socket.as_fd(), &mut buffer)).await?;
+        if received.length == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let Update { announce, guards, .. } = wire::parse_update(&buffer[..received.length]).map_err(lie)?;
+        if guards.len() != received.descriptors.len() {
+            return Err(lie(format!("{} listeners, and {} descriptors", guards.len(), received.descriptors.len())));
+        }
+        let mut checked = Vec::new();
+        for ((cookie, address), descriptor) in guards.into_iter().zip(received.descriptors) {
+            socket::check_listener(descriptor.as_fd(), address, cookie.0)
+                .map_err(|why| lie(format!("of the listener of {address}: {why}")))?;
+            // The shims of a berth may differ in their addresses; a listener of another is not ours to keep.
+            if addresses.contains(&address) {
+                checked.push((cookie, address, descriptor));
+            } else {
+                tracing::info!(sibling = holder.0, %address, "a listener of an address that is not ours is refused");
+            }
+        }
+        if events.send(Event::Told(holder, announce, checked)).is_err() {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! Every metric family, and the counters behind them.
+//!
+//! What connections count lies in one [`WorkerStats`] a worker, so that no two cores write to one
+//! cache line; it is summed when somebody asks.
+
+use crate::backend::Table;
+use crate::relay::how::How;
+use berth_node::instance::InstanceId;
+use berth_node::terms::Phase;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+use tokio::sync::{Semaphore, watch};
+
+/// A number that one thread writes most of the time, so that its cache line stays there, and any thread may.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    /// Adds.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Takes away.
+    pub fn sub(&self, n: u64) {
+        self.0.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    /// The number now.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What the connections of one worker count, on cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct WorkerStats {
+    /// Connections dealt to the worker and not ended.
+    pub open: Count,
+    /// Of these, how many have a client that said something and has no answer.
+    pub pending: Count,
+    /// Bytes from clients to instances.
+    pub bytes_up: Count,
+    /// Bytes from instances to clients.
+    pub bytes_down: Count,
+    /// Times that a connection was made to another instance, or again, before the first byte.
+    pub replays: Count,
+    ended: [Count; How::ALL.len()],
+}
+
+impl WorkerStats {
+    /// Counts the end of a connection.
+    pub fn ended(&self, how: How) {
+        self.ended[how as usize].add(1);
+    }
+}
+
+/// Labels of `berth_probe_total` and `berth_lease_renewals_total`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ProbeLabels {
+    /// See [`crate::backend::probe::Answer::result`] and [`Metrics::renewals`].
+    pub result: &'static str,
+}
+
+/// Labels of `berth_accept_errors_total`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct AcceptErrorLabels {
+    /// See [`crate::accept::Trouble`].
+    pub kind: &'static str,
+}
+
+/// Labels of `berth_handover_total`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct HandoverLabels {
+    /// What was done: connect, guard, listen, accept, refuse, close, pass, take, or a phase.
+    pub phase: &'static str,
+    /// `ok`, or how it failed.
+    pub result: &'static str,
+}
+
+/// Labels of `berth_run_dir_repairs_total`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RepairLabels {
+    /// What was missing: directory, record or socket.
+    pub object: &'static str,
+    /// `ok`, or `failed`: tried again.
+    pub result: &'static str,
+}
+
+/// Everything that is counted in a shim.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    workers: Vec<Arc<WorkerStats>>,
+    /// Places for held clients; those that are taken are held.
+    pub held: Arc<Semaphore>,
+    held_limit: usize,
+    /// `berth_backend_connect_seconds`.
+    pub connect_seconds: Histogram,
+    /// `berth_probe_total{result}`.
+    pub probes: Family<ProbeLabels, Counter>,
+    /// `berth_accept_errors_total{kind}`.
+    pub accept_errors: Family<AcceptErrorLabels, Counter>,
+    /// `berth_handover_total{phase,result}`.
+    pub handover: Family<HandoverLabels, Counter>,
+    /// `berth_foreign_listeners`.
+    pub foreign_listeners: Gauge,
+    /// `berth_lease_renewals_total{result}`: ok, blocked (a thread gave no sign of life), failed.
+    pub renewals: Family<ProbeLabels, Counter>,
+    repairs: Family<RepairLabels, Counter>,
+    /// `berth_siblings_unconnected`: live siblings that have had no connection for longer than a lease.
+    pub siblings_unconnected: Gauge,
+}
+
+impl Metrics {
+    /// The metrics of a shim with so many workers and places for held clients.
+    #[must_use]
+    pub fn new(
+        instance: &InstanceId,
+        workers: usize,
+        held_limit: usize,
+        table: watch::Receiver<Arc<Table>>,
+        phase: watch::Receiver<(Phase, SystemTime)>,
+    ) -> Self {
+        let workers: Vec<_> = (0..workers).map(|_| Arc::<WorkerStats>::default()).collect();
+        let held = Arc::new(Semaphore::new(held_limit));
+        // Loopback connects take some 20 µs; 10 µs to 5 s.
+        let connect_seconds = Histogram::new(exponential_buckets(1e-5, 3.0, 13));
+        let probes = Family::<ProbeLabels, Counter>::default();
+        let accept_errors = Family::<AcceptErrorLabels, Counter>::default();
+        let handover = Family::<HandoverLabels, Counter>::default();
+        let renewals = Family::<ProbeLabels, Counter>::default();
+        let repairs = Family::<RepairLabels, Counter>::default();
+        let foreign_listeners = Gauge::default();
+        let siblings_unconnected = Gauge::default();
+        // What goes wrong is there from the start: `increase()` does not see a counter that appears with its first count.
+        for result in ["unauthorized", "forbidden", "tls", "config"] {
+            drop(probes.get_or_create(&ProbeLabels { result }));
+        }
+        for kind in ["client", "limit", "exhausted", "closed", "unknown"] {
+            drop(accept_errors.get_or_create(&AcceptErrorLabels { kind }));
+        }
+        for result in ["ok", "blocked", "failed"] {
+            drop(renewals.get_or_create(&ProbeLabels { result }));
+        }
+        for object in ["directory", "record", "socket"] {
+            for result in ["ok", "failed"] {
+                drop(repairs.get_or_create(&RepairLabels { object, result }));
+            }
+        }
+        for (phase, result) in [
+            ("connect", "refused"),
+            ("connect", "conflict"),
+            ("listen", "failed"),
+            ("accept", "failed"),
+            ("pass", "failed"),
+        ] {
+            drop(handover.get_or_create(&HandoverLabels { phase, result }));
+        }
+        // Whoever is asked answers for all shims of the berth: this tells them apart.
+        let label = ("instance".into(), instance.as_str().to_owned().into());
+        let mut registry = Registry::with_labels(std::iter::once(label));
+        registry.register("berth_backend_connect_seconds", "Time to connect to an instance", connect_seconds.clone());
+        registry.register("berth_probe", "Probes by result", Family::clone(&probes));
+        registry.register("berth_accept_errors", "Failed accepts by kind", Family::clone(&accept_errors));
+        registry.register("berth_lease_renewals", "Renewals of the own lease by result", Family::clone(&renewals));
+        registry.register("berth_handover", "Steps of the handover by result", Family::clone(&handover));
+        let help = "Live siblings without a connection for longer than a lease";
+        registry.register("berth_siblings_unconnected", help, siblings_unconnected.clone());
+        let help = "What was removed from the run directory in use and put back, by result";
+        registry.register("berth_run_dir_repairs", help, Family::clone(&repairs));
+        registry.register(
+            "berth_foreign_listeners",
+            "Listeners on the berth's addresses that are no shim's",
+            foreign_listeners.clone(),
+        );
+        let sums = Sums { workers: workers.clone(), held: held.clone(), held_limit, table, phase };
+        registry.register_collector(Box::new(sums));
+        Self {
+            registry,
+            workers,
+            held,
+            held_limit,
+            connect_seconds,
+            probes,
+            accept_errors,
+            handover,
+            foreign_listeners,
+            renewals,
+            repairs,
+            siblings_unconnected,
+        }
+    }
+
+    /// Counts that something was put back into the run directory, or could not be.
+    pub fn repaired(&self, object: &'static str, result: &'static str) {
+        self.repairs.get_or_create(&RepairLabels { object, result }).inc();
+    }
+
+    /// The counters of each worker.
+    #[must_use]
+    pub fn workers(&self) -> &[Arc<WorkerStats>] {
+        &self.workers
+    }
+
+    /// Connections that are open now.
+    #[must_use]
+    pub fn open(&self) -> u64 {
+        sum(&self.workers, |w| w.open.get())
+    }
+
+    /// Connections whose client said something and that have no answer yet.
+    #[must_use]
+    pub fn pending(&self) -> u64 {
+        sum(&self.workers, |w| w.pending.get())
+    }
+
+    /// Connections that were ever accepted: those that ended and those that are open.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.open() + sum(&self.workers, |w| w.ended.iter().map(Count::get).sum())
+    }
+
+    /// Clients that wait for an instance now.
+    #[must_use]
+    pub fn held_now(&self) -> usize {
+        self.held_limit - self.held.available_permits()
+    }
+
+    /// All of it in OpenMetrics' text form.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        text
+    }
+}
+
+/// Puts the pages of several shims together: each family once, with the samples of all.
+#[must_use]
+pub fn merge(pages: &[String]) -> String {
+    let mut families: Vec<(&str, Vec<&str>, Vec<&str>)> = Vec::new();
+    for page in pages {
+        let mut at = None;
+        for line in page.lines().filter(|line| !line.is_empty() && *line != "# EOF") {
+            let head = line.strip_prefix("# ").and_then(|head| head.split(' ').nth(1));
+            if let Some(name) = head {
+                at = Some(families.iter().position(|(known, ..)| *known == name).unwrap_or_else(|| {
+                    families.push((name, Vec::new(), Vec::new()));
+                    families.len() - 1
+                }));
+            }
+            // A sample before any head is of no family: a page that no shim wrote.
+            let Some((_, heads, samples)) = at.and_then(|at| families.get_mut(at)) else { continue };
+            match head {
+                Some(_) if heads.contains(&line) => {}
+                Some(_) => heads.push(line),
+                None => samples.push(line),
+            }
+        }
+    }
+    let lines = families.iter().flat_map(|(_, heads, samples)| heads.iter().chain(samples));
+    let mut text: String = lines.flat_map(|line| [line, "\n"]).collect();
+    text.push_str("# EOF\n");
+    text
+}
+
+fn sum(workers: &[Arc<WorkerStats>], of: impl Fn(&WorkerStats) -> u64) -> u64 {
+    workers.iter().map(|worker| of(worker)).sum()
+}
+
+/// What is summed or looked up when somebody asks.
+#[derive(Debug)]
+struct Sums {
+    workers: Vec<Arc<WorkerStats>>,
+    held: Arc<Semaphore>,
+    held_limit: usize,
+    table: watch::Receiver<Arc<Table>>,
+    phase: watch::Receiver<(Phase, SystemTime)>,
+}
+
+impl Collector for Sums {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let sum = |of: fn(&WorkerStats) -> u64| sum(&self.workers, of);
+
+        let open = encoder.encode_descriptor("berth_connections_open", "Connections now", None, MetricType::Gauge)?;
+        ConstGauge::new(sum(|w| w.open.get())).encode(open)?;
+
+        let pending = encoder.encode_descriptor(
+            "berth_connections_pending",
+            "Connections that wait for the first byte of an instance",
+            None,
+            MetricType::Gauge,
+        )?;
+        ConstGauge::new(sum(|w| w.pending.get())).encode(pending)?;
+
+        let mut ended = encoder.encode_descriptor(
+            "berth_connections",
+            "Connections by how they ended",
+            None,
+            MetricType::Counter,
+        )?;
+        for how in How::ALL {
+            let labels = [("outcome", how.as_str())];
+            let count = self.workers.iter().map(|w| w.ended[how as usize].get()).sum::<u64>();
+            ConstCounter::new(count).encode(ended.encode_family(&labels)?)?;
+        }
+
+        let mut bytes = encoder.encode_descriptor("berth_bytes", "Bytes relayed", None, MetricType::Counter)?;
+        for (direction, count) in [("up", sum(|w| w.bytes_up.get())), ("down", sum(|w| w.bytes_down.get()))] {
+            ConstCounter::new(count).encode(bytes.encode_family(&[("direction", direction)])?)?;
+        }
+
+        let replays = encoder.encode_descriptor(
+            "berth_replays",
+            "Connections that went on to another instance before the first byte",
+            None,
+            MetricType::Counter,
+        )?;
+        ConstCounter::new(sum(|w| w.replays.get())).encode(replays)?;
+
+        let dropped = encoder.encode_descriptor(
+            "berth_log_lines_dropped",
+            "Lines of the log that nobody read",
+            None,
+            MetricType::Counter,
+        )?;
+        ConstCounter::new(crate::log::dropped()).encode(dropped)?;
+
+        let held = encoder.encode_descriptor("berth_held_clients", "Clients that wait", None, MetricType::Gauge)?;
+        ConstGauge::new((self.held_limit - self.held.available_permits()) as u64).encode(held)?;
+
+        let mut state = encoder.encode_descriptor(
+            "berth_shim_state",
+            "1 for the state that the shim is in",
+            None,
+            MetricType::Gauge,
+        )?;
+        let now = self.phase.borrow().0;
+        for phase in Phase::ALL {
+            let is = u64::from(phase == now);
+            ConstGauge::new(is).encode(state.encode_family(&[("state", phase.as_str())])?)?;
+        }
+
+        let mut state =
+            encoder.encode_descriptor("berth_instance_state", "1 for the state it is in", None, MetricType::Gauge)?;
+        for instance in &self.table.borrow().instances {
+            for standing in berth_node::terms::Standing::ALL {
+                let labels = [("apiserver", instance.id.as_str()), ("state", standing.as_str())];
+                let is = u64::from(instance.standing == standing);
+                ConstGauge::new(is).encode(state.encode_family(&labels)?)?;
+            }
+        }
+
+        let cpu = encoder.encode_descriptor(
+            "process_cpu_seconds",
+            "Processor time, user and system",
+            None,
+            MetricType::Counter,
+        )?;
+        ConstCounter::new(berth_os::process::cpu_seconds()).encode(cpu)?;
+        for (name, help, value) in berth_os::process::usage() {
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(value).encode(metric)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_merged_by_family() {
+        let page = |instance: &str| {
+            let book = crate::backend::Book::new(1, 1);
+            let phase = watch::channel((Phase::Joined, SystemTime::now())).1;
+            Metrics::new(&instance.parse().unwrap(), 2, 8, book.subscribe(), phase).encode()
+        };
+        let merged = merge(&[page("a"), page("b")]);
+        assert_eq!(merged.matches("# TYPE berth_connections_open gauge").count(), 1, "{merged}");
+        assert!(
+            merged.contains("berth_connections_open{instance=\"a\"} 0\nberth_connections_open{instance=\"b\"} 0"),
+            "{merged}"
+        );
+        assert!(merged.contains("berth_replays_total{instance=\"a\"} 0"), "{merged}");
+        for (state, is) in [("waiting", 0), ("joined", 1), ("left", 0), ("dry", 0)] {
+            assert!(
+                merged.contains(&format!("berth_shim_state{{instance=\"a\",state=\"{state}\"}} {is}\n")),
+                "{merged}"
+            );
+        }
+        assert!(merged.ends_with("# EOF\n") && merged.matches("# EOF").count() == 1);
+        assert_eq!(merge(&["nonsense\n".into()]), "# EOF\n");
+    }
+}

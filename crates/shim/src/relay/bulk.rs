@@ -1,0 +1,248 @@
+//! Directions that move a lot: splice(2) through a pipe instead of read and write.
+//!
+//! The bytes stay in the kernel's pages, which pays from some 64 KiB a move on; below, two copies are
+//! cheaper than two more system calls. A thread has one pipe, which is empty between two moves: no more goes in
+//! than the destination has room for, so a reader that stalls holds none. Where no pipe can be had, bytes are copied.
+
+use berth_os::pipe::Pipe;
+use std::cell::Cell;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+/// Most that is moved at once, and the size of a pipe: its limit without privilege (pipe-max-size). What a pipe holds is
+/// what one move is worth, and 256 KiB cost a fifth to a half more processor time.
+pub(super) const MOST: usize = 1024 * 1024;
+
+/// Most pipes of that size. All pipes of a user share 64 MiB (pipe-user-pages-soft), beyond which each new one has 8 KiB,
+/// and kube-apiserver may be the same user. Further ones are as large as any.
+const LARGE_PIPES: usize = 8;
+
+/// Size of any pipe.
+const PLAIN: usize = 64 * 1024;
+
+/// Most pipes of a thread, of two descriptors each.
+pub const PIPES: u32 = 1;
+
+/// A move of so many bytes is a large one.
+pub(super) const LARGE: usize = 64 * 1024;
+
+/// Large moves in a row that make a direction bulk: an answer of less than half a megabyte is over before
+/// a pipe would pay.
+const MANY: u8 = 4;
+
+/// Pipes of this process.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static PIPE: Cell<Option<Counted>> = const { Cell::new(None) };
+}
+
+/// A pipe that counts as long as it is there.
+#[derive(Debug)]
+struct Counted(Pipe);
+
+impl Counted {
+    fn new() -> io::Result<Self> {
+        let pipe = Pipe::new(if COUNT.load(Ordering::Relaxed) < LARGE_PIPES { MOST } else { PLAIN })?;
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        Ok(Self(pipe))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether a direction moves a lot, told from its latest moves.
+#[derive(Debug, Default)]
+pub(super) struct Bulk {
+    large: u8,
+}
+
+impl Bulk {
+    pub(super) fn is(&self) -> bool {
+        self.large >= MANY
+    }
+
+    /// Takes in the size of a move. Small ones in between do not end it at once: a sender pauses now and then.
+    pub(super) fn saw(&mut self, moved: usize) {
+        self.large = match moved {
+            LARGE.. => (self.large + 1).min(2 * MANY),
+            _ if self.is() => self.large - 1,
+            _ => 0,
+        };
+    }
+}
+
+/// What one move did.
+#[derive(Debug)]
+pub(super) struct Moved {
+    /// Bytes that the source gave, 0 at its end.
+    pub(super) read: usize,
+    /// Bytes that the destination took.
+    pub(super) written: usize,
+    /// What it did not take after all, or its error.
+    pub(super) rest: io::Result<Vec<u8>>,
+}
+
+/// Moves what the source has, but no more than `most`, to the destination. `None`: no pipe can be had, and nothing
+/// was read.
+pub(super) fn poll_move(
+    cx: &mut Context<'_>,
+    source: &TcpStream,
+    destination: &TcpStream,
+    most: usize,
+) -> Option<Poll<io::Result<Moved>>> {
+    let pipe = match PIPE.take() {
+        Some(pipe) => pipe,
+        None => Counted::new().ok()?,
+    };
+    let read = match poll_fill(cx, &pipe.0, source, most.min(MOST)) {
+        Poll::Ready(Err(error)) if is_refusal(&error) => return None,
+        Poll::Ready(Ok(read)) => read,
+        // Nothing is in it.
+        Poll::Ready(Err(error)) => {
+            PIPE.set(Some(pipe));
+            return Some(Poll::Ready(Err(error)));
+        }
+        Poll::Pending => {
+            PIPE.set(Some(pipe));
+            return Some(Poll::Pending);
+        }
+    };
+    let mut written = 0;
+    let rest = loop {
+        if written == read {
+            break Ok(Vec::new());
+        }
+        match poll_drain(cx, &pipe.0, destination, read - written) {
+            Poll::Ready(Ok(drained)) => written += drained,
+            Poll::Ready(Err(error)) => break Err(error),
+            Poll::Pending => break pipe.0.take(read - written),
+        }
+    };
+    // What is left in a pipe must never reach another connection: then it is closed.
+    if rest.is_ok() {
+        PIPE.set(Some(pipe));
+    }
+    Some(Poll::Ready(Ok(Moved { read, written, rest })))
+}
+
+fn poll_fill(cx: &mut Context<'_>, pipe: &Pipe, source: &TcpStream, most: usize) -> Poll<io::Result<usize>> {
+    loop {
+        ready!(source.poll_read_ready(cx))?;
+        match source.try_io(Interest::READABLE, || pipe.fill(source, most)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            filled => return Poll::Ready(filled),
+        }
+    }
+}
+
+fn poll_drain(cx: &mut Context<'_>, pipe: &Pipe, destination: &TcpStream, length: usize) -> Poll<io::Result<usize>> {
+    loop {
+        ready!(destination.poll_write_ready(cx))?;
+        match destination.try_io(Interest::WRITABLE, || pipe.drain(destination, length)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            drained => return Poll::Ready(drained),
+        }
+    }
+}
+
+/// Whether an error of splice(2) speaks of the call and not of the socket, which has all its bytes still: a
+/// sandbox without it, or no memory for pages.
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EPERM | libc::ENOMEM | libc::EOPNOTSUPP))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::poll_fn;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (client, listener.accept().await.unwrap().0)
+    }
+
+    async fn moved(source: &TcpStream, destination: &TcpStream, most: usize) -> Moved {
+        poll_fn(|cx| poll_move(cx, source, destination, most).unwrap()).await.unwrap()
+    }
+
+    fn has_pipe() -> bool {
+        let pipe = PIPE.take();
+        let has = pipe.is_some();
+        PIPE.set(pipe);
+        has
+    }
+
+    #[test]
+    fn many_large_moves_make_bulk_and_many_small_ones_end_it() {
+        let mut bulk = Bulk::default();
+        for moved in [LARGE, LARGE, LARGE, 1, LARGE, LARGE, LARGE] {
+            bulk.saw(moved);
+            assert!(!bulk.is());
+        }
+        for _ in 0..100 {
+            bulk.saw(MOST);
+            assert!(bulk.is());
+        }
+        let small = (0..100).take_while(|_| {
+            bulk.saw(1);
+            bulk.is()
+        });
+        assert_eq!(small.count(), usize::from(MANY));
+    }
+
+    #[tokio::test]
+    async fn bytes_go_through_one_pipe() {
+        let ((mut source, from), (to, mut destination)) = (pair().await, pair().await);
+        for _ in 0..2 {
+            source.write_all(b"hello").await.unwrap();
+            let Moved { read, written, rest } = moved(&from, &to, MOST).await;
+            assert_eq!((read, written, rest.unwrap()), (5, 5, Vec::new()));
+            assert!(has_pipe());
+            let mut got = [0; 5];
+            destination.read_exact(&mut got).await.unwrap();
+            assert_eq!(&got, b"hello");
+        }
+        source.write_all(b"hello").await.unwrap();
+        assert_eq!(moved(&from, &to, 2).await.read, 2, "no more than it may");
+        assert_eq!(moved(&from, &to, MOST).await.read, 3);
+        drop(source);
+        assert_eq!(moved(&from, &to, MOST).await.read, 0, "the end");
+    }
+
+    /// What one connection could not bring to its end is nothing for the next.
+    #[tokio::test]
+    async fn what_a_destination_does_not_take_leaves_the_pipe() {
+        let ((mut source, from), (mut to, mut destination)) = (pair().await, pair().await);
+        let mut filled = 0;
+        while let Ok(Ok(written)) =
+            tokio::time::timeout(std::time::Duration::from_millis(100), to.write(&[1; 65536])).await
+        {
+            filled += written;
+        }
+        source.write_all(b"secret").await.unwrap();
+        let Moved { read, written, rest } = moved(&from, &to, MOST).await;
+        assert_eq!((read, written, rest.unwrap()), (6, 0, b"secret".to_vec()));
+        assert!(has_pipe());
+
+        // It is gone: its kernel says so at the next write.
+        destination.read_exact(&mut vec![0; filled]).await.unwrap();
+        destination.set_zero_linger().unwrap();
+        drop(destination);
+        let _ = to.read(&mut [0]).await;
+        source.write_all(b"secret").await.unwrap();
+        let Moved { read, written, rest } = moved(&from, &to, MOST).await;
+        assert!(read == 6 && written == 0 && rest.is_err());
+        assert!(!has_pipe(), "closed with what is in it");
+    }
+}

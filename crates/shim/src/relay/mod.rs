@@ -1,0 +1,254 @@
+//! One connection, from accept to its end.
+//!
+//! `opening` finds an instance and brings the client's first bytes there, as often as it takes, from the address that
+//! [`source`] names the client by;
+//! [`copy`](mod@copy) moves bytes both ways from then on, with [`bulk`] where they are many; here is the
+//! frame around both: counting, the line of log, and the reset of what the end of the shim cuts (`abort`). TLS is
+//! never opened.
+
+mod abort;
+pub mod bulk;
+pub mod copy;
+pub mod how;
+mod opening;
+pub mod source;
+
+use crate::backend::{Instance, Table};
+use crate::metrics::WorkerStats;
+use abort::AbortOnDrop;
+use berth_node::instance::InstanceId;
+use berth_os::socket::Keepalive;
+use prometheus_client::metrics::histogram::Histogram;
+use std::net::{SocketAddr, TcpStream as StdTcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
+
+pub use how::How;
+use source::Sources;
+
+/// An instance refused a connection in an epoch.
+#[derive(Debug, Clone)]
+pub struct Refusal {
+    /// Which.
+    pub id: InstanceId,
+    /// In which epoch; one that is over means nothing.
+    pub epoch: u64,
+}
+
+/// A connection that was accepted here and that the own instance cannot serve.
+#[derive(Debug)]
+pub struct Pass {
+    /// A duplicate of the client's socket.
+    pub client: OwnedFd,
+    /// What the client sent so far.
+    pub said: Vec<u8>,
+    /// Told whether a sibling has it.
+    pub taken: oneshot::Sender<bool>,
+}
+
+/// The way to a sibling.
+#[derive(Debug, Clone)]
+pub struct Passing {
+    /// Whether what the own instance cannot serve goes to a sibling. Not so for a node shim that stays:
+    /// it has no instance of its own.
+    pub on: Arc<AtomicBool>,
+    /// Whether the shim was told to leave: then a ready sibling's instance comes before the own one.
+    pub leaving: Arc<AtomicBool>,
+    /// To the control plane, which knows the siblings.
+    pub to: mpsc::UnboundedSender<Pass>,
+}
+
+impl Passing {
+    /// Gives a connection to a sibling. True: it has it, and what is here may be dropped.
+    async fn pass(&self, client: &mut AbortOnDrop, said: &[u8]) -> bool {
+        let Ok(duplicate) = client.as_fd().try_clone_to_owned() else { return false };
+        let (taken, answer) = oneshot::channel();
+        client.set_abort(false);
+        let pass = Pass { client: duplicate, said: said.to_vec(), taken };
+        let passed = self.to.send(pass).is_ok() && answer.await.unwrap_or(false);
+        client.set_abort(!passed);
+        passed
+    }
+}
+
+/// What the connections of one worker share.
+#[derive(Debug)]
+pub struct Context {
+    /// The instances.
+    pub table: watch::Receiver<Arc<Table>>,
+    /// For the legs towards instances; accepted sockets inherit theirs from the listener.
+    pub keepalive: Keepalive,
+    /// How long a client waits for an instance.
+    pub hold: Duration,
+    /// Source addresses towards instances, all workers together.
+    pub sources: Arc<Sources>,
+    /// Places for clients that wait, all workers together.
+    pub held: Arc<Semaphore>,
+    /// Where refusals are told.
+    pub refusals: mpsc::UnboundedSender<Refusal>,
+    /// The worker's counters.
+    pub stats: Arc<WorkerStats>,
+    /// `berth_backend_connect_seconds`.
+    pub connect_seconds: Histogram,
+    /// Told whenever a connection ended.
+    pub ended: Arc<Notify>,
+    /// Where connections can be passed on.
+    pub passing: Passing,
+    /// Whether ends are logged at info.
+    pub log_connections: bool,
+}
+
+impl Context {
+    fn report_refused(&self, instance: &Instance) {
+        // Nobody listens any more when the shim ends.
+        let _ = self.refusals.send(Refusal { id: instance.id.clone(), epoch: instance.epoch });
+    }
+}
+
+/// What a connection shares with the others of its worker. It counts as open from when it is dealt to the
+/// worker until this is dropped, however it ends.
+#[derive(Debug)]
+pub struct Open {
+    context: Arc<Context>,
+    pending: Option<Pending>,
+}
+
+impl Open {
+    /// Counts one more.
+    #[must_use]
+    pub fn new(context: &Arc<Context>) -> Self {
+        context.stats.open.add(1);
+        Self { context: context.clone(), pending: Some(Pending::new(context.stats.clone())) }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.context.stats.open.sub(1);
+        self.context.ended.notify_one();
+    }
+}
+
+/// Counts a connection as pending: its client said something and has no answer. From when it is dealt until it is
+/// read from, it may have.
+#[derive(Debug)]
+struct Pending {
+    stats: Arc<WorkerStats>,
+    is: bool,
+}
+
+impl Pending {
+    fn new(stats: Arc<WorkerStats>) -> Self {
+        stats.pending.add(1);
+        Self { stats, is: true }
+    }
+
+    fn set(&mut self, is: bool) {
+        match (std::mem::replace(&mut self.is, is), is) {
+            (false, true) => self.stats.pending.add(1),
+            (true, false) => self.stats.pending.sub(1),
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.set(false);
+    }
+}
+
+/// Counts bytes for the connection and for the worker.
+struct Bytes<'a> {
+    stats: &'a WorkerStats,
+    up: u64,
+    down: u64,
+}
+
+impl copy::Meter for Bytes<'_> {
+    fn up(&mut self, bytes: usize) {
+        self.up += bytes as u64;
+        self.stats.bytes_up.add(bytes as u64);
+    }
+
+    fn down(&mut self, bytes: usize) {
+        self.down += bytes as u64;
+        self.stats.bytes_down.add(bytes as u64);
+    }
+}
+
+/// Relays one accepted connection to its end.
+///
+/// `said` is what a sibling that accepted it and passed it on read of the client already.
+pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said: Option<Vec<u8>>) {
+    let pending = open.pending.take();
+    let context = &*open.context;
+    let started = Instant::now();
+    let mut bytes = Bytes { stats: &context.stats, up: 0, down: 0 };
+    let mut instance = None;
+    let mut source = None;
+    let how = 'served: {
+        let Ok(kept) = opening::Kept::read(&client, said, pending) else { break 'served How::ClientReset };
+        let mut client = match TcpStream::from_std(client) {
+            Ok(client) => AbortOnDrop::new(client),
+            Err(error) => {
+                tracing::warn!(client = %peer, %error, "cannot serve an accepted connection");
+                break 'served How::Failed;
+            }
+        };
+        // Boxed: what is needed only until the first byte is not part of a connection's memory
+        // for the rest of its life.
+        let how = match Box::pin(opening::open(context, &mut client, peer, kept)).await {
+            Err(how) => how,
+            Ok(opening::Opened { mut backend, source: _in_use, instance: id, said }) => {
+                if context.log_connections || tracing::enabled!(tracing::Level::DEBUG) {
+                    source = backend.local_addr().ok();
+                    instance = Some(id);
+                }
+                copy::Meter::up(&mut bytes, said.sent);
+                let end = copy::copy(&mut client, &mut backend, said.up, said.down, &mut bytes).await;
+                backend.close();
+                match end {
+                    copy::End::Closed => How::Closed,
+                    copy::End::Client => How::ClientReset,
+                    copy::End::Backend => How::BackendReset,
+                }
+            }
+        };
+        client.close();
+        how
+    };
+    let (up, down) = (bytes.up, bytes.down);
+    context.stats.ended(how);
+    log_end(context, peer, source, instance.as_ref(), (up, down), started, how);
+}
+
+fn log_end(
+    context: &Context,
+    client: SocketAddr,
+    source: Option<SocketAddr>,
+    instance: Option<&InstanceId>,
+    (up, down): (u64, u64),
+    started: Instant,
+    how: How,
+) {
+    macro_rules! log {
+        ($level:ident) => {
+            tracing::$level!(
+                %client,
+                source = source.map(tracing::field::display),
+                instance = instance.map(tracing::field::display),
+                up,
+                down,
+                ms = started.elapsed().as_millis() as u64,
+                how = how.as_str(),
+                "connection ended"
+            )
+        };
+    }
+    if context.log_connections { log!(info) } else { log!(debug) }
+}

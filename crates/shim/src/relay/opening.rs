@@ -1,0 +1,496 @@
+//! From an accepted client to an instance that answered: pick, connect, replay, hold.
+//!
+//! A completed connect is not yet an accepted connection. A backend that closes its
+//! listener resets what waits there, and a process that ends drops what it accepted last. A TLS
+//! client speaks first and its hello can be said again, so what it sent is kept until the instance's
+//! first byte, and a leg that is refused or ends before that, or whose instance is not ready any more
+//! beside one that is, is replayed to the next instance. While there is none, the client is held.
+//! Nobody gets another leg who wants nothing any more.
+
+use super::abort::AbortOnDrop;
+use super::copy::{Watch, with_buffer};
+use super::source::Source;
+use super::{Context, How, Pending};
+use crate::backend::{Instance, Table};
+use berth_node::instance::InstanceId;
+use berth_node::terms::Standing;
+use berth_os::socket;
+use std::future::poll_fn;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream as StdTcpStream};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{self, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+/// Most bytes of a client that are kept for a replay; one that says more goes on without. A TLS hello is 0.3 to 2 KB.
+const KEPT: usize = 16 * 1024;
+
+/// First byte of a TLS record with a handshake message (RFC 8446, section 5.1).
+const TLS_HANDSHAKE: u8 = 0x16;
+
+/// Legs to one instance in one epoch. The second finds out whether the first met a process that was
+/// just ending; an instance that ends two without a byte means it.
+const LEGS: u8 = 2;
+
+/// How long a connect to a loopback address may take: longer means a full accept queue.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Times that a connection is offered to siblings: when it comes, and when it was held.
+const PASSES: u8 = 2;
+
+/// Time between two tries for a leg when descriptors, memory or ports ran out.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Source addresses that are tried when one has no port left.
+const SOURCES: usize = 3;
+
+/// A client and an instance that answered it, or whose first bytes cannot be said again.
+pub(super) struct Opened {
+    pub(super) backend: AbortOnDrop,
+    /// In use as long as the leg.
+    pub(super) source: Option<Source>,
+    pub(super) instance: InstanceId,
+    pub(super) said: Said,
+}
+
+/// What both ends said so far.
+pub(super) struct Said {
+    /// Bytes of the client that the instance has already.
+    pub(super) sent: usize,
+    /// What the client sent and the instance does not have yet.
+    pub(super) up: Vec<u8>,
+    /// What the instance sent and the client does not have yet.
+    pub(super) down: Vec<u8>,
+}
+
+/// What a client sent so far.
+pub(super) struct Kept {
+    bytes: Vec<u8>,
+    /// The client is done.
+    finished: bool,
+    /// A sibling passed the client on: it is not passed again.
+    passed: bool,
+    /// There is no instance to ask.
+    held: bool,
+    pending: Option<Pending>,
+}
+
+impl Kept {
+    /// What was `said` to a sibling that passed the client on, and what else is there at once. Read before the
+    /// runtime waits for the socket: a TLS client's hello is mostly there, and can go with the connect.
+    pub(super) fn read(mut client: &StdTcpStream, said: Option<Vec<u8>>, pending: Option<Pending>) -> io::Result<Self> {
+        let passed = said.is_some();
+        let mut kept = Self { bytes: said.unwrap_or_default(), finished: false, passed, held: false, pending };
+        if !kept.is_full() {
+            let read: io::Result<usize> = with_buffer(|buffer| {
+                let read = client.read(&mut buffer[..KEPT - kept.bytes.len()])?;
+                kept.bytes.extend_from_slice(&buffer[..read]);
+                Ok(read)
+            });
+            match read {
+                Ok(read) => kept.finished = read == 0,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        kept.count();
+        Ok(kept)
+    }
+
+    /// Whoever stops an instance waits for those that it owes an answer: not for who said nothing (a port check), who
+    /// wants nothing any more, or who is held because there is no instance.
+    fn count(&mut self) {
+        let is = !self.bytes.is_empty() && !self.finished && !self.held;
+        if let Some(pending) = &mut self.pending {
+            pending.set(is);
+        }
+    }
+
+    /// Whether what an instance already got can be said again to another.
+    fn is_replayable(&self) -> bool {
+        self.bytes.first().is_none_or(|first| *first == TLS_HANDSHAKE)
+    }
+
+    /// Whether the client wants nothing any more: it was done before the TLS handshake.
+    fn is_given_up(&self) -> bool {
+        self.finished && self.is_replayable()
+    }
+
+    fn is_full(&self) -> bool {
+        self.bytes.len() >= KEPT
+    }
+
+    /// Takes in what the client sends next.
+    fn poll_fill(&mut self, cx: &mut task::Context<'_>, client: &mut TcpStream) -> Poll<io::Result<()>> {
+        with_buffer(|buffer| {
+            let mut read = ReadBuf::new(&mut buffer[..KEPT - self.bytes.len()]);
+            ready!(Pin::new(client).poll_read(cx, &mut read))?;
+            self.finished = read.filled().is_empty();
+            self.bytes.extend_from_slice(read.filled());
+            self.count();
+            Poll::Ready(Ok(()))
+        })
+    }
+}
+
+/// How a leg went.
+enum Leg {
+    Answered(AbortOnDrop, Option<Source>, Said),
+    /// There was none: the instance cannot be connected to.
+    Unreachable(io::Error),
+    /// The instance ended it without a byte: by FIN or by reset.
+    Ended(How),
+    /// Its instance is not ready any more, and another one is.
+    Overtaken,
+    /// The client was reset.
+    ClientReset,
+}
+
+/// Epochs of instances that this connection tried, and how many legs it had to each.
+#[derive(Default)]
+struct Tried(Vec<(u64, u8)>);
+
+impl Tried {
+    fn allows(&self, instance: &Instance) -> bool {
+        self.legs(instance.epoch) < LEGS
+    }
+
+    fn refused(&self, instance: &Instance) -> bool {
+        self.legs(instance.epoch) > LEGS
+    }
+
+    fn legs(&self, epoch: u64) -> u8 {
+        self.0.iter().find(|(known, _)| *known == epoch).map_or(0, |(_, legs)| *legs)
+    }
+
+    fn add(&mut self, epoch: u64) {
+        match self.0.iter_mut().find(|(known, _)| *known == epoch) {
+            Some((_, legs)) => *legs = (*legs + 1).min(LEGS),
+            None => self.0.push((epoch, 1)),
+        }
+    }
+
+    /// Nobody listens: no more of this epoch, however few legs there were.
+    fn refuse(&mut self, epoch: u64) {
+        self.0.retain(|(known, _)| *known != epoch);
+        self.0.push((epoch, LEGS + 1));
+    }
+}
+
+/// Finds an instance that answers the client.
+///
+/// # Errors
+/// How it ended instead; the client is set to be reset where that is due.
+pub(super) async fn open(
+    context: &Context,
+    client: &mut AbortOnDrop,
+    peer: SocketAddr,
+    mut kept: Kept,
+) -> Result<Opened, How> {
+    let mut table = context.table.clone();
+    let mut passes = if kept.passed { 0 } else { PASSES };
+    let mut tried = Tried::default();
+    let mut held = Held::default();
+    // How the last leg ended; said to the client if no instance does better.
+    let mut ended = None;
+    let mut again = false;
+    loop {
+        let leaving = context.passing.leaving.load(Relaxed);
+        // Whether the instance stopped, or waited for the client in vain (kube-apiserver: 32 s): another leg is for who
+        // says something.
+        if let Some(how) = ended
+            && kept.bytes.is_empty()
+            && !leaving
+            && !speaks(context, client, &mut kept).await
+        {
+            return Err(tell(client, how));
+        }
+        let picked = {
+            let table = table.borrow_and_update();
+            let usable = |instance: &Instance| tried.allows(instance);
+            if leaving { table.pick_leaving(usable) } else { table.pick(usable) }.cloned()
+        };
+        // A relay to a sibling's instance would end with this shim, which may be about to follow its own
+        // instance: the sibling should have the socket itself.
+        if passes > 0 && context.passing.on.load(Relaxed) && picked.as_ref().is_none_or(|instance| !instance.own) {
+            passes -= 1;
+            if context.passing.pass(client, &kept.bytes).await {
+                return Err(How::Passed);
+            }
+        }
+        let Some(instance) = picked else {
+            if let Some(how) = ended
+                && table.borrow().pick(|instance| !tried.refused(instance)).is_some()
+            {
+                // It is ready and ended two legs: it means it.
+                return Err(tell(client, how));
+            }
+            let found = async {
+                // The sender lives as long as the workers do.
+                let _ = table.wait_for(|table| table.pick(|instance| tried.allows(instance)).is_some()).await;
+            };
+            if let Err(how) = held.wait(context, client, &mut kept, found).await {
+                return Err(tell(client, how));
+            }
+            continue;
+        };
+        let replay = std::mem::replace(&mut again, true);
+        let leg = tokio::select! {
+            biased;
+            leg = leg(context, &instance, client, peer, &mut kept, replay) => leg,
+            () = overtaken(&mut table, instance.epoch, &tried) => Leg::Overtaken,
+        };
+        match leg {
+            Leg::Answered(backend, source, said) => {
+                return Ok(Opened { backend, source, instance: instance.id, said });
+            }
+            Leg::ClientReset => return Err(How::ClientReset),
+            Leg::Unreachable(error) => {
+                tracing::debug!(instance = %instance.id, address = %instance.address, %error, "cannot connect");
+                if error.kind() == io::ErrorKind::ConnectionRefused {
+                    context.report_refused(&instance);
+                    tried.refuse(instance.epoch);
+                } else if is_own_lack(&error) {
+                    // Nothing is wrong with the instance: what ends meanwhile gives one back.
+                    again = replay;
+                    if let Err(how) = held.wait(context, client, &mut kept, tokio::time::sleep(PAUSE)).await {
+                        return Err(tell(client, how));
+                    }
+                } else {
+                    tried.add(instance.epoch);
+                    ended = Some(How::BackendReset);
+                }
+            }
+            Leg::Ended(how) => {
+                if kept.is_given_up() {
+                    return Err(tell(client, how));
+                }
+                tracing::debug!(instance = %instance.id, how = how.as_str(), "ended before its first byte: replay");
+                tried.add(instance.epoch);
+                ended = Some(how);
+            }
+            Leg::Overtaken if kept.is_given_up() => return Err(tell(client, How::ClientLeft)),
+            Leg::Overtaken => {
+                tracing::debug!(instance = %instance.id, "not ready any more before its first byte: replay");
+                tried.add(instance.epoch);
+            }
+        }
+    }
+}
+
+/// Waits until an instance is not ready any more, and another one that may be tried is: it may hang, and who waits for
+/// its first byte would wait longer than a client's patience (Go: 10 s for a TLS handshake).
+async fn overtaken(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, tried: &Tried) {
+    let is_overtaken = |table: &Arc<Table>| {
+        let mut ready = table.instances.iter().filter(|instance| instance.standing == Standing::Ready);
+        ready.clone().all(|instance| instance.epoch != epoch) && ready.any(|instance| tried.allows(instance))
+    };
+    if table.wait_for(is_overtaken).await.is_err() {
+        // The sender is gone, and the shim with it.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// One leg to an instance, up to its first byte or its end. It is reset if it is given up.
+async fn leg(
+    context: &Context,
+    instance: &Instance,
+    client: &mut TcpStream,
+    peer: SocketAddr,
+    kept: &mut Kept,
+    replay: bool,
+) -> Leg {
+    let (mut backend, sent, source) = match connect(context, instance.address, peer, &kept.bytes).await {
+        Ok((backend, sent, source)) => (AbortOnDrop::new(backend), sent, source),
+        Err(error) => return Leg::Unreachable(error),
+    };
+    if replay {
+        context.stats.replays.add(1);
+    }
+    match first_byte(client, &mut backend, kept, sent).await {
+        Ok(said) => Leg::Answered(backend, source, said),
+        Err(How::ClientReset) => Leg::ClientReset,
+        Err(how) => {
+            backend.close();
+            Leg::Ended(how)
+        }
+    }
+}
+
+/// Makes the client see how its last leg ended.
+fn tell(client: &TcpStream, how: How) -> How {
+    if how != How::Closed {
+        socket::reset_on_close(client);
+    }
+    how
+}
+
+/// Connects to an instance from an address that names the client, and says as much of `first` as it takes at
+/// once: how much that was is told.
+async fn connect(
+    context: &Context,
+    to: SocketAddr,
+    client: SocketAddr,
+    first: &[u8],
+) -> io::Result<(TcpStream, usize, Option<Source>)> {
+    // One that is not on loopback cannot be reached from there.
+    if matches!(to.ip(), IpAddr::V4(to) if to.is_loopback()) {
+        let mut source = context.sources.take(client.ip(), 0);
+        for _ in 0..SOURCES {
+            match connect_from(context, Some(source.address), to, first).await {
+                // Others than this shim have its ports.
+                Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+                    source = context.sources.take(client.ip(), source.number + 1);
+                }
+                connected => return connected.map(|(stream, sent)| (stream, sent, Some(source))),
+            }
+        }
+    }
+    connect_from(context, None, to, first).await.map(|(stream, sent)| (stream, sent, None))
+}
+
+async fn connect_from(
+    context: &Context,
+    source: Option<Ipv4Addr>,
+    to: SocketAddr,
+    first: &[u8],
+) -> io::Result<(TcpStream, usize)> {
+    let started = Instant::now();
+    let stream = socket::connect(to, source, &context.keepalive)?;
+    // The handshake with an instance of this host is over by now: neither a timer nor a wait is needed.
+    let (connected, sent) = if first.is_empty() {
+        (stream.peer_addr().is_ok(), 0)
+    } else {
+        match (&stream).write(first) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => (false, 0),
+            sent => (true, sent?),
+        }
+    };
+    let stream = TcpStream::from_std(stream)?;
+    if !connected {
+        timeout(CONNECT_TIMEOUT, stream.writable()).await.map_err(|_| io::ErrorKind::TimedOut)??;
+        if let Some(error) = stream.take_error()? {
+            return Err(error);
+        }
+    }
+    context.connect_seconds.observe(started.elapsed().as_secs_f64());
+    Ok((stream, sent))
+}
+
+/// Passes the client's bytes on, keeping them, until the instance's first byte. `sent` of them it has already.
+/// Otherwise, who ended it: the client by a reset, or the instance.
+async fn first_byte(
+    client: &mut TcpStream,
+    backend: &mut TcpStream,
+    kept: &mut Kept,
+    mut sent: usize,
+) -> Result<Said, How> {
+    let mut finished = false;
+    let mut watch = Watch::default();
+    poll_fn(|cx| {
+        loop {
+            if !kept.is_replayable() {
+                return Poll::Ready(Ok(Said { sent, up: kept.bytes.split_off(sent), down: Vec::new() }));
+            }
+            let answer = with_buffer(|buffer| {
+                let mut read = ReadBuf::new(buffer);
+                Pin::new(&mut *backend).poll_read(cx, &mut read).map_ok(|()| read.filled().to_vec())
+            });
+            match answer {
+                Poll::Ready(Ok(down)) if down.is_empty() => return Poll::Ready(Err(How::Closed)),
+                Poll::Ready(Ok(down)) => {
+                    return Poll::Ready(Ok(Said { sent, up: kept.bytes.split_off(sent), down }));
+                }
+                Poll::Ready(Err(_)) => return Poll::Ready(Err(How::BackendReset)),
+                Poll::Pending => {}
+            }
+            if sent < kept.bytes.len() {
+                match ready!(Pin::new(&mut *backend).poll_write(cx, &kept.bytes[sent..])) {
+                    Ok(written) => sent += written,
+                    Err(_) => return Poll::Ready(Err(How::BackendReset)),
+                }
+            } else if kept.finished {
+                if !finished {
+                    finished = true;
+                    if ready!(Pin::new(&mut *backend).poll_shutdown(cx)).is_err() {
+                        return Poll::Ready(Err(How::BackendReset));
+                    }
+                }
+                return watch.poll(cx, client).map(|()| Err(How::ClientReset));
+            } else if kept.is_full() {
+                // What comes next cannot be kept: from then on the connection goes on as it is. An instance may
+                // want all of a large hello before it answers.
+                return client.poll_peek(cx, &mut ReadBuf::new(&mut [0])).map(|more| {
+                    more.map(|_| Said { sent, up: Vec::new(), down: Vec::new() }).map_err(|_| How::ClientReset)
+                });
+            } else if ready!(kept.poll_fill(cx, client)).is_err() {
+                return Poll::Ready(Err(How::ClientReset));
+            }
+        }
+    })
+    .await
+}
+
+/// Waits until a client that said nothing yet does, `--hold` at most. It takes no place: nobody owes it an answer.
+async fn speaks(context: &Context, client: &mut TcpStream, kept: &mut Kept) -> bool {
+    let heard = timeout(context.hold, poll_fn(|cx| kept.poll_fill(cx, client))).await;
+    heard.is_ok_and(|heard| heard.is_ok()) && !kept.bytes.is_empty()
+}
+
+/// The waiting of one client for an instance, all its waits together bounded by `--hold`.
+#[derive(Default)]
+struct Held {
+    waited: Duration,
+}
+
+impl Held {
+    /// Returns when what it waits for is there.
+    async fn wait(
+        &mut self,
+        context: &Context,
+        client: &mut TcpStream,
+        kept: &mut Kept,
+        awaited: impl Future<Output = ()>,
+    ) -> Result<(), How> {
+        let began = Instant::now();
+        let until = began + context.hold.saturating_sub(self.waited);
+        let _place = context.held.try_acquire().map_err(|_| How::HoldFull)?;
+        kept.held = true;
+        kept.count();
+        let waited = tokio::select! {
+            () = awaited => Ok(()),
+            () = tokio::time::sleep_until(until) => Err(How::HoldExpired),
+            how = left(client, kept) => Err(how),
+        };
+        kept.held = false;
+        kept.count();
+        self.waited += began.elapsed();
+        waited
+    }
+}
+
+/// Whether this process or this host lacks something for a leg: a descriptor, memory, or a port of the source.
+fn is_own_lack(error: &io::Error) -> bool {
+    let lacks = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
+    error.raw_os_error().is_some_and(|code| lacks.contains(&code))
+}
+
+/// Waits until a held client gave up.
+async fn left(client: &mut TcpStream, kept: &mut Kept) -> How {
+    while !kept.is_full() && !kept.finished {
+        if poll_fn(|cx| kept.poll_fill(cx, client)).await.is_err() {
+            return How::ClientReset;
+        }
+    }
+    if kept.is_given_up() {
+        return How::ClientLeft;
+    }
+    let _ = client.ready(Interest::ERROR).await;
+    How::ClientReset
+}

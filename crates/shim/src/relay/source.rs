@@ -1,0 +1,186 @@
+//! The source address towards an instance: it names the client in the `sourceIPs` of an audit log.
+//!
+//! | client | source |
+//! | --- | --- |
+//! | a.b.c.d, b below 252 | 127.b.c.d |
+//! | IPv6; a.252.0.0 and above; 127.0.0.1's name (x.0.0.1), 127.0.0.0 | its hash, in 127.252.0.0/14 |
+//! | one with more connections than an address has ports for | further hashes of it, there too |
+//!
+//! The hash is keyed by the boot's ID: all shims of a node agree on it until the next boot, and nobody afar can choose
+//! an address that gets the name of another. Two clients share one with a chance of 1 in 260,000.
+
+use berth_os::socket;
+use std::collections::HashMap;
+use std::hash::Hasher;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// First of the second octets that IPv4 clients do not get. Few networks have addresses there, unlike 10.240.0.0/16 or
+/// 10.0.0.0/16.
+const HASHED: u8 = 252;
+
+/// Legs from one source to one address and port before another source is taken. There are 28,232 ports
+/// (`net.ipv4.ip_local_port_range`); looking for one of the last takes long.
+const MOST: u32 = 24_000;
+
+/// The same where Linux looks at even ports alone, until there are none: from 14,116 on each connect() takes some
+/// milliseconds.
+const MOST_EVEN: u32 = 8_000;
+
+/// The sources that are in use.
+#[derive(Debug)]
+pub struct Sources {
+    key: (u64, u64),
+    most: u32,
+    legs: Mutex<HashMap<Ipv4Addr, u32>>,
+}
+
+impl Sources {
+    /// None is in use.
+    #[must_use]
+    pub fn new(boot_id: &str) -> Self {
+        // A UUID.
+        let digits: String = boot_id.chars().filter(char::is_ascii_hexdigit).collect();
+        let key = u128::from_str_radix(&digits, 16).unwrap_or_default();
+        let most = if socket::takes_every_port() { MOST } else { MOST_EVEN };
+        Self { key: ((key >> 64) as u64, key as u64), most, legs: Mutex::default() }
+    }
+
+    /// Takes the first source of a client that has room, from its `number`th on.
+    pub(super) fn take(self: &Arc<Self>, client: IpAddr, mut number: u32) -> Source {
+        let mut legs = self.legs();
+        loop {
+            let address = self.address(client, number);
+            let used = legs.entry(address).or_default();
+            if *used < self.most {
+                *used += 1;
+                return Source { sources: self.clone(), address, number };
+            }
+            number += 1;
+        }
+    }
+
+    fn address(&self, client: IpAddr, number: u32) -> Ipv4Addr {
+        let client = client.to_canonical();
+        if let (IpAddr::V4(client), 0) = (client, number) {
+            let [_, b, c, d] = client.octets();
+            let name = Ipv4Addr::new(127, b, c, d);
+            // Who is named 127.0.0.1 is a process of this node.
+            let local = name == Ipv4Addr::LOCALHOST && client != Ipv4Addr::LOCALHOST;
+            if b < HASHED && !local && name != Ipv4Addr::new(127, 0, 0, 0) {
+                return name;
+            }
+        }
+        self.hashed(client, number)
+    }
+
+    #[expect(deprecated, reason = "its successor has no key, and may be another function in another version of berth")]
+    fn hashed(&self, client: IpAddr, number: u32) -> Ipv4Addr {
+        let mut hasher = std::hash::SipHasher::new_with_keys(self.key.0, self.key.1);
+        match client {
+            IpAddr::V4(client) => hasher.write(&client.octets()),
+            IpAddr::V6(client) => hasher.write(&client.octets()),
+        }
+        hasher.write(&number.to_be_bytes());
+        let [.., b, c, d] = hasher.finish().to_be_bytes();
+        let address = Ipv4Addr::new(127, b | HASHED, c, d);
+        // That one is for broadcast.
+        if address == Ipv4Addr::new(127, 255, 255, 255) { Ipv4Addr::new(127, 255, 255, 254) } else { address }
+    }
+
+    fn legs(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, u32>> {
+        self.legs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A source in use by one leg, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Source {
+    sources: Arc<Sources>,
+    pub(super) address: Ipv4Addr,
+    /// Which of the client's sources it is.
+    pub(super) number: u32,
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        let mut legs = self.sources.legs();
+        if let Some(used) = legs.get_mut(&self.address) {
+            *used -= 1;
+            if *used == 0 {
+                legs.remove(&self.address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    const BOOT: &str = "a1c08b3e-61a4-4dc9-b52b-0d8f86d6a1ee";
+
+    fn sources(boot_id: &str, most: u32) -> Arc<Sources> {
+        Arc::new(Sources { most, ..Sources::new(boot_id) })
+    }
+
+    fn name(sources: &Arc<Sources>, client: &str) -> Ipv4Addr {
+        sources.take(client.parse().unwrap(), 0).address
+    }
+
+    fn is_hashed(address: Ipv4Addr) -> bool {
+        address.octets()[0] == 127 && address.octets()[1] >= HASHED && address != Ipv4Addr::new(127, 255, 255, 255)
+    }
+
+    #[test]
+    fn the_source_names_the_client() {
+        let sources = sources(BOOT, 10);
+        for (client, expected) in [
+            ("10.1.2.3", [127, 1, 2, 3]),
+            ("10.0.0.5", [127, 0, 0, 5]),
+            ("192.251.255.255", [127, 251, 255, 255]),
+            ("127.5.6.7", [127, 5, 6, 7]),
+            ("127.0.0.1", [127, 0, 0, 1]),
+            ("::ffff:10.1.2.3", [127, 1, 2, 3]),
+        ] {
+            assert_eq!(name(&sources, client), Ipv4Addr::from(expected), "{client}");
+        }
+    }
+
+    /// Who has no name of its own gets one that no other client has, and keeps it.
+    #[test]
+    fn other_names_are_hashes_of_their_own() {
+        let (here, again, later) = (sources(BOOT, 10), sources(BOOT, 10), sources("0e", 10));
+        let clients =
+            ["10.0.0.1", "192.0.0.1", "10.0.0.0", "10.252.0.0", "127.255.255.255", "2001:db8::1", "2001:db8::2"];
+        let names: HashSet<_> = clients.iter().map(|client| name(&here, client)).collect();
+        assert_eq!(names.len(), clients.len(), "{names:?}");
+        assert!(names.iter().all(|name| is_hashed(*name)), "{names:?}");
+        for client in clients {
+            assert_eq!(name(&here, client), name(&again, client), "all shims of a node agree");
+            assert_ne!(name(&here, client), name(&later, client), "the key is the boot's");
+        }
+        // The very numbers: another version of berth must say the same.
+        assert_eq!(name(&here, "2001:db8::1"), Ipv4Addr::new(127, 253, 104, 169));
+    }
+
+    #[test]
+    fn a_source_without_room_is_followed_by_others() {
+        let sources = sources(BOOT, 2);
+        let client = "10.1.2.3".parse().unwrap();
+        let mut legs: Vec<_> = (0..6).map(|_| sources.take(client, 0)).collect();
+        let of = |legs: &[Source]| legs.iter().map(|leg| leg.address).collect::<Vec<_>>();
+        let addresses = of(&legs);
+        assert_eq!(addresses[..2], [Ipv4Addr::new(127, 1, 2, 3); 2]);
+        assert!(addresses[2] == addresses[3] && addresses[4] == addresses[5] && addresses[2] != addresses[4]);
+        assert!(addresses[2..].iter().all(|address| is_hashed(*address)));
+        assert_ne!(name(&sources, "10.1.2.4"), addresses[2], "another client has its own");
+        // One whose ports are taken by others is passed over.
+        assert_eq!(sources.take(client, 1).number, 3);
+        legs.remove(0);
+        assert_eq!(sources.take(client, 0).address, addresses[0]);
+        drop(legs);
+        assert!(sources.legs().is_empty());
+    }
+}

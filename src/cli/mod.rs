@@ -1,0 +1,73 @@
+//! The command line: clap types and help texts, no logic. Those of the commands that stand in a pod are
+//! [`berth_options`].
+
+mod generate;
+mod node;
+#[cfg(feature = "operate")]
+mod operate;
+#[cfg(feature = "rehearse")]
+mod rehearse;
+
+use berth_options::PodCommand;
+use berth_options::log::LogArgs;
+use clap::{Parser, Subcommand};
+pub use generate::{Generate, GenerateArgs};
+pub use node::StatusArgs;
+#[cfg(feature = "operate")]
+use operate::UPGRADE_STATUS;
+#[cfg(feature = "operate")]
+pub use operate::{DoctorArgs, EjectArgs, InjectArgs, ManifestArgs, UpgradeArgs};
+#[cfg(feature = "rehearse")]
+pub use rehearse::{RehearseArgs, StandInArgs};
+
+/// Two kube-apiservers share one node and one secure port, so that an upgrade loses nothing.
+#[derive(Debug, Parser)]
+#[command(
+    name = "berth",
+    version,
+    max_term_width = 100,
+    propagate_version = true,
+    after_help = "Exit status: 0 done, 1 no (not ready, something was lost), 64 wrong command line or \
+                  configuration, 69 a port or file that is needed cannot be had, 70 a bug in berth, 75 (upgrade) neither done nor rolled \
+                  back: run it again."
+)]
+pub struct Cli {
+    /// Where the log goes and how much of it.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// What stands in a pod.
+    #[command(flatten)]
+    InPod(PodCommand),
+    /// Show the berths and apiservers on this node
+    Status(StatusArgs),
+    /// Put the kube-apiserver of a manifest behind berth
+    #[cfg(feature = "operate")]
+    Inject(Box<InjectArgs>),
+    /// Take berth out of a manifest again
+    #[cfg(feature = "operate")]
+    Eject(EjectArgs),
+    /// Say what stands between a kube-apiserver's manifest and an upgrade that loses nothing
+    #[cfg(feature = "operate")]
+    Doctor(DoctorArgs),
+    /// Upgrade or restart the kube-apiserver of a static pod, with nothing lost
+    #[cfg(feature = "operate")]
+    #[command(after_help = UPGRADE_STATUS)]
+    Upgrade(Box<UpgradeArgs>),
+    /// Rehearse an upgrade under load on this machine, and say what it lost
+    #[cfg(feature = "rehearse")]
+    Rehearse(Box<RehearseArgs>),
+    /// A small apiserver with kube-apiserver's flags and phases, for rehearsals and tests
+    #[cfg(feature = "rehearse")]
+    #[command(hide = true, disable_version_flag = true)]
+    StandIn(StandInArgs),
+    /// Write man pages or shell completions
+    Generate(GenerateArgs),
+}

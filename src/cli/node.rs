@@ -1,0 +1,18 @@
+//! `berth status`.
+
+use berth_options::place::RunDirArgs;
+use clap::Args;
+
+/// Options of `berth status`.
+#[derive(Debug, Clone, Args)]
+pub struct StatusArgs {
+    /// Where the shims of this node meet.
+    #[command(flatten)]
+    pub run_dir: RunDirArgs,
+    /// Print JSON instead of a table
+    #[arg(long, env = "BERTH_STATUS_JSON", hide_env_values = true)]
+    pub json: bool,
+    /// Print again every second until interrupted
+    #[arg(long, env = "BERTH_STATUS_WATCH", hide_env_values = true)]
+    pub watch: bool,
+}

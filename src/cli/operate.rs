@@ -1,0 +1,192 @@
+//! `berth status`, `berth generate`, and what an operator does to a node.
+
+use berth_operate::manifest::inject::SideContainer;
+use berth_options::place::ADDRESSES;
+use berth_options::probe::ProbeArgs;
+use clap::Args;
+use std::path::PathBuf;
+
+/// Options of `berth inject`.
+#[derive(Debug, Clone, Args)]
+pub struct InjectArgs {
+    /// Which manifest, and where the result goes.
+    #[command(flatten)]
+    pub file: ManifestArgs,
+    /// Image with berth as its entrypoint; there is no published one
+    #[arg(long, env = "BERTH_IMAGE", hide_env_values = true, value_name = "IMAGE")]
+    pub image: String,
+    /// How the shim runs: as an init container that restarts (Kubernetes 1.29 or newer) or a plain container
+    #[arg(long, env = "BERTH_SIDE_CONTAINER", hide_env_values = true, default_value = "native", value_name = "KIND")]
+    pub side_container: SideContainer,
+    /// Write patches for `kubeadm … --patches DIR` into this folder, and leave the manifest alone
+    #[arg(long, env = "BERTH_KUBEADM_PATCH", hide_env_values = true, value_name = "DIR", conflicts_with_all = ["write", "diff"])]
+    pub kubeadm_patch: Option<PathBuf>,
+    /// Where the shim listens; may be given several times, the first names the berth [default: the
+    /// manifest's --bind-address or --advertise-address, else the node's address]
+    #[arg(long, env = "BERTH_LISTEN", hide_env_values = true, value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES)]
+    pub listen: Vec<String>,
+    /// Listen on this port of every address; the apiserver's own port becomes 7443, which other
+    /// controllers must share
+    #[arg(long, env = "BERTH_EXPOSE_ALL", hide_env_values = true, value_name = "PORT", conflicts_with = "listen", help_heading = ADDRESSES)]
+    pub expose_all: Option<String>,
+    /// Directory where the shims of a node meet, there and in the containers
+    #[arg(long, env = "BERTH_RUN_DIR", hide_env_values = true, default_value = "/run/berth", value_name = "DIR", help_heading = ADDRESSES)]
+    pub run_dir: String,
+    /// How the apiserver is asked; files are those of its container. Without --probe-ca, kubeadm's
+    /// authority is found.
+    #[command(flatten)]
+    pub probe: ProbeArgs,
+}
+
+/// Options of `berth eject`.
+#[derive(Debug, Clone, Args)]
+pub struct EjectArgs {
+    /// Which manifest, and where the result goes.
+    #[command(flatten)]
+    pub file: ManifestArgs,
+}
+
+/// What berth keeps on a node.
+#[derive(Debug, Clone, Args)]
+pub struct KeptArgs {
+    /// Where originals and the state of an upgrade are kept
+    #[arg(
+        long,
+        env = "BERTH_BACKUP_DIR",
+        hide_env_values = true,
+        default_value = "/etc/kubernetes/berth",
+        value_name = "DIR"
+    )]
+    pub backup_dir: PathBuf,
+}
+
+/// The kubelet of this node.
+#[derive(Debug, Clone, Args)]
+pub struct KubeletArgs {
+    /// The kubelet's folder of static pods, with kube-apiserver.yaml in it
+    #[arg(
+        long,
+        env = "BERTH_MANIFESTS_DIR",
+        hide_env_values = true,
+        default_value = "/etc/kubernetes/manifests",
+        value_name = "DIR"
+    )]
+    pub manifests_dir: PathBuf,
+}
+
+/// A manifest, and where its new form goes.
+#[derive(Debug, Clone, Args)]
+pub struct ManifestArgs {
+    /// The manifest; `-` is standard input
+    #[arg(default_value = "/etc/kubernetes/manifests/kube-apiserver.yaml", value_name = "FILE")]
+    pub path: PathBuf,
+    /// Write the result into the file, not to standard output; the kubelet then restarts a static pod
+    #[arg(long, env = "BERTH_WRITE", hide_env_values = true)]
+    pub write: bool,
+    /// Print what changes, not the whole result
+    #[arg(long, env = "BERTH_DIFF", hide_env_values = true)]
+    pub diff: bool,
+    /// What berth keeps.
+    #[command(flatten)]
+    pub kept: KeptArgs,
+}
+
+/// Checks whose errors do not count.
+#[derive(Debug, Clone, Args)]
+pub struct ExcusedArgs {
+    /// Checks of berth doctor whose errors are warnings, separated by commas (docs/doctor.md names all)
+    #[arg(
+        long,
+        env = "BERTH_IGNORE_ERRORS",
+        hide_env_values = true,
+        value_name = "CHECKS",
+        value_delimiter = ',',
+        value_parser = checks_with_errors(),
+        hide_possible_values = true
+    )]
+    pub ignore_errors: Vec<String>,
+}
+
+fn checks_with_errors() -> clap::builder::PossibleValuesParser {
+    use berth_operate::doctor::{CHECKS, Severity};
+    CHECKS.iter().filter(|check| check.severity == Severity::Error).map(|check| check.id).collect::<Vec<_>>().into()
+}
+
+/// Options of `berth doctor`.
+#[derive(Debug, Clone, Args)]
+pub struct DoctorArgs {
+    /// The manifest; `-` is standard input
+    #[arg(default_value = "/etc/kubernetes/manifests/kube-apiserver.yaml", value_name = "FILE")]
+    pub manifest: PathBuf,
+    /// Look at this node too: the manifest is, or will be, of a static pod here, beside the others of the
+    /// kubelet's folder
+    #[arg(long, env = "BERTH_NODE", hide_env_values = true)]
+    pub node: bool,
+    /// Where the kubelet finds static pods.
+    #[command(flatten)]
+    pub kubelet: KubeletArgs,
+    /// What berth keeps.
+    #[command(flatten)]
+    pub kept: KeptArgs,
+    /// Ask the cluster too, with this kubeconfig: whether all controllers have one secure port
+    #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Which errors do not count.
+    #[command(flatten)]
+    pub excused: ExcusedArgs,
+    /// Print JSON
+    #[arg(long, env = "BERTH_DOCTOR_JSON", hide_env_values = true)]
+    pub json: bool,
+}
+
+pub(super) const UPGRADE_STATUS: &str = "Exit status: 0 done: the new one serves, from kube-apiserver.yaml. 1 not done, or rolled \
+    back: the old one serves, from kube-apiserver.yaml. 64 wrong command line or manifest, 69 something that is needed \
+    cannot be had: nothing was changed. 75 neither can be confirmed: what serves is left alone, its state is kept, and the \
+    same command goes on from there.";
+
+/// Options of `berth upgrade`.
+#[derive(Debug, Clone, Args)]
+pub struct UpgradeArgs {
+    /// The new manifest, behind berth, outside the kubelet's folder [default: the current one, for a
+    /// rolling restart]
+    #[arg(long, env = "BERTH_UPGRADE_MANIFEST", hide_env_values = true, value_name = "FILE")]
+    pub manifest: Option<PathBuf>,
+    /// Where the kubelet finds static pods.
+    #[command(flatten)]
+    pub kubelet: KubeletArgs,
+    /// How long an instance may take to get ready and join
+    #[arg(long, env = "BERTH_READY_TIMEOUT", hide_env_values = true, default_value = "5m", value_name = "DURATION")]
+    pub ready_timeout: String,
+    /// How long an instance must then stay ready before the other one goes: a round of its watch cache's bookmarks and a
+    /// little, so that watches go on in it
+    #[arg(long, env = "BERTH_SETTLE", hide_env_values = true, default_value = "75s", value_name = "DURATION")]
+    pub settle: String,
+    /// Puts the node's address back into the Service `kubernetes` as an admin [default:
+    /// /etc/kubernetes/admin.conf, if it is there]
+    #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The current apiserver is not behind berth, so the first switch is one restart: do it
+    #[arg(long, env = "BERTH_ACCEPT_GAP", hide_env_values = true)]
+    pub accept_gap: bool,
+    /// Which errors do not count.
+    #[command(flatten)]
+    pub excused: ExcusedArgs,
+    /// Print the steps, and do nothing
+    #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
+    pub dry_run: bool,
+    /// What berth keeps.
+    #[command(flatten)]
+    pub kept: KeptArgs,
+    /// Where the kubelet writes the logs of containers, whose last lines are shown when one fails
+    #[arg(
+        long,
+        env = "BERTH_POD_LOGS_DIR",
+        hide_env_values = true,
+        default_value = "/var/log/pods",
+        value_name = "DIR"
+    )]
+    pub pod_logs_dir: PathBuf,
+    /// Directory where the shims of the node meet [default: the new manifest's, else /run/berth]
+    #[arg(long, env = "BERTH_RUN_DIR", hide_env_values = true, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+}
