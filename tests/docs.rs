@@ -110,7 +110,9 @@ fn pieces(message: &str) -> Vec<String> {
 
 /// Files of the source; a string that goes on in the next line is one string.
 fn sources() -> impl Iterator<Item = (PathBuf, String)> {
-    files("src", ".rs").into_iter().map(|path| {
+    // The benchmark and the soak say nothing to operators.
+    let of_crates = files("crates", ".rs").into_iter().filter(|path| !path.starts_with(root().join("crates/bench")));
+    files("src", ".rs").into_iter().chain(of_crates).map(|path| {
         let text = fs::read_to_string(&path).unwrap();
         let text = text.split("\\\n").map(str::trim_start).collect::<String>().replace("\\\"", "\"");
         (path, text)
@@ -156,7 +158,7 @@ fn warnings_and_errors_of_a_shim_are_explained() {
     let explained = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
     let (mut seen, mut missing) = (0, Vec::new());
     // A rehearsal's log is read by who rehearses, beside what it did.
-    for (path, text) in sources().filter(|(path, _)| !path.starts_with(root().join("src/rehearse"))) {
+    for (path, text) in sources().filter(|(path, _)| !path.starts_with(root().join("crates/rehearse"))) {
         let calls = ["tracing::warn!(", "tracing::error!("].into_iter().flat_map(|macro_| text.split(macro_).skip(1));
         for call in calls {
             for sentence in sentences(inside(call)).filter(|sentence| sentence.len() > 8) {
