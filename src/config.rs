@@ -2,11 +2,11 @@
 
 use crate::cli::RehearseArgs;
 use berth_options::check::{Checks, Mistakes};
-use berth_rehearse::apiserver::{Apiserver, has};
+use berth_rehearse::apiserver::{Apiserver, Shutdown, has};
 use berth_rehearse::fault::Fault;
 use berth_rehearse::plan::{
     CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE, SLOW_READERS,
-    Shutdown, Timing, UPGRADES, Via, WATCHES, find_program,
+    Timing, UPGRADES, Via, WATCHES, find_program,
 };
 use clap::ValueEnum;
 use std::collections::BTreeSet;

@@ -7,7 +7,7 @@ use berth_rehearse::plan::{LoadPlan, Plan};
 use berth_rehearse::record::{Answer, Attempt, Flaw, Kind, Mark, Player, Record, Recorder, Signed, Stamp, What};
 use berth_rehearse::store::Store;
 use berth_rehearse::verdict::{Loss, NEW, OLD, Verdict, judge};
-use berth_rehearse::{certs, hub, stage};
+use berth_rehearse::{address, certs, hub};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::net::SocketAddr;
@@ -230,7 +230,7 @@ impl Scene {
 }
 
 fn stand_in(name: &str, store: &Path, certs: &certs::Certs, history: usize) -> (Child, SocketAddr) {
-    let address = stage::free_address().unwrap();
+    let address = address::free_address().unwrap();
     certs.issue(name).unwrap();
     let child = Command::new(env!("CARGO_BIN_EXE_berth"))
         .arg("stand-in")
@@ -263,7 +263,7 @@ async fn stop(mut child: Child) {
 
 /// An upgrade, and what was written down of it.
 async fn upgrade(plot: Plot) -> (Record, Plan) {
-    let address = stage::free_address().unwrap();
+    let address = address::free_address().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
     let scene = Scene { dir, certs, recorder: Arc::default(), joined: watch::Sender::default(), history: plot.history };

@@ -3,7 +3,7 @@
 
 use berth_rehearse::record::{EndedBy, Mark, Recorder, STREAM_HEADER};
 use berth_rehearse::store::Store;
-use berth_rehearse::{certs, hub, stage};
+use berth_rehearse::{address, certs, hub};
 use http_body_util::{BodyExt, Full, combinators::BoxBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::{Request, Response, StatusCode};
@@ -48,7 +48,7 @@ impl StandIn {
     /// One whose store was written before.
     async fn start_on(store: Arc<Store>, flags: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let address = stage::free_address().unwrap();
+        let address = address::free_address().unwrap();
         let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
         certs.issue("it").unwrap();
         let recorder = Arc::new(Recorder::default());

@@ -1,9 +1,6 @@
-//! What `--old` and `--new` say: which apiserver, and how it becomes a whole command line.
+//! What `--old` and `--new` say: which apiserver, and with which flags.
 
-use super::fault::{Fault, SLOW};
-use super::stage::Setting;
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -37,17 +34,15 @@ impl Default for Apiserver {
     }
 }
 
-/// One apiserver of a rehearsal.
-#[derive(Debug, Clone)]
-pub struct Instance {
-    /// Its name among them all.
-    pub name: String,
-    /// What it runs.
-    pub apiserver: Apiserver,
-    /// What its `/version` should say.
-    pub version: String,
-    /// What is wrong with it from the start.
-    pub fault: Option<Fault>,
+/// kube-apiserver's flags `--shutdown-…`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Shutdown {
+    /// `--shutdown-delay-duration`
+    pub delay: Duration,
+    /// `--shutdown-send-retry-after`
+    pub send_retry_after: bool,
+    /// `--shutdown-watch-termination-grace-period`
+    pub watch_grace: Duration,
 }
 
 impl Apiserver {
@@ -98,97 +93,6 @@ impl Apiserver {
     }
 }
 
-impl Instance {
-    /// Program and flags, all but where it listens.
-    pub fn command(&self, setting: &Setting) -> Vec<OsString> {
-        let mut command: Vec<OsString> = match &self.apiserver {
-            Apiserver::StandIn { .. } => vec![THIS.into(), "stand-in".into()],
-            Apiserver::Command { program, .. } => vec![program.clone()],
-        };
-        let (Apiserver::StandIn { flags } | Apiserver::Command { flags, .. }) = &self.apiserver;
-        for (name, value) in self.defaults(setting) {
-            if !given(flags, name) {
-                let mut flag = OsString::from(format!("--{name}="));
-                flag.push(value);
-                command.push(flag);
-            }
-        }
-        command.extend(flags.iter().cloned());
-        command.extend(self.spoil());
-        command
-    }
-
-    /// Flags by which it fails. A real apiserver has none to start slowly; it is stopped for a while.
-    fn spoil(&self) -> Option<OsString> {
-        let delay = |time: &str| OsString::from(format!("--stand-in-start-delay={time}"));
-        match (self.fault?, self.apiserver.is_stand_in()) {
-            (Fault::BadFlag, _) => Some("--no-such-flag".into()),
-            (Fault::NeverReady, true) => Some(delay("1h")),
-            (Fault::SlowStart, true) => Some(delay(&format!("{}s", SLOW.as_secs()))),
-            _ => None,
-        }
-    }
-
-    /// Flags that are filled in where they are not given.
-    fn defaults(&self, setting: &Setting) -> Vec<(&'static str, OsString)> {
-        let path = |path: &Path| path.as_os_str().to_owned();
-        let millis = |time: Duration| OsString::from(format!("{}ms", time.as_millis()));
-        let shutdown = &setting.shutdown;
-        let mut flags = vec![
-            ("tls-cert-file", path(&setting.certs.cert_file(&self.name))),
-            ("tls-private-key-file", path(&setting.certs.key_file(&self.name))),
-            ("client-ca-file", path(&setting.certs.ca_file)),
-            ("audit-log-path", path(&setting.dir.join(format!("audit-{}.log", self.name)))),
-            ("shutdown-delay-duration", millis(shutdown.delay)),
-        ];
-        if shutdown.send_retry_after {
-            flags.push(("shutdown-send-retry-after", "true".into()));
-        }
-        if !shutdown.watch_grace.is_zero() {
-            flags.push(("shutdown-watch-termination-grace-period", millis(shutdown.watch_grace)));
-        }
-        match self.apiserver {
-            Apiserver::StandIn { .. } => {
-                let mut store = OsString::from("unix://");
-                store.push(setting.store());
-                flags.push(("etcd-servers", store));
-                flags.push(("stand-in-name", (&self.name).into()));
-                flags.push(("stand-in-version", (&self.version).into()));
-            }
-            Apiserver::Command { .. } => {
-                match self.fault {
-                    // Nobody listens on port 1.
-                    Some(Fault::NeverReady) => flags.push(("etcd-servers", "http://127.0.0.1:1".into())),
-                    _ => flags.extend(setting.etcd.iter().map(|etcd| ("etcd-servers", etcd.into()))),
-                }
-                flags.extend([
-                    ("authorization-mode", "RBAC".into()),
-                    ("service-cluster-ip-range", "10.96.0.0/24".into()),
-                    ("service-account-issuer", "https://kubernetes.default.svc".into()),
-                    ("service-account-key-file", path(&setting.certs.account_public_key_file)),
-                    ("service-account-signing-key-file", path(&setting.certs.account_key_file)),
-                    ("cert-dir", path(&setting.dir.join(format!("certs-{}", self.name)))),
-                ]);
-                // It cannot put a loopback address into the Service `kubernetes`, and says so for ever.
-                if setting.address.ip().is_loopback() {
-                    flags.push(("endpoint-reconciler-type", "none".into()));
-                }
-            }
-        }
-        flags
-    }
-}
-
-/// Whether a flag was typed, or another with which it must not be.
-fn given(flags: &[OsString], name: &str) -> bool {
-    let instead = match name {
-        "authorization-mode" => "authorization-config",
-        "service-account-key-file" | "service-account-signing-key-file" => "service-account-signing-endpoint",
-        _ => name,
-    };
-    has(flags, name) || has(flags, instead)
-}
-
 /// Whether a flag is among those typed; `_` counts as `-`, as in kube-apiserver.
 pub fn has(flags: &[OsString], name: &str) -> bool {
     let named = |flag: &OsString| {
@@ -230,13 +134,6 @@ mod tests {
         let wrong = ask("sh -c 'echo Error: unknown flag: --x >&2; exit 1'").await.unwrap_err();
         assert_eq!(wrong, "--version ends with exit status: 1 and says: Error: unknown flag: --x");
         assert!(ask("/etc/hostname").await.unwrap_err().contains("cannot be started"));
-    }
-
-    #[test]
-    fn what_excludes_one_another_is_not_filled_in() {
-        let flags: Vec<OsString> = vec!["--authorization-config=x".into()];
-        assert!(given(&flags, "authorization-mode") && given(&flags, "authorization-config"));
-        assert!(!given(&flags, "service-account-key-file"));
     }
 
     #[test]

@@ -3,10 +3,11 @@
 //! In the order of the flow:
 //!
 //! * [`plan`]: what will be rehearsed, in checked values; [`fault`]: what goes wrong meanwhile.
-//! * [`apiserver`]: command lines of what `--old` and `--new` say; berth's own is the [`stand_in`].
+//! * [`apiserver`]: what `--old` and `--new` say; berth's own is the [`stand_in`].
+//! * [`instance`]: one of them as a command line; it knows the [`setting`].
 //! * [`topology`]: which processes an instance has and who is told to stop when; [`haproxy`]: the
 //!   configuration of what berth replaces.
-//! * [`stage`]: the processes, certificates from [`certs`]; all on 127/8 and in one temporary folder.
+//! * [`stage`]: the processes, certificates from [`certs`], an [`address`]; all on 127/8 and in one temporary folder.
 //! * [`store`]: the objects that stand-ins serve, in etcd's place; they reach it through [`hub`] in
 //!   the language of [`wire`]. Real ones get an [`etcd`].
 //! * [`load`]: clients through the berth that never retry.
@@ -19,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod address;
 pub mod apiserver;
 pub mod certs;
 pub mod ends;
@@ -26,6 +28,7 @@ pub mod etcd;
 pub mod fault;
 pub mod haproxy;
 pub mod hub;
+pub mod instance;
 pub mod load;
 pub mod loss;
 pub mod monitor;
@@ -35,6 +38,7 @@ pub mod promise;
 pub mod record;
 pub mod report;
 pub mod script;
+pub mod setting;
 pub mod stage;
 pub mod stand_in;
 pub mod store;

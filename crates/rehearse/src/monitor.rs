@@ -3,7 +3,7 @@
 //! nothing: what is lost is the load's to say.
 
 use super::record::{Recorder, Stamp};
-use super::stage::Setting;
+use super::setting::Setting;
 use berth_shim::backend::health::Seen;
 use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use rustls::pki_types::ServerName;

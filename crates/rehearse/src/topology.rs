@@ -1,10 +1,11 @@
 //! Which processes an instance has, in the order in which they are started, and who of them is told
 //! to stop when.
 
-use super::apiserver::{Instance, flag};
+use super::apiserver::flag;
 use super::haproxy;
+use super::instance::Instance;
 use super::plan::{Topology, Via};
-use super::stage::Setting;
+use super::setting::Setting;
 use nix::sys::signal::Signal;
 use std::ffi::OsString;
 use std::net::SocketAddr;

@@ -2,7 +2,7 @@
 
 pub mod choice;
 
-use super::apiserver::Apiserver;
+use super::apiserver::{Apiserver, Shutdown};
 use super::fault::Fault;
 use berth_options::check::{Checks, Mistakes};
 use std::collections::BTreeSet;
@@ -89,17 +89,6 @@ pub struct Output {
     pub json: Option<PathBuf>,
     /// The page.
     pub report: Option<PathBuf>,
-}
-
-/// kube-apiserver's flags `--shutdown-…`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Shutdown {
-    /// `--shutdown-delay-duration`
-    pub delay: Duration,
-    /// `--shutdown-send-retry-after`
-    pub send_retry_after: bool,
-    /// `--shutdown-watch-termination-grace-period`
-    pub watch_grace: Duration,
 }
 
 /// How long what lasts.

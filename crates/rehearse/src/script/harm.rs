@@ -1,7 +1,7 @@
 //! Faults while both serve: each is injected, waited for and mended, and written down.
 
-use super::super::apiserver::Instance;
 use super::super::fault::Fault;
+use super::super::instance::Instance;
 use super::super::plan::{LEASE, Topology, UNANSWERED, Via};
 use super::super::record::{Injected, Stamp};
 use super::super::stage::Error;

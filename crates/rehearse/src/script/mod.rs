@@ -3,9 +3,9 @@
 
 mod harm;
 
-use super::apiserver::Instance;
 use super::fault::{Fault, SLOW};
 use super::hub;
+use super::instance::Instance;
 use super::load::{Load, Target, grant};
 use super::monitor::Monitor;
 use super::plan::{Plan, Via};

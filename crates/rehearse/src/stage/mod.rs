@@ -1,21 +1,22 @@
 //! The stage of a rehearsal: a folder, an address, certificates, and the processes that were started,
 //! asked and stopped there. `folder` is removed whatever happens, `process` is one of them, `seen` what can be seen of them from outside.
 
-mod address;
 mod folder;
 mod process;
 mod seen;
 
-pub use address::{NETNS, free_address};
 pub use folder::sweep;
 
-use super::apiserver::{Instance, THIS};
-use super::certs::{self, Certs};
+use super::address::{NETNS, free_address};
+use super::apiserver::THIS;
+use super::certs;
 use super::etcd::{self, Etcd};
 use super::haproxy;
+use super::instance::Instance;
 use super::load::{Instances, Joined};
-use super::plan::{Plan, Shutdown, Via};
+use super::plan::{Plan, Via};
 use super::record::{Mark, Player, Recorder, Stamp};
+use super::setting::Setting;
 use super::topology::{Layout, NODE, Part, Role};
 use folder::Folder;
 use nix::sys::signal::{Signal, kill};
@@ -59,39 +60,6 @@ pub enum Error {
 impl From<certs::Error> for Error {
     fn from(error: certs::Error) -> Self {
         Self::Unavailable(error.to_string())
-    }
-}
-
-/// What the processes need to know.
-#[derive(Debug)]
-pub struct Setting {
-    /// Folder of all that the rehearsal writes.
-    pub dir: PathBuf,
-    /// The berth.
-    pub address: SocketAddr,
-    /// The program that shims are processes of.
-    pub berth: PathBuf,
-    /// The certificates.
-    pub certs: Certs,
-    /// Value of `--etcd-servers` for real apiservers.
-    pub etcd: Option<String>,
-    /// The shims' probes show a certificate: an apiserver refuses, or may refuse, who has none.
-    pub probe_with_certificate: bool,
-    /// kube-apiserver's flags for its way out.
-    pub shutdown: Shutdown,
-    /// The shims' `--hold`.
-    pub hold: Duration,
-}
-
-impl Setting {
-    /// Socket of the stand-ins' store.
-    pub fn store(&self) -> PathBuf {
-        self.dir.join("store")
-    }
-
-    /// Where shims meet.
-    pub fn run_dir(&self) -> PathBuf {
-        self.dir.join("run")
     }
 }
 

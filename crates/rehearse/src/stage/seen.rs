@@ -2,8 +2,8 @@
 
 use super::super::plan::Via;
 use super::super::record::{Mark, Recorder, Stamp};
+use super::super::setting::Setting;
 use super::super::topology::{Layout, NODE};
-use super::Setting;
 use super::process::Listener;
 use berth_node::instance::InstanceId;
 use berth_node::ipc;

@@ -1,7 +1,7 @@
 //! A stand-in for kube-apiserver: its flags, its phases, and just enough of its API.
 //!
 //! What it is for: to be started, loaded and stopped by `berth run` exactly as the real one is, on a
-//! machine that has none. So flags (`flags`), phases on SIGTERM (`life`, `server`) and the API
+//! machine that has none. So flags (`flags`), phases on SIGTERM (`life`, `listener`) and the API
 //! (`api`) behave as kube-apiserver's do; objects come from the rehearsal's store
 //! (`store_client`), as kube-apiserver's come from etcd, and their changes since its start are kept for watches (`cache`). Beyond the real one, it reports to the
 //! rehearsal which connections it ended itself (`connection`): nobody else can know.
@@ -15,6 +15,7 @@ mod cache;
 mod connection;
 mod flags;
 mod life;
+mod listener;
 mod objects;
 mod protobuf;
 mod request;
@@ -62,7 +63,7 @@ fn fail(error: &str) -> u8 {
 
 async fn live(flags: Flags) -> io::Result<()> {
     let mut stop = Stop::new()?;
-    let tls = server::tls(&flags)?;
+    let tls = listener::tls(&flags)?;
     let audit = flags.audit_log_path.as_deref().map(|path| {
         audit::Audit::open(path).map_err(|e| io::Error::other(format!("failed to open {}: {e}", path.display())))
     });
@@ -76,7 +77,7 @@ async fn live(flags: Flags) -> io::Result<()> {
     let life = Life::default();
     let server = Arc::new(Server::new(flags, store, cache, life.clone(), audit));
     tracing::info!(%address, name = server.flags.name, version = server.flags.version, "serving securely");
-    server.tasks.spawn(Arc::clone(&server).accept(listener, tls));
+    server.tasks.spawn(listener::accept(Arc::clone(&server), listener, tls));
     server.store.mark(Mark::Listening, Stamp::now()).await;
 
     let ready = async {

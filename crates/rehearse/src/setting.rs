@@ -1,0 +1,40 @@
+//! What the processes of a rehearsal need to know of it.
+
+use super::apiserver::Shutdown;
+use super::certs::Certs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What the processes need to know.
+#[derive(Debug)]
+pub struct Setting {
+    /// Folder of all that the rehearsal writes.
+    pub dir: PathBuf,
+    /// The berth.
+    pub address: SocketAddr,
+    /// The program that shims are processes of.
+    pub berth: PathBuf,
+    /// The certificates.
+    pub certs: Certs,
+    /// Value of `--etcd-servers` for real apiservers.
+    pub etcd: Option<String>,
+    /// The shims' probes show a certificate: an apiserver refuses, or may refuse, who has none.
+    pub probe_with_certificate: bool,
+    /// kube-apiserver's flags for its way out.
+    pub shutdown: Shutdown,
+    /// The shims' `--hold`.
+    pub hold: Duration,
+}
+
+impl Setting {
+    /// Socket of the stand-ins' store.
+    pub fn store(&self) -> PathBuf {
+        self.dir.join("store")
+    }
+
+    /// Where shims meet.
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.join("run")
+    }
+}
