@@ -16,6 +16,7 @@
 //! | [`process`] | memory, descriptors and processor time of a peer |
 //! | [`stats`], [`results`] | samples, medians, ratios |
 //! | [`verdict`] | whether berth is far off |
+//! | [`setting`] | where and how it was measured |
 //! | [`report`], [`table`], [`plot`] | Markdown, JSON and SVG |
 
 mod backend;
@@ -26,6 +27,7 @@ mod plot;
 mod process;
 mod report;
 mod results;
+mod setting;
 mod stats;
 mod table;
 mod verdict;
@@ -36,8 +38,8 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use load::Pace;
 use options::{Cli, Options, Part};
-use report::Setting;
 use results::{Results, Sample};
+use setting::Setting;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

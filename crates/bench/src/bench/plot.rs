@@ -1,8 +1,8 @@
 //! Results as one SVG: a row of bars a case, what comes through on the left, what it takes on the
 //! right. Readable on light and on dark ground; no script, no fonts of its own.
 
-use crate::report::Setting;
 use crate::results::Results;
+use crate::setting::Setting;
 use crate::work::{Case, Metric};
 use std::fmt::Write;
 
@@ -51,7 +51,7 @@ pub(crate) fn svg(results: &Results, setting: &Setting) -> String {
     let height = top + MARGIN / 2;
     let note = format!(
         "Medians of {} rounds, with least and most. Client, relay and backend share {}.",
-        setting.rounds(),
+        setting.rounds,
         setting.machine()
     );
     format!(

@@ -1,68 +1,16 @@
 //! What is written to `--out`: where and how it was measured, and all samples.
 
-use crate::load::Pace;
 use crate::results::Results;
-use crate::work::Work;
+use crate::setting::Setting;
 use crate::{plot, table};
 use anyhow::{Context, Result};
-use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
-use std::time::SystemTime;
 
 /// Version of the form of bench.json.
 const VERSION: u32 = 1;
-
-/// Where and how it was measured.
-#[derive(Debug, Serialize)]
-pub(crate) struct Setting {
-    date: String,
-    command: String,
-    processor: String,
-    cores: usize,
-    memory_mib: u64,
-    kernel: String,
-    rounds: usize,
-    warm_up_seconds: f64,
-    window_seconds: f64,
-    short: bool,
-}
-
-impl Setting {
-    pub(crate) fn new(command: &str, rounds: usize, pace: Pace, short: bool) -> Self {
-        let field = |file: &str, name: &str| {
-            let text = fs::read_to_string(file).unwrap_or_default();
-            let line =
-                text.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':').map(str::trim));
-            line.unwrap_or_default().to_owned()
-        };
-        let memory = field("/proc/meminfo", "MemTotal");
-        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        Self {
-            date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-            command: command.to_owned(),
-            processor: field("/proc/cpuinfo", "model name"),
-            cores: std::thread::available_parallelism().map_or(0, usize::from),
-            memory_mib: memory.split(' ').next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) / 1024,
-            kernel: kernel.trim().to_owned(),
-            rounds,
-            warm_up_seconds: pace.warm_up.as_secs_f64(),
-            window_seconds: pace.window.as_secs_f64(),
-            short,
-        }
-    }
-
-    pub(crate) fn rounds(&self) -> usize {
-        self.rounds
-    }
-
-    /// In one line.
-    pub(crate) fn machine(&self) -> String {
-        format!("{}, {} cores, {} MiB, Linux {}", self.processor, self.cores, self.memory_mib, self.kernel)
-    }
-}
 
 /// Writes bench.md, bench.json and bench.svg.
 pub(crate) fn write(folder: &Path, results: &Results, setting: &Setting) -> Result<()> {
@@ -155,32 +103,6 @@ fn json(results: &Results, setting: &Setting) -> Value {
         "samples": samples,
         "summaries": summaries,
     })
-}
-
-/// What a work is, for a reader of its tables.
-pub(crate) fn about(work: Work) -> &'static str {
-    match work {
-        Work::Ping => "256 B there and back on kept connections, one request outstanding on each.",
-        Work::Connect => "Connect, 64 B there and back, close. The time is that from connect to answer.",
-        Work::Bulk => "Bytes one way for as long as it lasts: what arrived, and the relay's processor time for it.",
-        Work::Idle => {
-            "Connections that are held, each after one round trip, then after an answer of 1 MiB on each. Memory is the \
-             relay's Pss, summed over its processes, less that before them. The kernel's is what all of the machine has more \
-             (Slab of /proc/meminfo): the two sockets of the relay, and those of client and backend."
-        }
-        Work::Burst => {
-            "Clients that all connect at one moment, 64 B there and back each, and stay. The rate is that until the last has \
-             its answer. Where a queue is full a SYN comes again after 1 s."
-        }
-        Work::Growth => {
-            "As ping, with ever more connections, all of them active, to one relay that is not started anew."
-        }
-        Work::Beside => "As ping, while four more connections read an endless answer.",
-        Work::Slow => {
-            "Readers of an answer of 5 MB each, 50 KB a second, after 8 s. The sockets' memory is that of all of the network \
-             namespace (TCP of /proc/net/sockstat), the relay's is its Pss, both less what they were before the answers."
-        }
-    }
 }
 
 #[cfg(test)]

@@ -129,7 +129,7 @@ impl Results {
 pub(crate) mod tests {
     use super::*;
     use crate::load::Pace;
-    use crate::report::Setting;
+    use crate::setting::Setting;
     use crate::work::Metric::{P99, Rate};
     use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! Results as Markdown tables, which are also what a terminal gets.
 
 use crate::peer::{Kind, Peer};
-use crate::report::about;
 use crate::results::Results;
 use crate::work::{Case, Metric, Work};
 use std::fmt::Write;
@@ -72,6 +71,32 @@ fn title(work: Work) -> &'static str {
         Work::Growth => "Growth",
         Work::Beside => "Beside",
         Work::Slow => "Slow",
+    }
+}
+
+/// What a work is, for a reader of its tables.
+fn about(work: Work) -> &'static str {
+    match work {
+        Work::Ping => "256 B there and back on kept connections, one request outstanding on each.",
+        Work::Connect => "Connect, 64 B there and back, close. The time is that from connect to answer.",
+        Work::Bulk => "Bytes one way for as long as it lasts: what arrived, and the relay's processor time for it.",
+        Work::Idle => {
+            "Connections that are held, each after one round trip, then after an answer of 1 MiB on each. Memory is the \
+             relay's Pss, summed over its processes, less that before them. The kernel's is what all of the machine has more \
+             (Slab of /proc/meminfo): the two sockets of the relay, and those of client and backend."
+        }
+        Work::Burst => {
+            "Clients that all connect at one moment, 64 B there and back each, and stay. The rate is that until the last has \
+             its answer. Where a queue is full a SYN comes again after 1 s."
+        }
+        Work::Growth => {
+            "As ping, with ever more connections, all of them active, to one relay that is not started anew."
+        }
+        Work::Beside => "As ping, while four more connections read an endless answer.",
+        Work::Slow => {
+            "Readers of an answer of 5 MB each, 50 KB a second, after 8 s. The sockets' memory is that of all of the network \
+             namespace (TCP of /proc/net/sockstat), the relay's is its Pss, both less what they were before the answers."
+        }
     }
 }
 
