@@ -11,7 +11,6 @@ use berth_rehearse::plan::Plan;
 use berth_rehearse::report::{self, gather};
 use berth_rehearse::stage::Error;
 use berth_rehearse::{Aborted, Outcome, rehearse, stand_in, table};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io::Write;
 
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
@@ -99,14 +98,10 @@ pub(super) fn stand_in(args: &StandInArgs) -> anyhow::Result<Exit> {
     })
 }
 
-/// Raises the soft limit of open files to the hard one; the children inherit it. An error if the load
-/// could not stay below it.
+/// Raises the limit of open files; the children inherit it. An error if the load could not stay below it.
 fn raise_file_limit(plan: &Plan) -> Result<(), Mistakes> {
-    let limit = getrlimit(Resource::RLIMIT_NOFILE).map(|(soft, hard)| {
-        if soft < hard && setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok() { hard } else { soft }
-    });
     let load = &plan.load;
-    match limit {
+    match berth_os::process::raise_file_limit() {
         Ok(limit) if limit < load.descriptors() => Err(Mistakes(vec![format!(
             "--rate {}, --clients {} and --watches {} may need {} open files, and the limit is {limit}: raise it \
              (ulimit -n) or give less",
