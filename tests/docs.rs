@@ -27,9 +27,10 @@ fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
 }
 
 fn documents() -> BTreeMap<PathBuf, String> {
-    let named = ["README.md", "CHANGELOG.md"].map(|name| root().join(name));
+    let of_root = fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().path());
+    let of_root = of_root.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
     let found = ["docs", "examples"].iter().flat_map(|folder| files(folder, ".md"));
-    named.into_iter().chain(found).map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+    of_root.chain(found).map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
 /// Lines that are not in a fenced block.
@@ -85,6 +86,17 @@ fn links_lead_somewhere() {
     }
     assert!(seen > 20, "only {seen} links: are they written in another way?");
     assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn the_index_has_every_page() {
+    let index = fs::read_to_string(root().join("docs/index.md")).unwrap();
+    let names = documents().into_keys().filter_map(|path| {
+        let name = path.strip_prefix(root().join("docs")).ok()?;
+        Some(name.to_string_lossy().into_owned())
+    });
+    let missing: Vec<_> = names.filter(|name| name != "index.md" && !index.contains(&format!("]({name})"))).collect();
+    assert!(missing.is_empty(), "docs/index.md lacks {missing:?}");
 }
 
 /// The pieces of a message between its placeholders: words in capitals, and what is left out.
