@@ -78,7 +78,7 @@ fn a_stranger_cannot_take_a_port_that_nobody_listens_on() {
 fn keepalive_timers(local: SocketAddr) -> Vec<Option<u64>> {
     let text = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
     let timers = text.lines().filter_map(|line| {
-        let entry = *berth_os::holder::parse(line).first()?;
+        let entry = berth_os::proc_net::parse_line(line)?;
         let (timer, when) = line.split_ascii_whitespace().nth(5)?.split_once(':')?;
         // Its unit is a hundredth of a second (USER_HZ). 2 is the timer of keepalive.
         let seconds = u64::from_str_radix(when, 16).ok()? / 100;

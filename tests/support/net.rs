@@ -1,7 +1,7 @@
 //! Blocking sockets with time limits, and what a test says about them.
 
 use super::PATIENCE;
-use berth_os::holder;
+use berth_os::proc_net;
 use socket2::{Domain, SockRef, Socket, Type};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -305,7 +305,7 @@ impl Pattern {
 fn sockets(local: SocketAddr) -> Vec<(u8, u64)> {
     let text = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
     let parse = |line: &str| {
-        let entry = *holder::parse(line).first().filter(|entry| entry.local == local)?;
+        let entry = proc_net::parse_line(line).filter(|entry| entry.local == local)?;
         let queues = line.split_ascii_whitespace().nth(4)?;
         Some((entry.state, u64::from_str_radix(queues.split(':').nth(1)?, 16).ok()?))
     };
@@ -320,9 +320,9 @@ pub(crate) fn queued(listener: SocketAddr) -> u64 {
 /// How many connections wait at one listener of an address, by its inode; none: it does not listen.
 pub(crate) fn queued_at(inode: u64) -> Option<u64> {
     let table = BufReader::new(File::open("/proc/thread-self/net/tcp").unwrap());
-    let entries = table.lines().map(Result::unwrap).filter_map(|line| Some((*holder::parse(&line).first()?, line)));
+    let entries = table.lines().map(Result::unwrap).filter_map(|line| Some((proc_net::parse_line(&line)?, line)));
     // The listeners come first. To read on takes a second where there are 100,000 in TIME_WAIT.
-    let mut listeners = entries.take_while(|(entry, _)| entry.state == holder::LISTEN);
+    let mut listeners = entries.take_while(|(entry, _)| entry.state == proc_net::LISTEN);
     let (_, line) = listeners.find(|(entry, _)| entry.inode == inode)?;
     let queues = line.split_ascii_whitespace().nth(4)?;
     u64::from_str_radix(queues.split(':').nth(1)?, 16).ok()
@@ -335,5 +335,5 @@ pub(crate) fn unread(local: SocketAddr) -> u64 {
 
 /// The inodes of the sockets that listen on an address.
 pub(crate) fn listening(address: SocketAddr) -> Vec<u64> {
-    holder::listeners_at(address).unwrap().into_iter().map(|entry| entry.inode).collect()
+    proc_net::listeners_at(address).unwrap().into_iter().map(|entry| entry.inode).collect()
 }

@@ -2,10 +2,10 @@
 #![allow(unsafe_code, reason = "it is here and nowhere else, each block with its SAFETY comment")]
 
 pub mod clock;
-pub mod holder;
 pub mod inotify;
 pub mod netns;
 pub mod pipe;
+pub mod proc_net;
 pub mod process;
 pub mod seqpacket;
 pub mod socket;

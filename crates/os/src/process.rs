@@ -1,10 +1,11 @@
 //! Limits and descendants of this process.
 
-use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, kill, sigaction};
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
+use procfs::process::Process;
+use rustix::process::WaitOptions;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
@@ -34,12 +35,10 @@ pub fn cpu_seconds() -> f64 {
 #[must_use]
 pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
     let mut all = Vec::new();
-    let resident = std::fs::read_to_string("/proc/self/statm")
-        .ok()
-        .and_then(|statm| statm.split_ascii_whitespace().nth(1)?.parse::<f64>().ok());
-    if let (Some(pages), Ok(Some(page))) = (resident, nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)) {
-        all.push(("process_resident_memory_bytes", "Resident memory", pages * page as f64));
+    if let Ok(statm) = Process::myself().and_then(|own| own.statm()) {
+        all.push(("process_resident_memory_bytes", "Resident memory", (statm.resident * procfs::page_size()) as f64));
     }
+    // Not procfs: on some kernels it counts the directory that is being read, on others not.
     if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
         // One of them is the directory that is being read.
         all.push(("process_open_fds", "Open file descriptors", open.count().saturating_sub(1) as f64));
@@ -142,11 +141,9 @@ fn stay(child: Pid, heard: &SigSet) -> io::Result<ExitStatus> {
 
 /// How a child ended, if it has.
 fn ended(child: Pid) -> io::Result<Option<ExitStatus>> {
-    let mut status = 0;
     // Not nix's: that one has no real-time signals.
-    // SAFETY: `status` is there to be written to.
-    let changed = unsafe { libc::waitpid(child.as_raw(), &raw mut status, libc::WNOHANG) };
-    Ok((Errno::result(changed)? != 0).then(|| ExitStatus::from_raw(status)))
+    let ended = rustix::process::waitpid(rustix::process::Pid::from_raw(child.as_raw()), WaitOptions::NOHANG)?;
+    Ok(ended.map(|(_, status)| ExitStatus::from_raw(status.as_raw())))
 }
 
 /// Ends this process as another one ended.

@@ -1,12 +1,16 @@
 //! Unix sockets that keep messages apart (`SOCK_SEQPACKET`), non-blocking and close-on-exec.
 
-use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt,
-    listen, sendmsg, socket, sockopt,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen,
+    sendmsg, socket, sockopt,
 };
-use std::io::{self, IoSlice};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::cmsg_space;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketFlags, accept_with, recvmsg,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 
 /// Largest message, in bytes.
@@ -49,9 +53,7 @@ pub fn dial(path: &Path) -> io::Result<OwnedFd> {
 /// # Errors
 /// `EWOULDBLOCK` when there is none.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
-    // SAFETY: accept4 gave a new descriptor, which nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
 }
 
 /// The effective uid of the other end, when it connected or began to listen.
@@ -71,67 +73,26 @@ pub struct Received {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Room for the control message with [`DESCRIPTORS`] descriptors, aligned as its header must be.
-const CONTROL: usize = {
-    // SAFETY: it only computes.
-    let bytes = unsafe { libc::CMSG_SPACE((DESCRIPTORS * size_of::<RawFd>()) as libc::c_uint) };
-    (bytes as usize).div_ceil(size_of::<u64>())
-};
-const _: () = assert!(align_of::<u64>() >= align_of::<libc::cmsghdr>());
-
 /// Receives one message.
 ///
 /// # Errors
 /// `EWOULDBLOCK` when there is none; `EMSGSIZE` when it or its descriptors did not fit: those that did
 /// are closed.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
-    let mut control = [0_u64; CONTROL];
-    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: a plain C struct; zeroes are null pointers and no lengths.
-    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-    header.msg_iov = &raw mut part;
-    header.msg_iovlen = 1;
-    header.msg_control = control.as_mut_ptr().cast();
-    header.msg_controllen = size_of_val(&control) as _;
-    // SAFETY: the header leads to `buffer` and `control`, which are writable for the lengths that it names and
-    // outlive the call.
-    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
-    let length = usize::try_from(Errno::result(received)?).unwrap_or_default();
-    // Before anything is judged: whatever the kernel installed has an owner, also when it had more to give.
-    // SAFETY: recvmsg has just filled in the header, and `control` still is what it leads to.
-    let descriptors = unsafe { own(&header) };
-    if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        // What the kernel installed goes with `control`.
         return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
     }
-    Ok(Received { length, descriptors })
-}
-
-/// Takes ownership of the descriptors that came with a message.
-///
-/// # Safety
-/// The header must be as recvmsg left it, its control buffer still there, and this be called once.
-unsafe fn own(header: &libc::msghdr) -> Vec<OwnedFd> {
     let mut descriptors = Vec::new();
-    // SAFETY: the header and its control buffer are valid, says the caller.
-    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
-    while !next.is_null() {
-        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR give null or a header within the control buffer, which is aligned.
-        let message = unsafe { &*next };
-        if (message.cmsg_level, message.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            // SAFETY: a pointer past the header of a message that the kernel wrote.
-            let data: *const RawFd = unsafe { libc::CMSG_DATA(next) }.cast();
-            // SAFETY: it only computes.
-            let bytes = (message.cmsg_len as usize).saturating_sub(unsafe { libc::CMSG_LEN(0) } as usize);
-            for at in 0..bytes / size_of::<RawFd>() {
-                // SAFETY: the kernel wrote so many numbers, maybe unaligned, of descriptors that it made for us;
-                // each comes up once.
-                descriptors.push(unsafe { OwnedFd::from_raw_fd(data.add(at).read_unaligned()) });
-            }
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
         }
-        // SAFETY: as for the first.
-        next = unsafe { libc::CMSG_NXTHDR(header, next) };
     }
-    descriptors
+    Ok(Received { length: received.bytes, descriptors })
 }
 
 /// Sends one message with duplicates of descriptors, at most [`DESCRIPTORS`].

@@ -4,12 +4,27 @@
 //! decided by the caller.
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
+use procfs::KernelVersion;
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::LazyLock;
 use std::time::Duration;
+
+/// Not in the libc crate; from linux/in.h.
+const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
+
+sockopt_impl!(
+    /// Which ports the socket may have: the lowest, and the highest in the upper half.
+    LocalPortRange, SetOnly, libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, u32
+);
+sockopt_impl!(
+    /// What the socket's buffers hold and may hold; the figures' places are those of linux/sock_diag.h.
+    MemInfo, GetOnly, libc::SOL_SOCKET, libc::SO_MEMINFO, [u32; 9]
+);
 
 /// What keeps a dead peer from being held for ever. On a listener the accepted sockets inherit it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,19 +96,9 @@ pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
 /// # Errors
 /// `EWOULDBLOCK` when the queue is empty; see accept(2) for the others.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(TcpStream, SocketAddr)> {
-    // SAFETY: `storage` and `length` are valid for accept4 to write the peer's address to, and
-    // try_init hands them out for exactly that; the descriptor is new and owned by nobody else.
-    let (stream, peer) = unsafe {
-        SockAddr::try_init(|storage, length| {
-            let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-            match libc::accept4(listener.as_raw_fd(), storage.cast(), length, flags) {
-                -1 => Err(io::Error::last_os_error()),
-                fd => Ok(TcpStream::from_raw_fd(fd)),
-            }
-        })?
-    };
+    let (stream, peer) = SockRef::from(&listener).accept4(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)?;
     let peer = peer.as_socket().ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
-    Ok((stream, peer))
+    Ok((stream.into(), peer))
 }
 
 /// Starts a non-blocking connection to `to`, from `source` if there is one.
@@ -147,18 +152,7 @@ pub fn set_options(socket: BorrowedFd<'_>, keepalive: &Keepalive) -> io::Result<
 /// # Errors
 /// What setsockopt(2) says.
 pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    // SAFETY: the option's value is a C int that lives for the call, and its size is given.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_IP,
-            libc::IP_BIND_ADDRESS_NO_PORT,
-            (&raw const on).cast(),
-            libc::socklen_t::try_from(size_of_val(&on)).unwrap_or(4),
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    Ok(setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)?)
 }
 
 /// Whether a socket can be told to look for its port among the odd and the even ones alike: Linux 6.8. Before that,
@@ -166,37 +160,18 @@ pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
 #[must_use]
 pub fn takes_every_port() -> bool {
     static TAKES: LazyLock<bool> = LazyLock::new(|| {
-        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let is_new = KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 8, 0));
         let set = || set_every_port(Socket::new(Domain::IPV4, Type::STREAM, None)?.as_fd());
         // What only calls itself Linux may not know the option.
-        is_since(&release, (6, 8)) && set().is_ok()
+        is_new && set().is_ok()
     });
     *TAKES
-}
-
-/// Whether a kernel's release, such as `6.18.44-amd64`, is this version or a later one.
-fn is_since(release: &str, version: (u32, u32)) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= version)
 }
 
 /// Gives the socket a range of ports of its own (`IP_LOCAL_PORT_RANGE`), which is why both halves count. The range is
 /// that of `net.ipv4.ip_local_port_range`: a bound of 0 and one outside of it have no effect (ip(7)).
 fn set_every_port(socket: BorrowedFd<'_>) -> io::Result<()> {
-    /// Not in the libc crate; from linux/in.h.
-    const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
-    let range: u32 = 0xffff_0000;
-    // SAFETY: the option's value is a u32 that lives for the call, and its size is given.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_IP,
-            IP_LOCAL_PORT_RANGE,
-            (&raw const range).cast(),
-            libc::socklen_t::try_from(size_of_val(&range)).unwrap_or(4),
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    Ok(setsockopt(&socket, LocalPortRange, &0xffff_0000)?)
 }
 
 /// The kernel's name of a socket, the same for all duplicates and for no other socket of the network
@@ -205,19 +180,7 @@ fn set_every_port(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// What getsockopt(2) says, `ENOTSOCK` for one.
 pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut cookie = 0u64;
-    let mut length = libc::socklen_t::try_from(size_of_val(&cookie)).unwrap_or(8);
-    // SAFETY: the option's value is a u64 that lives for the call, and its size is given.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut length,
-        )
-    };
-    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+    SockRef::from(&socket).cookie()
 }
 
 /// The inode that /proc/net/tcp names a socket by.
@@ -301,22 +264,8 @@ pub fn room(socket: &impl AsFd) -> usize {
     // Of linux/sock_diag.h.
     const SNDBUF: usize = 3;
     const WMEM_QUEUED: usize = 5;
-    let mut figures = [0u32; 9];
-    let mut length = libc::socklen_t::try_from(size_of_val(&figures)).unwrap_or(36);
-    // SAFETY: the option's value is a row of u32 that lives for the call, and its size is given.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_MEMINFO,
-            figures.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
     // A kernel that does not say has room until a write shows that it has not.
-    if result != 0 {
-        return usize::MAX;
-    }
+    let Ok(figures) = getsockopt(socket, MemInfo) else { return usize::MAX };
     let (queued, room) = (figures[WMEM_QUEUED], figures[SNDBUF].saturating_sub(figures[WMEM_QUEUED]));
     if room >= queued / 2 { room as usize } else { 0 }
 }
@@ -346,25 +295,10 @@ pub fn reset_on_close(socket: &impl AsFd) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sched::{CloneFlags, unshare};
     use std::io::{Read, Write};
     use std::net::{Shutdown, TcpListener};
-
-    #[test]
-    fn releases_are_compared_by_number() {
-        for (release, since) in [
-            ("6.8.0-31-generic\n", true),
-            ("6.18.44", true),
-            ("7.0-rc1", true),
-            ("6.7.12", false),
-            ("5.14.0-503.el9", false),
-        ] {
-            assert_eq!(is_since(release, (6, 8)), since, "{release}");
-        }
-        assert!(!is_since("", (6, 8)) && !is_since("Linux", (6, 8)));
-    }
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-    use nix::sched::{CloneFlags, unshare};
-
+    use std::os::fd::AsRawFd;
     /// As kube-apiserver has it: `SO_REUSEADDR` alone.
     fn plain(address: SocketAddr) -> io::Result<TcpListener> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;

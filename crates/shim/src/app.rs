@@ -26,7 +26,7 @@ use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, Asked};
 use berth_node::registry::{self, BerthDir, RunDir};
 use berth_node::terms::{Phase, Standing};
-use berth_os::{clock, holder, process, socket};
+use berth_os::{clock, proc_net, process, socket};
 use humantime::format_duration;
 use std::io;
 use std::net::SocketAddr;
@@ -265,7 +265,7 @@ async fn bind_all(listen: &[Listen], wait: Duration) -> Result<Vec<OwnedFd>, Bui
 
 fn port_error(address: SocketAddr, error: &io::Error) -> BuildError {
     BuildError::Port(match error.raw_os_error() {
-        Some(libc::EADDRINUSE) => holder::explain(address, nix::unistd::geteuid().as_raw()),
+        Some(libc::EADDRINUSE) => proc_net::explain(address, nix::unistd::geteuid().as_raw()),
         Some(libc::EADDRNOTAVAIL) => format!(
             "{address} is no address of this node: check --listen, or for a virtual IP that may come later add ,freebind"
         ),

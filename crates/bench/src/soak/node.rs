@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use berth_node::ipc;
 use berth_node::ipc::wire::Status;
 use berth_node::terms::Phase;
-use berth_os::holder;
+use berth_os::proc_net;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::HashSet;
@@ -179,14 +179,14 @@ impl Node {
         }
         let table = fs::read_to_string("/proc/net/tcp")?;
         let of_shim = table.lines().filter_map(|line| {
-            let entry = *holder::parse(line).first()?;
+            let entry = proc_net::parse_line(line)?;
             (entry.local == self.listen && sockets.contains(&entry.inode)).then(|| peer(line))?
         });
         Ok(of_shim.collect())
     }
 
     pub(crate) fn listeners(&self) -> usize {
-        let found = holder::listeners(self.listen.port()).unwrap_or_default();
+        let found = proc_net::listeners(self.listen.port()).unwrap_or_default();
         found.iter().filter(|listener| listener.local == self.listen).count()
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Random and not counted up, so that two instances that start at once need not agree on anything.
 
-use berth_os::holder;
+use berth_os::proc_net;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -108,7 +108,7 @@ pub fn choose(port: u16, previous: Option<SocketAddr>, taken: &[SocketAddr]) -> 
         }
     }
     let wanted = last.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, port).into());
-    Err(AddressError::Held { port, why: holder::explain(wanted, nix::unistd::geteuid().as_raw()) })
+    Err(AddressError::Held { port, why: proc_net::explain(wanted, nix::unistd::geteuid().as_raw()) })
 }
 
 #[cfg(test)]

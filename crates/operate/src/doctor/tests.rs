@@ -4,7 +4,7 @@ use super::node::{Certificates, Facts, Holding, Running, Shim, Validity};
 use super::*;
 use crate::manifest::inject::{Addresses, Options, Probing, SideContainer, inject};
 use berth_node::registry;
-use berth_os::holder::{Entry, Process};
+use berth_os::proc_net::{Entry, Process};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 

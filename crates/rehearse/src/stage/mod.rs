@@ -18,6 +18,7 @@ use super::plan::{Plan, Via};
 use super::record::{Mark, Player, Recorder, Stamp};
 use super::setting::Setting;
 use super::topology::{Layout, NODE, Part, Role};
+use berth_os::proc_net;
 use folder::Folder;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -290,7 +291,7 @@ impl Stage {
 
     fn listens(&self, name: &str, role: Role) -> Result<(), String> {
         let process = self.process(name, role).ok_or("it was not started")?;
-        if !seen::listens(process.pid(), self.setting.address) {
+        if !proc_net::listens(process.pid().as_raw(), self.setting.address) {
             return Err(format!("it does not listen on {}", self.setting.address));
         }
         if self.recorder.look(|r| r.moments.last(name, Mark::Joined) < r.moments.last(name, Mark::Started)) {
@@ -353,7 +354,7 @@ impl Stage {
             && !left
             && let Some(process) = self.process(name, role)
         {
-            while seen::listens(process.pid(), self.setting.address) {
+            while proc_net::listens(process.pid().as_raw(), self.setting.address) {
                 sleep(LOOK).await;
             }
             self.recorder.note(|r| r.moments.add(name, Mark::Left, Stamp::now()));

@@ -11,12 +11,7 @@ use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::registry::instance::{self, Listed, Record};
 use berth_node::registry::{BerthDir, RunDir};
 use berth_node::terms::{Phase, Standing};
-use berth_os::holder;
-use nix::unistd::Pid;
 use serde::Deserialize;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader};
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// What errors of Go's crypto/x509 begin with.
@@ -109,45 +104,9 @@ fn berth(setting: &Setting) -> Option<BerthDir> {
     RunDir::find(&setting.run_dir()).ok()??.berth(setting.address).ok()
 }
 
-/// Whether a process has a listening socket on an address.
-pub(super) fn listens(pid: Pid, address: SocketAddr) -> bool {
-    let inodes = listeners(address).unwrap_or_default();
-    let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-    descriptors.flatten().any(|fd| {
-        let target = std::fs::read_link(fd.path()).unwrap_or_default();
-        let target = target.to_string_lossy();
-        let inode = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')?.parse().ok());
-        inode.is_some_and(|inode| inodes.contains(&inode))
-    })
-}
-
-/// Inodes of the sockets that listen on an address. The kernel lists listening sockets first; what
-/// follows, a line for each of ten thousand connections that are over, would take half a second to read.
-fn listeners(address: SocketAddr) -> io::Result<Vec<u64>> {
-    let mut inodes = Vec::new();
-    for line in BufReader::new(File::open("/proc/self/net/tcp")?).lines().skip(1) {
-        match holder::parse(&line?).first() {
-            Some(entry) if entry.state != holder::LISTEN => break,
-            Some(entry) if entry.local == address => inodes.push(entry.inode),
-            _ => {}
-        }
-    }
-    Ok(inodes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_listener_is_seen_and_its_end_too() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        assert!(listens(nix::unistd::getpid(), address));
-        assert!(!listens(nix::unistd::getppid(), address));
-        drop(listener);
-        assert!(!listens(nix::unistd::getpid(), address));
-    }
 
     #[test]
     fn shims_tell_of_themselves_and_a_node_shim_of_all() {

@@ -27,7 +27,7 @@ use berth_node::registry::lease;
 use berth_node::registry::watch::Watch;
 use berth_node::terms::{Cookie, Holder, Phase, Standing};
 use berth_os::socket::Keepalive;
-use berth_os::{clock, holder, socket};
+use berth_os::{clock, proc_net, socket};
 use machine::{Action, Facts, Machine, Rules, Time};
 use peers::{Desk, Event, lock, talk};
 use siblings::Connecting;
@@ -427,7 +427,7 @@ impl Keeper {
                 // Who holds the port is read from every socket of the host: once, not at each try.
                 if self.told_problems.insert(listen_trouble(address) + &error.to_string()) {
                     let why = match error.raw_os_error() {
-                        Some(libc::EADDRINUSE) => holder::explain(address, nix::unistd::geteuid().as_raw()),
+                        Some(libc::EADDRINUSE) => proc_net::explain(address, nix::unistd::geteuid().as_raw()),
                         _ => error.to_string(),
                     };
                     tracing::error!(%address, "cannot listen, trying again: {why}");

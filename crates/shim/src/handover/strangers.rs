@@ -2,7 +2,7 @@
 //! with another run directory. (One of a sibling without a connection is told of as such.) The kernel gives them a share of new connections, and nobody can guard them.
 
 use crate::metrics::Metrics;
-use berth_os::holder::{self, Owner};
+use berth_os::proc_net::{self, Owner};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ impl Strangers {
     /// Looks at who listens on `addresses` beside `ours`, and says what is new.
     pub(super) fn look(&mut self, addresses: &[SocketAddr], ours: &BTreeSet<u64>, metrics: &Metrics) {
         // What cannot be read is no news of strangers: it is looked at again with the next renewal.
-        let listeners = addresses.iter().flat_map(|address| holder::listeners_at(*address).unwrap_or_default());
+        let listeners = addresses.iter().flat_map(|address| proc_net::listeners_at(*address).unwrap_or_default());
         let found: Vec<_> = listeners.filter(|listener| !ours.contains(&listener.inode)).collect();
         self.known.retain(|inode, address| {
             let stays = found.iter().any(|listener| listener.inode == *inode);

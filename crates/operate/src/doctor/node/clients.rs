@@ -10,7 +10,7 @@ use super::super::{Check, Finding};
 use super::is_host_ip;
 use berth_cluster::kubeconfig::Place;
 use berth_cluster::yaml::{Node, parse};
-use berth_os::holder::{connections, processes_of};
+use berth_os::proc_net::{connections, processes_of};
 use berth_shim::config::Listen;
 use std::collections::BTreeMap;
 use std::fs;

@@ -10,7 +10,7 @@ use berth_cluster::yaml::Node;
 use berth_node::ipc;
 use berth_node::registry::{self, RunDir, lease};
 use berth_os::clock;
-use berth_os::holder::{Entry, Process, listeners, process_of};
+use berth_os::proc_net::{Entry, Process, listeners, process_of};
 use berth_shim::config::Listen;
 use nix::ifaddrs::getifaddrs;
 use nix::unistd::Uid;

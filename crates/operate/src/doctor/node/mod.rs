@@ -12,7 +12,7 @@ use super::{Case, Finding, options};
 use crate::manifest::{Manifest, split};
 use berth_cluster::yaml::Node;
 use berth_node::registry;
-use berth_os::holder::{self, Entry};
+use berth_os::proc_net::{self, Entry};
 use berth_shim::config::Listen;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -202,7 +202,7 @@ impl Examiner<'_> {
                 let clashes = if host_ip {
                     local.port() == wanted.port() && !local.ip().is_loopback()
                 } else {
-                    holder::clashes(wanted, local)
+                    proc_net::clashes(wanted, local)
                 };
                 let name = process.as_ref().map(|process| process.name.as_str());
                 // A sibling; or one that cannot be seen, and may be one.
@@ -219,7 +219,7 @@ impl Examiner<'_> {
                     continue;
                 }
                 let wanted = if host_ip { local } else { wanted };
-                let message = holder::describe(wanted, uid, &[*entry], |_| process.clone());
+                let message = proc_net::describe(wanted, uid, &[*entry], |_| process.clone());
                 let message = message.replace("this process is", "kube-apiserver is");
                 let (cause, mend) = if other != uid && !local.ip().is_unspecified() {
                     (message.as_str(), "run both with one uid, or stop that one")

@@ -3,12 +3,14 @@
 //! For messages, `berth doctor` and the count of strangers' listeners: what a shim does is not decided by it.
 
 use nix::unistd::Uid;
+use procfs::net::TcpNetEntries;
+use procfs::process::{FDTarget, all_processes};
+use procfs::{FromBufReadSI as _, current_system_info};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs;
 use std::io::{self, BufRead as _, BufReader};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 /// State of a listening socket in /proc/net/tcp (TCP_LISTEN in the kernel's tcp_states.h).
 pub const LISTEN: u8 = 0x0a;
@@ -38,16 +40,9 @@ pub struct Entry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// Process ID, as this process sees it.
-    pub pid: u32,
+    pub pid: i32,
     /// Its name, at most 15 bytes, without control characters.
     pub name: String,
-}
-
-/// The entries of /proc/net/tcp or /proc/net/tcp6. A line that is not one is passed over, so the
-/// heading is too.
-#[must_use]
-pub fn parse(text: &str) -> Vec<Entry> {
-    text.lines().filter_map(parse_line).collect()
 }
 
 /// The listening sockets with this port in this thread's network namespace.
@@ -57,11 +52,7 @@ pub fn parse(text: &str) -> Vec<Entry> {
 /// # Errors
 /// /proc/net/tcp cannot be read. A missing tcp6 means that there is no IPv6.
 pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
-    let mut found = listening(TABLES[0])?;
-    match listening(TABLES[1]) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        more => found.extend(more?),
-    }
+    let mut found = read_tables(read_listeners)?;
     found.retain(|entry| entry.local.port() == port);
     Ok(found)
 }
@@ -73,22 +64,8 @@ pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
 /// # Errors
 /// The table of the address's family cannot be read.
 pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
-    let mut found = listening(TABLES[usize::from(address.is_ipv6())])?;
+    let mut found = read_listeners(TABLES[usize::from(address.is_ipv6())])?;
     found.retain(|entry| entry.local == address);
-    Ok(found)
-}
-
-/// The listening sockets of a table. The kernel shows them first, and no more is read.
-fn listening(table: &str) -> io::Result<Vec<Entry>> {
-    let mut found = Vec::new();
-    // The first line is the heading.
-    for line in BufReader::new(fs::File::open(table)?).lines().skip(1) {
-        match parse_line(&line?) {
-            Some(entry) if entry.state == LISTEN => found.push(entry),
-            Some(_) => break,
-            None => {}
-        }
-    }
     Ok(found)
 }
 
@@ -108,7 +85,7 @@ pub struct Connection {
 /// # Errors
 /// As [`listeners`].
 pub fn connections(port: u16) -> io::Result<Vec<Connection>> {
-    Ok(pair(port, &all()?))
+    Ok(pair(port, &read_tables(read_all)?))
 }
 
 /// The established connections to a port, each with its client's socket, which may be in another state: of a client that has
@@ -135,29 +112,35 @@ pub fn process_of(inode: u64) -> Option<Process> {
 #[must_use]
 pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, Process> {
     let mut found = HashMap::new();
-    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
-    for pid in pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
-        let mut process = None;
-        for fd in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+    for process in all_processes().into_iter().flatten().flatten() {
+        let mut named = None;
+        for inode in sockets_of(&process).filter(|inode| inodes.contains(inode)) {
+            let named = named.get_or_insert_with(|| Process { pid: process.pid, name: name_of(process.pid) });
+            found.entry(inode).or_insert_with(|| named.clone());
             if found.len() == inodes.len() {
                 return found;
-            }
-            let inode = fs::read_link(fd.path()).ok().and_then(|target| inode_of(&target));
-            if let Some(inode) = inode.filter(|inode| inodes.contains(inode)) {
-                let process = process.get_or_insert_with(|| Process { pid, name: name_of(pid) });
-                found.entry(inode).or_insert_with(|| process.clone());
             }
         }
     }
     found
 }
 
-/// The inode in what a socket's descriptor is a link to: `socket:[INODE]`.
-fn inode_of(target: &Path) -> Option<u64> {
-    target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+/// Whether a process has a socket that listens on this address, in this thread's network namespace.
+#[must_use]
+pub fn listens(pid: i32, address: SocketAddr) -> bool {
+    let inodes: HashSet<_> = listeners_at(address).unwrap_or_default().iter().map(|entry| entry.inode).collect();
+    procfs::process::Process::new(pid).is_ok_and(|process| sockets_of(&process).any(|inode| inodes.contains(&inode)))
 }
 
-fn name_of(pid: u32) -> String {
+/// Inodes of a process's sockets; none if it may not be looked into.
+fn sockets_of(process: &procfs::process::Process) -> impl Iterator<Item = u64> {
+    process.fd().into_iter().flatten().filter_map(|fd| match fd.ok()?.target {
+        FDTarget::Socket(inode) => Some(inode),
+        _ => None,
+    })
+}
+
+fn name_of(pid: i32) -> String {
     let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     String::from_utf8_lossy(&name).trim_end().replace(char::is_control, "?")
 }
@@ -167,26 +150,13 @@ fn name_of(pid: u32) -> String {
 #[must_use]
 pub fn explain(wanted: SocketAddr, our_uid: u32) -> String {
     let port = wanted.port();
-    match sockets(port) {
-        Ok(entries) => describe(wanted, our_uid, &entries, process_of),
+    match read_tables(read_all) {
+        Ok(mut entries) => {
+            entries.retain(|entry| entry.local.port() == port);
+            describe(wanted, our_uid, &entries, process_of)
+        }
         Err(error) => format!("{wanted} is held by an unknown process (/proc/net/tcp cannot be read: {error})"),
     }
-}
-
-fn sockets(port: u16) -> io::Result<Vec<Entry>> {
-    let mut entries = all()?;
-    entries.retain(|entry| entry.local.port() == port);
-    Ok(entries)
-}
-
-fn all() -> io::Result<Vec<Entry>> {
-    let mut text = fs::read_to_string(TABLES[0])?;
-    match fs::read_to_string(TABLES[1]) {
-        Ok(more) => text.push_str(&more),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
-    }
-    Ok(parse(&text))
 }
 
 /// As [`explain`], with what is known.
@@ -268,42 +238,47 @@ impl fmt::Display for Owner {
     }
 }
 
-fn parse_line(line: &str) -> Option<Entry> {
-    let mut fields = line.split_ascii_whitespace();
-    fields.next()?.strip_suffix(':')?;
-    let local = parse_address(fields.next()?)?;
-    let remote = parse_address(fields.next()?)?;
-    let state = u8::try_from(hex(fields.next()?, 2)?).ok()?;
-    // tx_queue:rx_queue, tr:tm->when, retrnsmt
-    let uid = fields.nth(3)?.parse().ok()?;
-    let inode = fields.nth(1)?.parse().ok()?;
-    Some(Entry { local, remote, state, uid, inode })
+/// What `read` finds in the tables of both families. A missing tcp6 means that there is no IPv6.
+fn read_tables(read: impl Fn(&str) -> io::Result<Vec<Entry>>) -> io::Result<Vec<Entry>> {
+    let mut found = read(TABLES[0])?;
+    match read(TABLES[1]) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        more => found.extend(more?),
+    }
+    Ok(found)
 }
 
-/// Addresses stand there as 32-bit words of the machine's byte order that hold network byte order,
-/// ports as numbers.
-fn parse_address(text: &str) -> Option<SocketAddr> {
-    let (ip, port) = text.split_once(':')?;
-    let port = u16::try_from(hex(port, 4)?).ok()?;
-    let word = |at: usize| Some(hex(ip.get(at * 8..at * 8 + 8)?, 8)?.to_ne_bytes());
-    let ip = match ip.len() {
-        8 => Ipv4Addr::from(word(0)?).into(),
-        32 => {
-            let mut octets = [0; 16];
-            for (at, chunk) in octets.chunks_exact_mut(4).enumerate() {
-                chunk.copy_from_slice(&word(at)?);
-            }
-            Ipv6Addr::from(octets).into()
-        }
-        _ => return None,
-    };
-    Some(SocketAddr::new(ip, port))
+fn read_all(table: &str) -> io::Result<Vec<Entry>> {
+    entries(table)?.collect()
 }
 
-/// A number of exactly so many hexadecimal digits; `from_str_radix` alone would take a sign.
-fn hex(text: &str, digits: usize) -> Option<u32> {
-    let plain = text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
-    plain.then(|| u32::from_str_radix(text, 16).ok()).flatten()
+/// The listening sockets of a table. The kernel shows them first, and no more is read.
+fn read_listeners(table: &str) -> io::Result<Vec<Entry>> {
+    let is_listening = |entry: &io::Result<Entry>| entry.as_ref().map_or(true, |entry| entry.state == LISTEN);
+    entries(table)?.take_while(is_listening).collect()
+}
+
+/// A line that is no entry is passed over, so the heading is too.
+fn entries(table: &str) -> io::Result<impl Iterator<Item = io::Result<Entry>>> {
+    let lines = BufReader::new(fs::File::open(table)?).lines();
+    Ok(lines.filter_map(|line| line.map(|line| parse_line(&line)).transpose()))
+}
+
+/// A line of /proc/net/tcp or /proc/net/tcp6, if it is one.
+///
+/// One line at a time, because procfs makes nothing of a table in which it cannot read one.
+#[must_use]
+pub fn parse_line(line: &str) -> Option<Entry> {
+    // What it reads first is the heading, which it passes over.
+    let table = TcpNetEntries::from_buf_read(["\n", line].concat().as_bytes(), current_system_info()).ok()?;
+    let entry = table.0.into_iter().next()?;
+    Some(Entry {
+        local: entry.local_address,
+        remote: entry.remote_address,
+        state: entry.state.to_u8(),
+        uid: entry.uid,
+        inode: entry.inode,
+    })
 }
 
 #[cfg(test)]
@@ -337,7 +312,7 @@ mod tests {
             inode,
         };
         assert_eq!(
-            parse(text),
+            text.lines().filter_map(parse_line).collect::<Vec<_>>(),
             [
                 entry("127.0.0.1:6443", "0.0.0.0:0", LISTEN, 65534, 4711),
                 entry("10.0.0.5:6443", "10.0.0.6:46018", ESTABLISHED, 0, 4712),
@@ -370,7 +345,7 @@ mod tests {
         let client = std::net::TcpStream::connect(bound).unwrap();
         let found = connections(bound.port()).unwrap();
         let own = found.iter().find(|one| one.remote == client.local_addr().unwrap()).unwrap();
-        assert_eq!((own.local, process_of(own.client.unwrap()).unwrap().pid), (bound, std::process::id()));
+        assert_eq!((own.local, process_of(own.client.unwrap()).unwrap().pid), (bound, std::process::id() as i32));
 
         let more = std::net::TcpStream::connect(bound).unwrap();
         let found = connections(bound.port()).unwrap();
@@ -378,7 +353,7 @@ mod tests {
         assert_eq!(inodes.len(), 3, "{found:?} {more:?}");
         let processes = processes_of(&inodes);
         assert!(!processes.contains_key(&0) && processes.len() == 2, "{processes:?}");
-        assert!(processes.values().all(|process| process.pid == std::process::id()));
+        assert!(processes.values().all(|process| process.pid == std::process::id() as i32));
     }
 
     #[test]
@@ -390,11 +365,21 @@ mod tests {
             let entry = found.iter().find(|entry| entry.local == bound).unwrap();
             assert_eq!(listeners_at(bound).unwrap(), [*entry]);
             assert_eq!(entry.uid, Uid::effective().as_raw());
-            assert_eq!(process_of(entry.inode).unwrap().pid, std::process::id());
+            assert_eq!(process_of(entry.inode).unwrap().pid, std::process::id() as i32);
             assert!(explain(bound, entry.uid).contains("without SO_REUSEPORT"));
             assert!(explain(bound, entry.uid + 1).contains("needs the same effective uid"));
         }
         assert_eq!(process_of(0), None);
+    }
+
+    #[test]
+    fn a_listener_is_seen_and_its_end_too() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        assert!(listens(nix::unistd::getpid().as_raw(), address));
+        assert!(!listens(nix::unistd::getppid().as_raw(), address));
+        drop(listener);
+        assert!(!listens(nix::unistd::getpid().as_raw(), address));
     }
 
     #[test]
@@ -423,12 +408,12 @@ mod tests {
     proptest! {
         #[test]
         fn takes_any_text(text in any::<String>()) {
-            let _ = parse(&text);
+            let _ = parse_line(&text);
         }
 
         #[test]
         fn takes_any_fields(fields in prop::collection::vec("[0-9A-Fa-f:+é]{0,34}|[0-9]{1,22}", 0..14)) {
-            let _ = parse(&fields.join(" "));
+            let _ = parse_line(&fields.join(" "));
         }
     }
 }
