@@ -6,7 +6,7 @@ use crate::support::net::{fresh_ip, listening, queued_at};
 use crate::support::process::{Running, berth, said};
 use crate::support::{PATIENCE, eventually};
 use crate::{need, no_namespace, root};
-use berth_os::netns;
+use berth_rehearse::netns;
 use berth_rehearse::record::Recorder;
 use berth_rehearse::store::Store;
 use berth_rehearse::{certs, hub};

@@ -3,7 +3,7 @@
 
 pub mod clock;
 pub mod inotify;
-pub mod netns;
+pub mod netdevice;
 pub mod pipe;
 pub mod proc_net;
 pub mod process;

@@ -13,6 +13,7 @@
 //! * [`load`]: clients through the berth that never retry.
 //! * [`record`]: what clients saw, and what instances report of themselves.
 //! * [`monitor`]: what is asked beside the load.
+//! * [`netns`]: a network namespace for all of this.
 //! * [`script`]: one run: start old, load, start new, wait until it joined, stop old.
 //! * [`verdict`]: from the record to what was lost ([`loss`]), [`ends`]: who ended a stream, and [`promise`]:
 //!   whether what berth promises under faults was kept; pure. [`table`] prints it, [`progress`]
@@ -32,6 +33,7 @@ pub mod instance;
 pub mod load;
 pub mod loss;
 pub mod monitor;
+pub mod netns;
 pub mod plan;
 pub mod progress;
 pub mod promise;

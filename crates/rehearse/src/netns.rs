@@ -1,14 +1,13 @@
 //! A network namespace of this process's own: nothing outside can be reached from it, and nothing in
 //! it from outside. The kernel removes it when the last process in it has ended.
 
+use berth_os::netdevice::{self, Setting};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{getegid, geteuid};
-use socket2::{Domain, SockAddr, Socket, Type};
 use std::fs;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
-use std::os::fd::AsRawFd;
+use std::net::Ipv4Addr;
 
 /// The one interface that a new namespace has.
 const LOOPBACK: &str = "lo";
@@ -54,38 +53,9 @@ pub fn enter(address: Ipv4Addr) -> Result<(), Error> {
 /// An address on loopback is as good as one on a dummy or a veth, which not every kernel has: the kernel
 /// sends what goes to any address of its own by way of it.
 fn set_up(address: Ipv4Addr) -> io::Result<()> {
-    let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
-    let up = libc::c_short::try_from(libc::IFF_UP).unwrap_or_default();
-    request(&socket, LOOPBACK, libc::SIOCSIFFLAGS, |value| value.ifru_flags = up)?;
-    request(&socket, ALIAS, libc::SIOCSIFADDR, |value| value.ifru_addr = sockaddr(address))?;
-    request(&socket, ALIAS, libc::SIOCSIFNETMASK, |value| value.ifru_netmask = sockaddr(Ipv4Addr::BROADCAST))
-}
-
-/// Sets something of an interface; see netdevice(7).
-fn request(
-    socket: &Socket,
-    interface: &str,
-    what: libc::Ioctl,
-    set: impl FnOnce(&mut libc::__c_anonymous_ifr_ifru),
-) -> io::Result<()> {
-    // SAFETY: ifreq is plain data, for which zeroes are a value.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
-        *to = from.cast_signed();
-    }
-    set(&mut request.ifr_ifru);
-    // SAFETY: the descriptor is open, and for each `what` above the kernel reads an ifreq, which lives
-    // for the call.
-    match unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw const request) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn sockaddr(address: Ipv4Addr) -> libc::sockaddr {
-    let address = SockAddr::from(SocketAddrV4::new(address, 0));
-    // SAFETY: socket2's storage begins with a sockaddr, is longer than one and lives for the read.
-    unsafe { *address.as_ptr().cast() }
+    netdevice::set(LOOPBACK, Setting::Up)?;
+    netdevice::set(ALIAS, Setting::Address(address))?;
+    netdevice::set(ALIAS, Setting::Netmask(Ipv4Addr::BROADCAST))
 }
 
 #[cfg(test)]

@@ -1,0 +1,54 @@
+//! What netdevice(7) sets of a network interface, in the network namespace of this thread.
+
+use socket2::{Domain, Socket, Type};
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::AsRawFd;
+
+/// What is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Setting {
+    /// It is up, and has no other flag.
+    Up,
+    /// Its IPv4 address.
+    Address(Ipv4Addr),
+    /// The netmask of that.
+    Netmask(Ipv4Addr),
+}
+
+/// Sets something of an interface.
+///
+/// # Errors
+/// What the kernel says: `ENODEV`, `EPERM`.
+pub fn set(interface: &str, setting: Setting) -> io::Result<()> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
+    let (what, ifr_ifru) = match setting {
+        Setting::Up => {
+            let up = libc::c_short::try_from(libc::IFF_UP).unwrap_or_default();
+            (libc::SIOCSIFFLAGS, libc::__c_anonymous_ifr_ifru { ifru_flags: up })
+        }
+        Setting::Address(address) => (libc::SIOCSIFADDR, libc::__c_anonymous_ifr_ifru { ifru_addr: sockaddr(address) }),
+        Setting::Netmask(mask) => (libc::SIOCSIFNETMASK, libc::__c_anonymous_ifr_ifru { ifru_netmask: sockaddr(mask) }),
+    };
+    let mut ifr_name = [0; libc::IF_NAMESIZE];
+    // The last byte stays the closing NUL.
+    for (to, from) in ifr_name.iter_mut().take(libc::IF_NAMESIZE - 1).zip(interface.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let request = libc::ifreq { ifr_name, ifr_ifru };
+    // SAFETY: the descriptor is open, and for each `what` above the kernel reads an ifreq, which lives
+    // for the call.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw const request) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// As a sockaddr_in without a port.
+fn sockaddr(address: Ipv4Addr) -> libc::sockaddr {
+    let mut sa_data = [0; 14];
+    for (to, from) in sa_data[2..6].iter_mut().zip(address.octets()) {
+        *to = from as libc::c_char;
+    }
+    libc::sockaddr { sa_family: libc::AF_INET as libc::sa_family_t, sa_data }
+}
