@@ -46,7 +46,7 @@ pub struct Keepalive {
 /// it and does not listen lets one of any other uid listen on the port.
 ///
 /// # Errors
-/// What socket(2), setsockopt(2) and bind(2) say; `EADDRINUSE` is explained by [`super::holder`].
+/// What socket(2), setsockopt(2) and bind(2) say; `EADDRINUSE` is explained by [`super::proc_net`].
 pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
