@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The README's comparison: an upgrade of real kube-apiservers, from one minor version to the next, through
+# The comparison of docs/measured.md: an upgrade of real kube-apiservers, from one minor version to the next, through
 # HAProxy, through a shared port, and through berth. Some minutes; not part of the gate.
 set -euo pipefail
 
