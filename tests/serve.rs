@@ -606,7 +606,7 @@ fn the_log_is_json_when_asked_and_names_connections() {
     let line = shim.logs("connection ended");
     let event: serde_json::Value = serde_json::from_str(&line).unwrap();
     assert_eq!(event["client"], address.to_string());
-    assert_eq!((&event["up"], &event["down"], &event["how"]), (&100.into(), &100.into(), &"closed".into()));
+    assert_eq!((&event["up"], &event["down"], &event["outcome"]), (&100.into(), &100.into(), &"closed".into()));
     assert!(event["source"].as_str().unwrap().starts_with(&address.ip().to_string()), "{line}");
     let first: serde_json::Value = serde_json::from_str(shim.log().lines().next().unwrap()).unwrap();
     assert_eq!(first["message"], "berth", "the first line is the effective configuration");

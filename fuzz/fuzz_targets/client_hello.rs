@@ -7,8 +7,8 @@
 use berth_node::instance::InstanceId;
 use berth_node::terms::Phase;
 use berth_os::socket::{self, Keepalive, reset_on_close};
-use berth_shim::backend::Book;
-use berth_shim::backend::health::Seen;
+use berth_shim::backend::TableWriter;
+use berth_shim::backend::health::Observation;
 use berth_shim::metrics::Metrics;
 use berth_shim::relay::source::Sources;
 use berth_shim::relay::{Context, Open, Passing, serve};
@@ -290,7 +290,7 @@ impl Stage {
         let _entered = runtime.enter();
         let ids: [InstanceId; 2] = ["own", "sibling"].map(|name| name.parse().expect("a name"));
         let phase = watch::channel((Phase::Joined, SystemTime::now())).1;
-        let metrics = Metrics::new(&ids[0], 1, 1, Book::new(1, 1).subscribe(), phase);
+        let metrics = Metrics::new(&ids[0], 1, 1, TableWriter::new(1, 1).subscribe(), phase);
         Self {
             front: TcpListener::bind("127.0.0.1:0").expect("a free port"),
             hosts: [Host::new([127, 1, 0, 1]), Host::new([127, 2, 0, 1])],
@@ -302,17 +302,17 @@ impl Stage {
         }
     }
 
-    /// With the book, which is there as long as the workers are.
-    fn context(&self, script: &Script) -> (Book, Arc<Context>) {
-        let mut book = Book::new(1, 1);
+    /// With the writer, which is there as long as the workers are.
+    fn context(&self, script: &Script) -> (TableWriter, Arc<Context>) {
+        let mut writer = TableWriter::new(1, 1);
         for (at, host) in self.hosts.iter().enumerate() {
             let address = if script.refuses[at] { host.refusing } else { host.address };
-            let epoch = book.enter(&self.ids[at], address, at == 0, false).expect("it is new");
-            book.saw(&self.ids[at], epoch, Seen::Pass, "");
+            let epoch = writer.insert(&self.ids[at], address, at == 0, false).expect("it is new");
+            writer.observe(&self.ids[at], epoch, Observation::Pass, "");
         }
         let passing = Passing { on: Arc::default(), leaving: Arc::default(), to: mpsc::unbounded_channel().0 };
         let context = Context {
-            table: book.subscribe(),
+            table: writer.subscribe(),
             keepalive: Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None },
             // Nothing changes that a client could wait for.
             hold: Duration::ZERO,
@@ -325,7 +325,7 @@ impl Stage {
             passing,
             log_connections: false,
         };
-        (book, context.into())
+        (writer, context.into())
     }
 
     fn play(&mut self, script: &Script) {

@@ -9,7 +9,7 @@ use berth_node::ipc::Server;
 use berth_node::ipc::wire::Reply;
 use berth_node::terms::{Cookie, Holder};
 use berth_os::{self, seqpacket, socket};
-use berth_shim::handover::peers::{Desk, Event, talk};
+use berth_shim::handover::peers::{Event, Published, talk};
 use libfuzzer_sys::fuzz_target;
 use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair};
 use std::cell::RefCell;
@@ -115,7 +115,7 @@ impl Stage {
     async fn tell(&self, messages: &[Message<'_>]) {
         let (ours, theirs) = pair();
         let (events, mut heard) = mpsc::unbounded_channel();
-        let desk = Arc::new(Mutex::new(Desk::default()));
+        let desk = Arc::new(Mutex::new(Published::default()));
         let talk = tokio::spawn(talk(theirs, Holder(1), [self.address].into(), desk, Arc::default(), events));
         for message in messages {
             if !self.send(&ours, message) {

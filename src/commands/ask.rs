@@ -10,7 +10,7 @@ use berth_node::terms::{Phase, Standing};
 use berth_options::ask::{AskArgs, DrainArgs, LiveArgs, ReadyArgs, TimeoutArgs};
 use berth_options::check::{Checks, Mistakes, check_probe};
 use berth_options::place::RunDirArgs;
-use berth_shim::backend::health::Seen;
+use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::Probe;
 use berth_shim::drain::unanswered;
 use std::io;
@@ -97,7 +97,7 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
         let address = address(&known).await?;
         let answer = Probe::new(config).ready(address).await;
         match (answer.seen, patience) {
-            (Seen::Pass, _) => Ok(()),
+            (Observation::Pass, _) => Ok(()),
             (_, Some(patience)) if answer.result == "timeout" => {
                 Err(format!("no answer in {} (--timeout)", humantime::format_duration(patience)))
             }

@@ -3,11 +3,11 @@
 //! Here is what the subcommands share: exit statuses, the log, and the dispatch.
 
 use crate::cli::{Cli, Command};
+use crate::log;
 use anyhow::Context;
 use berth_options::PodCommand;
 use berth_options::check::Mistakes;
 use berth_options::log::{LogArgs, LogFormat, LogLevel};
-use berth_shim::log;
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;

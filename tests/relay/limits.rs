@@ -4,7 +4,7 @@ use crate::support::net::{Backend, echo, expect_silence, hello, ping, read};
 use crate::support::shim::{Shim, THREADS};
 use berth_node::terms::Phase;
 use berth_os::socket::Keepalive;
-use berth_shim::backend::Book;
+use berth_shim::backend::TableWriter;
 use berth_shim::drain::Stop;
 use berth_shim::metrics::Metrics;
 use berth_shim::relay::source::Sources;
@@ -66,12 +66,12 @@ fn a_connection_is_small() {
     const LIMIT: usize = 832;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _entered = runtime.enter();
-    let book = Book::new(1, 1);
+    let writer = TableWriter::new(1, 1);
     let phase = watch::channel((Phase::Joined, SystemTime::now())).1;
-    let metrics = Metrics::new(&"a".parse().unwrap(), 1, 1, book.subscribe(), phase);
+    let metrics = Metrics::new(&"a".parse().unwrap(), 1, 1, writer.subscribe(), phase);
     let (refusals, _) = mpsc::unbounded_channel();
     let context = Arc::new(Context {
-        table: book.subscribe(),
+        table: writer.subscribe(),
         keepalive: Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None },
         hold: Duration::from_secs(1),
         sources: Arc::new(Sources::new("")),

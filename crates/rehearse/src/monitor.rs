@@ -4,7 +4,7 @@
 
 use super::record::{Recorder, Stamp};
 use super::setting::Setting;
-use berth_shim::backend::health::Seen;
+use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use rustls::pki_types::ServerName;
 use serde_json::Value;
@@ -47,7 +47,7 @@ impl Monitor {
 
     /// Waits until `/readyz` is 200.
     pub async fn ready(&self) {
-        while self.probe.ready(self.address).await.seen != Seen::Pass {
+        while self.probe.ready(self.address).await.seen != Observation::Pass {
             sleep(LOOK_EVERY).await;
         }
     }

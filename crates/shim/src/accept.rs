@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// What a failed accept means (errors of accept(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trouble {
+pub(crate) enum Trouble {
     /// The queue is empty.
     Empty,
     /// The client went away, or the network had something to say of it: on to the next.
@@ -43,8 +43,7 @@ pub enum Trouble {
 
 impl Trouble {
     /// What an error means.
-    #[must_use]
-    pub fn of(error: &io::Error) -> Self {
+    pub(crate) fn of(error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EAGAIN) => Self::Empty,
             Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => Self::Exhausted,
@@ -68,8 +67,7 @@ impl Trouble {
     }
 
     /// The word for the metric `berth_accept_errors_total{kind}`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Empty => "empty",
             Self::Client => "client",
@@ -82,7 +80,7 @@ impl Trouble {
 
 /// What an accept loop is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Accepting {
+pub(crate) enum Accepting {
     /// Go on.
     Yes,
     /// Stop: somebody else accepts.
@@ -93,7 +91,7 @@ pub enum Accepting {
 
 /// A connection on its way to a worker.
 #[derive(Debug)]
-struct Dealt {
+struct Accepted {
     open: Open,
     client: TcpStream,
     peer: SocketAddr,
@@ -103,16 +101,16 @@ struct Dealt {
 /// The way to a worker. A queue, because a task spawned from another thread wakes that thread each time
 /// (a write to an eventfd), and a queue only when it is empty.
 #[derive(Debug)]
-struct Lane {
-    to: mpsc::UnboundedSender<Dealt>,
+struct WorkerQueue {
+    to: mpsc::UnboundedSender<Accepted>,
     context: Arc<Context>,
 }
 
-impl Lane {
+impl WorkerQueue {
     fn new(worker: &Handle, context: Arc<Context>) -> Self {
         let (to, mut queue) = mpsc::unbounded_channel();
         worker.spawn(async move {
-            while let Some(Dealt { open, client, peer, said }) = queue.recv().await {
+            while let Some(Accepted { open, client, peer, said }) = queue.recv().await {
                 tokio::spawn(relay::serve(open, client, peer, said));
             }
         });
@@ -122,9 +120,9 @@ impl Lane {
 
 /// Deals accepted connections to workers, up to a limit.
 #[derive(Debug)]
-pub struct Dealer {
+pub(crate) struct Dispatcher {
     first: Handle,
-    lanes: Vec<Lane>,
+    lanes: Vec<WorkerQueue>,
     metrics: Arc<Metrics>,
     ended: Arc<Notify>,
     limit: u64,
@@ -132,25 +130,24 @@ pub struct Dealer {
     troubled: AtomicBool,
 }
 
-impl Dealer {
+impl Dispatcher {
     /// Deals to workers, at least one, each with the context of its connections; at most `limit` connections at
     /// once.
-    #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         workers: &[Handle],
         contexts: impl Iterator<Item = Context>,
         metrics: Arc<Metrics>,
         ended: Arc<Notify>,
         limit: u64,
     ) -> Self {
-        let lanes = workers.iter().zip(contexts).map(|(worker, context)| Lane::new(worker, Arc::new(context)));
+        let lanes = workers.iter().zip(contexts).map(|(worker, context)| WorkerQueue::new(worker, Arc::new(context)));
         let lanes = lanes.collect();
         Self { first: workers[0].clone(), lanes, metrics, ended, limit, troubled: AtomicBool::new(false) }
     }
 
     /// Accepts from a listener until it is told otherwise or the listener listens no more. Runs on the
     /// first worker, and calls `runs` there when nothing is left that could keep it from accepting.
-    pub fn spawn(
+    pub(crate) fn spawn(
         self: &Arc<Self>,
         listener: OwnedFd,
         told: watch::Receiver<Accepting>,
@@ -196,14 +193,14 @@ impl Dealer {
     }
 
     /// Relays a connection that a sibling accepted.
-    pub fn take_over(&self, client: TcpStream, peer: SocketAddr, said: Vec<u8>) {
+    pub(crate) fn take_over(&self, client: TcpStream, peer: SocketAddr, said: Vec<u8>) {
         self.deal(client, peer, Some(said));
     }
 
     fn deal(&self, client: TcpStream, peer: SocketAddr, said: Option<Vec<u8>>) {
         if let Some(lane) = self.lanes.iter().min_by_key(|lane| lane.context.stats.open.get()) {
             // The worker ends with the shim; so do its connections.
-            let _ = lane.to.send(Dealt { open: Open::new(&lane.context), client, peer, said });
+            let _ = lane.to.send(Accepted { open: Open::new(&lane.context), client, peer, said });
         }
     }
 

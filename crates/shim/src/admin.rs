@@ -37,7 +37,7 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 
 /// The server, listening and not yet answering.
 #[derive(Debug)]
-pub struct Admin {
+pub(crate) struct Admin {
     listener: TcpListener,
     address: SocketAddr,
 }
@@ -47,7 +47,7 @@ impl Admin {
     ///
     /// # Errors
     /// What bind(2) and listen(2) say.
-    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+    pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
         let bound = socket::bind(address, false)?;
         socket::start_listening(bound.as_fd(), 128)?;
         let address = socket::local_address(bound.as_fd())?;
@@ -55,13 +55,12 @@ impl Admin {
     }
 
     /// Where it listens.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Answers until it is dropped.
-    pub async fn serve(self, view: Arc<View>) {
+    pub(crate) async fn serve(self, view: Arc<View>) {
         let places = Arc::new(Semaphore::new(CONNECTIONS));
         loop {
             let Ok(place) = places.clone().acquire_owned().await else { return };

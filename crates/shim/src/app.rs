@@ -6,19 +6,20 @@
 //! The control plane (probes, records, socket, admin, this loop) runs on the caller's runtime, which
 //! should be current-thread; connections run on the [`Workers`]' own.
 
-use crate::accept::Dealer;
+use crate::accept::Dispatcher;
 use crate::admin::Admin;
 use crate::backend::follow::{Own, follow};
-use crate::backend::probe::Probe;
+use crate::backend::probe::{Probe, ProbeKind};
 use crate::backend::prober::Probers;
-use crate::backend::{Book, Table};
+use crate::backend::{Table, TableWriter};
 use crate::config::{Config, Listen};
 use crate::drain::{Answered, Stop, drain};
-use crate::handover::{Setup, keep};
+use crate::handover::{GroupConfig, Links, keep};
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::relay::source::Sources;
 use crate::relay::{Context, Pass, Passing, Refusal};
+use crate::shared::Shared;
 use crate::view::View;
 use crate::workers::Workers;
 use berth_node::instance::InstanceId;
@@ -35,7 +36,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -105,33 +106,20 @@ pub struct Bound {
     sockets: Vec<OwnedFd>,
     listen: Vec<SocketAddr>,
     berth: BerthDir,
-    metrics: Arc<Metrics>,
-    book: Book,
+    shared: Shared,
+    writer: TableWriter,
     probe: Probe,
-    dealer: Arc<Dealer>,
-    ended: Arc<Notify>,
-    refusals: mpsc::UnboundedReceiver<Refusal>,
-    pass_on: Arc<AtomicBool>,
-    leaving: Arc<AtomicBool>,
-    passes: mpsc::UnboundedReceiver<Pass>,
+    data: DataPlane,
     server: ipc::Server,
     admin: Option<Admin>,
-    phase: watch::Sender<(Phase, SystemTime)>,
-    workers: Workers,
 }
 
 /// Takes everything that a shim needs.
 ///
 /// # Errors
-/// What cannot be had, with its mend.
+/// What cannot be had, with its fix.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
-    let files = process::raise_file_limit().map_err(system("raise the limit of open files"))?;
-    let threads = limits::threads(config.threads, std::thread::available_parallelism().map_or(1, Into::into));
-    let most = limits::connections(files, threads);
-    if most == 0 {
-        return Err(BuildError::Files { files, besides: limits::besides(threads).0 });
-    }
-    let limit = config.max_connections.unwrap_or(most).min(most);
+    let room = Room::of(&config)?;
     let instance = match &config.place.instance {
         Some(instance) => instance.clone(),
         None => {
@@ -155,31 +143,21 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         _ => system("listen on the shim's socket in the run directory")(error),
     })?;
 
-    let workers = Workers::start(threads).map_err(system("start a thread"))?;
-    let book = Book::new(config.rise, config.fall);
+    let writer = TableWriter::new(config.rise, config.fall);
     let phase = watch::Sender::new((Phase::Waiting, SystemTime::now()));
-    let metrics = Metrics::new(&instance, workers.handles().len(), HELD, book.subscribe(), phase.subscribe());
-    let metrics = Arc::new(metrics);
-    let (report, refusals) = mpsc::unbounded_channel();
-    let ended = Arc::new(Notify::new());
-    let (pass, passes) = mpsc::unbounded_channel();
-    let pass_on = Arc::new(AtomicBool::new(!config.discover));
-    let leaving = Arc::<AtomicBool>::default();
-    let sources = Arc::new(Sources::new(&clock::boot_id().map_err(system("read the boot's ID"))?));
-    let contexts = metrics.workers().iter().map(|stats| Context {
-        table: book.subscribe(),
-        keepalive: config.keepalive,
-        hold: config.hold,
-        sources: sources.clone(),
-        held: metrics.held.clone(),
-        refusals: report.clone(),
-        stats: stats.clone(),
-        connect_seconds: metrics.connect_seconds.clone(),
-        ended: ended.clone(),
-        passing: Passing { on: pass_on.clone(), leaving: leaving.clone(), to: pass.clone() },
-        log_connections: config.log_connections,
-    });
-    let dealer = Arc::new(Dealer::new(workers.handles(), contexts, metrics.clone(), ended.clone(), limit));
+    let metrics = Metrics::new(&instance, room.threads, HELD, writer.subscribe(), phase.subscribe());
+    let shared = Shared {
+        metrics: Arc::new(metrics),
+        table: writer.subscribe(),
+        phase,
+        stop: watch::Sender::new(Stop::No),
+        unconnected: watch::Sender::default(),
+        pass_on: Arc::new(AtomicBool::new(!config.discover)),
+        leaving: Arc::default(),
+        blocked: Arc::default(),
+        ended: Arc::default(),
+    };
+    let data = DataPlane::start(&config, &room, &shared)?;
     let admin = match config.admin {
         Some(address) => Some(Admin::bind(address).map_err(|error| port_error(address, &error))?),
         None => None,
@@ -197,45 +175,84 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         fall = config.fall,
         hold = %format_duration(config.hold),
         drain_timeout = %format_duration(config.drain_timeout),
-        max_connections = limit,
-        threads,
+        max_connections = room.connections,
+        threads = room.threads,
         "berth"
     );
-    if let Some(wanted) = config.max_connections.filter(|wanted| *wanted > limit) {
-        tracing::warn!(
-            "--max-connections {wanted} is more than a limit of {files} open files allows, {limit} are taken: raise the \
-             hard limit (ulimit -Hn, LimitNOFILE=)"
-        );
-    } else if config.max_connections.is_none() && limit < limits::FEW {
-        tracing::warn!(
-            "a limit of {files} open files leaves room for {limit} connections only ({}): raise the hard limit (ulimit \
-             -Hn, LimitNOFILE=), or lower --threads",
-            limits::besides(threads).0
-        );
-    }
-    if config.probe.ca.is_none() && config.probe.kind == crate::backend::probe::ProbeKind::Https {
+    room.warn(&config);
+    if config.probe.ca.is_none() && config.probe.kind == ProbeKind::Https {
         tracing::warn!("--probe-insecure: the probe does not check who answers it; give --probe-ca instead");
     }
-    Ok(Bound {
-        config,
-        instance,
-        sockets,
-        listen,
-        berth,
-        metrics,
-        book,
-        probe,
-        dealer,
-        ended,
-        refusals,
-        pass_on,
-        leaving,
-        passes,
-        server,
-        admin,
-        phase,
-        workers,
-    })
+    Ok(Bound { config, instance, sockets, listen, berth, shared, writer, probe, data, server, admin })
+}
+
+/// What the limit of open files leaves room for.
+struct Room {
+    files: u64,
+    threads: usize,
+    connections: u64,
+}
+
+impl Room {
+    fn of(config: &Config) -> Result<Self, BuildError> {
+        let files = process::raise_file_limit().map_err(system("raise the limit of open files"))?;
+        let threads = limits::threads(config.threads, std::thread::available_parallelism().map_or(1, Into::into));
+        match limits::connections(files, threads) {
+            0 => Err(BuildError::Files { files, besides: limits::besides(threads).0 }),
+            most => Ok(Self { files, threads, connections: config.max_connections.unwrap_or(most).min(most) }),
+        }
+    }
+
+    fn warn(&self, config: &Config) {
+        let Self { files, threads, connections } = *self;
+        if let Some(wanted) = config.max_connections.filter(|wanted| *wanted > connections) {
+            tracing::warn!(
+                "--max-connections {wanted} is more than a limit of {files} open files allows, {connections} are taken: \
+                 raise the hard limit (ulimit -Hn, LimitNOFILE=)"
+            );
+        } else if config.max_connections.is_none() && connections < limits::FEW {
+            tracing::warn!(
+                "a limit of {files} open files leaves room for {connections} connections only ({}): raise the hard limit \
+                 (ulimit -Hn, LimitNOFILE=), or lower --threads",
+                limits::besides(threads).0
+            );
+        }
+    }
+}
+
+/// The threads that relay, and what their connections tell the control plane.
+#[derive(Debug)]
+struct DataPlane {
+    workers: Workers,
+    dispatcher: Arc<Dispatcher>,
+    refusals: mpsc::UnboundedReceiver<Refusal>,
+    passes: mpsc::UnboundedReceiver<Pass>,
+}
+
+impl DataPlane {
+    fn start(config: &Config, room: &Room, shared: &Shared) -> Result<Self, BuildError> {
+        let workers = Workers::start(room.threads).map_err(system("start a thread"))?;
+        let (report, refusals) = mpsc::unbounded_channel();
+        let (pass, passes) = mpsc::unbounded_channel();
+        let sources = Arc::new(Sources::new(&clock::boot_id().map_err(system("read the boot's ID"))?));
+        let metrics = &shared.metrics;
+        let contexts = metrics.workers().iter().map(|stats| Context {
+            table: shared.table.clone(),
+            keepalive: config.keepalive,
+            hold: config.hold,
+            sources: sources.clone(),
+            held: metrics.held.clone(),
+            refusals: report.clone(),
+            stats: stats.clone(),
+            connect_seconds: metrics.connect_seconds.clone(),
+            ended: shared.ended.clone(),
+            passing: Passing { on: shared.pass_on.clone(), leaving: shared.leaving.clone(), to: pass.clone() },
+            log_connections: config.log_connections,
+        });
+        let dispatcher =
+            Dispatcher::new(workers.handles(), contexts, metrics.clone(), shared.ended.clone(), room.connections);
+        Ok(Self { workers, dispatcher: Arc::new(dispatcher), refusals, passes })
+    }
 }
 
 async fn bind_all(listen: &[Listen], wait: Duration) -> Result<Vec<OwnedFd>, BuildError> {
@@ -308,122 +325,114 @@ impl Bound {
     /// The phase, now and at each change.
     #[must_use]
     pub fn phase(&self) -> watch::Receiver<(Phase, SystemTime)> {
-        self.phase.subscribe()
+        self.shared.phase.subscribe()
     }
 
     /// When the own instance can be stopped.
     #[must_use]
     pub fn answered(&self) -> Answered {
-        Answered::new(self.phase.subscribe(), self.metrics.clone())
+        Answered::new(self.phase(), self.shared.metrics.clone())
     }
 
     /// Serves until it is told to stop and its connections have ended.
-    pub async fn run(self, mut stop: watch::Receiver<Stop>) -> Ended {
-        let Self { config, instance, listen, berth, metrics, book, phase, workers, ended, .. } = self;
-        let table = book.subscribe();
-        let told = watch::Sender::new(*stop.borrow());
-        let unconnected = watch::Sender::default();
-        let blocked = Arc::<AtomicBool>::default();
+    pub async fn run(self, stop: watch::Receiver<Stop>) -> Ended {
+        let Self { config, instance, sockets, listen, berth, shared, writer, probe, data, server, admin } = self;
+        let mut tasks = JoinSet::new();
         let view = Arc::new(View {
-            berth: listen[0],
             listen: listen.clone(),
             instance: instance.clone(),
             discover: config.discover,
-            phase: phase.clone(),
-            table: table.clone(),
-            metrics: metrics.clone(),
-            folder: berth.clone(),
-            unconnected: unconnected.subscribe(),
-            blocked: blocked.clone(),
+            berth: berth.clone(),
+            shared: shared.clone(),
         });
-        let mut tasks = JoinSet::new();
         let (ask, asked) = mpsc::unbounded_channel();
-        let (answering, leave) = (view.clone(), told.clone());
-        let answer = move |asked| answer(answering.clone(), leave.clone(), ask.clone(), asked);
-        let counts = metrics.clone();
-        tasks.spawn(self.server.serve(move |result| counts.repaired("socket", result), answer));
-        if let Some(admin) = self.admin {
+        let (answering, metrics) = (view.clone(), shared.metrics.clone());
+        let answer = move |asked| answer(answering.clone(), ask.clone(), asked);
+        tasks.spawn(server.serve(move |result| metrics.repaired("socket", result), answer));
+        if let Some(admin) = admin {
             tasks.spawn(admin.serve(view));
         }
-        let kind = config.probe.kind;
-        let mut probers = Probers::new(book, self.probe, kind, config.probe_interval, metrics.clone());
-        probers.take_refusals(self.refusals);
+
+        let mut probers = Probers::new(writer, probe, config.probe.kind, config.probe_interval, shared.metrics.clone());
+        probers.take_refusals(data.refusals);
         if let Some(backend) = config.backend {
-            probers.enter(&instance, backend, true, false);
+            probers.insert(&instance, backend, true, false);
         } else if config.discover {
-            tracing::info!(folder = %berth.instances().display(), "serving every instance that is recorded");
+            tracing::info!(directory = %berth.instances().display(), "serving every instance that is recorded");
         } else {
-            tracing::info!(%instance, folder = %berth.instances().display(), "waiting for the instance's record");
+            tracing::info!(%instance, directory = %berth.instances().display(), "waiting for the instance's record");
         }
         let own = Own { id: instance.clone(), given: config.backend.is_some(), any: config.discover };
-        tasks.spawn(follow(berth.clone(), own, probers, metrics.clone()));
+        tasks.spawn(follow(berth.clone(), own, probers, shared.metrics.clone()));
 
         let asked_for = config.place.listen.iter().zip(&listen);
-        let keeping = keep(Setup {
-            berth,
-            freebind: asked_for.filter(|(asked, _)| asked.freebind).map(|(_, bound)| *bound).collect(),
-            keepalive: config.keepalive,
-            instance,
-            backend: config.backend,
-            any: config.discover,
-            sockets: listen.into_iter().zip(self.sockets).collect(),
-            backlog: config.backlog,
-            hold: config.hold,
-            lease: config.lease,
-            plain_close: config.plain_close,
-            dealer: self.dealer,
-            workers: workers.handles().to_vec(),
-            metrics: metrics.clone(),
-            pass_on: self.pass_on,
-            leaving: self.leaving,
-            blocked,
-            passes: self.passes,
-            asked,
-            table: table.clone(),
-            stop: told.subscribe(),
-            unconnected,
-            phase: phase.clone(),
-        });
-        let mut left = phase.subscribe();
-        let mut stopping = told.subscribe();
-        let returning = join_again(told.clone(), table.clone());
-        let draining = async {
-            let _ = stopping.wait_for(|stop| *stop >= Stop::Drain).await;
-            let _ = tokio::select! {
-                left = left.wait_for(|(phase, _)| *phase == Phase::Left) => left.map(drop).ok(),
-                now = stopping.wait_for(|stop| *stop == Stop::Now) => now.map(drop).ok(),
-            };
-            drain(&metrics, &ended, table, told.subscribe(), config.drain_timeout).await
-        };
-        let telling = async {
-            while stop.changed().await.is_ok() {
-                let outside = *stop.borrow_and_update();
-                told.send_if_modified(|told| std::mem::replace(told, (*told).max(outside)) < outside);
-            }
-            std::future::pending::<()>().await;
-        };
+        let keeping = keep(
+            GroupConfig {
+                berth,
+                instance,
+                backend: config.backend,
+                any: config.discover,
+                freebind: asked_for.filter(|(asked, _)| asked.freebind).map(|(_, bound)| *bound).collect(),
+                keepalive: config.keepalive,
+                backlog: config.backlog,
+                hold: config.hold,
+                lease: config.lease,
+                plain_close: config.plain_close,
+            },
+            listen.into_iter().zip(sockets).collect(),
+            Links {
+                shared: shared.clone(),
+                dispatcher: data.dispatcher,
+                workers: data.workers.handles().to_vec(),
+                passes: data.passes,
+                asked,
+            },
+        );
         // Guards are held until the last connection ended.
         let cut = tokio::select! {
-            cut = draining => cut,
-            () = telling => 0,
-            () = returning => 0,
+            cut = leave(&shared, config.drain_timeout) => cut,
+            () = pass_on(stop, &shared) => 0,
+            () = join_again(&shared) => 0,
             kept = keeping => {
                 if let Err(error) = kept {
                     tracing::error!(%error, "leases cannot be kept");
                 }
-                metrics.open()
+                shared.metrics.open()
             }
         };
         // Connections that are left are reset with their threads; nothing serves from here on.
-        drop(workers);
+        drop(data.workers);
         Ended { cut }
     }
 }
 
+/// Waits until the shim was told to end and has left, then until its connections have ended.
+async fn leave(shared: &Shared, timeout: Duration) -> u64 {
+    let (mut phase, mut stop) = (shared.phase.subscribe(), shared.stop.subscribe());
+    let _ = stop.wait_for(|stop| *stop >= Stop::Drain).await;
+    let _ = tokio::select! {
+        left = phase.wait_for(|(phase, _)| *phase == Phase::Left) => left.map(drop).ok(),
+        now = stop.wait_for(|stop| *stop == Stop::Now) => now.map(drop).ok(),
+    };
+    drain(&shared.metrics, &shared.ended, shared.table.clone(), stop, timeout).await
+}
+
+/// Takes in what the shim is told from outside.
+async fn pass_on(mut stop: watch::Receiver<Stop>, shared: &Shared) {
+    loop {
+        let outside = *stop.borrow_and_update();
+        shared.stop.send_if_modified(|told| std::mem::replace(told, (*told).max(outside)) < outside);
+        if stop.changed().await.is_err() {
+            break;
+        }
+    }
+    std::future::pending::<()>().await;
+}
+
 /// Takes `berth drain` back when the own instance is ready again as another process: a preStop hook runs for a
 /// restart in place too, and the shim, if it is a native sidecar, stays.
-async fn join_again(told: watch::Sender<Stop>, mut table: watch::Receiver<Arc<Table>>) {
-    let mut stop = told.subscribe();
+async fn join_again(shared: &Shared) {
+    let (mut stop, mut table) = (shared.stop.subscribe(), shared.table.clone());
     while stop.wait_for(|stop| *stop == Stop::Leave).await.is_ok() {
         let drained = table.borrow().own().map(|own| own.started);
         let started_anew = |table: &Arc<Table>| {
@@ -432,7 +441,7 @@ async fn join_again(told: watch::Sender<Stop>, mut table: watch::Receiver<Arc<Ta
         if table.wait_for(started_anew).await.is_err() {
             break;
         }
-        if told.send_if_modified(|told| {
+        if shared.stop.send_if_modified(|told| {
             *told == Stop::Leave && {
                 *told = Stop::No;
                 true
@@ -445,12 +454,13 @@ async fn join_again(told: watch::Sender<Stop>, mut table: watch::Receiver<Arc<Ta
 }
 
 /// Answers on the shim's socket; what concerns siblings goes to the handover.
-async fn answer(view: Arc<View>, told: watch::Sender<Stop>, handover: mpsc::UnboundedSender<Asked>, asked: Asked) {
+async fn answer(view: Arc<View>, handover: mpsc::UnboundedSender<Asked>, asked: Asked) {
     let reply = match asked.ask {
         Ask::Status => Reply::Status(Box::new(view.status())),
         Ask::Metrics => Reply::Metrics(view.metrics()),
         Ask::Drain => {
             tracing::info!("told to drain");
+            let told = &view.shared.stop;
             told.send_if_modified(|told| std::mem::replace(told, (*told).max(Stop::Leave)) < Stop::Leave);
             Reply::Done
         }

@@ -2,16 +2,16 @@
 
 #![forbid(unsafe_code)]
 
-pub mod accept;
-pub mod admin;
+mod accept;
+mod admin;
 pub mod app;
 pub mod backend;
 pub mod config;
 pub mod drain;
 pub mod handover;
-pub mod limits;
-pub mod log;
+mod limits;
 pub mod metrics;
 pub mod relay;
-pub mod view;
-pub mod workers;
+mod shared;
+mod view;
+mod workers;

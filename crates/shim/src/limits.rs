@@ -26,25 +26,22 @@ const PER_PIPE: u64 = 2;
 const PER_CONNECTION: u64 = 2;
 
 /// Connections of a small cluster: room for less is told.
-pub const FEW: u64 = 1000;
+pub(crate) const FEW: u64 = 1000;
 
 /// How many threads relay: as many as asked for, else one per core, but not too many.
-#[must_use]
-pub fn threads(asked: Option<usize>, cores: usize) -> usize {
+pub(crate) fn threads(asked: Option<usize>, cores: usize) -> usize {
     asked.unwrap_or(cores.clamp(1, THREADS))
 }
 
 /// What is needed besides connections, in words and as a number.
-#[must_use]
-pub fn besides(threads: usize) -> (String, u64) {
+pub(crate) fn besides(threads: usize) -> (String, u64) {
     let of_threads = threads as u64 * (PER_THREAD + u64::from(PIPES) * PER_PIPE);
     let others = RESERVED + PASSES as u64 * PER_PASS;
     (format!("{threads} threads need {of_threads} of them, listeners and siblings {others}"), of_threads + others)
 }
 
 /// How many connections fit.
-#[must_use]
-pub fn connections(files: u64, threads: usize) -> u64 {
+pub(crate) fn connections(files: u64, threads: usize) -> u64 {
     files.saturating_sub(besides(threads).1) / PER_CONNECTION
 }
 

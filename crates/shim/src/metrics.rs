@@ -4,7 +4,7 @@
 //! cache line; it is summed when somebody asks.
 
 use crate::backend::Table;
-use crate::relay::how::How;
+use crate::relay::outcome::Outcome;
 use berth_node::instance::InstanceId;
 use berth_node::terms::Phase;
 use prometheus_client::collector::Collector;
@@ -42,6 +42,9 @@ impl Count {
     }
 }
 
+/// Lines of the log that were dropped, because nobody read it or it could not be written.
+pub static LOG_LINES_DROPPED: Count = Count(AtomicU64::new(0));
+
 /// What the connections of one worker count, on cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -56,13 +59,13 @@ pub struct WorkerStats {
     pub bytes_down: Count,
     /// Times that a connection was made to another instance, or again, before the first byte.
     pub replays: Count,
-    ended: [Count; How::ALL.len()],
+    ended: [Count; Outcome::ALL.len()],
 }
 
 impl WorkerStats {
     /// Counts the end of a connection.
-    pub fn ended(&self, how: How) {
-        self.ended[how as usize].add(1);
+    pub fn ended(&self, outcome: Outcome) {
+        self.ended[outcome as usize].add(1);
     }
 }
 
@@ -312,9 +315,9 @@ impl Collector for Sums {
             None,
             MetricType::Counter,
         )?;
-        for how in How::ALL {
-            let labels = [("outcome", how.as_str())];
-            let count = self.workers.iter().map(|w| w.ended[how as usize].get()).sum::<u64>();
+        for outcome in Outcome::ALL {
+            let labels = [("outcome", outcome.as_str())];
+            let count = self.workers.iter().map(|w| w.ended[outcome as usize].get()).sum::<u64>();
             ConstCounter::new(count).encode(ended.encode_family(&labels)?)?;
         }
 
@@ -337,7 +340,7 @@ impl Collector for Sums {
             None,
             MetricType::Counter,
         )?;
-        ConstCounter::new(crate::log::dropped()).encode(dropped)?;
+        ConstCounter::new(LOG_LINES_DROPPED.get()).encode(dropped)?;
 
         let held = encoder.encode_descriptor("berth_held_clients", "Clients that wait", None, MetricType::Gauge)?;
         ConstGauge::new((self.held_limit - self.held.available_permits()) as u64).encode(held)?;
@@ -386,9 +389,9 @@ mod tests {
     #[test]
     fn pages_are_merged_by_family() {
         let page = |instance: &str| {
-            let book = crate::backend::Book::new(1, 1);
+            let writer = crate::backend::TableWriter::new(1, 1);
             let phase = watch::channel((Phase::Joined, SystemTime::now())).1;
-            Metrics::new(&instance.parse().unwrap(), 2, 8, book.subscribe(), phase).encode()
+            Metrics::new(&instance.parse().unwrap(), 2, 8, writer.subscribe(), phase).encode()
         };
         let merged = merge(&[page("a"), page("b")]);
         assert_eq!(merged.matches("# TYPE berth_connections_open gauge").count(), 1, "{merged}");

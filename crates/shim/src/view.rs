@@ -1,75 +1,59 @@
 //! What can be said of a shim while it runs, for its socket and its admin server.
 
-use crate::backend::Table;
-use crate::metrics::Metrics;
+use crate::shared::Shared;
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{self, Ask, InstanceStatus, Reply, Status};
 use berth_node::registry::{BerthDir, lease};
-use berth_node::terms::{Phase, Standing};
+use berth_node::terms::Standing;
 use berth_os::clock;
 use humantime::format_rfc3339_seconds;
 use serde::Serialize;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::SystemTime;
-use tokio::sync::watch;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Every live shim of a berth: the JSON of `/status`.
 #[derive(Debug, Clone, Serialize)]
-pub struct Shims {
+pub(crate) struct Shims {
     /// Version of this object.
-    pub version: u32,
+    pub(crate) version: u32,
     /// Those that answered.
-    pub shims: Vec<Status>,
+    pub(crate) shims: Vec<Status>,
     /// Those that did not.
-    pub silent: Vec<Silent>,
+    pub(crate) silent: Vec<Silent>,
 }
 
 /// A sibling that has a live lease and does not answer.
 #[derive(Debug, Clone, Serialize)]
-pub struct Silent {
+pub(crate) struct Silent {
     /// Its instance.
-    pub instance: InstanceId,
+    pub(crate) instance: InstanceId,
     /// Why.
-    pub why: String,
+    pub(crate) why: String,
 }
 
 /// What can be said of a shim while it runs.
 #[derive(Debug)]
-pub struct View {
-    /// The berth's address.
-    pub berth: SocketAddr,
-    /// Every address that the shim has.
-    pub listen: Vec<SocketAddr>,
+pub(crate) struct View {
+    /// Every address that the shim has, the berth's first.
+    pub(crate) listen: Vec<SocketAddr>,
     /// Name of the own instance.
-    pub instance: InstanceId,
+    pub(crate) instance: InstanceId,
     /// A node shim.
-    pub discover: bool,
-    /// Where it is in its life, and since when.
-    pub phase: watch::Sender<(Phase, SystemTime)>,
-    /// The instances.
-    pub table: watch::Receiver<Arc<Table>>,
-    /// Counters.
-    pub metrics: Arc<Metrics>,
-    /// The berth's folder, where the siblings are.
-    pub folder: BerthDir,
-    /// Siblings that live and have no connection to this shim.
-    pub unconnected: watch::Receiver<Vec<InstanceId>>,
-    /// Whether a relaying thread gives no sign of life.
-    pub blocked: Arc<AtomicBool>,
+    pub(crate) discover: bool,
+    /// Where the siblings are.
+    pub(crate) berth: BerthDir,
+    pub(crate) shared: Shared,
 }
 
 impl View {
     /// The metrics in OpenMetrics' text form.
-    #[must_use]
-    pub fn metrics(&self) -> String {
-        self.metrics.encode()
+    pub(crate) fn metrics(&self) -> String {
+        self.shared.metrics.encode()
     }
 
     /// The metrics of every live shim of the berth.
-    pub async fn all_metrics(&self) -> String {
+    pub(crate) async fn all_metrics(&self) -> String {
         let mut pages = vec![self.metrics()];
         for (instance, reply) in self.ask_siblings(Ask::Metrics).await {
             match reply {
@@ -81,7 +65,7 @@ impl View {
     }
 
     /// How every live shim of the berth is, the own first.
-    pub async fn all_status(&self) -> Shims {
+    pub(crate) async fn all_status(&self) -> Shims {
         let mut all = Shims { version: wire::VERSION, shims: vec![self.status()], silent: Vec::new() };
         for (instance, reply) in self.ask_siblings(Ask::Status).await {
             match reply {
@@ -96,12 +80,12 @@ impl View {
     /// Asks every sibling with a live lease at once; one that says nothing for a second is named, not
     /// waited for.
     async fn ask_siblings(&self, ask: Ask) -> Vec<(InstanceId, Result<Reply, String>)> {
-        let (Ok(boot), Ok(now), Ok(found)) = (clock::boot_id(), clock::boottime(), lease::list(&self.folder)) else {
+        let (Ok(boot), Ok(now), Ok(found)) = (clock::boot_id(), clock::boottime(), lease::list(&self.berth)) else {
             return Vec::new();
         };
         let siblings = found.leases.into_iter().filter(|l| l.instance != self.instance && l.is_live(&boot, now));
         let asked: Vec<_> = siblings
-            .filter_map(|lease| Some((self.folder.socket_path(&lease.instance).ok()?, lease.instance)))
+            .filter_map(|lease| Some((self.berth.socket_path(&lease.instance).ok()?, lease.instance)))
             .map(|(path, instance)| {
                 let ask = ask.clone();
                 let task = tokio::spawn(async move { ipc::ask(&path, ask).await });
@@ -120,10 +104,10 @@ impl View {
     }
 
     /// How the shim is now.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        let (state, since) = *self.phase.borrow();
-        let table = self.table.borrow();
+    pub(crate) fn status(&self) -> Status {
+        let metrics = &self.shared.metrics;
+        let (state, since) = *self.shared.phase.borrow();
+        let table = self.shared.table.borrow();
         let instances = table.instances.iter().map(|instance| InstanceStatus {
             instance: instance.id.clone(),
             address: instance.address,
@@ -136,7 +120,7 @@ impl View {
         });
         Status {
             version: wire::VERSION,
-            berth: self.berth,
+            berth: self.listen[0],
             listen: self.listen.clone(),
             instance: self.instance.clone(),
             discover: self.discover,
@@ -144,15 +128,15 @@ impl View {
             pid: std::process::id(),
             state,
             since: format_rfc3339_seconds(since).to_string(),
-            connections_open: self.metrics.open(),
-            connections_pending: self.metrics.pending(),
-            connections_total: self.metrics.total(),
-            held: self.metrics.held_now() as u64,
+            connections_open: metrics.open(),
+            connections_pending: metrics.pending(),
+            connections_total: metrics.total(),
+            held: metrics.held_now() as u64,
             fail_open: table.pick(|_| true).is_some_and(|picked| picked.standing == Standing::Failing),
-            foreign_listeners: self.metrics.foreign_listeners.get().unsigned_abs(),
+            foreign_listeners: metrics.foreign_listeners.get().unsigned_abs(),
             instances: instances.collect(),
-            unconnected: self.unconnected.borrow().clone(),
-            blocked: self.blocked.load(Relaxed),
+            unconnected: self.shared.unconnected.borrow().clone(),
+            blocked: self.shared.blocked.load(Relaxed),
         }
     }
 }

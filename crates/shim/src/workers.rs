@@ -18,7 +18,7 @@ const ENDING: Duration = Duration::from_secs(5);
 
 /// The threads that relay. Dropping it ends them and every connection on them.
 #[derive(Debug)]
-pub struct Workers {
+pub(crate) struct Workers {
     handles: Vec<Handle>,
     threads: Vec<JoinHandle<()>>,
     stop: CancellationToken,
@@ -31,7 +31,7 @@ impl Workers {
     ///
     /// # Errors
     /// When a thread or its epoll cannot be had.
-    pub fn start(count: usize) -> io::Result<Self> {
+    pub(crate) fn start(count: usize) -> io::Result<Self> {
         let (runs, running) = channel();
         let mut workers = Self { handles: Vec::new(), threads: Vec::new(), stop: CancellationToken::new(), running };
         // Dropped before them if one cannot be had.
@@ -52,8 +52,7 @@ impl Workers {
     }
 
     /// The runtimes of the threads, at least one.
-    #[must_use]
-    pub fn handles(&self) -> &[Handle] {
+    pub(crate) fn handles(&self) -> &[Handle] {
         &self.handles
     }
 }

@@ -2,7 +2,7 @@
 //! shim's probe would be let in, and whether the images are on the node. It is asked in a second; found out by the
 //! switch, it would be minutes without an API.
 
-use berth_shim::backend::health::Seen;
+use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::{Probe, ProbeConfig};
 use std::io;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ pub async fn probe(config: ProbeConfig, address: SocketAddr) -> Result<(), Strin
         let answer = probe.ready(address).await;
         asked += 1;
         let sure = matches!(answer.result, "config" | "tls" | "unauthorized" | "forbidden");
-        if answer.seen == Seen::Pass {
+        if answer.seen == Observation::Pass {
             return Ok(());
         }
         if sure || asked == TIMES {

@@ -27,13 +27,13 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Whose shim looks.
 #[derive(Debug, Clone)]
-pub struct Own {
+pub(crate) struct Own {
     /// Its instance's name.
-    pub id: InstanceId,
+    pub(crate) id: InstanceId,
     /// Its instance's address was given: its record, if there is one, says nothing.
-    pub given: bool,
+    pub(crate) given: bool,
     /// A node shim: an instance with a shim of its own is only its fallback.
-    pub any: bool,
+    pub(crate) any: bool,
 }
 
 /// A live instance. Another value means another process.
@@ -110,7 +110,7 @@ impl Look {
 }
 
 /// Follows a berth until it is dropped.
-pub async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metrics: Arc<Metrics>) {
+pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metrics: Arc<Metrics>) {
     let mut watch = Watch::new(&berth);
     let mut repair = Repair::new(berth.clone(), metrics);
     let mut known: BTreeMap<InstanceId, Seen> = BTreeMap::new();
@@ -140,11 +140,11 @@ pub async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metrics: Ar
                 }
                 told = problems;
                 for id in known.keys().filter(|id| !live.contains_key(id)) {
-                    probers.strike(id);
+                    probers.remove(id);
                 }
                 for (id, seen) in &live {
                     let renewed = known.get(id).is_some_and(|before| before != seen);
-                    probers.enter(id, seen.address(), *id == own.id, renewed);
+                    probers.insert(id, seen.address(), *id == own.id, renewed);
                     probers.set_fallback(id, own.any && shimmed.contains(id));
                 }
                 for (_, record) in found.iter().filter(|(id, _)| **id == own.id || own.any && !shimmed.contains(id)) {
@@ -157,7 +157,7 @@ pub async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metrics: Ar
                     tracing::warn!(folder = %berth.path().display(), %error, "cannot look at the berth's folder, trying again");
                 }
                 for id in &ended {
-                    probers.strike(id);
+                    probers.remove(id);
                     known.remove(id);
                 }
                 held = alive;
@@ -177,7 +177,7 @@ pub async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metrics: Ar
 mod tests {
     use super::*;
     use crate::backend::probe::{Probe, ProbeConfig, ProbeKind};
-    use crate::backend::{Book, Table};
+    use crate::backend::{Table, TableWriter};
     use berth_node::registry::RunDir;
     use berth_node::terms::Phase;
     use tokio::sync::watch;
@@ -214,11 +214,11 @@ mod tests {
         const PATIENCE: Duration = Duration::from_secs(60);
         let temp = tempfile::tempdir().unwrap();
         let berth = RunDir::open(&temp.path().join("run")).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
-        let book = Book::new(1, 1);
-        let mut table = book.subscribe();
+        let writer = TableWriter::new(1, 1);
+        let mut table = writer.subscribe();
         let (_phase, phase) = watch::channel((Phase::Joined, SystemTime::now()));
         let own: InstanceId = "a".parse().unwrap();
-        let metrics = Arc::new(Metrics::new(&own, 1, 8, book.subscribe(), phase));
+        let metrics = Arc::new(Metrics::new(&own, 1, 8, writer.subscribe(), phase));
         let probe = Probe::new(ProbeConfig {
             kind: ProbeKind::Tcp,
             path: String::new(),
@@ -228,7 +228,7 @@ mod tests {
             server_name: "localhost".try_into().unwrap(),
             timeout: Duration::from_secs(1),
         });
-        let probers = Probers::new(book, probe, ProbeKind::Tcp, Duration::from_secs(1), metrics.clone());
+        let probers = Probers::new(writer, probe, ProbeKind::Tcp, Duration::from_secs(1), metrics.clone());
         lease::write(&berth, &lease("b", "127.1.2.3:1", 600)).unwrap();
         tokio::spawn(follow(berth.clone(), Own { id: own, given: true, any: false }, probers, metrics));
         let mut until = async |is: &dyn Fn(&Table) -> bool| {

@@ -4,12 +4,12 @@ use berth_node::terms::Standing;
 
 /// What was seen of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seen {
+pub enum Observation {
     /// The probe was answered as it should be.
     Pass,
     /// The probe was answered otherwise or not at all, but the port is there.
     Fail,
-    /// As [`Seen::Fail`], and it stays so until somebody changes something: the apiserver does not know who asks, or shows a
+    /// As [`Observation::Fail`], and it stays so until somebody changes something: the apiserver does not know who asks, or shows a
     /// certificate that does not fit.
     Rejected,
     /// The port refused a connection: nobody listens.
@@ -46,15 +46,15 @@ impl Health {
     }
 
     /// Takes in what was seen; returns the new standing.
-    pub fn saw(&mut self, seen: Seen) -> Standing {
+    pub fn observe(&mut self, seen: Observation) -> Standing {
         let (against, needed, becomes) = match (self.standing, seen) {
             // Whoever refuses starts anew: what listens there next is another process.
-            (_, Seen::Refused) => {
+            (_, Observation::Refused) => {
                 self.become_(Standing::Unready);
                 return self.standing;
             }
-            (Standing::Ready, Seen::Fail | Seen::Rejected) => (true, self.fall, Standing::Failing),
-            (Standing::Unready | Standing::Failing, Seen::Pass) => (true, self.rise, Standing::Ready),
+            (Standing::Ready, Observation::Fail | Observation::Rejected) => (true, self.fall, Standing::Failing),
+            (Standing::Unready | Standing::Failing, Observation::Pass) => (true, self.rise, Standing::Ready),
             (standing, _) => (false, 0, standing),
         };
         self.row = if against { self.row.saturating_add(1) } else { 0 };
@@ -75,8 +75,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn seen() -> impl Strategy<Value = Seen> {
-        prop_oneof![4 => Just(Seen::Pass), 4 => Just(Seen::Fail), 1 => Just(Seen::Refused)]
+    fn seen() -> impl Strategy<Value = Observation> {
+        prop_oneof![4 => Just(Observation::Pass), 4 => Just(Observation::Fail), 1 => Just(Observation::Refused)]
     }
 
     proptest! {
@@ -85,8 +85,8 @@ mod tests {
         fn standing_follows_from_history(rise in 1u32..5, fall in 1u32..5, history in prop::collection::vec(seen(), 0..60)) {
             let mut health = Health::new(rise, fall);
             for end in 0..history.len() {
-                health.saw(history[end]);
-                let since_refusal = history[..=end].rsplit(|s| *s == Seen::Refused).next().unwrap_or_default();
+                health.observe(history[end]);
+                let since_refusal = history[..=end].rsplit(|s| *s == Observation::Refused).next().unwrap_or_default();
                 prop_assert_eq!(health.standing(), by_definition(since_refusal, rise, fall), "after {:?}", &history[..=end]);
             }
         }
@@ -96,10 +96,10 @@ mod tests {
             let mut health = Health::new(rise, 3);
             let mut was = Standing::Unready;
             for (i, seen) in history.iter().enumerate() {
-                let now = health.saw(*seen);
+                let now = health.observe(*seen);
                 if was != Standing::Ready && now == Standing::Ready {
                     let rise = rise as usize;
-                    prop_assert!(i + 1 >= rise && history[i + 1 - rise..=i].iter().all(|s| *s == Seen::Pass));
+                    prop_assert!(i + 1 >= rise && history[i + 1 - rise..=i].iter().all(|s| *s == Observation::Pass));
                 }
                 was = now;
             }
@@ -107,12 +107,12 @@ mod tests {
     }
 
     /// Ready iff the last full row of passes is younger than the last full row of fails.
-    fn by_definition(history: &[Seen], rise: u32, fall: u32) -> Standing {
-        let last_row = |of: Seen, length: u32| {
+    fn by_definition(history: &[Observation], rise: u32, fall: u32) -> Standing {
+        let last_row = |of: Observation, length: u32| {
             let length = length as usize;
             (length..=history.len()).rev().find(|end| history[end - length..*end].iter().all(|s| *s == of))
         };
-        match (last_row(Seen::Pass, rise), last_row(Seen::Fail, fall)) {
+        match (last_row(Observation::Pass, rise), last_row(Observation::Fail, fall)) {
             (None, _) => Standing::Unready,
             (Some(pass), Some(fail)) if fail > pass => Standing::Failing,
             (Some(_), _) => Standing::Ready,

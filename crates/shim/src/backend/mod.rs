@@ -1,19 +1,19 @@
 //! The instances that connections can go to.
 //!
-//! [`Table`] is what the relay picks from: a snapshot without locks, made anew by [`Book`] whenever
+//! [`Table`] is what the relay picks from: a snapshot without locks, made anew by [`TableWriter`] whenever
 //! something changes. "Which instance gets a new connection" is decided in [`Table::pick`] (leaving:
 //! [`Table::pick_leaving`]) and nowhere else; who relays its bytes is another matter. [`prober`] asks the instances, [`probe`] is
 //! one question, [`health`] says what a row of answers means.
 
-pub mod follow;
+pub(crate) mod follow;
 pub mod health;
 pub mod probe;
-pub mod prober;
+pub(crate) mod prober;
 mod repair;
 
 use berth_node::instance::InstanceId;
 use berth_node::terms::Standing;
-use health::{Health, Seen};
+use health::{Health, Observation};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -42,7 +42,7 @@ pub struct Instance {
     pub since: SystemTime,
     /// The last probe's answer, for people.
     pub last_probe: Arc<str>,
-    /// That was [`Seen::Rejected`].
+    /// That was [`Observation::Rejected`].
     pub probe_rejected: bool,
     /// What it calls its version, once it was ready.
     pub version: Option<Arc<str>>,
@@ -86,7 +86,7 @@ impl Table {
 
 /// Keeps the [`Table`]: the only writer, on the control runtime.
 #[derive(Debug)]
-pub struct Book {
+pub struct TableWriter {
     table: watch::Sender<Arc<Table>>,
     health: Vec<Health>,
     rise: u32,
@@ -94,7 +94,7 @@ pub struct Book {
     next_epoch: u64,
 }
 
-impl Book {
+impl TableWriter {
     /// An empty table, where `rise` and `fall` decide about instances.
     #[must_use]
     pub fn new(rise: u32, fall: u32) -> Self {
@@ -115,7 +115,7 @@ impl Book {
 
     /// Takes in an instance; a known one at another address, or with `renewed`, starts anew. Returns
     /// its epoch if it is to be probed from the start.
-    pub fn enter(&mut self, id: &InstanceId, address: SocketAddr, own: bool, renewed: bool) -> Option<u64> {
+    pub fn insert(&mut self, id: &InstanceId, address: SocketAddr, own: bool, renewed: bool) -> Option<u64> {
         let mut table = (*self.table()).clone();
         let known = table.instances.iter().position(|i| i.id == *id);
         if let Some(at) = known {
@@ -147,7 +147,7 @@ impl Book {
     }
 
     /// Forgets an instance.
-    pub fn strike(&mut self, id: &InstanceId) {
+    pub fn remove(&mut self, id: &InstanceId) {
         let mut table = (*self.table()).clone();
         if let Some(at) = table.instances.iter().position(|i| i.id == *id) {
             table.instances.remove(at);
@@ -158,12 +158,18 @@ impl Book {
 
     /// Takes in what was seen of an instance in an epoch, and how a person would say it. Returns
     /// the standing before and after, or `None` for an instance or epoch that is over.
-    pub fn saw(&mut self, id: &InstanceId, epoch: u64, seen: Seen, words: &str) -> Option<(Standing, Standing)> {
+    pub fn observe(
+        &mut self,
+        id: &InstanceId,
+        epoch: u64,
+        seen: Observation,
+        words: &str,
+    ) -> Option<(Standing, Standing)> {
         let table = self.table();
         let at = table.instances.iter().position(|i| i.id == *id && i.epoch == epoch)?;
         let instance = &table.instances[at];
-        let (before, rejected) = (instance.standing, seen == Seen::Rejected);
-        let after = self.health[at].saw(seen);
+        let (before, rejected) = (instance.standing, seen == Observation::Rejected);
+        let after = self.health[at].observe(seen);
         if before == after && *instance.last_probe == *words && instance.probe_rejected == rejected {
             // Who waits for a change is not woken by each probe.
             return Some((before, after));
@@ -222,99 +228,99 @@ impl Book {
 mod tests {
     use super::*;
 
-    fn book() -> (Book, InstanceId, InstanceId) {
+    fn writer() -> (TableWriter, InstanceId, InstanceId) {
         let (own, sibling) = ("own".parse().unwrap(), "sibling".parse().unwrap());
-        let mut book = Book::new(1, 1);
-        book.enter(&sibling, "127.2.0.1:6443".parse().unwrap(), false, false);
-        book.enter(&own, "127.1.0.1:6443".parse().unwrap(), true, false);
-        (book, own, sibling)
+        let mut writer = TableWriter::new(1, 1);
+        writer.insert(&sibling, "127.2.0.1:6443".parse().unwrap(), false, false);
+        writer.insert(&own, "127.1.0.1:6443".parse().unwrap(), true, false);
+        (writer, own, sibling)
     }
 
-    fn see(book: &mut Book, id: &InstanceId, seen: Seen) {
-        let (epoch, _) = book.epoch(id).unwrap();
-        book.saw(id, epoch, seen, "").unwrap();
+    fn see(writer: &mut TableWriter, id: &InstanceId, seen: Observation) {
+        let (epoch, _) = writer.epoch(id).unwrap();
+        writer.observe(id, epoch, seen, "").unwrap();
     }
 
-    fn picked(book: &Book) -> Option<InstanceId> {
-        book.table().pick(|_| true).map(|i| i.id.clone())
+    fn picked(writer: &TableWriter) -> Option<InstanceId> {
+        writer.table().pick(|_| true).map(|i| i.id.clone())
     }
 
     #[test]
     fn own_first_then_sibling_then_fail_open() {
-        let (mut book, own, sibling) = book();
-        assert_eq!(picked(&book), None, "nobody was ready yet");
-        see(&mut book, &sibling, Seen::Pass);
-        assert_eq!(picked(&book), Some(sibling.clone()));
-        see(&mut book, &own, Seen::Pass);
-        assert_eq!(picked(&book), Some(own.clone()));
-        see(&mut book, &own, Seen::Fail);
-        assert_eq!(picked(&book), Some(sibling.clone()), "a failing own one comes after a ready sibling's");
-        see(&mut book, &sibling, Seen::Fail);
-        assert_eq!(picked(&book), Some(own.clone()), "both fail: open");
-        see(&mut book, &own, Seen::Refused);
-        assert_eq!(picked(&book), Some(sibling.clone()));
-        see(&mut book, &sibling, Seen::Refused);
-        assert_eq!(picked(&book), None, "fail open ends at a refused connect");
+        let (mut writer, own, sibling) = writer();
+        assert_eq!(picked(&writer), None, "nobody was ready yet");
+        see(&mut writer, &sibling, Observation::Pass);
+        assert_eq!(picked(&writer), Some(sibling.clone()));
+        see(&mut writer, &own, Observation::Pass);
+        assert_eq!(picked(&writer), Some(own.clone()));
+        see(&mut writer, &own, Observation::Fail);
+        assert_eq!(picked(&writer), Some(sibling.clone()), "a failing own one comes after a ready sibling's");
+        see(&mut writer, &sibling, Observation::Fail);
+        assert_eq!(picked(&writer), Some(own.clone()), "both fail: open");
+        see(&mut writer, &own, Observation::Refused);
+        assert_eq!(picked(&writer), Some(sibling.clone()));
+        see(&mut writer, &sibling, Observation::Refused);
+        assert_eq!(picked(&writer), None, "fail open ends at a refused connect");
     }
 
     #[test]
     fn a_leaving_shim_prefers_a_ready_sibling() {
-        let (mut book, own, sibling) = book();
-        let leaving = |book: &Book| book.table().pick_leaving(|_| true).map(|i| i.id.clone());
-        see(&mut book, &own, Seen::Pass);
-        assert_eq!(leaving(&book), Some(own.clone()), "nobody else is ready");
-        see(&mut book, &sibling, Seen::Pass);
-        assert_eq!(leaving(&book), Some(sibling.clone()));
-        see(&mut book, &sibling, Seen::Fail);
-        assert_eq!(leaving(&book), Some(own), "the own one is better than a failing sibling's");
+        let (mut writer, own, sibling) = writer();
+        let leaving = |writer: &TableWriter| writer.table().pick_leaving(|_| true).map(|i| i.id.clone());
+        see(&mut writer, &own, Observation::Pass);
+        assert_eq!(leaving(&writer), Some(own.clone()), "nobody else is ready");
+        see(&mut writer, &sibling, Observation::Pass);
+        assert_eq!(leaving(&writer), Some(sibling.clone()));
+        see(&mut writer, &sibling, Observation::Fail);
+        assert_eq!(leaving(&writer), Some(own), "the own one is better than a failing sibling's");
     }
 
     #[test]
     fn a_fallback_is_used_where_no_other_is_ready() {
-        let (mut book, own, sibling) = book();
-        see(&mut book, &own, Seen::Pass);
-        see(&mut book, &sibling, Seen::Pass);
-        book.set_fallback(&own, true);
-        assert_eq!(picked(&book), Some(sibling.clone()));
-        see(&mut book, &sibling, Seen::Refused);
-        assert_eq!(picked(&book), Some(own));
+        let (mut writer, own, sibling) = writer();
+        see(&mut writer, &own, Observation::Pass);
+        see(&mut writer, &sibling, Observation::Pass);
+        writer.set_fallback(&own, true);
+        assert_eq!(picked(&writer), Some(sibling.clone()));
+        see(&mut writer, &sibling, Observation::Refused);
+        assert_eq!(picked(&writer), Some(own));
     }
 
     #[test]
     fn a_refusal_of_an_epoch_that_is_over_is_not_held_against_the_next() {
-        let (mut book, own, _) = book();
-        see(&mut book, &own, Seen::Pass);
-        let (old, _) = book.epoch(&own).unwrap();
-        see(&mut book, &own, Seen::Refused);
-        see(&mut book, &own, Seen::Pass);
-        assert!(book.saw(&own, old, Seen::Refused, "late").is_none());
-        assert_eq!(picked(&book), Some(own));
+        let (mut writer, own, _) = writer();
+        see(&mut writer, &own, Observation::Pass);
+        let (old, _) = writer.epoch(&own).unwrap();
+        see(&mut writer, &own, Observation::Refused);
+        see(&mut writer, &own, Observation::Pass);
+        assert!(writer.observe(&own, old, Observation::Refused, "late").is_none());
+        assert_eq!(picked(&writer), Some(own));
     }
 
     #[test]
     fn a_new_record_starts_anew() {
-        let (mut book, own, _) = book();
-        see(&mut book, &own, Seen::Pass);
-        assert!(book.enter(&own, "127.1.0.1:6443".parse().unwrap(), true, false).is_none());
-        assert!(book.enter(&own, "127.1.0.1:6443".parse().unwrap(), true, true).is_some());
-        assert_eq!(picked(&book), None);
+        let (mut writer, own, _) = writer();
+        see(&mut writer, &own, Observation::Pass);
+        assert!(writer.insert(&own, "127.1.0.1:6443".parse().unwrap(), true, false).is_none());
+        assert!(writer.insert(&own, "127.1.0.1:6443".parse().unwrap(), true, true).is_some());
+        assert_eq!(picked(&writer), None);
     }
 
     /// Every opening and held connection waits for the table, and who refuses is asked ten times a second.
     #[test]
     fn an_answer_that_changes_nothing_wakes_nobody() {
-        let (mut book, own, _) = book();
-        let mut table = book.subscribe();
+        let (mut writer, own, _) = writer();
+        let mut table = writer.subscribe();
         for (seen, words, changes) in [
-            (Seen::Refused, "nobody listens", true),
-            (Seen::Refused, "nobody listens", false),
-            (Seen::Refused, "still nobody", true),
-            (Seen::Pass, "still nobody", true),
-            (Seen::Pass, "still nobody", false),
+            (Observation::Refused, "nobody listens", true),
+            (Observation::Refused, "nobody listens", false),
+            (Observation::Refused, "still nobody", true),
+            (Observation::Pass, "still nobody", true),
+            (Observation::Pass, "still nobody", false),
         ] {
             table.mark_unchanged();
-            let (epoch, _) = book.epoch(&own).unwrap();
-            book.saw(&own, epoch, seen, words).unwrap();
+            let (epoch, _) = writer.epoch(&own).unwrap();
+            writer.observe(&own, epoch, seen, words).unwrap();
             assert_eq!(table.has_changed().unwrap(), changes, "{seen:?} {words}");
         }
     }

@@ -3,7 +3,7 @@
 //! Each probe is a connection of its own, as a new client's would be. Certificates and tokens are
 //! read again for each probe, and the TLS configuration is made again when they changed: they rotate.
 
-use super::health::Seen;
+use super::health::Observation;
 use berth_cluster::http;
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -69,7 +69,7 @@ pub struct ProbeConfig {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// What it means for rise and fall.
-    pub seen: Seen,
+    pub seen: Observation,
     /// One word for the metric `berth_probe_total{result}`.
     pub result: &'static str,
     /// What happened and, if it is bad, what mends it.
@@ -129,7 +129,7 @@ impl Probe {
         };
         match got {
             Ok(what) => Answer {
-                seen: Seen::Pass,
+                seen: Observation::Pass,
                 result: "ok",
                 words: format!("{what} in {} ms", started.elapsed().as_millis()),
             },
@@ -187,7 +187,7 @@ impl Probe {
         };
         match status {
             StatusCode::UNAUTHORIZED => Answer {
-                seen: Seen::Rejected,
+                seen: Observation::Rejected,
                 ..fail("unauthorized", format!("alive, but it does not know the probe (401 for {path}): {credentials}"))
             },
             StatusCode::FORBIDDEN => {
@@ -224,7 +224,7 @@ impl Probe {
             _ => "",
         };
         let rejected = matches!(cause, Some(rustls::Error::InvalidCertificate(_)));
-        let seen = if rejected { Seen::Rejected } else { Seen::Fail };
+        let seen = if rejected { Observation::Rejected } else { Observation::Fail };
         Answer { seen, ..fail("tls", format!("TLS handshake failed: {error}{mend}")) }
     }
 
@@ -314,7 +314,7 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, Answer> {
     TcpStream::connect(address).await.map_err(|error| {
         if error.kind() == io::ErrorKind::ConnectionRefused {
             let words = format!("nobody listens on {address}");
-            Answer { seen: Seen::Refused, result: "refused", words }
+            Answer { seen: Observation::Refused, result: "refused", words }
         } else {
             fail("connect", format!("cannot connect to {address}: {error}"))
         }
@@ -322,7 +322,7 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, Answer> {
 }
 
 fn fail(result: &'static str, words: String) -> Answer {
-    Answer { seen: Seen::Fail, result, words }
+    Answer { seen: Observation::Fail, result, words }
 }
 
 /// For `--probe-insecure`: takes any certificate. Signatures are checked still, so that the

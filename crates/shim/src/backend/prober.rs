@@ -1,7 +1,7 @@
-//! Asks every known instance in turn and tells the [`Book`], one task an instance.
+//! Asks every known instance in turn and tells the [`TableWriter`], one task an instance.
 
-use super::Book;
-use super::health::Seen;
+use super::TableWriter;
+use super::health::Observation;
 use super::probe::{Answer, Probe, ProbeKind};
 use crate::metrics::{Metrics, ProbeLabels};
 use crate::relay::Refusal;
@@ -20,14 +20,14 @@ const REFUSED: Duration = Duration::from_millis(100);
 
 /// The probing of all instances. Dropping it ends it.
 #[derive(Debug)]
-pub struct Probers {
+pub(crate) struct Probers {
     shared: Arc<Shared>,
     tasks: HashMap<InstanceId, AbortHandle>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    book: Mutex<Book>,
+    writer: Mutex<TableWriter>,
     probe: Probe,
     kind: ProbeKind,
     interval: Duration,
@@ -36,15 +36,20 @@ struct Shared {
 
 impl Probers {
     /// No instance yet.
-    #[must_use]
-    pub fn new(book: Book, probe: Probe, kind: ProbeKind, interval: Duration, metrics: Arc<Metrics>) -> Self {
-        let shared = Shared { book: Mutex::new(book), probe, kind, interval, metrics };
+    pub(crate) fn new(
+        writer: TableWriter,
+        probe: Probe,
+        kind: ProbeKind,
+        interval: Duration,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let shared = Shared { writer: Mutex::new(writer), probe, kind, interval, metrics };
         Self { shared: Arc::new(shared), tasks: HashMap::new() }
     }
 
     /// Begins to probe an instance, or anew if it moved or `renewed`.
-    pub fn enter(&mut self, id: &InstanceId, address: SocketAddr, own: bool, renewed: bool) {
-        if self.shared.book().enter(id, address, own, renewed).is_none() {
+    pub(crate) fn insert(&mut self, id: &InstanceId, address: SocketAddr, own: bool, renewed: bool) {
+        if self.shared.writer().insert(id, address, own, renewed).is_none() {
             return;
         }
         tracing::info!(instance = %id, %address, own, "probing");
@@ -55,25 +60,25 @@ impl Probers {
     }
 
     /// Makes an instance one that is only used where no other is ready, or not.
-    pub fn set_fallback(&self, id: &InstanceId, fallback: bool) {
-        self.shared.book().set_fallback(id, fallback);
+    pub(crate) fn set_fallback(&self, id: &InstanceId, fallback: bool) {
+        self.shared.writer().set_fallback(id, fallback);
     }
 
     /// Forgets an instance.
-    pub fn strike(&mut self, id: &InstanceId) {
+    pub(crate) fn remove(&mut self, id: &InstanceId) {
         if let Some(task) = self.tasks.remove(id) {
             task.abort();
-            self.shared.book().strike(id);
+            self.shared.writer().remove(id);
             tracing::info!(instance = %id, "gone");
         }
     }
 
     /// Takes in refusals that connections met, until nobody can meet one any more.
-    pub fn take_refusals(&self, mut refusals: mpsc::UnboundedReceiver<Refusal>) {
+    pub(crate) fn take_refusals(&self, mut refusals: mpsc::UnboundedReceiver<Refusal>) {
         let shared = self.shared.clone();
         tokio::spawn(async move {
             while let Some(Refusal { id, epoch }) = refusals.recv().await {
-                shared.saw(&id, epoch, Seen::Refused, "it refused a connection");
+                shared.observe(&id, epoch, Observation::Refused, "it refused a connection");
             }
         });
     }
@@ -88,39 +93,39 @@ impl Drop for Probers {
 }
 
 impl Shared {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn writer(&self) -> MutexGuard<'_, TableWriter> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn probe_forever(self: Arc<Self>, id: InstanceId, address: SocketAddr) {
         let mut last_result = "";
         loop {
             let asked = tokio::time::Instant::now();
-            let Some((epoch, _)) = self.book().epoch(&id) else { return };
+            let Some((epoch, _)) = self.writer().epoch(&id) else { return };
             let Answer { seen, result, words } = self.probe.ready(address).await;
             self.metrics.probes.get_or_create(&ProbeLabels { result }).inc();
-            let became_ready = self.saw(&id, epoch, seen, &words);
-            if result != last_result && seen != Seen::Pass {
+            let became_ready = self.observe(&id, epoch, seen, &words);
+            if result != last_result && seen != Observation::Pass {
                 tracing::info!(instance = %id, result, "probe: {words}");
             }
             last_result = result;
             if became_ready && self.kind == ProbeKind::Https {
                 let version = self.version(address).await;
-                self.book().set_version(&id, version);
+                self.writer().set_version(&id, version);
             }
-            let rising = self.book().epoch(&id).is_some_and(|(_, rising)| rising);
+            let rising = self.writer().epoch(&id).is_some_and(|(_, rising)| rising);
             let pause = match seen {
                 _ if rising => continue,
-                Seen::Refused => self.interval.min(REFUSED),
-                Seen::Pass | Seen::Fail | Seen::Rejected => self.interval,
+                Observation::Refused => self.interval.min(REFUSED),
+                Observation::Pass | Observation::Fail | Observation::Rejected => self.interval,
             };
             tokio::time::sleep_until(asked + pause).await;
         }
     }
 
-    /// Tells the book and logs a change. Returns whether the instance became ready.
-    fn saw(&self, id: &InstanceId, epoch: u64, seen: Seen, words: &str) -> bool {
-        let Some((before, after)) = self.book().saw(id, epoch, seen, words) else { return false };
+    /// Tells the writer and logs a change. Returns whether the instance became ready.
+    fn observe(&self, id: &InstanceId, epoch: u64, seen: Observation, words: &str) -> bool {
+        let Some((before, after)) = self.writer().observe(id, epoch, seen, words) else { return false };
         match (before, after) {
             (before, after) if before == after => return false,
             (_, Standing::Ready) => tracing::info!(instance = %id, "ready"),
@@ -137,7 +142,7 @@ impl Shared {
     }
 
     fn is_own(&self, id: &InstanceId) -> bool {
-        self.book().table().own().is_some_and(|own| own.id == *id)
+        self.writer().table().own().is_some_and(|own| own.id == *id)
     }
 
     async fn version(&self, address: SocketAddr) -> Option<Arc<str>> {

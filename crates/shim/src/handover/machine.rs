@@ -24,24 +24,24 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Time on a clock that does not jump, since its start.
-pub type Time = Duration;
+pub(crate) type Time = Duration;
 
 /// What is known of oneself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// The own instance is ready (node shim: any is).
-    pub ready: bool,
+    pub(crate) ready: bool,
     /// Some instance can get connections.
-    pub reachable: bool,
+    pub(crate) reachable: bool,
     /// Told to leave for good.
-    pub leaving: bool,
+    pub(crate) leaving: bool,
     /// A relaying thread gives no sign of life: an accept loop may never end.
-    pub blocked: bool,
+    pub(crate) blocked: bool,
 }
 
 /// What is to be done. Each is idempotent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     /// Listen on the own, bound socket of an address; answered by [`Machine::listening`], or by
     /// [`Machine::listen_again`].
     Listen(SocketAddr),
@@ -118,18 +118,18 @@ enum AcceptLoop {
 
 /// Fixed for a shim's life.
 #[derive(Debug, Clone)]
-pub struct Rules {
+pub(crate) struct Rules {
     /// Addresses of the shim.
-    pub addresses: Vec<SocketAddr>,
+    pub(crate) addresses: Vec<SocketAddr>,
     /// How long nothing may be reachable before clients are refused.
-    pub hold: Duration,
+    pub(crate) hold: Duration,
     /// Duration of a lease: how long a sibling may be silent.
-    pub lease: Duration,
+    pub(crate) lease: Duration,
 }
 
 /// One shim's part in its berth.
 #[derive(Debug, Clone)]
-pub struct Machine {
+pub(crate) struct Machine {
     rules: Rules,
     phase: Phase,
     facts: Facts,
@@ -157,8 +157,7 @@ pub struct Machine {
 
 impl Machine {
     /// A shim that waits.
-    #[must_use]
-    pub fn new(rules: Rules, now: Time) -> Self {
+    pub(crate) fn new(rules: Rules, now: Time) -> Self {
         Self {
             rules,
             phase: Phase::Waiting,
@@ -178,26 +177,22 @@ impl Machine {
     }
 
     /// Where it is in its life.
-    #[must_use]
-    pub fn phase(&self) -> Phase {
+    pub(crate) fn phase(&self) -> Phase {
         self.phase
     }
 
     /// The shim's addresses, the berth's first.
-    #[must_use]
-    pub fn addresses(&self) -> &[SocketAddr] {
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
         &self.rules.addresses
     }
 
     /// Whether a sibling's connection ended and nothing was heard of its process since.
-    #[must_use]
-    pub fn is_dead(&self, holder: Holder) -> bool {
+    pub(crate) fn is_dead(&self, holder: Holder) -> bool {
         self.dead.contains_key(&holder)
     }
 
     /// What siblings are told now.
-    #[must_use]
-    pub fn announce(&self) -> Announce {
+    pub(crate) fn announce(&self) -> Announce {
         let with = |of: fn(&Held) -> bool| self.held.iter().filter(|(_, h)| of(h)).map(|(c, _)| *c).collect();
         Announce {
             phase: self.phase,
@@ -212,29 +207,25 @@ impl Machine {
 
     /// Listeners that a sibling should have duplicates of: all that are held, but for an own one whose accept loop is
     /// not there yet. A sibling would take that for an orphan, and set its own options on it.
-    #[must_use]
-    pub fn guards(&self) -> Vec<(Cookie, SocketAddr)> {
+    pub(crate) fn guards(&self) -> Vec<(Cookie, SocketAddr)> {
         let given = |held: &Held| !held.own || held.accept != AcceptLoop::Starting;
         self.held.iter().filter(|(_, held)| given(held)).map(|(cookie, held)| (*cookie, held.address)).collect()
     }
 
     /// Siblings that are joined and ready, for connections that the own instance cannot serve.
-    #[must_use]
-    pub fn joined_siblings(&self) -> Vec<Holder> {
+    pub(crate) fn joined_siblings(&self) -> Vec<Holder> {
         let joined = |peer: &Peer| peer.live(self.now).is_some_and(|told| told.phase == Phase::Joined && told.ready);
         self.peers.iter().filter(|(_, peer)| joined(peer)).map(|(holder, _)| *holder).collect()
     }
 
     /// Siblings that are connected and have told nothing for a lease's time.
-    #[must_use]
-    pub fn silent(&self) -> Vec<Holder> {
+    pub(crate) fn silent(&self) -> Vec<Holder> {
         let silent = |peer: &Peer| peer.connected && peer.told.is_none() && self.now >= peer.since + self.rules.lease;
         self.peers.iter().filter(|(_, peer)| silent(peer)).map(|(holder, _)| *holder).collect()
     }
 
     /// Siblings that have a lease, and for a lease's time no connection.
-    #[must_use]
-    pub fn unconnected(&self) -> Vec<Holder> {
+    pub(crate) fn unconnected(&self) -> Vec<Holder> {
         let apart =
             |peer: &Peer| !peer.connected && self.now < peer.fresh_until && self.now >= peer.since + self.rules.lease;
         self.peers.iter().filter(|(_, peer)| apart(peer)).map(|(holder, _)| *holder).collect()
@@ -242,14 +233,12 @@ impl Machine {
 
     /// Whether every sibling that has a lease is connected and told something: then a listener of which there is no
     /// guard is no sibling's.
-    #[must_use]
-    pub fn has_all_guards(&self) -> bool {
+    pub(crate) fn has_all_guards(&self) -> bool {
         self.peers.values().all(|peer| (peer.connected && peer.told.is_some()) || self.now >= peer.fresh_until)
     }
 
     /// When it should be asked again although nothing happened.
-    #[must_use]
-    pub fn wake(&self) -> Option<Time> {
+    pub(crate) fn wake(&self) -> Option<Time> {
         let waits = [
             self.unreachable_since.map(|since| since + self.rules.hold),
             self.leaving_since.map(|since| since + self.rules.lease),
@@ -260,19 +249,19 @@ impl Machine {
     }
 
     /// Time went on.
-    pub fn tick(&mut self, now: Time) -> Vec<Action> {
+    pub(crate) fn tick(&mut self, now: Time) -> Vec<Action> {
         self.now = self.now.max(now);
         self.settle()
     }
 
     /// Something changed about oneself.
-    pub fn facts(&mut self, facts: Facts) -> Vec<Action> {
+    pub(crate) fn facts(&mut self, facts: Facts) -> Vec<Action> {
         self.facts = facts;
         self.settle()
     }
 
     /// A sibling's lease was seen that was renewed at `renewed`, or a little later, and holds until `until`.
-    pub fn leased(&mut self, holder: Holder, renewed: Time, until: Time) -> Vec<Action> {
+    pub(crate) fn leased(&mut self, holder: Holder, renewed: Time, until: Time) -> Vec<Action> {
         // Only its connection ended. That its lease still holds would say nothing: it may have died.
         if self.dead.get(&holder).is_some_and(|ended| renewed > *ended) {
             self.dead.remove(&holder);
@@ -285,7 +274,7 @@ impl Machine {
     }
 
     /// The connection to a sibling stands.
-    pub fn connected(&mut self, holder: Holder) -> Vec<Action> {
+    pub(crate) fn connected(&mut self, holder: Holder) -> Vec<Action> {
         let until = self.now + self.rules.lease;
         self.dead.remove(&holder);
         let peer = self.peer(holder);
@@ -299,7 +288,7 @@ impl Machine {
     }
 
     /// A sibling told something, and gave duplicates of listeners that were not held yet.
-    pub fn told(&mut self, holder: Holder, announce: Announce, guards: &[(Cookie, SocketAddr)]) -> Vec<Action> {
+    pub(crate) fn told(&mut self, holder: Holder, announce: Announce, guards: &[(Cookie, SocketAddr)]) -> Vec<Action> {
         for (cookie, address) in guards {
             self.held.entry(*cookie).or_insert(Held::new(*address, false));
         }
@@ -308,14 +297,14 @@ impl Machine {
     }
 
     /// The connection to a sibling ended: its process is gone, or will renew its lease.
-    pub fn gone(&mut self, holder: Holder) -> Vec<Action> {
+    pub(crate) fn gone(&mut self, holder: Holder) -> Vec<Action> {
         self.peers.remove(&holder);
         self.dead.insert(holder, self.now);
         self.settle()
     }
 
     /// A listener listens, and clients are taken out of its queue.
-    pub fn accepting(&mut self, cookie: Cookie) -> Vec<Action> {
+    pub(crate) fn accepting(&mut self, cookie: Cookie) -> Vec<Action> {
         // One that was told to end meanwhile ends.
         if let Some(held) = self.held.get_mut(&cookie).filter(|held| held.accept == AcceptLoop::Starting) {
             held.accept = AcceptLoop::Running;
@@ -324,7 +313,7 @@ impl Machine {
     }
 
     /// Nobody accepts from a listener here, because it cannot be; [`Machine::ended`] tries it again.
-    pub fn failed(&mut self, cookie: Cookie) -> Vec<Action> {
+    pub(crate) fn failed(&mut self, cookie: Cookie) -> Vec<Action> {
         self.closing.remove(&cookie);
         if let Some(held) = self.held.get_mut(&cookie) {
             held.accept = if held.accepting() { AcceptLoop::Failed } else { AcceptLoop::None };
@@ -334,7 +323,7 @@ impl Machine {
 
     /// Nobody accepts from a listener here any more, and every client that was taken out is counted: the loop
     /// was told to end, or the listener listens no more, since a sibling found nothing reachable and refused.
-    pub fn ended(&mut self, cookie: Cookie) -> Vec<Action> {
+    pub(crate) fn ended(&mut self, cookie: Cookie) -> Vec<Action> {
         self.closing.remove(&cookie);
         if let Some(held) = self.held.get_mut(&cookie) {
             held.accept = AcceptLoop::None;
@@ -343,14 +332,14 @@ impl Machine {
     }
 
     /// The own socket of an address listens, as this listener.
-    pub fn listening(&mut self, address: SocketAddr, cookie: Cookie) -> Vec<Action> {
+    pub(crate) fn listening(&mut self, address: SocketAddr, cookie: Cookie) -> Vec<Action> {
         self.asked.remove(&address);
         self.held.insert(cookie, Held::new(address, true));
         self.settle()
     }
 
     /// The own socket of an address could not listen, and has been left alone for long enough.
-    pub fn listen_again(&mut self, address: SocketAddr) -> Vec<Action> {
+    pub(crate) fn listen_again(&mut self, address: SocketAddr) -> Vec<Action> {
         self.asked.remove(&address);
         self.settle()
     }

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 
 /// What siblings are told, and the listeners that are held.
 #[derive(Debug, Default)]
-pub struct Desk {
+pub struct Published {
     /// How the shim is.
     pub announce: Announce,
     /// Of what is held, what siblings get duplicates of.
@@ -45,7 +45,7 @@ pub enum Event {
 }
 
 /// The desk, locked.
-pub fn lock(desk: &Mutex<Desk>) -> MutexGuard<'_, Desk> {
+pub fn lock(desk: &Mutex<Published>) -> MutexGuard<'_, Published> {
     desk.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -54,7 +54,7 @@ pub async fn talk(
     socket: AsyncFd<OwnedFd>,
     holder: Holder,
     addresses: Arc<[SocketAddr]>,
-    desk: Arc<Mutex<Desk>>,
+    desk: Arc<Mutex<Published>>,
     changed: Arc<Notify>,
     events: mpsc::UnboundedSender<Event>,
 ) {
@@ -81,7 +81,7 @@ pub async fn talk(
     let _ = events.send(Event::Gone(holder));
 }
 
-async fn tell(socket: Arc<AsyncFd<OwnedFd>>, desk: Arc<Mutex<Desk>>, changed: Arc<Notify>) -> io::Result<()> {
+async fn tell(socket: Arc<AsyncFd<OwnedFd>>, desk: Arc<Mutex<Published>>, changed: Arc<Notify>) -> io::Result<()> {
     let mut given: BTreeSet<Cookie> = BTreeSet::new();
     loop {
         changed.notified().await;

@@ -1,35 +1,17 @@
-//! What goes to and fro between siblings besides announcements: the first words of a connection, and
-//! clients that one passes to another.
-//!
-//! With a client goes a [`Claim`], and who has claimed it serves: a sibling that stood still may find the request when
-//! who asked has waited long enough and serves the client itself.
+//! Connections to siblings, from the first message until they stand.
 
-use super::Keeper;
+use super::passing::Passing;
 use super::peers::Event;
-use crate::drain::Stop;
-use crate::metrics::HandoverLabels;
-use crate::relay::Pass;
+use super::{Group, GroupConfig};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, Asked, PATIENCE};
 use berth_node::registry::lease;
-use berth_node::terms::{Holder, Phase};
-use berth_os::socket;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::unistd::read;
-use std::io::{self, Write};
-use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
-use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
-use tokio::time::sleep;
-
-/// Most clients that are on their way to a sibling at once. Each takes descriptors here and there, and a place in
-/// the queue of the sibling's socket, which net.core.somaxconn may cut to 128.
-pub const PASSES: usize = 32;
+use berth_node::terms::Holder;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+use tokio::sync::{Notify, mpsc};
 
 /// How a connection to a sibling comes to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,11 +22,40 @@ pub(super) enum Connecting {
     Comes,
 }
 
-impl Keeper {
+pub(super) struct Siblings {
+    /// Instances of those that have a lease, for their sockets.
+    pub(super) instances: BTreeMap<Holder, InstanceId>,
+    pub(super) connecting: BTreeMap<Holder, Connecting>,
+    /// What tells the writers of the connections that stand.
+    pub(super) writers: BTreeMap<Holder, Arc<Notify>>,
+    /// Why the last dial failed.
+    pub(super) unreachable: BTreeMap<Holder, String>,
+    /// Those without a connection that were logged.
+    pub(super) told_unconnected: BTreeSet<Holder>,
+    pub(super) events: mpsc::UnboundedSender<Event>,
+    pub(super) passing: Arc<Passing>,
+}
+
+impl Siblings {
+    pub(super) fn new(config: &GroupConfig, events: mpsc::UnboundedSender<Event>) -> Self {
+        Self {
+            instances: BTreeMap::new(),
+            connecting: BTreeMap::new(),
+            writers: BTreeMap::new(),
+            unreachable: BTreeMap::new(),
+            told_unconnected: BTreeSet::new(),
+            events,
+            passing: Arc::new(Passing::new(config.lease, config.hold)),
+        }
+    }
+}
+
+impl Group {
     pub(super) fn dial(&mut self, holder: Holder, instance: &InstanceId) {
-        let Ok(path) = self.setup.berth.socket_path(instance) else { return };
-        self.connecting.insert(holder, Connecting::Dialled);
-        let (me, events, berth, instance) = (self.me, self.events.clone(), self.setup.berth.clone(), instance.clone());
+        let Ok(path) = self.config.berth.socket_path(instance) else { return };
+        self.siblings.connecting.insert(holder, Connecting::Dialled);
+        let (me, events, berth, instance) =
+            (self.me, self.siblings.events.clone(), self.config.berth.clone(), instance.clone());
         tokio::spawn(async move {
             let answer = ipc::exchange(&path, Ask::Join { holder: me }, &[], &[], PATIENCE).await;
             let path = path.display();
@@ -73,12 +84,12 @@ impl Keeper {
 
     /// A dial failed. Whether the sibling is without a connection.
     pub(super) fn not_dialled(&mut self, holder: Holder, why: &str) -> bool {
-        self.unreachable.insert(holder, why.to_owned());
+        self.siblings.unreachable.insert(holder, why.to_owned());
         // Meanwhile it may have come itself.
-        if self.connecting.get(&holder) == Some(&Connecting::Dialled) {
-            self.connecting.remove(&holder);
+        if self.siblings.connecting.get(&holder) == Some(&Connecting::Dialled) {
+            self.siblings.connecting.remove(&holder);
         }
-        !self.writers.contains_key(&holder) && !self.connecting.contains_key(&holder)
+        !self.siblings.writers.contains_key(&holder) && !self.siblings.connecting.contains_key(&holder)
     }
 
     /// Whether a holder may come; if not, why.
@@ -86,7 +97,9 @@ impl Keeper {
         let taken = |what: &str| format!("the name {} is {what}", lease::holder_to_hex(holder));
         if holder == self.me {
             Err(taken("this shim's own"))
-        } else if self.writers.contains_key(&holder) || self.connecting.get(&holder) == Some(&Connecting::Comes) {
+        } else if self.siblings.writers.contains_key(&holder)
+            || self.siblings.connecting.get(&holder) == Some(&Connecting::Comes)
+        {
             Err(taken("connected already"))
         } else {
             Ok(())
@@ -104,19 +117,19 @@ impl Keeper {
 
     pub(super) fn asked(&mut self, asked: Asked) {
         match asked.ask {
-            Ask::Join { holder } if !self.setup.plain_close => {
+            Ask::Join { holder } if !self.config.plain_close => {
                 if let Err(why) = self.may_join(holder) {
                     self.conflict(&why);
                     tokio::spawn(async move { asked.reply(&Reply::Refused(why)).await });
                     return;
                 }
                 // Both dial: the connection of the smaller name is the one that stays.
-                if self.me < holder && self.connecting.contains_key(&holder) {
+                if self.me < holder && self.siblings.connecting.contains_key(&holder) {
                     tokio::spawn(async move { asked.reply(&Reply::Refused("this shim dials itself".into())).await });
                     return;
                 }
-                self.connecting.insert(holder, Connecting::Comes);
-                let (me, events) = (self.me, self.events.clone());
+                self.siblings.connecting.insert(holder, Connecting::Comes);
+                let (me, events) = (self.me, self.siblings.events.clone());
                 tokio::spawn(async move {
                     let _ = events.send(match asked.reply(&Reply::Joined { holder: me }).await {
                         Some(socket) => Event::Connected(holder, socket),
@@ -135,147 +148,5 @@ impl Keeper {
                 tokio::spawn(async move { asked.reply(&Reply::Refused("not here".into())).await });
             }
         }
-    }
-
-    /// Takes a client's connection from a leaving sibling.
-    fn take_over(&self, asked: &Asked) -> Result<(), String> {
-        if self.machine.phase() != Phase::Joined {
-            return Err(format!("this shim is {}", self.machine.phase().as_str()));
-        }
-        // Two that leave would pass it to and fro.
-        if *self.setup.stop.borrow() != Stop::No {
-            return Err("this shim is leaving".to_owned());
-        }
-        let [client, claim] = &asked.descriptors[..] else {
-            return Err(format!("{} descriptors came, not two", asked.descriptors.len()));
-        };
-        let peer = socket::check_connection(client.as_fd())?;
-        let client = client.try_clone().map_err(|error| error.to_string())?;
-        if !Claim::from(claim.try_clone().map_err(|error| error.to_string())?).take() {
-            self.count("take", "late");
-            return Err("who asked serves it already".to_owned());
-        }
-        self.setup.dealer.take_over(TcpStream::from(client), peer, asked.rest.clone());
-        self.count("take", "ok");
-        Ok(())
-    }
-
-    /// Says which siblings take clients now: those that wait for one that does no more give up.
-    pub(super) fn tell_who_takes(&self) {
-        let joined = self.machine.joined_siblings();
-        let instances = joined.into_iter().filter_map(|holder| self.siblings.get(&holder));
-        let paths: Vec<_> = instances.filter_map(|instance| self.setup.berth.socket_path(instance).ok()).collect();
-        self.passing.takers.send_if_modified(|now| std::mem::replace(now, paths.clone()) != paths);
-    }
-
-    /// Gives a client's connection to the first joined sibling that takes it.
-    pub(super) fn pass(&self, pass: Pass) {
-        let (passing, metrics) = (self.passing.clone(), self.setup.metrics.clone());
-        tokio::spawn(async move {
-            let Pass { client, said, taken } = pass;
-            let passed = passing.pass(client.as_fd(), &said).await;
-            let result = if passed { "ok" } else { "failed" };
-            metrics.handover.get_or_create(&HandoverLabels { phase: "pass", result }).inc();
-            let _ = taken.send(passed);
-        });
-    }
-}
-
-/// Lets [`PASSES`] clients be passed on at once. All that an instance had come at the moment when it ends.
-#[derive(Debug)]
-pub(super) struct Passing {
-    /// The sockets of the siblings that are joined, by leases that hold.
-    takers: watch::Sender<Vec<PathBuf>>,
-    free: Semaphore,
-    /// How often a sibling said something to a pass: who waits sees that it goes on.
-    answers: AtomicU64,
-    /// How long a sibling may say nothing.
-    patience: Duration,
-}
-
-impl Passing {
-    /// A sibling with a lease that holds is busy or stands still for a moment: who is relayed to its instance instead is
-    /// cut when this shim ends. So it is waited for as long as its lease holds, and as long as a client may be held.
-    pub(super) fn new(lease: Duration, hold: Duration) -> Self {
-        Self {
-            takers: watch::Sender::default(),
-            free: Semaphore::new(PASSES),
-            answers: AtomicU64::new(0),
-            patience: lease.min(hold),
-        }
-    }
-
-    /// Offers a client to siblings in turn. True: one has it.
-    async fn pass(&self, client: BorrowedFd<'_>, said: &[u8]) -> bool {
-        let Some(_turn) = self.next().await else { return false };
-        let Ok(claim) = Claim::new() else { return false };
-        let siblings = self.takers.borrow().clone();
-        for path in siblings {
-            let with = [client, claim.0.as_fd()];
-            let reply = tokio::select! {
-                reply = ipc::exchange(&path, Ask::Pass, said, &with, self.patience) => reply,
-                () = self.until(|takers| !takers.contains(&path)) => {
-                    tracing::debug!(path = %path.display(), "not passed: the sibling is not joined any more");
-                    continue;
-                }
-            };
-            match reply {
-                Ok((reply, _)) => {
-                    self.answers.fetch_add(1, Relaxed);
-                    if reply == Reply::Done {
-                        return true;
-                    }
-                    tracing::debug!(path = %path.display(), ?reply, "not passed");
-                }
-                Err(error) => tracing::debug!(path = %path.display(), %error, "not passed"),
-            }
-        }
-        // Whatever was said or not: a sibling has it if it has claimed it.
-        !claim.take()
-    }
-
-    /// Waits for a turn; none when there is no sibling, or none says anything any more.
-    async fn next(&self) -> Option<SemaphorePermit<'_>> {
-        let mut turn = pin!(self.free.acquire());
-        loop {
-            let before = self.answers.load(Relaxed);
-            tokio::select! {
-                biased;
-                () = self.until(<[PathBuf]>::is_empty) => return None,
-                turn = &mut turn => return turn.ok(),
-                () = sleep(self.patience) => if self.answers.load(Relaxed) == before {
-                    return None;
-                },
-            }
-        }
-    }
-
-    /// Waits until the siblings that take clients are as wanted.
-    async fn until(&self, wanted: impl Fn(&[PathBuf]) -> bool) {
-        let _ = self.takers.subscribe().wait_for(|takers| wanted(takers)).await;
-    }
-}
-
-/// The right to serve a client: one byte in a pipe that nobody writes to any more. Who reads it has it; all others
-/// read its end.
-struct Claim(OwnedFd);
-
-impl Claim {
-    fn new() -> io::Result<Self> {
-        let (reader, mut writer) = io::pipe()?;
-        writer.write_all(&[0])?;
-        Ok(Self(reader.into()))
-    }
-
-    fn take(self) -> bool {
-        // What a sibling sent may be something else, and must not block.
-        let unblocked = fcntl(&self.0, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).is_ok();
-        unblocked && read(&self.0, &mut [0]) == Ok(1)
-    }
-}
-
-impl From<OwnedFd> for Claim {
-    fn from(descriptor: OwnedFd) -> Self {
-        Self(descriptor)
     }
 }

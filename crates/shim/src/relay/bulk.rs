@@ -24,7 +24,7 @@ const LARGE_PIPES: usize = 8;
 const PLAIN: usize = 64 * 1024;
 
 /// Most pipes of a thread, of two descriptors each.
-pub const PIPES: u32 = 1;
+pub(crate) const PIPES: u32 = 1;
 
 /// A move of so many bytes is a large one.
 pub(super) const LARGE: usize = 64 * 1024;

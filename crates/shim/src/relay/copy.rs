@@ -57,7 +57,7 @@ pub(super) fn with_buffer<T>(f: impl FnOnce(&mut [u8]) -> T) -> T {
 
 /// How the copying ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub(crate) enum End {
     /// Both ends said that they are done.
     Closed,
     /// The client's end was reset, or keepalive found it gone.
@@ -67,7 +67,7 @@ pub enum End {
 }
 
 /// Bytes that were moved, for the connection's record and for counters that go along with it.
-pub trait Meter {
+pub(crate) trait Meter {
     /// So many bytes went to the instance.
     fn up(&mut self, bytes: usize);
     /// So many bytes went to the client.
@@ -321,7 +321,7 @@ impl Watch {
 }
 
 /// Copies until the end. `up` and `down` are bytes that were read before and not yet written.
-pub async fn copy<M: Meter>(
+pub(crate) async fn copy<M: Meter>(
     client: &mut TcpStream,
     backend: &mut TcpStream,
     up: Vec<u8>,

@@ -7,10 +7,10 @@
 //! never opened.
 
 mod abort;
-pub mod bulk;
-pub mod copy;
-pub mod how;
+pub(crate) mod bulk;
+mod copy;
 mod opening;
+pub(crate) mod outcome;
 pub mod source;
 
 use crate::backend::{Instance, Table};
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
-pub use how::How;
+pub use outcome::Outcome;
 use source::Sources;
 
 /// An instance refused a connection in an epoch.
@@ -191,19 +191,19 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said:
     let mut bytes = Bytes { stats: &context.stats, up: 0, down: 0 };
     let mut instance = None;
     let mut source = None;
-    let how = 'served: {
-        let Ok(kept) = opening::Kept::read(&client, said, pending) else { break 'served How::ClientReset };
+    let outcome = 'served: {
+        let Ok(kept) = opening::Kept::read(&client, said, pending) else { break 'served Outcome::ClientReset };
         let mut client = match TcpStream::from_std(client) {
             Ok(client) => AbortOnDrop::new(client),
             Err(error) => {
                 tracing::warn!(client = %peer, %error, "cannot serve an accepted connection");
-                break 'served How::Failed;
+                break 'served Outcome::Failed;
             }
         };
         // Boxed: what is needed only until the first byte is not part of a connection's memory
         // for the rest of its life.
-        let how = match Box::pin(opening::open(context, &mut client, peer, kept)).await {
-            Err(how) => how,
+        let outcome = match Box::pin(opening::open(context, &mut client, peer, kept)).await {
+            Err(outcome) => outcome,
             Ok(opening::Opened { mut backend, source: _in_use, instance: id, said }) => {
                 if context.log_connections || tracing::enabled!(tracing::Level::DEBUG) {
                     source = backend.local_addr().ok();
@@ -213,18 +213,18 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said:
                 let end = copy::copy(&mut client, &mut backend, said.up, said.down, &mut bytes).await;
                 backend.close();
                 match end {
-                    copy::End::Closed => How::Closed,
-                    copy::End::Client => How::ClientReset,
-                    copy::End::Backend => How::BackendReset,
+                    copy::End::Closed => Outcome::Closed,
+                    copy::End::Client => Outcome::ClientReset,
+                    copy::End::Backend => Outcome::BackendReset,
                 }
             }
         };
         client.close();
-        how
+        outcome
     };
     let (up, down) = (bytes.up, bytes.down);
-    context.stats.ended(how);
-    log_end(context, peer, source, instance.as_ref(), (up, down), started, how);
+    context.stats.ended(outcome);
+    log_end(context, peer, source, instance.as_ref(), (up, down), started, outcome);
 }
 
 fn log_end(
@@ -234,7 +234,7 @@ fn log_end(
     instance: Option<&InstanceId>,
     (up, down): (u64, u64),
     started: Instant,
-    how: How,
+    outcome: Outcome,
 ) {
     macro_rules! log {
         ($level:ident) => {
@@ -245,7 +245,7 @@ fn log_end(
                 up,
                 down,
                 ms = started.elapsed().as_millis() as u64,
-                how = how.as_str(),
+                outcome = outcome.as_str(),
                 "connection ended"
             )
         };

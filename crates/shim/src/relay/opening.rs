@@ -10,7 +10,7 @@
 use super::abort::AbortOnDrop;
 use super::copy::{Watch, with_buffer};
 use super::source::Source;
-use super::{Context, How, Pending};
+use super::{Context, Outcome, Pending};
 use crate::backend::{Instance, Table};
 use berth_node::instance::InstanceId;
 use berth_node::terms::Standing;
@@ -145,7 +145,7 @@ enum Leg {
     /// There was none: the instance cannot be connected to.
     Unreachable(io::Error),
     /// The instance ended it without a byte: by FIN or by reset.
-    Ended(How),
+    Ended(Outcome),
     /// Its instance is not ready any more, and another one is.
     Overtaken,
     /// The client was reset.
@@ -192,7 +192,7 @@ pub(super) async fn open(
     client: &mut AbortOnDrop,
     peer: SocketAddr,
     mut kept: Kept,
-) -> Result<Opened, How> {
+) -> Result<Opened, Outcome> {
     let mut table = context.table.clone();
     let mut passes = if kept.passed { 0 } else { PASSES };
     let mut tried = Tried::default();
@@ -204,12 +204,12 @@ pub(super) async fn open(
         let leaving = context.passing.leaving.load(Relaxed);
         // Whether the instance stopped, or waited for the client in vain (kube-apiserver: 32 s): another leg is for who
         // says something.
-        if let Some(how) = ended
+        if let Some(outcome) = ended
             && kept.bytes.is_empty()
             && !leaving
             && !speaks(context, client, &mut kept).await
         {
-            return Err(tell(client, how));
+            return Err(tell(client, outcome));
         }
         let picked = {
             let table = table.borrow_and_update();
@@ -221,22 +221,22 @@ pub(super) async fn open(
         if passes > 0 && context.passing.on.load(Relaxed) && picked.as_ref().is_none_or(|instance| !instance.own) {
             passes -= 1;
             if context.passing.pass(client, &kept.bytes).await {
-                return Err(How::Passed);
+                return Err(Outcome::Passed);
             }
         }
         let Some(instance) = picked else {
-            if let Some(how) = ended
+            if let Some(outcome) = ended
                 && table.borrow().pick(|instance| !tried.refused(instance)).is_some()
             {
                 // It is ready and ended two legs: it means it.
-                return Err(tell(client, how));
+                return Err(tell(client, outcome));
             }
             let found = async {
                 // The sender lives as long as the workers do.
                 let _ = table.wait_for(|table| table.pick(|instance| tried.allows(instance)).is_some()).await;
             };
-            if let Err(how) = held.wait(context, client, &mut kept, found).await {
-                return Err(tell(client, how));
+            if let Err(outcome) = held.wait(context, client, &mut kept, found).await {
+                return Err(tell(client, outcome));
             }
             continue;
         };
@@ -250,7 +250,7 @@ pub(super) async fn open(
             Leg::Answered(backend, source, said) => {
                 return Ok(Opened { backend, source, instance: instance.id, said });
             }
-            Leg::ClientReset => return Err(How::ClientReset),
+            Leg::ClientReset => return Err(Outcome::ClientReset),
             Leg::Unreachable(error) => {
                 tracing::debug!(instance = %instance.id, address = %instance.address, %error, "cannot connect");
                 if error.kind() == io::ErrorKind::ConnectionRefused {
@@ -259,23 +259,23 @@ pub(super) async fn open(
                 } else if is_own_lack(&error) {
                     // Nothing is wrong with the instance: what ends meanwhile gives one back.
                     again = replay;
-                    if let Err(how) = held.wait(context, client, &mut kept, tokio::time::sleep(PAUSE)).await {
-                        return Err(tell(client, how));
+                    if let Err(outcome) = held.wait(context, client, &mut kept, tokio::time::sleep(PAUSE)).await {
+                        return Err(tell(client, outcome));
                     }
                 } else {
                     tried.add(instance.epoch);
-                    ended = Some(How::BackendReset);
+                    ended = Some(Outcome::BackendReset);
                 }
             }
-            Leg::Ended(how) => {
+            Leg::Ended(outcome) => {
                 if kept.is_given_up() {
-                    return Err(tell(client, how));
+                    return Err(tell(client, outcome));
                 }
-                tracing::debug!(instance = %instance.id, how = how.as_str(), "ended before its first byte: replay");
+                tracing::debug!(instance = %instance.id, outcome = outcome.as_str(), "ended before its first byte: replay");
                 tried.add(instance.epoch);
-                ended = Some(how);
+                ended = Some(outcome);
             }
-            Leg::Overtaken if kept.is_given_up() => return Err(tell(client, How::ClientLeft)),
+            Leg::Overtaken if kept.is_given_up() => return Err(tell(client, Outcome::ClientLeft)),
             Leg::Overtaken => {
                 tracing::debug!(instance = %instance.id, "not ready any more before its first byte: replay");
                 tried.add(instance.epoch);
@@ -315,20 +315,20 @@ async fn leg(
     }
     match first_byte(client, &mut backend, kept, sent).await {
         Ok(said) => Leg::Answered(backend, source, said),
-        Err(How::ClientReset) => Leg::ClientReset,
-        Err(how) => {
+        Err(Outcome::ClientReset) => Leg::ClientReset,
+        Err(outcome) => {
             backend.close();
-            Leg::Ended(how)
+            Leg::Ended(outcome)
         }
     }
 }
 
 /// Makes the client see how its last leg ended.
-fn tell(client: &TcpStream, how: How) -> How {
-    if how != How::Closed {
+fn tell(client: &TcpStream, outcome: Outcome) -> Outcome {
+    if outcome != Outcome::Closed {
         socket::reset_on_close(client);
     }
-    how
+    outcome
 }
 
 /// Connects to an instance from an address that names the client, and says as much of `first` as it takes at
@@ -390,7 +390,7 @@ async fn first_byte(
     backend: &mut TcpStream,
     kept: &mut Kept,
     mut sent: usize,
-) -> Result<Said, How> {
+) -> Result<Said, Outcome> {
     let mut finished = false;
     let mut watch = Watch::default();
     poll_fn(|cx| {
@@ -403,34 +403,34 @@ async fn first_byte(
                 Pin::new(&mut *backend).poll_read(cx, &mut read).map_ok(|()| read.filled().to_vec())
             });
             match answer {
-                Poll::Ready(Ok(down)) if down.is_empty() => return Poll::Ready(Err(How::Closed)),
+                Poll::Ready(Ok(down)) if down.is_empty() => return Poll::Ready(Err(Outcome::Closed)),
                 Poll::Ready(Ok(down)) => {
                     return Poll::Ready(Ok(Said { sent, up: kept.bytes.split_off(sent), down }));
                 }
-                Poll::Ready(Err(_)) => return Poll::Ready(Err(How::BackendReset)),
+                Poll::Ready(Err(_)) => return Poll::Ready(Err(Outcome::BackendReset)),
                 Poll::Pending => {}
             }
             if sent < kept.bytes.len() {
                 match ready!(Pin::new(&mut *backend).poll_write(cx, &kept.bytes[sent..])) {
                     Ok(written) => sent += written,
-                    Err(_) => return Poll::Ready(Err(How::BackendReset)),
+                    Err(_) => return Poll::Ready(Err(Outcome::BackendReset)),
                 }
             } else if kept.finished {
                 if !finished {
                     finished = true;
                     if ready!(Pin::new(&mut *backend).poll_shutdown(cx)).is_err() {
-                        return Poll::Ready(Err(How::BackendReset));
+                        return Poll::Ready(Err(Outcome::BackendReset));
                     }
                 }
-                return watch.poll(cx, client).map(|()| Err(How::ClientReset));
+                return watch.poll(cx, client).map(|()| Err(Outcome::ClientReset));
             } else if kept.is_full() {
                 // What comes next cannot be kept: from then on the connection goes on as it is. An instance may
                 // want all of a large hello before it answers.
                 return client.poll_peek(cx, &mut ReadBuf::new(&mut [0])).map(|more| {
-                    more.map(|_| Said { sent, up: Vec::new(), down: Vec::new() }).map_err(|_| How::ClientReset)
+                    more.map(|_| Said { sent, up: Vec::new(), down: Vec::new() }).map_err(|_| Outcome::ClientReset)
                 });
             } else if ready!(kept.poll_fill(cx, client)).is_err() {
-                return Poll::Ready(Err(How::ClientReset));
+                return Poll::Ready(Err(Outcome::ClientReset));
             }
         }
     })
@@ -457,16 +457,16 @@ impl Held {
         client: &mut TcpStream,
         kept: &mut Kept,
         awaited: impl Future<Output = ()>,
-    ) -> Result<(), How> {
+    ) -> Result<(), Outcome> {
         let began = Instant::now();
         let until = began + context.hold.saturating_sub(self.waited);
-        let _place = context.held.try_acquire().map_err(|_| How::HoldFull)?;
+        let _place = context.held.try_acquire().map_err(|_| Outcome::HoldFull)?;
         kept.held = true;
         kept.count();
         let waited = tokio::select! {
             () = awaited => Ok(()),
-            () = tokio::time::sleep_until(until) => Err(How::HoldExpired),
-            how = left(client, kept) => Err(how),
+            () = tokio::time::sleep_until(until) => Err(Outcome::HoldExpired),
+            outcome = left(client, kept) => Err(outcome),
         };
         kept.held = false;
         kept.count();
@@ -482,15 +482,15 @@ fn is_own_lack(error: &io::Error) -> bool {
 }
 
 /// Waits until a held client gave up.
-async fn left(client: &mut TcpStream, kept: &mut Kept) -> How {
+async fn left(client: &mut TcpStream, kept: &mut Kept) -> Outcome {
     while !kept.is_full() && !kept.finished {
         if poll_fn(|cx| kept.poll_fill(cx, client)).await.is_err() {
-            return How::ClientReset;
+            return Outcome::ClientReset;
         }
     }
     if kept.is_given_up() {
-        return How::ClientLeft;
+        return Outcome::ClientLeft;
     }
     let _ = client.ready(Interest::ERROR).await;
-    How::ClientReset
+    Outcome::ClientReset
 }

@@ -124,7 +124,7 @@ impl Files {
 #[track_caller]
 fn assert_failed(answer: &Answer, result: &str, parts: &[&str]) {
     let rejected = result == "unauthorized" || answer.words.contains("invalid peer certificate");
-    let seen = if rejected { Seen::Rejected } else { Seen::Fail };
+    let seen = if rejected { Observation::Rejected } else { Observation::Fail };
     assert_eq!((answer.seen, answer.result), (seen, result), "{}", answer.words);
     for part in parts {
         assert!(answer.words.contains(part), "{part} in {}", answer.words);
@@ -137,7 +137,7 @@ async fn asks_as_it_should_and_takes_200() {
     let (address, mut asked) = serve(authority.acceptor("kubernetes"), &status("200 OK", "ok")).await;
     let files = Files::new(&authority).with_token(" secret\n");
     let answer = files.probe().ready(address).await;
-    assert_eq!((answer.seen, answer.result), (Seen::Pass, "ok"), "{}", answer.words);
+    assert_eq!((answer.seen, answer.result), (Observation::Pass, "ok"), "{}", answer.words);
     let (head, certificate) = asked.recv().await.unwrap();
     assert!(head.starts_with("GET /readyz HTTP/1.1\r\n") && certificate.is_none(), "{head}");
     for part in ["host: kubernetes\r\n", "authorization: Bearer secret\r\n", "user-agent: berth-probe/"] {
@@ -197,11 +197,11 @@ async fn silence_is_a_timeout_and_nobody_there_a_refusal() {
     for kind in [ProbeKind::Https, ProbeKind::Tcp] {
         files.config.kind = kind;
         let refused = files.probe().ready(silent_in_tls).await;
-        assert_eq!((refused.seen, refused.result), (Seen::Refused, "refused"), "{}", refused.words);
+        assert_eq!((refused.seen, refused.result), (Observation::Refused, "refused"), "{}", refused.words);
         assert!(refused.words.contains("nobody listens on 127.0.0.1:"), "{}", refused.words);
     }
     let tcp = files.probe().ready(silent_in_http).await;
-    assert_eq!((tcp.seen, tcp.result), (Seen::Pass, "ok"), "a TCP probe asks for no more: {}", tcp.words);
+    assert_eq!((tcp.seen, tcp.result), (Observation::Pass, "ok"), "a TCP probe asks for no more: {}", tcp.words);
 }
 
 #[tokio::test]
@@ -213,7 +213,7 @@ async fn a_certificate_that_does_not_fit_names_the_option_that_mends_it() {
     files.config.server_name = ServerName::try_from("example.com").unwrap();
     assert_failed(&files.probe().ready(address).await, "tls", &["--probe-server-name"]);
     files.config.ca = None;
-    assert_eq!(files.probe().ready(address).await.seen, Seen::Pass, "--probe-insecure");
+    assert_eq!(files.probe().ready(address).await.seen, Observation::Pass, "--probe-insecure");
 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let plain = listener.local_addr().unwrap();
@@ -232,7 +232,7 @@ async fn certificates_and_tokens_are_read_again_when_they_change() {
     let probe = files.probe();
     let (at_old, mut asked_old) = serve(old.acceptor("kubernetes"), &status("200 OK", "")).await;
     let (at_new, mut asked_new) = serve(new.acceptor("kubernetes"), &status("200 OK", "")).await;
-    assert_eq!(probe.ready(at_old).await.seen, Seen::Pass);
+    assert_eq!(probe.ready(at_old).await.seen, Observation::Pass);
     let (head, first) = asked_old.recv().await.unwrap();
     assert!(head.contains("Bearer one\r\n") && first.is_some());
     assert_failed(&probe.ready(at_new).await, "tls", &["--probe-ca"]);
@@ -245,7 +245,7 @@ async fn certificates_and_tokens_are_read_again_when_they_change() {
     assert_failed(&probe.ready(at_new).await, "config", &["--probe-key", "--probe-cert"]);
     files.write("client.key", &key);
     files.write("token", "two\n");
-    assert_eq!(probe.ready(at_new).await.seen, Seen::Pass);
+    assert_eq!(probe.ready(at_new).await.seen, Observation::Pass);
     let (head, second) = asked_new.recv().await.unwrap();
     assert!(head.contains("Bearer two\r\n") && second.is_some() && second != first);
 
@@ -269,11 +269,11 @@ async fn a_ca_that_was_replaced_behind_its_mount_is_named() {
     let both = format!("{}{}", old.0.pem(), new.0.pem());
     assert_failed(&probe.ready(at_new).await, "tls", &["--probe-ca must hold"]);
     files.write("ca.crt", &both);
-    assert_eq!(probe.ready(at_new).await.seen, Seen::Pass);
+    assert_eq!(probe.ready(at_new).await.seen, Observation::Pass);
     files.write("ca.crt", &old.0.pem());
     files.write("ca.crt.new", &both);
     std::fs::rename(files.temp.path().join("ca.crt.new"), &path).unwrap();
-    assert_eq!(probe.ready(at_old).await.seen, Seen::Pass);
+    assert_eq!(probe.ready(at_old).await.seen, Observation::Pass);
     assert_failed(&probe.ready(at_new).await, "tls", &["was replaced on the node", "`berth upgrade`"]);
 }
 

@@ -2,7 +2,7 @@
 
 /// How a connection ended, as the metric `berth_connections_total{outcome}` and the log say it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum Outcome {
     /// Both ends said that they are done.
     Closed,
     /// The client's end was reset, or keepalive found it gone.
@@ -21,7 +21,7 @@ pub enum How {
     Failed,
 }
 
-impl How {
+impl Outcome {
     /// Every outcome, in the order of the counters.
     pub const ALL: [Self; 8] = [
         Self::Closed,

@@ -5,8 +5,8 @@
 //! as well, lines are dropped and counted, and the log says how many as soon as it can be written again.
 //! Commands that serve nobody write directly.
 
+use berth_shim::metrics::LOG_LINES_DROPPED;
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -18,22 +18,13 @@ const WAITING: usize = 1024 * 1024;
 /// How long the end of a process waits for a reader that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Lines that were dropped since the process started.
-static DROPPED: AtomicU64 = AtomicU64::new(0);
-
-/// Lines of the log that were dropped, because nobody read it or it could not be written.
-#[must_use]
-pub fn dropped() -> u64 {
-    DROPPED.load(Ordering::Relaxed)
-}
-
 /// Takes lines without ever waiting for whoever reads them. One of it writes on for as long as the process lives.
 #[derive(Debug, Clone)]
-pub struct Lines(Arc<Shared>);
+pub(crate) struct Lines(Arc<Shared>);
 
 /// Waits, when it is dropped, until the lines that are there have been written, or nobody takes them.
 #[derive(Debug)]
-pub struct Flush(Lines);
+pub(crate) struct Flush(Lines);
 
 #[derive(Debug)]
 struct Shared {
@@ -56,7 +47,7 @@ impl Lines {
     ///
     /// # Errors
     /// No thread can be had.
-    pub fn to_stderr() -> io::Result<(Self, Flush)> {
+    pub(crate) fn to_stderr() -> io::Result<(Self, Flush)> {
         let told = |lines| tracing::warn!(lines, "the log was not read: lines of it were dropped");
         Self::to(io::stderr(), WAITING, told)
     }
@@ -81,7 +72,7 @@ impl Write for Lines {
         let mut state = self.0.lock();
         if state.waiting.len() + line.len() > self.0.limit {
             state.dropped += 1;
-            DROPPED.fetch_add(1, Ordering::Relaxed);
+            LOG_LINES_DROPPED.add(1);
         } else {
             state.waiting.extend_from_slice(line);
             self.0.changed.notify_all();
@@ -126,7 +117,7 @@ impl Shared {
                     Ok(()) => std::mem::take(&mut state.dropped),
                     Err(_) => {
                         state.dropped += 1;
-                        DROPPED.fetch_add(1, Ordering::Relaxed);
+                        LOG_LINES_DROPPED.add(1);
                         0
                     }
                 };
@@ -209,7 +200,7 @@ mod tests {
         assert!(told.try_recv().is_err());
         assert_eq!(read.recv().unwrap(), b"      100\n");
         let missing = told.recv().unwrap();
-        assert!((LINES - 20..LINES).contains(&missing) && dropped() >= missing, "{missing}");
+        assert!((LINES - 20..LINES).contains(&missing) && LOG_LINES_DROPPED.get() >= missing, "{missing}");
         // Where there is room again.
         let mut rest = Vec::new();
         while !lines.0.lock().waiting.is_empty() {

@@ -1,0 +1,179 @@
+//! The listeners: own sockets that do not listen yet, and the accept loops of what is listened on.
+
+use super::Group;
+use super::machine::Action;
+use super::peers::lock;
+use crate::accept::Accepting;
+use berth_node::terms::Cookie;
+use berth_os::{proc_net, socket};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+/// How long a socket that cannot listen or be accepted from is left alone.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// What an accept loop tells.
+#[derive(Debug)]
+pub(super) enum OfLoop {
+    /// It takes clients out.
+    Runs(Cookie),
+    /// It has ended, as it was told, or since the listener listens no more.
+    Ended(Cookie),
+    /// It could not start or go on, and why.
+    Failed(Cookie, SocketAddr, String),
+}
+
+pub(super) struct Listeners {
+    /// Own sockets that do not listen yet.
+    pub(super) waiting: BTreeMap<SocketAddr, Arc<OwnedFd>>,
+    /// What tells the accept loops, from their start until they have ended.
+    pub(super) loops: BTreeMap<Cookie, watch::Sender<Accepting>>,
+    of_loops: mpsc::UnboundedSender<OfLoop>,
+    pub(super) retry: Option<Instant>,
+    /// Addresses whose own socket could not listen.
+    pub(super) deaf: BTreeSet<SocketAddr>,
+    /// Listeners that could not be accepted from.
+    pub(super) failed: BTreeSet<Cookie>,
+}
+
+impl Listeners {
+    pub(super) fn new(sockets: Vec<(SocketAddr, OwnedFd)>, of_loops: mpsc::UnboundedSender<OfLoop>) -> Self {
+        let waiting = sockets.into_iter().map(|(address, socket)| (address, Arc::new(socket))).collect();
+        let (deaf, failed) = Default::default();
+        Self { waiting, loops: BTreeMap::new(), of_loops, retry: None, deaf, failed }
+    }
+}
+
+impl Group {
+    pub(super) fn hear_of_loop(&mut self, of_loop: OfLoop) {
+        let actions = match of_loop {
+            OfLoop::Runs(cookie) => self.machine.accepting(cookie),
+            OfLoop::Ended(cookie) => {
+                self.listeners.loops.remove(&cookie);
+                self.machine.ended(cookie)
+            }
+            OfLoop::Failed(cookie, address, why) => {
+                self.listeners.loops.remove(&cookie);
+                self.cannot_accept(cookie, address, &why)
+            }
+        };
+        self.act(actions);
+    }
+
+    pub(super) fn listen(&mut self, address: SocketAddr) -> Vec<Action> {
+        let listened = self.bound(address).and_then(|own| {
+            socket::start_listening(own.as_fd(), self.config.backlog)?;
+            socket::cookie(own.as_fd())
+        });
+        match listened {
+            Ok(cookie) => {
+                let cookie = Cookie(cookie);
+                if let Some(own) = self.listeners.waiting.remove(&address) {
+                    lock(&self.published).held.insert(cookie, (address, own));
+                }
+                self.count("listen", "ok");
+                let trouble = listen_trouble(address);
+                self.told_problems.retain(|told| !told.starts_with(&trouble));
+                self.machine.listening(address, cookie)
+            }
+            Err(error) => {
+                // Who holds the port is read from every socket of the host: once, not at each try.
+                if self.told_problems.insert(listen_trouble(address) + &error.to_string()) {
+                    let why = match error.raw_os_error() {
+                        Some(libc::EADDRINUSE) => proc_net::explain(address, nix::unistd::geteuid().as_raw()),
+                        _ => error.to_string(),
+                    };
+                    tracing::error!(%address, "cannot listen, trying again: {why}");
+                }
+                self.count("listen", "failed");
+                self.listeners.deaf.insert(address);
+                self.listeners.retry = Some(Instant::now() + RETRY);
+                Vec::new()
+            }
+        }
+    }
+
+    /// The own socket of an address that does not listen; a new one where the last was handed over.
+    pub(super) fn bound(&mut self, address: SocketAddr) -> io::Result<Arc<OwnedFd>> {
+        Ok(match self.listeners.waiting.entry(address) {
+            Entry::Occupied(own) => own.get().clone(),
+            Entry::Vacant(free) => {
+                let own = socket::bind(address, self.config.freebind.contains(&address))?;
+                free.insert(Arc::new(own)).clone()
+            }
+        })
+    }
+
+    /// Takes a listener into use, whoever made it: what its connections inherit is this shim's choice.
+    pub(super) fn accept(&mut self, cookie: Cookie) -> Vec<Action> {
+        let held = lock(&self.published).held.get(&cookie).cloned();
+        let Some((address, listener)) = held else { return self.machine.failed(cookie) };
+        let ready = socket::set_options(listener.as_fd(), &self.config.keepalive)
+            .and_then(|()| socket::start_listening(listener.as_fd(), self.config.backlog))
+            .and_then(|()| listener.as_fd().try_clone_to_owned());
+        match ready {
+            Ok(duplicate) => {
+                tracing::debug!(%address, listener = cookie.0, "accepting");
+                let told = watch::Sender::new(Accepting::Yes);
+                let (runs, ends) = (self.listeners.of_loops.clone(), self.listeners.of_loops.clone());
+                // Said by the loop itself: a sibling lets go on the strength of it.
+                let runs = move || drop(runs.send(OfLoop::Runs(cookie)));
+                let accepting = self.dispatcher.spawn(duplicate, told.subscribe(), runs);
+                self.listeners.loops.insert(cookie, told);
+                tokio::spawn(async move {
+                    let _ = ends.send(match accepting.await {
+                        Ok(Ok(())) => OfLoop::Ended(cookie),
+                        Ok(Err(error)) => OfLoop::Failed(cookie, address, error.to_string()),
+                        Err(error) => {
+                            tracing::error!(%address, %error, "an accept loop ended: a bug");
+                            OfLoop::Failed(cookie, address, error.to_string())
+                        }
+                    });
+                });
+                self.count("accept", "ok");
+                // Else the next tick would end, for the machine, a loop that runs.
+                self.listeners.failed.remove(&cookie);
+                Vec::new()
+            }
+            Err(error) => self.cannot_accept(cookie, address, &error.to_string()),
+        }
+    }
+
+    pub(super) fn cannot_accept(&mut self, cookie: Cookie, address: SocketAddr, why: &str) -> Vec<Action> {
+        if self.told_problems.insert(format!("accept {address}: {why}")) {
+            tracing::error!(%address, "cannot accept, trying again: {why}");
+        }
+        self.count("accept", "failed");
+        self.listeners.retry = Some(Instant::now() + RETRY);
+        self.listeners.failed.insert(cookie);
+        self.machine.failed(cookie)
+    }
+
+    pub(super) fn end_loop(&self, cookie: Cookie, how: Accepting) {
+        if let Some(told) = self.listeners.loops.get(&cookie) {
+            told.send_replace(how);
+        }
+    }
+
+    pub(super) fn look_for_strangers(&mut self) {
+        if !self.machine.has_all_guards() {
+            // What is not known may be that sibling's; it is told of as one without a connection.
+            return self.strangers.forget_suspects();
+        }
+        let ours: BTreeSet<_> =
+            lock(&self.published).held.values().filter_map(|(_, listener)| socket::inode(listener.as_fd())).collect();
+        self.strangers.look(self.machine.addresses(), &ours, &self.shared.metrics);
+    }
+}
+
+/// How what is told begins of an address that cannot be listened on.
+fn listen_trouble(address: SocketAddr) -> String {
+    format!("listen {address}: ")
+}

@@ -1,0 +1,33 @@
+//! What the parts of a shim tell one another.
+
+use crate::backend::Table;
+use crate::drain::Stop;
+use crate::metrics::Metrics;
+use berth_node::instance::InstanceId;
+use berth_node::terms::Phase;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::SystemTime;
+use tokio::sync::{Notify, watch};
+
+/// A duplicate is the same.
+#[derive(Debug, Clone)]
+pub(crate) struct Shared {
+    pub(crate) metrics: Arc<Metrics>,
+    /// The instances.
+    pub(crate) table: watch::Receiver<Arc<Table>>,
+    /// Where the shim is in its life, and since when.
+    pub(crate) phase: watch::Sender<(Phase, SystemTime)>,
+    /// What it was told last, by a signal or through its socket.
+    pub(crate) stop: watch::Sender<Stop>,
+    /// The siblings that live and have no connection to this shim.
+    pub(crate) unconnected: watch::Sender<Vec<InstanceId>>,
+    /// Whether connections that the own instance cannot serve are passed on.
+    pub(crate) pass_on: Arc<AtomicBool>,
+    /// Whether it was told to leave: from then on, not from when siblings took over.
+    pub(crate) leaving: Arc<AtomicBool>,
+    /// Whether a worker gives no sign of life: better a sibling takes the connections.
+    pub(crate) blocked: Arc<AtomicBool>,
+    /// Told whenever a connection ended.
+    pub(crate) ended: Arc<Notify>,
+}
