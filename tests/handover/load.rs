@@ -22,9 +22,9 @@ const ANSWERED: Duration = Duration::from_secs(15);
 /// Groups of clients.
 const GROUPS: u32 = 8;
 
-/// Most open connections of a client. More are begun only when the machine cannot keep up, which shows nothing and
-/// ends with no descriptor left.
-const OPEN: usize = 40;
+/// Most open connections of a client. A machine that cannot keep up with the timetable gets as many as it can take:
+/// more would only wait in queues, and nobody would begin one near a switch.
+const OPEN: usize = 2;
 
 /// What became of the connections.
 #[derive(Debug, Default, Clone)]

@@ -10,14 +10,14 @@ const CLIENTS: u32 = 128;
 const PERIOD: Duration = Duration::from_millis(20);
 
 /// A run counts only if so many connections were begun so near to each switch.
-const LEAST: usize = 200;
+const LEAST: usize = 100;
 const NEAR: Duration = Duration::from_millis(100);
 
 /// Most upgrades of the control until one loses something.
 const CONTROL: usize = 60;
 
 /// Most runs until one counts: the machine may pause.
-const RUNS: usize = 4;
+const RUNS: usize = 8;
 
 /// Upgrades until there were so many or `enough`; when each switch was.
 fn upgrade(times: usize, options: &[&str], enough: impl Fn(&Record) -> bool) -> (Record, Vec<Instant>) {
