@@ -4,7 +4,7 @@
 //! A [`Bound`] knows its real addresses, so that a test runs a whole shim on port 0.
 //!
 //! The control plane (probes, records, socket, admin, this loop) runs on the caller's runtime, which
-//! should be current-thread; connections run on the [`Workers`]' own.
+//! should be current-thread; connections run on the threads of `workers`.
 
 use crate::accept::Dispatcher;
 use crate::admin::Admin;

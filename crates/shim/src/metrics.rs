@@ -79,7 +79,7 @@ pub struct ProbeLabels {
 /// Labels of `berth_accept_errors_total`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct AcceptErrorLabels {
-    /// See [`crate::accept::Trouble`].
+    /// See `Trouble` of `accept`.
     pub kind: &'static str,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! `opening` finds an instance and brings the client's first bytes there, as often as it takes, from the address that
 //! [`source`] names the client by;
-//! [`copy`](mod@copy) moves bytes both ways from then on, with [`bulk`] where they are many; here is the
+//! `copy` moves bytes both ways from then on, with `bulk` where they are many; here is the
 //! frame around both: counting, the line of log, and the reset of what the end of the shim cuts (`abort`). TLS is
 //! never opened.
 
