@@ -4,7 +4,10 @@
 set -euo pipefail
 export LC_ALL=C
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+# shellcheck source=scripts/release/common.sh
+. "$root/scripts/release/common.sh"
+
 # Bytes of the archive: a node pulls it while its control plane may be down.
 readonly LIMIT=8000000
 
@@ -55,10 +58,7 @@ main() {
         shift
     done
     ! $check || ! $verify || die $EX_USAGE "--check or --verify, not both"
-    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-    need_tools
-    package=$("$cargo" metadata --manifest-path "$root/Cargo.toml" --locked --no-deps --format-version 1) ||
-        die $EX_UNAVAILABLE "cargo metadata failed; its reason is above"
+    need_tools umoci jq git
     tag=${tag:-localhost/berth:v$(about version)}
     [[ $tag =~ ^[a-z0-9][a-z0-9.:/_-]*:[A-Za-z0-9_][A-Za-z0-9_.-]*$ ]] ||
         die $EX_USAGE "--tag $tag is not like registry.example/berth:v0.1.0"
@@ -76,31 +76,10 @@ main() {
     printf '%s=%q\n' IMAGE "$tag" ARCHIVE "$output" DIGEST "$(digest)"
 }
 
-say() { printf 'image.sh: %s\n' "$*" >&2; }
-
-die() {
-    local status=$1
-    shift
-    say "$@"
-    exit "$status"
-}
-
-need_tools() {
-    local tool missing=()
-    cargo=$(command -v -- "${CARGO:-cargo}") || missing+=(cargo)
-    for tool in umoci jq git; do
-        command -v "$tool" >/dev/null || missing+=("$tool")
-    done
-    ((!${#missing[@]})) || die $EX_UNAVAILABLE "missing: ${missing[*]} (umoci, jq and git are Debian packages of that name)"
-}
-
-# about KEY: what Cargo.toml says of berth
-about() { jq -r ".packages[] | select(.name == \"berth\") | .$1 // empty" <<<"$package"; }
-
 check() {
     local newer
     [[ -f $output ]] || die $EX_UNAVAILABLE "no $output: run scripts/image.sh"
-    newer=$(cd "$root" && find src Cargo.toml Cargo.lock scripts/static.sh scripts/image.sh -newer "$output" -print -quit)
+    newer=$(cd "$root" && find src crates Cargo.toml Cargo.lock scripts/static.sh scripts/image.sh scripts/release/common.sh -newer "$output" -print -quit)
     [[ -z $newer ]] || die $EX_UNAVAILABLE "$output is older than $newer: run scripts/image.sh"
 }
 
@@ -111,7 +90,8 @@ digest() { tar -xOf "$output" index.json | jq -r '.manifests[0].digest'; }
 pack() {
     local layout=$scratch/layout created label labels=() size
     local image=$layout:${tag##*:}
-    created=$(created)
+    created=$(epoch)
+    created=$(iso "$created")
     while read -r label; do labels+=(--config.label "org.opencontainers.image.$label"); done < <(labels "$created")
     install -m 0755 -- "$1" "$scratch/berth"
     touch -d "$created" -- "$scratch/berth"
@@ -136,14 +116,6 @@ pack() {
     say "$tag: $size bytes, unpacked $(stat -c %s "$scratch/berth")"
 }
 
-# created: the time of the commit, since that of the build is another each time
-created() {
-    local seconds=${SOURCE_DATE_EPOCH:-}
-    [[ -n $seconds ]] || seconds=$(git -C "$root" log -1 --format=%ct) ||
-        die $EX_UNAVAILABLE "git cannot tell the time of the commit: set SOURCE_DATE_EPOCH"
-    date -u -d "@$seconds" +%Y-%m-%dT%H:%M:%SZ || die $EX_USAGE "SOURCE_DATE_EPOCH=$seconds is no number of seconds"
-}
-
 # labels CREATED: one a line
 labels() {
     local revision repository
@@ -155,19 +127,12 @@ labels() {
 
 # verify OPTION...: of scripts/static.sh
 verify() {
-    local first home=${CARGO_HOME:-$HOME/.cargo} again=$scratch/again name
-    [[ -z $(git -C "$root" status --porcelain) ]] || die $EX_USAGE "--verify compares with what is committed: commit first"
+    local first
+    committed --verify
     first=$(digest)
-    git clone --quiet -- "$root" "$again/clone"
-    # What was downloaded before, to be unpacked into another folder.
-    mkdir -p -- "$again/cargo/registry"
-    for name in config.toml registry/index registry/cache; do
-        [[ ! -e $home/$name ]] || ln -s -- "$(realpath -- "$home/$name")" "$again/cargo/$name"
-    done
-    env -u CARGO_TARGET_DIR CARGO_HOME="$again/cargo" "$again/clone/scripts/image.sh" --tag "$tag" \
-        --output "$again/image.tar" "$@" >"$again/out"
-    if ! grep -qx "DIGEST=$first" "$again/out"; then
-        say "the second build differs: $(grep DIGEST= "$again/out"), not $first"
+    build_again --tag "$tag" --output "$scratch/again.tar" "$@" >"$scratch/said"
+    if ! grep -qx "DIGEST=$first" "$scratch/said"; then
+        say "the second build differs: $(grep DIGEST= "$scratch/said"), not $first"
         exit 1
     fi
     say "two builds in two folders, one digest"
