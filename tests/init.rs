@@ -11,9 +11,9 @@ use std::fs::{DirBuilder, File};
 use std::net::TcpListener;
 use std::os::unix::fs::DirBuilderExt;
 use std::process::Command;
-use support::eventually;
 use support::net::free_address;
 use support::process::{Running, berth, said};
+use support::{eventually, skipped};
 
 const UNSHARE: [&str; 4] = ["--pid", "--fork", "--kill-child", "--"];
 
@@ -21,7 +21,7 @@ const UNSHARE: [&str; 4] = ["--pid", "--fork", "--kill-child", "--"];
 fn possible(test: &str) -> bool {
     let (code, _, log) = said(Command::new("unshare").args(UNSHARE).arg("true"));
     if code != Some(0) {
-        eprintln!("skipped: {test}: no PID namespace can be had: {log}");
+        skipped(&format!("{test}: no PID namespace can be had: {log}"));
     }
     code == Some(0)
 }

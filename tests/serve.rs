@@ -19,7 +19,7 @@ use support::net::{
 use support::process::{Running, berth, said};
 use support::shim::Shim;
 use support::tls::{Api, Authority};
-use support::{MOMENT, PATIENCE, eventually};
+use support::{MOMENT, PATIENCE, eventually, skipped};
 use tempfile::TempDir;
 
 /// A run directory and a berth of its own.
@@ -99,7 +99,7 @@ fn bind_wait_takes_the_port_when_it_is_free() {
 #[test]
 fn root_uses_no_run_directory_of_another_uid() {
     if !nix::unistd::geteuid().is_root() {
-        return eprintln!("skipped: root_uses_no_run_directory_of_another_uid: it needs root");
+        return skipped("root_uses_no_run_directory_of_another_uid: it needs root");
     }
     let node = Node::new();
     std::fs::create_dir(node.run_dir()).unwrap();

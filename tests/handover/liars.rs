@@ -1,8 +1,8 @@
 //! A peer on the shim's socket that says what is not so.
 
 use super::node::{Echo, Node, Shim, alone};
-use super::support::eventually;
 use super::support::net::{connect, fresh_ip, hello, ping};
+use super::support::{eventually, skipped};
 use berth_os::{seqpacket, socket};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -168,7 +168,7 @@ fn a_sibling_of_another_uid_is_refused() {
     let _alone = alone();
     let node = match Node::of(65534) {
         Ok(node) => node,
-        Err(why) => return eprintln!("skipped: a_sibling_of_another_uid_is_refused: {why}"),
+        Err(why) => return skipped(&format!("a_sibling_of_another_uid_is_refused: {why}")),
     };
     let instance = Echo::new();
     let shim = node.joined("a", instance.address, &[]);

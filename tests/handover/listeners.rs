@@ -3,7 +3,7 @@
 use super::node::{Echo, Node, Shim, alone};
 use super::support::net::{connect, free_address, hello, ping};
 use super::support::process::{Running, berth, said};
-use super::support::{MOMENT, eventually};
+use super::support::{MOMENT, eventually, skipped};
 use berth_node::terms::{Phase, Standing};
 use berth_os::socket;
 use nix::sys::ptrace;
@@ -60,8 +60,7 @@ fn a_stranger_cannot_take_a_port_that_nobody_listens_on() {
     let (node, address) = (Node::new(), free_address());
     let shim = node.start("a", address, &["--hold", "100ms"]);
     if stranger_fails(node.listen).is_none() {
-        eprintln!("skipped: no process of uid {STRANGER} can be run here");
-        return;
+        return skipped(&format!("no process of uid {STRANGER} can be run here"));
     }
     let instance = Echo::at(address);
     shim.until_joined();

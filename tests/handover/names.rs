@@ -3,9 +3,9 @@
 use super::liars::Peer;
 use super::load::Load;
 use super::node::{Echo, Node, alone};
-use super::support::eventually;
 use super::support::net::{connect, hello, ping};
 use super::support::process::{berth, said};
+use super::support::{eventually, skipped};
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
 use berth_node::registry::lease::{self, Lease};
@@ -198,7 +198,7 @@ fn who_is_dialled_must_be_of_the_same_uid() {
     let _alone = alone();
     let other = match Node::of(65534) {
         Ok(node) => node,
-        Err(why) => return eprintln!("skipped: who_is_dialled_must_be_of_the_same_uid: {why}"),
+        Err(why) => return skipped(&format!("who_is_dialled_must_be_of_the_same_uid: {why}")),
     };
     let (node, instance) = (Node::new(), Echo::new());
     let stranger = other.start("z", instance.address, &[]);

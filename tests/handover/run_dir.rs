@@ -2,9 +2,9 @@
 
 use super::load::Load;
 use super::node::{Echo, Node, Shim, alone};
-use super::support::eventually;
 use super::support::net::{connect, hello, ping};
 use super::support::process::{berth, said};
+use super::support::{eventually, skipped};
 use berth_node::instance::InstanceId;
 use berth_node::registry::{instance, lease};
 use berth_node::terms::Phase;
@@ -205,7 +205,7 @@ fn a_record_that_cannot_be_read_for_a_while_is_alive() {
     let _alone = alone();
     let node = match Node::of(65534) {
         Ok(node) => node,
-        Err(why) => return eprintln!("skipped: a_record_that_cannot_be_read_for_a_while_is_alive: {why}"),
+        Err(why) => return skipped(&format!("a_record_that_cannot_be_read_for_a_while_is_alive: {why}")),
     };
     let (_echo, _process, shim) = lone(&node);
     let record = node.run_dir().join(node.listen.to_string()).join("instances/a.json");
