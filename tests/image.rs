@@ -44,6 +44,10 @@ fn main() -> ExitCode {
         the_dockerfile_says_what_the_script_does();
         Ok(())
     })];
+    trials.push(Trial::test("wrong_arguments_exit_with_64", || {
+        wrong_arguments_exit_with_64();
+        Ok(())
+    }));
     trials.extend(tests.map(|(name, test)| {
         Trial::ignorable_test(name, move || match obstacle() {
             Some(why) => Ok(Completion::ignored_with(why)),
@@ -157,6 +161,17 @@ fn the_dockerfile_says_what_the_script_does() {
     let rust = file.lines().find_map(|line| line.strip_prefix("FROM docker.io/library/rust:")).unwrap();
     let minor = |version: &str| version.split('.').nth(1).unwrap().parse::<u32>().unwrap();
     assert!(minor(rust) >= minor(env!("CARGO_PKG_RUST_VERSION")), "{rust} is too old");
+}
+
+/// Before anything is built or looked for.
+fn wrong_arguments_exit_with_64() {
+    for script in ["image.sh", "release.sh"] {
+        for args in [&["--nonsense"][..], &["--output"], &["--output", ""], &["--check", "--verify"]] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts").join(script);
+            let (status, out, errors) = said(Command::new(path).args(args));
+            assert!(status == Some(64) && out.is_empty() && errors.starts_with(script), "{script} {args:?}: {errors}");
+        }
+    }
 }
 
 /// The volumes of a pod on this node, and the image that its containers have.

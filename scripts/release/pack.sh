@@ -1,0 +1,139 @@
+# shellcheck shell=bash
+# Part of scripts/release.sh: the files of a release. Everything is sorted, belongs to root and has the time
+# of the commit.
+
+# Of Debian's packages, what is linked into a static berth beside crates and Rust's own library.
+readonly -A LINKED=([libc.a]=LGPL-2.1-or-later [libgcc_eh.a]="GPL-3.0-or-later WITH GCC-exception-3.1")
+
+# bill_of_materials: the crates that are linked, and which needs which, as Cargo resolves them for scripts/static.sh;
+# Rust's library and Debian's; as CycloneDX
+bill_of_materials() {
+    local features=(--package berth --no-default-features --features operate)
+    "$cargo" metadata --manifest-path "$root/Cargo.toml" --locked --format-version 1 --filter-platform "$target" \
+        >"$scratch/metadata.json"
+    # A dependency of build scripts and macros is in no binary.
+    "$cargo" tree --manifest-path "$root/Cargo.toml" --locked "${features[@]}" --target "$target" \
+        --edges normal,no-proc-macro --prefix depth --no-dedupe --format ' {p}' |
+        awk '{ id = $2 "@" substr($3, 2); path[$1] = id; print ($1 ? path[$1 - 1] : "") "\t" id }' |
+        sort -u >"$scratch/edges"
+    awk -F'"' '/^name/ { name = $2 } /^version/ { version = $2 } /^checksum/ { print name "@" version "\t" $2 }' \
+        "$root/Cargo.lock" >"$scratch/checksums"
+    linked >"$scratch/linked"
+    jq --sort-keys --arg version "$version" --arg time "$(iso "$time")" \
+        --rawfile edges "$scratch/edges" --rawfile checksums "$scratch/checksums" --rawfile linked "$scratch/linked" \
+        -f "$root/scripts/release/bill_of_materials.jq" "$scratch/metadata.json"
+}
+
+# linked: name, version, licence and purl of each library that is no crate
+linked() {
+    local file owner version rust
+    rust=$("${RUSTC:-rustc}" -vV | sed -n 's/^release: //p')
+    printf '%s\t%s\t%s\t%s\n' rust-std "$rust" "MIT OR Apache-2.0" "pkg:generic/rust-std@$rust"
+    for file in $(printf '%s\n' "${!LINKED[@]}" | sort); do
+        owner=$(owner "$file")
+        version=$(dpkg-query -W -f '${Version}' "$owner")
+        printf '%s\t%s\t%s\t%s\n' "${owner%%:*}" "$version" "${LINKED[$file]}" \
+            "pkg:deb/debian/${owner%%:*}@${version//+/%2B}?arch=$arch"
+    done
+}
+
+# owner FILE: the Debian package that has this static library
+owner() {
+    local path
+    path=$(realpath -- "$(cc -print-file-name="$1")")
+    dpkg-query -S "$path" 2>/dev/null | sed 's|: /.*||' | grep . ||
+        die $EX_UNAVAILABLE "no Debian package has $path, which is linked into berth"
+}
+
+# third_party BILL: who is to be named: each library's licence, and each text that stands in one, once
+third_party() {
+    local libc id folder file sum
+    local -A seen=()
+    cat <<'TEXT'
+berth is linked with what stands here, each under its own licence. The texts follow.
+
+TEXT
+    jq -r '.components[] | select(.name | startswith("berth-") | not) |
+        "\(.name) \(.version): \(.licenses[0].expression)"' "$1"
+    while IFS=$'\t' read -r id folder; do
+        for file in "$folder"/{LICEN[CS]E,COPY,NOTICE,UNLICENSE}*; do
+            [[ -f $file ]] || continue
+            sum=$(sha256sum <"$file")
+            if [[ -n ${seen[$sum]:-} ]]; then
+                printf '\n==== %s: %s, as of %s\n' "$id" "${file##*/}" "${seen[$sum]}"
+                continue
+            fi
+            seen[$sum]=$id
+            printf '\n==== %s: %s\n\n' "$id" "${file##*/}"
+            cat -- "$file"
+        done
+    done < <(jq -r --slurpfile bill "$1" '
+        ([$bill[].components[]["bom-ref"]] | INDEX(.)) as $in |
+        [.packages[] | select(.source) | {id: "\(.name)@\(.version)", path: .manifest_path[:-11]} | select($in[.id])] |
+        sort_by(.id)[] | "\(.id)\t\(.path)"' "$scratch/metadata.json")
+    libc=$(owner libc.a)
+    printf '\n==== %s\n\n' "${libc%%:*}"
+    cat "/usr/share/doc/${libc%%:*}/copyright" /usr/share/common-licenses/LGPL-2.1
+}
+
+# gather BINARY BILL: into the folder that becomes the tarball
+gather() {
+    local folder=$scratch/$name
+    mkdir -p -- "$folder"/{completions,man,systemd}
+    install -m 0755 -- "$1" "$folder/berth"
+    (cd "$root" && install -m 0644 LICENSE README.md CHANGELOG.md "$folder" &&
+        find examples -name '*.service' -exec install -m 0644 -t "$folder/systemd" {} +)
+    third_party "$2" >"$folder/THIRD-PARTY"
+    # Without what the builder's environment says of berth.
+    env -i "$folder/berth" generate man "$folder/man" >/dev/null
+    env -i "$folder/berth" generate completions bash >"$folder/completions/berth.bash"
+    env -i "$folder/berth" generate completions fish >"$folder/completions/berth.fish"
+    env -i "$folder/berth" generate completions zsh >"$folder/completions/_berth"
+}
+
+# tarball FILE
+tarball() {
+    tar -C "$scratch" --sort=name --mtime="@$time" --owner=0 --group=0 --numeric-owner -cf - "$name" |
+        gzip -9n >"$1"
+}
+
+# package FILE: what tarball packs, where Debian has it
+package() {
+    local from=$scratch/$name tree=$scratch/package
+    local doc=$tree/usr/share/doc/berth units=$tree/usr/lib/systemd/system
+    mkdir -p -- "$tree/DEBIAN" "$units" "$tree/usr/share/man"
+    install -D -m 0755 -- "$from/berth" "$tree/usr/bin/berth"
+    cp -r -- "$from/man" "$tree/usr/share/man/man1"
+    install -D -m 0644 -- "$from/completions/berth.bash" "$tree/usr/share/bash-completion/completions/berth"
+    install -D -m 0644 -- "$from/completions/berth.fish" "$tree/usr/share/fish/vendor_completions.d/berth.fish"
+    install -D -m 0644 -- "$from/completions/_berth" "$tree/usr/share/zsh/vendor-completions/_berth"
+    # A node shim's versions stand side by side and are not the package's. No unit is enabled.
+    install -m 0644 -- "$from"/systemd/* "$units"
+    sed -i 's|/usr/local/bin/berth|/usr/bin/berth|' "$units"/*
+    mkdir -p -- "$doc"
+    install -m 0644 -- "$from"/{README,CHANGELOG}.md "$doc"
+    { cat "$from/LICENSE" && printf '\n' && cat "$from/THIRD-PARTY"; } >"$doc/copyright"
+    gzip -9n "$doc/CHANGELOG.md" "$tree"/usr/share/man/man1/*
+    control "$tree" >"$tree/DEBIAN/control"
+    (cd "$tree" && find usr -type f -print0 | sort -z | xargs -0 md5sum) >"$tree/DEBIAN/md5sums"
+    find "$tree" -exec touch -d "@$time" {} +
+    SOURCE_DATE_EPOCH=$time dpkg-deb --root-owner-group -Zxz --build "$tree" "$1" >/dev/null
+}
+
+# control TREE: no Depends, since berth is static
+control() {
+    local size description
+    description=$(about description)
+    size=$(find "$1/usr" -type f -printf '%s\n' | awk '{ all += int(($1 + 1023) / 1024) } END { print all }')
+    cat <<TEXT
+Package: berth
+Version: ${version/-/\~}
+Architecture: $arch
+Maintainer: $(git -C "$root" log -1 --format='%cn <%ce>')
+Installed-Size: $size
+Section: admin
+Priority: optional
+Description: ${description%%,*}
+$(fold -s -w 78 <<<"$description." | sed 's/^/ /; s/ $//')
+TEXT
+}
