@@ -2,9 +2,9 @@
 
 use super::{Exit, mistaken};
 use anyhow::Context;
+use berth_exec::address;
+use berth_exec::args::{self, Replaced, Rewritten, Wanted};
 use berth_node::instance::InstanceId;
-use berth_node::instance::address;
-use berth_node::instance::args::{self, Replaced, Rewritten, Wanted};
 use berth_node::registry::RunDir;
 use berth_node::registry::instance::{Claimant, claim};
 use berth_options::check::{self, Checks, Mistakes};
@@ -63,8 +63,9 @@ impl Plan {
         let instance = self.place.instance.map_or_else(InstanceId::random, Ok)?;
         let advertise = args::advertised(&self.argv).unwrap_or(public);
         let claimant = Claimant { instance: &instance, advertise, pid: Some(std::process::id()) };
-        let claim =
-            claim(&berth, &claimant, |previous, taken| address::choose(port, previous, &[taken, &listen].concat()))?;
+        let claim = claim(&berth, &claimant, |previous, taken| {
+            Ok(address::choose(port, previous, &[taken, &listen].concat())?)
+        })?;
 
         let address = claim.record().address;
         // A record's address is always in 127.0.0.0/8; this is for the type.

@@ -175,7 +175,7 @@ pub fn run(args: &RunArgs) -> Result<Config, Mistakes> {
     if let Some(place) = &place {
         check_beside_instance(place, &mut checks);
     }
-    for error in berth_node::instance::args::check(&args.command) {
+    for error in berth_exec::args::check(&args.command) {
         checks.wrong(format!("command after --: {error}"));
     }
     config(place, None, &args.shim, checks)

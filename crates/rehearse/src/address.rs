@@ -1,6 +1,6 @@
 //! Addresses that nobody uses.
 
-use berth_node::instance::address::random;
+use berth_exec::address::random;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
 
@@ -28,7 +28,7 @@ pub fn free_address() -> io::Result<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_node::instance::address::is_usable;
+    use berth_exec::address::is_usable;
 
     #[test]
     fn addresses_are_where_they_should_be() {

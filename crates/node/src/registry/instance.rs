@@ -32,11 +32,11 @@ use super::BerthDir;
 pub use super::file::Problem;
 use super::file::{self, id_of, look_at_all, names, open, read};
 use crate::instance::InstanceId;
-use crate::instance::address::AddressError;
 use berth_os::socket;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 use serde::{Deserialize, Serialize};
+use std::error::Error;
 use std::fs::{self, File, FileTimes, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -161,7 +161,7 @@ pub enum ClaimError {
     },
     /// There is no address to be had.
     #[error(transparent)]
-    Address(#[from] AddressError),
+    Address(Box<dyn Error + Send + Sync>),
     /// A system call failed.
     #[error(
         "cannot {what} {}: {source}: is the file system full or read-only? Another can be given with --run-dir",
@@ -310,7 +310,7 @@ pub struct Listing {
 pub fn claim(
     berth: &BerthDir,
     claimant: &Claimant<'_>,
-    choose: impl FnOnce(Option<SocketAddr>, &[SocketAddr]) -> Result<SocketAddr, AddressError>,
+    choose: impl FnOnce(Option<SocketAddr>, &[SocketAddr]) -> Result<SocketAddr, Box<dyn Error + Send + Sync>>,
 ) -> Result<Claim, ClaimError> {
     let folder = berth.instances();
     let _names = lock_names(&folder, LOCK_WAIT)?;
@@ -323,7 +323,7 @@ pub fn claim(
     let record = Record {
         version: VERSION,
         instance: claimant.instance.clone(),
-        address: choose(previous, &taken)?,
+        address: choose(previous, &taken).map_err(ClaimError::Address)?,
         advertise: claimant.advertise,
         pid: claimant.pid,
         started: SystemTime::now(),

@@ -4,7 +4,7 @@ use super::layout::{Berth, HOST_IP, Layout, Told};
 use super::manifest::on_node;
 use crate::manifest::Manifest;
 use berth_cluster::yaml::{Node, parse};
-use berth_node::instance;
+use berth_exec::args;
 use berth_options::PodCommand;
 use berth_options::check::{self, Checks, check_beside_instance, check_probe, check_probe_options};
 use berth_options::place::PlaceArgs;
@@ -51,7 +51,7 @@ pub(super) fn mistakes(told: &Told) -> Mistakes {
             check::run(&run).err()
         }
         PodCommand::Exec(exec) => {
-            for error in instance::args::check(&exec.command) {
+            for error in args::check(&exec.command) {
                 others.wrong(format!("command after --: {error}"));
             }
             None

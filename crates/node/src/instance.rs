@@ -1,9 +1,4 @@
-//! One kube-apiserver: its ID, its own 127.x address, and the arguments that give it both.
-//!
-//! What is recorded about an instance, and who else is there, is in [`crate::registry`].
-
-pub mod address;
-pub mod args;
+//! The ID of one kube-apiserver. What is recorded about it, and who else is there, is in [`crate::registry`].
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -7,7 +7,7 @@
 //!
 //! Arguments are bytes: what is not UTF-8 passes through as it is.
 
-use super::InstanceId;
+use berth_node::instance::InstanceId;
 use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

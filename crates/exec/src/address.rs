@@ -2,10 +2,9 @@
 //!
 //! Random and not counted up, so that two instances that start at once need not agree on anything.
 
-use berth_os::proc_net;
-use socket2::{Domain, Protocol, Socket, Type};
+use berth_os::{proc_net, socket};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Draws before a port is taken for held on all of 127.0.0.0/8. One address in use by chance has a
 /// likelihood of one in 16 million, so even two in a row tell; the rest is against other trouble.
@@ -65,23 +64,6 @@ pub fn random() -> Result<Ipv4Addr, getrandom::Error> {
     }
 }
 
-/// Whether an apiserver could listen here now, found by a test bind.
-///
-/// Like kube-apiserver it sets SO_REUSEADDR, so that what an earlier instance left in TIME_WAIT does
-/// not count. It does not listen: a client that dials a restarting instance would be reset.
-///
-/// # Errors
-/// Every failure but EADDRINUSE.
-pub fn is_free(address: Ipv4Addr, port: u16) -> io::Result<bool> {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?;
-    match socket.bind(&SocketAddrV4::new(address, port).into()) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
 /// The previous address if it will do, else a random free one that nobody has.
 ///
 /// # Errors
@@ -101,9 +83,11 @@ pub fn choose(port: u16, previous: Option<SocketAddr>, taken: &[SocketAddr]) -> 
         if taken.contains(&address) {
             continue;
         }
-        match is_free(ip, port) {
-            Ok(true) => return Ok(address),
-            Ok(false) => last = Some(address),
+        // Found by a test bind with SO_REUSEADDR, as kube-apiserver's: what an earlier instance left in TIME_WAIT does
+        // not count. It does not listen, or a client that dials a restarting instance would be reset.
+        match socket::is_listened_on(address) {
+            Ok(false) => return Ok(address),
+            Ok(true) => last = Some(address),
             Err(source) => return Err(AddressError::Bind { address, source }),
         }
     }
