@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 /// This very binary, even if its file was replaced meanwhile.
-pub const THIS: &str = "/proc/self/exe";
+pub(crate) const THIS: &str = "/proc/self/exe";
 
 /// How long an answer to `--version` may take.
 const VERSION_WITHIN: Duration = Duration::from_secs(20);
@@ -57,7 +57,7 @@ impl Apiserver {
 
     /// Asks it for its version. As kube-apiserver reads all its flags first, an unknown one is known
     /// before anything is started.
-    pub async fn version(&self, stand_in: &str) -> Result<String, String> {
+    pub(crate) async fn version(&self, stand_in: &str) -> Result<String, String> {
         let Self::Command { program, flags } = self else { return Ok(stand_in.to_owned()) };
         let mut command = tokio::process::Command::new(program);
         command.args(flags).arg("--version").stdin(Stdio::null()).kill_on_drop(true);
@@ -77,7 +77,7 @@ impl Apiserver {
     }
 
     /// Whether it may refuse who shows no certificate: it says so, or a file says it that is not read here.
-    pub fn wants_certificates(&self) -> bool {
+    pub(crate) fn wants_certificates(&self) -> bool {
         let (Self::StandIn { flags } | Self::Command { flags, .. }) = self;
         let off = flags.iter().rev().find_map(|flag| {
             let (name, value) = flag.to_str()?.split_once('=').unwrap_or((flag.to_str()?, "true"));
@@ -103,7 +103,7 @@ pub fn has(flags: &[OsString], name: &str) -> bool {
 }
 
 /// `--name=value` of a path.
-pub fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
+pub(crate) fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
     let mut flag = OsString::from(format!("--{name}="));
     flag.push(value);
     flag

@@ -26,7 +26,7 @@ const NAMES: [&str; 5] =
 const ADMINS: &str = "system:masters";
 
 /// The group of the load's clients, which has to be granted what it does.
-pub const CLIENTS: &str = "berth-rehearse";
+pub(crate) const CLIENTS: &str = "berth-rehearse";
 
 /// Where the certificates are, and what this process's own clients need.
 #[derive(Debug)]
@@ -34,21 +34,21 @@ pub struct Certs {
     /// PEM file with the authority.
     pub ca_file: PathBuf,
     /// PEM file with an admin's certificate.
-    pub admin_cert_file: PathBuf,
+    pub(crate) admin_cert_file: PathBuf,
     /// PEM file with its key.
-    pub admin_key_file: PathBuf,
+    pub(crate) admin_key_file: PathBuf,
     /// PEM file with the certificate of the shims' probe, which is in no group.
-    pub probe_cert_file: PathBuf,
+    pub(crate) probe_cert_file: PathBuf,
     /// PEM file with its key.
-    pub probe_key_file: PathBuf,
+    pub(crate) probe_key_file: PathBuf,
     /// PEM file with the public key of service accounts.
-    pub account_public_key_file: PathBuf,
+    pub(crate) account_public_key_file: PathBuf,
     /// PEM file with the private one.
-    pub account_key_file: PathBuf,
+    pub(crate) account_key_file: PathBuf,
     /// The authority.
     pub ca: CertificateDer<'static>,
     /// Whose each serving certificate is.
-    pub names: Names,
+    pub(crate) names: Names,
     dir: PathBuf,
     authority: CertifiedIssuer<'static, KeyPair>,
     /// What every serving certificate is for, names and IPs.
@@ -66,11 +66,11 @@ struct Identity {
 
 /// Tells instances apart by the certificates that they serve.
 #[derive(Debug, Clone, Default)]
-pub struct Names(Arc<Mutex<HashMap<CertificateDer<'static>, String>>>);
+pub(crate) struct Names(Arc<Mutex<HashMap<CertificateDer<'static>, String>>>);
 
 impl Names {
     /// The instance that serves a certificate, which is the first of the chain that a client got.
-    pub fn instance(&self, chain: Option<&[CertificateDer<'_>]>) -> Option<String> {
+    pub(crate) fn instance(&self, chain: Option<&[CertificateDer<'_>]>) -> Option<String> {
         let served = chain?.first()?.clone().into_owned();
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&served).cloned()
     }
@@ -173,7 +173,7 @@ impl Certs {
     }
 
     /// The same of one that may do everything.
-    pub fn admin_config(&self) -> Result<ClientConfig, rustls::Error> {
+    pub(crate) fn admin_config(&self) -> Result<ClientConfig, rustls::Error> {
         self.config(&self.admin)
     }
 

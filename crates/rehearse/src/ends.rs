@@ -22,7 +22,7 @@ const LAG: Duration = Duration::from_millis(50);
 
 /// The evidence.
 #[derive(Debug)]
-pub struct Ends<'a> {
+pub(crate) struct Ends<'a> {
     record: &'a Record,
     reports: HashMap<&'a str, &'a EndReport>,
     lag: Duration,
@@ -30,13 +30,13 @@ pub struct Ends<'a> {
 
 impl<'a> Ends<'a> {
     /// From a record.
-    pub fn new(record: &'a Record) -> Self {
+    pub(crate) fn new(record: &'a Record) -> Self {
         let reports = record.reports.iter().map(|(_, report)| (report.stream.as_str(), report)).collect();
         Self { record, reports, lag: LAG + record.behind }
     }
 
     /// Whether a stream's instance ended it; if not, what is known.
-    pub fn by_instance(&self, end: &StreamEnd) -> Result<(), &'static str> {
+    pub(crate) fn by_instance(&self, end: &StreamEnd) -> Result<(), &'static str> {
         match self.reports.get(end.stream.as_str()) {
             Some(report) if report.by != EndedBy::Instance => Err("its instance saw the other side end it"),
             Some(report) if report.at > end.at => Err("its instance ended it only later"),
@@ -48,7 +48,7 @@ impl<'a> Ends<'a> {
     }
 
     /// Whether an instance had been told to stop, or was gone.
-    pub fn stopping(&self, instance: &str, at: Stamp) -> bool {
+    pub(crate) fn stopping(&self, instance: &str, at: Stamp) -> bool {
         let began = self.began(instance, at);
         let stops = [Mark::Signalled, Mark::Terminating, Mark::Exited];
         let mut moments = self.record.moments.0.iter().filter(|m| m.instance == instance && stops.contains(&m.mark));

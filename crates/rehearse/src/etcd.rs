@@ -17,10 +17,10 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 
 /// Its name where an instance's is expected.
-pub const NAME: &str = "etcd";
+pub(crate) const NAME: &str = "etcd";
 
 /// How long it may take until it is up.
-pub const UP_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const UP_WITHIN: Duration = Duration::from_secs(30);
 
 /// Name of the flag for the time between two notices of progress: before 3.6 it was an experiment.
 fn notify_flag(program: &Path) -> &'static str {
@@ -32,24 +32,24 @@ fn notify_flag(program: &Path) -> &'static str {
 
 /// Where an etcd listens.
 #[derive(Debug, Clone, Copy)]
-pub struct Etcd {
+pub(crate) struct Etcd {
     clients: SocketAddr,
     peers: SocketAddr,
 }
 
 impl Etcd {
     /// Finds addresses for it.
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { clients: free_address()?, peers: free_address()? })
     }
 
     /// What `--etcd-servers` says.
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}", self.clients)
     }
 
     /// Its process.
-    pub fn part(&self, program: &Path, dir: &Path) -> Part {
+    pub(crate) fn part(&self, program: &Path, dir: &Path) -> Part {
         let (clients, peers) = (self.url(), format!("http://{}", self.peers));
         let argv = vec![
             program.into(),
@@ -70,7 +70,7 @@ impl Etcd {
     }
 
     /// Whether it says that it is up, or why not.
-    pub async fn healthy(&self) -> Result<(), String> {
+    pub(crate) async fn healthy(&self) -> Result<(), String> {
         let told = |error: &dyn std::fmt::Display| format!("GET {}/health: {error}", self.url());
         let io = TcpStream::connect(self.clients).await.map_err(|e| told(&e))?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await.map_err(|e| told(&e))?;

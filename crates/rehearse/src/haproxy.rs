@@ -10,15 +10,15 @@ use nix::sys::signal::Signal;
 use std::net::SocketAddr;
 
 /// What stops it.
-pub const STOP: Signal = Signal::SIGUSR1;
+pub(crate) const STOP: Signal = Signal::SIGUSR1;
 
 /// Name of an instance's configuration file.
-pub fn file(instance: &str) -> String {
+pub(crate) fn file(instance: &str) -> String {
     format!("haproxy-{instance}.cfg")
 }
 
 /// The configuration: `listen` to `backend`.
-pub fn config(listen: SocketAddr, backend: SocketAddr) -> String {
+pub(crate) fn config(listen: SocketAddr, backend: SocketAddr) -> String {
     format!(
         "defaults\n  mode tcp\n  timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n  timeout tunnel 21d\n\
          frontend kube-apiserver\n  bind {listen}\n  default_backend kube-apiserver\n\

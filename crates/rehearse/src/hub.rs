@@ -13,7 +13,7 @@ use tokio::time::MissedTickBehavior;
 
 /// Time between two notices of how far a watch has come: what kubeadm sets for etcd
 /// (`--watch-progress-notify-interval`).
-pub const NOTIFY_EVERY: Duration = Duration::from_secs(5);
+pub(crate) const NOTIFY_EVERY: Duration = Duration::from_secs(5);
 
 /// Serves stand-ins until the future is dropped.
 pub async fn serve(listener: UnixListener, store: Arc<Store>, recorder: Arc<Recorder>) {

@@ -9,20 +9,20 @@ use std::time::Duration;
 
 /// One apiserver of a rehearsal.
 #[derive(Debug, Clone)]
-pub struct Instance {
+pub(crate) struct Instance {
     /// Its name among them all.
-    pub name: String,
+    pub(crate) name: String,
     /// What it runs.
-    pub apiserver: Apiserver,
+    pub(crate) apiserver: Apiserver,
     /// What its `/version` should say.
-    pub version: String,
+    pub(crate) version: String,
     /// What is wrong with it from the start.
-    pub fault: Option<Fault>,
+    pub(crate) fault: Option<Fault>,
 }
 
 impl Instance {
     /// Program and flags, all but where it listens.
-    pub fn command(&self, setting: &Setting) -> Vec<OsString> {
+    pub(crate) fn command(&self, setting: &Setting) -> Vec<OsString> {
         let mut command: Vec<OsString> = match &self.apiserver {
             Apiserver::StandIn { .. } => vec![THIS.into(), "stand-in".into()],
             Apiserver::Command { program, .. } => vec![program.clone()],

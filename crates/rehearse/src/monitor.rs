@@ -22,7 +22,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Asks as an admin.
 #[derive(Debug, Clone)]
-pub struct Monitor {
+pub(crate) struct Monitor {
     address: SocketAddr,
     probe: Arc<Probe>,
     /// Whether the Service names somebody.
@@ -31,7 +31,7 @@ pub struct Monitor {
 
 impl Monitor {
     /// One that asks at the berth.
-    pub fn new(setting: &Setting) -> Self {
+    pub(crate) fn new(setting: &Setting) -> Self {
         let certs = &setting.certs;
         let probe = Probe::new(ProbeConfig {
             kind: ProbeKind::Https,
@@ -46,14 +46,14 @@ impl Monitor {
     }
 
     /// Waits until `/readyz` is 200.
-    pub async fn ready(&self) {
+    pub(crate) async fn ready(&self) {
         while self.probe.ready(self.address).await.seen != Observation::Pass {
             sleep(LOOK_EVERY).await;
         }
     }
 
     /// What `/version` says.
-    pub async fn version(&self) -> Result<String, String> {
+    pub(crate) async fn version(&self) -> Result<String, String> {
         let body = self.probe.get(self.address, "/version").await.map_err(|answer| answer.words)?;
         let version: Value = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
         version["gitVersion"].as_str().map(str::to_owned).ok_or_else(|| "it has no gitVersion".into())
@@ -61,7 +61,7 @@ impl Monitor {
 
     /// Notes the times for which the Service names nobody, from the first time on that it names
     /// somebody, until it is dropped.
-    pub async fn watch_service(self, recorder: Arc<Recorder>) {
+    pub(crate) async fn watch_service(self, recorder: Arc<Recorder>) {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut empty = None;
@@ -91,7 +91,7 @@ impl Monitor {
     }
 
     /// Waits until the Service names somebody, if it is watched.
-    pub async fn service_back(&self) {
+    pub(crate) async fn service_back(&self) {
         // An error is impossible: this very value can send.
         let _ = self.named.subscribe().wait_for(|named| *named).await;
     }

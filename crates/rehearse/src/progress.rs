@@ -14,7 +14,7 @@ const UPDATE: Duration = Duration::from_millis(500);
 
 /// Progress of one rehearsal. Dropping it clears the counters.
 #[derive(Debug)]
-pub struct Progress {
+pub(crate) struct Progress {
     began: Instant,
     bar: Option<ProgressBar>,
     ticker: Option<JoinHandle<()>>,
@@ -22,7 +22,7 @@ pub struct Progress {
 
 impl Progress {
     /// Live counters when standard error is a terminal, plain lines when not.
-    pub fn new(recorder: &Arc<Recorder>) -> Self {
+    pub(crate) fn new(recorder: &Arc<Recorder>) -> Self {
         let bar = std::io::stderr().is_terminal().then(ProgressBar::new_spinner);
         let ticker = bar.clone().map(|bar| {
             if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
@@ -46,7 +46,7 @@ impl Progress {
     }
 
     /// A phase began or ended.
-    pub fn say(&self, what: &str) {
+    pub(crate) fn say(&self, what: &str) {
         let line = format!("{:5.1} s  {what}", self.began.elapsed().as_secs_f64());
         match &self.bar {
             Some(bar) => bar.println(line),

@@ -26,31 +26,31 @@ const TAKE_OVER: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Promise {
     /// Under which fault.
-    pub fault: Fault,
+    pub(crate) fault: Fault,
     /// At whom.
-    pub instance: String,
+    pub(crate) instance: String,
     /// What was promised.
-    pub text: &'static str,
+    pub(crate) text: &'static str,
     /// When the fault was injected.
-    pub at: Stamp,
+    pub(crate) at: Stamp,
     /// When all was as before again; none: never.
-    pub over: Option<Stamp>,
+    pub(crate) over: Option<Stamp>,
     /// What was seen, in words.
-    pub seen: Vec<String>,
+    pub(crate) seen: Vec<String>,
     /// Losses that the promise allows, and when they were seen.
-    pub allowed: Vec<(Stamp, Loss)>,
+    pub(crate) allowed: Vec<(Stamp, Loss)>,
     /// Why it did not hold; empty: it held. What was lost beyond is counted as lost and not here.
-    pub broken: Vec<String>,
+    pub(crate) broken: Vec<String>,
 }
 
 impl Promise {
     /// Nothing broke it.
-    pub fn held(&self) -> bool {
+    pub(crate) fn held(&self) -> bool {
         self.broken.is_empty()
     }
 
     /// How many losses of each kind it allows.
-    pub fn allowed_by_kind(&self) -> BTreeMap<Loss, u64> {
+    pub(crate) fn allowed_by_kind(&self) -> BTreeMap<Loss, u64> {
         let mut kinds = BTreeMap::new();
         for (_, loss) in &self.allowed {
             *kinds.entry(*loss).or_default() += 1;
@@ -61,19 +61,19 @@ impl Promise {
 
 /// Something that was lost.
 #[derive(Debug, Clone, Copy)]
-pub struct Lost<'a> {
+pub(crate) struct Lost<'a> {
     /// How.
-    pub loss: Loss,
+    pub(crate) loss: Loss,
     /// When the request was due; none for the end of a stream.
-    pub due: Option<Stamp>,
+    pub(crate) due: Option<Stamp>,
     /// When the client saw it.
-    pub seen: Stamp,
+    pub(crate) seen: Stamp,
     /// The instance that it was on, if that is known.
-    pub instance: Option<&'a str>,
+    pub(crate) instance: Option<&'a str>,
 }
 
 /// The fault whose promise allows a loss: its place in [`Record::injected`].
-pub fn excuse(injected: &[Injected], lost: &Lost<'_>) -> Option<usize> {
+pub(crate) fn excuse(injected: &[Injected], lost: &Lost<'_>) -> Option<usize> {
     injected.iter().position(|fault| allows(fault, lost))
 }
 
@@ -97,7 +97,7 @@ fn allows(injected: &Injected, lost: &Lost<'_>) -> bool {
 }
 
 /// Looks at every promise. Losses are added by the caller, as it excuses them.
-pub fn check(record: &Record) -> Vec<Promise> {
+pub(crate) fn check(record: &Record) -> Vec<Promise> {
     record
         .injected
         .iter()

@@ -26,13 +26,13 @@ impl Stamp {
     }
 
     /// Time since `earlier`, zero if that is later.
-    pub fn since(self, earlier: Self) -> Duration {
+    pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
     /// The moment `after` later.
     #[must_use]
-    pub fn plus(self, after: Duration) -> Self {
+    pub(crate) fn plus(self, after: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)))
     }
 }
@@ -252,12 +252,12 @@ pub struct Moments(pub Vec<Moment>);
 
 impl Moments {
     /// Adds one.
-    pub fn add(&mut self, instance: &str, mark: Mark, at: Stamp) {
+    pub(crate) fn add(&mut self, instance: &str, mark: Mark, at: Stamp) {
         self.tell(instance, mark, at, String::new());
     }
 
     /// Adds one that has something to say.
-    pub fn tell(&mut self, instance: &str, mark: Mark, at: Stamp, text: String) {
+    pub(crate) fn tell(&mut self, instance: &str, mark: Mark, at: Stamp, text: String) {
         self.0.push(Moment { instance: instance.to_owned(), mark, at, text });
     }
 
@@ -267,7 +267,7 @@ impl Moments {
     }
 
     /// The last time that an instance came so far.
-    pub fn last(&self, instance: &str, mark: Mark) -> Option<Stamp> {
+    pub(crate) fn last(&self, instance: &str, mark: Mark) -> Option<Stamp> {
         self.of(instance, mark).max()
     }
 
@@ -412,7 +412,7 @@ pub struct Recorder(Mutex<Record>);
 
 impl Record {
     /// When good answers came within the load, in order.
-    pub fn good_answers(&self, load: &Range<Stamp>) -> Vec<Stamp> {
+    pub(crate) fn good_answers(&self, load: &Range<Stamp>) -> Vec<Stamp> {
         let good = self.attempts.iter().filter(|a| matches!(a.answer, Answer::Good { .. }));
         let mut answers: Vec<Stamp> = good.map(|a| a.done).filter(|at| load.contains(at)).collect();
         answers.sort_unstable();
@@ -420,7 +420,7 @@ impl Record {
     }
 
     /// The longest time within the load without a good answer.
-    pub fn longest_silence(&self, load: &Range<Stamp>) -> Duration {
+    pub(crate) fn longest_silence(&self, load: &Range<Stamp>) -> Duration {
         let answers = self.good_answers(load).into_iter().chain([load.end]);
         let silences = answers.scan(load.start, |before, at| Some(at.since(std::mem::replace(before, at))));
         silences.max().unwrap_or_default()
@@ -439,7 +439,7 @@ impl Recorder {
     }
 
     /// Attempts so far, and how many of them got no good answer.
-    pub fn counts(&self) -> (usize, usize) {
+    pub(crate) fn counts(&self) -> (usize, usize) {
         let record = self.lock();
         let bad = |a: &&Attempt| !matches!(a.answer, Answer::Good { .. });
         (record.attempts.len(), record.attempts.iter().filter(bad).count())

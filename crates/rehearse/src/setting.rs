@@ -8,33 +8,33 @@ use std::time::Duration;
 
 /// What the processes need to know.
 #[derive(Debug)]
-pub struct Setting {
+pub(crate) struct Setting {
     /// Folder of all that the rehearsal writes.
-    pub dir: PathBuf,
+    pub(crate) dir: PathBuf,
     /// The berth.
-    pub address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// The program that shims are processes of.
-    pub berth: PathBuf,
+    pub(crate) berth: PathBuf,
     /// The certificates.
-    pub certs: Certs,
+    pub(crate) certs: Certs,
     /// Value of `--etcd-servers` for real apiservers.
-    pub etcd: Option<String>,
+    pub(crate) etcd: Option<String>,
     /// The shims' probes show a certificate: an apiserver refuses, or may refuse, who has none.
-    pub probe_with_certificate: bool,
+    pub(crate) probe_with_certificate: bool,
     /// kube-apiserver's flags for its way out.
-    pub shutdown: Shutdown,
+    pub(crate) shutdown: Shutdown,
     /// The shims' `--hold`.
-    pub hold: Duration,
+    pub(crate) hold: Duration,
 }
 
 impl Setting {
     /// Socket of the stand-ins' store.
-    pub fn store(&self) -> PathBuf {
+    pub(crate) fn store(&self) -> PathBuf {
         self.dir.join("store")
     }
 
     /// Where shims meet.
-    pub fn run_dir(&self) -> PathBuf {
+    pub(crate) fn run_dir(&self) -> PathBuf {
         self.dir.join("run")
     }
 }

@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use tokio::sync::watch;
 
 /// Changes that are kept for watches. A rehearsal writes some hundred.
-pub const HISTORY: usize = 10_000;
+pub(crate) const HISTORY: usize = 10_000;
 
 type Key = (String, String);
 
@@ -44,7 +44,7 @@ impl Store {
     }
 
     /// The object of that name.
-    pub fn get(&self, namespace: &str, name: &str) -> Result<Value, Reason> {
+    pub(crate) fn get(&self, namespace: &str, name: &str) -> Result<Value, Reason> {
         self.lock().objects.get(&(namespace.into(), name.into())).cloned().ok_or(Reason::NotFound)
     }
 
@@ -67,7 +67,7 @@ impl Store {
     }
 
     /// Replaces an object, if the `resourceVersion` in it (where there is one) is the present one.
-    pub fn update(&self, object: Value) -> Result<Value, Reason> {
+    pub(crate) fn update(&self, object: Value) -> Result<Value, Reason> {
         let key = key(&object)?;
         let mut inner = self.lock();
         let old = inner.objects.get(&key).ok_or(Reason::NotFound)?;
@@ -80,14 +80,14 @@ impl Store {
     }
 
     /// Removes an object; gives it back as it was, with the revision of its removal.
-    pub fn delete(&self, namespace: &str, name: &str) -> Result<Value, Reason> {
+    pub(crate) fn delete(&self, namespace: &str, name: &str) -> Result<Value, Reason> {
         let mut inner = self.lock();
         let object = inner.objects.remove(&(namespace.into(), name.into())).ok_or(Reason::NotFound)?;
         Ok(self.change(&mut inner, object, ChangeKind::Deleted))
     }
 
     /// Changes after a revision, from the history and then as they come.
-    pub fn watch(&self, after: u64) -> Changes<'_> {
+    pub(crate) fn watch(&self, after: u64) -> Changes<'_> {
         self.log.watch(after)
     }
 
@@ -116,7 +116,7 @@ impl Store {
 
 /// The changes after a revision, as far back as they are kept.
 #[derive(Debug)]
-pub struct Log {
+pub(crate) struct Log {
     kept: Mutex<Kept>,
     added: watch::Sender<u64>,
     keep: usize,
@@ -133,13 +133,13 @@ struct Kept {
 
 impl Log {
     /// One that begins after a revision and keeps the last `keep` changes.
-    pub fn new(after: u64, keep: usize) -> Self {
+    pub(crate) fn new(after: u64, keep: usize) -> Self {
         let kept = Kept { after, forgotten: 0, changes: VecDeque::new() };
         Self { kept: Mutex::new(kept), added: watch::Sender::new(0), keep }
     }
 
     /// Adds the next change and tells who waits for it.
-    pub fn add(&self, change: Change) {
+    pub(crate) fn add(&self, change: Change) {
         let mut kept = self.lock();
         kept.changes.push_back(change);
         if kept.changes.len() > self.keep
@@ -152,12 +152,12 @@ impl Log {
     }
 
     /// The revision before the oldest change that is kept.
-    pub fn after(&self) -> u64 {
+    pub(crate) fn after(&self) -> u64 {
         self.lock().after
     }
 
     /// Changes after a revision, those that are kept and then as they come.
-    pub fn watch(&self, after: u64) -> Changes<'_> {
+    pub(crate) fn watch(&self, after: u64) -> Changes<'_> {
         Changes { log: self, after, read: None, added: self.added.subscribe() }
     }
 
@@ -169,7 +169,7 @@ impl Log {
 
 /// A reader of changes.
 #[derive(Debug)]
-pub struct Changes<'a> {
+pub(crate) struct Changes<'a> {
     log: &'a Log,
     after: u64,
     /// How many changes there were when it read last.
@@ -180,7 +180,7 @@ pub struct Changes<'a> {
 impl Changes<'_> {
     /// Waits for changes and returns them all, oldest first; [`Reason::Gone`] when some were
     /// forgotten already. Nothing is skipped when the future is dropped.
-    pub async fn next(&mut self) -> Result<Vec<Change>, Reason> {
+    pub(crate) async fn next(&mut self) -> Result<Vec<Change>, Reason> {
         loop {
             self.added.borrow_and_update();
             let changes = self.now()?;
@@ -193,7 +193,7 @@ impl Changes<'_> {
     }
 
     /// The changes that are there, without waiting.
-    pub fn now(&mut self) -> Result<Vec<Change>, Reason> {
+    pub(crate) fn now(&mut self) -> Result<Vec<Change>, Reason> {
         let kept = self.log.lock();
         let gone = self.read.map_or(self.after < kept.after, |read| read < kept.forgotten);
         if gone {

@@ -130,7 +130,7 @@ pub fn compare(runs: &[Run]) -> String {
 }
 
 /// A number with separators between thousands.
-pub fn count(number: u64) -> String {
+pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
     for (index, digit) in digits.chars().enumerate() {

@@ -11,11 +11,11 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 
 /// Name of the one shim of [`Topology::Node`], where an instance's name is expected.
-pub const NODE: &str = "node";
+pub(crate) const NODE: &str = "node";
 
 /// What a process is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub(crate) enum Role {
     /// It serves; `berth exec` becomes it.
     Apiserver,
     /// It relays: `berth serve`, or HAProxy.
@@ -28,27 +28,27 @@ pub enum Role {
 
 /// A process to be started.
 #[derive(Debug, Clone)]
-pub struct Part {
+pub(crate) struct Part {
     /// What it is for.
-    pub role: Role,
+    pub(crate) role: Role,
     /// Program and arguments.
-    pub argv: Vec<OsString>,
+    pub(crate) argv: Vec<OsString>,
     /// It is started when this address takes connections.
-    pub awaits: Option<SocketAddr>,
+    pub(crate) awaits: Option<SocketAddr>,
 }
 
 /// A way of having instances on one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub(crate) struct Layout {
     /// What clients go through.
-    pub via: Via,
+    pub(crate) via: Via,
     /// What berth and HAProxy are started as.
-    pub topology: Topology,
+    pub(crate) topology: Topology,
 }
 
 impl Layout {
     /// The process that all instances share, which is there before and after them.
-    pub fn shared(&self, setting: &Setting) -> Option<Part> {
+    pub(crate) fn shared(&self, setting: &Setting) -> Option<Part> {
         let node = self.via == Via::Berth && self.topology == Topology::Node;
         node.then(|| {
             let mut argv = berth("serve", setting, NODE);
@@ -60,7 +60,7 @@ impl Layout {
 
     /// The processes of an instance, in the order in which they start. `own` is an address of its
     /// own, where berth does not choose one.
-    pub fn parts(&self, setting: &Setting, instance: &Instance, own: SocketAddr) -> Vec<Part> {
+    pub(crate) fn parts(&self, setting: &Setting, instance: &Instance, own: SocketAddr) -> Vec<Part> {
         let apiserver = |argv| Part { role: Role::Apiserver, argv, awaits: None };
         let proxy = |argv, awaits| Part { role: Role::Proxy, argv, awaits };
         let name = &instance.name;
@@ -109,7 +109,7 @@ impl Layout {
 
     /// Who is told to stop, and how: the next group when all of the one before have ended. What is
     /// left after the grace period is killed.
-    pub fn stop(&self) -> Vec<Vec<(Role, Signal)>> {
+    pub(crate) fn stop(&self) -> Vec<Vec<(Role, Signal)>> {
         let apiserver = (Role::Apiserver, Signal::SIGTERM);
         let proxy = match self.via {
             Via::Haproxy => (Role::Proxy, haproxy::STOP),
@@ -125,7 +125,7 @@ impl Layout {
     }
 
     /// The role that relays to an instance; none if nothing does.
-    pub fn relays(&self) -> Option<Role> {
+    pub(crate) fn relays(&self) -> Option<Role> {
         match (self.via, self.topology) {
             (Via::PortSharing | Via::Direct, _) => None,
             (Via::Berth, Topology::Run) => Some(Role::Unit),

@@ -105,7 +105,7 @@ impl Verdict {
     }
 
     /// Losses that promises under faults allow.
-    pub fn allowed(&self) -> u64 {
+    pub(crate) fn allowed(&self) -> u64 {
         self.promises.iter().map(|promise| promise.allowed.len() as u64).sum()
     }
 
@@ -115,7 +115,7 @@ impl Verdict {
     }
 
     /// Every promise under faults was kept.
-    pub fn kept(&self) -> bool {
+    pub(crate) fn kept(&self) -> bool {
         self.promises.iter().all(Promise::held)
     }
 

@@ -10,7 +10,7 @@ use std::io;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Version of this protocol. Both ends are the same binary; a difference is said and not guessed at.
-pub const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 
 /// Longest line. A list of some ten thousand small ConfigMaps fits.
 const MAX_LINE: u64 = 64 << 20;
@@ -18,7 +18,7 @@ const MAX_LINE: u64 = 64 << 20;
 /// What a stand-in says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "call", rename_all = "kebab-case")]
-pub enum Call {
+pub(crate) enum Call {
     /// First line of a connection.
     Hello {
         /// [`VERSION`].
@@ -74,7 +74,7 @@ pub enum Call {
 /// What it hears.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "kebab-case")]
-pub enum Reply {
+pub(crate) enum Reply {
     /// Done, nothing to tell.
     Noted,
     /// To get, create, update and delete.
@@ -105,19 +105,19 @@ pub enum Reply {
 
 /// One write.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Change {
+pub(crate) struct Change {
     /// The revision that it made.
-    pub revision: u64,
+    pub(crate) revision: u64,
     /// What it did.
-    pub kind: ChangeKind,
+    pub(crate) kind: ChangeKind,
     /// The object as written, or as it was last.
-    pub object: Value,
+    pub(crate) object: Value,
 }
 
 /// What a write did to its object; in capitals, a watch event's type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub enum ChangeKind {
+pub(crate) enum ChangeKind {
     /// It was not there before.
     Added,
     /// It was another before.
@@ -148,7 +148,7 @@ pub enum Reason {
 }
 
 /// Writes one line.
-pub async fn write<T: Serialize>(to: &mut (impl AsyncWrite + Unpin), message: &T) -> io::Result<()> {
+pub(crate) async fn write<T: Serialize>(to: &mut (impl AsyncWrite + Unpin), message: &T) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     to.write_all(&line).await
@@ -156,7 +156,7 @@ pub async fn write<T: Serialize>(to: &mut (impl AsyncWrite + Unpin), message: &T
 
 /// Reads one line; `None` at the end. A line that is too long, cut off or not a message is
 /// [`io::ErrorKind::InvalidData`].
-pub async fn read<T: DeserializeOwned>(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<T>> {
+pub(crate) async fn read<T: DeserializeOwned>(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<T>> {
     let mut line = Vec::new();
     if from.take(MAX_LINE).read_until(b'\n', &mut line).await? == 0 {
         return Ok(None);

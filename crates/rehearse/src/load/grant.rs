@@ -23,7 +23,7 @@ const WITHIN: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Grants it, and waits until the apiserver knows. The error says why it does not.
-pub async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
+pub(crate) async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
     let unusable = |e| format!("cannot use the certificates just made: {e}");
     let (admin, client) =
         (Target::admin(address, certs).map_err(unusable)?, Target::new(address, certs).map_err(unusable)?);

@@ -29,7 +29,7 @@ mod watch;
 mod writer;
 
 pub use dial::Target;
-pub use grant::grant;
+pub(crate) use grant::grant;
 
 use super::plan::{LoadPlan, UNANSWERED};
 use super::record::{Answer, Attempt, Failure, Kind, Recorder, Stamp, StreamId, What};

@@ -21,7 +21,7 @@ const SYSCTLS: [&str; 8] = [
 ];
 
 /// Looks. What the machine does not tell stays empty.
-pub fn look(programs: Vec<Program>) -> Environment {
+pub(crate) fn look(programs: Vec<Program>) -> Environment {
     let sysctl = |name: &&str| {
         let value = fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).ok()?;
         Some(((*name).to_owned(), value.split_whitespace().collect::<Vec<_>>().join(" ")))
@@ -45,7 +45,7 @@ pub fn look(programs: Vec<Program>) -> Environment {
 }
 
 /// Asks a program for its version; none if it does not say one.
-pub fn ask(role: &str, program: &OsStr, option: &str) -> Option<Program> {
+pub(crate) fn ask(role: &str, program: &OsStr, option: &str) -> Option<Program> {
     let output = Command::new(program).arg(option).stdin(Stdio::null()).output().ok()?;
     let said = String::from_utf8_lossy(&output.stdout);
     Some(Program { role: role.to_owned(), version: version(&said)?.to_owned() })
@@ -60,7 +60,7 @@ fn version(said: &str) -> Option<&str> {
 }
 
 /// This moment, as a report writes it.
-pub fn now() -> String {
+pub(crate) fn now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 

@@ -6,7 +6,7 @@ pub fn count(number: u64) -> String {
 }
 
 /// A number and what it counts: `1 watch`, `2,000 watches`. The second word is the plural.
-pub fn of(number: u64, one: &str, many: &str) -> String {
+pub(crate) fn of(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
 }
 
@@ -24,14 +24,14 @@ pub fn wait(ms: f64) -> String {
 }
 
 /// A moment, in seconds from the start of the load.
-pub fn moment(ms: i64) -> String {
+pub(crate) fn moment(ms: i64) -> String {
     let sign = if ms < 0 { "−" } else { "" };
     let ms = ms.unsigned_abs();
     format!("{sign}{}.{:02} s", count(ms / 1000), ms % 1000 / 10)
 }
 
 /// A size of memory.
-pub fn bytes(bytes: u64) -> String {
+pub(crate) fn bytes(bytes: u64) -> String {
     let gib = bytes as f64 / f64::from(1 << 30);
     if gib < 1.0 { format!("{:.0} MiB", gib * 1024.0) } else { format!("{gib:.1} GiB") }
 }

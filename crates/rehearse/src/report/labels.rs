@@ -6,16 +6,16 @@
 
 /// A label that is to be placed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Label {
+pub(crate) struct Label {
     /// Where its line is.
-    pub at: f64,
+    pub(crate) at: f64,
     /// Width of its text.
-    pub text: f64,
+    pub(crate) text: f64,
 }
 
 /// Where a text is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub(crate) enum Side {
     /// Right of its badge.
     Right,
     /// Left of it.
@@ -26,30 +26,30 @@ pub enum Side {
 
 /// Where a label is.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Placed {
+pub(crate) struct Placed {
     /// Middle of its badge, and its line.
-    pub at: f64,
+    pub(crate) at: f64,
     /// Its row, upwards from 0.
-    pub row: usize,
+    pub(crate) row: usize,
     /// Where its text is.
-    pub side: Side,
+    pub(crate) side: Side,
     /// From where to where it goes.
-    pub extent: (f64, f64),
+    pub(crate) extent: (f64, f64),
     /// The part of that which is text.
     text: (f64, f64),
 }
 
 /// The room that labels have.
 #[derive(Debug, Clone, Copy)]
-pub struct Room {
+pub(crate) struct Room {
     /// From where.
-    pub left: f64,
+    pub(crate) left: f64,
     /// To where.
-    pub right: f64,
+    pub(crate) right: f64,
     /// Width of a badge.
-    pub badge: f64,
+    pub(crate) badge: f64,
     /// Rows in which texts may be. Badges take more if they need them.
-    pub rows: usize,
+    pub(crate) rows: usize,
 }
 
 /// Space between two labels of a row.
@@ -59,7 +59,7 @@ const SPACE: f64 = 4.0;
 ///
 /// From right to left and from the lowest row up: a label's text is then right of its line, and the
 /// lines of those that come later pass it on the left.
-pub fn place(labels: &[Label], room: Room) -> Vec<Placed> {
+pub(crate) fn place(labels: &[Label], room: Room) -> Vec<Placed> {
     let mut order: Vec<usize> = (0..labels.len()).collect();
     order.sort_by(|a, b| labels[*b].at.total_cmp(&labels[*a].at));
     let mut placed: Vec<Placed> = Vec::with_capacity(labels.len());

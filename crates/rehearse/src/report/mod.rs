@@ -9,10 +9,10 @@
 //! Here: the files, written whole or not at all.
 
 pub mod data;
-pub mod environment;
+mod environment;
 pub mod format;
 pub mod gather;
-pub mod labels;
+mod labels;
 pub mod page;
 mod plot;
 mod svg;

@@ -29,7 +29,7 @@ const SETTLE: Duration = Duration::from_millis(1500);
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Plays it. What clients and instances did is in the record afterwards.
-pub async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> Result<(), Error> {
+pub(crate) async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> Result<(), Error> {
     let path = stage.setting.store();
     let socket = UnixListener::bind(&path).map_err(|e| {
         Error::Unavailable(format!("cannot make the socket {} (TMPDIR names another place): {e}", path.display()))

@@ -47,7 +47,7 @@ impl Folder {
 }
 
 /// Removes this user's folders whose rehearsal was killed; which.
-pub fn sweep() -> Vec<PathBuf> {
+pub(crate) fn sweep() -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return Vec::new() };
     let named = entries.flatten().filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()));
     named.map(|entry| entry.path()).filter(|dir| remove_abandoned(dir).unwrap_or(false)).collect()

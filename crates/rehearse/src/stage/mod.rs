@@ -5,7 +5,7 @@ mod folder;
 mod process;
 mod seen;
 
-pub use folder::sweep;
+pub(crate) use folder::sweep;
 
 use super::address::{NETNS, free_address};
 use super::apiserver::THIS;
@@ -66,11 +66,11 @@ impl From<certs::Error> for Error {
 
 /// A setting, and who acts in it.
 #[derive(Debug)]
-pub struct Stage {
+pub(crate) struct Stage {
     /// What the processes know.
-    pub setting: Setting,
+    pub(crate) setting: Setting,
     /// How instances share the address.
-    pub layout: Layout,
+    pub(crate) layout: Layout,
     recorder: Arc<Recorder>,
     processes: Vec<Process>,
     /// The etcd that real apiservers get.
@@ -86,19 +86,19 @@ pub struct Stage {
 
 /// How an instance ended when it was stopped.
 #[derive(Debug)]
-pub struct Stopped {
+pub(crate) struct Stopped {
     /// Exit status of its apiserver (of `berth run`: its own, which is the same); none if it had to
     /// be killed.
-    pub status: Option<ExitStatus>,
+    pub(crate) status: Option<ExitStatus>,
     /// It had ended before it was told to.
-    pub early: bool,
+    pub(crate) early: bool,
     /// Those that had to be killed.
-    pub killed: Vec<Role>,
+    pub(crate) killed: Vec<Role>,
 }
 
 impl Stage {
     /// Makes the folder and the certificates, and finds an address.
-    pub fn new(plan: &Plan, via: Via, recorder: &Arc<Recorder>) -> Result<Self, Error> {
+    pub(crate) fn new(plan: &Plan, via: Via, recorder: &Arc<Recorder>) -> Result<Self, Error> {
         let missing = |what: &str, error: io::Error| Error::Unavailable(format!("{what}: {error}"));
         let dir =
             Folder::new().map_err(|e| missing("cannot make a temporary folder (TMPDIR names another place)", e))?;
@@ -130,7 +130,7 @@ impl Stage {
     }
 
     /// Starts the relay that all instances share, again if it ended.
-    pub fn open(&mut self) -> Result<(), Error> {
+    pub(crate) fn open(&mut self) -> Result<(), Error> {
         match self.layout.shared(&self.setting) {
             Some(part) if self.relay(NODE).is_none() => self.spawn(NODE, &part),
             _ => Ok(()),
@@ -138,7 +138,7 @@ impl Stage {
     }
 
     /// Starts an etcd if one is wanted, and waits until it is up.
-    pub async fn start_etcd(&mut self) -> Result<(), Error> {
+    pub(crate) async fn start_etcd(&mut self) -> Result<(), Error> {
         let Some(program) = &self.etcd else { return Ok(()) };
         let etcd = Etcd::new().map_err(|e| Error::Unavailable(format!("no free address in 127.0.0.0/8: {e}")))?;
         let part = etcd.part(program, &self.setting.dir);
@@ -164,7 +164,7 @@ impl Stage {
     }
 
     /// Starts the processes of an instance, again if they were there before and ended.
-    pub async fn start(&mut self, instance: &Instance, serves: bool) -> Result<(), Error> {
+    pub(crate) async fn start(&mut self, instance: &Instance, serves: bool) -> Result<(), Error> {
         let name = &instance.name;
         let player = Player { name: name.clone(), version: None, serves };
         self.recorder.note(|r| {
@@ -233,7 +233,7 @@ impl Stage {
     }
 
     /// Waits until new connections come to an instance; how long that took.
-    pub async fn joined(&mut self, name: &str, within: Duration) -> Result<Duration, Error> {
+    pub(crate) async fn joined(&mut self, name: &str, within: Duration) -> Result<Duration, Error> {
         let began = Instant::now();
         loop {
             let why = match self.look(name).await {
@@ -254,7 +254,7 @@ impl Stage {
     }
 
     /// The instances that joined so far, and from now on.
-    pub fn instances(&self) -> watch::Receiver<Instances> {
+    pub(crate) fn instances(&self) -> watch::Receiver<Instances> {
         self.joined.subscribe()
     }
 
@@ -267,7 +267,7 @@ impl Stage {
     }
 
     /// Whether new connections come to an instance, or why not.
-    pub async fn look(&self, name: &str) -> Result<(), String> {
+    pub(crate) async fn look(&self, name: &str) -> Result<(), String> {
         match self.layout.via {
             Via::Berth => seen::joined(&self.setting, self.shim_of(name), name).await,
             Via::Haproxy => self.listens(name, Role::Proxy),
@@ -277,7 +277,7 @@ impl Stage {
 
     /// The address at which an instance can be dialled with nothing in between: the port itself, if
     /// nothing is. None if the instance is not known.
-    pub fn direct(&self, name: &str) -> Option<SocketAddr> {
+    pub(crate) fn direct(&self, name: &str) -> Option<SocketAddr> {
         match self.layout.via {
             Via::Berth => seen::record(&self.setting, name).map(|record| record.address),
             Via::Haproxy => self.own.get(name).copied(),
@@ -305,12 +305,12 @@ impl Stage {
     }
 
     /// The exit status of the first process of an instance that has ended.
-    pub fn ended(&self, name: &str) -> Option<ExitStatus> {
+    pub(crate) fn ended(&self, name: &str) -> Option<ExitStatus> {
         self.processes.iter().filter(|p| p.owner == name).find_map(Process::status)
     }
 
     /// Stops an instance as its [`Layout`] says; SIGKILL for what is there after `grace`.
-    pub async fn stop(&mut self, name: &str, grace: Duration) -> Stopped {
+    pub(crate) async fn stop(&mut self, name: &str, grace: Duration) -> Stopped {
         let early = self.ended(name).is_some();
         let deadline = Instant::now() + grace;
         self.recorder.note(|r| r.moments.add(name, Mark::Signalled, Stamp::now()));
@@ -363,7 +363,7 @@ impl Stage {
     }
 
     /// The process ID of an instance's apiserver, if it lives.
-    pub fn apiserver(&self, name: &str) -> Option<Pid> {
+    pub(crate) fn apiserver(&self, name: &str) -> Option<Pid> {
         match self.process(name, Role::Apiserver) {
             Some(process) => process.status().is_none().then(|| process.pid()),
             // A child of `berth run`, in this process's own PID namespace.
@@ -372,14 +372,14 @@ impl Stage {
     }
 
     /// The process ID of what relays to an instance, if there is such a process and it lives.
-    pub fn relay(&self, name: &str) -> Option<Pid> {
+    pub(crate) fn relay(&self, name: &str) -> Option<Pid> {
         let process = self.process(self.shim_of(name), self.layout.relays()?)?;
         process.status().is_none().then(|| process.pid())
     }
 
     /// Sends SIGKILL to one of an instance's processes, and waits until it is gone. What is left of a
     /// unit follows, as systemd does it with `KillMode=mixed`.
-    pub async fn kill(&self, name: &str, pid: Pid) {
+    pub(crate) async fn kill(&self, name: &str, pid: Pid) {
         let apiserver = self.apiserver(name);
         let _ = kill(pid, Signal::SIGKILL);
         if let Some(process) = self.processes.iter().find(|p| p.pid() == pid) {
@@ -397,21 +397,21 @@ impl Stage {
     }
 
     /// Sends SIGSTOP.
-    pub fn freeze(&mut self, pid: Pid) {
+    pub(crate) fn freeze(&mut self, pid: Pid) {
         if kill(pid, Signal::SIGSTOP).is_ok() {
             self.frozen.push(pid);
         }
     }
 
     /// Sends SIGCONT to all that were stopped.
-    pub fn thaw(&mut self) {
+    pub(crate) fn thaw(&mut self) {
         for pid in self.frozen.drain(..) {
             let _ = kill(pid, Signal::SIGCONT);
         }
     }
 
     /// The last lines that an instance's processes logged.
-    pub async fn log(&mut self, name: &str) -> String {
+    pub(crate) async fn log(&mut self, name: &str) -> String {
         let mut lines = Vec::new();
         for process in self.processes.iter_mut().filter(|p| p.owner == name) {
             lines.extend(process.log().await.into_iter().map(|line| format!("  {line}")));
@@ -420,7 +420,7 @@ impl Stage {
     }
 
     /// The very last line of each of an instance's processes.
-    pub async fn last_words(&mut self, name: &str) -> String {
+    pub(crate) async fn last_words(&mut self, name: &str) -> String {
         let mut lines = Vec::new();
         for process in self.processes.iter_mut().filter(|p| p.owner == name) {
             lines.extend(process.log().await.pop());
@@ -433,7 +433,7 @@ impl Stage {
     }
 
     /// Ends what still runs, and removes the folder.
-    pub async fn close(mut self) {
+    pub(crate) async fn close(mut self) {
         self.thaw();
         if let Some(status) = self.ended(etcd::NAME) {
             self.recorder.note(|r| r.troubles.push(format!("etcd ended before it was told to ({status})")));
