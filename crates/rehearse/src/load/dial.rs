@@ -7,7 +7,7 @@ use crate::record::{Failure, Protocol, STREAM_HEADER, Signed, Stamp, StreamEnd, 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::{http1, http2};
-use hyper::{Method, Request, Response, header};
+use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::ServerName;
 use std::error::Error;
@@ -212,6 +212,13 @@ impl Link {
         }
     }
 
+    /// Sends the first request; its whole answer.
+    pub(super) async fn ask(&mut self, request: objects::Request) -> Result<(StatusCode, Bytes), Failure> {
+        let response = self.first(request).await?;
+        let status = response.status();
+        Ok((status, whole(response.into_body()).await?))
+    }
+
     /// Waits until the connection ends without this side wanting it; how it did. Cancel-safe.
     pub(super) async fn ended(&mut self) -> Failure {
         match (&mut self.driver).await {
@@ -245,6 +252,11 @@ impl Link {
             signed,
         }
     }
+}
+
+/// A step that takes longer than its bound is unanswered.
+pub(super) async fn within<T>(bound: Duration, step: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    tokio::time::timeout(bound, step).await.unwrap_or(Err(Failure::Unanswered))
 }
 
 /// Reads a body to its end.

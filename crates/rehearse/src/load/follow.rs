@@ -134,7 +134,7 @@ impl<V: View> Follower<V> {
         let (stream, due) = (format!("{}-{}", self.name, self.opened), Due::now());
         let target = self.client.target.clone();
         let mut kind = Kind::New;
-        let opened = tokio::time::timeout(UNANSWERED, async {
+        let opened = dial::within(UNANSWERED, async {
             let mut link = target.dial(protocol(self.index), stream.clone()).await?;
             let opened = self.watch(&mut link, &mut kind, due).await;
             if let Err(failure) = &opened {
@@ -143,15 +143,15 @@ impl<V: View> Follower<V> {
                 let end = link.end(what, failure.clone(), true, false);
                 self.client.recorder.note(|r| r.ends.push(end));
             }
-            Ok::<_, Failure>(opened?.map(|response| (link, response)))
+            Ok(opened?.map(|response| (link, response)))
         });
-        let failure = match opened.await {
-            Ok(Ok(opened)) => return opened,
-            Ok(Err(failure)) => failure,
-            Err(_) => Failure::Unanswered,
-        };
-        self.client.attempt(kind, &stream, due.stamp, Answer::Failed(failure));
-        None
+        match opened.await {
+            Ok(opened) => opened,
+            Err(failure) => {
+                self.client.attempt(kind, &stream, due.stamp, Answer::Failed(failure));
+                None
+            }
+        }
     }
 
     /// Begins a watch on a connection. None: it was answered otherwise.

@@ -4,7 +4,7 @@
 //! roles yet: an instance that gets connections before it is ready turns them away with 403, as it
 //! would turn away a kubelet.
 
-use super::dial::{self, Target};
+use super::dial::Target;
 use super::objects::{self, Request, WRITTEN};
 use crate::certs::{CLIENTS, Certs};
 use crate::record::{Failure, Protocol};
@@ -60,8 +60,5 @@ fn bind() -> Request {
 
 async fn ask(target: &Target, request: &Request) -> Result<StatusCode, Failure> {
     let mut link = target.dial(Protocol::Http1, "grant".into()).await?;
-    let response = link.first(request.clone()).await?;
-    let status = response.status();
-    dial::whole(response.into_body()).await?;
-    Ok(status)
+    Ok(link.ask(request.clone()).await?.0)
 }

@@ -32,7 +32,7 @@ pub use dial::Target;
 pub(crate) use grant::grant;
 
 use super::plan::{LoadPlan, UNANSWERED};
-use super::record::{Answer, Attempt, Failure, Kind, Recorder, Stamp, StreamId, What};
+use super::record::{Answer, Attempt, Kind, Recorder, Stamp, StreamId, What};
 use dial::{Link, Unsent};
 use hyper::StatusCode;
 use informer::Scope;
@@ -286,7 +286,7 @@ impl Client {
     /// Connects and sends a first request: an attempt of kind [`Kind::New`]. The link is there when
     /// it was answered.
     async fn open(&self, protocol: super::record::Protocol, stream: StreamId, entry: Entry, due: Due) -> Option<Link> {
-        let opened = tokio::time::timeout_at(due.instant + UNANSWERED, async {
+        let opened = dial::within((due.instant + UNANSWERED).duration_since(Instant::now()), async {
             let mut link = self.target.dial(protocol, stream.clone()).await?;
             let failure = match self.ask(&mut link, entry).await {
                 Ok(answer) => return Ok((link, answer)),
@@ -298,9 +298,8 @@ impl Client {
             Err(failure)
         });
         let (link, answer) = match opened.await {
-            Ok(Ok((link, answer))) => (Some(link), answer),
-            Ok(Err(failure)) => (None, Answer::Failed(failure)),
-            Err(_) => (None, Answer::Failed(Failure::Unanswered)),
+            Ok((link, answer)) => (Some(link), answer),
+            Err(failure) => (None, Answer::Failed(failure)),
         };
         self.attempt(Kind::New, &stream, due.stamp, answer);
         link

@@ -35,15 +35,14 @@ pub(super) async fn run(client: Client, seed: Seed, index: u64) {
 
 async fn read(client: &Client, stream: String) {
     let due = Due::now();
-    let opened = tokio::time::timeout(UNANSWERED, async {
+    let opened = dial::within(UNANSWERED, async {
         let mut link = client.target.dial(Protocol::Http1, stream.clone()).await?;
         let response = link.first(objects::get(objects::maps(LARGE))).await?;
-        Ok::<_, Failure>((link, response))
+        Ok((link, response))
     });
     let (link, response) = match opened.await {
-        Ok(Ok(opened)) => opened,
-        Ok(Err(failure)) => return client.attempt(Kind::New, &stream, due.stamp, Answer::Failed(failure)),
-        Err(_) => return client.attempt(Kind::New, &stream, due.stamp, Answer::Failed(Failure::Unanswered)),
+        Ok(opened) => opened,
+        Err(failure) => return client.attempt(Kind::New, &stream, due.stamp, Answer::Failed(failure)),
     };
     client.attempt(Kind::New, &stream, due.stamp, client.judge(&link, response.status()));
     match slowly(response.into_body()).await {

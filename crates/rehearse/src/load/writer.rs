@@ -4,10 +4,10 @@
 //! That is simple, because every name is written once: a create that was answered by 409 was done by
 //! an earlier try, and so was a delete that was answered by 404.
 
-use super::dial::{Link, Target};
+use super::dial::{Link, Target, within};
 use super::objects::{self, ALL, List, Request, Tag};
 use super::timetable::protocol;
-use super::{Client, Instances, dial};
+use super::{Client, Instances};
 use crate::plan::WRITE_EVERY;
 use crate::record::Failure;
 use hyper::StatusCode;
@@ -173,44 +173,31 @@ impl Writer {
         }
     }
 
+    /// Over the connection that is there, else over one to each instance in turn.
     async fn sent(&mut self, request: &Request) -> Result<(StatusCode, Bytes), Failure> {
         let mut last = Failure::Refused;
-        if self.link.is_some() {
-            match timeout(TRY, self.ask(request)).await {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(failure)) => last = failure,
-                Err(_) => last = Failure::Unanswered,
-            }
-        }
-        let targets: Vec<Target> = self.client.target.direct(&self.instances.borrow_and_update());
-        for target in targets {
-            self.dialled += 1;
-            let dialled = target.dial(protocol(1), format!("writer-{}", self.dialled));
-            match timeout(TRY, dialled).await {
-                Ok(Ok(link)) => self.link = Some(link),
-                Ok(Err(failure)) => {
-                    last = failure;
-                    continue;
-                }
-                Err(_) => {
-                    last = Failure::Unanswered;
-                    continue;
-                }
-            }
-            match timeout(TRY, self.ask(request)).await {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(failure)) => last = failure,
-                Err(_) => last = Failure::Unanswered,
+        if let Some(link) = &mut self.link {
+            match within(TRY, link.ask(request.clone())).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => last = failure,
             }
         }
         self.link = None;
+        let targets: Vec<Target> = self.client.target.direct(&self.instances.borrow_and_update());
+        for target in targets {
+            self.dialled += 1;
+            let sent = async {
+                let mut link = within(TRY, target.dial(protocol(1), format!("writer-{}", self.dialled))).await?;
+                Ok((within(TRY, link.ask(request.clone())).await?, link))
+            };
+            match sent.await {
+                Ok((answer, link)) => {
+                    self.link = Some(link);
+                    return Ok(answer);
+                }
+                Err(failure) => last = failure,
+            }
+        }
         Err(last)
-    }
-
-    async fn ask(&mut self, request: &Request) -> Result<(StatusCode, Bytes), Failure> {
-        let link = self.link.as_mut().ok_or(Failure::Closed)?;
-        let response = link.first(request.clone()).await?;
-        let status = response.status();
-        Ok((status, dial::whole(response.into_body()).await?))
     }
 }
