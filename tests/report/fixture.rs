@@ -1,6 +1,6 @@
 //! Reports as a rehearsal would make them, from a few numbers.
 
-use berth_rehearse::report::data::*;
+use berth_rehearse::data::*;
 use berth_rehearse::report::format;
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! What `berth rehearse` writes.
 
-use berth_rehearse::report::data::{MarkKind, Outcome, Report, VERSION};
+use berth_rehearse::data::{MarkKind, Outcome, Report, VERSION};
 use std::process::{Command, Stdio};
 
 #[test]

@@ -1,7 +1,7 @@
 //! What is in the page, without a browser.
 
 use super::fixture::*;
-use berth_rehearse::report::data::*;
+use berth_rehearse::data::*;
 use berth_rehearse::report::page::render;
 
 /// What readers of version 1 have: whoever changes it sees what that does to them.

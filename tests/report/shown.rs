@@ -2,7 +2,7 @@
 
 use super::browser::Browser;
 use super::fixture::*;
-use berth_rehearse::report::data::{Instance, Outcome, Report, Via};
+use berth_rehearse::data::{Instance, Outcome, Report, Via};
 use berth_rehearse::report::{page, write};
 use std::io::{Write, stderr};
 

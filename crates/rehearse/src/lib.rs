@@ -15,6 +15,7 @@
 //! * [`monitor`]: what is asked beside the load.
 //! * [`netns`]: a network namespace for all of this.
 //! * [`script`]: one run: start old, load, start new, wait until it joined, stop old.
+//! * [`data`]: what is said of it to others, with a version; as far as can be, that is what is gathered.
 //! * [`verdict`]: from the record to what was lost ([`loss`]), [`ends`]: who ended a stream, and [`promise`]:
 //!   whether what berth promises under faults was kept; pure. [`table`] prints it, [`progress`]
 //!   entertains.
@@ -24,6 +25,7 @@
 pub mod address;
 pub mod apiserver;
 pub mod certs;
+pub mod data;
 mod ends;
 mod etcd;
 pub mod fault;

@@ -3,7 +3,7 @@
 use crate::fault::Fault;
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// What `--fault` takes: the names of [`Fault`]s, and `none`.
@@ -13,18 +13,35 @@ pub fn fault_names() -> PossibleValuesParser {
     PossibleValuesParser::new(std::iter::once(none).chain(faults))
 }
 
-/// What clients go through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize)]
+/// The way from clients to instances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Via {
-    /// berth
+    /// Through shims.
+    #[value(help = "berth")]
     Berth,
-    /// HAProxy as a side-container that shares the port, as Lokomotive had it
+    /// Through a HAProxy beside each instance.
+    #[value(help = "HAProxy as a side-container that shares the port, as Lokomotive had it")]
     Haproxy,
-    /// The apiservers share the port themselves, by --permit-port-sharing
+    /// Straight to instances that share the port (`--permit-port-sharing`).
+    #[value(help = "The apiservers share the port themselves, by --permit-port-sharing")]
     PortSharing,
-    /// Nothing: one apiserver after the other has the port alone
+    /// Straight to each instance's own address: the control.
+    #[value(help = "Nothing: one apiserver after the other has the port alone")]
     Direct,
+}
+
+impl Via {
+    /// In a text.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::Berth => "berth",
+            Self::Haproxy => "HAProxy",
+            Self::PortSharing => "port sharing",
+            Self::Direct => "direct",
+        }
+    }
 }
 
 /// Which processes an instance has, and who of them is told to stop when.

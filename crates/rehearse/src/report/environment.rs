@@ -1,6 +1,6 @@
 //! The machine that a report was made on, as `/proc` tells it, and programs, as they tell it themselves.
 
-use super::data::{Environment, Program};
+use crate::data::{Environment, Program};
 use nix::sys::resource::{Resource, getrlimit};
 use std::ffi::OsStr;
 use std::fs;

@@ -1,14 +1,12 @@
 //! What a rehearsal leaves behind: a file for programs and a page for people.
 //!
-//! * [`data`]: the schema, with a version.
-//! * [`gather`]: from a record and its verdict to that data; pure. [`environment`] reads the machine.
+//! * [`gather`]: from a record and its verdict to [`data`]; pure. [`environment`] reads the machine.
 //! * [`page`]: from the data to one HTML page that needs neither a network nor a script; pure. Its
 //!   `plot`s are drawn by hand on `svg`'s scales, and [`labels`] keeps their labels apart.
 //! * [`format`](mod@format): numbers for people.
 //!
 //! Here: the files, written whole or not at all.
 
-pub mod data;
 mod environment;
 pub mod format;
 pub mod gather;
@@ -17,7 +15,7 @@ pub mod page;
 mod plot;
 mod svg;
 
-use data::Report;
+use crate::data::Report;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use tempfile::{Builder, NamedTempFile};
@@ -75,6 +73,7 @@ fn beside(path: &Path) -> io::Result<NamedTempFile> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data;
 
     fn report() -> Report {
         Report {

@@ -8,11 +8,11 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
-use super::data::{
+use super::{environment, format};
+use crate::data::{
     self, Command, ControlStreams, Figures, Informer, Instance, Mark, MarkKind, Outcome, Period, Program, Promise, Ran,
     Report, Run, Tally, Verdict,
 };
-use super::{environment, format};
 use crate::plan::{Plan, Via};
 use crate::promise::Promise as Promised;
 use crate::record::{Mark as Told, Record, Stamp};
@@ -33,7 +33,7 @@ pub fn report(plan: &Plan, rehearsed: &Rehearsed, argv: Vec<String>) -> Report {
             Some(played) => Outcome::Ran(Box::new(ran(played, control))),
             None => Outcome::Skipped(skipped()?.1.clone()),
         };
-        Some(Run { via: (*via).into(), topology: topology.clone(), outcome })
+        Some(Run { via: *via, topology: topology.clone(), outcome })
     };
     Report {
         version: data::VERSION,

@@ -2,8 +2,8 @@
 
 use super::streams::Lives;
 use super::{Span, millis, name};
+use crate::data::Timeline;
 use crate::record::{Answer, Flaw, Record, Stamp};
-use crate::report::data::Timeline;
 use crate::verdict::{Loss, Verdict};
 use std::collections::BTreeMap;
 use std::time::Duration;

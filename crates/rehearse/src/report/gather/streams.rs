@@ -4,8 +4,8 @@
 //! from its first good answer to the end that its client saw, or to the end of the load.
 
 use super::Span;
+use crate::data::{Flaw, Gap, Segment, Watch};
 use crate::record::{Answer, Flaw as Seen, Record, Stamp, StreamEnd, WatchSum};
-use crate::report::data::{Flaw, Gap, Segment, Watch};
 use crate::verdict::Verdict;
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -1,11 +1,11 @@
 use super::*;
+use crate::data::{Flaw, Gap, Segment, Timeline, Watch};
 use crate::fault::Fault;
 use crate::plan::{LoadPlan, Plan};
 use crate::record::{
     Answer, Attempt, Control, EndReport, EndedBy, Failure, Flaw as Seen, Informer as Kept, Injected, Kind, Player,
     Protocol, StreamEnd, WatchSum, What,
 };
-use crate::report::data::{Flaw, Gap, Segment, Timeline, Watch};
 use crate::verdict::{NEW, OLD, judge};
 
 const MS: u64 = 1_000_000;
@@ -361,10 +361,7 @@ fn runs_are_in_the_order_of_the_plan() {
     let plan = Plan { runs: vec![Via::Haproxy, Via::Berth, Via::Direct, Via::PortSharing], ..Plan::default() };
     let report = report(&plan, &rehearsed, vec!["berth".into()]);
     // Port sharing was not come to.
-    assert_eq!(
-        report.runs.iter().map(|run| run.via).collect::<Vec<_>>(),
-        [data::Via::Haproxy, data::Via::Berth, data::Via::Direct]
-    );
+    assert_eq!(report.runs.iter().map(|run| run.via).collect::<Vec<_>>(), [Via::Haproxy, Via::Berth, Via::Direct]);
     assert_eq!(report.runs[0].outcome, Outcome::Skipped("no haproxy".into()));
     assert_eq!(report.runs[1].ran().unwrap().verdict.control.as_ref().unwrap()[0].count, 1);
     assert!(report.aborted.unwrap().contains("SIGINT"));

@@ -2,7 +2,7 @@
 
 use super::run;
 use super::state::State;
-use crate::report::data::{Gap, Outcome, Ran, Run};
+use crate::data::{Gap, Outcome, Ran, Run};
 use crate::report::format;
 use crate::report::plot::{self, Frame};
 use maud::{Markup, html};
@@ -45,7 +45,7 @@ pub(super) fn section(runs: &[Run]) -> Markup {
                             td {}
                             @for (index, run) in runs.iter().enumerate() {
                                 th scope="col" {
-                                    a href={ "#run-" (index + 1) } { (run.via) }
+                                    a href={ "#run-" (index + 1) } { (run.via.words()) }
                                     @if same_way(runs, run) { br; span.quiet { (run.topology) } }
                                 }
                             }
@@ -67,7 +67,7 @@ pub(super) fn section(runs: &[Run]) -> Markup {
             }
             @for run in runs {
                 div.small-multiple {
-                    h3 { (run.via) " " (State::of_run(run).badge()) }
+                    h3 { (run.via.words()) " " (State::of_run(run).badge()) }
                     @match &run.outcome {
                         Outcome::Ran(ran) => div.plot-scroll {
                             @for frame in frames { div class=(frame.class()) { (plot::small(frame, run, ran, most)) } }

@@ -8,8 +8,8 @@ mod run;
 mod state;
 mod tables;
 
-use super::data::{Environment, Ran, Report, Run, Via};
 use super::format;
+use crate::data::{Environment, Ran, Report, Run, Via};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use state::State;
 
@@ -101,7 +101,7 @@ fn hero(report: &Report, main: Option<(&Run, &Ran)>, state: &State) -> Markup {
                 @if report.runs.len() > 1 {
                     ul.others aria-label="The other ways" {
                         @for (index, run) in report.runs.iter().enumerate().filter(|(_, run)| main.is_none_or(|(main, _)| !std::ptr::eq(main, *run))) {
-                            li { a href={ "#run-" (index + 1) } { (run.via) } " " (State::of_run(run).badge()) }
+                            li { a href={ "#run-" (index + 1) } { (run.via.words()) } " " (State::of_run(run).badge()) }
                         }
                     }
                 }

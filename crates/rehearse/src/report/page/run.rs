@@ -2,7 +2,7 @@
 
 use super::state::{self, State};
 use super::tables;
-use crate::report::data::{MarkKind, Outcome, Ran, Run, Tally};
+use crate::data::{MarkKind, Outcome, Ran, Run, Tally, Via};
 use crate::report::format;
 use crate::report::plot::{self, Frame};
 use maud::{Markup, html};
@@ -86,9 +86,8 @@ fn tile(name: &str, value: &str, note: &str) -> Markup {
 }
 
 fn title(run: &Run) -> String {
-    use crate::report::data::Via;
     match run.via {
-        Via::Berth | Via::Haproxy => format!("Through {}", run.via),
+        Via::Berth | Via::Haproxy => format!("Through {}", run.via.words()),
         Via::PortSharing => "With port sharing".to_owned(),
         Via::Direct => "Straight to the instances".to_owned(),
     }

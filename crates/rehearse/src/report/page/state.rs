@@ -1,6 +1,6 @@
 //! A verdict as a shape and words.
 
-use crate::report::data::{Outcome, Ran, Report, Run, Via};
+use crate::data::{Outcome, Ran, Report, Run, Via};
 use crate::report::format;
 use maud::{Markup, html};
 
@@ -58,7 +58,7 @@ impl State {
         match self.via {
             None => words,
             Some(Via::Berth | Via::Haproxy) => {
-                format!("{words} through {}", self.via.map_or(String::new(), |v| v.to_string()))
+                format!("{words} through {}", self.via.map_or("", Via::words))
             }
             Some(Via::PortSharing) => format!("{words} with port sharing"),
             Some(Via::Direct) => format!("{words} without anything between"),

@@ -1,6 +1,6 @@
 //! The numbers behind each plot, for those who cannot see it or want to count.
 
-use crate::report::data::{Ran, Timeline, Watch};
+use crate::data::{Ran, Timeline, Watch};
 use crate::report::{format, plot};
 use maud::{Markup, html};
 use std::collections::BTreeMap;

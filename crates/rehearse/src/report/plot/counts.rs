@@ -1,7 +1,7 @@
 //! Stacked areas, a look an instance.
 
 use super::{Frame, Key, Look, Sign, View, look, named};
-use crate::report::data::Ran;
+use crate::data::Ran;
 use crate::report::format;
 use crate::report::svg::{self, Scale, px, text_width};
 use maud::{Markup, html};

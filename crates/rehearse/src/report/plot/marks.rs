@@ -1,7 +1,7 @@
 //! The marks above all plots.
 
 use super::{Frame, format};
-use crate::report::data::{Mark, MarkKind};
+use crate::data::{Mark, MarkKind};
 use crate::report::labels::{self, Label, Placed, Room, Side};
 use crate::report::svg::{px, text_width};
 use maud::{Markup, html};

@@ -13,10 +13,10 @@ mod watches;
 pub(super) use requests::short;
 pub(super) use watches::{ended, on_instances};
 
-use super::data::{Mark, Ran, Run};
 use super::format;
 use super::labels::Placed;
 use super::svg::{self, Scale, px, text_width};
+use crate::data::{Mark, Ran, Run};
 use maud::{Markup, html};
 
 /// Looks that instances can have; further ones begin again.
@@ -226,7 +226,7 @@ pub(super) fn all(frame: Frame, run: &Ran) -> Markup {
 /// A run among others: requests, losses and the longest waits, without words that are said elsewhere.
 pub(super) fn small(frame: Frame, run: &Run, ran: &Ran, most: f64) -> Markup {
     let words: Vec<&Mark> = ran.marks.iter().filter(|mark| marks::matters(mark)).collect();
-    requests::small(&frame, &run.via.to_string(), ran, &words, most)
+    requests::small(&frame, run.via.words(), ran, &words, most)
 }
 
 /// Most answers a second that a scale should reach to.

@@ -2,7 +2,7 @@
 
 use super::counts::{self, Stack};
 use super::{Frame, Sign, View};
-use crate::report::data::{Mark, Ran};
+use crate::data::{Mark, Ran};
 use crate::report::format;
 use crate::report::labels::{self, Label, Placed, Room, Side};
 use crate::report::svg::{self, Scale, px, text_width};

@@ -2,7 +2,7 @@
 
 use super::counts::{self, Stack};
 use super::{Frame, Key, Look, Sign, View, look};
-use crate::report::data::{Gap, Ran, Watch};
+use crate::data::{Gap, Ran, Watch};
 use crate::report::format;
 use crate::report::svg::{px, text_width};
 use maud::{Markup, html};

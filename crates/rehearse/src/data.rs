@@ -10,7 +10,7 @@
 //! they do not know, and where an older report lacks it, it has a default (`#[serde(default)]`, which also keeps it out of
 //! the schema's `required`).
 
-use crate::plan;
+pub use crate::plan::Via;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -78,32 +78,6 @@ pub struct Program {
     pub role: String,
     /// Which version, as it says itself.
     pub version: String,
-}
-
-/// The way from clients to instances.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "kebab-case")]
-pub enum Via {
-    /// Through shims.
-    Berth,
-    /// Through a HAProxy beside each instance.
-    Haproxy,
-    /// Straight to instances that share the port (`--permit-port-sharing`).
-    PortSharing,
-    /// Straight to each instance's own address: the control.
-    Direct,
-}
-
-impl fmt::Display for Via {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Berth => "berth",
-            Self::Haproxy => "HAProxy",
-            Self::PortSharing => "port sharing",
-            Self::Direct => "direct",
-        })
-    }
 }
 
 /// One upgrade, or several back and forth, one way.
@@ -467,17 +441,6 @@ fn quoted(word: &str) -> String {
     match word.split_once('=').filter(|(name, _)| plain(name)) {
         Some((name, value)) => format!("{name}={}", shell_words::quote(value)),
         None => shell_words::quote(word).into_owned(),
-    }
-}
-
-impl From<plan::Via> for Via {
-    fn from(via: plan::Via) -> Self {
-        match via {
-            plan::Via::Berth => Self::Berth,
-            plan::Via::Haproxy => Self::Haproxy,
-            plan::Via::PortSharing => Self::PortSharing,
-            plan::Via::Direct => Self::Direct,
-        }
     }
 }
 
