@@ -359,7 +359,7 @@ async fn a_good_relay_loses_nothing() {
     // The kept connections (4), watches (4) and informers (6) that were on old, and as many of the
     // control as there are, on old and on new, which the load outlives.
     assert_eq!((verdict.ended_by_instance, verdict.control_streams, verdict.control_ended), (14, 16, 8));
-    assert!(verdict.watch_events > 40, "{verdict:#?}");
+    assert!(verdict.figures.watch_events > 40, "{verdict:#?}");
     assert_eq!(record.informers.len(), 6);
     // What the quiet ones hold is no evidence.
     assert_eq!((verdict.informers, verdict.whole_informers), (2, 2));
@@ -418,13 +418,16 @@ async fn closed_connections_are_seen() {
 #[tokio::test]
 async fn wrong_bytes_are_seen() {
     let verdict = verdict(Plot::relay(Relay::Garbles)).await;
-    assert!(verdict.lost.contains_key(&Loss::Tls) && verdict.x509_errors == 0, "{verdict:#?}");
+    assert!(verdict.lost.contains_key(&Loss::Tls) && verdict.figures.x509_errors == 0, "{verdict:#?}");
 }
 
 #[tokio::test]
 async fn a_wrong_certificate_is_seen() {
     let verdict = verdict(Plot::relay(Relay::Misleads)).await;
-    assert!(verdict.x509_errors > 0 && verdict.lost == [(Loss::Tls, verdict.x509_errors)].into(), "{verdict:#?}");
+    assert!(
+        verdict.figures.x509_errors > 0 && verdict.lost == [(Loss::Tls, verdict.figures.x509_errors)].into(),
+        "{verdict:#?}"
+    );
 }
 
 #[tokio::test]

@@ -405,7 +405,7 @@ pub struct Gap {
 
 /// A client that lists and watches to keep a copy of objects, against what was written. One named `informer-N` of
 /// all objects, `quiet-N` of what nobody writes during the load.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Informer {
     /// Its client.
@@ -462,6 +462,13 @@ impl Gap {
     /// It was cut, and nothing allows that.
     pub fn lost(&self) -> bool {
         !self.by_instance && !self.allowed
+    }
+}
+
+impl Informer {
+    /// It follows what nobody writes: what it holds is no evidence, only how often it listed again.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.id.starts_with("quiet-")
     }
 }
 

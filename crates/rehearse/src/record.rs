@@ -3,6 +3,7 @@
 //!
 //! Nothing is judged here: while the load runs, nobody can know yet what the other side will report.
 
+use super::data::Informer;
 use super::fault::Fault;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -334,29 +335,6 @@ pub enum Flaw {
     Doubled(u64),
 }
 
-/// What a client that keeps a copy of objects came to.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Informer {
-    /// Name of its client.
-    pub id: String,
-    /// It follows what nobody writes: what it holds is no evidence, only how often it listed again.
-    pub quiet: bool,
-    /// Objects that were written and not deleted.
-    pub written: u64,
-    /// Objects that it holds at the end.
-    pub held: u64,
-    /// Objects that were written and that it does not hold, or never heard of before they went.
-    pub missing: u64,
-    /// Objects that it holds although they were deleted.
-    pub stale: u64,
-    /// Objects that it was told of twice.
-    pub doubled: u64,
-    /// Times that it listed again.
-    pub relists: u64,
-    /// Times that it was told 410: its revision was older than what the instance knew.
-    pub expired: u64,
-}
-
 /// What clients saw that dial the instances themselves: ends that nothing in between can have made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Control {
@@ -417,6 +395,22 @@ impl Record {
         let mut answers: Vec<Stamp> = good.map(|a| a.done).filter(|at| load.contains(at)).collect();
         answers.sort_unstable();
         answers
+    }
+
+    /// From when to when the load was. An aborted run did not come to its end, and perhaps not to its beginning.
+    pub(crate) fn load(&self) -> Range<Stamp> {
+        let first = self.attempts.iter().map(|a| a.due).min();
+        let last = self.attempts.iter().map(|a| a.done).max();
+        let began = self.began.or(first).unwrap_or(Stamp(0));
+        began..self.over.or(last).unwrap_or(began).max(began)
+    }
+
+    /// The whole seconds of the load without a good answer.
+    pub(crate) fn silent_s(&self, load: &Range<Stamp>) -> u64 {
+        let seconds = load.end.since(load.start).as_secs();
+        let mut answered: Vec<u64> = self.good_answers(load).iter().map(|at| at.since(load.start).as_secs()).collect();
+        answered.dedup();
+        seconds - answered.iter().filter(|second| **second < seconds).count() as u64
     }
 
     /// The longest time within the load without a good answer.

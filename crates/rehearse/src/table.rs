@@ -1,9 +1,9 @@
 //! The verdict as a short table, for standard output.
 
 use super::Run;
+use super::data::Instance;
 use super::verdict::{Loss, Verdict};
 use std::fmt::Write;
-use std::time::Duration;
 
 /// The table and one line of verdict below.
 pub fn render(verdict: &Verdict) -> String {
@@ -12,13 +12,13 @@ pub fn render(verdict: &Verdict) -> String {
         let line = format!("{name:<32}{value:>10}   {note}");
         let _ = writeln!(text, "{}", line.trim_end());
     };
-    let new = verdict.new_connections;
-    row("requests", count(verdict.requests), format!("{} on a new connection", count(new)));
+    let figures = &verdict.figures;
+    row("requests", count(figures.requests), format!("{} on a new connection", count(figures.new_connections)));
     row("lost", count(verdict.lost()), String::new());
     for (loss, number) in &verdict.lost {
         row(&format!("  {loss}"), count(*number), String::new());
     }
-    let waits = format!("median {}, 99 % within {}", time(verdict.median_wait), time(verdict.p99_wait));
+    let waits = format!("median {}, 99 % within {}", time(figures.wait_p50_ms), time(figures.wait_p99_ms));
     if !verdict.promises.is_empty() {
         row("allowed under faults", count(verdict.allowed()), String::new());
     }
@@ -27,9 +27,9 @@ pub fn render(verdict: &Verdict) -> String {
         let kinds: Vec<_> = kinds.iter().map(|(loss, number)| format!("{} {loss}", count(*number))).collect();
         row(&format!("  {}", promise.fault), count(promise.allowed.len() as u64), kinds.join(", "));
     }
-    row("longest wait", time(verdict.longest_wait), waits);
-    row("longest time without an answer", time(verdict.longest_silence), String::new());
-    row("x509 errors", count(verdict.x509_errors), String::new());
+    row("longest wait", time(figures.wait_max_ms), waits);
+    row("longest time without an answer", time(figures.longest_silence_ms), String::new());
+    row("x509 errors", count(figures.x509_errors), String::new());
     row("streams ended by berth", count(verdict.ended_by_berth), String::new());
     let control = format!("{} of {}", count(verdict.control_ended), count(verdict.control_streams));
     let apart = format!("counted apart: it shut down; without berth {control}");
@@ -37,21 +37,20 @@ pub fn render(verdict: &Verdict) -> String {
     row("turned away by the instance", count(verdict.turned_away), "503 or 429 while it shut down".into());
     let gaps = [Loss::EventMissed, Loss::EventDoubled].iter().any(|loss| verdict.lost.contains_key(loss));
     let seen = if gaps { "with gaps" } else { "no write missed or doubled" };
-    row("watch events", count(verdict.watch_events), seen.into());
+    row("watch events", count(figures.watch_events), seen.into());
     let whole = format!("of {} hold exactly what was written", verdict.informers);
     row("informers", count(verdict.whole_informers), whole);
     let expired =
-        format!("{} after 410: their revision was older than the instance (--settle)", count(verdict.expired));
-    row("lists again", count(verdict.relists), expired);
-    for name in &verdict.instances {
-        let served = verdict.connections.get(name).copied().unwrap_or(0);
-        let version = verdict.versions.get(name).cloned().unwrap_or_default();
-        row(&format!("connections on {name}"), count(served), version);
+        format!("{} after 410: their revision was older than the instance (--settle)", count(figures.expired));
+    row("lists again", count(figures.relists), expired);
+    for Instance { name, version } in &verdict.instances {
+        let served = figures.new_connections_by_instance.get(name).copied().unwrap_or(0);
+        row(&format!("connections on {name}"), count(served), version.clone());
     }
-    if let Some(errors) = verdict.logged_x509_errors {
+    if let Some(errors) = figures.logged_x509_errors {
         row("x509 errors of apiservers", count(errors), "in their logs: one met another's certificate".into());
     }
-    if let Some(gap) = verdict.service_gap {
+    if let Some(gap) = figures.endpoint_gap_ms {
         row(
             "Service kubernetes was empty for",
             time(gap),
@@ -101,11 +100,11 @@ pub fn compare(runs: &[Run]) -> String {
     let broken = |v: &Verdict| v.promises.iter().filter(|promise| !promise.held()).count() as u64;
     type Cell = fn(&Verdict) -> String;
     let rows: [(&str, Cell); 7] = [
-        ("new connections", |v| count(v.new_connections)),
+        ("new connections", |v| count(v.figures.new_connections)),
         ("lost", |v| count(v.lost())),
         ("allowed under faults", |v| count(v.allowed())),
-        ("longest wait", |v| time(v.longest_wait)),
-        ("99 % within", |v| time(v.p99_wait)),
+        ("longest wait", |v| time(v.figures.wait_max_ms)),
+        ("99 % within", |v| time(v.figures.wait_p99_ms)),
         ("streams ended by the instance", |v| count(v.ended_by_instance)),
         ("turned away by the instance", |v| count(v.turned_away)),
     ];
@@ -142,8 +141,7 @@ pub(crate) fn count(number: u64) -> String {
     text
 }
 
-fn time(time: Duration) -> String {
-    let ms = time.as_secs_f64() * 1e3;
+fn time(ms: f64) -> String {
     match ms {
         0.0..10.0 => format!("{ms:.1} ms"),
         10.0..10_000.0 => format!("{ms:.0} ms"),
@@ -153,27 +151,34 @@ fn time(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::data::Figures;
     use super::super::plan::Via;
     use super::super::record::Record;
     use super::super::verdict::{NEW, OLD};
     use super::*;
 
+    fn instance(name: &str, version: &str) -> Instance {
+        Instance { name: name.into(), version: version.into() }
+    }
+
     #[test]
     fn nothing_lost() {
         let verdict = Verdict {
-            versions: [("old".to_owned(), "v1.35.4".to_owned()), ("new".to_owned(), "v1.36.3".to_owned())].into(),
             notes: vec!["old had to be killed".into()],
-            logged_x509_errors: Some(4),
-            service_gap: Some(Duration::from_millis(9_600)),
-            requests: 2_134,
-            new_connections: 1_031,
-            longest_wait: Duration::from_millis(38),
-            median_wait: Duration::from_micros(1_240),
-            p99_wait: Duration::from_micros(9_949),
             ended_by_instance: 16,
-            watch_events: 820,
-            instances: vec![OLD.into(), NEW.into()],
-            connections: [(OLD.to_owned(), 600), (NEW.to_owned(), 431)].into(),
+            instances: vec![instance(OLD, "v1.35.4"), instance(NEW, "v1.36.3")],
+            figures: Figures {
+                requests: 2_134,
+                new_connections: 1_031,
+                new_connections_by_instance: [(OLD.to_owned(), 600), (NEW.to_owned(), 431)].into(),
+                wait_p50_ms: 1.24,
+                wait_p99_ms: 9.949,
+                wait_max_ms: 38.0,
+                watch_events: 820,
+                logged_x509_errors: Some(4),
+                endpoint_gap_ms: Some(9_600.0),
+                ..Figures::default()
+            },
             ..Verdict::default()
         };
         insta::assert_snapshot!(render(&verdict), @r#"
@@ -201,12 +206,11 @@ mod tests {
     #[test]
     fn something_lost() {
         let verdict = Verdict {
-            requests: 12,
+            figures: Figures { requests: 12, wait_max_ms: 15_000.0, ..Figures::default() },
             lost: [(Loss::Reset, 2), (Loss::StreamEnded, 1), (Loss::EventMissed, 2)].into(),
-            instances: vec![OLD.into(), NEW.into()],
+            instances: vec![instance(OLD, ""), instance(NEW, "")],
             examples: vec!["new-7: reset after 1.2ms".into()],
             ended_by_berth: 1,
-            longest_wait: Duration::from_secs(15),
             objections: vec!["new never got ready".into()],
             ..Verdict::default()
         };
@@ -239,7 +243,11 @@ mod tests {
         let run = |via, refused: u64| Run {
             via,
             record: Record::default(),
-            verdict: Verdict { new_connections: 1_031, lost: [(Loss::Refused, refused)].into(), ..Verdict::default() },
+            verdict: Verdict {
+                figures: Figures { new_connections: 1_031, ..Figures::default() },
+                lost: [(Loss::Refused, refused)].into(),
+                ..Verdict::default()
+            },
             failed: None,
         };
         insta::assert_snapshot!(compare(&[run(Via::PortSharing, 1_234), run(Via::Berth, 0)]), @r"

@@ -5,12 +5,11 @@
 //! 15 s, or a stream that ended before its instance ended it. Who ended a stream is decided by
 //! [`super::ends`].
 
+use super::data::{Figures, Informer, Instance};
 use super::ends::Ends;
 use super::plan::Plan;
 use super::promise::{self, Lost, Promise};
-use super::record::{
-    Answer, Attempt, Failure, Informer, Kind, Mark, Record, Stamp, StreamEnd, StreamId, WatchSum, What,
-};
+use super::record::{Answer, Attempt, Failure, Kind, Mark, Player, Record, Stamp, StreamEnd, StreamId, WatchSum, What};
 use hdrhistogram::Histogram;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -36,10 +35,8 @@ const LONGEST_WAIT: u64 = 120_000_000;
 /// The verdict.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Verdict {
-    /// All requests of all clients.
-    pub requests: u64,
-    /// Those that had to connect first.
-    pub new_connections: u64,
+    /// Sums, as a report has them.
+    pub figures: Figures,
     /// What was lost, by kind.
     pub lost: BTreeMap<Loss, u64>,
     /// When each of those was seen that has a moment: a write that a watch never saw has none.
@@ -50,12 +47,6 @@ pub struct Verdict {
     pub ends_allowed: Vec<StreamId>,
     /// The first of each kind of failure, in words.
     pub examples: Vec<String>,
-    /// Longest time from when a request was due to its whole answer.
-    pub longest_wait: Duration,
-    /// Median of the same.
-    pub median_wait: Duration,
-    /// 99 % of requests waited no longer.
-    pub p99_wait: Duration,
     /// Kept connections and watches that ended although their instance did not end them.
     pub ended_by_berth: u64,
     /// Those that their instance ended.
@@ -66,26 +57,8 @@ pub struct Verdict {
     pub control_streams: u64,
     /// See `control_streams`.
     pub control_ended: u64,
-    /// Connections that failed because a certificate was not the right one.
-    pub x509_errors: u64,
-    /// Longest time without any good answer.
-    pub longest_silence: Duration,
     /// The instances, in the order in which they were started.
-    pub instances: Vec<String>,
-    /// New connections by the instance that answered.
-    pub connections: BTreeMap<String, u64>,
-    /// What the `/version` of instances says.
-    pub versions: BTreeMap<String, String>,
-    /// Time for which the Service `kubernetes` named nobody; none if that was not looked at.
-    pub service_gap: Option<Duration>,
-    /// Lines of real apiservers' logs that tell of a certificate that they do not trust.
-    pub logged_x509_errors: Option<u64>,
-    /// Events that watches saw.
-    pub watch_events: u64,
-    /// Times that watches and informers listed again.
-    pub relists: u64,
-    /// Times that they were told 410: too old a revision for an instance that began later.
-    pub expired: u64,
+    pub instances: Vec<Instance>,
     /// Clients that keep a copy of what is written, and how many of those held exactly that.
     pub informers: u64,
     /// See `informers`.
@@ -130,7 +103,9 @@ impl Verdict {
 pub fn judge(record: &Record, plan: &Plan) -> Verdict {
     let mut judge = Judge::new(record);
     judge.verdict.promises = promise::check(record);
-    judge.verdict.instances = record.players.iter().map(|player| player.name.clone()).collect();
+    let instance =
+        |player: &Player| Instance { name: player.name.clone(), version: player.version.clone().unwrap_or_default() };
+    judge.verdict.instances = record.players.iter().map(instance).collect();
     for attempt in &record.attempts {
         judge.attempt(attempt);
     }
@@ -138,9 +113,6 @@ pub fn judge(record: &Record, plan: &Plan) -> Verdict {
     judge.watches(plan);
     judge.informers();
     judge.waits();
-    if let (Some(began), Some(over)) = (record.began, record.over) {
-        judge.verdict.longest_silence = record.longest_silence(&(began..over));
-    }
     judge.asked(plan);
     judge.objections(plan);
     judge.verdict
@@ -195,12 +167,12 @@ impl<'a> Judge<'a> {
     }
 
     fn attempt(&mut self, attempt: &Attempt) {
-        self.verdict.requests += 1;
+        self.verdict.figures.requests += 1;
         let new = attempt.kind == Kind::New;
-        self.verdict.new_connections += u64::from(new);
+        self.verdict.figures.new_connections += u64::from(new);
         match &attempt.answer {
             Answer::Good { instance } | Answer::Bad { instance, .. } if new => {
-                *self.verdict.connections.entry(instance.clone()).or_default() += 1;
+                *self.verdict.figures.new_connections_by_instance.entry(instance.clone()).or_default() += 1;
             }
             _ => {}
         }
@@ -239,7 +211,7 @@ impl<'a> Judge<'a> {
             Failure::Reset => Loss::Reset,
             Failure::Closed => Loss::Closed,
             Failure::X509(_) => {
-                self.verdict.x509_errors += 1;
+                self.verdict.figures.x509_errors += 1;
                 Loss::Tls
             }
             Failure::Tls(_) => Loss::Tls,
@@ -297,9 +269,9 @@ impl<'a> Judge<'a> {
         let both = |watch: fn(&WatchSum) -> u64, informer: fn(&Informer) -> u64| -> u64 {
             watches.iter().map(watch).chain(informers.iter().map(informer)).sum()
         };
-        self.verdict.relists = both(|w| w.relists, |i| i.relists);
-        self.verdict.expired = both(|w| w.expired, |i| i.expired);
-        self.verdict.watch_events = watches.iter().flat_map(|w| w.events.values()).sum();
+        self.verdict.figures.relists = both(|w| w.relists, |i| i.relists);
+        self.verdict.figures.expired = both(|w| w.expired, |i| i.expired);
+        self.verdict.figures.watch_events = watches.iter().flat_map(|w| w.events.values()).sum();
         self.verdict.lose(Loss::EventMissed, watches.iter().map(|w| w.missed).sum());
         self.verdict.lose(Loss::EventDoubled, watches.iter().map(|w| w.doubled).sum());
         if watches.len() < plan.load.watches as usize {
@@ -315,7 +287,7 @@ impl<'a> Judge<'a> {
 
     fn informers(&mut self) {
         let informers = &self.record.informers;
-        let tried = || informers.iter().filter(|i| !i.quiet);
+        let tried = || informers.iter().filter(|i| !i.is_quiet());
         self.verdict.informers = tried().count() as u64;
         self.verdict.whole_informers = tried().filter(|i| i.missing + i.stale + i.doubled == 0).count() as u64;
         // An object too many is an event that was missed: that of its end.
@@ -325,23 +297,29 @@ impl<'a> Judge<'a> {
 
     fn waits(&mut self) {
         let mut waits = Histogram::<u64>::new_with_bounds(1, LONGEST_WAIT, 3).expect("the bounds are in order");
+        let mut longest = Duration::ZERO;
         for attempt in &self.record.attempts {
             let wait = attempt.done.since(attempt.due);
-            self.verdict.longest_wait = self.verdict.longest_wait.max(wait);
+            longest = longest.max(wait);
             waits.saturating_record(u64::try_from(wait.as_micros()).unwrap_or(u64::MAX));
         }
-        self.verdict.median_wait = Duration::from_micros(waits.value_at_quantile(0.5));
-        self.verdict.p99_wait = Duration::from_micros(waits.value_at_quantile(0.99));
+        let figures = &mut self.verdict.figures;
+        figures.wait_p50_ms = waits.value_at_quantile(0.5) as f64 / 1e3;
+        figures.wait_p99_ms = waits.value_at_quantile(0.99) as f64 / 1e3;
+        figures.wait_max_ms = millis(longest);
+        let load = self.record.load();
+        figures.longest_silence_ms = millis(self.record.longest_silence(&load));
+        figures.silent_s = self.record.silent_s(&load);
     }
 
     /// What was asked and heard beside the load.
     fn asked(&mut self, plan: &Plan) {
-        self.verdict.logged_x509_errors = (!plan.old.is_stand_in()).then_some(self.record.logged_x509_errors);
-        self.verdict.notes.clone_from(&self.record.notes);
-        let players = self.record.players.iter();
-        self.verdict.versions = players.filter_map(|p| Some((p.name.clone(), p.version.clone()?))).collect();
-        let gaps = self.record.endpoint_gaps.as_ref();
-        self.verdict.service_gap = gaps.map(|gaps| gaps.iter().map(|(from, to)| to.since(*from)).sum());
+        let (record, figures) = (self.record, &mut self.verdict.figures);
+        figures.slow_reads = record.slow_reads;
+        figures.logged_x509_errors = (!plan.old.is_stand_in()).then_some(record.logged_x509_errors);
+        let gaps = record.endpoint_gaps.as_ref();
+        figures.endpoint_gap_ms = gaps.map(|gaps| millis(gaps.iter().map(|(from, to)| to.since(*from)).sum()));
+        self.verdict.notes.clone_from(&record.notes);
     }
 
     /// What makes a run worthless although nothing was lost, and promises that were broken without
@@ -361,7 +339,7 @@ impl<'a> Judge<'a> {
                  --rate {rate}, and waits are its own"
             ));
         }
-        let connections = self.verdict.new_connections;
+        let connections = self.verdict.figures.new_connections;
         let load = match (self.record.began, self.record.over) {
             (Some(began), Some(ended)) => ended.since(began),
             _ => Duration::MAX,
@@ -377,7 +355,7 @@ impl<'a> Judge<'a> {
             self.object("there was no upgrade".into());
         }
         for name in &turns {
-            let served = self.verdict.connections.get(*name).copied().unwrap_or(0);
+            let served = self.verdict.figures.new_connections_by_instance.get(*name).copied().unwrap_or(0);
             if served < FEWEST_EACH {
                 self.object(format!("{name} served only {served} new connections"));
             }
@@ -416,6 +394,11 @@ impl<'a> Judge<'a> {
     fn object(&mut self, objection: String) {
         self.verdict.objections.push(objection);
     }
+}
+
+/// As a report has it. Microseconds are as fine as the waits are measured.
+pub(crate) fn millis(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e3
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::Client;
 use super::follow::{Follower, View};
 use super::objects::{ALL, Event, Object, READ, SECRETS, Tag, maps};
 use super::writer::Goal;
-use crate::record::Informer;
+use crate::data::Informer;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::mpsc::Sender;
@@ -54,8 +54,7 @@ pub(super) async fn run(
 ) {
     let recorder = Arc::clone(&client.recorder);
     let copy = Copy { tag: client.tag.clone(), scope, held: BTreeSet::new(), doubled: 0, missed: 0 };
-    let quiet = !matches!(scope, Scope::All);
-    let kind = if quiet { "quiet" } else { "informer" };
+    let kind = if matches!(scope, Scope::All) { "informer" } else { "quiet" };
     let mut follower = Follower::new(client, kind, index, scope.path(), copy);
     follower.begun = begun;
     let goal = follower.run(goal).await;
@@ -64,7 +63,6 @@ pub(super) async fn run(
     let held = &follower.view.held;
     let informer = Informer {
         id: follower.name,
-        quiet,
         written: written.len() as u64,
         held: held.len() as u64,
         missing: written.difference(held).count() as u64 + follower.view.missed,

@@ -51,9 +51,16 @@ fn end(stream: &str, at: u64) -> StreamEnd {
 fn a_good_run_holds() {
     let verdict = judge(&good(), &plan());
     assert!(verdict.held(), "{verdict:#?}");
-    assert_eq!((verdict.requests, verdict.connections[OLD], verdict.connections[NEW]), (300, 200, 100));
-    assert_eq!(verdict.longest_wait, Duration::from_millis(1));
-    assert_eq!((verdict.median_wait, verdict.p99_wait), (verdict.longest_wait, verdict.longest_wait));
+    assert_eq!(
+        (
+            verdict.figures.requests,
+            verdict.figures.new_connections_by_instance[OLD],
+            verdict.figures.new_connections_by_instance[NEW]
+        ),
+        (300, 200, 100)
+    );
+    let figures = &verdict.figures;
+    assert_eq!((figures.wait_p50_ms, figures.wait_p99_ms, figures.wait_max_ms), (1.0, 1.0, 1.0));
 }
 
 #[test]
@@ -171,11 +178,11 @@ fn an_informer_must_hold_what_was_written() {
 #[test]
 fn informers_of_what_nobody_writes_are_no_evidence_that_nothing_was_missed() {
     let mut record = good();
-    let quiet = Informer { quiet: true, relists: 1, expired: 1, ..Informer::default() };
+    let quiet = Informer { id: "quiet-0".into(), relists: 1, expired: 1, ..Informer::default() };
     record.informers.extend([Informer { written: 9, held: 9, ..Informer::default() }, quiet.clone(), quiet]);
     let verdict = judge(&record, &plan());
     assert_eq!((verdict.informers, verdict.whole_informers), (1, 1));
-    assert_eq!((verdict.relists, verdict.expired), (2, 2));
+    assert_eq!((verdict.figures.relists, verdict.figures.expired), (2, 2));
 }
 
 #[test]
@@ -184,7 +191,7 @@ fn silence_is_the_longest_time_without_a_good_answer() {
     (record.began, record.over) = (Some(Stamp(0)), Some(Stamp(3_500_000_000)));
     record.attempts.retain(|a| !(500_000_000..1_500_000_000).contains(&a.due.0));
     let verdict = judge(&record, &plan());
-    assert_eq!(verdict.longest_silence, Duration::from_millis(1010));
+    assert_eq!(verdict.figures.longest_silence_ms, 1010.0);
 }
 
 #[test]

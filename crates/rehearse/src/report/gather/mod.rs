@@ -10,8 +10,8 @@ mod tests;
 
 use super::{environment, format};
 use crate::data::{
-    self, Command, ControlStreams, Figures, Informer, Instance, Mark, MarkKind, Outcome, Period, Program, Promise, Ran,
-    Report, Run, Tally, Verdict,
+    self, Command, ControlStreams, Informer, Mark, MarkKind, Outcome, Period, Program, Promise, Ran, Report, Run,
+    Tally, Verdict,
 };
 use crate::plan::{Plan, Via};
 use crate::promise::Promise as Promised;
@@ -19,7 +19,6 @@ use crate::record::{Mark as Told, Record, Stamp};
 use crate::verdict::{Loss, Verdict as Judged};
 use crate::{Outcome as Rehearsed, Run as Played};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::time::Duration;
 
 /// The report of a rehearsal, made now and here. The runs are in the order of the plan.
@@ -66,15 +65,11 @@ fn ran(played: &Played, control: Option<&Judged>) -> Ran {
     let (record, judged) = (&played.record, &played.verdict);
     let span = Span::of(record);
     let lives = streams::lives(record, &span);
-    let instance = |player: &crate::record::Player| Instance {
-        name: player.name.clone(),
-        version: player.version.clone().unwrap_or_default(),
-    };
     Ran {
         load_ms: span.over.since(span.began).as_millis() as u64,
-        instances: record.players.iter().map(instance).collect(),
+        instances: judged.instances.clone(),
         verdict: verdict(played, control),
-        figures: figures(record, judged, &span),
+        figures: judged.figures.clone(),
         timeline: series::timeline(record, judged, &lives, &span),
         marks: marks(record, judged, &span),
         watches: streams::watches(record, judged, &lives, &span),
@@ -97,17 +92,10 @@ struct Span {
 }
 
 impl Span {
-    fn load(&self) -> Range<Stamp> {
-        self.began..self.over
-    }
-
-    /// An aborted run did not come to the end of its load, and perhaps not to its beginning.
     fn of(record: &Record) -> Self {
-        let first = record.attempts.iter().map(|a| a.due).min();
+        let load = record.load();
         let last = record.attempts.iter().map(|a| a.done).max();
-        let began = record.began.or(first).unwrap_or(Stamp(0));
-        let over = record.over.or(last).unwrap_or(began).max(began);
-        Self { began, over, last: last.map_or(over, |last| last.max(over)) }
+        Self { began: load.start, over: load.end, last: last.map_or(load.end, |last| last.max(load.end)) }
     }
 
     fn ms(&self, at: Stamp) -> i64 {
@@ -169,8 +157,8 @@ fn apart(judged: &Judged) -> Vec<Tally> {
 
 fn summary(played: &Played, objection: Option<&String>) -> String {
     let judged = &played.verdict;
-    let requests = format::of(judged.requests, "request", "requests");
-    let connections = format::count(judged.new_connections);
+    let requests = format::of(judged.figures.requests, "request", "requests");
+    let connections = format::count(judged.figures.new_connections);
     let broken = judged.promises.iter().filter(|p| !p.held()).count() as u64;
     let broke = match broken {
         0 => String::new(),
@@ -189,7 +177,7 @@ fn summary(played: &Played, objection: Option<&String>) -> String {
         }
         (0, None) if broken > 0 => format!("Of {requests} nothing else was lost.{broke}"),
         (0, None) => {
-            let longest = format::wait(millis(judged.longest_wait));
+            let longest = format::wait(judged.figures.wait_max_ms);
             let all = match judged.allowed() {
                 0 => format!("All of {requests} were answered, {connections} of them on a new connection"),
                 allowed => {
@@ -228,43 +216,8 @@ fn promise(promised: &Promised, span: &Span) -> Promise {
     }
 }
 
-fn millis(time: Duration) -> f64 {
-    // Microseconds are as fine as the waits are measured.
-    time.as_micros() as f64 / 1e3
-}
-
-fn figures(record: &Record, judged: &Judged, span: &Span) -> Figures {
-    Figures {
-        requests: judged.requests,
-        new_connections: judged.new_connections,
-        new_connections_by_instance: judged.connections.clone(),
-        wait_p50_ms: millis(judged.median_wait),
-        wait_p99_ms: millis(judged.p99_wait),
-        wait_max_ms: millis(judged.longest_wait),
-        longest_silence_ms: millis(record.longest_silence(&span.load())),
-        silent_s: series::silent_s(record, span),
-        watch_events: judged.watch_events,
-        relists: judged.relists,
-        expired: judged.expired,
-        slow_reads: record.slow_reads,
-        x509_errors: judged.x509_errors,
-        logged_x509_errors: judged.logged_x509_errors,
-        endpoint_gap_ms: judged.service_gap.map(millis),
-    }
-}
-
 fn informers(record: &Record) -> Vec<Informer> {
-    let informer = |told: &crate::record::Informer| Informer {
-        id: told.id.clone(),
-        written: told.written,
-        held: told.held,
-        missing: told.missing,
-        stale: told.stale,
-        doubled: told.doubled,
-        relists: told.relists,
-        expired: told.expired,
-    };
-    let mut informers: Vec<Informer> = record.informers.iter().map(informer).collect();
+    let mut informers = record.informers.clone();
     // They are noted as they come to their end.
     informers.sort_unstable_by(|a, b| a.id.cmp(&b.id));
     informers

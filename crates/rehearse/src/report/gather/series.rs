@@ -1,10 +1,10 @@
 //! A run cut into steps.
 
 use super::streams::Lives;
-use super::{Span, millis, name};
+use super::{Span, name};
 use crate::data::Timeline;
 use crate::record::{Answer, Flaw, Record, Stamp};
-use crate::verdict::{Loss, Verdict};
+use crate::verdict::{Loss, Verdict, millis};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -64,15 +64,6 @@ pub(super) fn timeline(record: &Record, verdict: &Verdict, lives: &Lives<'_>, sp
         open.for_each(|step| steps.count(&mut timeline.open_connections, life.instance, step, 1));
     }
     timeline
-}
-
-/// The whole seconds without a good answer.
-pub(super) fn silent_s(record: &Record, span: &Span) -> u64 {
-    let seconds = span.over.since(span.began).as_secs();
-    let answers = record.good_answers(&span.load());
-    let mut answered: Vec<u64> = answers.iter().map(|at| at.since(span.began).as_secs()).collect();
-    answered.dedup();
-    seconds - answered.iter().filter(|second| **second < seconds).count() as u64
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -3,8 +3,8 @@ use crate::data::{Flaw, Gap, Segment, Timeline, Watch};
 use crate::fault::Fault;
 use crate::plan::{LoadPlan, Plan};
 use crate::record::{
-    Answer, Attempt, Control, EndReport, EndedBy, Failure, Flaw as Seen, Informer as Kept, Injected, Kind, Player,
-    Protocol, StreamEnd, WatchSum, What,
+    Answer, Attempt, Control, EndReport, EndedBy, Failure, Flaw as Seen, Injected, Kind, Player, Protocol, StreamEnd,
+    WatchSum, What,
 };
 use crate::verdict::{NEW, OLD, judge};
 
@@ -282,9 +282,9 @@ fn what_is_noticed_after_the_end_is_in_the_last_step() {
 #[test]
 fn what_clients_beside_the_requests_saw() {
     let mut record = record();
-    let kept = |id: &str, stale| Kept { id: id.into(), written: 30, held: 30 + stale, stale, ..Kept::default() };
-    let quiet = Kept { quiet: true, ..kept("quiet-0", 0) };
-    record.informers = vec![quiet, kept("informer-1", 0), kept("informer-0", 0)];
+    let kept =
+        |id: &str, stale| Informer { id: id.into(), written: 30, held: 30 + stale, stale, ..Informer::default() };
+    record.informers = vec![kept("quiet-0", 0), kept("informer-1", 0), kept("informer-0", 0)];
     record.slow_reads = 4;
     record.control = Control { streams: [(OLD.to_owned(), 8)].into(), ends: vec![end("control-old-1-1", 2_001)] };
     record.endpoint_gaps = Some(vec![(at(2_000), at(2_400)), (at(2_500), at(2_600))]);
@@ -306,7 +306,8 @@ fn what_clients_beside_the_requests_saw() {
 #[test]
 fn an_informer_that_holds_too_much_is_a_loss() {
     let mut record = record();
-    record.informers = vec![Kept { id: "informer-0".into(), written: 30, held: 31, stale: 1, ..Kept::default() }];
+    record.informers =
+        vec![Informer { id: "informer-0".into(), written: 30, held: 31, stale: 1, ..Informer::default() }];
     let ran = gathered(record);
     assert_eq!((ran.verdict.held, ran.verdict.lost(), ran.informers[0].stale), (false, 1, 1));
 }
