@@ -12,7 +12,6 @@ use std::time::Duration;
 pub(crate) struct Instance {
     /// Its name among them all.
     pub(crate) name: String,
-    /// What it runs.
     pub(crate) apiserver: Apiserver,
     /// What its `/version` should say.
     pub(crate) version: String,

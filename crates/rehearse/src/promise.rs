@@ -25,11 +25,8 @@ const TAKE_OVER: Duration = Duration::from_secs(1);
 /// A promise and what came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Promise {
-    /// Under which fault.
     pub(crate) fault: Fault,
-    /// At whom.
     pub(crate) instance: String,
-    /// What was promised.
     pub(crate) text: &'static str,
     /// When the fault was injected.
     pub(crate) at: Stamp,
@@ -62,7 +59,6 @@ impl Promise {
 /// Something that was lost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lost<'a> {
-    /// How.
     pub(crate) loss: Loss,
     /// When the request was due; none for the end of a stream.
     pub(crate) due: Option<Stamp>,

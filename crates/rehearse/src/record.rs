@@ -252,7 +252,6 @@ pub struct Moment {
 pub struct Moments(pub Vec<Moment>);
 
 impl Moments {
-    /// Adds one.
     pub(crate) fn add(&mut self, instance: &str, mark: Mark, at: Stamp) {
         self.tell(instance, mark, at, String::new());
     }

@@ -21,18 +21,12 @@ const MAX_LINE: u64 = 64 << 20;
 pub(crate) enum Call {
     /// First line of a connection.
     Hello {
-        /// [`VERSION`].
         version: u32,
         /// Name of the instance.
         instance: String,
     },
     /// Read one object.
-    Get {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
+    Get { namespace: String, name: String },
     /// Read all objects, or those of one namespace.
     List {
         /// Which namespace; none: all.
@@ -49,24 +43,14 @@ pub(crate) enum Call {
         object: Value,
     },
     /// Remove an object that is there.
-    Delete {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
+    Delete { namespace: String, name: String },
     /// Read all changes after a revision, and go on.
     Watch {
         /// The revision after which changes are wanted.
         after: u64,
     },
     /// A moment in the instance's life.
-    Mark {
-        /// Which.
-        mark: Mark,
-        /// When.
-        at: Stamp,
-    },
+    Mark { mark: Mark, at: Stamp },
     /// A connection is over.
     Ended(EndReport),
 }
@@ -84,7 +68,6 @@ pub(crate) enum Reply {
     },
     /// To list.
     List {
-        /// The store's revision.
         revision: u64,
         /// In order of namespace and name.
         items: Vec<Value>,
@@ -92,23 +75,15 @@ pub(crate) enum Reply {
     /// To watch: one change.
     Change(Change),
     /// To watch, now and then: all changes up to this revision were told.
-    Progress {
-        /// The store's revision.
-        revision: u64,
-    },
+    Progress { revision: u64 },
     /// It cannot be done.
-    Failed {
-        /// Why.
-        reason: Reason,
-    },
+    Failed { reason: Reason },
 }
 
-/// One write.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Change {
     /// The revision that it made.
     pub(crate) revision: u64,
-    /// What it did.
     pub(crate) kind: ChangeKind,
     /// The object as written, or as it was last.
     pub(crate) object: Value,

@@ -151,12 +151,10 @@ pub(super) fn write(name: &str, number: u64) -> Request {
     create(WRITTEN, name, SEQUENCE, &number.to_string())
 }
 
-/// Deletes one.
 pub(super) fn delete(name: &str) -> Request {
     Request { method: Method::DELETE, path: format!("{}/{name}", maps(WRITTEN)), body: String::new() }
 }
 
-/// Reads.
 pub(super) fn get(path: String) -> Request {
     Request { method: Method::GET, path, body: String::new() }
 }

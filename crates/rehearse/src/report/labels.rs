@@ -20,7 +20,6 @@ pub(crate) enum Side {
     Right,
     /// Left of it.
     Left,
-    /// Nowhere.
     None,
 }
 
@@ -42,9 +41,7 @@ pub(crate) struct Placed {
 /// The room that labels have.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Room {
-    /// From where.
     pub(crate) left: f64,
-    /// To where.
     pub(crate) right: f64,
     /// Width of a badge.
     pub(crate) badge: f64,
