@@ -2,9 +2,10 @@
 //! `examples/haproxy-migration` configures, stand-in apiservers, and clients that never retry. The control is the
 //! same without leave-port.sh.
 
+use crate::support::eventually;
+use crate::support::load::{Load, Record, connect, failed};
 use crate::support::net::{fresh_ip, listening, queued_at};
 use crate::support::process::{Running, berth, said};
-use crate::support::{PATIENCE, eventually};
 use crate::{need, no_namespace, root};
 use berth_rehearse::netns;
 use berth_rehearse::record::Recorder;
@@ -18,22 +19,16 @@ use std::io::{ErrorKind, Read};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, UnixListener};
+use tokio::net::UnixListener;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
 /// The node's address, in a network namespace of the test's own.
 const HOST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
 const BERTH: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(HOST), 6443);
-
-/// Who is not answered by then is lost.
-const ANSWERED: Duration = Duration::from_secs(15);
 
 /// Clients that loop.
 const CLIENTS: u32 = 64;
@@ -67,7 +62,7 @@ pub(crate) fn from_haproxy_to_berth() -> Result<Completion, Failed> {
     };
     for (way, full) in [Way::Pod, Way::SoftStop, Way::LeavePort].into_iter().flat_map(|way| [(way, false), (way, true)])
     {
-        let mut sum = Record::default();
+        let mut sum = Sum::default();
         (0..rounds).for_each(|_| sum.add(&migrate(way, full)));
         if rounds > 0 {
             println!("{way:?}, full: {full}, {rounds} times: {sum}");
@@ -97,7 +92,7 @@ pub(crate) fn back_to_haproxy() -> Result<Completion, Failed> {
     netns::enter(HOST).map_err(|error| error.to_string())?;
     let node = Node::new();
     let old = OldPod::start(&node, &[]);
-    let load = Load::start(node.client.clone());
+    let load = node.client.load();
     let new = NewPod::start(&node);
     load.more(100);
     leave_port();
@@ -110,7 +105,7 @@ pub(crate) fn back_to_haproxy() -> Result<Completion, Failed> {
     load.more(100);
     new.delete();
     load.more(100);
-    let record = load.end();
+    let record = Sum::of(load.end(), 0);
     println!("back again: {record}");
     if record.lost() > 0 {
         return Err(format!("lost: {record}").into());
@@ -128,12 +123,12 @@ fn obstacle() -> Option<Completion> {
 }
 
 /// One migration under load, from a new old pod.
-fn migrate(way: Way, full: bool) -> Record {
+fn migrate(way: Way, full: bool) -> Sum {
     let node = Node::new();
     let limit: &[&str] = if full { &["-n", FULL] } else { &[] };
     let old = OldPod::start(&node, limit);
     let mut kept = node.runtime.block_on(node.client.connect(fresh_ip())).unwrap();
-    let load = Load::start(node.client.clone());
+    let load = node.client.load();
     load.more(100);
 
     let new = NewPod::start(&node);
@@ -164,7 +159,7 @@ fn migrate(way: Way, full: bool) -> Record {
     load.more(200);
     let record = load.end();
     new.delete();
-    Record { crowd: reset, ..record }
+    Sum::of(record, reset)
 }
 
 fn runtime() -> Runtime {
@@ -326,11 +321,18 @@ type Stream = tokio_rustls::client::TlsStream<tokio::net::TcpStream>;
 
 impl Client {
     async fn connect(&self, source: Ipv4Addr) -> Result<Stream, String> {
-        let socket = TcpSocket::new_v4().map_err(failed("no socket"))?;
-        socket.bind((source, 0).into()).map_err(failed("bind"))?;
-        let stream = socket.connect(BERTH).await.map_err(failed("connect"))?;
+        let stream = connect(source, BERTH).await?;
         let name = "kubernetes".try_into().map_err(|_| "no name")?;
         self.tls.connect(name, stream).await.map_err(failed("handshake"))
+    }
+
+    /// Clients that connect, ask and close, again and again.
+    fn load(&self) -> Load {
+        let client = self.clone();
+        Load::start(CLIENTS, None, move |source| {
+            let client = client.clone();
+            async move { Self::get(&mut client.connect(source).await?).await }
+        })
     }
 
     /// Asks for the version and reads the whole answer.
@@ -349,21 +351,22 @@ impl Client {
     }
 }
 
-fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> String {
-    move |error| format!("{what}: {:?}", error.kind())
-}
-
-/// What became of the connections.
-#[derive(Debug, Default, Clone)]
-struct Record {
-    served: usize,
+/// What became of the connections of one migration or more.
+#[derive(Debug, Default)]
+struct Sum {
+    served: u64,
     lost: BTreeMap<String, usize>,
     /// Silent connections that were reset when HAProxy left.
     crowd: usize,
     slowest: Duration,
 }
 
-impl Record {
+impl Sum {
+    fn of(record: Record, crowd: usize) -> Self {
+        let lost = record.lost.into_iter().map(|(kind, when)| (kind, when.len())).collect();
+        Self { served: record.served, lost, crowd, slowest: record.slowest }
+    }
+
     fn lost(&self) -> usize {
         self.crowd + self.lost.values().sum::<usize>()
     }
@@ -378,67 +381,10 @@ impl Record {
     }
 }
 
-impl std::fmt::Display for Record {
+impl std::fmt::Display for Sum {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (lost, total) = (self.lost(), self.served + self.lost());
+        let (lost, total) = (self.lost(), self.served + self.lost() as u64);
         let slowest = self.slowest.as_millis();
         write!(f, "{lost} of {total} lost: {} silent, {:?}; slowest {slowest} ms", self.crowd, self.lost)
-    }
-}
-
-/// Clients that connect, ask and close, again and again, and never retry.
-struct Load {
-    record: Arc<Mutex<Record>>,
-    stop: watch::Sender<bool>,
-    thread: JoinHandle<()>,
-}
-
-impl Load {
-    fn start(client: Client) -> Self {
-        let record = Arc::<Mutex<Record>>::default();
-        let (stop, stopped) = watch::channel(false);
-        let shared = record.clone();
-        let thread = std::thread::spawn(move || {
-            runtime().block_on(async move {
-                let mut all = JoinSet::new();
-                for _ in 0..CLIENTS {
-                    all.spawn(looping(client.clone(), shared.clone(), stopped.clone()));
-                }
-                all.join_all().await;
-            });
-        });
-        Self { record, stop, thread }
-    }
-
-    /// Waits until so many more were served.
-    #[track_caller]
-    fn more(&self, number: usize) {
-        let served = || self.record.lock().unwrap().served;
-        let goal = served() + number;
-        eventually("connections that are served", || (served() >= goal).then_some(()));
-    }
-
-    /// Begins no more, waits for those that were begun.
-    fn end(self) -> Record {
-        self.stop.send_replace(true);
-        let deadline = Instant::now() + PATIENCE;
-        self.thread.join().unwrap();
-        assert!(Instant::now() < deadline, "clients that do not end");
-        self.record.lock().unwrap().clone()
-    }
-}
-
-async fn looping(client: Client, record: Arc<Mutex<Record>>, stopped: watch::Receiver<bool>) {
-    let source = fresh_ip();
-    while !*stopped.borrow() {
-        let begun = Instant::now();
-        let one = async { Client::get(&mut client.connect(source).await?).await };
-        let result = tokio::time::timeout(ANSWERED, one).await.unwrap_or_else(|_| Err("no answer".into()));
-        let mut record = record.lock().unwrap();
-        record.slowest = record.slowest.max(begun.elapsed());
-        match result {
-            Ok(()) => record.served += 1,
-            Err(kind) => *record.lost.entry(kind).or_default() += 1,
-        }
     }
 }

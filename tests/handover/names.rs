@@ -1,7 +1,7 @@
 //! Who is who among siblings: a process that goes by another's name, and one that comes back.
 
 use super::liars::Peer;
-use super::load::Load;
+use super::load;
 use super::node::{Echo, Node, alone};
 use super::support::net::{connect, hello, ping};
 use super::support::process::{berth, said};
@@ -122,7 +122,7 @@ fn who_goes_by_a_connected_siblings_name_is_refused() {
     assert_eq!(a.counted("connect", "conflict"), 2);
     // Nothing ended for the real one: the leases are long, so only its word hands its listener over.
     assert!(!a.running.log().contains("a sibling is gone"), "{}", a.running.log());
-    let load = Load::start(node.listen, 16, Duration::from_millis(100));
+    let load = load::start(node.listen, 16, Duration::from_millis(100));
     load.more(50);
     b.leave();
     load.more(50);

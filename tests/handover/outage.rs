@@ -1,6 +1,6 @@
 //! Instances that go away, one of two or the only one.
 
-use super::load::Load;
+use super::load;
 use super::node::{Echo, Node, alone};
 use super::support::eventually;
 use super::support::net::{connect, free_address, fresh_ip, hello, ping, read};
@@ -20,7 +20,7 @@ fn a_siblings_instance_that_dies_is_not_missed() {
     let b = node.joined("b", second.address, &[]);
     a.until_counted("guard", 1);
     b.until_counted("guard", 1);
-    let load = Load::start(node.listen, 32, Duration::from_millis(100));
+    let load = load::start(node.listen, 32, Duration::from_millis(100));
     load.more(200);
     drop(second);
     load.more(500);
@@ -77,7 +77,7 @@ fn a_recorded_siblings_instance_that_dies_is_not_missed() {
     let _claims = [node.record("a", first.address), node.record("b", second.address)];
     a.until_joined();
     b.until_joined();
-    let load = Load::start(node.listen, 32, Duration::from_millis(100));
+    let load = load::start(node.listen, 32, Duration::from_millis(100));
     load.more(200);
     drop(second);
     load.more(500);
@@ -91,7 +91,7 @@ fn a_restart_within_the_hold_costs_waiting_alone() {
     let (node, instance) = (Node::new(), Echo::new());
     let address = instance.address;
     let shim = node.joined("a", address, &["--hold", "10s"]);
-    let load = Load::start(node.listen, 20, Duration::from_millis(100));
+    let load = load::start(node.listen, 20, Duration::from_millis(100));
     load.more(100);
     drop(instance);
     shim.until("clients that are held", |status| status.held >= 50);

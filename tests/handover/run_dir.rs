@@ -1,6 +1,6 @@
 //! A run directory that is removed, replaced or closed while shims use it.
 
-use super::load::Load;
+use super::load;
 use super::node::{Echo, Node, Shim, alone};
 use super::support::net::{connect, hello, ping};
 use super::support::process::{berth, said};
@@ -178,7 +178,7 @@ fn an_upgrade_goes_on_in_a_run_directory_that_was_removed() {
     b.until_joined();
     a.until_counted("guard", 1);
     b.until_counted("guard", 1);
-    let load = Load::start(node.listen, 16, Duration::from_millis(100));
+    let load = load::start(node.listen, 16, Duration::from_millis(100));
     load.more(100);
     remove(&node);
     load.more(100);

@@ -1,6 +1,6 @@
 //! Upgrades in a row.
 
-use super::load::{Load, Record};
+use super::load::{self, Record};
 use super::node::{Echo, Node, alone, number};
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ fn upgrade(times: usize, options: &[&str], enough: impl Fn(&Record) -> bool) -> 
     // Not one goes before the end: to wait for it is to read a table of all sockets, and the load is there.
     let mut instances = vec![Echo::new()];
     let mut shim = node.joined("i0", instances[0].address, options);
-    let load = Load::start(node.listen, CLIENTS, PERIOD);
+    let load = load::start(node.listen, CLIENTS, PERIOD);
     load.more(1000);
     let mut switches = Vec::new();
     while switches.len() < times && !enough(&load.so_far()) {
