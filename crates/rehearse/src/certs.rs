@@ -3,7 +3,7 @@
 //! goes with the rehearsal.
 //!
 //! As berth opens no TLS, the certificate that a client meets tells which instance it talks to, real
-//! or not: [`Names`].
+//! or not: `Names`.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -167,7 +167,7 @@ impl Certs {
         Ok(())
     }
 
-    /// TLS of a client that trusts the authority and nobody else, and is of the group [`CLIENTS`].
+    /// TLS of a client that trusts the authority and nobody else, and is of the group `CLIENTS`.
     pub fn client_config(&self) -> Result<ClientConfig, rustls::Error> {
         self.config(&self.client)
     }

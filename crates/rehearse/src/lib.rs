@@ -4,20 +4,20 @@
 //!
 //! * [`plan`]: what will be rehearsed, in checked values; [`fault`]: what goes wrong meanwhile.
 //! * [`apiserver`]: what `--old` and `--new` say; berth's own is the [`stand_in`].
-//! * [`instance`]: one of them as a command line; it knows the [`setting`].
-//! * [`topology`]: which processes an instance has and who is told to stop when; [`haproxy`]: the
+//! * `instance`: one of them as a command line; it knows the `setting`.
+//! * `topology`: which processes an instance has and who is told to stop when; `haproxy`: the
 //!   configuration of what berth replaces.
 //! * [`stage`]: the processes, certificates from [`certs`], an [`address`]; all on 127/8 and in one temporary folder.
 //! * [`store`]: the objects that stand-ins serve, in etcd's place; they reach it through [`hub`] in
-//!   the language of [`wire`]. Real ones get an [`etcd`].
+//!   the language of `wire`. Real ones get an `etcd`.
 //! * [`load`]: clients through the berth that never retry.
 //! * [`record`]: what clients saw, and what instances report of themselves.
-//! * [`monitor`]: what is asked beside the load.
+//! * `monitor`: what is asked beside the load.
 //! * [`netns`]: a network namespace for all of this.
-//! * [`script`]: one run: start old, load, start new, wait until it joined, stop old.
+//! * `script`: one run: start old, load, start new, wait until it joined, stop old.
 //! * [`data`]: what is said of it to others, with a version; as far as can be, that is what is gathered.
-//! * [`verdict`]: from the record to what was lost ([`loss`]), [`ends`]: who ended a stream, and [`promise`]:
-//!   whether what berth promises under faults was kept; pure. [`table`] prints it, [`progress`]
+//! * [`verdict`]: from the record to what was lost (`loss`), `ends`: who ended a stream, and `promise`:
+//!   whether what berth promises under faults was kept; pure. [`table`] prints it, `progress`
 //!   entertains.
 
 #![forbid(unsafe_code)]

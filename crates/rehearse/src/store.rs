@@ -1,4 +1,4 @@
-//! The rehearsal's own store of ConfigMaps, in the place of etcd: one revision for all, and a [`Log`]
+//! The rehearsal's own store of ConfigMaps, in the place of etcd: one revision for all, and a `Log`
 //! that watches read. Both stand-ins get their objects here (through [`super::hub`]), so both serve
 //! the same objects with the same resourceVersions.
 //!

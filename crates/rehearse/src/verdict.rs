@@ -3,7 +3,7 @@
 //!
 //! **Lost** is a new connection that was refused, reset, or not answered within
 //! 15 s, or a stream that ended before its instance ended it. Who ended a stream is decided by
-//! [`super::ends`].
+//! `ends`.
 
 use super::data::{Figures, Informer, Instance};
 use super::ends::Ends;

@@ -1,8 +1,8 @@
 //! What a rehearsal leaves behind: a file for programs and a page for people.
 //!
-//! * [`gather`]: from a record and its verdict to [`data`]; pure. [`environment`] reads the machine.
+//! * [`gather`]: from a record and its verdict to [`data`](crate::data); pure. `environment` reads the machine.
 //! * [`page`]: from the data to one HTML page that needs neither a network nor a script; pure. Its
-//!   `plot`s are drawn by hand on `svg`'s scales, and [`labels`] keeps their labels apart.
+//!   `plot`s are drawn by hand on `svg`'s scales, and `labels` keeps their labels apart.
 //! * [`format`](mod@format): numbers for people.
 //!
 //! Here: the files, written whole or not at all.
