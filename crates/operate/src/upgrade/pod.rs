@@ -184,9 +184,10 @@ mod tests {
     #[test]
     fn the_temporary_pod_differs_in_name_uid_and_label_alone() {
         let text = injected();
-        let uid = draw_uid().unwrap();
-        assert_eq!(uid.to_string().len(), 36);
-        assert_ne!(uid, draw_uid().unwrap());
+        assert_eq!(draw_uid().unwrap().to_string().len(), 36);
+        assert_ne!(draw_uid().unwrap(), draw_uid().unwrap());
+        // One that begins as a number in YAML does, such as 0b…, would be quoted.
+        let uid = "c1a5d5a2-93ae-4a2a-a5ba-2d1c8a3ff86a".parse().unwrap();
         let temporary = temporary(&Manifest::parse(&text).unwrap(), &uid).unwrap();
         let changed: Vec<_> = temporary.lines().filter(|line| !text.contains(line)).collect();
         assert_eq!(
