@@ -3,8 +3,9 @@
 use super::{Exit, unavailable};
 use anyhow::Context;
 use berth_options::exec::CopySelfArgs;
+use berth_os::file::replace;
 use nix::unistd::geteuid;
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
@@ -28,22 +29,13 @@ pub(super) fn run(args: &CopySelfArgs) -> anyhow::Result<Exit> {
 fn copy(to: &Path) -> io::Result<()> {
     let name = to.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
     let temporary = to.with_file_name(format!(".{name}.{}", std::process::id()));
-    let copied = write(&temporary).and_then(|()| fs::rename(&temporary, to));
-    if copied.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    copied
-}
-
-fn write(to: &Path) -> io::Result<()> {
-    // In a container the process ID is always 1: there may be half of a copy that was killed.
-    let _ = fs::remove_file(to);
-    // The open file and not its path, which may be another's by now.
-    let mut program = File::open("/proc/self/exe")?;
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o700).open(to)?;
-    io::copy(&mut program, &mut file)?;
-    // Whatever the umask.
-    file.set_permissions(Permissions::from_mode(0o755))
+    // In a container the process ID is always 1: there may be half of a copy that was killed, which gives way.
+    replace(to, &temporary, |mut file| {
+        // The open file and not its path, which may be another's by now.
+        io::copy(&mut File::open("/proc/self/exe")?, &mut file)?;
+        // Whatever the umask.
+        file.set_permissions(Permissions::from_mode(0o755))
+    })
 }
 
 /// Makes a directory, or of one that is there what the shims of this uid want.
@@ -78,6 +70,7 @@ fn make(dir: &Path, owner: u32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_copy_is_the_program_and_replaces_what_was_there() {

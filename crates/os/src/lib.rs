@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "it is here and nowhere else, each block with its SAFETY comment")]
 
 pub mod clock;
+pub mod file;
 pub mod inotify;
 pub mod netdevice;
 pub mod pipe;

@@ -2,6 +2,8 @@
 
 use super::BerthDir;
 use crate::instance::InstanceId;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -110,4 +112,37 @@ pub(super) fn read(file: &mut File) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(MAX_SIZE).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// What is written there.
+pub(super) fn to_bytes(content: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut bytes = serde_json::to_vec_pretty(content)?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+/// Reads content of the format `known`; `unknown` says that it is of another.
+pub(super) fn parse<T: DeserializeOwned, E: From<serde_json::Error>>(
+    bytes: &[u8],
+    known: u32,
+    unknown: impl FnOnce(u32) -> E,
+) -> Result<T, E> {
+    #[derive(Deserialize)]
+    struct Format {
+        version: u32,
+    }
+    // First the format alone, so that a later one is named as such and not by a missing field.
+    match serde_json::from_slice(bytes)? {
+        Format { version } if version == known => Ok(serde_json::from_slice(bytes)?),
+        Format { version } => Err(unknown(version)),
+    }
+}
+
+/// Removes a file; whether it was there.
+pub(super) fn remove(path: &Path) -> io::Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }

@@ -32,15 +32,16 @@ use super::BerthDir;
 pub use super::file::Problem;
 use super::file::{self, id_of, look_at_all, names, open, read};
 use crate::instance::InstanceId;
+use berth_os::file::replace;
 use berth_os::socket;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
-use std::fs::{self, File, FileTimes, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, File, FileTimes, Permissions, TryLockError};
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -111,16 +112,7 @@ impl Record {
     /// # Errors
     /// See [`RecordError`].
     pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, RecordError> {
-        #[derive(Deserialize)]
-        struct Format {
-            version: u32,
-        }
-        // First the format alone, so that a later one is named as such and not by a missing field.
-        let Format { version } = serde_json::from_slice(bytes)?;
-        if version != VERSION {
-            return Err(RecordError::Version(version));
-        }
-        let record: Self = serde_json::from_slice(bytes)?;
+        let record: Self = file::parse(bytes, VERSION, RecordError::Version)?;
         if record.instance != *id {
             return Err(RecordError::Name(record.instance));
         }
@@ -423,11 +415,7 @@ fn prune_names(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
         let bytes = name.as_encoded_bytes();
         let left_over = bytes.starts_with(b".") && bytes.ends_with(b".new");
         if left_over || id_of(&name).is_some_and(|id| is_long_dead(berth, &path, &id, now)) {
-            match fs::remove_file(&path) {
-                Ok(()) => removed += 1,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
+            removed += usize::from(file::remove(&path)?);
         }
     }
     Ok(removed)
@@ -544,34 +532,14 @@ fn lock_names(folder: &Path, wait: Duration) -> Result<Flock<File>, ClaimError> 
 fn put<T>(folder: &Path, record: &Record, before_named: impl FnOnce(Flock<File>) -> T) -> Result<T, ClaimError> {
     let new = folder.join(format!(".{}.new", record.instance));
     let path = folder.join(format!("{}.json", record.instance));
-    // Only a claim that died can have left it: claims of a berth follow one another.
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &new)(error)),
-        _ => {}
-    }
-    let put = write_locked(&new, record).map(before_named).and_then(|result| {
-        fs::rename(&new, &path).map_err(failed("put a new record in the place of", &path))?;
-        Ok(result)
+    // Only a claim that died can have left the new file: claims of a berth follow one another.
+    let put = replace(&path, &new, |file| {
+        // It stays open for writing: so its closing, when the process ends, is an event for a `super::watch::Watch`.
+        let mut file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;
+        file.write_all(&file::to_bytes(record)?)?;
+        Ok(before_named(file))
     });
-    put.inspect_err(|_| drop(fs::remove_file(&new)))
-}
-
-/// Writes a record to a new file and locks it. The file stays open for writing: so its closing, when the
-/// process ends, is an event for a [`super::watch::Watch`].
-fn write_locked(path: &Path, record: &Record) -> Result<Flock<File>, ClaimError> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(path)
-        .map_err(failed("make", path))?;
-    let mut file =
-        Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| failed("lock", path)(errno.into()))?;
-    let mut bytes = serde_json::to_vec_pretty(record).map_err(|error| failed("write", path)(error.into()))?;
-    bytes.push(b'\n');
-    file.write_all(&bytes).map_err(failed("write", path))?;
-    Ok(file)
+    put.map_err(failed("write", &path))
 }
 
 fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ClaimError {

@@ -18,11 +18,11 @@ use super::BerthDir;
 use super::file::{self, Problem, look_at_all, names};
 use crate::instance::InstanceId;
 use crate::terms::{Holder, Phase};
+use berth_os::file::replace;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -120,16 +120,7 @@ impl Lease {
     /// # Errors
     /// See [`LeaseError`].
     pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, LeaseError> {
-        #[derive(Deserialize)]
-        struct Format {
-            version: u32,
-        }
-        // First the format alone, so that a later one is named as such and not by a missing field.
-        let Format { version } = serde_json::from_slice(bytes)?;
-        if version != VERSION {
-            return Err(LeaseError::Version(version));
-        }
-        let lease: Self = serde_json::from_slice(bytes)?;
+        let lease: Self = file::parse(bytes, VERSION, LeaseError::Version)?;
         if lease.instance != *id {
             return Err(LeaseError::Name(lease.instance));
         }
@@ -205,12 +196,6 @@ impl Lease {
         }
         Ok(())
     }
-
-    fn to_bytes(&self) -> io::Result<Vec<u8>> {
-        let mut bytes = serde_json::to_vec_pretty(self)?;
-        bytes.push(b'\n');
-        Ok(bytes)
-    }
 }
 
 /// The leases of a berth.
@@ -232,25 +217,14 @@ pub struct Listing {
 /// as `InvalidInput`).
 pub fn write(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
     lease.check().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-    let bytes = lease.to_bytes()?;
-    match put(berth, &lease.instance, &bytes) {
+    let bytes = file::to_bytes(lease)?;
+    let new = berth.leases().join(format!(".{}.lease.new", lease.instance));
+    let put = || replace(&path_of(berth, &lease.instance), &new, |mut file| file.write_all(&bytes));
+    match put() {
         // A prune took the new file for left over: the wall clock jumped while it was written.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => put(berth, &lease.instance, &bytes),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => put(),
         outcome => outcome,
     }
-}
-
-fn put(berth: &BerthDir, id: &InstanceId, bytes: &[u8]) -> io::Result<()> {
-    let new = berth.leases().join(format!(".{id}.lease.new"));
-    // Left by an owner of that ID that died.
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let flags = libc::O_NOFOLLOW;
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(flags).open(&new)?;
-    let outcome = file.write_all(bytes).and_then(|()| fs::rename(&new, path_of(berth, id)));
-    outcome.inspect_err(|_| drop(fs::remove_file(&new)))
 }
 
 /// Removes a lease if the file is still its holder's. One that cannot be read is not.
@@ -260,7 +234,7 @@ fn put(berth: &BerthDir, id: &InstanceId, bytes: &[u8]) -> io::Result<()> {
 pub fn remove(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
     match read(berth, &lease.instance) {
         Ok(Some(found)) if found.holder_identity == lease.holder_identity => {
-            gone(&path_of(berth, &lease.instance)).map(drop)
+            file::remove(&path_of(berth, &lease.instance)).map(drop)
         }
         _ => Ok(()),
     }
@@ -307,7 +281,7 @@ pub fn prune(berth: &BerthDir, boot_id: &str, now: Duration) -> io::Result<usize
             None => bytes.starts_with(b".") && bytes.ends_with(b".lease.new") && is_left_over(&path),
         };
         if stale {
-            removed = match (removed, gone(&path)) {
+            removed = match (removed, file::remove(&path)) {
                 (Ok(count), Ok(was_there)) => Ok(count + usize::from(was_there)),
                 (Err(error), _) | (Ok(_), Err(error)) => Err(error),
             };
@@ -323,15 +297,6 @@ fn is_stale(found: Option<Lease>, boot_id: &str, now: Duration) -> bool {
 fn is_left_over(path: &Path) -> bool {
     let written = fs::symlink_metadata(path).and_then(|meta| meta.modified()).ok();
     written.and_then(|written| written.elapsed().ok()).is_some_and(|age| age > LEFT_OVER)
-}
-
-/// Removes a file; whether it was there.
-fn gone(path: &Path) -> io::Result<bool> {
-    match fs::remove_file(path) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
 }
 
 /// None: it is gone. The error says why it is ignored.

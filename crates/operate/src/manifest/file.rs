@@ -7,9 +7,9 @@
 use super::{Manifest, tag};
 use ring::digest::{SHA256, digest};
 use std::fmt::Write as _;
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -69,12 +69,10 @@ pub fn replace(path: &Path, text: &str) -> Result<(), FileError> {
     };
     sweep(&path);
     let temporary = path.with_file_name(format!("{}{}", temporary_prefix(&path), std::process::id()));
-    let written =
-        write_new(&temporary, fs::metadata(&path).ok().as_ref(), text).and_then(|()| fs::rename(&temporary, &path));
-    if written.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    written.and_then(|()| sync_folder(&path)).map_err(failed)
+    let like = fs::metadata(&path).ok();
+    berth_os::file::replace(&path, &temporary, |file| write(file, like.as_ref(), text))
+        .and_then(|()| sync_folder(&path))
+        .map_err(failed)
 }
 
 /// How the names of half written files begin; a process ID follows.
@@ -95,11 +93,8 @@ pub fn sweep(path: &Path) {
     }
 }
 
-fn write_new(path: &Path, like: Option<&fs::Metadata>, text: &str) -> io::Result<()> {
-    // One of a run that was killed, whose process ID this one has now.
-    let _ = fs::remove_file(path);
+fn write(mut file: File, like: Option<&fs::Metadata>, text: &str) -> io::Result<()> {
     let mode = like.map_or(0o600, |like| like.mode() & 0o777);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     if let Some(like) = like {
         let own = file.metadata()?;
         if (own.uid(), own.gid()) != (like.uid(), like.gid()) {

@@ -60,7 +60,7 @@ fn ids(berth: &BerthDir) -> Vec<String> {
 #[test]
 fn the_format_stays() {
     assert_eq!(Lease::parse(GOLDEN, &id("v1.34_b")).unwrap(), golden());
-    assert_eq!(String::from_utf8(golden().to_bytes().unwrap()).unwrap(), String::from_utf8_lossy(GOLDEN));
+    assert_eq!(String::from_utf8(file::to_bytes(&golden()).unwrap()).unwrap(), String::from_utf8_lossy(GOLDEN));
     let (_temp, berth) = berth();
     write(&berth, &golden()).unwrap();
     assert_eq!(fs::read(berth.leases().join("v1.34_b.json")).unwrap(), GOLDEN);
@@ -107,7 +107,7 @@ fn nonsense_is_refused_when_read_and_when_written() {
         bad.push((Lease { boot_id: text.into(), ..golden() }, "bootId"));
     }
     for (lease, part) in bad {
-        let error = Lease::parse(&lease.to_bytes().unwrap(), &lease.instance).unwrap_err().to_string();
+        let error = Lease::parse(&file::to_bytes(&lease).unwrap(), &lease.instance).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
         assert_eq!(write(&berth, &lease).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
@@ -144,7 +144,7 @@ fn clocks_that_are_wrong_are_written_all_the_same() {
     let early = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
     let late = wall("9999-12-31T23:59:59Z") + Duration::from_secs(1);
     let lease = Lease { acquire_time: early, renew_time: late, ..golden() };
-    let read = Lease::parse(&lease.to_bytes().unwrap(), &lease.instance).unwrap();
+    let read = Lease::parse(&file::to_bytes(&lease).unwrap(), &lease.instance).unwrap();
     assert_eq!((read.acquire_time, read.renew_time), (SystemTime::UNIX_EPOCH, wall("9999-12-31T23:59:59Z")));
 }
 
@@ -362,13 +362,13 @@ proptest! {
             let now = Duration::from_millis(now);
             let _ = lease.is_live(&lease.boot_id, now);
             lease.renew(now, SystemTime::now());
-            prop_assert!(Lease::parse(&lease.to_bytes().unwrap(), &id("v1.34_b")).is_ok());
+            prop_assert!(Lease::parse(&file::to_bytes(&lease).unwrap(), &id("v1.34_b")).is_ok());
         }
     }
 
     #[test]
     fn what_is_written_is_read(lease in leases()) {
-        let bytes = lease.to_bytes().unwrap();
+        let bytes = file::to_bytes(&lease).unwrap();
         prop_assert!((bytes.len() as u64) < file::MAX_SIZE);
         prop_assert_eq!(Lease::parse(&bytes, &lease.instance).unwrap(), lease);
     }
