@@ -16,7 +16,6 @@ pub enum AddressError {
     /// Whatever address was drawn, the port was held there.
     #[error("port {port} is held on every 127.x address that was tried ({TRIES}): {why}")]
     Held {
-        /// The port.
         port: u16,
         /// Who holds it, and the mend.
         why: String,
@@ -24,9 +23,7 @@ pub enum AddressError {
     /// A test bind failed for another reason.
     #[error("cannot bind {address}: {source}{}", mend(source))]
     Bind {
-        /// The address that was tried.
         address: SocketAddr,
-        /// Why it failed.
         source: io::Error,
     },
     /// There are no random bytes.

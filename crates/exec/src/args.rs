@@ -44,9 +44,7 @@ pub struct Rewritten {
 /// A value that had to give way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replaced {
-    /// Name of the flag, with its dashes.
     pub flag: &'static str,
-    /// The value that was there.
     pub was: OsString,
     /// The value that stands in its place; none: it was a repetition and is gone.
     pub now: Option<String>,
@@ -61,13 +59,11 @@ pub enum ArgsError {
     /// The flag is the last argument.
     #[error("{flag} is the last argument and has no value: give one, or leave {flag} out and berth sets it")]
     NoValue {
-        /// Name of the flag, with its dashes.
         flag: &'static str,
     },
     /// What follows is the next flag, so the value was forgotten: taken literally, that flag would vanish.
     #[error("{flag} has no value, {next:?} follows: give one, or leave {flag} out and berth sets it")]
     FlagForValue {
-        /// Name of the flag, with its dashes.
         flag: &'static str,
         /// The argument that stands where the value belongs.
         next: OsString,

@@ -19,10 +19,8 @@ pub struct InstanceId(Arc<str>);
 /// Why a text is no [`InstanceId`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InstanceIdError {
-    /// It is empty.
     #[error("an instance ID is empty: give 1 to {MAX_LEN} of A-Z a-z 0-9 . _ -")]
     Empty,
-    /// It is too long.
     #[error("the instance ID is {0} bytes long, at most {MAX_LEN} fit: shorten it")]
     Long(usize),
     /// It would be a hidden file, or look like an option.
@@ -59,15 +57,11 @@ impl InstanceId {
     }
 
     /// An ID of eight random hexadecimal digits.
-    ///
-    /// # Errors
-    /// [`InstanceIdError::Random`].
     pub fn random() -> Result<Self, InstanceIdError> {
         let drawn = getrandom::u32().map_err(InstanceIdError::Random)?;
         Ok(Self(format!("{drawn:08x}").into()))
     }
 
-    /// The ID as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

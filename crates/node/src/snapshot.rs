@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 /// A run directory, looked at once.
 #[derive(Debug)]
 pub struct Node {
-    /// Where.
     pub path: PathBuf,
     /// By berth and name.
     pub instances: Vec<Known>,
@@ -21,11 +20,8 @@ pub struct Node {
 /// An instance of which there is a record, a shim's socket, or both.
 #[derive(Debug)]
 pub struct Known {
-    /// Its berth.
     pub berth: BerthDir,
-    /// Its name.
     pub id: InstanceId,
-    /// What `berth exec` recorded.
     pub record: Option<Listed>,
     /// Whether there is a shim's socket; it may be of a dead one.
     pub socket: bool,

@@ -21,7 +21,6 @@ pub enum Phase {
     /// accepts from orphans.
     #[default]
     Waiting,
-    /// It listens.
     Joined,
     /// It listens no more and lets its connections end; it holds guards until it exits.
     Left,
@@ -30,7 +29,6 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// All of them.
     pub const ALL: [Self; 4] = [Self::Waiting, Self::Joined, Self::Left, Self::Dry];
 
     /// The word for log and status.
@@ -60,7 +58,6 @@ pub enum Standing {
 }
 
 impl Standing {
-    /// Every standing.
     pub const ALL: [Self; 3] = [Self::Unready, Self::Ready, Self::Failing];
 
     /// The word for log, status and metrics.
@@ -77,17 +74,13 @@ impl Standing {
 /// What a shim tells its siblings.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Announce {
-    /// Where it is in its life.
     pub phase: Phase,
-    /// Whether its own instance is ready.
     pub ready: bool,
     /// Whether it knows any instance that connections can go to.
     pub reachable: bool,
     /// Whether it goes for good: it takes nothing over any more.
     #[serde(default)]
     pub leaving: bool,
-    /// Listeners that are its own.
     pub owns: BTreeSet<Cookie>,
-    /// Listeners that it accepts from.
     pub accepts: BTreeSet<Cookie>,
 }

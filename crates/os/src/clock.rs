@@ -13,9 +13,6 @@ const UUID_LEN: usize = 36;
 /// Time since this boot, with the time that the machine slept: nobody sets it, and all processes of a
 /// node read the same, so that one can say when its word runs out. (A time namespace would shift
 /// it; Kubernetes makes none.)
-///
-/// # Errors
-/// What clock_gettime(2) says.
 pub fn boottime() -> io::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_BOOTTIME)?.into())
 }

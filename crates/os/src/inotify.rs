@@ -34,9 +34,6 @@ impl Events {
     }
 
     /// Waits for events and takes them. Dropping the future loses none.
-    ///
-    /// # Errors
-    /// The descriptor cannot be read any more.
     pub async fn next(&self) -> io::Result<Vec<InotifyEvent>> {
         loop {
             let mut ready = self.0.readable().await?;

@@ -1,5 +1,6 @@
 //! System calls and /proc. All `unsafe` of berth is here.
 #![allow(unsafe_code, reason = "it is here and nowhere else, each block with its SAFETY comment")]
+#![allow(missing_docs, reason = "the crate is not published: what its name says needs no comment")]
 
 pub mod clock;
 pub mod file;
@@ -17,9 +18,6 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// Lets the runtime wait for a descriptor. To be called within a tokio runtime that has I/O.
-///
-/// # Errors
-/// What epoll_ctl(2) says.
 pub fn awaitable(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd is open, and the same, until the AsyncFd drops it.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)

@@ -15,9 +15,6 @@ pub struct Pipe {
 
 impl Pipe {
     /// A pipe that holds `size` bytes, or as many as the kernel gives.
-    ///
-    /// # Errors
-    /// No descriptor is left.
     pub fn new(size: usize) -> io::Result<Self> {
         let (read, write) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
         // Without privilege all pipes of a user share a limit (pipe-user-pages-soft): beyond it they
@@ -28,17 +25,11 @@ impl Pipe {
 
     /// Moves up to `length` bytes from a socket into the pipe, which must be empty: then `EAGAIN` speaks of
     /// the socket alone. 0 is the socket's end.
-    ///
-    /// # Errors
-    /// What splice(2) says.
     pub fn fill(&self, socket: &impl AsFd, length: usize) -> io::Result<usize> {
         Ok(splice(socket, None, &self.write, None, length, flags())?)
     }
 
     /// Takes out what is in the pipe, `length` bytes.
-    ///
-    /// # Errors
-    /// What read(2) says.
     pub fn take(&self, length: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; length];
         let mut at = 0;

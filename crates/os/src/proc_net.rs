@@ -39,7 +39,6 @@ pub struct Entry {
 /// A process that has a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Process ID, as this process sees it.
     pub pid: i32,
     /// Its name, at most 15 bytes, without control characters.
     pub name: String,
@@ -60,9 +59,6 @@ pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
 /// As [`listeners`], those with this address. Only the table of its family is looked into: for IPv4 that is cheap
 /// however many connections there are. For IPv6 the kernel passes over every connection of IPv4 until it finds
 /// what comes after the last listener.
-///
-/// # Errors
-/// The table of the address's family cannot be read.
 pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
     let mut found = read_listeners(TABLES[usize::from(address.is_ipv6())])?;
     found.retain(|entry| entry.local == address);
@@ -74,16 +70,12 @@ pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
 pub struct Connection {
     /// Address that the client dialled.
     pub local: SocketAddr,
-    /// Address of the client.
     pub remote: SocketAddr,
     /// Inode of the client's socket, if the client is in this network namespace too.
     pub client: Option<u64>,
 }
 
 /// The established connections to this port in this thread's network namespace.
-///
-/// # Errors
-/// As [`listeners`].
 pub fn connections(port: u16) -> io::Result<Vec<Connection>> {
     Ok(pair(port, &read_tables(read_all)?))
 }

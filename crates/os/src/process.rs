@@ -11,9 +11,6 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 
 /// Raises the limit of open files to the hard limit and says what it is.
-///
-/// # Errors
-/// What getrlimit(2) and setrlimit(2) say.
 pub fn raise_file_limit() -> io::Result<u64> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     if soft < hard {
@@ -51,9 +48,6 @@ pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
 
 /// Lets SIGTERM and SIGINT end this process also where it is the first one of a PID namespace, for which the kernel
 /// drops a signal without a handler. One that is ignored stays so. Execve takes that back.
-///
-/// # Errors
-/// What sigaction(2) says.
 pub fn end_on_signals() -> io::Result<()> {
     extern "C" fn end(signal: libc::c_int) {
         // SAFETY: it ends the process and is async-signal-safe.

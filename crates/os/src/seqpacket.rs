@@ -28,9 +28,6 @@ fn new() -> io::Result<OwnedFd> {
 const BACKLOG: Backlog = Backlog::MAXALLOWABLE;
 
 /// A listener at a path, which must not be there yet.
-///
-/// # Errors
-/// What socket(2), bind(2) and listen(2) say.
 pub fn listener(path: &Path) -> io::Result<OwnedFd> {
     let socket = new()?;
     bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
@@ -57,9 +54,6 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 /// The effective uid of the other end, when it connected or began to listen.
-///
-/// # Errors
-/// What getsockopt(2) says.
 pub fn peer_uid(socket: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(getsockopt(&socket, sockopt::PeerCredentials)?.uid())
 }

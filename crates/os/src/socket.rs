@@ -129,9 +129,6 @@ pub fn connect(to: SocketAddr, source: Option<Ipv4Addr>, keepalive: &Keepalive) 
 }
 
 /// Sets `TCP_NODELAY` and keepalive, or sets it off: a listener may come from another with other options.
-///
-/// # Errors
-/// What setsockopt(2) says.
 pub fn set_options(socket: BorrowedFd<'_>, keepalive: &Keepalive) -> io::Result<()> {
     let socket = SockRef::from(&socket);
     socket.set_tcp_nodelay(true)?;
@@ -148,9 +145,6 @@ pub fn set_options(socket: BorrowedFd<'_>, keepalive: &Keepalive) -> io::Result<
 
 /// Lets a bind to a source address leave the port open until connect, so that the 28,000 ephemeral
 /// ports count for each pair of addresses and not for the source address alone.
-///
-/// # Errors
-/// What setsockopt(2) says.
 pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)?)
 }
@@ -217,9 +211,6 @@ pub fn refuse(listener: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Whether a descriptor of another process is what it is said to be: a TCP socket bound to an address,
 /// sharing its port, of this name.
-///
-/// # Errors
-/// What it is instead.
 pub fn check_listener(socket: BorrowedFd<'_>, address: SocketAddr, name: u64) -> Result<(), String> {
     let said = |error: io::Error| format!("it is no socket that can be asked: {error}");
     let asked = SockRef::from(&socket);
@@ -243,9 +234,6 @@ pub fn check_listener(socket: BorrowedFd<'_>, address: SocketAddr, name: u64) ->
 }
 
 /// Whether a descriptor of another process is a TCP connection; the peer's address if it is.
-///
-/// # Errors
-/// What it is instead.
 pub fn check_connection(socket: BorrowedFd<'_>) -> Result<SocketAddr, String> {
     let said = |error: io::Error| format!("it is no connection: {error}");
     let asked = SockRef::from(&socket);

@@ -167,11 +167,9 @@ impl Drop for Server {
 /// A request from a peer that may ask.
 #[derive(Debug)]
 pub struct Asked {
-    /// What it wants.
     pub ask: Ask,
     /// What came with it and is not JSON.
     pub rest: Vec<u8>,
-    /// Descriptors that came with it.
     pub descriptors: Vec<OwnedFd>,
     socket: AsyncFd<OwnedFd>,
 }
@@ -227,9 +225,6 @@ pub async fn ask(path: &Path, ask: Ask) -> io::Result<Reply> {
 }
 
 /// Asks the shim whose socket is at a path, and waits so long for its answer.
-///
-/// # Errors
-/// As [`ask`].
 pub async fn ask_within(path: &Path, ask: Ask, patience: Duration) -> io::Result<Reply> {
     Ok(exchange(path, ask, &[], &[], patience).await?.0)
 }
@@ -254,9 +249,6 @@ pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, Stri
 
 /// Asks with what is not JSON and with descriptors, and waits so long for the answer; gives the connection for what may
 /// follow.
-///
-/// # Errors
-/// As [`ask`].
 pub async fn exchange(
     path: &Path,
     ask: Ask,

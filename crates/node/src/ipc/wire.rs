@@ -9,25 +9,18 @@ use crate::terms::{Announce, Cookie, Holder, Phase, Standing};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
-/// Version of this text.
 pub const VERSION: u32 = 1;
 
-/// What is asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Version of the asker.
     pub version: u32,
-    /// What it wants.
     pub ask: Ask,
 }
 
-/// What can be asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ask {
-    /// How the shim is.
     Status,
-    /// Its metrics.
     Metrics,
     /// Leave the group, and let connections end.
     Drain,
@@ -36,7 +29,6 @@ pub enum Ask {
     Pass,
     /// From a sibling: from here on both say [`Update`]s.
     Join {
-        /// Who it is.
         holder: Holder,
     },
 }
@@ -52,15 +44,12 @@ impl Ask {
 /// What siblings tell one another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Update {
-    /// Version of the teller.
     pub version: u32,
-    /// How it is now.
     pub announce: Announce,
     /// The listeners of which duplicates come with the message, in their order.
     pub guards: Vec<(Cookie, SocketAddr)>,
 }
 
-/// What is answered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
@@ -72,7 +61,6 @@ pub enum Reply {
     Done,
     /// To [`Ask::Join`]: who it is.
     Joined {
-        /// Who it is.
         holder: Holder,
     },
     /// The request was not understood or not granted, and why.
@@ -82,26 +70,19 @@ pub enum Reply {
 /// How a shim is. Also the JSON of `/status` and `berth status --json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// Version of this object.
     pub version: u32,
-    /// The berth's address.
     pub berth: SocketAddr,
-    /// Every address that the shim has.
     pub listen: Vec<SocketAddr>,
-    /// Name of the shim's own instance.
     pub instance: InstanceId,
     /// A node shim: it serves every instance of the berth.
     #[serde(default)]
     pub discover: bool,
-    /// Version of the shim's berth.
     pub shim_version: String,
     /// Its process, in its own PID namespace.
     pub pid: u32,
-    /// Where it is in its life.
     pub state: Phase,
     /// Since when, RFC 3339.
     pub since: String,
-    /// Connections now.
     pub connections_open: u64,
     /// Of these, how many have a client that said something and has no answer yet. An older shim does not say it.
     #[serde(default)]
@@ -128,13 +109,9 @@ pub struct Status {
 /// An instance as a shim sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstanceStatus {
-    /// Its name.
     pub instance: InstanceId,
-    /// Where it listens.
     pub address: SocketAddr,
-    /// Whether it is the shim's own.
     pub own: bool,
-    /// What it is good for.
     pub standing: Standing,
     /// Since when, RFC 3339.
     pub since: String,
@@ -150,9 +127,6 @@ pub struct InstanceStatus {
 
 impl Status {
     /// Whether the own instance is ready and the shim listens, or in one line why not.
-    ///
-    /// # Errors
-    /// Why not.
     pub fn ready(&self) -> Result<(), String> {
         let own = self.instances.iter().find(|instance| instance.own);
         if self.blocked {
@@ -206,10 +180,6 @@ pub fn parse_update(message: &[u8]) -> Result<Update, String> {
     if update.version == 0 { Err("an update of version 0".into()) } else { Ok(update) }
 }
 
-/// Reads a reply.
-///
-/// # Errors
-/// It is none.
 pub fn parse_reply(message: &[u8]) -> Result<Reply, String> {
     serde_json::from_slice(message).map_err(|error| format!("not a reply: {error}"))
 }

@@ -20,9 +20,7 @@ const MAX_REASON: usize = 200;
 /// A file among the records or leases that is ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Problem {
-    /// The file.
     pub path: PathBuf,
-    /// Why it is ignored.
     pub reason: String,
 }
 

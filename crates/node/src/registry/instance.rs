@@ -67,13 +67,11 @@ const SEEN_DEAD: u32 = 0o400;
 /// What is recorded about an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Format of the record; 1.
     pub version: u32,
     /// Its name among the instances of the berth.
     pub instance: InstanceId,
     /// Where it listens: an address in 127.0.0.0/8 and the berth's port.
     pub address: SocketAddr,
-    /// The address that it tells clients.
     pub advertise: IpAddr,
     /// Its process ID in its own process namespace. For people: nothing is decided by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -108,9 +106,6 @@ pub enum RecordError {
 
 impl Record {
     /// Reads a record from the bytes of the file that is named after `id`.
-    ///
-    /// # Errors
-    /// See [`RecordError`].
     pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, RecordError> {
         let record: Self = file::parse(bytes, VERSION, RecordError::Version)?;
         if record.instance != *id {
@@ -134,11 +129,8 @@ pub enum ClaimError {
         path.display()
     )]
     Alive {
-        /// The ID.
         instance: InstanceId,
-        /// The record.
         path: PathBuf,
-        /// Process ID in the record.
         pid: Option<u32>,
     },
     /// Another claim does not come to an end.
@@ -148,33 +140,24 @@ pub enum ClaimError {
         LOCK_WAIT.as_secs()
     )]
     Busy {
-        /// The lock file.
         path: PathBuf,
     },
-    /// There is no address to be had.
     #[error(transparent)]
     Address(Box<dyn Error + Send + Sync>),
-    /// A system call failed.
     #[error(
         "cannot {what} {}: {source}: is the file system full or read-only? Another can be given with --run-dir",
         path.display()
     )]
     Io {
-        /// What was tried.
         what: &'static str,
-        /// With which file.
         path: PathBuf,
-        /// Why it failed.
         source: io::Error,
     },
 }
 
-/// Who claims.
 #[derive(Debug, Clone, Copy)]
 pub struct Claimant<'a> {
-    /// Its ID.
     pub instance: &'a InstanceId,
-    /// The address that it tells clients.
     pub advertise: IpAddr,
     /// Its process ID, if that is known yet.
     pub pid: Option<u32>,
@@ -194,13 +177,11 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// What was recorded.
     #[must_use]
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// The record's file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -246,9 +227,7 @@ impl Kept {
 /// A record and whether its process lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// The record.
     pub record: Record,
-    /// Whether its lock is held.
     pub alive: bool,
 }
 
@@ -263,7 +242,6 @@ pub struct HeldRecord {
 }
 
 impl HeldRecord {
-    /// What is recorded.
     #[must_use]
     pub fn record(&self) -> &Record {
         &self.record
@@ -283,7 +261,6 @@ impl HeldRecord {
     }
 }
 
-/// The records of a berth.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listing {
     /// The good ones, by their IDs.
@@ -384,9 +361,6 @@ pub fn list(berth: &BerthDir) -> io::Result<Listing> {
 }
 
 /// The records of the live instances of a berth, to be held, and the files that are ignored.
-///
-/// # Errors
-/// As [`list`].
 pub fn list_live(berth: &BerthDir) -> io::Result<(Vec<HeldRecord>, Vec<Problem>)> {
     let look = |id: &_, path: &_| Ok(look(berth, id, path)?.and_then(|(held, alive)| alive.then_some(held)));
     look_at_all(&berth.instances(), look)

@@ -38,7 +38,6 @@ const MAX_TEXT: usize = 64;
 /// Longest duration, in seconds: a day. One that hangs is noticed no sooner.
 const MAX_DURATION: u32 = 24 * 60 * 60;
 
-/// Longest duration of a lease.
 pub const LONGEST: Duration = Duration::from_secs(MAX_DURATION as u64);
 
 /// Age of a file that never came into place, after which its writer is taken for dead. Writing one
@@ -49,7 +48,6 @@ const LEFT_OVER: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Lease {
-    /// Format of the lease; [`VERSION`].
     pub version: u32,
     /// Its name among the shims of the berth, and that of its instance; names the file.
     pub instance: InstanceId,
@@ -69,17 +67,12 @@ pub struct Lease {
     /// Its instance's address, where that was given and no record tells it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<SocketAddr>,
-    /// Where it is in its life.
     pub state: Phase,
-    /// Its own instance is ready.
     pub ready: bool,
     /// It knows an instance that connections can go to.
     pub reachable: bool,
-    /// Addresses of its listeners.
     pub listen: Vec<SocketAddr>,
-    /// Which berth it is.
     pub berth_version: String,
-    /// The boot that `expires_boottime_ms` counts from.
     pub boot_id: String,
     /// When it expires, in milliseconds of CLOCK_BOOTTIME.
     pub expires_boottime_ms: u64,
@@ -116,9 +109,6 @@ pub enum LeaseError {
 
 impl Lease {
     /// Reads a lease from the bytes of the file that is named after `id`.
-    ///
-    /// # Errors
-    /// See [`LeaseError`].
     pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, LeaseError> {
         let lease: Self = file::parse(bytes, VERSION, LeaseError::Version)?;
         if lease.instance != *id {
@@ -162,7 +152,6 @@ impl Lease {
         Duration::from_secs(self.lease_duration_seconds.into())
     }
 
-    /// When it expires, on CLOCK_BOOTTIME.
     #[must_use]
     pub fn expires(&self) -> Duration {
         Duration::from_millis(self.expires_boottime_ms)
@@ -198,7 +187,6 @@ impl Lease {
     }
 }
 
-/// The leases of a berth.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listing {
     /// The good ones, by their IDs, live or not.
@@ -228,9 +216,6 @@ pub fn write(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
 }
 
 /// Removes a lease if the file is still its holder's. One that cannot be read is not.
-///
-/// # Errors
-/// It cannot be removed.
 pub fn remove(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
     match read(berth, &lease.instance) {
         Ok(Some(found)) if found.holder_identity == lease.holder_identity => {

@@ -30,7 +30,6 @@ use std::path::{Path, PathBuf};
 /// Longest path of a Unix socket in bytes: 108 in `sockaddr_un` less the closing NUL.
 const SUN_PATH: usize = 107;
 
-/// Group and others may write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Why the run directory cannot be used.
@@ -42,19 +41,14 @@ pub enum Error {
         path.display()
     )]
     Make {
-        /// The directory.
         path: PathBuf,
-        /// Why it failed.
         source: io::Error,
-        /// Effective user ID of this process.
         uid: u32,
     },
     /// It cannot be looked at or listed.
     #[error("cannot read the directory {}: {source}: give another with --run-dir", path.display())]
     Read {
-        /// The directory.
         path: PathBuf,
-        /// Why it failed.
         source: io::Error,
     },
     /// There is something else of that name, maybe a symbolic link.
@@ -63,9 +57,7 @@ pub enum Error {
         path.display()
     )]
     NotADirectory {
-        /// The path.
         path: PathBuf,
-        /// What it is.
         found: &'static str,
     },
     /// Another user owns it, and could read and replace what is in it.
@@ -75,11 +67,8 @@ pub enum Error {
         path.display()
     )]
     Owner {
-        /// The directory.
         path: PathBuf,
-        /// Its owner.
         owner: u32,
-        /// Effective user ID of this process.
         uid: u32,
     },
     /// Others may write into it.
@@ -88,9 +77,7 @@ pub enum Error {
         path.display()
     )]
     Mode {
-        /// The directory.
         path: PathBuf,
-        /// Its permission bits.
         mode: u32,
     },
     /// A socket's path would be too long for the kernel.
@@ -99,9 +86,7 @@ pub enum Error {
         path.display()
     )]
     SocketPath {
-        /// The path.
         path: PathBuf,
-        /// Its length in bytes.
         length: usize,
     },
 }
@@ -149,7 +134,6 @@ impl RunDir {
         Ok(check_dir_as(&plain(path), uid)?.is_some())
     }
 
-    /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -169,9 +153,6 @@ impl RunDir {
 
     /// The berths that have a folder, in the order of their addresses. What is not named by an address
     /// or is no directory is passed over.
-    ///
-    /// # Errors
-    /// The directory cannot be listed.
     pub fn berths(&self) -> Result<Vec<BerthDir>, Error> {
         let read = |source| Error::Read { path: self.path.clone(), source };
         let mut berths = Vec::new();
@@ -203,19 +184,16 @@ impl BerthDir {
         self.address
     }
 
-    /// Where the folder is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Folder of the records of instances.
     #[must_use]
     pub fn instances(&self) -> PathBuf {
         self.path.join("instances")
     }
 
-    /// Folder of the leases of shims.
     #[must_use]
     pub fn leases(&self) -> PathBuf {
         self.path.join("leases")
