@@ -7,7 +7,7 @@
 
 use berth_node::ipc::Server;
 use berth_node::ipc::wire::Reply;
-use berth_node::terms::{Cookie, Holder};
+use berth_node::terms::{Cookie, ShimId};
 use berth_os::{self, seqpacket, socket};
 use berth_shim::handover::peers::{Event, Published, talk};
 use libfuzzer_sys::fuzz_target;
@@ -116,7 +116,7 @@ impl Stage {
         let (ours, theirs) = pair();
         let (events, mut heard) = mpsc::unbounded_channel();
         let desk = Arc::new(Mutex::new(Published::default()));
-        let talk = tokio::spawn(talk(theirs, Holder(1), [self.address].into(), desk, Arc::default(), events));
+        let talk = tokio::spawn(talk(theirs, ShimId(1), [self.address].into(), desk, Arc::default(), events));
         for message in messages {
             if !self.send(&ours, message) {
                 break;

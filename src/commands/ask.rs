@@ -5,7 +5,7 @@ use super::{Exit, block_on, mistaken, unavailable};
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply, Status};
-use berth_node::snapshot::{Known, Node};
+use berth_node::snapshot::{Known, RunDirSnapshot};
 use berth_node::terms::{Phase, Standing};
 use berth_options::ask::{AskArgs, DrainArgs, LiveArgs, ReadyArgs, TimeoutArgs};
 use berth_options::check::{Checks, Mistakes, check_probe};
@@ -149,7 +149,7 @@ async fn has_joined_sibling(run_dir: &RunDirArgs, known: &Known) -> Result<bool,
 
 /// The other shims of the same berth, some of which may be dead.
 fn other_shims(run_dir: &RunDirArgs, known: &Known) -> Result<Vec<Known>, String> {
-    let node = Node::look(run_dir.run_dir.as_deref()).map_err(|error| error.to_string())?;
+    let node = RunDirSnapshot::look(run_dir.run_dir.as_deref()).map_err(|error| error.to_string())?;
     let is_other = |other: &Known| other.berth.address() == known.berth.address() && other.id != known.id;
     Ok(node.instances.into_iter().filter(|other| other.socket && is_other(other)).collect())
 }
@@ -223,7 +223,7 @@ fn answer(result: Result<(), String>) -> Exit {
 fn find(args: &AskArgs) -> Result<Known, Exit> {
     let id = args.instance.as_deref().map(InstanceId::parse).transpose();
     let id = id.map_err(|error| mistaken(&Mistakes(vec![format!("--instance: {error}")])))?;
-    let node = Node::look(args.run_dir.run_dir.as_deref()).map_err(|error| unavailable(&error))?;
+    let node = RunDirSnapshot::look(args.run_dir.run_dir.as_deref()).map_err(|error| unavailable(&error))?;
     let asked = |known: &Known| id.as_ref().is_none_or(|id| known.id == *id);
     let mut known: Vec<_> = node.instances.into_iter().filter(asked).collect();
     // What an earlier instance left behind is not meant where one runs.

@@ -6,7 +6,7 @@ use anyhow::Context;
 use berth_node::ipc;
 use berth_node::ipc::wire::{InstanceStatus, Status};
 use berth_node::registry::instance::Record;
-use berth_node::snapshot::{Known, Node};
+use berth_node::snapshot::{Known, RunDirSnapshot};
 use berth_node::terms::{Phase, Standing};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ const VERSION: u32 = 1;
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
     block_on(async {
         loop {
-            let node = match Node::look(args.run_dir.run_dir.as_deref()) {
+            let node = match RunDirSnapshot::look(args.run_dir.run_dir.as_deref()) {
                 Ok(node) => node,
                 Err(error) => return Ok(unavailable(&error)),
             };

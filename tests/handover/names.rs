@@ -9,7 +9,7 @@ use super::support::{eventually, skipped};
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
 use berth_node::registry::lease::{self, Lease};
-use berth_node::terms::{Holder, Phase};
+use berth_node::terms::{ShimId, Phase};
 use berth_os::{clock, seqpacket, socket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime};
@@ -28,7 +28,7 @@ impl Sibling {
         let lease = Lease {
             version: lease::VERSION,
             instance,
-            holder_identity: Holder(holder),
+            holder_identity: ShimId(holder),
             lease_duration_seconds: 1,
             acquire_time: SystemTime::now(),
             renew_time: SystemTime::now(),

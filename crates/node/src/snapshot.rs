@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// A run directory, looked at once.
 #[derive(Debug)]
-pub struct Node {
+pub struct RunDirSnapshot {
     pub path: PathBuf,
     /// By berth and name.
     pub instances: Vec<Known>,
@@ -27,7 +27,7 @@ pub struct Known {
     pub socket: bool,
 }
 
-impl Node {
+impl RunDirSnapshot {
     /// Looks. A run directory that is not there is an empty one.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 /// A shim's process: random, never a pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Holder(pub u64);
+pub struct ShimId(pub u64);
 
 /// A listening socket, whoever holds duplicates of it (`SO_COOKIE`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

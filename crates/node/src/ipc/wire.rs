@@ -5,7 +5,7 @@
 //! that a reader does not know are ignored, fields that may come later have defaults.
 
 use crate::instance::InstanceId;
-use crate::terms::{Announce, Cookie, Holder, Phase, Standing};
+use crate::terms::{Announce, Cookie, ShimId, Phase, Standing};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
@@ -29,7 +29,7 @@ pub enum Ask {
     Pass,
     /// From a sibling: from here on both say [`Update`]s.
     Join {
-        holder: Holder,
+        holder: ShimId,
     },
 }
 
@@ -61,7 +61,7 @@ pub enum Reply {
     Done,
     /// To [`Ask::Join`]: who it is.
     Joined {
-        holder: Holder,
+        holder: ShimId,
     },
     /// The request was not understood or not granted, and why.
     Refused(String),
@@ -224,12 +224,12 @@ mod tests {
             (Ask::Metrics, r#"{"version":1,"ask":"metrics"}"#),
             (Ask::Drain, r#"{"version":1,"ask":"drain"}"#),
             (Ask::Pass, r#"{"version":1,"ask":"pass"}"#),
-            (Ask::Join { holder: Holder(5) }, r#"{"version":1,"ask":{"join":{"holder":5}}}"#),
+            (Ask::Join { holder: ShimId(5) }, r#"{"version":1,"ask":{"join":{"holder":5}}}"#),
         ] {
             assert_eq!(serde_json::to_string(&Request { version: 1, ask: ask.clone() }).unwrap(), json);
             assert_eq!(parse_request(json.as_bytes()), Ok(Request { version: 1, ask }));
         }
-        assert_eq!(serde_json::to_string(&Reply::Joined { holder: Holder(5) }).unwrap(), r#"{"joined":{"holder":5}}"#);
+        assert_eq!(serde_json::to_string(&Reply::Joined { holder: ShimId(5) }).unwrap(), r#"{"joined":{"holder":5}}"#);
         assert_eq!(serde_json::to_string(&Reply::Done).unwrap(), r#""done""#);
     }
 

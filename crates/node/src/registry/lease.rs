@@ -17,7 +17,7 @@
 use super::BerthDir;
 use super::file::{self, Problem, look_at_all, names};
 use crate::instance::InstanceId;
-use crate::terms::{Holder, Phase};
+use crate::terms::{ShimId, Phase};
 use berth_os::file::replace;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -53,7 +53,7 @@ pub struct Lease {
     pub instance: InstanceId,
     /// Its process, as 16 lower-case hexadecimal digits.
     #[serde(with = "hex")]
-    pub holder_identity: Holder,
+    pub holder_identity: ShimId,
     /// How long it is believed after it was heard of.
     pub lease_duration_seconds: u32,
     /// When this holder first wrote it, wall clock, in microseconds. For people.
@@ -135,7 +135,7 @@ impl Lease {
 
     /// `lease_transitions` for the holder that finds this lease where it will write its own.
     #[must_use]
-    pub fn transitions_to(&self, holder: Holder) -> u32 {
+    pub fn transitions_to(&self, holder: ShimId) -> u32 {
         self.lease_transitions.saturating_add(u32::from(self.holder_identity != holder))
     }
 
@@ -306,28 +306,28 @@ fn is_usable(address: SocketAddr) -> bool {
 
 /// A holder as text: 16 lower-case hexadecimal digits.
 #[must_use]
-pub fn holder_to_hex(holder: Holder) -> String {
+pub fn holder_to_hex(holder: ShimId) -> String {
     format!("{:016x}", holder.0)
 }
 
 /// The holder of a text by [`holder_to_hex`]; none for any other text.
 #[must_use]
-pub fn holder_from_hex(text: &str) -> Option<Holder> {
-    let holder = Holder(u64::from_str_radix(text, 16).ok()?);
+pub fn holder_from_hex(text: &str) -> Option<ShimId> {
+    let holder = ShimId(u64::from_str_radix(text, 16).ok()?);
     // Not a sign, a capital, or fewer digits: one holder has one name.
     (holder_to_hex(holder) == text).then_some(holder)
 }
 
-/// [`Holder`] as in [`holder_to_hex`].
+/// [`ShimId`] as in [`holder_to_hex`].
 mod hex {
-    use super::{Holder, holder_from_hex, holder_to_hex};
+    use super::{ShimId, holder_from_hex, holder_to_hex};
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    pub(super) fn serialize<S: Serializer>(holder: &Holder, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(holder: &ShimId, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&holder_to_hex(*holder))
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Holder, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ShimId, D::Error> {
         let text = String::deserialize(deserializer)?;
         holder_from_hex(&text).ok_or_else(|| D::Error::custom("a holder is 16 lower-case hexadecimal digits"))
     }

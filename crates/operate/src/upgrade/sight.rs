@@ -9,7 +9,7 @@ use berth_node::ipc::wire::Status;
 use berth_node::registry::instance::Record;
 use berth_node::registry::watch::Watch;
 use berth_node::registry::{BerthDir, Error};
-use berth_node::snapshot::{Known, Node};
+use berth_node::snapshot::{Known, RunDirSnapshot};
 use berth_node::terms::{Phase, Standing};
 use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use rustls::pki_types::ServerName;
@@ -124,7 +124,7 @@ impl Sight {
     /// # Errors
     /// The run directory cannot be read.
     pub async fn instances(&mut self, temporary: &InstanceId) -> Result<([Instance; 2], Details), Error> {
-        let node = Node::look(Some(&self.run_dir))?;
+        let node = RunDirSnapshot::look(Some(&self.run_dir))?;
         if self.watch.is_none() {
             self.watch = node.instances.first().map(|known| Watch::new(&known.berth));
         }

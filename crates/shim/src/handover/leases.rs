@@ -4,7 +4,7 @@ use super::machine::Time;
 use super::{Group, GroupConfig};
 use crate::metrics::ProbeLabels;
 use berth_node::registry::lease::{self, Lease};
-use berth_node::terms::Holder;
+use berth_node::terms::ShimId;
 use berth_os::clock;
 use std::collections::BTreeSet;
 use std::io;
@@ -28,7 +28,7 @@ pub(super) struct OwnLease {
 }
 
 impl OwnLease {
-    pub(super) fn new(config: &GroupConfig, me: Holder, workers: Vec<Handle>, now: Time) -> io::Result<Self> {
+    pub(super) fn new(config: &GroupConfig, me: ShimId, workers: Vec<Handle>, now: Time) -> io::Result<Self> {
         let before = lease::read(&config.berth, &config.instance).ok().flatten();
         Ok(Self {
             boot_id: clock::boot_id()?,

@@ -18,7 +18,7 @@
 //! Because announcements tell a state and no change, one that is lost, late or said twice breaks
 //! nothing, and any order of events leads to the same end.
 
-use berth_node::terms::{Announce, Cookie, Holder, Phase};
+use berth_node::terms::{Announce, Cookie, ShimId, Phase};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -135,7 +135,7 @@ pub(crate) struct Machine {
     facts: Facts,
     now: Time,
     held: BTreeMap<Cookie, Held>,
-    peers: BTreeMap<Holder, Peer>,
+    peers: BTreeMap<ShimId, Peer>,
     /// Addresses whose own socket was asked to listen and does not yet.
     asked: BTreeSet<SocketAddr>,
     /// Since when nothing is reachable, for oneself or for a live sibling.
@@ -150,7 +150,7 @@ pub(crate) struct Machine {
     closing: BTreeSet<Cookie>,
     /// Siblings whose connection ended, and when that was seen: gone, whatever a lease that they wrote before may
     /// still say of them.
-    dead: BTreeMap<Holder, Time>,
+    dead: BTreeMap<ShimId, Time>,
     /// What siblings were told last, and the listeners that they were given then.
     told: (Announce, Vec<(Cookie, SocketAddr)>),
 }
@@ -187,7 +187,7 @@ impl Machine {
     }
 
     /// Whether a sibling's connection ended and nothing was heard of its process since.
-    pub(crate) fn is_dead(&self, holder: Holder) -> bool {
+    pub(crate) fn is_dead(&self, holder: ShimId) -> bool {
         self.dead.contains_key(&holder)
     }
 
@@ -213,19 +213,19 @@ impl Machine {
     }
 
     /// Siblings that are joined and ready, for connections that the own instance cannot serve.
-    pub(crate) fn joined_siblings(&self) -> Vec<Holder> {
+    pub(crate) fn joined_siblings(&self) -> Vec<ShimId> {
         let joined = |peer: &Peer| peer.live(self.now).is_some_and(|told| told.phase == Phase::Joined && told.ready);
         self.peers.iter().filter(|(_, peer)| joined(peer)).map(|(holder, _)| *holder).collect()
     }
 
     /// Siblings that are connected and have told nothing for a lease's time.
-    pub(crate) fn silent(&self) -> Vec<Holder> {
+    pub(crate) fn silent(&self) -> Vec<ShimId> {
         let silent = |peer: &Peer| peer.connected && peer.told.is_none() && self.now >= peer.since + self.rules.lease;
         self.peers.iter().filter(|(_, peer)| silent(peer)).map(|(holder, _)| *holder).collect()
     }
 
     /// Siblings that have a lease, and for a lease's time no connection.
-    pub(crate) fn unconnected(&self) -> Vec<Holder> {
+    pub(crate) fn unconnected(&self) -> Vec<ShimId> {
         let apart =
             |peer: &Peer| !peer.connected && self.now < peer.fresh_until && self.now >= peer.since + self.rules.lease;
         self.peers.iter().filter(|(_, peer)| apart(peer)).map(|(holder, _)| *holder).collect()
@@ -261,7 +261,7 @@ impl Machine {
     }
 
     /// A sibling's lease was seen that was renewed at `renewed`, or a little later, and holds until `until`.
-    pub(crate) fn leased(&mut self, holder: Holder, renewed: Time, until: Time) -> Vec<Action> {
+    pub(crate) fn leased(&mut self, holder: ShimId, renewed: Time, until: Time) -> Vec<Action> {
         // Only its connection ended. That its lease still holds would say nothing: it may have died.
         if self.dead.get(&holder).is_some_and(|ended| renewed > *ended) {
             self.dead.remove(&holder);
@@ -274,7 +274,7 @@ impl Machine {
     }
 
     /// The connection to a sibling stands.
-    pub(crate) fn connected(&mut self, holder: Holder) -> Vec<Action> {
+    pub(crate) fn connected(&mut self, holder: ShimId) -> Vec<Action> {
         let until = self.now + self.rules.lease;
         self.dead.remove(&holder);
         let peer = self.peer(holder);
@@ -288,7 +288,7 @@ impl Machine {
     }
 
     /// A sibling told something, and gave duplicates of listeners that were not held yet.
-    pub(crate) fn told(&mut self, holder: Holder, announce: Announce, guards: &[(Cookie, SocketAddr)]) -> Vec<Action> {
+    pub(crate) fn told(&mut self, holder: ShimId, announce: Announce, guards: &[(Cookie, SocketAddr)]) -> Vec<Action> {
         for (cookie, address) in guards {
             self.held.entry(*cookie).or_insert(Held::new(*address, false));
         }
@@ -297,7 +297,7 @@ impl Machine {
     }
 
     /// The connection to a sibling ended: its process is gone, or will renew its lease.
-    pub(crate) fn gone(&mut self, holder: Holder) -> Vec<Action> {
+    pub(crate) fn gone(&mut self, holder: ShimId) -> Vec<Action> {
         self.peers.remove(&holder);
         self.dead.insert(holder, self.now);
         self.settle()
@@ -350,7 +350,7 @@ impl Machine {
         self.closing.contains(&cookie) || self.held.get(&cookie).is_some_and(|held| held.accept == AcceptLoop::Ending)
     }
 
-    fn peer(&mut self, holder: Holder) -> &mut Peer {
+    fn peer(&mut self, holder: ShimId) -> &mut Peer {
         let now = self.now;
         self.peers.entry(holder).or_insert_with(|| Peer::new(now))
     }

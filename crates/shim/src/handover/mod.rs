@@ -28,7 +28,7 @@ use berth_node::ipc::Asked;
 use berth_node::registry::BerthDir;
 use berth_node::registry::lease;
 use berth_node::registry::watch::Watch;
-use berth_node::terms::{Holder, Phase, Standing};
+use berth_node::terms::{ShimId, Phase, Standing};
 use berth_os::clock;
 use berth_os::socket::{self, Keepalive};
 use leases::OwnLease;
@@ -92,7 +92,7 @@ struct Group {
     shared: Shared,
     dispatcher: Arc<Dispatcher>,
     machine: Machine,
-    me: Holder,
+    me: ShimId,
     lease: OwnLease,
     siblings: Siblings,
     listeners: Listeners,
@@ -112,7 +112,7 @@ pub(crate) async fn keep(
     sockets: Vec<(SocketAddr, OwnedFd)>,
     Links { shared, dispatcher, workers, mut passes, mut asked }: Links,
 ) -> io::Result<()> {
-    let me = Holder(getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?);
+    let me = ShimId(getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?);
     let now = clock::boottime()?;
     let addresses = sockets.iter().map(|(address, _)| *address).collect();
     let rules = Rules { addresses, hold: config.hold, lease: config.lease };

@@ -4,7 +4,7 @@
 //! happened while a sibling hung is not queued; the reader checks what comes before anybody believes it.
 
 use berth_node::ipc::wire::{self, Update};
-use berth_node::terms::{Announce, Cookie, Holder};
+use berth_node::terms::{Announce, Cookie, ShimId};
 use berth_os::{seqpacket, socket};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -31,17 +31,17 @@ pub struct Published {
 #[derive(Debug)]
 pub enum Event {
     /// It stands.
-    Connected(Holder, AsyncFd<OwnedFd>),
+    Connected(ShimId, AsyncFd<OwnedFd>),
     /// It told something, with listeners that were checked.
-    Told(Holder, Announce, Vec<(Cookie, SocketAddr, OwnedFd)>),
+    Told(ShimId, Announce, Vec<(Cookie, SocketAddr, OwnedFd)>),
     /// It was refused there, and why.
-    Alone(Holder, String),
+    Alone(ShimId, String),
     /// Another than the holder of the lease answers, and what is known of that one.
-    Conflict(Holder, String),
+    Conflict(ShimId, String),
     /// It did not come to be, and why.
-    Unreachable(Holder, String),
+    Unreachable(ShimId, String),
     /// It ended.
-    Gone(Holder),
+    Gone(ShimId),
 }
 
 /// The desk, locked.
@@ -52,7 +52,7 @@ pub fn lock(desk: &Mutex<Published>) -> MutexGuard<'_, Published> {
 /// Talks to a sibling until the connection ends; `changed` asks for what is to be written.
 pub async fn talk(
     socket: AsyncFd<OwnedFd>,
-    holder: Holder,
+    holder: ShimId,
     addresses: Arc<[SocketAddr]>,
     desk: Arc<Mutex<Published>>,
     changed: Arc<Notify>,
@@ -115,7 +115,7 @@ async fn tell(socket: Arc<AsyncFd<OwnedFd>>, desk: Arc<Mutex<Published>>, change
 
 async fn hear(
     socket: &AsyncFd<OwnedFd>,
-    holder: Holder,
+    holder: ShimId,
     addresses: &[SocketAddr],
     events: &mpsc::UnboundedSender<Event>,
 ) -> io::Result<()> {

@@ -7,7 +7,7 @@ use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, Asked, PATIENCE};
 use berth_node::registry::lease;
-use berth_node::terms::Holder;
+use berth_node::terms::ShimId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
@@ -24,14 +24,14 @@ pub(super) enum Connecting {
 
 pub(super) struct Siblings {
     /// Instances of those that have a lease, for their sockets.
-    pub(super) instances: BTreeMap<Holder, InstanceId>,
-    pub(super) connecting: BTreeMap<Holder, Connecting>,
+    pub(super) instances: BTreeMap<ShimId, InstanceId>,
+    pub(super) connecting: BTreeMap<ShimId, Connecting>,
     /// What tells the writers of the connections that stand.
-    pub(super) writers: BTreeMap<Holder, Arc<Notify>>,
+    pub(super) writers: BTreeMap<ShimId, Arc<Notify>>,
     /// Why the last dial failed.
-    pub(super) unreachable: BTreeMap<Holder, String>,
+    pub(super) unreachable: BTreeMap<ShimId, String>,
     /// Those without a connection that were logged.
-    pub(super) told_unconnected: BTreeSet<Holder>,
+    pub(super) told_unconnected: BTreeSet<ShimId>,
     pub(super) events: mpsc::UnboundedSender<Event>,
     pub(super) passing: Arc<Passing>,
 }
@@ -51,7 +51,7 @@ impl Siblings {
 }
 
 impl Group {
-    pub(super) fn dial(&mut self, holder: Holder, instance: &InstanceId) {
+    pub(super) fn dial(&mut self, holder: ShimId, instance: &InstanceId) {
         let Ok(path) = self.config.berth.socket_path(instance) else { return };
         self.siblings.connecting.insert(holder, Connecting::Dialled);
         let (me, events, berth, instance) =
@@ -83,7 +83,7 @@ impl Group {
     }
 
     /// A dial failed. Whether the sibling is without a connection.
-    pub(super) fn not_dialled(&mut self, holder: Holder, why: &str) -> bool {
+    pub(super) fn not_dialled(&mut self, holder: ShimId, why: &str) -> bool {
         self.siblings.unreachable.insert(holder, why.to_owned());
         // Meanwhile it may have come itself.
         if self.siblings.connecting.get(&holder) == Some(&Connecting::Dialled) {
@@ -93,7 +93,7 @@ impl Group {
     }
 
     /// Whether a holder may come; if not, why.
-    fn may_join(&self, holder: Holder) -> Result<(), String> {
+    fn may_join(&self, holder: ShimId) -> Result<(), String> {
         let taken = |what: &str| format!("the name {} is {what}", lease::holder_to_hex(holder));
         if holder == self.me {
             Err(taken("this shim's own"))

@@ -16,7 +16,7 @@ pub(in crate::registry) fn golden() -> Lease {
     Lease {
         version: 1,
         instance: id("v1.34_b"),
-        holder_identity: Holder(0x00c0_ffee_0bad_cafe),
+        holder_identity: ShimId(0x00c0_ffee_0bad_cafe),
         lease_duration_seconds: 3,
         acquire_time: wall("2026-05-04T03:02:01.000001Z"),
         renew_time: wall("2026-05-04T03:02:07.25Z"),
@@ -41,7 +41,7 @@ fn wall(text: &str) -> SystemTime {
 }
 
 fn of(instance: &str, holder: u64) -> Lease {
-    Lease { instance: id(instance), holder_identity: Holder(holder), ..golden() }
+    Lease { instance: id(instance), holder_identity: ShimId(holder), ..golden() }
 }
 
 fn berth() -> (TempDir, BerthDir) {
@@ -77,8 +77,8 @@ fn what_a_later_berth_adds_is_passed_over() {
 
 #[test]
 fn holders_have_one_text() {
-    assert_eq!(holder_to_hex(Holder(0xab)), "00000000000000ab");
-    assert_eq!(holder_from_hex("00000000000000ab"), Some(Holder(0xab)));
+    assert_eq!(holder_to_hex(ShimId(0xab)), "00000000000000ab");
+    assert_eq!(holder_from_hex("00000000000000ab"), Some(ShimId(0xab)));
     for bad in ["", "ab", "00000000000000AB", "+0000000000000ab", "000000000000000ab", "000000000000000g"] {
         assert_eq!(holder_from_hex(bad), None, "{bad:?}");
     }
@@ -134,9 +134,9 @@ fn a_lease_lives_for_its_duration_in_its_boot() {
 fn transitions_count_other_holders() {
     let mut lease = golden();
     assert_eq!(lease.transitions_to(lease.holder_identity), 2);
-    assert_eq!(lease.transitions_to(Holder(1)), 3);
+    assert_eq!(lease.transitions_to(ShimId(1)), 3);
     lease.lease_transitions = u32::MAX;
-    assert_eq!(lease.transitions_to(Holder(1)), u32::MAX);
+    assert_eq!(lease.transitions_to(ShimId(1)), u32::MAX);
 }
 
 #[test]
@@ -330,7 +330,7 @@ prop_compose! {
         Lease {
             version: VERSION,
             instance: id(&instance),
-            holder_identity: Holder(holder),
+            holder_identity: ShimId(holder),
             lease_duration_seconds,
             acquire_time,
             renew_time,

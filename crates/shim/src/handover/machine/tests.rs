@@ -25,7 +25,7 @@ enum Message {
 }
 
 /// Whom a shim's own accept loops speak as.
-const LOOPS: Holder = Holder(0);
+const LOOPS: ShimId = ShimId(0);
 
 #[derive(Debug)]
 struct Shim {
@@ -43,16 +43,16 @@ struct Shim {
     left_alone: bool,
     lease: Time,
     /// From each sibling, in order.
-    inbox: BTreeMap<Holder, VecDeque<Message>>,
+    inbox: BTreeMap<ShimId, VecDeque<Message>>,
     /// Siblings that a connection stands to, as it knows.
-    connected: BTreeSet<Holder>,
+    connected: BTreeSet<ShimId>,
 }
 
 /// A kernel's listening socket.
 #[derive(Debug, Default)]
 struct Socket {
-    holders: BTreeSet<Holder>,
-    acceptors: BTreeSet<Holder>,
+    holders: BTreeSet<ShimId>,
+    acceptors: BTreeSet<ShimId>,
     listening: bool,
     /// Since when nobody who runs accepts from it, while it listens.
     alone_since: Option<Time>,
@@ -61,9 +61,9 @@ struct Socket {
 #[derive(Debug, Default)]
 struct World {
     now: Time,
-    shims: BTreeMap<Holder, Shim>,
+    shims: BTreeMap<ShimId, Shim>,
     /// Leases that dead shims left behind, and who saw the end of each by a connection.
-    graves: BTreeMap<Holder, (Time, BTreeSet<Holder>)>,
+    graves: BTreeMap<ShimId, (Time, BTreeSet<ShimId>)>,
     sockets: BTreeMap<Cookie, Socket>,
     next: u64,
     most_alive: usize,
@@ -107,7 +107,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 impl World {
-    fn holder(&self, nth: usize) -> Option<Holder> {
+    fn holder(&self, nth: usize) -> Option<ShimId> {
         let count = self.shims.len();
         (count > 0).then(|| *self.shims.keys().nth(nth % count).unwrap())
     }
@@ -173,7 +173,7 @@ impl World {
 
     fn start(&mut self) {
         self.next += 1;
-        let holder = Holder(self.next);
+        let holder = ShimId(self.next);
         let rules = Rules { addresses: vec![address()], hold: HOLD, lease: LEASE };
         let machine = Machine::new(rules, self.now);
         let others: Vec<_> = self.shims.keys().copied().collect();
@@ -201,7 +201,7 @@ impl World {
         self.tell_facts();
     }
 
-    fn connect(&mut self, one: Holder, other: Holder) {
+    fn connect(&mut self, one: ShimId, other: ShimId) {
         for (to, from) in [(one, other), (other, one)] {
             self.shims.get_mut(&to).unwrap().connected.insert(from);
             self.post(to, from, Message::Connected);
@@ -209,7 +209,7 @@ impl World {
     }
 
     /// What was sent before is read before the end, as at a crash.
-    fn end_connection(&mut self, one: Holder, other: Holder) {
+    fn end_connection(&mut self, one: ShimId, other: ShimId) {
         for (to, from) in [(one, other), (other, one)] {
             if self.shims.get_mut(&to).unwrap().connected.remove(&from) {
                 self.post(to, from, Message::Gone);
@@ -217,11 +217,11 @@ impl World {
         }
     }
 
-    fn post(&mut self, to: Holder, from: Holder, message: Message) {
+    fn post(&mut self, to: ShimId, from: ShimId, message: Message) {
         self.shims.get_mut(&to).unwrap().inbox.entry(from).or_default().push_back(message);
     }
 
-    fn end(&mut self, holder: Holder) {
+    fn end(&mut self, holder: ShimId) {
         let ended = self.shims.remove(&holder).unwrap();
         self.graves.insert(holder, (ended.lease, ended.connected.clone()));
         for (cookie, socket) in &mut self.sockets {
@@ -254,7 +254,7 @@ impl World {
         }
     }
 
-    fn deliver(&mut self, to: Holder, from: Holder) -> bool {
+    fn deliver(&mut self, to: ShimId, from: ShimId) -> bool {
         let waits = |shim: &&Shim| !shim.hung && shim.inbox.get(&from).is_some_and(|inbox| !inbox.is_empty());
         if self.shims.get(&to).filter(waits).is_none() {
             return false;
@@ -282,7 +282,7 @@ impl World {
         true
     }
 
-    fn loop_runs(&mut self, of: Holder, cookie: Cookie) {
+    fn loop_runs(&mut self, of: ShimId, cookie: Cookie) {
         let shim = self.shims.get_mut(&of).unwrap();
         let goes_on = shim.starting.remove(&cookie);
         if goes_on && shim.deaf {
@@ -301,7 +301,7 @@ impl World {
     }
 
     /// Tells an accept loop to end, if there is one: one that a sibling's refusal ended has said so already.
-    fn end_loop(&mut self, of: Holder, cookie: Cookie) {
+    fn end_loop(&mut self, of: ShimId, cookie: Cookie) {
         let started = self.shims.get_mut(&of).unwrap().starting.remove(&cookie);
         if self.sockets.get_mut(&cookie).unwrap().acceptors.remove(&of) || started {
             self.post(of, LOOPS, Message::Ended(cookie));
@@ -357,7 +357,7 @@ impl World {
         // Of two without a connection the one with the smaller name dials, if it does not know that the other died.
         for one in &holders {
             for other in holders.iter().filter(|other| *other > one) {
-                let known = |at: &Holder, of: &Holder| {
+                let known = |at: &ShimId, of: &ShimId| {
                     let Shim { connected, inbox, .. } = &self.shims[at];
                     connected.contains(of) || !inbox.get(of).is_none_or(VecDeque::is_empty)
                 };
@@ -383,7 +383,7 @@ impl World {
     }
 
     /// Lets a machine take something in, and does what it wants.
-    fn act(&mut self, holder: Holder, input: impl FnOnce(&mut Machine) -> Vec<Action>) {
+    fn act(&mut self, holder: ShimId, input: impl FnOnce(&mut Machine) -> Vec<Action>) {
         let Some(shim) = self.shims.get_mut(&holder) else { return };
         let mut actions = VecDeque::from(input(&mut shim.machine));
         while let Some(action) = actions.pop_front() {
@@ -396,8 +396,8 @@ impl World {
                         continue;
                     }
                     let inbox = &self.shims[&holder].inbox;
-                    let apart = |other: &Holder| !self.shims[&holder].connected.contains(other);
-                    let unheard = |other: &Holder| apart(other) || !inbox.get(other).is_none_or(VecDeque::is_empty);
+                    let apart = |other: &ShimId| !self.shims[&holder].connected.contains(other);
+                    let unheard = |other: &ShimId| apart(other) || !inbox.get(other).is_none_or(VecDeque::is_empty);
                     let fallback = self.shims.iter().any(|(o, shim)| *o != holder && (shim.hung || unheard(o)));
                     self.fallbacks += usize::from(fallback);
                     self.next += 1;
@@ -431,7 +431,7 @@ impl World {
                 }
                 Action::Close(cookie) => {
                     let quiet =
-                        |at: Holder, from: Holder| self.shims[&at].inbox.get(&from).is_none_or(VecDeque::is_empty);
+                        |at: ShimId, from: ShimId| self.shims[&at].inbox.get(&from).is_none_or(VecDeque::is_empty);
                     let could = self.shims.iter().any(|(other, shim)| {
                         // Both have heard all that the other said.
                         let together = shim.connected.contains(&holder);
@@ -457,7 +457,7 @@ impl World {
     }
 
     /// A phase is told when it is so.
-    fn is_so(&self, holder: Holder, phase: Phase) {
+    fn is_so(&self, holder: ShimId, phase: Phase) {
         let accepts = self.sockets.values().filter(|socket| socket.acceptors.contains(&holder)).count();
         let machine = &self.shims[&holder].machine;
         let mut ends = self.shims[&holder].inbox.get(&LOOPS).into_iter().flatten();
@@ -480,7 +480,7 @@ impl World {
         let now = self.now;
         let reachable = self.reachable();
         for (cookie, socket) in &mut self.sockets {
-            let runs = |holder: &Holder| self.shims.get(holder).is_some_and(|shim| !shim.hung);
+            let runs = |holder: &ShimId| self.shims.get(holder).is_some_and(|shim| !shim.hung);
             let accepted = socket.acceptors.iter().any(runs);
             if accepted || !socket.listening {
                 socket.alone_since = None;
@@ -489,7 +489,7 @@ impl World {
             let since = *socket.alone_since.get_or_insert(now);
             // Somebody who stays, and to whom something is reachable, holds it. A newcomer first hears its
             // siblings out, those that hang for a lease's time.
-            let stays = |holder: &&Holder| {
+            let stays = |holder: &&ShimId| {
                 runs(holder) && {
                     let Shim { machine, leaving, deaf, .. } = &self.shims[holder];
                     !leaving
