@@ -9,7 +9,7 @@ use super::support::{eventually, skipped};
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
 use berth_node::registry::lease::{self, Lease};
-use berth_node::terms::{ShimId, Phase};
+use berth_node::terms::{Phase, ShimId};
 use berth_os::{clock, seqpacket, socket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime};

@@ -22,10 +22,7 @@ pub enum AddressError {
     },
     /// A test bind failed for another reason.
     #[error("cannot bind {address}: {source}{}", mend(source))]
-    Bind {
-        address: SocketAddr,
-        source: io::Error,
-    },
+    Bind { address: SocketAddr, source: io::Error },
     /// There are no random bytes.
     #[error("the system gives no random bytes for an address: {0}")]
     Random(getrandom::Error),

@@ -58,9 +58,7 @@ pub enum ArgsError {
     NoCommand,
     /// The flag is the last argument.
     #[error("{flag} is the last argument and has no value: give one, or leave {flag} out and berth sets it")]
-    NoValue {
-        flag: &'static str,
-    },
+    NoValue { flag: &'static str },
     /// What follows is the next flag, so the value was forgotten: taken literally, that flag would vanish.
     #[error("{flag} has no value, {next:?} follows: give one, or leave {flag} out and berth sets it")]
     FlagForValue {

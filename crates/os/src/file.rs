@@ -29,14 +29,15 @@ mod tests {
 
     #[test]
     fn a_file_is_replaced_whole_or_not_at_all() {
-        let folder = tempfile::tempdir().unwrap();
-        let (path, temporary) = (folder.path().join("a"), folder.path().join(".a.new"));
+        let directory = tempfile::tempdir().unwrap();
+        let (path, temporary) = (directory.path().join("a"), directory.path().join(".a.new"));
         // Not followed, and not in the way.
         symlink(&path, &temporary).unwrap();
         replace(&path, &temporary, |mut file| file.write_all(b"one")).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"one");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        let half = |mut file: File| file.write_all(b"tw").and_then(|()| Err::<(), _>(io::ErrorKind::StorageFull.into()));
+        let half =
+            |mut file: File| file.write_all(b"tw").and_then(|()| Err::<(), _>(io::ErrorKind::StorageFull.into()));
         assert_eq!(replace(&path, &temporary, half).unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!(fs::read(&path).unwrap(), b"one");
         assert!(!temporary.exists());

@@ -73,10 +73,10 @@ impl Server {
                             Ok(None) => {}
                             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                                 tracing::warn!(
-                                    "a process connected to the shim's socket and said nothing: it was let go"
+                                    "a process connected to the shim's socket and said nothing: connection closed"
                                 );
                             }
-                            Err(error) => tracing::debug!(%error, "a request on the shim's socket came to nothing"),
+                            Err(error) => tracing::debug!(%error, "a request on the shim's socket failed"),
                         }
                     });
                 }
@@ -237,7 +237,7 @@ pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, Stri
     match exchange(path, Ask::Status, &[], &[], patience).await.map(|(reply, _)| reply) {
         Ok(Reply::Status(status)) => Ok(status),
         Ok(Reply::Refused(why)) => Err(format!("it refuses: {why}")),
-        Ok(_) => Err("it says something else".into()),
+        Ok(_) => Err("unexpected reply".into()),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err("it is dead".into()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err("there is none".into()),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
@@ -305,9 +305,9 @@ mod tests {
 
     #[tokio::test]
     async fn the_longest_path_of_a_socket_is_enough_to_make_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let fits = 107 - folder.path().as_os_str().len() - "/.sock".len();
-        let path = folder.path().join(format!("{}.sock", "x".repeat(fits)));
+        let directory = tempfile::tempdir().unwrap();
+        let fits = 107 - directory.path().as_os_str().len() - "/.sock".len();
+        let path = directory.path().join(format!("{}.sock", "x".repeat(fits)));
         let server = Server::bind(&path).unwrap();
         assert_eq!(path.as_os_str().len(), 107);
         drop(server);
@@ -316,8 +316,8 @@ mod tests {
 
     #[tokio::test]
     async fn who_finds_the_queue_full_waits_for_a_place() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.sock");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.sock");
         let server = Server::bind(&path).unwrap();
         listen(server.listener.get_ref(), Backlog::new(0).unwrap()).unwrap();
         let _queued = seqpacket::dial(&path).unwrap();

@@ -5,7 +5,7 @@
 //! that a reader does not know are ignored, fields that may come later have defaults.
 
 use crate::instance::InstanceId;
-use crate::terms::{Announce, Cookie, ShimId, Phase, Standing};
+use crate::terms::{Announce, Cookie, Phase, ShimId, Standing};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
@@ -60,9 +60,7 @@ pub enum Reply {
     /// To [`Ask::Drain`] and [`Ask::Pass`].
     Done,
     /// To [`Ask::Join`]: who it is.
-    Joined {
-        holder: ShimId,
-    },
+    Joined { holder: ShimId },
     /// The request was not understood or not granted, and why.
     Refused(String),
 }

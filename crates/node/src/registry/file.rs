@@ -39,21 +39,21 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What `look` makes of each file of a folder whose name does not begin with a dot, and the files that it
+/// What `look` makes of each file of a directory whose name does not begin with a dot, and the files that it
 /// gives a reason to ignore, in the order of their names.
 ///
 /// # Errors
-/// The folder cannot be listed. If it is not there, it is as if it were empty.
+/// The directory cannot be listed. If it is not there, it is as if it were empty.
 pub(super) fn look_at_all<T>(
-    folder: &Path,
+    directory: &Path,
     look: impl Fn(&InstanceId, &Path) -> Result<Option<T>, String>,
 ) -> io::Result<(Vec<T>, Vec<Problem>)> {
     let (mut good, mut problems) = (Vec::new(), Vec::new());
-    for name in names(folder)? {
+    for name in names(directory)? {
         if name.as_encoded_bytes().starts_with(b".") {
             continue;
         }
-        let path = folder.join(&name);
+        let path = directory.join(&name);
         let looked = match id_of(&name) {
             Some(id) => look(&id, &path),
             None => Err("its name is not an instance's ID with .json".into()),
@@ -67,8 +67,8 @@ pub(super) fn look_at_all<T>(
     Ok((good, problems))
 }
 
-pub(super) fn names(folder: &Path) -> io::Result<Vec<OsString>> {
-    match fs::read_dir(folder) {
+pub(super) fn names(directory: &Path) -> io::Result<Vec<OsString>> {
+    match fs::read_dir(directory) {
         Ok(entries) => entries.map(|entry| entry.map(|entry| entry.file_name())).collect(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error),

@@ -128,31 +128,21 @@ pub enum ClaimError {
         pid.map(|pid| format!(" (pid {pid} by its own account)")).unwrap_or_default(),
         path.display()
     )]
-    Alive {
-        instance: InstanceId,
-        path: PathBuf,
-        pid: Option<u32>,
-    },
+    Alive { instance: InstanceId, path: PathBuf, pid: Option<u32> },
     /// Another claim does not come to an end.
     #[error(
         "another process has held {} for {} s: one that starts an apiserver is stopped or hangs; end it",
         path.display(),
         LOCK_WAIT.as_secs()
     )]
-    Busy {
-        path: PathBuf,
-    },
+    Busy { path: PathBuf },
     #[error(transparent)]
     Address(Box<dyn Error + Send + Sync>),
     #[error(
         "cannot {what} {}: {source}: is the file system full or read-only? Another can be given with --run-dir",
         path.display()
     )]
-    Io {
-        what: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    Io { what: &'static str, path: PathBuf, source: io::Error },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -281,12 +271,12 @@ pub fn claim(
     claimant: &Claimant<'_>,
     choose: impl FnOnce(Option<SocketAddr>, &[SocketAddr]) -> Result<SocketAddr, Box<dyn Error + Send + Sync>>,
 ) -> Result<Claim, ClaimError> {
-    let folder = berth.instances();
-    let _names = lock_names(&folder, LOCK_WAIT)?;
+    let directory = berth.instances();
+    let _names = lock_names(&directory, LOCK_WAIT)?;
     let path = path_of(berth, claimant.instance);
     let previous = previous(berth, claimant.instance, &path)?;
-    let listing = list(berth).map_err(failed("list", &folder))?;
-    prune_names(berth, SystemTime::now()).map_err(failed("list", &folder))?;
+    let listing = list(berth).map_err(failed("list", &directory))?;
+    prune_names(berth, SystemTime::now()).map_err(failed("list", &directory))?;
     let others = listing.instances.into_iter().filter(|other| other.record.instance != *claimant.instance);
     let taken: Vec<_> = others.map(|other| other.record.address).collect();
     let record = Record {
@@ -300,7 +290,7 @@ pub fn claim(
         restored: false,
     };
 
-    let lock = put(&folder, &record, |lock| lock)?;
+    let lock = put(&directory, &record, |lock| lock)?;
     Ok(Claim { record, path, lock })
 }
 
@@ -310,8 +300,8 @@ pub fn claim(
 /// # Errors
 /// See [`ClaimError`]; [`ClaimError::Busy`] while a claim goes on.
 pub fn restore(berth: &BerthDir, record: &Record) -> Result<Option<Claim>, ClaimError> {
-    let folder = berth.instances();
-    let _names = lock_names(&folder, Duration::ZERO)?;
+    let directory = berth.instances();
+    let _names = lock_names(&directory, Duration::ZERO)?;
     let path = path_of(berth, &record.instance);
     let record = Record { restored: true, ..record.clone() };
     // The shim that wrote it again, and locked it, is gone.
@@ -320,7 +310,7 @@ pub fn restore(berth: &BerthDir, record: &Record) -> Result<Option<Claim>, Claim
     if !file::is_missing(&path) && !found.is_some_and(is_orphan) {
         return Ok(None);
     }
-    let lock = put(&folder, &record, |lock| lock)?;
+    let lock = put(&directory, &record, |lock| lock)?;
     Ok(Some(Claim { record, path, lock }))
 }
 
@@ -335,8 +325,8 @@ pub fn is_missing(berth: &BerthDir, id: &InstanceId) -> bool {
 /// # Errors
 /// See [`ClaimError`]: it lives again, or the record cannot be written.
 pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), ClaimError> {
-    let folder = berth.instances();
-    let _names = lock_names(&folder, LOCK_WAIT)?;
+    let directory = berth.instances();
+    let _names = lock_names(&directory, LOCK_WAIT)?;
     let path = path_of(berth, id);
     let Ok(Some(found)) = Found::open(berth, id, &path) else { return Ok(()) };
     let alive = found.is_alive().map_err(failed("lock", &path))?;
@@ -346,13 +336,13 @@ pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), Clai
     }
     record.ended = Some(how.to_owned());
     // Unlocked before it has its name: dead from the start for all who look.
-    put(&folder, &record, drop)
+    put(&directory, &record, drop)
 }
 
 /// The records of a berth, each with whether its process lives, and what is there besides.
 ///
 /// # Errors
-/// The folder cannot be listed. If it is not there, there are none.
+/// The directory cannot be listed. If it is not there, there are none.
 pub fn list(berth: &BerthDir) -> io::Result<Listing> {
     let look = |id: &_, path: &_| Ok(look(berth, id, path)?.map(|(held, alive)| Listed { record: held.record, alive }));
     let (mut instances, problems) = look_at_all(&berth.instances(), look)?;
@@ -370,7 +360,7 @@ pub fn list_live(berth: &BerthDir) -> io::Result<(Vec<HeldRecord>, Vec<Problem>)
 /// and what claims that died have left. Gives how many. Does nothing while a claim goes on.
 ///
 /// # Errors
-/// The folder cannot be listed, or a file not removed.
+/// The directory cannot be listed, or a file not removed.
 pub fn prune(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
     match lock_names(&berth.instances(), Duration::ZERO) {
         Ok(_names) => prune_names(berth, now),
@@ -483,8 +473,8 @@ fn is_locked(file: &File) -> io::Result<bool> {
 
 /// The lock that claims and prunes hold. Opened for reading, so that closing it is no event for a
 /// [`super::watch::Watch`].
-fn lock_names(folder: &Path, wait: Duration) -> Result<Flock<File>, ClaimError> {
-    let path = folder.join(".lock");
+fn lock_names(directory: &Path, wait: Duration) -> Result<Flock<File>, ClaimError> {
+    let path = directory.join(".lock");
     let nofollow = nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK;
     let flags = nofollow | nix::fcntl::OFlag::O_CREAT | nix::fcntl::OFlag::O_CLOEXEC;
     let mode = nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR;
@@ -503,9 +493,9 @@ fn lock_names(folder: &Path, wait: Duration) -> Result<Flock<File>, ClaimError> 
 
 /// Puts a record in its place, whatever is there. To be called with the lock on names held; `before_named` gets the
 /// lock before anybody can see the file.
-fn put<T>(folder: &Path, record: &Record, before_named: impl FnOnce(Flock<File>) -> T) -> Result<T, ClaimError> {
-    let new = folder.join(format!(".{}.new", record.instance));
-    let path = folder.join(format!("{}.json", record.instance));
+fn put<T>(directory: &Path, record: &Record, before_named: impl FnOnce(Flock<File>) -> T) -> Result<T, ClaimError> {
+    let new = directory.join(format!(".{}.new", record.instance));
+    let path = directory.join(format!("{}.json", record.instance));
     // Only a claim that died can have left the new file: claims of a berth follow one another.
     let put = replace(&path, &new, |file| {
         // It stays open for writing: so its closing, when the process ends, is an event for a `super::watch::Watch`.

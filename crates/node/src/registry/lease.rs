@@ -17,7 +17,7 @@
 use super::BerthDir;
 use super::file::{self, Problem, look_at_all, names};
 use crate::instance::InstanceId;
-use crate::terms::{ShimId, Phase};
+use crate::terms::{Phase, ShimId};
 use berth_os::file::replace;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -243,7 +243,7 @@ pub fn is_missing(berth: &BerthDir, id: &InstanceId) -> bool {
 /// The leases of a berth, and what is there besides.
 ///
 /// # Errors
-/// The folder cannot be listed. If it is not there, there are none.
+/// The directory cannot be listed. If it is not there, there are none.
 pub fn list(berth: &BerthDir) -> io::Result<Listing> {
     let (mut leases, problems) = look_at_all(&berth.leases(), |id, path| look(berth, id, path))?;
     leases.sort_by(|a, b| a.instance.cmp(&b.instance));
@@ -254,7 +254,7 @@ pub fn list(berth: &BerthDir) -> io::Result<Listing> {
 /// what shims that died left half-written. Gives how many. `now` is on CLOCK_BOOTTIME.
 ///
 /// # Errors
-/// The folder cannot be listed, or a file not removed; the others are, all the same.
+/// The directory cannot be listed, or a file not removed; the others are, all the same.
 pub fn prune(berth: &BerthDir, boot_id: &str, now: Duration) -> io::Result<usize> {
     let mut removed = Ok(0);
     for name in names(&berth.leases())? {

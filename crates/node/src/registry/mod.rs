@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! /run/berth/                  mode 0700, owned by the shims' uid
-//!   10.0.0.5:6443/             a folder a berth, named by its address
+//!   10.0.0.5:6443/             a directory a berth, named by its address
 //!     instances/ID.json        an apiserver that `berth exec` started; see [`instance`]
 //!     leases/ID.json           a live shim; see [`lease`]
 //!     ID.sock                  its socket
@@ -40,55 +40,35 @@ pub enum Error {
         "cannot make the directory {}: {source}: make it with mode 0700 for uid {uid}, or give another with --run-dir",
         path.display()
     )]
-    Make {
-        path: PathBuf,
-        source: io::Error,
-        uid: u32,
-    },
+    Make { path: PathBuf, source: io::Error, uid: u32 },
     /// It cannot be looked at or listed.
     #[error("cannot read the directory {}: {source}: give another with --run-dir", path.display())]
-    Read {
-        path: PathBuf,
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// There is something else of that name, maybe a symbolic link.
     #[error(
         "{} is {found}, not a directory: remove it, or give the directory itself with --run-dir",
         path.display()
     )]
-    NotADirectory {
-        path: PathBuf,
-        found: &'static str,
-    },
+    NotADirectory { path: PathBuf, found: &'static str },
     /// Another user owns it, and could read and replace what is in it.
     #[error(
         "{} is owned by uid {owner}, this process is uid {uid}: run all shims and apiservers of a node with one uid, \
          chown the directory to {uid}, or give another with --run-dir",
         path.display()
     )]
-    Owner {
-        path: PathBuf,
-        owner: u32,
-        uid: u32,
-    },
+    Owner { path: PathBuf, owner: u32, uid: u32 },
     /// Others may write into it.
     #[error(
         "{} has mode {mode:04o}, so others may write into it: chmod 0700 it",
         path.display()
     )]
-    Mode {
-        path: PathBuf,
-        mode: u32,
-    },
+    Mode { path: PathBuf, mode: u32 },
     /// A socket's path would be too long for the kernel.
     #[error(
         "the socket path {} is {length} bytes long, the kernel takes {SUN_PATH}: give a shorter --run-dir or --instance",
         path.display()
     )]
-    SocketPath {
-        path: PathBuf,
-        length: usize,
-    },
+    SocketPath { path: PathBuf, length: usize },
 }
 
 /// The run directory, checked.
@@ -139,10 +119,10 @@ impl RunDir {
         &self.path
     }
 
-    /// The folder of a berth, made with its subfolders if it is not there.
+    /// The directory of a berth, made with its subdirectories if it is not there.
     ///
     /// # Errors
-    /// As [`RunDir::open`], of each folder.
+    /// As [`RunDir::open`], of each directory.
     pub fn berth(&self, address: SocketAddr) -> Result<BerthDir, Error> {
         let berth = BerthDir { path: self.path.join(address.to_string()), address, owner: self.owner };
         for path in [berth.path.clone(), berth.instances(), berth.leases()] {
@@ -151,7 +131,7 @@ impl RunDir {
         Ok(berth)
     }
 
-    /// The berths that have a folder, in the order of their addresses. What is not named by an address
+    /// The berths that have a directory, in the order of their addresses. What is not named by an address
     /// or is no directory is passed over.
     pub fn berths(&self) -> Result<Vec<BerthDir>, Error> {
         let read = |source| Error::Read { path: self.path.clone(), source };
@@ -169,7 +149,7 @@ impl RunDir {
     }
 }
 
-/// The folder of a berth.
+/// The directory of a berth.
 #[derive(Debug, Clone)]
 pub struct BerthDir {
     path: PathBuf,
@@ -199,15 +179,15 @@ impl BerthDir {
         self.path.join("leases")
     }
 
-    /// Makes the run directory, the folder and its subfolders again where they were removed, each with the checks of
+    /// Makes the run directory, the directory and its subdirectories again where they were removed, each with the checks of
     /// [`RunDir::open`]. Whether one was missing.
     ///
     /// # Errors
-    /// As [`RunDir::open`], of each folder.
+    /// As [`RunDir::open`], of each directory.
     pub fn restore(&self) -> Result<bool, Error> {
-        let folders = self.path.parent().map(Path::to_owned).into_iter();
+        let directories = self.path.parent().map(Path::to_owned).into_iter();
         let mut restored = false;
-        for path in folders.chain([self.path.clone(), self.instances(), self.leases()]) {
+        for path in directories.chain([self.path.clone(), self.instances(), self.leases()]) {
             if check_dir(&path)?.is_none() {
                 open_dir(&path)?;
                 restored = true;
@@ -228,7 +208,7 @@ impl BerthDir {
         }
     }
 
-    /// Whether a file of this owner may be believed: this process's, or the folder's owner's (which
+    /// Whether a file of this owner may be believed: this process's, or the directory's owner's (which
     /// differ only for root, who looks).
     fn trusts(&self, owner: u32) -> bool {
         owner == self.owner || owner == geteuid().as_raw()
@@ -323,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn makes_private_folders_and_lists_berths() {
+    fn makes_private_directories_and_lists_berths() {
         let temp = tempfile::tempdir().unwrap();
         assert!(RunDir::find(&temp.path().join("none")).unwrap().is_none());
         let run = RunDir::open(&temp.path().join("run/berth/")).unwrap();
@@ -371,9 +351,9 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("run");
         let berth = RunDir::open(&path).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
-        for folder in [&path, berth.path()] {
-            std::os::unix::fs::chown(folder, Some(65534), None).unwrap();
-            assert!(matches!(berth.restore(), Err(Error::Owner { owner: 65534, uid: 0, .. })), "{folder:?}");
+        for directory in [&path, berth.path()] {
+            std::os::unix::fs::chown(directory, Some(65534), None).unwrap();
+            assert!(matches!(berth.restore(), Err(Error::Owner { owner: 65534, uid: 0, .. })), "{directory:?}");
             assert!(RunDir::find(&path).unwrap().is_some());
         }
         assert!(matches!(RunDir::open(&path), Err(Error::Owner { owner: 65534, uid: 0, .. })));

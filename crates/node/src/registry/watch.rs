@@ -23,7 +23,7 @@ const ECHO: Duration = Duration::from_millis(20);
 /// Watches the instance records and leases of a berth.
 #[derive(Debug)]
 pub struct Watch {
-    folders: [(PathBuf, AddWatchFlags); 2],
+    directories: [(PathBuf, AddWatchFlags); 2],
     events: Option<Events>,
     tick: Duration,
     next: Instant,
@@ -46,7 +46,7 @@ impl Watch {
         let named = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_ONLYDIR;
         let written = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_CREATE;
         let mut watch = Self {
-            folders: [(berth.instances(), named | written), (berth.leases(), named)],
+            directories: [(berth.instances(), named | written), (berth.leases(), named)],
             events: None,
             tick,
             next: Instant::now() + tick,
@@ -72,7 +72,7 @@ impl Watch {
                 outcome = event => outcome,
                 () = sleep_until(next) => {
                     self.next = Instant::now() + self.tick;
-                    // A folder was removed, or there was no inotify to be had: maybe now. And another folder can have
+                    // A directory was removed, or there was no inotify to be had: maybe now. And another directory can have
                     // the name (a rename, a mount), of which the watched one tells nothing. Watching one twice is
                     // watching it once.
                     self.begin();
@@ -95,7 +95,7 @@ impl Watch {
 
     fn begin(&mut self) {
         match self.try_begin() {
-            // That a folder is gone is for those to say who look into it.
+            // That a directory is gone is for those to say who look into it.
             Err(error) if error.kind() != io::ErrorKind::NotFound => self.tell(&error),
             _ => {}
         }
@@ -108,13 +108,14 @@ impl Watch {
         };
         let events = self.events.insert(events);
         // Each, also if another fails.
-        let [instances, leases] = self.folders.each_ref().map(|(folder, wanted)| events.watch(folder, *wanted));
+        let [instances, leases] =
+            self.directories.each_ref().map(|(directory, wanted)| events.watch(directory, *wanted));
         instances.and(leases)
     }
 
     fn tell(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.told, true) {
-            let [(instances, _), (leases, _)] = &self.folders;
+            let [(instances, _), (leases, _)] = &self.directories;
             tracing::warn!(
                 instances = %instances.display(), leases = %leases.display(), %error,
                 "no notice of changes by inotify: instance records and leases are read each second (see \
@@ -127,7 +128,7 @@ impl Watch {
 /// Whether something may have changed.
 fn tells(events: &[InotifyEvent]) -> bool {
     // Names with a dot are the registry's own: the lock, and records and leases that are not in place yet. An
-    // overflow of the queue has no name and means that anything may have changed, and so does the end of a folder.
+    // overflow of the queue has no name and means that anything may have changed, and so does the end of a directory.
     let own = |event: &InotifyEvent| event.name.as_ref().is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
     !events.iter().all(own)
 }
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_inotify_or_folder_the_ticks_go_on() {
+    async fn without_inotify_or_directory_the_ticks_go_on() {
         let (_temp, berth) = berth();
         let mut watch = Watch::with_tick(&berth, Duration::from_millis(10));
         std::fs::remove_file(berth.instances().join(".lock")).ok();
@@ -232,13 +233,13 @@ mod tests {
         for _ in 0..3 {
             timeout(PATIENCE, watch.changed()).await.unwrap();
         }
-        // Watched again once both folders are back.
+        // Watched again once both directories are back.
         std::fs::create_dir(berth.instances()).unwrap();
         for _ in 0..3 {
             timeout(PATIENCE, watch.changed()).await.unwrap();
         }
         std::fs::create_dir(berth.leases()).unwrap();
-        // More than there are events left of the folders that were removed: the others are ticks.
+        // More than there are events left of the directories that were removed: the others are ticks.
         for _ in 0..10 {
             timeout(PATIENCE, watch.changed()).await.unwrap();
         }

@@ -18,7 +18,7 @@
 //! Because announcements tell a state and no change, one that is lost, late or said twice breaks
 //! nothing, and any order of events leads to the same end.
 
-use berth_node::terms::{Announce, Cookie, ShimId, Phase};
+use berth_node::terms::{Announce, Cookie, Phase, ShimId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;

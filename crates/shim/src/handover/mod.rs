@@ -28,7 +28,7 @@ use berth_node::ipc::Asked;
 use berth_node::registry::BerthDir;
 use berth_node::registry::lease;
 use berth_node::registry::watch::Watch;
-use berth_node::terms::{ShimId, Phase, Standing};
+use berth_node::terms::{Phase, ShimId, Standing};
 use berth_os::clock;
 use berth_os::socket::{self, Keepalive};
 use leases::OwnLease;

@@ -222,9 +222,9 @@ fn what_was_half_written_long_ago_is_pruned() {
 fn one_that_cannot_be_removed_does_not_keep_the_others() {
     let (_temp, berth) = berth();
     // Taken for left over by its name and age, and no file.
-    let folder = berth.leases().join(".a.lease.new");
-    fs::create_dir(&folder).unwrap();
-    fs::File::open(&folder).unwrap().set_modified(SystemTime::now() - 2 * LEFT_OVER).unwrap();
+    let directory = berth.leases().join(".a.lease.new");
+    fs::create_dir(&directory).unwrap();
+    fs::File::open(&directory).unwrap().set_modified(SystemTime::now() - 2 * LEFT_OVER).unwrap();
     assert!(write(&berth, &of("a", 1)).is_err());
     for instance in ["b", "c"] {
         write(&berth, &of(instance, 1)).unwrap();
