@@ -91,7 +91,7 @@ fn a_restart_within_the_hold_costs_waiting_alone() {
     let (node, instance) = (Node::new(), Echo::new());
     let address = instance.address;
     let shim = node.joined("a", address, &["--hold", "10s"]);
-    let load = load::start(node.listen, 20, Duration::from_millis(100));
+    let load = load::start(node.listen, 32, Duration::from_millis(100));
     load.more(100);
     drop(instance);
     shim.until("clients that are held", |status| status.held >= 50);
