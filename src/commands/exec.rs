@@ -75,11 +75,9 @@ impl Plan {
         tell(&instance, address, advertise, &rewritten);
 
         let Some((program, arguments)) = rewritten.argv.split_first() else { anyhow::bail!("there is no command") };
-        let kept = claim.keep_through_exec()?;
         // The signal mask and what is ignored pass through as they are, but for SIGPIPE: Rust's runtime
         // ignores it from the start, and `exec` sets it back to its default.
-        let error = Command::new(program).args(arguments).exec();
-        kept.remove();
+        let error = claim.through_exec(|| Command::new(program).args(arguments).exec())?;
         let mend = mend(&error);
         Err(error).with_context(|| format!("cannot run {}{mend}", program.display()))
     }

@@ -62,7 +62,6 @@ impl InstanceId {
         Ok(Self(format!("{drawn:08x}").into()))
     }
 
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -32,7 +32,6 @@ impl Phase {
     pub const ALL: [Self; 4] = [Self::Waiting, Self::Joined, Self::Left, Self::Dry];
 
     /// The word for log and status.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -61,7 +60,6 @@ impl Standing {
     pub const ALL: [Self; 3] = [Self::Unready, Self::Ready, Self::Failing];
 
     /// The word for log, status and metrics.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Unready => "unready",

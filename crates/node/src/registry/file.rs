@@ -119,20 +119,17 @@ pub(super) fn to_bytes(content: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads content of the format `known`; `unknown` says that it is of another.
-pub(super) fn parse<T: DeserializeOwned, E: From<serde_json::Error>>(
-    bytes: &[u8],
-    known: u32,
-    unknown: impl FnOnce(u32) -> E,
-) -> Result<T, E> {
+/// Reads a `what` of the format `known`. The error says why it is ignored.
+pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], what: &str, known: u32) -> Result<T, String> {
     #[derive(Deserialize)]
     struct Format {
         version: u32,
     }
+    let torn = |error| format!("not a {what}: {error}");
     // First the format alone, so that a later one is named as such and not by a missing field.
-    match serde_json::from_slice(bytes)? {
-        Format { version } if version == known => Ok(serde_json::from_slice(bytes)?),
-        Format { version } => Err(unknown(version)),
+    match serde_json::from_slice(bytes).map_err(torn)? {
+        Format { version } if version == known => serde_json::from_slice(bytes).map_err(torn),
+        Format { version } => Err(format!("format {version}, this berth reads {known}")),
     }
 }
 

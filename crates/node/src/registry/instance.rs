@@ -87,33 +87,20 @@ pub struct Record {
     pub restored: bool,
 }
 
-/// Why bytes are no record of an instance.
-#[derive(Debug, thiserror::Error)]
-pub enum RecordError {
-    /// They are not JSON, or lack a field. Torn, maybe.
-    #[error("not a record: {0}")]
-    Json(#[from] serde_json::Error),
-    /// Another version of berth wrote it.
-    #[error("format {0}, this berth reads {VERSION}")]
-    Version(u32),
-    /// It names another instance than its file.
-    #[error("it is about the instance {0}")]
-    Name(InstanceId),
-    /// Connections would leave the node, or go to nowhere.
-    #[error("the address {0} is none in 127.0.0.0/8 with a port")]
-    Address(SocketAddr),
-}
-
 impl Record {
     /// Reads a record from the bytes of the file that is named after `id`.
-    pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, RecordError> {
-        let record: Self = file::parse(bytes, VERSION, RecordError::Version)?;
+    ///
+    /// # Errors
+    /// Why it is ignored.
+    pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, String> {
+        let record: Self = file::parse(bytes, "record", VERSION)?;
         if record.instance != *id {
-            return Err(RecordError::Name(record.instance));
+            return Err(format!("it is about the instance {}", record.instance));
         }
         match record.address {
             SocketAddr::V4(address) if address.ip().is_loopback() && address.port() != 0 => Ok(record),
-            other => Err(RecordError::Address(other)),
+            // Connections would leave the node, or go to nowhere.
+            other => Err(format!("the address {other} is none in 127.0.0.0/8 with a port")),
         }
     }
 }
@@ -154,7 +141,7 @@ pub struct Claimant<'a> {
 }
 
 /// A record that is written and locked: the instance is alive for all who look, until this is dropped
-/// or, after [`Claim::keep_through_exec`], until the process ends.
+/// or, with [`Claim::through_exec`], until the process ends.
 ///
 /// Dropping it leaves the record, dead, so that the next one of that ID gets the same address.
 /// The lock is one for all who inherited the descriptor: dropping it in the parent ends it for a child
@@ -167,50 +154,32 @@ pub struct Claim {
 }
 
 impl Claim {
-    #[must_use]
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Lets the lock go on through execve and until the process ends: the descriptor is left open on
-    /// purpose, for nobody. Any child that is started from here on inherits it. The result removes the
-    /// record if execve fails.
+    /// Lets the lock go on through `exec`, which comes back only when it fails: then the record is removed. Any child that
+    /// is started meanwhile inherits the descriptor.
     ///
     /// # Errors
     /// The descriptor's flag cannot be changed; the record is removed.
-    pub fn keep_through_exec(self) -> Result<Kept, ClaimError> {
-        if let Err(errno) = fcntl(&*self.lock, FcntlArg::F_SETFD(FdFlag::empty())) {
-            let error = failed("clear the close-on-exec flag of", &self.path)(errno.into());
-            self.remove();
-            return Err(error);
-        }
-        std::mem::forget(self.lock);
-        Ok(Kept { path: self.path })
+    pub fn through_exec(self, exec: impl FnOnce() -> io::Error) -> Result<io::Error, ClaimError> {
+        let inherited = fcntl(&*self.lock, FcntlArg::F_SETFD(FdFlag::empty()));
+        let outcome = inherited
+            .map(|_| exec())
+            .map_err(|errno| failed("clear the close-on-exec flag of", &self.path)(errno.into()));
+        self.remove();
+        outcome
     }
 
     /// Removes the record, for an instance that never came to be. A failure only leaves a dead record.
     pub fn remove(self) {
         // Nobody replaces or prunes it while it is locked, so it is this one that goes.
         let _ = fs::remove_file(&self.path);
-    }
-}
-
-/// What [`Claim::keep_through_exec`] leaves to do, if execve fails.
-#[derive(Debug)]
-pub struct Kept {
-    path: PathBuf,
-}
-
-impl Kept {
-    /// Removes the record, for an instance that never came to be. A failure only leaves a record
-    /// that is dead as soon as this process is.
-    pub fn remove(self) {
-        let _ = fs::remove_file(self.path);
     }
 }
 
@@ -232,13 +201,11 @@ pub struct HeldRecord {
 }
 
 impl HeldRecord {
-    #[must_use]
     pub fn record(&self) -> &Record {
         &self.record
     }
 
     /// Whether a shim wrote it again, which locks it in the instance's stead.
-    #[must_use]
     pub fn is_restored(&self) -> bool {
         self.restored
     }
@@ -426,7 +393,7 @@ impl Found {
     fn open(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Self>, String> {
         let Some(mut file) = open(berth, path)? else { return Ok(None) };
         let bytes = read(&mut file).map_err(|error| error.to_string());
-        let record = bytes.and_then(|bytes| Record::parse(&bytes, id).map_err(|error| error.to_string()));
+        let record = bytes.and_then(|bytes| Record::parse(&bytes, id));
         Ok(Some(Self { file, record }))
     }
 

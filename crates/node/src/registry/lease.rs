@@ -78,41 +78,15 @@ pub struct Lease {
     pub expires_boottime_ms: u64,
 }
 
-/// Why bytes are no lease.
-#[derive(Debug, thiserror::Error)]
-pub enum LeaseError {
-    /// They are not JSON, or lack a field. Torn, maybe.
-    #[error("not a lease: {0}")]
-    Json(#[from] serde_json::Error),
-    /// Another version of berth wrote it.
-    #[error("format {0}, this berth reads {VERSION}")]
-    Version(u32),
-    /// It names another instance than its file.
-    #[error("it is about the instance {0}")]
-    Name(InstanceId),
-    /// It would never hold, or not end.
-    #[error("a duration of {0} s is not between 1 and {MAX_DURATION}")]
-    Duration(u32),
-    /// Nobody can connect there.
-    #[error("the backend {0} is no address of one host, with a port")]
-    Backend(SocketAddr),
-    /// More addresses than a shim has.
-    #[error("{0} listen addresses, at most {MAX_LISTEN} are read")]
-    Listens(usize),
-    /// Nobody can listen there.
-    #[error("the listen address {0} is none, or has no port")]
-    Listen(SocketAddr),
-    /// Empty, too long, or not of printable ASCII alone.
-    #[error("its {0} is not 1 to {MAX_TEXT} printable characters")]
-    Text(&'static str),
-}
-
 impl Lease {
     /// Reads a lease from the bytes of the file that is named after `id`.
-    pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, LeaseError> {
-        let lease: Self = file::parse(bytes, VERSION, LeaseError::Version)?;
+    ///
+    /// # Errors
+    /// Why it is ignored.
+    pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, String> {
+        let lease: Self = file::parse(bytes, "lease", VERSION)?;
         if lease.instance != *id {
-            return Err(LeaseError::Name(lease.instance));
+            return Err(format!("it is about the instance {}", lease.instance));
         }
         lease.check()?;
         Ok(lease)
@@ -147,12 +121,10 @@ impl Lease {
     }
 
     /// How long it holds after each renewal.
-    #[must_use]
     pub fn duration(&self) -> Duration {
         Duration::from_secs(self.lease_duration_seconds.into())
     }
 
-    #[must_use]
     pub fn expires(&self) -> Duration {
         Duration::from_millis(self.expires_boottime_ms)
     }
@@ -163,24 +135,24 @@ impl Lease {
         self.boot_id != boot_id || now.saturating_sub(self.expires()) > self.duration()
     }
 
-    fn check(&self) -> Result<(), LeaseError> {
+    fn check(&self) -> Result<(), String> {
         if !(1..=MAX_DURATION).contains(&self.lease_duration_seconds) {
-            return Err(LeaseError::Duration(self.lease_duration_seconds));
+            return Err(format!("a duration of {} s is not between 1 and {MAX_DURATION}", self.lease_duration_seconds));
         }
         let nowhere = |backend: &SocketAddr| backend.ip().to_canonical().is_unspecified() || !is_usable(*backend);
         if let Some(backend) = self.backend.filter(nowhere) {
-            return Err(LeaseError::Backend(backend));
+            return Err(format!("the backend {backend} is no address of one host, with a port"));
         }
         if self.listen.len() > MAX_LISTEN {
-            return Err(LeaseError::Listens(self.listen.len()));
+            return Err(format!("{} listen addresses, at most {MAX_LISTEN} are read", self.listen.len()));
         }
         if let Some(bad) = self.listen.iter().find(|address| !is_usable(**address)) {
-            return Err(LeaseError::Listen(*bad));
+            return Err(format!("the listen address {bad} is none, or has no port"));
         }
         for (name, text) in [("berthVersion", &self.berth_version), ("bootId", &self.boot_id)] {
             let printable = text.bytes().all(|byte| byte.is_ascii_graphic());
             if text.is_empty() || text.len() > MAX_TEXT || !printable {
-                return Err(LeaseError::Text(name));
+                return Err(format!("its {name} is not 1 to {MAX_TEXT} printable characters"));
             }
         }
         Ok(())
@@ -201,8 +173,8 @@ pub struct Listing {
 /// ignored, and a disk that is slow to sync would let leases expire.
 ///
 /// # Errors
-/// The file system is full, read-only or the like, or siblings would not take the lease ([`LeaseError`],
-/// as `InvalidInput`).
+/// The file system is full, read-only or the like, or siblings would not take the lease
+/// (`InvalidInput`).
 pub fn write(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
     lease.check().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
     let bytes = file::to_bytes(lease)?;
@@ -288,7 +260,7 @@ fn is_left_over(path: &Path) -> bool {
 fn look(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Lease>, String> {
     let Some(mut file) = file::open(berth, path)? else { return Ok(None) };
     let bytes = file::read(&mut file).map_err(|error| error.to_string())?;
-    Lease::parse(&bytes, id).map(Some).map_err(|error| error.to_string())
+    Lease::parse(&bytes, id).map(Some)
 }
 
 fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {

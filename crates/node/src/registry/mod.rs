@@ -114,7 +114,6 @@ impl RunDir {
         Ok(check_dir_as(&plain(path), uid)?.is_some())
     }
 
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -159,22 +158,18 @@ pub struct BerthDir {
 
 impl BerthDir {
     /// The berth's address, which is its name.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    #[must_use]
     pub fn instances(&self) -> PathBuf {
         self.path.join("instances")
     }
 
-    #[must_use]
     pub fn leases(&self) -> PathBuf {
         self.path.join("leases")
     }
