@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 pub const LISTEN: u8 = 0x0a;
 
 /// State of an established connection there (TCP_ESTABLISHED).
-const ESTABLISHED: u8 = 0x01;
+pub const ESTABLISHED: u8 = 0x01;
 
 /// thread-self, because /proc/net shows the namespace of the process's first thread.
 const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
@@ -65,32 +65,9 @@ pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
     Ok(found)
 }
 
-/// An established connection to a port of this network namespace. Addresses of IPv4 are in their own form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Connection {
-    /// Address that the client dialled.
-    pub local: SocketAddr,
-    pub remote: SocketAddr,
-    /// Inode of the client's socket, if the client is in this network namespace too.
-    pub client: Option<u64>,
-}
-
-/// The established connections to this port in this thread's network namespace.
-pub fn connections(port: u16) -> io::Result<Vec<Connection>> {
-    Ok(pair(port, &read_tables(read_all)?))
-}
-
-/// The established connections to a port, each with its client's socket, which may be in another state: of a client that has
-/// half closed.
-fn pair(port: u16, entries: &[Entry]) -> Vec<Connection> {
-    let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
-    let ends = |entry: &Entry| (plain(entry.local), plain(entry.remote));
-    let clients: HashMap<_, _> = entries.iter().map(|entry| (ends(entry), entry.inode)).collect();
-    let established = |entry: &&Entry| entry.state == ESTABLISHED && entry.local.port() == port;
-    let accepted = entries.iter().filter(established).map(ends);
-    accepted
-        .map(|(local, remote)| Connection { local, remote, client: clients.get(&(remote, local)).copied() })
-        .collect()
+/// All sockets in this thread's network namespace that have a file or wait for what is left of a connection.
+pub fn sockets() -> io::Result<Vec<Entry>> {
+    read_tables(|table| entries(table)?.collect())
 }
 
 /// The first process found that has the socket with this inode. None if it is in another process
@@ -142,7 +119,7 @@ fn name_of(pid: i32) -> String {
 #[must_use]
 pub fn explain(wanted: SocketAddr, our_uid: u32) -> String {
     let port = wanted.port();
-    match read_tables(read_all) {
+    match sockets() {
         Ok(mut entries) => {
             entries.retain(|entry| entry.local.port() == port);
             describe(wanted, our_uid, &entries, process_of)
@@ -240,10 +217,6 @@ fn read_tables(read: impl Fn(&str) -> io::Result<Vec<Entry>>) -> io::Result<Vec<
     Ok(found)
 }
 
-fn read_all(table: &str) -> io::Result<Vec<Entry>> {
-    entries(table)?.collect()
-}
-
 /// The listening sockets of a table. The kernel shows them first, and no more is read.
 fn read_listeners(table: &str) -> io::Result<Vec<Entry>> {
     let is_listening = |entry: &io::Result<Entry>| entry.as_ref().map_or(true, |entry| entry.state == LISTEN);
@@ -311,41 +284,6 @@ mod tests {
                 entry("[2001:db8::1]:6443", "[::]:0", LISTEN, 0, 99)
             ]
         );
-    }
-
-    #[test]
-    fn a_connection_is_known_with_its_client() {
-        let socket = |local: &str, remote: &str, inode| Entry {
-            local: address(local),
-            remote: address(remote),
-            state: ESTABLISHED,
-            uid: 0,
-            inode,
-        };
-        // A server's socket of both families, and its client's of one.
-        let entries = [
-            socket("[::ffff:10.0.0.5]:6443", "[::ffff:10.0.0.5]:40000", 1),
-            Entry { state: 0x04, ..socket("10.0.0.5:40000", "10.0.0.5:6443", 2) },
-            socket("10.0.0.5:6443", "10.0.0.9:40000", 3),
-        ];
-        let connection =
-            |remote: &str, client| Connection { local: address("10.0.0.5:6443"), remote: address(remote), client };
-        assert_eq!(pair(6443, &entries), [connection("10.0.0.5:40000", Some(2)), connection("10.0.0.9:40000", None)]);
-
-        let listener = TcpListener::bind("127.83.1.3:0").unwrap();
-        let bound = listener.local_addr().unwrap();
-        let client = std::net::TcpStream::connect(bound).unwrap();
-        let found = connections(bound.port()).unwrap();
-        let own = found.iter().find(|one| one.remote == client.local_addr().unwrap()).unwrap();
-        assert_eq!((own.local, process_of(own.client.unwrap()).unwrap().pid), (bound, std::process::id() as i32));
-
-        let more = std::net::TcpStream::connect(bound).unwrap();
-        let found = connections(bound.port()).unwrap();
-        let inodes: HashSet<_> = found.iter().filter_map(|one| one.client).chain([0]).collect();
-        assert_eq!(inodes.len(), 3, "{found:?} {more:?}");
-        let processes = processes_of(&inodes);
-        assert!(!processes.contains_key(&0) && processes.len() == 2, "{processes:?}");
-        assert!(processes.values().all(|process| process.pid == std::process::id() as i32));
     }
 
     #[test]

@@ -7,10 +7,11 @@
 
 use super::super::checks::{CLIENT_ADDRESS, CLIENT_ADDRESS_ELSEWHERE};
 use super::super::{Check, Finding};
+use super::connections::connections;
 use super::is_host_ip;
 use berth_cluster::kubeconfig::Place;
 use berth_cluster::yaml::{Node, parse};
-use berth_os::proc_net::{connections, processes_of};
+use berth_os::proc_net::processes_of;
 use berth_shim::config::Listen;
 use std::collections::BTreeMap;
 use std::fs;

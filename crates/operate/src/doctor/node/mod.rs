@@ -2,6 +2,7 @@
 
 pub mod certificates;
 pub mod clients;
+mod connections;
 mod facts;
 
 use super::checks::*;
