@@ -1,16 +1,21 @@
 //! inotify on a tokio runtime.
 
-use nix::errno::Errno;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent};
+pub use rustix::fs::inotify::WatchFlags;
+use rustix::fs::inotify::{CreateFlags, Reader, add_watch, init};
+use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+/// Room for a burst of events; one has at most 16 bytes and a name.
+const ROOM: usize = 4096;
+
 /// An inotify descriptor whose events are awaited.
 #[derive(Debug)]
-pub struct Events(AsyncFd<Descriptor>);
+pub struct Events(AsyncFd<OwnedFd>);
 
 impl Events {
     /// Makes one. To be called within a tokio runtime that has I/O.
@@ -18,41 +23,32 @@ impl Events {
     /// # Errors
     /// EMFILE if the user has too many, and what epoll may say.
     pub fn new() -> io::Result<Self> {
-        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-        // SAFETY: `Descriptor` owns the descriptor and hands it out only as borrowed, so it is open
-        // and the same until the `AsyncFd` drops it.
-        Ok(Self(unsafe { AsyncFd::register_with_interest(Descriptor(inotify), Interest::READABLE) }?))
+        Ok(Self(crate::awaitable(init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?, Interest::READABLE)?))
     }
 
     /// Adds a path, or changes what is watched there.
     ///
     /// # Errors
     /// ENOENT, EACCES, and ENOSPC if the user has too many watches.
-    pub fn watch(&self, path: &Path, wanted: AddWatchFlags) -> io::Result<()> {
-        self.0.get_ref().0.add_watch(path, wanted)?;
+    pub fn watch(&self, path: &Path, wanted: WatchFlags) -> io::Result<()> {
+        add_watch(self.0.get_ref(), path, wanted)?;
         Ok(())
     }
 
-    /// Waits for events and takes them. Dropping the future loses none.
-    pub async fn next(&self) -> io::Result<Vec<InotifyEvent>> {
-        loop {
-            let mut ready = self.0.readable().await?;
-            match self.0.get_ref().0.read_events() {
-                Ok(events) => return Ok(events),
-                Err(Errno::EAGAIN) => ready.clear_ready(),
-                Err(Errno::EINTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-    }
-}
-
-/// [`Inotify`] as [`AsyncFd`] wants it.
-#[derive(Debug)]
-struct Descriptor(Inotify);
-
-impl AsRawFd for Descriptor {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
+    /// Waits for events and takes them; gives the name that each is about, if any. Dropping the future loses none.
+    pub async fn next(&self) -> io::Result<Vec<Option<CString>>> {
+        self.0
+            .async_io(Interest::READABLE, |inotify| {
+                let mut space = [MaybeUninit::uninit(); ROOM];
+                let mut reader = Reader::new(inotify, &mut space);
+                let mut names = Vec::new();
+                loop {
+                    names.push(reader.next()?.file_name().map(ToOwned::to_owned));
+                    if reader.is_buffer_empty() {
+                        return Ok(names);
+                    }
+                }
+            })
+            .await
     }
 }

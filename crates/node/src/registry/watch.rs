@@ -5,8 +5,8 @@
 //! that runs out is none, and found by the tick. But a notice says only "look again": who gets one lists anew.
 
 use super::BerthDir;
-use berth_os::inotify::Events;
-use nix::sys::inotify::{AddWatchFlags, InotifyEvent};
+use berth_os::inotify::{Events, WatchFlags};
+use std::ffi::CString;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const ECHO: Duration = Duration::from_millis(20);
 /// Watches the instance records and leases of a berth.
 #[derive(Debug)]
 pub struct Watch {
-    directories: [(PathBuf, AddWatchFlags); 2],
+    directories: [(PathBuf, WatchFlags); 2],
     events: Option<Events>,
     tick: Duration,
     next: Instant,
@@ -43,8 +43,8 @@ impl Watch {
     fn with_tick(berth: &BerthDir, tick: Duration) -> Self {
         // Both come into place by rename. How a record's file ends tells of its owner's death, which
         // a lease cannot tell.
-        let named = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_ONLYDIR;
-        let written = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_CREATE;
+        let named = WatchFlags::MOVED_TO | WatchFlags::DELETE | WatchFlags::ONLYDIR;
+        let written = WatchFlags::CLOSE_WRITE | WatchFlags::CREATE;
         let mut watch = Self {
             directories: [(berth.instances(), named | written), (berth.leases(), named)],
             events: None,
@@ -125,12 +125,12 @@ impl Watch {
     }
 }
 
-/// Whether something may have changed.
-fn tells(events: &[InotifyEvent]) -> bool {
+/// Whether something may have changed, by the names in events.
+fn tells(names: &[Option<CString>]) -> bool {
     // Names with a dot are the registry's own: the lock, and records and leases that are not in place yet. An
     // overflow of the queue has no name and means that anything may have changed, and so does the end of a directory.
-    let own = |event: &InotifyEvent| event.name.as_ref().is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
-    !events.iter().all(own)
+    let own = |name: &Option<CString>| name.as_ref().is_some_and(|name| name.to_bytes().starts_with(b"."));
+    !names.iter().all(own)
 }
 
 #[cfg(test)]
