@@ -71,7 +71,7 @@ fn page() -> String {
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
         let mut page = String::new();
         stream.read_to_string(&mut page).unwrap();
-        page.contains("berth_lease_renewals_total{instance=\"a\",result=\"ok\"} 1").then_some(page)
+        page.contains("berth_lease_renewals_total{shim=\"a\",result=\"ok\"} 1").then_some(page)
     })
 }
 

@@ -66,7 +66,7 @@ fn a_stranger_cannot_take_a_port_that_nobody_listens_on() {
     shim.until_joined();
     ping(&mut connect(node.listen), &hello(64));
     drop(instance);
-    shim.until("dry", |status| status.state == Phase::Dry);
+    shim.until("refusing", |status| status.state == Phase::Refusing);
     stranger_fails(node.listen).unwrap();
     let _instance = Echo::at(address);
     shim.until_joined();

@@ -119,7 +119,7 @@ fn beyond_the_hold_clients_are_refused_at_once() {
     let b = node.start("b", free_address(), &["--hold", "1s"]);
     b.until_counted("guard", 1);
     drop(instance);
-    a.until("dry", |status| status.state == Phase::Dry);
+    a.until("refusing", |status| status.state == Phase::Refusing);
     eventually("the end of listening", || node.listeners().is_empty().then_some(()));
     for _ in 0..50 {
         let begun = Instant::now();

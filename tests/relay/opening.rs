@@ -281,7 +281,7 @@ fn beyond_hold_a_client_is_reset_and_the_next_is_refused() {
         }
         assert!(began.elapsed() >= Duration::from_millis(300), "held for {:?} only", began.elapsed());
         shim.until("none is held", |status| status.held == 0 && status.connections_open == 0);
-        shim.until("it is dry", |status| status.state == Phase::Dry);
+        shim.until("it is refusing", |status| status.state == Phase::Refusing);
         let refused = TcpStream::connect(shim.address).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
     }

@@ -25,11 +25,12 @@ pub enum Phase {
     /// It listens no more and lets its connections end; it holds guards until it exits.
     Left,
     /// Nothing was reachable for longer than `--hold`: clients are refused at once.
-    Dry,
+    #[serde(rename = "dry")]
+    Refusing,
 }
 
 impl Phase {
-    pub const ALL: [Self; 4] = [Self::Waiting, Self::Joined, Self::Left, Self::Dry];
+    pub const ALL: [Self; 4] = [Self::Waiting, Self::Joined, Self::Left, Self::Refusing];
 
     /// The word for log and status.
     pub fn as_str(self) -> &'static str {
@@ -37,7 +38,7 @@ impl Phase {
             Self::Waiting => "waiting",
             Self::Joined => "joined",
             Self::Left => "left",
-            Self::Dry => "dry",
+            Self::Refusing => "refusing",
         }
     }
 }

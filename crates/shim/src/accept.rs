@@ -4,7 +4,7 @@
 //! (Two epolls on duplicates of one listener share very unevenly: 1,748 to 252 were seen.) Nothing
 //! that accept(2) can say ends the loop, except that the listener listens no more.
 
-use crate::metrics::{AcceptErrorLabels, Metrics};
+use crate::metrics::Metrics;
 use crate::relay::{self, Context, Open};
 use berth_os::socket;
 use std::io;
@@ -29,7 +29,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What a failed accept means (errors of accept(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// The queue is empty.
     Empty,
     /// The client went away, or the network had something to say of it: on to the next.
     Client,
@@ -42,7 +41,6 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    /// What an error means.
     pub(crate) fn of(error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EAGAIN) => Self::Empty,
@@ -81,7 +79,6 @@ impl Trouble {
 /// What an accept loop is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accepting {
-    /// Go on.
     Yes,
     /// Stop: somebody else accepts.
     No,
@@ -218,7 +215,7 @@ impl Dispatcher {
                 }
                 Err(error) => match Trouble::of(&error) {
                     Trouble::Empty => return Some(Trouble::Empty),
-                    Trouble::Client => self.count(Trouble::Client.as_str()),
+                    Trouble::Client => self.metrics.accept_failed(Trouble::Client.as_str()),
                     trouble => {
                         self.trouble(trouble.as_str(), &error);
                         return Some(trouble);
@@ -230,14 +227,10 @@ impl Dispatcher {
     }
 
     fn trouble(&self, kind: &'static str, what: &dyn std::fmt::Display) {
-        self.count(kind);
+        self.metrics.accept_failed(kind);
         if !self.troubled.swap(true, Relaxed) {
             tracing::warn!(kind, open = self.metrics.open(), "cannot accept, trying again: {what}");
         }
-    }
-
-    fn count(&self, kind: &'static str) {
-        self.metrics.accept_errors.get_or_create(&AcceptErrorLabels { kind }).inc();
     }
 }
 

@@ -54,7 +54,6 @@ impl Admin {
         Ok(Self { listener: TcpListener::from_std(StdTcpListener::from(bound))?, address })
     }
 
-    /// Where it listens.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }

@@ -40,7 +40,6 @@ pub(crate) fn besides(threads: usize) -> (String, u64) {
     (format!("{threads} threads need {of_threads} of them, listeners and siblings {others}"), of_threads + others)
 }
 
-/// How many connections fit.
 pub(crate) fn connections(files: u64, threads: usize) -> u64 {
     files.saturating_sub(besides(threads).1) / PER_CONNECTION
 }

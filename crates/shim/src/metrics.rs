@@ -6,15 +6,16 @@
 use crate::backend::Table;
 use crate::relay::outcome::Outcome;
 use berth_node::instance::InstanceId;
-use berth_node::terms::Phase;
+use berth_node::terms::{Phase, Standing};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
@@ -69,36 +70,12 @@ impl WorkerStats {
     }
 }
 
-/// Labels of `berth_probe_total` and `berth_lease_renewals_total`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct ProbeLabels {
-    /// See [`crate::backend::probe::Answer::result`] and [`Metrics::renewals`].
-    pub result: &'static str,
-}
+/// A family of counters with so many labels, whose values are words of this code.
+type Counters<const LABELS: usize> = Family<[(&'static str, &'static str); LABELS], Counter>;
 
-/// Labels of `berth_accept_errors_total`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct AcceptErrorLabels {
-    /// See `Trouble` of `accept`.
-    pub kind: &'static str,
-}
-
-/// Labels of `berth_handover_total`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct HandoverLabels {
-    /// What was done: connect, guard, listen, accept, refuse, close, pass, take, or a phase.
-    pub phase: &'static str,
-    /// `ok`, or how it failed.
-    pub result: &'static str,
-}
-
-/// Labels of `berth_run_dir_repairs_total`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct RepairLabels {
-    /// What was missing: directory, record or socket.
-    pub object: &'static str,
-    /// `ok`, or `failed`: tried again.
-    pub result: &'static str,
+/// A counter of it that is there from the start: `increase()` does not see one that appears with its first count.
+fn begin<const LABELS: usize>(counters: &Counters<LABELS>, labels: [(&'static str, &'static str); LABELS]) {
+    drop(counters.get_or_create(&labels));
 }
 
 /// Everything that is counted in a shim.
@@ -111,19 +88,15 @@ pub struct Metrics {
     held_limit: usize,
     /// `berth_backend_connect_seconds`.
     pub connect_seconds: Histogram,
-    /// `berth_probe_total{result}`.
-    pub probes: Family<ProbeLabels, Counter>,
-    /// `berth_accept_errors_total{kind}`.
-    pub accept_errors: Family<AcceptErrorLabels, Counter>,
-    /// `berth_handover_total{phase,result}`.
-    pub handover: Family<HandoverLabels, Counter>,
+    probes: Counters<1>,
+    accept_errors: Counters<1>,
+    handover: Counters<2>,
+    renewals: Counters<1>,
+    repairs: Counters<2>,
     /// `berth_foreign_listeners`.
-    pub foreign_listeners: Gauge,
-    /// `berth_lease_renewals_total{result}`: ok, blocked (a thread gave no sign of life), failed.
-    pub renewals: Family<ProbeLabels, Counter>,
-    repairs: Family<RepairLabels, Counter>,
+    pub(crate) foreign_listeners: Gauge,
     /// `berth_siblings_unconnected`: live siblings that have had no connection for longer than a lease.
-    pub siblings_unconnected: Gauge,
+    pub(crate) siblings_unconnected: Gauge,
 }
 
 impl Metrics {
@@ -140,26 +113,21 @@ impl Metrics {
         let held = Arc::new(Semaphore::new(held_limit));
         // Loopback connects take some 20 µs; 10 µs to 5 s.
         let connect_seconds = Histogram::new(exponential_buckets(1e-5, 3.0, 13));
-        let probes = Family::<ProbeLabels, Counter>::default();
-        let accept_errors = Family::<AcceptErrorLabels, Counter>::default();
-        let handover = Family::<HandoverLabels, Counter>::default();
-        let renewals = Family::<ProbeLabels, Counter>::default();
-        let repairs = Family::<RepairLabels, Counter>::default();
-        let foreign_listeners = Gauge::default();
-        let siblings_unconnected = Gauge::default();
-        // What goes wrong is there from the start: `increase()` does not see a counter that appears with its first count.
+        let (probes, accept_errors, renewals) = <(Counters<1>, Counters<1>, Counters<1>)>::default();
+        let (handover, repairs) = <(Counters<2>, Counters<2>)>::default();
+        let (foreign_listeners, siblings_unconnected) = <(Gauge, Gauge)>::default();
         for result in ["unauthorized", "forbidden", "tls", "config"] {
-            drop(probes.get_or_create(&ProbeLabels { result }));
+            begin(&probes, [("result", result)]);
         }
         for kind in ["client", "limit", "exhausted", "closed", "unknown"] {
-            drop(accept_errors.get_or_create(&AcceptErrorLabels { kind }));
+            begin(&accept_errors, [("kind", kind)]);
         }
         for result in ["ok", "blocked", "failed"] {
-            drop(renewals.get_or_create(&ProbeLabels { result }));
+            begin(&renewals, [("result", result)]);
         }
         for object in ["directory", "record", "socket"] {
             for result in ["ok", "failed"] {
-                drop(repairs.get_or_create(&RepairLabels { object, result }));
+                begin(&repairs, [("object", object), ("result", result)]);
             }
         }
         for (phase, result) in [
@@ -169,25 +137,23 @@ impl Metrics {
             ("accept", "failed"),
             ("pass", "failed"),
         ] {
-            drop(handover.get_or_create(&HandoverLabels { phase, result }));
+            begin(&handover, [("phase", phase), ("result", result)]);
         }
         // Whoever is asked answers for all shims of the berth: this tells them apart.
-        let label = ("instance".into(), instance.as_str().to_owned().into());
+        // (`instance` is Prometheus' own name for a target.)
+        let label = ("shim".into(), instance.as_str().to_owned().into());
         let mut registry = Registry::with_labels(std::iter::once(label));
         registry.register("berth_backend_connect_seconds", "Time to connect to an instance", connect_seconds.clone());
-        registry.register("berth_probe", "Probes by result", Family::clone(&probes));
-        registry.register("berth_accept_errors", "Failed accepts by kind", Family::clone(&accept_errors));
-        registry.register("berth_lease_renewals", "Renewals of the own lease by result", Family::clone(&renewals));
-        registry.register("berth_handover", "Steps of the handover by result", Family::clone(&handover));
+        registry.register("berth_probe", "Probes by result", probes.clone());
+        registry.register("berth_accept_errors", "Failed accepts by kind", accept_errors.clone());
+        registry.register("berth_lease_renewals", "Renewals of the own lease by result", renewals.clone());
+        registry.register("berth_handover", "Steps of the handover by result", handover.clone());
         let help = "Live siblings without a connection for longer than a lease";
         registry.register("berth_siblings_unconnected", help, siblings_unconnected.clone());
         let help = "What was removed from the run directory in use and put back, by result";
-        registry.register("berth_run_dir_repairs", help, Family::clone(&repairs));
-        registry.register(
-            "berth_foreign_listeners",
-            "Listeners on the berth's addresses that are no shim's",
-            foreign_listeners.clone(),
-        );
+        registry.register("berth_run_dir_repairs", help, repairs.clone());
+        let help = "Listeners on the berth's addresses that are no shim's";
+        registry.register("berth_foreign_listeners", help, foreign_listeners.clone());
         let sums = Sums { workers: workers.clone(), held: held.clone(), held_limit, table, phase };
         registry.register_collector(Box::new(sums));
         Self {
@@ -206,9 +172,30 @@ impl Metrics {
         }
     }
 
-    /// Counts that something was put back into the run directory, or could not be.
-    pub fn repaired(&self, object: &'static str, result: &'static str) {
-        self.repairs.get_or_create(&RepairLabels { object, result }).inc();
+    /// Counts a probe; the results are those of [`crate::backend::probe::Answer::result`].
+    pub(crate) fn probed(&self, result: &'static str) {
+        self.probes.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Counts a failed accept: `limit`, or the kinds of `Trouble`.
+    pub(crate) fn accept_failed(&self, kind: &'static str) {
+        self.accept_errors.get_or_create(&[("kind", kind)]).inc();
+    }
+
+    /// Counts a step of the handover (connect, guard, listen, accept, refuse, close, pass, take, or a state) and
+    /// whether it was `ok`, or how it failed.
+    pub(crate) fn handed_over(&self, phase: &'static str, result: &'static str) {
+        self.handover.get_or_create(&[("phase", phase), ("result", result)]).inc();
+    }
+
+    /// Counts a renewal of the lease: `ok`, `blocked` (a thread gave no sign of life), `failed`.
+    pub(crate) fn renewed(&self, result: &'static str) {
+        self.renewals.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Counts that something was put back into the run directory (`ok`), or could not be (`failed`: tried again).
+    pub(crate) fn repaired(&self, object: &'static str, result: &'static str) {
+        self.repairs.get_or_create(&[("object", object), ("result", result)]).inc();
     }
 
     /// The counters of each worker.
@@ -295,91 +282,59 @@ struct Sums {
 }
 
 impl Collector for Sums {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let sum = |of: fn(&WorkerStats) -> u64| sum(&self.workers, of);
+        gauge(&mut to, "berth_connections_open", "Connections now", sum(|w| w.open.get()))?;
+        let help = "Connections that wait for the first byte of an instance";
+        gauge(&mut to, "berth_connections_pending", help, sum(|w| w.pending.get()))?;
+        let help = "Connections that went on to another instance before the first byte";
+        counter(&mut to, "berth_replays", help, sum(|w| w.replays.get()))?;
+        counter(&mut to, "berth_log_lines_dropped", "Lines of the log that nobody read", LOG_LINES_DROPPED.get())?;
+        let held = self.held_limit - self.held.available_permits();
+        gauge(&mut to, "berth_held_clients", "Clients that wait", held as u64)?;
 
-        let open = encoder.encode_descriptor("berth_connections_open", "Connections now", None, MetricType::Gauge)?;
-        ConstGauge::new(sum(|w| w.open.get())).encode(open)?;
-
-        let pending = encoder.encode_descriptor(
-            "berth_connections_pending",
-            "Connections that wait for the first byte of an instance",
-            None,
-            MetricType::Gauge,
-        )?;
-        ConstGauge::new(sum(|w| w.pending.get())).encode(pending)?;
-
-        let mut ended = encoder.encode_descriptor(
-            "berth_connections",
-            "Connections by how they ended",
-            None,
-            MetricType::Counter,
-        )?;
+        let mut ended =
+            to.encode_descriptor("berth_connections", "Connections by how they ended", None, MetricType::Counter)?;
         for outcome in Outcome::ALL {
-            let labels = [("outcome", outcome.as_str())];
             let count = self.workers.iter().map(|w| w.ended[outcome as usize].get()).sum::<u64>();
-            ConstCounter::new(count).encode(ended.encode_family(&labels)?)?;
+            ConstCounter::new(count).encode(ended.encode_family(&[("outcome", outcome.as_str())])?)?;
         }
-
-        let mut bytes = encoder.encode_descriptor("berth_bytes", "Bytes relayed", None, MetricType::Counter)?;
+        let mut bytes = to.encode_descriptor("berth_bytes", "Bytes relayed", None, MetricType::Counter)?;
         for (direction, count) in [("up", sum(|w| w.bytes_up.get())), ("down", sum(|w| w.bytes_down.get()))] {
             ConstCounter::new(count).encode(bytes.encode_family(&[("direction", direction)])?)?;
         }
-
-        let replays = encoder.encode_descriptor(
-            "berth_replays",
-            "Connections that went on to another instance before the first byte",
-            None,
-            MetricType::Counter,
-        )?;
-        ConstCounter::new(sum(|w| w.replays.get())).encode(replays)?;
-
-        let dropped = encoder.encode_descriptor(
-            "berth_log_lines_dropped",
-            "Lines of the log that nobody read",
-            None,
-            MetricType::Counter,
-        )?;
-        ConstCounter::new(LOG_LINES_DROPPED.get()).encode(dropped)?;
-
-        let held = encoder.encode_descriptor("berth_held_clients", "Clients that wait", None, MetricType::Gauge)?;
-        ConstGauge::new((self.held_limit - self.held.available_permits()) as u64).encode(held)?;
-
-        let mut state = encoder.encode_descriptor(
-            "berth_shim_state",
-            "1 for the state that the shim is in",
-            None,
-            MetricType::Gauge,
-        )?;
+        let help = "1 for the state that the shim is in";
+        let mut state = to.encode_descriptor("berth_shim_state", help, None, MetricType::Gauge)?;
         let now = self.phase.borrow().0;
         for phase in Phase::ALL {
             let is = u64::from(phase == now);
             ConstGauge::new(is).encode(state.encode_family(&[("state", phase.as_str())])?)?;
         }
-
-        let mut state =
-            encoder.encode_descriptor("berth_instance_state", "1 for the state it is in", None, MetricType::Gauge)?;
+        let help = "1 for the state it is in";
+        let mut state = to.encode_descriptor("berth_instance_state", help, None, MetricType::Gauge)?;
         for instance in &self.table.borrow().instances {
-            for standing in berth_node::terms::Standing::ALL {
+            for standing in Standing::ALL {
                 let labels = [("apiserver", instance.id.as_str()), ("state", standing.as_str())];
                 let is = u64::from(instance.standing == standing);
                 ConstGauge::new(is).encode(state.encode_family(&labels)?)?;
             }
         }
 
-        let cpu = encoder.encode_descriptor(
-            "process_cpu_seconds",
-            "Processor time, user and system",
-            None,
-            MetricType::Counter,
-        )?;
-        ConstCounter::new(berth_os::process::cpu_seconds()).encode(cpu)?;
+        let cpu = berth_os::process::cpu_seconds();
+        counter(&mut to, "process_cpu_seconds", "CPU time, user and system", cpu)?;
         for (name, help, value) in berth_os::process::usage() {
-            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            ConstGauge::new(value).encode(metric)?;
+            gauge(&mut to, name, help, value)?;
         }
         Ok(())
     }
+}
+
+fn gauge<N: EncodeGaugeValue>(to: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: N) -> fmt::Result {
+    ConstGauge::new(value).encode(to.encode_descriptor(name, help, None, MetricType::Gauge)?)
+}
+
+fn counter<N: EncodeCounterValue>(to: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: N) -> fmt::Result {
+    ConstCounter::new(value).encode(to.encode_descriptor(name, help, None, MetricType::Counter)?)
 }
 
 #[cfg(test)]
@@ -396,15 +351,12 @@ mod tests {
         let merged = merge(&[page("a"), page("b")]);
         assert_eq!(merged.matches("# TYPE berth_connections_open gauge").count(), 1, "{merged}");
         assert!(
-            merged.contains("berth_connections_open{instance=\"a\"} 0\nberth_connections_open{instance=\"b\"} 0"),
+            merged.contains("berth_connections_open{shim=\"a\"} 0\nberth_connections_open{shim=\"b\"} 0"),
             "{merged}"
         );
-        assert!(merged.contains("berth_replays_total{instance=\"a\"} 0"), "{merged}");
-        for (state, is) in [("waiting", 0), ("joined", 1), ("left", 0), ("dry", 0)] {
-            assert!(
-                merged.contains(&format!("berth_shim_state{{instance=\"a\",state=\"{state}\"}} {is}\n")),
-                "{merged}"
-            );
+        assert!(merged.contains("berth_replays_total{shim=\"a\"} 0"), "{merged}");
+        for (state, is) in [("waiting", 0), ("joined", 1), ("left", 0), ("refusing", 0)] {
+            assert!(merged.contains(&format!("berth_shim_state{{shim=\"a\",state=\"{state}\"}} {is}\n")), "{merged}");
         }
         assert!(merged.ends_with("# EOF\n") && merged.matches("# EOF").count() == 1);
         assert_eq!(merge(&["nonsense\n".into()]), "# EOF\n");

@@ -14,7 +14,6 @@ use tokio::sync::{Notify, watch};
 #[derive(Debug, Clone)]
 pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
-    /// The instances.
     pub(crate) table: watch::Receiver<Arc<Table>>,
     /// Where the shim is in its life, and since when.
     pub(crate) phase: watch::Sender<(Phase, SystemTime)>,
@@ -28,6 +27,5 @@ pub(crate) struct Shared {
     pub(crate) leaving: Arc<AtomicBool>,
     /// Whether a worker gives no sign of life: better a sibling takes the connections.
     pub(crate) blocked: Arc<AtomicBool>,
-    /// Told whenever a connection ended.
     pub(crate) ended: Arc<Notify>,
 }

@@ -15,20 +15,15 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Every live shim of a berth: the JSON of `/status`.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Shims {
-    /// Version of this object.
     pub(crate) version: u32,
-    /// Those that answered.
     pub(crate) shims: Vec<Status>,
-    /// Those that did not.
     pub(crate) silent: Vec<Silent>,
 }
 
 /// A sibling that has a live lease and does not answer.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Silent {
-    /// Its instance.
     pub(crate) instance: InstanceId,
-    /// Why.
     pub(crate) why: String,
 }
 
@@ -37,7 +32,6 @@ pub(crate) struct Silent {
 pub(crate) struct View {
     /// Every address that the shim has, the berth's first.
     pub(crate) listen: Vec<SocketAddr>,
-    /// Name of the own instance.
     pub(crate) instance: InstanceId,
     /// A node shim.
     pub(crate) discover: bool,
@@ -103,7 +97,6 @@ impl View {
         replies
     }
 
-    /// How the shim is now.
     pub(crate) fn status(&self) -> Status {
         let metrics = &self.shared.metrics;
         let (state, since) = *self.shared.phase.borrow();

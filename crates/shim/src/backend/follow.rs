@@ -28,7 +28,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Whose shim looks.
 #[derive(Debug, Clone)]
 pub(crate) struct Own {
-    /// Its instance's name.
     pub(crate) id: InstanceId,
     /// Its instance's address was given: its record, if there is one, says nothing.
     pub(crate) given: bool,
@@ -58,7 +57,6 @@ struct Look {
     live: BTreeMap<InstanceId, Seen>,
     /// The records of those that are recorded.
     held: BTreeMap<InstanceId, HeldRecord>,
-    /// The live leases of siblings.
     leases: Vec<Lease>,
     /// Instances with a live shim, the own one left out.
     shimmed: BTreeSet<InstanceId>,

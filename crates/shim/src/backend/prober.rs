@@ -3,7 +3,7 @@
 use super::TableWriter;
 use super::health::Observation;
 use super::probe::{Answer, Probe, ProbeKind};
-use crate::metrics::{Metrics, ProbeLabels};
+use crate::metrics::Metrics;
 use crate::relay::Refusal;
 use berth_node::instance::InstanceId;
 use berth_node::terms::Standing;
@@ -35,7 +35,6 @@ struct Shared {
 }
 
 impl Probers {
-    /// No instance yet.
     pub(crate) fn new(
         writer: TableWriter,
         probe: Probe,
@@ -64,7 +63,6 @@ impl Probers {
         self.shared.writer().set_fallback(id, fallback);
     }
 
-    /// Forgets an instance.
     pub(crate) fn remove(&mut self, id: &InstanceId) {
         if let Some(task) = self.tasks.remove(id) {
             task.abort();
@@ -103,7 +101,7 @@ impl Shared {
             let asked = tokio::time::Instant::now();
             let Some((epoch, _)) = self.writer().epoch(&id) else { return };
             let Answer { seen, result, words } = self.probe.ready(address).await;
-            self.metrics.probes.get_or_create(&ProbeLabels { result }).inc();
+            self.metrics.probed(result);
             let became_ready = self.observe(&id, epoch, seen, &words);
             if result != last_result && seen != Observation::Pass {
                 tracing::info!(instance = %id, result, "probe: {words}");

@@ -2,7 +2,6 @@
 
 use super::machine::Time;
 use super::{Group, GroupConfig};
-use crate::metrics::ProbeLabels;
 use berth_node::registry::lease::{self, Lease};
 use berth_node::terms::ShimId;
 use berth_os::clock;
@@ -13,7 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 use tokio::runtime::Handle;
 
-/// The own lease.
 pub(super) struct OwnLease {
     boot_id: String,
     transitions: u32,
@@ -69,13 +67,13 @@ impl Group {
             }
             self.lease.renewed = now;
             self.write_lease();
-            self.count_renewal("ok");
+            self.shared.metrics.renewed("ok");
             self.ping();
         } else {
             if !self.shared.blocked.swap(true, Relaxed) {
                 tracing::warn!("a relaying thread does not answer: the lease is not renewed, siblings will take over");
             }
-            self.count_renewal("blocked");
+            self.shared.metrics.renewed("blocked");
         }
         self.tell_of_unconnected();
         for holder in self.machine.silent() {
@@ -110,10 +108,6 @@ impl Group {
         self.shared.unconnected.send_if_modified(|now| std::mem::replace(now, names.clone()) != names);
     }
 
-    fn count_renewal(&self, result: &'static str) {
-        self.shared.metrics.renewals.get_or_create(&ProbeLabels { result }).inc();
-    }
-
     pub(super) fn lease_now(&self) -> Lease {
         let announce = self.machine.announce();
         Lease {
@@ -140,7 +134,7 @@ impl Group {
         match lease::write(&self.config.berth, &self.lease_now()) {
             Ok(()) => self.lease.written = true,
             Err(error) => {
-                self.count_renewal("failed");
+                self.shared.metrics.renewed("failed");
                 if std::mem::replace(&mut self.lease.written, false) {
                     tracing::warn!(%error, "cannot write the lease: siblings will think this shim hangs");
                 }

@@ -19,7 +19,6 @@ use tokio::time::Instant;
 /// How long a socket that cannot listen or be accepted from is left alone.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// What an accept loop tells.
 #[derive(Debug)]
 pub(super) enum OfLoop {
     /// It takes clients out.

@@ -56,7 +56,6 @@ pub(crate) enum Action {
     Close(Cookie),
     /// Tell every sibling [`Machine::announce`].
     Announce,
-    /// The phase changed.
     Phase(Phase),
 }
 
@@ -119,7 +118,6 @@ enum AcceptLoop {
 /// Fixed for a shim's life.
 #[derive(Debug, Clone)]
 pub(crate) struct Rules {
-    /// Addresses of the shim.
     pub(crate) addresses: Vec<SocketAddr>,
     /// How long nothing may be reachable before clients are refused.
     pub(crate) hold: Duration,
@@ -156,7 +154,6 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// A shim that waits.
     pub(crate) fn new(rules: Rules, now: Time) -> Self {
         Self {
             rules,
@@ -248,13 +245,11 @@ impl Machine {
         waits.into_iter().flatten().chain(peers).filter(|at| *at > self.now).min()
     }
 
-    /// Time went on.
     pub(crate) fn tick(&mut self, now: Time) -> Vec<Action> {
         self.now = self.now.max(now);
         self.settle()
     }
 
-    /// Something changed about oneself.
     pub(crate) fn facts(&mut self, facts: Facts) -> Vec<Action> {
         self.facts = facts;
         self.settle()
@@ -387,7 +382,7 @@ impl Machine {
         self.unreachable_since = if reachable { None } else { self.unreachable_since.or(Some(self.now)) };
     }
 
-    fn is_dry(&self) -> bool {
+    fn is_refusing(&self) -> bool {
         self.unreachable_since.is_some_and(|since| self.now >= since + self.rules.hold)
     }
 
@@ -415,8 +410,8 @@ impl Machine {
             _ if wants_out || self.let_go.is_some() => false,
             Phase::Waiting => ready && self.knows_siblings(),
             // Nobody relieves it any more: it holds clients rather than let them wait for nobody.
-            Phase::Left => (ready && self.knows_siblings()) || !self.is_dry(),
-            Phase::Dry => ready || !self.is_dry(),
+            Phase::Left => (ready && self.knows_siblings()) || !self.is_refusing(),
+            Phase::Refusing => ready || !self.is_refusing(),
             Phase::Joined => true,
         };
         self.joining = wants_in && self.phase != Phase::Joined;
@@ -426,7 +421,7 @@ impl Machine {
                 Phase::Left
             }
             _ if self.joining && self.listens_everywhere() => Phase::Joined,
-            Phase::Joined if self.is_dry() && !self.is_leaving() => Phase::Dry,
+            Phase::Joined if self.is_refusing() && !self.is_leaving() => Phase::Refusing,
             phase => phase,
         };
     }
@@ -483,14 +478,14 @@ impl Machine {
         }
         let owned_elsewhere =
             |cookie: &Cookie| self.live().any(|told| told.owns.contains(cookie) && told.accepts.contains(cookie));
-        let (dry, knows) = (self.is_dry(), self.knows_siblings());
+        let (refusing, knows) = (self.is_refusing(), self.knows_siblings());
         let may = match self.phase {
             _ if self.let_go.is_some() => false,
             _ if self.joining => true,
             Phase::Joined => true,
             // Whoever goes takes no orphan over, but keeps what it has until it is covered.
-            Phase::Waiting => !dry && !self.facts.leaving,
-            Phase::Left | Phase::Dry => false,
+            Phase::Waiting => !refusing && !self.facts.leaving,
+            Phase::Left | Phase::Refusing => false,
         };
         let leaving = self.leaving_since.is_some();
         let wanted: Vec<(Cookie, bool)> = self
@@ -512,7 +507,7 @@ impl Machine {
                 (AcceptLoop::Failed, false) => held.accept = AcceptLoop::None,
                 (AcceptLoop::Starting | AcceptLoop::Running, false) => {
                     held.accept = AcceptLoop::Ending;
-                    actions.push(if dry { Action::Refuse(cookie) } else { Action::Guard(cookie) });
+                    actions.push(if refusing { Action::Refuse(cookie) } else { Action::Guard(cookie) });
                 }
                 // One that ends is left alone until it has ended: two loops of one listener would share unevenly.
                 _ => {}

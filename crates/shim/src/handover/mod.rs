@@ -20,7 +20,6 @@ pub(crate) use passing::PASSES;
 use crate::accept::{Accepting, Dispatcher};
 use crate::backend::Table;
 use crate::drain::Stop;
-use crate::metrics::HandoverLabels;
 use crate::relay::Pass;
 use crate::shared::Shared;
 use berth_node::instance::InstanceId;
@@ -53,7 +52,6 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub(crate) struct GroupConfig {
     pub(crate) berth: BerthDir,
-    /// The own instance's name.
     pub(crate) instance: InstanceId,
     /// Its address, where it was given and not recorded by `berth exec`.
     pub(crate) backend: Option<SocketAddr>,
@@ -67,7 +65,6 @@ pub(crate) struct GroupConfig {
     pub(crate) backlog: u32,
     /// How long nothing may be reachable before clients are refused.
     pub(crate) hold: Duration,
-    /// Duration of a lease.
     pub(crate) lease: Duration,
     /// Hidden option of the tests: closes plainly, as a proxy without guards does.
     pub(crate) plain_close: bool,
@@ -80,7 +77,6 @@ pub(crate) struct Links {
     pub(crate) dispatcher: Arc<Dispatcher>,
     /// Every worker, for the proof of life that a lease is.
     pub(crate) workers: Vec<Handle>,
-    /// Connections to pass on.
     pub(crate) passes: mpsc::UnboundedReceiver<Pass>,
     /// Requests of siblings on the shim's socket.
     pub(crate) asked: mpsc::UnboundedReceiver<Asked>,
@@ -338,7 +334,7 @@ impl Group {
     }
 
     fn count(&self, phase: &'static str, result: &'static str) {
-        self.shared.metrics.handover.get_or_create(&HandoverLabels { phase, result }).inc();
+        self.shared.metrics.handed_over(phase, result);
     }
 }
 

@@ -5,7 +5,6 @@
 
 use super::Group;
 use crate::drain::Stop;
-use crate::metrics::HandoverLabels;
 use crate::relay::Pass;
 use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, Asked};
@@ -66,7 +65,7 @@ impl Group {
             let Pass { client, said, taken } = pass;
             let passed = passing.pass(client.as_fd(), &said).await;
             let result = if passed { "ok" } else { "failed" };
-            metrics.handover.get_or_create(&HandoverLabels { phase: "pass", result }).inc();
+            metrics.handed_over("pass", result);
             let _ = taken.send(passed);
         });
     }

@@ -16,7 +16,6 @@ use tokio::sync::{Notify, mpsc};
 /// How a connection to a sibling comes to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Connecting {
-    /// This shim asked.
     Dialled,
     /// The sibling asked, and is replied to.
     Comes,
@@ -28,7 +27,6 @@ pub(super) struct Siblings {
     pub(super) connecting: BTreeMap<ShimId, Connecting>,
     /// What tells the writers of the connections that stand.
     pub(super) writers: BTreeMap<ShimId, Arc<Notify>>,
-    /// Why the last dial failed.
     pub(super) unreachable: BTreeMap<ShimId, String>,
     /// Those without a connection that were logged.
     pub(super) told_unconnected: BTreeSet<ShimId>,

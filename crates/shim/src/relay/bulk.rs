@@ -79,12 +79,10 @@ impl Bulk {
     }
 }
 
-/// What one move did.
 #[derive(Debug)]
 pub(super) struct Moved {
     /// Bytes that the source gave, 0 at its end.
     pub(super) read: usize,
-    /// Bytes that the destination took.
     pub(super) written: usize,
     /// What it did not take after all, or its error.
     pub(super) rest: io::Result<Vec<u8>>,

@@ -318,7 +318,7 @@ prop_compose! {
         times in prop::array::uniform2(0..253_402_300_799_999_999u64),
         lease_transitions: u32,
         backend in prop::option::of(addresses().prop_filter("one", |a| !a.ip().to_canonical().is_unspecified())),
-        state in prop::sample::select(vec![Phase::Waiting, Phase::Joined, Phase::Left, Phase::Dry]),
+        state in prop::sample::select(vec![Phase::Waiting, Phase::Joined, Phase::Left, Phase::Refusing]),
         ready: bool,
         reachable: bool,
         listen in prop::collection::vec(addresses(), 0..=MAX_LISTEN),

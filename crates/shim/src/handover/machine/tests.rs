@@ -472,7 +472,7 @@ impl World {
                 assert_eq!((accepts, running.count()), (0, 0), "left, and an accept loop runs");
                 assert!(self.shims[&holder].starting.is_empty(), "left, and an accept loop is about to run");
             }
-            Phase::Waiting | Phase::Dry => {}
+            Phase::Waiting | Phase::Refusing => {}
         }
     }
 
