@@ -148,7 +148,7 @@ fn a_silent_peer_holds_nothing_up() {
     let before = shim.descriptors();
     let silent = Peer::dial(&shim.path);
     silent.hears_the_end();
-    shim.running.logs("said nothing: it was let go");
+    shim.running.logs("said nothing: connection closed");
     let joined = Peer::joined(&shim.path);
     for _ in 0..20 {
         ping(&mut connect(node.listen), &hello(64));
