@@ -120,7 +120,7 @@ mod tests {
         let (reader, mut writer) = UnixStream::connect(path).await.unwrap().into_split();
         let mut reader = BufReader::new(reader);
         wire::write(&mut writer, &Call::Hello { version, instance: "old".into() }).await.unwrap();
-        let reply = wire::read(&mut reader).await.unwrap().unwrap();
+        let reply: Reply = wire::read(&mut reader).await.unwrap().unwrap();
         (reader, writer, reply)
     }
 
@@ -151,8 +151,11 @@ mod tests {
         wire::write(&mut writer, &Call::Watch { after: 1 }).await.unwrap();
         let mut replies = Vec::new();
         while replies.len() < 2 {
-            let reply = wire::read(&mut reader).await.unwrap().unwrap();
-            replies.extend(Some(reply).filter(|reply| !matches!(reply, Reply::Progress { .. })));
+            let reply: Reply = wire::read(&mut reader).await.unwrap().unwrap();
+            if matches!(reply, Reply::Progress { .. }) {
+                continue;
+            }
+            replies.push(reply);
             if replies.len() == 1 {
                 store.create(json!({"metadata": {"namespace": "other", "name": "a"}})).unwrap();
             }
