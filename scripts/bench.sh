@@ -58,13 +58,13 @@ main() {
     ! $install || install_missing
     say_missing
     if ((${#berths[@]} == 0)); then
-        folder=$("$root/scripts/static.sh")
-        berths=(--berth "$folder/berth")
+        directory=$("$root/scripts/static.sh")
+        berths=(--berth "$directory/berth")
     fi
     # A build of its own: what the benchmark depends on has no place in the berth that is measured.
-    folder=$("$root/scripts/static.sh" --package berth-bench --bin bench)
+    directory=$("$root/scripts/static.sh" --package berth-bench --bin bench)
     [[ ! -x $envoy ]] || options+=(--envoy "$envoy")
-    exec "$folder/bench" "${berths[@]}" "${options[@]}"
+    exec "$directory/bench" "${berths[@]}" "${options[@]}"
 }
 
 say() { printf 'bench.sh: %s\n' "$*" >&2; }
@@ -89,11 +89,11 @@ missing_packages() {
 
 # has_package PACKAGE: whether what is wanted of it is here, from wherever
 has_package() {
-    local folder
+    local directory
     case $1 in
         libnginx-mod-stream)
-            for folder in /usr/lib/nginx/modules /usr/lib64/nginx/modules; do
-                [[ ! -e $folder/ngx_stream_module.so ]] || return 0
+            for directory in /usr/lib/nginx/modules /usr/lib64/nginx/modules; do
+                [[ ! -e $directory/ngx_stream_module.so ]] || return 0
             done
             PATH=$PATH:/usr/local/sbin:/usr/sbin nginx -V 2>&1 | grep -q -- '--with-stream\( \|$\)'
             ;;

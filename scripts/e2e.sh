@@ -17,7 +17,7 @@ readonly LEAST_RATE=100
 # Watches through the berth.
 readonly WATCHES=3
 # The instances, in the order in which they take over from one another. a is `berth run`; the others are
-# two processes each, `berth exec` and `berth serve`, as a pod with a side-container has them.
+# two processes each, `berth exec` and `berth serve`, as a pod with a sidecar has them.
 readonly INSTANCES=(a b c d)
 # Each one's --shutdown-delay-duration, in seconds: that long it serves after SIGTERM.
 readonly -A DELAY=([a]=3 [b]=0 [c]=5 [d]=0)
@@ -35,7 +35,7 @@ Needs root, ip, openssl, jq, cargo and the binaries of scripts/kube-apiserver.sh
 they are not there.
 
   --rate N   new TLS connections a second (100, and no fewer); a machine that cannot keep it fails
-  --keep     keep the folder with the logs, and say where it is; failures keep it too
+  --keep     keep the directory with the logs, and say where it is; failures keep it too
   --help     this text
 
 Variables:

@@ -42,7 +42,7 @@ main() {
     fi
     [[ -x $BERTH ]] || die $EX_UNAVAILABLE "$BERTH is no program: BERTH names one"
 
-    # In a folder of its own, so that the command on the page is what anyone would type.
+    # In a directory of its own, so that the command on the page is what anyone would type.
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     local status=0
@@ -63,7 +63,7 @@ rehearse() (
         --report report.html
 )
 
-# Nothing of this machine's names and folders may be in the page.
+# Nothing of this machine's names and directories may be in the page.
 check() {
     local page=$1 word
     for word in "$PWD" "$HOME/" "$work" "${TMPDIR:-/tmp}/" /home/ /root/; do

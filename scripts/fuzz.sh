@@ -87,7 +87,7 @@ build() {
     CARGO_ENCODED_RUSTFLAGS=$(printf '%s\n' "${FLAGS[@]}" | paste -sd $'\x1f') \
         "${CARGO:-cargo}" build --locked --package berth-fuzz "${bins[@]}" --profile fuzz --target "$host" --target-dir target/fuzz >&2 ||
         die $EX_SOFTWARE "cargo build failed; the reason is above"
-    folder=target/fuzz/$host/fuzz
+    directory=target/fuzz/$host/fuzz
 }
 
 # run TARGET: false if something was found
@@ -107,19 +107,19 @@ run() {
     [[ ! -d fuzz/corpus/$target ]] || corpus=("fuzz/corpus/$target")
     readarray -t seeds < <(find "${corpus[@]:-/dev/null}" -type f | sort)
     if ((${#seeds[@]})); then
-        "$folder/$target" "${options[@]}" "${seeds[@]}" >"$log" 2>&1 || status=$?
+        "$directory/$target" "${options[@]}" "${seeds[@]}" >"$log" 2>&1 || status=$?
     fi
     if ((!status)) && [[ $seconds != 0 ]]; then
         if [[ $seconds ]]; then options+=("-max_total_time=$seconds"); else options+=("-runs=${FEWER[$target]:-$RUNS}"); fi
         # -len_control=0: the seeds are small, and an edit needs a whole file.
-        "${fixed[@]}" "$folder/$target" "${options[@]}" -max_len=4096 -len_control=0 "$fresh" \
+        "${fixed[@]}" "$directory/$target" "${options[@]}" -max_len=4096 -len_control=0 "$fresh" \
             "${corpus[@]}" >"$log" 2>&1 || status=$?
     fi
     if ((status)); then
         grep -v '^[0-9a-z]*,\|^MS: \|^Base64: \|^INFO: \|^#[0-9]\|NEW_FUNC' "$log" | tail -n 40 >&2
         # What broke it: a new input, or the seed that was the last to be run.
         new=$(sed -n 's/.*Test unit written to //p; s/^Running: //p' "$log" | tail -n 1)
-        say "$target: exit status $status; again with: $folder/$target $new"
+        say "$target: exit status $status; again with: $directory/$target $new"
         return 1
     fi
     say "$(summary "$target" "$log" ${#seeds[@]}), $((SECONDS - began)) s"

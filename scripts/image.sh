@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Packs an image that holds nothing but a static berth, without a daemon: the same sources and tools give
-# the same digest, on any machine and in any folder.
+# the same digest, on any machine and in any directory.
 set -euo pipefail
 export LC_ALL=C
 
@@ -20,10 +20,10 @@ berth as its entrypoint: an archive (oci-archive) that ctr, podman and skopeo re
 ARCHIVE= and DIGEST= (of the manifest), for a shell's eval. Needs umoci, jq and git; no root, no daemon.
 
   --tag NAME        the image's name (localhost/berth:vVERSION)
-  --output FILE     the archive (berth-image.tar in Cargo's target folder)
+  --output FILE     the archive (berth-image.tar in Cargo's target directory)
   --target TRIPLE   as scripts/static.sh takes it
   --check           build nothing: exit with 69 if there is no archive, or one older than the sources
-  --verify          build a second time, from a clone of what is committed, in another folder and with
+  --verify          build a second time, from a clone of what is committed, in another directory and with
                     another CARGO_HOME: exit with 1 if the digest is another
   --help            this text
 
@@ -69,8 +69,8 @@ main() {
     else
         scratch=$(mktemp -d -t berth-image.XXXXXX)
         trap 'rm -rf -- "$scratch"' EXIT
-        folder=$("$root/scripts/static.sh" "${static[@]}")
-        pack "$folder/berth"
+        directory=$("$root/scripts/static.sh" "${static[@]}")
+        pack "$directory/berth"
         ! $verify || verify "${static[@]}"
     fi
     printf '%s=%q\n' IMAGE "$tag" ARCHIVE "$output" DIGEST "$(digest)"
@@ -135,7 +135,7 @@ verify() {
         say "the second build differs: $(grep DIGEST= "$scratch/said"), not $first"
         exit 1
     fi
-    say "two builds in two folders, one digest"
+    say "two builds in two directories, one digest"
 }
 
 main "$@"

@@ -14,7 +14,7 @@ Prints KUBE_APISERVER=, KUBECTL=, KUBEADM=, KUBELET= and ETCD= with the paths of
 shell's eval; KUBEADM= and KUBELET= only for a version whose module has them. Takes what these
 variables already name, and builds the rest with Go, once; the first build takes some minutes.
 
-  VERSION   a folder of tests/kube-apiserver, such as v1.36; the newest if not given
+  VERSION   a directory of tests/kube-apiserver, such as v1.36; the newest if not given
   --check   build nothing: print the paths if all is there, else exit with 69
   --help    this text
 

@@ -25,7 +25,7 @@ pods. Needs root, ip, jq, unshare, setpriv, containerd, runc, a C compiler, carg
 scripts/image.sh needs, and the binaries of scripts/kube-apiserver.sh for the two newest versions.
 
   --check     build and start nothing: exit with 69 if something is missing
-  --keep      keep the folder with the logs, and say where it is; failures keep it too
+  --keep      keep the directory with the logs, and say where it is; failures keep it too
   COMMAND...  run this on the node when its kube-apiserver is ready, and no test: bash, for example.
               $OLD and $NEW are the two versions, $IMAGE is berth's image, $BERTH its binary.
   --help      this text

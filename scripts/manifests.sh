@@ -13,7 +13,7 @@ usage() {
 usage: scripts/manifests.sh [--help]
 
 Tests berth inject, berth eject and the manifests in examples/ with a real kubeadm, kube-apiserver and
-kubectl, in a network namespace and a folder of its own. Needs root, ip, openssl, cargo and the binaries of
+kubectl, in a network namespace and a directory of its own. Needs root, ip, openssl, cargo and the binaries of
 scripts/kube-apiserver.sh, which it builds if they are not there.
 
 Variables:
@@ -45,14 +45,14 @@ main() {
     version=$("$KUBEADM" version --output=short)
     manifests=$work/manifests
     mkdir "$manifests"
-    kubeadm_is_matched plain --side-container native
+    kubeadm_is_matched plain --sidecar native
     # Another family, lists that kubeadm leaves out else, flags that need a file of their own.
-    kubeadm_is_matched more --side-container plain --expose-all $PORT --run-dir /run/other \
+    kubeadm_is_matched more --sidecar plain --expose-all $PORT --run-dir /run/other \
         --probe-ca /etc/kubernetes/pki/ca.crt --probe-cert /etc/kubernetes/pki/probe.crt --probe-key /etc/kubernetes/pki/probe.key
     "$BERTH" inject "$root/tests/manifest/deployment.yaml" --image $IMAGE \
         --probe-ca /etc/kubernetes/secrets/ca.crt >"$manifests/deployment.yaml" 2>"$work/notes"
     "$BERTH" inject "$root/tests/manifest/deployment.yaml" --image $IMAGE --listen 10.0.0.5:6443 --listen 127.0.0.1:6443 \
-        --probe-insecure --side-container plain >"$manifests/deployment-plain.yaml" 2>"$work/notes"
+        --probe-insecure --sidecar plain >"$manifests/deployment-plain.yaml" 2>"$work/notes"
     examples
     apiserver_takes_all
     say "all held: kubeadm $version twice, $(find "$manifests" -type f | wc -l) files taken by $("$KUBE_APISERVER" --version)"
@@ -99,7 +99,7 @@ kubeadm_is_matched() {
     cp "$file" "$manifests/kubeadm-$name.yaml"
 }
 
-# kubeadm FOLDER CONFIG: the manifest, with the folder as its root
+# kubeadm FOLDER CONFIG: the manifest, with the directory as its root
 kubeadm() {
     "$KUBEADM" init phase control-plane apiserver --rootfs "$1" --config "/$2" >"$work/kubeadm.log" 2>&1 ||
         { cat "$work/kubeadm.log" >&2 && return 1; }
@@ -142,12 +142,12 @@ examples() {
     cp -r "$root/examples/kustomize" "$kustomize"
     mkdir "$kustomize/with-metrics"
     printf '%s\n' 'resources: [../base]' 'components: [../metrics]' >"$kustomize/with-metrics/kustomization.yaml"
-    for name in base several-controllers with-metrics; do
+    for name in base several-control-plane-nodes with-metrics; do
         kubectl kustomize "$kustomize/$name" >"$manifests/kustomize-$name.yaml"
         "$BERTH" doctor "$manifests/kustomize-$name.yaml" | tee "$work/notes" >&2
         grep -q 'no error and no warning' "$work/notes"
     done
-    grep -q 'replicas: 3$' "$manifests/kustomize-several-controllers.yaml"
+    grep -q 'replicas: 3$' "$manifests/kustomize-several-control-plane-nodes.yaml"
     grep -q 'value: 127.0.0.1:9443$' "$manifests/kustomize-with-metrics.yaml"
 }
 

@@ -26,11 +26,11 @@ Makes a release of what is committed, for this machine's architecture, and print
   SHA256SUMS                       of these four
 
 and tries them: the package is installed into an empty root, and berth runs out of it. The bytes depend on
-the commit, Rust and Debian's packages, not on folders or the time. Needs Debian, git, jq and umoci; no root.
+the commit, Rust and Debian's packages, not on directories or the time. Needs Debian, git, jq and umoci; no root.
 
-  --output DIR   where to (release-VERSION in Cargo's target folder)
+  --output DIR   where to (release-VERSION in Cargo's target directory)
   --check        build nothing: try what is in DIR
-  --verify       build a second time, from a clone, in another folder and with another CARGO_HOME: exit
+  --verify       build a second time, from a clone, in another directory and with another CARGO_HOME: exit
                  with 1 if a file differs
   --help         this text
 
@@ -79,15 +79,15 @@ main() {
 }
 
 make() {
-    local folder
+    local directory
     committed "a release"
     # Not exported: ring's build looks at it, and scripts/image.sh would build everything once more.
     time=$(epoch)
-    folder=$("$root/scripts/static.sh")
+    directory=$("$root/scripts/static.sh")
     mkdir -p -- "$output" "$scratch/made"
     cd "$scratch/made"
     bill_of_materials >"${FILES[3]}"
-    gather "$folder/berth" "${FILES[3]}"
+    gather "$directory/berth" "${FILES[3]}"
     tarball "${FILES[0]}"
     package "${FILES[1]}"
     "$root/scripts/image.sh" --output "${FILES[2]}" >/dev/null
@@ -102,7 +102,7 @@ verify() {
         say "the second build differs"
         exit 1
     }
-    say "two builds in two folders, the same bytes"
+    say "two builds in two directories, the same bytes"
 }
 
 main "$@"

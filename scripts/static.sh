@@ -11,9 +11,9 @@ usage() {
     cat <<'TEXT'
 usage: scripts/static.sh [--target TRIPLE] [CARGO_OPTION...]
 
-Builds a static berth, with the profile dist, and prints the folder that it is in: berth inject, serve and the
+Builds a static berth, with the profile dist, and prints the directory that it is in: berth inject, serve and the
 like, without berth rehearse. The bytes depend on the sources, Rust, the C compiler and the C library,
-not on folders.
+not on directories.
 
   --target TRIPLE   another target of this machine's kernel and processor, such as
                     x86_64-unknown-linux-musl (Rust's own; needs a musl-gcc)
@@ -58,7 +58,7 @@ main() {
     cd "$root"
     # Cargo gives these to tests, and a dependency that reads them would be built anew.
     unset CARGO_MANIFEST_DIR CARGO_MANIFEST_PATH CARGO_MANIFEST_LINKS "${!CARGO_PKG_@}"
-    # The sources have to be there before their folders are known.
+    # The sources have to be there before their directories are known.
     "$cargo" fetch --locked --target "$target" >&2 ||
         die $EX_UNAVAILABLE "the dependencies cannot be had; Cargo's reason is above"
     # With --target these flags leave build scripts and macros alone, which could not be static.
@@ -68,13 +68,13 @@ main() {
     printf '%s\n' "$target_dir/$target/dist"
 }
 
-# One a line. Panics name the file that they are in: not with the folders of whoever built it.
+# One a line. Panics name the file that they are in: not with the directories of whoever built it.
 flags() {
-    local folder
+    local directory
     printf '%s\n' -Ctarget-feature=+crt-static "--remap-path-prefix=$root=/berth"
     # One for each registry or mirror of it.
-    for folder in "$home"/registry/src/*/; do
-        printf '%s\n' "--remap-path-prefix=${folder%/}=/cargo"
+    for directory in "$home"/registry/src/*/; do
+        printf '%s\n' "--remap-path-prefix=${directory%/}=/cargo"
     done
 }
 

@@ -1,4 +1,4 @@
-//! From what was typed to a [`Plan`]: every mistake at once, each with its option and what mends it.
+//! From what was typed to a [`Plan`]: every mistake at once, each with its option and what fixes it.
 
 use crate::cli::RehearseArgs;
 use berth_options::check::{Checks, Mistakes};
@@ -26,8 +26,8 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     }
     let etcd = etcd(args, [&old, &new], &mut checks);
     let berth = args.berth.as_deref().and_then(|program| {
-        let mend = |why| format!("--berth {}: {why}; give the path of a berth binary", program.display());
-        checks.note(find_program(program.as_os_str()).map_err(mend))
+        let fix = |why| format!("--berth {}: {why}; give the path of a berth binary", program.display());
+        checks.note(find_program(program.as_os_str()).map_err(fix))
     });
     let faults = faults(&args.fault, &mut checks);
     let shutdown = Shutdown {
@@ -93,10 +93,10 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
 }
 
 fn apiserver(option: &str, text: &str, checks: &mut Checks) -> Option<Apiserver> {
-    let mend = |why| format!("{option} {text:?}: {why}; give an apiserver's command, or stand-in");
-    let apiserver = checks.note(Apiserver::parse(text).map_err(mend))?;
+    let fix = |why| format!("{option} {text:?}: {why}; give an apiserver's command, or stand-in");
+    let apiserver = checks.note(Apiserver::parse(text).map_err(fix))?;
     if let Apiserver::Command { program, flags } = &apiserver {
-        checks.note(find_program(program).map_err(mend))?;
+        checks.note(find_program(program).map_err(fix))?;
         for flag in OWN_FLAGS.iter().filter(|flag| has(flags, flag)) {
             checks.wrong(format!(
                 "{option}: --{flag} is the rehearsal's own, whose clients have to know and be known; leave it out"
@@ -121,13 +121,13 @@ fn etcd(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -
         _ => false,
     };
     let program = args.etcd.as_deref().unwrap_or(Path::new("etcd"));
-    let mend = |why| format!("--etcd {}: {why}; give the path of an etcd binary", program.display());
+    let fix = |why| format!("--etcd {}: {why}; give the path of an etcd binary", program.display());
     if args.netns && named.contains(&Some(true)) {
         checks.wrong("--netns: an etcd outside cannot be reached from a network namespace; leave out --etcd-servers");
     }
     match (wanted, &args.etcd) {
         (false, None) => None,
-        _ => checks.note(find_program(program.as_os_str()).map_err(mend)).filter(|_| wanted),
+        _ => checks.note(find_program(program.as_os_str()).map_err(fix)).filter(|_| wanted),
     }
 }
 
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(plan.timing.grace, Duration::from_millis(31_500));
         assert_eq!(plan.timing.settle, plan.timing.phase);
         assert_eq!(typed(&["--settle=75s"]).unwrap().timing.settle, Duration::from_secs(75));
-        assert_eq!((plan.topology, plan.runs), (Topology::SideContainer, vec![Via::Berth]));
+        assert_eq!((plan.topology, plan.runs), (Topology::Sidecar, vec![Via::Berth]));
 
         let plan = typed(&["--compare=haproxy,direct,haproxy", "--fault=hang,bad-flag", "--seed=7"]).unwrap();
         assert_eq!(plan.runs, [Via::Haproxy, Via::Direct, Via::Berth]);

@@ -8,15 +8,15 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Files below a folder with this ending.
-fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
+/// Files below a directory with this ending.
+fn files(directory: &str, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    let mut folders = vec![root().join(folder)];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
+    let mut directories = vec![root().join(directory)];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             match path.is_dir() {
-                true => folders.push(path),
+                true => directories.push(path),
                 false if path.to_string_lossy().ends_with(ending) => found.push(path),
                 false => {}
             }
@@ -29,7 +29,7 @@ fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
 fn documents() -> BTreeMap<PathBuf, String> {
     let of_root = fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().path());
     let of_root = of_root.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
-    let found = ["docs", "examples"].iter().flat_map(|folder| files(folder, ".md"));
+    let found = ["docs", "examples"].iter().flat_map(|directory| files(directory, ".md"));
     of_root.chain(found).map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 

@@ -19,12 +19,12 @@ struct Done {
     err: String,
 }
 
-fn berth(folder: &Path, args: &[&str], input: &str) -> Done {
+fn berth(directory: &Path, args: &[&str], input: &str) -> Done {
     let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("BERTH_")) {
         command.env_remove(name);
     }
-    let output = command.current_dir(folder).args(args).write_stdin(input).output().unwrap();
+    let output = command.current_dir(directory).args(args).write_stdin(input).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Done { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
@@ -79,27 +79,27 @@ fn the_exit_status_tells_errors_warnings_and_bad_input_apart() {
 }
 
 #[test]
-fn a_node_is_looked_at_with_its_folder_and_its_ports() {
+fn a_node_is_looked_at_with_its_directory_and_its_ports() {
     // In the place of somebody else's program: it listens without SO_REUSEPORT.
     let listener = TcpListener::bind("127.83.7.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let temp = tempfile::tempdir().unwrap();
-    let (folder, run_dir) = (temp.path().join("manifests"), temp.path().join("run"));
-    fs::create_dir(&folder).unwrap();
+    let (directory, run_dir) = (temp.path().join("manifests"), temp.path().join("run"));
+    fs::create_dir(&directory).unwrap();
     let text = injected()
         .replace("value: 10.0.0.5:6443", &format!("value: 127.83.7.1:{port}"))
         .replace("path: /run/berth", &format!("path: {}", run_dir.display()));
-    let manifest = folder.join("kube-apiserver.yaml");
+    let manifest = directory.join("kube-apiserver.yaml");
     fs::write(&manifest, &text).unwrap();
-    fs::write(folder.join("kube-apiserver.yaml.bak"), KUBEADM).unwrap();
-    fs::write(folder.join(".kube-apiserver.yaml.new"), KUBEADM).unwrap();
+    fs::write(directory.join("kube-apiserver.yaml.bak"), KUBEADM).unwrap();
+    fs::write(directory.join(".kube-apiserver.yaml.new"), KUBEADM).unwrap();
     fs::create_dir(&run_dir).unwrap();
     fs::set_permissions(&run_dir, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     let state = temp.path().join("state");
     fs::create_dir(&state).unwrap();
     fs::write(state.join("upgrade.json"), "torn").unwrap();
-    let (folder, manifest) = (folder.to_str().unwrap(), manifest.to_str().unwrap());
-    let options = ["--json", "--node", "--manifests-dir", folder, "--backup-dir", state.to_str().unwrap()];
+    let (directory, manifest) = (directory.to_str().unwrap(), manifest.to_str().unwrap());
+    let options = ["--json", "--node", "--manifests-dir", directory, "--backup-dir", state.to_str().unwrap()];
     let done = berth(temp.path(), &[&["doctor", manifest], &options[..]].concat(), "");
     let ids = found(&done.out);
     assert_eq!(done.status, Some(1), "{}", done.err);

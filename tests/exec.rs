@@ -236,7 +236,7 @@ fn a_program_that_cannot_be_run_leaves_no_record() {
     let plain = node.temp.path().join("plain");
     fs::write(&plain, "").unwrap();
     for (program, part) in [("no-such-apiserver", "PATH"), (plain.to_str().unwrap(), "may execute")] {
-        // A folder in PATH that may not be searched would make it another error.
+        // A directory in PATH that may not be searched would make it another error.
         let output = node.exec(&["--instance", "a"], &[program]).env("PATH", "/usr/bin:/bin").output().unwrap();
         assert_eq!(output.status.code(), Some(69));
         assert!(stderr(&output).contains(program) && stderr(&output).contains(part), "{}", stderr(&output));

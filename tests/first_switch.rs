@@ -44,8 +44,8 @@ impl Node {
         let api = Api::start_at(&authority, (ip, 0).into());
         let listen = SocketAddr::new(fresh_ip().into(), api.address.port());
         let node = Self { temp, listen: Some(listen), authority, api, flags: flags.into() };
-        for folder in ["manifests", "pki", "bin"] {
-            fs::create_dir(node.path(folder)).unwrap();
+        for directory in ["manifests", "pki", "bin"] {
+            fs::create_dir(node.path(directory)).unwrap();
         }
         fs::write(node.path("pki/ca.crt"), node.authority.pem()).unwrap();
         fs::write(node.canonical(), node.manifest()).unwrap();
@@ -219,7 +219,7 @@ fn who_goes_on_has_the_kubeconfig_that_it_was_begun_with() {
         "users": [{"name": "u", "user": {"token": "t"}}]}"#;
     fs::write(&kubeconfig, text).unwrap();
     let mut switch = node.switch(&[]);
-    // Relative, from another folder than the one in which it goes on.
+    // Relative, from another directory than the one in which it goes on.
     let mut switch = Running::start(switch.current_dir(node.temp.path()).args(["--kubeconfig", "an-admin.conf"]));
     switch.logs("is written (new manifest)");
     switch.signal(Signal::SIGKILL);

@@ -373,7 +373,7 @@ fn a_pod_in_an_empty_root() {
 
     let (status, _, errors) = shim.exec(&["drain"]);
     assert_eq!(status, Some(0), "{errors}");
-    shim.runc.logs("told to drain");
+    shim.runc.logs("drain requested");
     shim.runc.signal(Signal::SIGTERM);
     apiserver.runc.signal(Signal::SIGTERM);
     apiserver.succeeds();

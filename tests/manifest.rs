@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const KUBEADM: &str = include_str!("manifest/kubeadm-v1.36.yaml");
 const IMAGE: &str = "registry.example/berth:v0.1.0";
 
-/// A node's folder of manifests, with kubeadm's in it.
+/// A node's directory of manifests, with kubeadm's in it.
 struct Node {
     temp: tempfile::TempDir,
 }
@@ -24,18 +24,18 @@ struct Done {
 impl Node {
     fn new() -> Self {
         let node = Self { temp: tempfile::tempdir().unwrap() };
-        fs::create_dir(node.folder()).unwrap();
+        fs::create_dir(node.directory()).unwrap();
         fs::write(node.manifest(), KUBEADM).unwrap();
         fs::set_permissions(node.manifest(), fs::Permissions::from_mode(0o600)).unwrap();
         node
     }
 
-    fn folder(&self) -> PathBuf {
+    fn directory(&self) -> PathBuf {
         self.temp.path().join("manifests")
     }
 
     fn manifest(&self) -> PathBuf {
-        self.folder().join("kube-apiserver.yaml")
+        self.directory().join("kube-apiserver.yaml")
     }
 
     fn backups(&self) -> PathBuf {
@@ -68,9 +68,9 @@ fn run(command: &mut Command) -> Done {
     Done { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-fn names(folder: &Path) -> Vec<String> {
+fn names(directory: &Path) -> Vec<String> {
     let mut names: Vec<_> =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -97,7 +97,7 @@ fn write_keeps_the_original_elsewhere_and_eject_gives_it_back() {
     assert_eq!(node.text(), printed);
     assert_eq!(fs::metadata(node.manifest()).unwrap().permissions().mode() & 0o777, 0o600);
     // A kubelet would run a second file.
-    assert_eq!(names(&node.folder()), ["kube-apiserver.yaml"]);
+    assert_eq!(names(&node.directory()), ["kube-apiserver.yaml"]);
     let backup = node.backups().join(&names(&node.backups())[0]);
     assert!(done.err.contains(&format!("the original is {}", backup.display())), "{}", done.err);
     assert_eq!(fs::read_to_string(backup).unwrap(), KUBEADM);
@@ -108,7 +108,7 @@ fn write_keeps_the_original_elsewhere_and_eject_gives_it_back() {
 
     // A comment is lost where edits are undone, and not where the original is there.
     assert_eq!(node.berth("eject", &["--write"]).status, Some(0));
-    assert_eq!((node.text(), names(&node.folder()).len()), (KUBEADM.into(), 1));
+    assert_eq!((node.text(), names(&node.directory()).len()), (KUBEADM.into(), 1));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn other_options_are_made_from_the_original() {
     let original = KUBEADM.replace("    ports:\n", "    ports: # kubeadm's\n");
     fs::write(node.manifest(), &original).unwrap();
     node.berth("inject", &["--write"]);
-    node.berth("inject", &["--write", "--side-container", "plain"]);
+    node.berth("inject", &["--write", "--sidecar", "plain"]);
     assert_eq!(names(&node.backups()).len(), 2);
     node.berth("eject", &["--write"]);
     assert_eq!(node.text(), original);
@@ -163,9 +163,9 @@ fn what_is_wrong_is_told_with_file_and_line_and_nothing_is_written() {
         assert!(refused.err.contains(option), "{option} in {}", refused.err);
     }
     assert_eq!((refused.status, lines), (Some(64), 4), "{}", refused.err);
-    let folder = node.folder();
-    let beside = run(berth().arg("eject").arg(node.manifest()).args(["--write", "--backup-dir"]).arg(&folder));
-    assert!(beside.status == Some(64) && beside.err.contains("is the manifest's own folder"), "{}", beside.err);
+    let directory = node.directory();
+    let beside = run(berth().arg("eject").arg(node.manifest()).args(["--write", "--backup-dir"]).arg(&directory));
+    assert!(beside.status == Some(64) && beside.err.contains("is the manifest's own directory"), "{}", beside.err);
     assert_eq!(run(berth().args(["eject", "/nonexistent"])).status, Some(69));
     assert_eq!(run(berth().args(["inject", "-"])).status, Some(64), "without an image");
 }

@@ -94,7 +94,7 @@ fn held(args: &[&str]) -> String {
 
 #[test]
 fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
-    let said = held(&["--topology=side-container", "--upgrades=3", "--fault=bad-flag,never-ready,kill-shim"]);
+    let said = held(&["--topology=sidecar", "--upgrades=3", "--fault=bad-flag,never-ready,kill-shim"]);
     for line in [
         "bad-flag: held",
         "unknown flag: --no-such-flag",
@@ -112,8 +112,8 @@ fn back_and_forth_with_versions_that_cannot_serve_and_a_shim_that_dies() {
 }
 
 #[test]
-fn native_side_containers_with_a_slow_start_and_a_crash() {
-    let said = held(&["--topology=native-side-container", "--fault=slow-start,crash-after-ready"]);
+fn native_sidecars_with_a_slow_start_and_a_crash() {
+    let said = held(&["--topology=native-sidecar", "--fault=slow-start,crash-after-ready"]);
     assert!(said.contains("slow-start at new: held") && said.contains("crash-after-ready at new: held"), "{said}");
 }
 
@@ -224,7 +224,7 @@ fn one_that_hangs_on_purpose_is_not_left_behind() {
     }
 }
 
-/// Names in a folder.
+/// Names in a directory.
 fn names(dir: &Path) -> Vec<std::ffi::OsString> {
     std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect()
 }

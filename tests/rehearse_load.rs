@@ -327,8 +327,8 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     let (new, backend) = scene.start(NEW).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     *proxy.backend.lock().unwrap() = backend;
-    // A request on a connection that old has just got would be turned away, which is allowed, or
-    // reset in old's queue, which a relay without replay cannot mend.
+    // A request on a connection that old has just got would be rejected, which is allowed, or
+    // reset in old's queue, which a relay without replay cannot fix.
     tokio::time::sleep(Duration::from_millis(20)).await;
     until(|| proxy.young.load(SeqCst) == 0).await;
     stop(old).await;
@@ -346,7 +346,7 @@ async fn verdict(plot: Plot) -> Verdict {
     assert!(!record.reports.is_empty());
     record.reports.clear();
     let seen = judge(&record, &plan);
-    let apart = |v: &Verdict| (v.lost.clone(), v.ended_by_berth, v.ended_by_instance, v.turned_away);
+    let apart = |v: &Verdict| (v.lost.clone(), v.ended_by_berth, v.ended_by_instance, v.rejected);
     assert_eq!(apart(&reported), apart(&seen), "{reported:#?}\n{seen:#?}\n{:#?}", record.ends);
     reported
 }
@@ -444,8 +444,8 @@ async fn an_event_that_is_lost_is_seen() {
 #[tokio::test]
 async fn an_event_that_is_doubled_is_seen() {
     let (record, plan) = upgrade(Plot::hears(Hears::OfAWriteTwice)).await;
-    assert_eq!(judge(&record, &plan).lost, [(Loss::EventDoubled, 6)].into());
-    assert!(record.watches.iter().all(|watch| matches!(watch.flaws[..], [(_, Flaw::Doubled(1))])));
+    assert_eq!(judge(&record, &plan).lost, [(Loss::EventDuplicated, 6)].into());
+    assert!(record.watches.iter().all(|watch| matches!(watch.flaws[..], [(_, Flaw::Duplicated(1))])));
 }
 
 #[tokio::test]
@@ -465,7 +465,7 @@ async fn who_was_away_for_too_long_lists_again_and_has_all() {
     assert!(record.informers.iter().all(|i| i.relists == i.expired), "{:?}", record.informers);
     let verdict = judge(&record, &plan);
     assert!(verdict.lost.contains_key(&Loss::Refused), "{verdict:#?}");
-    for loss in [Loss::EventMissed, Loss::EventDoubled, Loss::BadStatus] {
+    for loss in [Loss::EventMissed, Loss::EventDuplicated, Loss::BadStatus] {
         assert!(!verdict.lost.contains_key(&loss), "{verdict:#?}");
     }
 }

@@ -460,14 +460,14 @@ async fn a_request_under_way_is_finished() {
             it.signal();
             it.marked(Mark::Terminating).await;
             if retry_after {
-                let turned_away = loop {
+                let rejected = loop {
                     // Until the drain has begun, requests are served.
                     let (status, body) = it.client().await.get(MAPS).await;
                     if status != 200 {
                         break (status.as_u16(), body["reason"].clone());
                     }
                 };
-                assert_eq!(turned_away, (429, json!("TooManyRequests")));
+                assert_eq!(rejected, (429, json!("TooManyRequests")));
                 assert_eq!(it.client().await.get("/livez").await.0, 200);
             } else {
                 it.refuses().await;

@@ -121,9 +121,9 @@ fn noting_the_end_of_the_apiserver_holds_nothing_up() {
             .command(&["--log-level", "debug"], &["sh", "-c", "echo up, pid $$; exec sleep 3600", "kube-apiserver"]),
     );
     let line = run.says("up, pid ");
-    let folder = node.temp.path().join("run").join(node.listen.to_string()).join("instances");
+    let directory = node.temp.path().join("run").join(node.listen.to_string()).join("instances");
     let lock =
-        Flock::lock(File::open(folder.join(".lock")).unwrap(), FlockArg::LockExclusive).map_err(|(_, e)| e).unwrap();
+        Flock::lock(File::open(directory.join(".lock")).unwrap(), FlockArg::LockExclusive).map_err(|(_, e)| e).unwrap();
     kill(Pid::from_raw(line.rsplit(' ').next().unwrap().parse().unwrap()), Signal::SIGKILL).unwrap();
     run.logs("cannot note the end in the instance's record");
     drop(lock);

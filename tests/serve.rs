@@ -327,7 +327,7 @@ fn https_probe_live_and_version() {
     api.answer("403 Forbidden");
     let shim = node.serve(api.address, &["--probe-ca", ca]);
     let line = shim.logs("403 for");
-    assert!(line.contains("--probe-cert") && line.contains("--probe-token-file"), "what mends it: {line}");
+    assert!(line.contains("--probe-cert") && line.contains("--probe-token-file"), "what fixes it: {line}");
     assert!(listening(node.listen).is_empty());
     api.answer("200 OK");
     shim.logs("joined");

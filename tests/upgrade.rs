@@ -1,4 +1,4 @@
-//! `berth upgrade` with a stand-in for the kubelet: it runs a folder's static pods as `berth run` processes, with
+//! `berth upgrade` with a stand-in for the kubelet: it runs a directory's static pods as `berth run` processes, with
 //! the kubelet's order and signals. The real kubelet, with real
 //! apiservers, is scripts/kubelet.sh's; this runs anywhere in seconds.
 
@@ -55,7 +55,7 @@ struct Pod {
     stopping: bool,
 }
 
-/// Runs the pods of a folder until it is dropped.
+/// Runs the pods of a directory until it is dropped.
 struct Kubelet {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -64,12 +64,12 @@ struct Kubelet {
 impl Kubelet {
     fn start(node: &Node) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let (told, folder, logs) = (stop.clone(), node.folder(), node.path("pods"));
+        let (told, directory, logs) = (stop.clone(), node.directory(), node.path("pods"));
         let (listen, run_dir) = (node.listen, node.path("run"));
         let thread = std::thread::spawn(move || {
             let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
             while !told.load(Ordering::Relaxed) {
-                let files = files(&folder);
+                let files = files(&directory);
                 for (name, pod) in &mut pods {
                     pod.tend(files.get(name) == Some(&pod.text), listen, &run_dir);
                 }
@@ -98,10 +98,10 @@ impl Drop for Kubelet {
     }
 }
 
-/// The manifests of a folder by their pods' names; a kubelet reads all files but those with a dot.
-fn files(folder: &Path) -> BTreeMap<String, String> {
+/// The manifests of a directory by their pods' names; a kubelet reads all files but those with a dot.
+fn files(directory: &Path) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
-    for entry in fs::read_dir(folder).unwrap().flatten() {
+    for entry in fs::read_dir(directory).unwrap().flatten() {
         if entry.file_name().as_encoded_bytes().starts_with(b".") {
             continue;
         }
@@ -154,7 +154,7 @@ impl Pod {
     }
 }
 
-/// A node with a berth, and a folder of manifests.
+/// A node with a berth, and a directory of manifests.
 struct Node {
     temp: TempDir,
     listen: SocketAddr,
@@ -164,7 +164,7 @@ impl Node {
     /// With an apiserver of this image tag.
     fn new(tag: &str) -> Self {
         let node = Self { temp: tempfile::tempdir().unwrap(), listen: free_address() };
-        fs::create_dir(node.folder()).unwrap();
+        fs::create_dir(node.directory()).unwrap();
         fs::write(node.canonical(), node.manifest(tag)).unwrap();
         node
     }
@@ -173,12 +173,12 @@ impl Node {
         self.temp.path().join(name)
     }
 
-    fn folder(&self) -> PathBuf {
+    fn directory(&self) -> PathBuf {
         self.path("manifests")
     }
 
     fn canonical(&self) -> PathBuf {
-        self.folder().join("kube-apiserver.yaml")
+        self.directory().join("kube-apiserver.yaml")
     }
 
     /// kubeadm's manifest behind berth, as this node's.
@@ -195,7 +195,7 @@ impl Node {
         out
     }
 
-    /// A manifest outside the kubelet's folder.
+    /// A manifest outside the kubelet's directory.
     fn new_manifest(&self, tag: &str) -> PathBuf {
         let path = self.path(&format!("{tag}.yaml"));
         fs::write(&path, self.manifest(tag)).unwrap();
@@ -205,7 +205,7 @@ impl Node {
     fn upgrade(&self, options: &[&str]) -> Command {
         let mut upgrade = berth(["upgrade"]);
         upgrade.env("BERTH_SETTLE", "300ms");
-        upgrade.arg("--manifests-dir").arg(self.folder()).arg("--backup-dir").arg(self.path("kept"));
+        upgrade.arg("--manifests-dir").arg(self.directory()).arg("--backup-dir").arg(self.path("kept"));
         upgrade.arg("--pod-logs-dir").arg(self.path("pods")).args(options);
         upgrade
     }
@@ -234,7 +234,7 @@ impl Node {
     #[track_caller]
     fn is_whole(&self, tag: &str) {
         assert_eq!(fs::read_to_string(self.canonical()).unwrap(), self.manifest(tag));
-        assert_eq!(fs::read_dir(self.folder()).unwrap().count(), 1, "nothing else in the folder");
+        assert_eq!(fs::read_dir(self.directory()).unwrap().count(), 1, "nothing else in the directory");
         assert!(!self.path("kept/upgrade.json").exists(), "the state is removed");
     }
 }
@@ -273,12 +273,14 @@ impl Load {
 #[test]
 fn all_mistakes_are_told_at_once_and_nothing_is_touched() {
     let node = Node::new("v1");
-    let (canonical, folder) = (node.canonical(), node.folder());
-    let (canonical, folder) = (canonical.to_str().unwrap(), folder.to_str().unwrap());
-    let options = ["--settle", "soon", "--manifest", canonical, "--backup-dir", folder, "--kubeconfig", "/none"];
-    let (code, _, log) = said(berth(["upgrade", "--manifests-dir", folder]).args(options));
+    let (canonical, directory) = (node.canonical(), node.directory());
+    let (canonical, directory) = (canonical.to_str().unwrap(), directory.to_str().unwrap());
+    let options = ["--settle", "soon", "--manifest", canonical, "--backup-dir", directory, "--kubeconfig", "/none"];
+    let (code, _, log) = said(berth(["upgrade", "--manifests-dir", directory]).args(options));
     assert_eq!(code, Some(64), "{log}");
-    for part in ["--settle soon", "is in the kubelet's folder", "--backup-dir", "--kubeconfig /none: it is not there"] {
+    for part in
+        ["--settle soon", "is in the kubelet's directory", "--backup-dir", "--kubeconfig /none: it is not there"]
+    {
         assert!(log.contains(part), "{part} in {log}");
     }
     let plain = node.path("plain.yaml");

@@ -118,7 +118,7 @@ impl Script {
         Self { leave, before: flags >> 5, refuses: [flags & 4 != 0, flags & 8 != 0], plans, pieces, said, text }
     }
 
-    /// Whether what a leg got can be said again, all of it and for as long as it takes.
+    /// Whether what a leg got can be replayed, all of it and for as long as it takes.
     fn is_replayable(&self) -> bool {
         self.text.first().is_none_or(|first| *first == TLS_HANDSHAKE) && self.text.len() <= KEPT
     }
@@ -376,7 +376,7 @@ fn judge(script: &Script, said: usize, got: &[u8], legs: &[Leg]) {
     };
     assert!(earlier.iter().all(|leg| leg.answered == 0), "who answered was left: {script:?}");
     let speaks_first = script.text.first().is_some_and(|first| *first != TLS_HANDSHAKE);
-    assert!(!speaks_first || earlier.iter().all(|leg| leg.got.is_empty()), "said again: {script:?}");
+    assert!(!speaks_first || earlier.iter().all(|leg| leg.got.is_empty()), "replayed: {script:?}");
     let answer = last.map(|last| script.answer(last.name)).unwrap_or_default();
     let answered = last.map_or(0, |last| last.answered);
     assert!(answer[..answered].starts_with(got), "not an answer: {script:?}");

@@ -38,7 +38,7 @@ struct Stage {
     /// Of other kinds: a file, a pipe, connected and listening sockets that are not shared.
     others: Vec<OwnedFd>,
     path: PathBuf,
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 impl Stage {
@@ -57,9 +57,9 @@ impl Stage {
             plain.into(),
             std::fs::File::open("/dev/null").expect("it is there").into(),
         ];
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("a.sock");
-        let server = runtime.block_on(async { Server::bind(&path) }).expect("a socket in a new folder");
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("a.sock");
+        let server = runtime.block_on(async { Server::bind(&path) }).expect("a socket in a new directory");
         runtime.spawn(server.serve(
             |_| {},
             |asked| async move {
@@ -70,7 +70,7 @@ impl Stage {
                 asked.reply(&reply).await;
             },
         ));
-        Self { runtime, listener, address, cookie, others, path, _folder: folder }
+        Self { runtime, listener, address, cookie, others, path, _directory: directory }
     }
 
     /// Sends one message as who does not keep to the rules; false: it could not be sent.

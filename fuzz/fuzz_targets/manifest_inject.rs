@@ -6,7 +6,7 @@ use berth_cluster::yaml;
 use berth_fuzz::yaml::{Read, read};
 use berth_operate::manifest::Manifest;
 use berth_operate::manifest::eject::undo;
-use berth_operate::manifest::inject::{Addresses, Options, Probing, SideContainer, inject};
+use berth_operate::manifest::inject::{Addresses, Options, Probing, Sidecar, inject};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
@@ -20,7 +20,7 @@ fuzz_target!(|input: (u8, &str)| {
     let options = Options {
         image: "registry.example/berth:v1".into(),
         run_dir: "/run/berth".into(),
-        side_container: if choice & 1 == 0 { SideContainer::Native } else { SideContainer::Plain },
+        sidecar: if choice & 1 == 0 { Sidecar::Native } else { Sidecar::Plain },
         addresses: if choice & 2 == 0 { Addresses::OfManifest } else { Addresses::ExposeAll(6443) },
         probing: Probing {
             variables: vec![("BERTH_PROBE_CA", ca.clone())],

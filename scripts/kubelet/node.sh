@@ -36,15 +36,15 @@ start_here() {
     needed[$name]=
 }
 
-# Folders that are written to are the node's own, and only in this mount namespace.
+# Directories that are written to are the node's own, and only in this mount namespace.
 make_mounts() {
-    local folder setting value
-    for folder in run var/log var/lib etc/kubernetes; do mkdir -p "$work/node/$folder"; done
+    local directory setting value
+    for directory in run var/log var/lib etc/kubernetes; do mkdir -p "$work/node/$directory"; done
     mkdir "$work/node/upper" "$work/node/overlay"
-    # kubeadm's folder may not be there yet, and /etc is the machine's.
+    # kubeadm's directory may not be there yet, and /etc is the machine's.
     mount -t overlay -o "lowerdir=/etc,upperdir=$work/node/upper,workdir=$work/node/overlay" overlay /etc
     mkdir -p /etc/kubernetes
-    for folder in run var/log var/lib etc/kubernetes; do mount --bind "$work/node/$folder" "/$folder"; done
+    for directory in run var/log var/lib etc/kubernetes; do mount --bind "$work/node/$directory" "/$directory"; done
     # The kubelet would set these for the whole machine; so it finds them set.
     while read -r setting value; do
         echo "$value" >"$work/node/${setting//\//.}"

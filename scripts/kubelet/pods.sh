@@ -38,11 +38,11 @@ follow_pod() {
 # of the same manifest has the same UID, and its first log is number 0 again.
 keep_logs() {
     # Not by way of /var/log, which is another mount.
-    local folder=$work/node/var/log/pods log name
+    local directory=$work/node/var/log/pods log name
     mkdir "$work/logs"
     while :; do
-        for log in "$folder"/*/*/*.log; do
-            name=${log#"$folder"/*_*_}
+        for log in "$directory"/*/*/*.log; do
+            name=${log#"$directory"/*_*_}
             name=${name%.log}
             name=${name/\//-}
             name=$work/logs/${name/\//.}

@@ -112,7 +112,7 @@ check_upgraded() {
     part "connections meanwhile" "${at[begin]}" "${at[end]}"
     diff -u "$1" $canonical >"$work/upgrade.diff" || :
     expect "lines of the manifest that are not as they should be" "$(wc -l <"$work/upgrade.diff")" -eq 0 upgrade.diff
-    expect "files in the kubelet's folder" "$(find $manifests -type f -printf '%f\n' | sort | xargs)" == "etcd.yaml kube-apiserver.yaml"
+    expect "files in the kubelet's directory" "$(find $manifests -type f -printf '%f\n' | sort | xargs)" == "etcd.yaml kube-apiserver.yaml"
     expect "a state that is left" "$([[ ! -e $upgrade_state ]] || echo yes)" == "" upgrade.log
     expect "instances" "$("$BERTH" status | grep -c ' joined ')" -eq 1
 }
@@ -128,8 +128,8 @@ check_end() {
     expect "kube-apiserver's exit status" "${apiserver[1]}" -eq 0 "$(log_of kube-apiserver "$1")"
     expect "the shim's exit status" "${shim[1]}" -eq 0 "$log"
     # Told by berth upgrade, and by the hook once more.
-    words=$(grep -oE 'INFO (told to drain|left|SIGTERM|drained)' "$work/$log" | cut -c 6- | uniq | paste -sd,)
-    expect "what the shim hears and does" "$words" == "told to drain,left,told to drain,SIGTERM,drained" "$log"
+    words=$(grep -oE 'INFO (drain requested|left|SIGTERM|drained)' "$work/$log" | cut -c 6- | uniq | paste -sd,)
+    expect "what the shim hears and does" "$words" == "drain requested,left,drain requested,SIGTERM,drained" "$log"
     expect "the shim is stopped after kube-apiserver has ended" "$(logged_at SIGTERM "$work/$log")" -ge "${apiserver[0]}" "$log"
     left=$(logged_at 'left .*' "$work/$log")
     row "the old pod" "kube-apiserver ended $(((apiserver[0] - left) / 1000)) ms after its shim had left, the shim $(((shim[0] - left) / 1000)) ms, exit status 0"
@@ -137,8 +137,8 @@ check_end() {
 
 # A pod that is alone has nobody to take over while the kubelet starts it again.
 lone_restart() {
-    begin "an instance alone, changed in place: inject --side-container plain"
-    change_in_place inject --image "$IMAGE" --side-container plain
+    begin "an instance alone, changed in place: inject --sidecar plain"
+    change_in_place inject --image "$IMAGE" --sidecar plain
 }
 
 # The manifest is kubeadm's again, and berth is not there.

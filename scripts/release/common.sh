@@ -45,12 +45,12 @@ committed() {
     [[ -z $(git -C "$root" status --porcelain) ]] || die $EX_USAGE "$1 is of what is committed: commit first"
 }
 
-# build_again OPTION...: the script that runs, from a clone of what is committed, in another folder and with
+# build_again OPTION...: the script that runs, from a clone of what is committed, in another directory and with
 # another CARGO_HOME
 build_again() {
     local home=${CARGO_HOME:-$HOME/.cargo} again=$scratch/again name
     git clone --quiet -- "$root" "$again/clone"
-    # What was downloaded before, to be unpacked into another folder.
+    # What was downloaded before, to be unpacked into another directory.
     mkdir -p -- "$again/cargo/registry"
     for name in config.toml registry/index registry/cache; do
         [[ ! -e $home/$name ]] || ln -s -- "$(realpath -- "$home/$name")" "$again/cargo/$name"

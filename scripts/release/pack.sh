@@ -47,7 +47,7 @@ owner() {
 
 # third_party BILL: who is to be named: each library's licence, and each text that stands in one, once
 third_party() {
-    local libc id folder file sum
+    local libc id directory file sum
     local -A seen=()
     cat <<'TEXT'
 berth is linked with what stands here, each under its own licence. The texts follow.
@@ -55,8 +55,8 @@ berth is linked with what stands here, each under its own licence. The texts fol
 TEXT
     jq -r '.components[] | select(.name | startswith("berth-") | not) |
         "\(.name) \(.version): \(.licenses[0].expression)"' "$1"
-    while IFS=$'\t' read -r id folder; do
-        for file in "$folder"/{LICEN[CS]E,COPY,NOTICE,UNLICENSE}*; do
+    while IFS=$'\t' read -r id directory; do
+        for file in "$directory"/{LICEN[CS]E,COPY,NOTICE,UNLICENSE}*; do
             [[ -f $file ]] || continue
             sum=$(sha256sum <"$file")
             if [[ -n ${seen[$sum]:-} ]]; then
@@ -76,19 +76,19 @@ TEXT
     cat "/usr/share/doc/${libc%%:*}/copyright" /usr/share/common-licenses/LGPL-2.1
 }
 
-# gather BINARY BILL: into the folder that becomes the tarball
+# gather BINARY BILL: into the directory that becomes the tarball
 gather() {
-    local folder=$scratch/$name
-    mkdir -p -- "$folder"/{completions,man,systemd}
-    install -m 0755 -- "$1" "$folder/berth"
-    (cd "$root" && install -m 0644 LICENSE README.md CHANGELOG.md "$folder" &&
-        find examples -name '*.service' -exec install -m 0644 -t "$folder/systemd" {} +)
-    third_party "$2" >"$folder/THIRD-PARTY"
+    local directory=$scratch/$name
+    mkdir -p -- "$directory"/{completions,man,systemd}
+    install -m 0755 -- "$1" "$directory/berth"
+    (cd "$root" && install -m 0644 LICENSE README.md CHANGELOG.md "$directory" &&
+        find examples -name '*.service' -exec install -m 0644 -t "$directory/systemd" {} +)
+    third_party "$2" >"$directory/THIRD-PARTY"
     # Without what the builder's environment says of berth.
-    env -i "$folder/berth" generate man "$folder/man" >/dev/null
-    env -i "$folder/berth" generate completions bash >"$folder/completions/berth.bash"
-    env -i "$folder/berth" generate completions fish >"$folder/completions/berth.fish"
-    env -i "$folder/berth" generate completions zsh >"$folder/completions/_berth"
+    env -i "$directory/berth" generate man "$directory/man" >/dev/null
+    env -i "$directory/berth" generate completions bash >"$directory/completions/berth.bash"
+    env -i "$directory/berth" generate completions fish >"$directory/completions/berth.fish"
+    env -i "$directory/berth" generate completions zsh >"$directory/completions/_berth"
 }
 
 # tarball FILE

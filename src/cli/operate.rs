@@ -1,6 +1,6 @@
 //! `berth status`, `berth generate`, and what an operator does to a node.
 
-use berth_operate::manifest::inject::SideContainer;
+use berth_operate::manifest::inject::Sidecar;
 use berth_options::place::ADDRESSES;
 use berth_options::probe::ProbeArgs;
 use clap::Args;
@@ -16,9 +16,9 @@ pub struct InjectArgs {
     #[arg(long, env = "BERTH_IMAGE", hide_env_values = true, value_name = "IMAGE")]
     pub image: String,
     /// How the shim runs: as an init container that restarts (Kubernetes 1.29 or newer) or a plain container
-    #[arg(long, env = "BERTH_SIDE_CONTAINER", hide_env_values = true, default_value = "native", value_name = "KIND")]
-    pub side_container: SideContainer,
-    /// Write patches for `kubeadm … --patches DIR` into this folder, and leave the manifest alone
+    #[arg(long, env = "BERTH_SIDECAR", hide_env_values = true, default_value = "native", value_name = "KIND")]
+    pub sidecar: Sidecar,
+    /// Write patches for `kubeadm … --patches DIR` into this directory, and leave the manifest alone
     #[arg(long, env = "BERTH_KUBEADM_PATCH", hide_env_values = true, value_name = "DIR", conflicts_with_all = ["write", "diff"])]
     pub kubeadm_patch: Option<PathBuf>,
     /// Where the shim listens; may be given several times, the first names the berth [default: the
@@ -26,7 +26,7 @@ pub struct InjectArgs {
     #[arg(long, env = "BERTH_LISTEN", hide_env_values = true, value_delimiter = ' ', value_name = "ADDR:PORT[,freebind]", help_heading = ADDRESSES)]
     pub listen: Vec<String>,
     /// Listen on this port of every address; the apiserver's own port becomes 7443, which other
-    /// controllers must share
+    /// control-plane nodes must share
     #[arg(long, env = "BERTH_EXPOSE_ALL", hide_env_values = true, value_name = "PORT", conflicts_with = "listen", help_heading = ADDRESSES)]
     pub expose_all: Option<String>,
     /// Directory where the shims of a node meet, there and in the containers
@@ -63,7 +63,7 @@ pub struct KeptArgs {
 /// The kubelet of this node.
 #[derive(Debug, Clone, Args)]
 pub struct KubeletArgs {
-    /// The kubelet's folder of static pods, with kube-apiserver.yaml in it
+    /// The kubelet's directory of static pods, with kube-apiserver.yaml in it
     #[arg(
         long,
         env = "BERTH_MANIFESTS_DIR",
@@ -119,7 +119,7 @@ pub struct DoctorArgs {
     #[arg(default_value = "/etc/kubernetes/manifests/kube-apiserver.yaml", value_name = "FILE")]
     pub manifest: PathBuf,
     /// Look at this node too: the manifest is, or will be, of a static pod here, beside the others of the
-    /// kubelet's folder
+    /// kubelet's directory
     #[arg(long, env = "BERTH_NODE", hide_env_values = true)]
     pub node: bool,
     /// Where the kubelet finds static pods.
@@ -128,7 +128,7 @@ pub struct DoctorArgs {
     /// What berth keeps.
     #[command(flatten)]
     pub kept: KeptArgs,
-    /// Ask the cluster too, with this kubeconfig: whether all controllers have one secure port
+    /// Ask the cluster too, with this kubeconfig: whether all control-plane nodes have one secure port
     #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Which errors do not count.
@@ -147,7 +147,7 @@ pub(super) const UPGRADE_STATUS: &str = "Exit status: 0 done: the new one serves
 /// Options of `berth upgrade`.
 #[derive(Debug, Clone, Args)]
 pub struct UpgradeArgs {
-    /// The new manifest, behind berth, outside the kubelet's folder [default: the current one, for a
+    /// The new manifest, behind berth, outside the kubelet's directory [default: the current one, for a
     /// rolling restart]
     #[arg(long, env = "BERTH_UPGRADE_MANIFEST", hide_env_values = true, value_name = "FILE")]
     pub manifest: Option<PathBuf>,

@@ -237,8 +237,8 @@ fn find(args: &AskArgs) -> Result<Known, Exit> {
             known.push(last);
             let names: Vec<_> =
                 known.iter().map(|known| format!("{} at {}", known.id, known.berth.address())).collect();
-            let mend = if id.is_some() { "give each berth its own --run-dir" } else { "name one with --instance" };
-            Err(mistaken(&Mistakes(vec![format!("several instances are there ({}): {mend}", names.join(", "))])))
+            let fix = if id.is_some() { "give each berth its own --run-dir" } else { "name one with --instance" };
+            Err(mistaken(&Mistakes(vec![format!("several instances are there ({}): {fix}", names.join(", "))])))
         }
         (None, _) => {
             match id {
@@ -278,8 +278,8 @@ mod tests {
     use std::pin::{Pin, pin};
     use std::task::Poll;
 
-    fn known(folder: &tempfile::TempDir) -> (Known, PathBuf) {
-        let run_dir = RunDir::open(&folder.path().join("run")).unwrap();
+    fn known(directory: &tempfile::TempDir) -> (Known, PathBuf) {
+        let run_dir = RunDir::open(&directory.path().join("run")).unwrap();
         let berth = run_dir.berth("10.0.0.5:6443".parse().unwrap()).unwrap();
         let id = InstanceId::parse("a").unwrap();
         let path = berth.socket_path(&id).unwrap();
@@ -293,8 +293,8 @@ mod tests {
     /// Its socket was removed, and is back within a second.
     #[tokio::test]
     async fn a_shim_whose_socket_is_missing_has_not_ended() {
-        let folder = tempfile::tempdir().unwrap();
-        let (known, path) = known(&folder);
+        let directory = tempfile::tempdir().unwrap();
+        let (known, path) = known(&directory);
         let mut waiting = pin!(until_left(&known, None));
         let first = polled(&mut waiting).await;
         assert!(first.is_pending(), "{first:?}");
@@ -314,8 +314,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_shim_that_cannot_be_asked_has_not_ended() {
-        let folder = tempfile::tempdir().unwrap();
-        let (known, path) = known(&folder);
+        let directory = tempfile::tempdir().unwrap();
+        let (known, path) = known(&directory);
         std::os::unix::fs::symlink(&path, &path).unwrap();
         let waited = until_left(&known, None).await;
         assert!(waited.as_ref().is_err_and(|why| why.contains("cannot be asked")), "{waited:?}");
@@ -323,8 +323,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_shim_whose_socket_nobody_makes_again_has_ended() {
-        let folder = tempfile::tempdir().unwrap();
-        let (known, path) = known(&folder);
+        let directory = tempfile::tempdir().unwrap();
+        let (known, path) = known(&directory);
         let began = Instant::now();
         until_left(&known, None).await.unwrap();
         assert!(began.elapsed() > GONE);

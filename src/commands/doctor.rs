@@ -80,10 +80,10 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     Ok(if fails { Exit::No } else { exit })
 }
 
-/// Whether a file is one of a folder.
-fn is_in(file: &Path, folder: &Path) -> bool {
+/// Whether a file is one of a directory.
+fn is_in(file: &Path, directory: &Path) -> bool {
     let parent = file.canonicalize().ok().and_then(|file| file.parent().map(Path::to_owned));
-    parent.is_some() && folder.canonicalize().ok() == parent
+    parent.is_some() && directory.canonicalize().ok() == parent
 }
 
 /// What the pods of this node request; none if no address of it is known.

@@ -78,8 +78,8 @@ impl Plan {
         // The signal mask and what is ignored pass through as they are, but for SIGPIPE: Rust's runtime
         // ignores it from the start, and `exec` sets it back to its default.
         let error = claim.through_exec(|| Command::new(program).args(arguments).exec())?;
-        let mend = mend(&error);
-        Err(error).with_context(|| format!("cannot run {}{mend}", program.display()))
+        let fix = fix(&error);
+        Err(error).with_context(|| format!("cannot run {}{fix}", program.display()))
     }
 }
 
@@ -103,7 +103,7 @@ fn tell(instance: &InstanceId, address: SocketAddr, advertise: IpAddr, rewritten
     tracing::info!(%instance, %address, %advertise, program = program.map(tracing::field::display), "becoming the apiserver");
 }
 
-fn mend(error: &io::Error) -> &'static str {
+fn fix(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => " (is it in this container, and in PATH? Else give its full path after --)",
         io::ErrorKind::PermissionDenied => {

@@ -39,11 +39,11 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
     }
     let injected = Manifest::parse(&outcome.text).ok().filter(|manifest| manifest.kind() == "Pod");
     for stranger in injected.iter().flat_map(|manifest| node::uncovered(Path::new("/"), manifest)) {
-        let (cause, mend) = stranger.parts();
-        eprintln!("berth: note: {cause}: {mend}");
+        let (cause, fix) = stranger.parts();
+        eprintln!("berth: note: {cause}: {fix}");
     }
-    if let Some(folder) = &args.kubeadm_patch {
-        return Ok(write_patches(&file, &outcome.options, &outcome.base, folder));
+    if let Some(directory) = &args.kubeadm_patch {
+        return Ok(write_patches(&file, &outcome.options, &outcome.base, directory));
     }
     file.put(&text, &outcome.text, &outcome.edits, Some(&outcome.base))
 }
@@ -96,7 +96,7 @@ impl Target {
         }
         if file.write && file.backups.beside(&file.path) {
             checks.wrong(format!(
-                "--backup-dir {} is the manifest's own folder, where a kubelet would run the backup: give another",
+                "--backup-dir {} is the manifest's own directory, where a kubelet would run the backup: give another",
                 args.kept.backup_dir.display()
             ));
         }
@@ -150,7 +150,7 @@ impl Target {
             eprintln!("berth: {} is as it should be: not written", self.name());
             return Ok(Exit::Ok);
         }
-        if let Err(why) = leave_alone(self.backups.folder(), &self.path) {
+        if let Err(why) = leave_alone(self.backups.directory(), &self.path) {
             return Ok(unavailable(&why));
         }
         if let Some(original) = original {
@@ -173,7 +173,7 @@ fn print(text: &str) -> anyhow::Result<()> {
     std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")
 }
 
-fn write_patches(file: &Target, options: &Options, base: &str, folder: &Path) -> Exit {
+fn write_patches(file: &Target, options: &Options, base: &str, directory: &Path) -> Exit {
     let one = |problem| vec![problem];
     let patches = Manifest::parse(base).map_err(one).and_then(|manifest| {
         let (edits, _) = berth_operate::manifest::inject::plan(&manifest, options)?;
@@ -183,11 +183,11 @@ fn write_patches(file: &Target, options: &Options, base: &str, folder: &Path) ->
         Ok(patches) => patches,
         Err(problems) => return file.told(&problems),
     };
-    if let Err(error) = std::fs::create_dir_all(folder) {
-        return unavailable(&format!("cannot make the folder {}: {error}", folder.display()));
+    if let Err(error) = std::fs::create_dir_all(directory) {
+        return unavailable(&format!("cannot make the directory {}: {error}", directory.display()));
     }
     for patch in patches {
-        let path = folder.join(patch.name);
+        let path = directory.join(patch.name);
         if let Err(error) = replace(&path, &patch.text) {
             return unavailable(&error);
         }
@@ -221,7 +221,7 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<Options> {
     Some(Options {
         image: args.image.clone(),
         run_dir: args.run_dir.clone(),
-        side_container: args.side_container,
+        sidecar: args.sidecar,
         addresses: addresses?,
         probing,
     })

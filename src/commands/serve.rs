@@ -1,4 +1,4 @@
-//! `berth serve`: the shim of a side-container.
+//! `berth serve`: the shim of a sidecar.
 
 use super::{Exit, block_on, mistaken, unavailable};
 use berth_options::check::{self, Mistakes};

@@ -31,7 +31,7 @@ const ADMIN: &str = "/etc/kubernetes/admin.conf";
 
 /// What is not avoided without a kubeconfig.
 const GAPS: &str = "the Service kubernetes is without this node for up to 10 s whenever an instance stops (with several \
-                    controllers, starts too)";
+                    control-plane nodes, starts too)";
 
 /// What a kubelet may take to stop a pod beyond its grace period.
 const MARGIN: Duration = Duration::from_secs(60);
@@ -56,26 +56,27 @@ struct Options<'a> {
 impl<'a> Options<'a> {
     fn check(args: &'a UpgradeArgs, checks: &mut Checks) -> Self {
         let second = Duration::from_secs(1);
-        // Absolute, so that an upgrade that goes on from another folder means the same files.
-        let folder = args.kubelet.manifests_dir.canonicalize().unwrap_or_else(|_| args.kubelet.manifests_dir.clone());
+        // Absolute, so that an upgrade that goes on from another directory means the same files.
+        let directory =
+            args.kubelet.manifests_dir.canonicalize().unwrap_or_else(|_| args.kubelet.manifests_dir.clone());
         let options = Self {
             args,
-            canonical: folder.join(FILE),
-            temporary: folder.join(format!("{PREFIX}{FILE}")),
+            canonical: directory.join(FILE),
+            temporary: directory.join(format!("{PREFIX}{FILE}")),
             ready: checks.duration("--ready-timeout", &args.ready_timeout, second),
             settle: checks.duration("--settle", &args.settle, Duration::ZERO),
         };
         if Backups::new(&args.kept.backup_dir).beside(&options.canonical) {
             checks.wrong(format!(
-                "--backup-dir {} is the kubelet's folder, where it would run what is kept: give another",
+                "--backup-dir {} is the kubelet's directory, where it would run what is kept: give another",
                 args.kept.backup_dir.display()
             ));
         }
         if let Some(manifest) = &args.manifest {
             let parent = manifest.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
-            if parent.as_deref() == Some(&folder) {
+            if parent.as_deref() == Some(&directory) {
                 checks.wrong(format!(
-                    "--manifest {} is in the kubelet's folder, where it runs already: keep it elsewhere",
+                    "--manifest {} is in the kubelet's directory, where it runs already: keep it elsewhere",
                     manifest.display()
                 ));
             }
@@ -138,7 +139,7 @@ async fn upgrade(options: Options<'_>) -> Exit {
 fn again(say: &Say, store: &Store) -> Exit {
     say.line("neither done nor rolled back. What serves is left alone: see `berth status`.");
     say.more(&format!(
-        "When the cause is mended, run the same command again; it goes on from {}.",
+        "When the cause is fixed, run the same command again; it goes on from {}.",
         store.path().display()
     ));
     Exit::Again
@@ -152,9 +153,9 @@ struct Begun {
 
 /// An upgrade that may begin or goes on; none after a dry run.
 async fn begin(options: &Options<'_>, say: &Say) -> Result<Option<Begun>, Exit> {
-    let folder = &options.args.kept.backup_dir;
+    let directory = &options.args.kept.backup_dir;
     if options.args.dry_run {
-        let (state, setting) = match state::find(folder).map_err(|error| unavailable(&error))? {
+        let (state, setting) = match state::find(directory).map_err(|error| unavailable(&error))? {
             Some(state) => go_on(options, state, say)?,
             None => fresh(options, say).await?,
         };
@@ -164,7 +165,7 @@ async fn begin(options: &Options<'_>, say: &Say) -> Result<Option<Begun>, Exit> 
         }
         return Ok(None);
     }
-    let store = Store::open(folder).map_err(|error| unavailable(&error))?;
+    let store = Store::open(directory).map_err(|error| unavailable(&error))?;
     if let Some(state) = store.load().map_err(|error| unavailable(&error))? {
         let (state, setting) = go_on(options, state, say)?;
         return Ok(Some(Begun { state, store, setting }));
@@ -180,7 +181,7 @@ fn go_on(options: &Options<'_>, state: State, say: &Say) -> Result<(State, Setti
     let under_way = format!("an upgrade that began at {} is under way (step {})", state.started, step.name());
     let mut mistakes = Vec::new();
     if state.canonical != options.canonical {
-        mistakes.push(format!("{under_way} in another folder: give --manifests-dir {}", parent(&state.canonical)));
+        mistakes.push(format!("{under_way} in another directory: give --manifests-dir {}", parent(&state.canonical)));
     }
     if let Some(path) = &options.args.manifest
         && read(path).map_err(|error| unavailable(&error))? != state.new
@@ -270,8 +271,8 @@ async fn diagnose(
     setting: &Setting,
     options: &Options<'_>,
 ) -> Result<Vec<SocketAddr>, Exit> {
-    let folder = options.canonical.display();
-    let beside = beside::gather(&options.canonical).map_err(|error| unavailable(&format!("{folder}: {error}")))?;
+    let directory = options.canonical.display();
+    let beside = beside::gather(&options.canonical).map_err(|error| unavailable(&format!("{directory}: {error}")))?;
     let mut facts = node::Facts::gather(Path::new("/"), manifest);
     facts.unconnected = node::unconnected(Path::new("/"), manifest).await;
     let cluster = match &setting.client {
@@ -292,7 +293,7 @@ async fn diagnose(
     if findings.iter().any(|finding| finding.severity == Severity::Error) {
         let _ = writeln!(
             std::io::stderr(),
-            "berth: nothing was changed: mend the errors above first; --ignore-errors is for who knows better"
+            "berth: nothing was changed: fix the errors above first; --ignore-errors is for who knows better"
         );
         return Err(Exit::No);
     }

@@ -55,12 +55,12 @@ fn example(name: &str) -> String {
 
 /// Files below examples/ whose name ends so, but for the programs there.
 fn examples(end: &str) -> Vec<String> {
-    let (mut folders, mut found) = (vec![root().join("examples")], Vec::new());
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
+    let (mut directories, mut found) = (vec![root().join("examples")], Vec::new());
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                folders.push(path);
+                directories.push(path);
             } else if path.to_str().is_some_and(|path| path.ends_with(end)) {
                 found.push(path.strip_prefix(root().join("examples")).unwrap().to_str().unwrap().to_owned());
             }

@@ -1,4 +1,4 @@
-//! From HAProxy as a side-container to berth, by the steps of `docs/migrate-from-haproxy.md`: the HAProxy that
+//! From HAProxy as a sidecar to berth, by the steps of `docs/migrate-from-haproxy.md`: the HAProxy that
 //! `examples/haproxy-migration` configures, stand-in apiservers, and clients that never retry. The control is the
 //! same without leave-port.sh.
 
@@ -226,7 +226,7 @@ impl Node {
     }
 }
 
-/// A pod with HAProxy as side-container.
+/// A pod with HAProxy as sidecar.
 struct OldPod {
     haproxy: Running,
     apiserver: Running,

@@ -145,13 +145,13 @@ pub(crate) fn alerts_fire_when_they_should() -> Result<Completion, Failed> {
             Err(ignored) => return Ok(ignored),
         },
     };
-    let folder = root().join("examples/monitoring");
-    let run = |folder: &Path, arguments: &[&str]| -> Result<Output, Failed> {
-        Ok(Command::new(&promtool).args(arguments).current_dir(folder).output()?)
+    let directory = root().join("examples/monitoring");
+    let run = |directory: &Path, arguments: &[&str]| -> Result<Output, Failed> {
+        Ok(Command::new(&promtool).args(arguments).current_dir(directory).output()?)
     };
     let text = |output: &Output| String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();
     for arguments in [&["check", "config", "scrape.yaml"][..], &["test", "rules", "rules.test.yaml"]] {
-        let output = run(&folder, arguments)?;
+        let output = run(&directory, arguments)?;
         assert!(output.status.success(), "promtool {arguments:?}: {}", text(&output));
     }
 

@@ -125,7 +125,7 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
     }
     assert_eq!(queued_at(listener), Some(0));
     a.running.signal(Signal::SIGCONT);
-    a.running.logs("stood still for longer than its lease");
+    a.running.logs("stalled beyond its lease");
     println!("a hang: a client waited for {longest:?} at most");
     let before = [&a, &b].map(|shim| shim.status().connections_total);
     flows(&node, 200);

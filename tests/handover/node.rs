@@ -66,12 +66,12 @@ impl Node {
         self.temp.path().join("run")
     }
 
-    /// The berth's folder, made if it is not there.
+    /// The berth's directory, made if it is not there.
     pub(crate) fn berth(&self) -> BerthDir {
         self.find().unwrap_or_else(|| RunDir::open(&self.run_dir()).unwrap().berth(self.listen).unwrap())
     }
 
-    /// The berth's folder, if it is there.
+    /// The berth's directory, if it is there.
     pub(crate) fn find(&self) -> Option<BerthDir> {
         let berths = RunDir::find(&self.run_dir()).ok()??.berths().ok()?;
         berths.into_iter().find(|berth| berth.address() == self.listen)

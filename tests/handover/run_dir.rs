@@ -131,7 +131,7 @@ fn an_instance_whose_record_was_removed_is_found_by_the_next_shim() {
     is_ready_again(&node, &shim);
 }
 
-/// As a mount over it does, and a rename: the folder that is watched is not the one that has the name.
+/// As a mount over it does, and a rename: the directory that is watched is not the one that has the name.
 #[test]
 fn a_run_directory_that_is_replaced_is_filled_again() {
     let _alone = alone();

@@ -94,7 +94,7 @@ fn the_instance_resets_after_the_hello() {
         reset(instance);
         if request[0] == 0x16 {
             let mut instance = backend.accept();
-            assert_eq!(read(&mut instance, request.len()), request, "said again, once");
+            assert_eq!(read(&mut instance, request.len()), request, "replayed once");
             expect_silence(&mut instance);
             reset(instance);
         }

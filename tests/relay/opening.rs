@@ -67,7 +67,7 @@ fn what_waits_at_a_closing_backend_is_served_by_the_next() {
     }
 }
 
-/// What is not TLS may have done something already: said once, it is not said again.
+/// What is not TLS may have done something already: said once, it is not replayed.
 #[test]
 fn what_is_not_tls_is_not_replayed() {
     for threads in THREADS {
@@ -187,7 +187,7 @@ fn a_hello_in_pieces() {
     }
 }
 
-/// What is kept can be said again; beyond it a connection goes on, and its instance may answer when it likes.
+/// What is kept can be replayed; beyond it a connection goes on, and its instance may answer when it likes.
 #[test]
 fn a_hello_larger_than_what_is_kept() {
     const KEPT: usize = 16 * 1024;
@@ -212,12 +212,12 @@ fn a_hello_larger_than_what_is_kept() {
         expect_silence(&mut instance);
         reset(instance);
         let mut instance = backend.accept();
-        assert!(read(&mut instance, KEPT) == hello[..KEPT], "said again, once");
+        assert!(read(&mut instance, KEPT) == hello[..KEPT], "replayed once");
         client.write_all(&hello[KEPT..]).unwrap();
         assert!(read(&mut instance, LARGE - KEPT) == hello[KEPT..]);
         reset(instance);
         expect_reset(&mut client);
-        assert_eq!(backend.waiting().len(), 0, "not all of it could be said again");
+        assert_eq!(backend.waiting().len(), 0, "not all of it could be replayed");
     }
 }
 
@@ -343,8 +343,8 @@ fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
     let authority = Authority::new();
     for threads in THREADS {
         let api = Api::start(&authority);
-        let folder = tempfile::tempdir().unwrap();
-        let ca = folder.path().join("ca.crt");
+        let directory = tempfile::tempdir().unwrap();
+        let ca = directory.path().join("ca.crt");
         std::fs::write(&ca, authority.pem()).unwrap();
         let https = ["--probe", "https", "--probe-ca", ca.to_str().unwrap(), "--probe-timeout", "10s"];
         let shim = Shim::start(api.address, threads, &[&OFTEN[..], &https].concat());

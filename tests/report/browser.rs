@@ -120,5 +120,5 @@ impl Drop for Browser {
 
 fn in_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|program| program.is_file())
+    std::env::split_paths(&path).map(|directory| directory.join(name)).find(|program| program.is_file())
 }

@@ -120,12 +120,12 @@ pub(crate) fn run(model: &Model) -> Run {
         control_streams: BTreeMap::new(),
         endpoint_gaps: None,
     };
-    Run { via: model.via, topology: "side-container".into(), outcome: Outcome::Ran(Box::new(ran)) }
+    Run { via: model.via, topology: "sidecar".into(), outcome: Outcome::Ran(Box::new(ran)) }
 }
 
 pub(crate) fn skipped(via: Via) -> Run {
     let reason = "there is no haproxy in PATH: install it, or leave haproxy out of --compare".to_owned();
-    Run { via, topology: "side-container".into(), outcome: Outcome::Skipped(reason) }
+    Run { via, topology: "sidecar".into(), outcome: Outcome::Skipped(reason) }
 }
 
 pub(crate) fn report(runs: Vec<Run>) -> Report {
@@ -193,7 +193,7 @@ fn version(name: &str) -> &'static str {
 fn apart(count: u64) -> Vec<Tally> {
     vec![
         Tally { kind: "ended_by_instance".into(), text: "streams that their instance ended".into(), count },
-        Tally { kind: "turned_away".into(), text: "requests that their instance turned away".into(), count: 0 },
+        Tally { kind: "rejected".into(), text: "requests that their instance rejected".into(), count: 0 },
     ]
 }
 
@@ -256,7 +256,7 @@ fn watch(model: &Model, index: usize) -> Watch {
         id: format!("watch-{index}"),
         events: 119 - if cut { 9 } else { 0 },
         missed: if cut { 9 } else { 0 },
-        doubled: 0,
+        duplicated: 0,
         relists: 0,
         expired: 0,
         segments: vec![
@@ -270,7 +270,7 @@ fn watch(model: &Model, index: usize) -> Watch {
             allowed: false,
             reason: if cut { "reset" } else { "closed" }.into(),
         }],
-        flaws: if cut { vec![Flaw { at_ms: again, missed: 9, doubled: 0 }] } else { Vec::new() },
+        flaws: if cut { vec![Flaw { at_ms: again, missed: 9, duplicated: 0 }] } else { Vec::new() },
     }
 }
 
@@ -308,7 +308,7 @@ pub(crate) fn informer() -> Informer {
         held: 1_190,
         missing: 0,
         stale: 0,
-        doubled: 0,
+        duplicated: 0,
         relists: 1,
         expired: 1,
     }

@@ -121,8 +121,8 @@ fn reports() -> Vec<(&'static str, Report)> {
 #[test]
 #[ignore = "writes pages for people to look at"]
 fn pages() {
-    let folder = std::env::var("BERTH_PAGES").expect("BERTH_PAGES names a folder");
+    let directory = std::env::var("BERTH_PAGES").expect("BERTH_PAGES names a directory");
     for (name, report) in reports() {
-        std::fs::write(format!("{folder}/{name}.html"), page::render(&report)).unwrap();
+        std::fs::write(format!("{directory}/{name}.html"), page::render(&report)).unwrap();
     }
 }

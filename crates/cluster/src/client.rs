@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest answer that is read. Etcd keeps no object above 1.5 MB.
 const BODY_LIMIT: usize = 4 << 20;
 
-/// Why a request came to nothing.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Nobody answered, or not in HTTP.

@@ -78,8 +78,8 @@ impl Access {
         };
         let text = read(path).and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".into()));
         let text = text.map_err(|why| Mistake::new("file", &why).of(path))?;
-        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-        Self::parse(&text, |file| read(&folder.join(file))).map_err(|mistake| mistake.of(path))
+        let directory = path.parent().unwrap_or(Path::new("")).to_owned();
+        Self::parse(&text, |file| read(&directory.join(file))).map_err(|mistake| mistake.of(path))
     }
 
     /// Understands a kubeconfig; `file` reads one that it names.

@@ -15,13 +15,13 @@ const MAX_DEPTH: usize = 64;
 /// Most values that aliases stand for, all together: a few lines of them can stand for billions.
 const MAX_ALIASED: usize = 10_000;
 
-/// What is wrong in a YAML file, and how to mend it.
+/// What is wrong in a YAML file, and how to fix it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{line}: {message}")]
 pub struct Problem {
     /// Line of the file, from 1.
     pub line: usize,
-    /// Cause and mend.
+    /// Cause and fix.
     pub message: String,
 }
 
@@ -32,14 +32,14 @@ impl Problem {
         Self { line, message: message.into() }
     }
 
-    /// Cause and mend apart; see [`split`].
+    /// Cause and fix apart; see [`split`].
     #[must_use]
     pub fn parts(&self) -> (&str, &str) {
         split(&self.message)
     }
 }
 
-/// A message's cause and its mend: every message of berth's says both, and the mend after its last colon.
+/// A message's cause and its fix: every message of berth's says both, and the fix after its last colon.
 #[must_use]
 pub fn split(message: &str) -> (&str, &str) {
     message.rsplit_once(": ").unwrap_or((message, ""))
@@ -214,7 +214,7 @@ pub fn parse(text: &str) -> Result<Vec<Node>, Problem> {
     let mut anchors = Anchors::default();
     for event in Parser::new_from_str(text) {
         let (event, span) = event.map_err(|error| {
-            Problem::new(error.marker().line(), format!("this is no YAML: {}: mend it", error.info()))
+            Problem::new(error.marker().line(), format!("this is no YAML: {}: fix it", error.info()))
         })?;
         let begin = Begin::of(&event, span, &offsets);
         let (anchor, done) = match event {

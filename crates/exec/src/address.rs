@@ -17,18 +17,18 @@ pub enum AddressError {
     #[error("port {port} is held on every 127.x address that was tried ({TRIES}): {why}")]
     Held {
         port: u16,
-        /// Who holds it, and the mend.
+        /// Who holds it, and the fix.
         why: String,
     },
     /// A test bind failed for another reason.
-    #[error("cannot bind {address}: {source}{}", mend(source))]
+    #[error("cannot bind {address}: {source}{}", fix(source))]
     Bind { address: SocketAddr, source: io::Error },
     /// There are no random bytes.
     #[error("the system gives no random bytes for an address: {0}")]
     Random(getrandom::Error),
 }
 
-fn mend(error: &io::Error) -> &'static str {
+fn fix(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EADDRNOTAVAIL) => ": is the loopback interface up?",
         Some(libc::EACCES) => ": a port below 1024 needs CAP_NET_BIND_SERVICE, or take a higher one",

@@ -49,9 +49,9 @@ impl Phase {
 pub enum Standing {
     /// It never passed since it was last seen refusing, or since it is known: it gets nothing.
     Unready,
-    /// `rise` probes in a row passed.
+    /// `rise` consecutive probes passed.
     Ready,
-    /// It was ready, then `fall` probes in a row failed, but nobody was refused: it is used when
+    /// It was ready, then `fall` consecutive probes failed, but nobody was refused: it is used when
     /// no instance is ready, because a probe that times out under load must not take the API off
     /// the air.
     Failing,

@@ -1,4 +1,4 @@
-//! Arguments to checked types. Every mistake names the option and the mend, and all are reported at
+//! Arguments to checked types. Every mistake names the option and the fix, and all are reported at
 //! once.
 
 use crate::place::PlaceArgs;
@@ -67,7 +67,7 @@ pub fn check_beside_instance(place: &Place, checks: &mut Checks) {
 
 fn wildcard_clash(address: SocketAddr, berth: SocketAddr) -> String {
     if berth.ip().is_unspecified() {
-        // That the first address is no wildcard is said already, and how to mend it.
+        // That the first address is no wildcard is said already, and how to fix it.
         return format!("--listen {address}: a wildcard listener clashes with the apiserver's own 127.x address");
     }
     format!(

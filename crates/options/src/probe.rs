@@ -37,7 +37,7 @@ pub struct ProbeArgs {
     pub probe_timeout: String,
 }
 
-/// What the apiserver is asked, how often, and how many answers in a row decide.
+/// What the apiserver is asked, how often, and how many consecutive answers decide.
 #[derive(Debug, Clone, Args)]
 pub struct PaceArgs {
     /// Path that answers 200 when the apiserver is ready
@@ -46,10 +46,10 @@ pub struct PaceArgs {
     /// Time between two probes; while nobody listens it is 100ms at most
     #[arg(long, env = "BERTH_PROBE_INTERVAL", hide_env_values = true, default_value = "1s", value_name = "DURATION", help_heading = PROBE)]
     pub probe_interval: String,
-    /// Good answers in a row that make it ready
+    /// Consecutive good answers that make it ready
     #[arg(long, env = "BERTH_RISE", hide_env_values = true, default_value = "2", value_name = "N", help_heading = PROBE)]
     pub rise: String,
-    /// Bad answers in a row that make it unready
+    /// Consecutive bad answers that make it unready
     #[arg(long, env = "BERTH_FALL", hide_env_values = true, default_value = "3", value_name = "N", help_heading = PROBE)]
     pub fall: String,
 }

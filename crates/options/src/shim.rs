@@ -49,7 +49,7 @@ pub struct ShimArgs {
     /// How the apiserver is asked whether it is ready.
     #[command(flatten)]
     pub probe: ProbeArgs,
-    /// What it is asked, how often, and how many answers in a row decide.
+    /// What it is asked, how often, and how many consecutive answers decide.
     #[command(flatten)]
     pub pace: PaceArgs,
     /// How long a client is kept waiting while no apiserver is ready

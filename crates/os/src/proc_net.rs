@@ -114,7 +114,7 @@ fn name_of(pid: i32) -> String {
     String::from_utf8_lossy(&name).trim_end().replace(char::is_control, "?")
 }
 
-/// One sentence on who holds `wanted` and what mends it, for a bind that failed with EADDRINUSE.
+/// One sentence on who holds `wanted` and what fixes it, for a bind that failed with EADDRINUSE.
 /// `our_uid` is the effective user ID of who wants it.
 #[must_use]
 pub fn explain(wanted: SocketAddr, our_uid: u32) -> String {

@@ -1,5 +1,5 @@
 //! Throw-away certificates of one rehearsal: an authority, a serving certificate for each instance,
-//! client certificates, one of them for the shims' probe, and the keys of service accounts. Nobody outside trusts them, and their folder
+//! client certificates, one of them for the shims' probe, and the keys of service accounts. Nobody outside trusts them, and their directory
 //! goes with the rehearsal.
 //!
 //! As berth opens no TLS, the certificate that a client meets tells which instance it talks to, real

@@ -86,7 +86,7 @@ pub struct Program {
 pub struct Run {
     /// The way from clients to instances.
     pub via: Via,
-    /// Who gets SIGTERM when: `side-container`, `native-side-container`, `node` or `run`.
+    /// Who gets SIGTERM when: `sidecar`, `native-sidecar`, `node` or `run`.
     pub topology: String,
     /// What came of it.
     pub outcome: Outcome,
@@ -174,7 +174,7 @@ pub struct Verdict {
     pub summary: String,
     /// What was lost, by kind.
     pub lost: Vec<Tally>,
-    /// What the instances ended or turned away themselves: not lost.
+    /// What the instances ended or rejected themselves: not lost.
     pub apart: Vec<Tally>,
     /// The same of a run that dialed the instances directly.
     pub control: Option<Vec<Tally>>,
@@ -268,7 +268,7 @@ pub struct Timeline {
     /// Good answers that came in a step, by instance.
     pub answered: BTreeMap<String, Vec<u64>>,
     /// What was seen to be lost in a step, by kind: `refused`, `reset`, `closed`, `unanswered`, `tls`,
-    /// `http`, `bad_status`, `stream_ended`, `event_missed`, `event_doubled`.
+    /// `http`, `bad_status`, `stream_ended`, `event_missed`, `event_duplicated`.
     pub lost: BTreeMap<String, Vec<u64>>,
     /// Losses of a step that promises under faults allow.
     pub allowed: Vec<u64>,
@@ -347,7 +347,8 @@ pub struct Watch {
     /// Writes that it never saw.
     pub missed: u64,
     /// Writes that it saw twice or too late.
-    pub doubled: u64,
+    #[serde(alias = "doubled")]
+    pub duplicated: u64,
     /// Times that it listed again.
     #[serde(default)]
     pub relists: u64,
@@ -371,7 +372,8 @@ pub struct Flaw {
     /// Writes that it never saw.
     pub missed: u64,
     /// Writes that it saw twice or too late.
-    pub doubled: u64,
+    #[serde(alias = "doubled")]
+    pub duplicated: u64,
 }
 
 /// A time for which a watch was open.
@@ -419,7 +421,8 @@ pub struct Informer {
     /// Objects that it holds although they were deleted.
     pub stale: u64,
     /// Objects that it was told of twice.
-    pub doubled: u64,
+    #[serde(alias = "doubled")]
+    pub duplicated: u64,
     /// Times that it listed again.
     pub relists: u64,
     /// Times that it was told 410: its revision was older than what the instance knew.

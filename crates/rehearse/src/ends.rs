@@ -144,7 +144,7 @@ mod tests {
     fn a_report_decides() {
         let report = |by, at| {
             let peer = ([127, 0, 0, 1], 1).into();
-            ("old".to_owned(), EndReport { stream: "Watch-1".into(), peer, by, at: ms(at), turned_away: 0 })
+            ("old".to_owned(), EndReport { stream: "Watch-1".into(), peer, by, at: ms(at), rejected: 0 })
         };
         let judged = |report| {
             let record = Record { reports: vec![report], ..stopped() };

@@ -1,5 +1,5 @@
 //! The etcd of real apiservers: one a run, on addresses that nobody uses, with all it writes in the
-//! rehearsal's folder. It listens to whoever is on this machine, as nobody else is told of it.
+//! rehearsal's directory. It listens to whoever is on this machine, as nobody else is told of it.
 
 use super::address::free_address;
 use super::apiserver::flag;

@@ -1,4 +1,4 @@
-//! HAProxy as the side-container that berth replaces had it (Lokomotive, 2020): TCP mode, its
+//! HAProxy as the sidecar that berth replaces had it (Lokomotive, 2020): TCP mode, its
 //! timeouts, no health check, started when the apiserver's port is open. It shares the port since
 //! `SO_REUSEPORT` is its default.
 //!

@@ -7,7 +7,7 @@
 //! * `instance`: one of them as a command line; it knows the `setting`.
 //! * `topology`: which processes an instance has and who is told to stop when; `haproxy`: the
 //!   configuration of what berth replaces.
-//! * [`stage`]: the processes, certificates from [`certs`], an [`address`]; all on 127/8 and in one temporary folder.
+//! * [`stage`]: the processes, certificates from [`certs`], an [`address`]; all on 127/8 and in one temporary directory.
 //! * [`store`]: the objects that stand-ins serve, in etcd's place; they reach it through [`hub`] in
 //!   the language of `wire`. Real ones get an `etcd`.
 //! * [`load`]: clients through the berth that never retry.
@@ -104,7 +104,7 @@ fn name(signal: i32) -> String {
     nix::sys::signal::Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |s| s.to_string())
 }
 
-/// Rehearses, one run after the other. Processes are stopped and folders removed in every case but SIGKILL, and
+/// Rehearses, one run after the other. Processes are stopped and directories removed in every case but SIGKILL, and
 /// then by the next rehearsal.
 pub async fn rehearse(plan: &Plan) -> Outcome {
     let mut outcome = Outcome::default();

@@ -24,7 +24,7 @@ pub enum Loss {
     /// A write that a watch never saw.
     EventMissed,
     /// A write that a watch saw twice or too late.
-    EventDoubled,
+    EventDuplicated,
 }
 
 impl fmt::Display for Loss {
@@ -39,7 +39,7 @@ impl fmt::Display for Loss {
             Self::BadStatus => "error statuses",
             Self::StreamEnded => "streams ended by berth",
             Self::EventMissed => "watch events missed",
-            Self::EventDoubled => "watch events doubled",
+            Self::EventDuplicated => "watch events duplicated",
         })
     }
 }

@@ -191,8 +191,8 @@ pub struct EndReport {
     pub by: EndedBy,
     /// When the instance began to end it, or saw that it was over.
     pub at: Stamp,
-    /// Requests that it turned away with 429 or 503 because it was shutting down.
-    pub turned_away: u32,
+    /// Requests that it rejected with 429 or 503 because it was shutting down.
+    pub rejected: u32,
 }
 
 /// Who ended a connection, seen from the instance.
@@ -316,7 +316,7 @@ pub struct WatchSum {
     /// Writes that it never saw.
     pub missed: u64,
     /// Writes that it saw again, or too late.
-    pub doubled: u64,
+    pub duplicated: u64,
     /// When it noticed those.
     pub flaws: Vec<(Stamp, Flaw)>,
     /// Times that it listed again.
@@ -331,7 +331,7 @@ pub enum Flaw {
     /// Writes that it never saw.
     Missed(u64),
     /// Writes that it saw again, or too late.
-    Doubled(u64),
+    Duplicated(u64),
 }
 
 /// What clients saw that dial the instances themselves: ends that nothing in between can have made.

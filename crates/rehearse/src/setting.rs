@@ -9,7 +9,7 @@ use std::time::Duration;
 /// What the processes need to know.
 #[derive(Debug)]
 pub(crate) struct Setting {
-    /// Folder of all that the rehearsal writes.
+    /// Directory of all that the rehearsal writes.
     pub(crate) dir: PathBuf,
     /// The berth.
     pub(crate) address: SocketAddr,

@@ -34,9 +34,9 @@ pub fn render(verdict: &Verdict) -> String {
     let control = format!("{} of {}", count(verdict.control_ended), count(verdict.control_streams));
     let apart = format!("counted apart: it shut down; without berth {control}");
     row("streams ended by the instance", count(verdict.ended_by_instance), apart);
-    row("turned away by the instance", count(verdict.turned_away), "503 or 429 while it shut down".into());
-    let gaps = [Loss::EventMissed, Loss::EventDoubled].iter().any(|loss| verdict.lost.contains_key(loss));
-    let seen = if gaps { "with gaps" } else { "no write missed or doubled" };
+    row("rejected by the instance", count(verdict.rejected), "503 or 429 while it shut down".into());
+    let gaps = [Loss::EventMissed, Loss::EventDuplicated].iter().any(|loss| verdict.lost.contains_key(loss));
+    let seen = if gaps { "with gaps" } else { "no write missed or duplicated" };
     row("watch events", count(figures.watch_events), seen.into());
     let whole = format!("of {} hold exactly what was written", verdict.informers);
     row("informers", count(verdict.whole_informers), whole);
@@ -106,7 +106,7 @@ pub fn compare(runs: &[Run]) -> String {
         ("longest wait", |v| time(v.figures.wait_max_ms)),
         ("99 % within", |v| time(v.figures.wait_p99_ms)),
         ("streams ended by the instance", |v| count(v.ended_by_instance)),
-        ("turned away by the instance", |v| count(v.turned_away)),
+        ("rejected by the instance", |v| count(v.rejected)),
     ];
     let mut text = format!("{:<32}", "");
     let mut cells = |name: &str, cell: &dyn Fn(&Run) -> String| {
@@ -189,8 +189,8 @@ mod tests {
         x509 errors                              0
         streams ended by berth                   0
         streams ended by the instance           16   counted apart: it shut down; without berth 0 of 0
-        turned away by the instance              0   503 or 429 while it shut down
-        watch events                           820   no write missed or doubled
+        rejected by the instance                 0   503 or 429 while it shut down
+        watch events                           820   no write missed or duplicated
         informers                                0   of 0 hold exactly what was written
         lists again                              0   0 after 410: their revision was older than the instance (--settle)
         connections on old                     600   v1.35.4
@@ -225,7 +225,7 @@ mod tests {
         x509 errors                              0
         streams ended by berth                   1
         streams ended by the instance            0   counted apart: it shut down; without berth 0 of 0
-        turned away by the instance              0   503 or 429 while it shut down
+        rejected by the instance                 0   503 or 429 while it shut down
         watch events                             0   with gaps
         informers                                0   of 0 hold exactly what was written
         lists again                              0   0 after 410: their revision was older than the instance (--settle)
@@ -258,7 +258,7 @@ mod tests {
         longest wait                            0.0 ms        0.0 ms
         99 % within                             0.0 ms        0.0 ms
         streams ended by the instance                0             0
-        turned away by the instance                  0             0
+        rejected by the instance                     0             0
         ");
     }
 

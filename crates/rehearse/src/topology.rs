@@ -119,7 +119,7 @@ impl Layout {
             (Via::PortSharing | Via::Direct, _) | (Via::Berth, Topology::Node) => vec![vec![apiserver]],
             (Via::Berth, Topology::Run) => vec![vec![(Role::Unit, Signal::SIGTERM)]],
             // A kubelet does not tell an init container that restarts before the others have ended.
-            (_, Topology::NativeSideContainer) => vec![vec![apiserver], vec![proxy]],
+            (_, Topology::NativeSidecar) => vec![vec![apiserver], vec![proxy]],
             _ => vec![vec![apiserver, proxy]],
         }
     }
@@ -182,13 +182,13 @@ mod tests {
             groups.into_iter().map(|group| group.into_iter().map(|(role, _)| role).collect()).collect::<Vec<Vec<_>>>()
         };
         for via in [Via::Berth, Via::Haproxy] {
-            assert_eq!(told(via, Topology::SideContainer), [[Apiserver, Proxy]]);
-            assert_eq!(told(via, Topology::NativeSideContainer), [[Apiserver], [Proxy]]);
+            assert_eq!(told(via, Topology::Sidecar), [[Apiserver, Proxy]]);
+            assert_eq!(told(via, Topology::NativeSidecar), [[Apiserver], [Proxy]]);
         }
         assert_eq!(told(Via::Berth, Topology::Run), [[Unit]]);
         assert_eq!(told(Via::Haproxy, Topology::Run), [[Apiserver, Proxy]]);
         // The shim goes on; without one there is nothing else to tell.
         assert_eq!(told(Via::Berth, Topology::Node), [[Apiserver]]);
-        assert_eq!(told(Via::PortSharing, Topology::SideContainer), [[Apiserver]]);
+        assert_eq!(told(Via::PortSharing, Topology::Sidecar), [[Apiserver]]);
     }
 }

@@ -52,7 +52,7 @@ pub struct Verdict {
     /// Those that their instance ended.
     pub ended_by_instance: u64,
     /// Requests that an instance answered with 429 or 503 because it was shutting down.
-    pub turned_away: u64,
+    pub rejected: u64,
     /// Connections to the instances themselves, for comparison, and how many of those they ended.
     pub control_streams: u64,
     /// See `control_streams`.
@@ -123,8 +123,8 @@ struct Judge<'a> {
     ends: Ends<'a>,
     /// The ends of new connections whose TLS handshake was over.
     new_ends: HashMap<&'a str, &'a StreamEnd>,
-    /// Requests turned away by stream, less those that were seen already.
-    turned_away: HashMap<&'a str, u32>,
+    /// Requests rejected by stream, less those that were seen already.
+    rejected: HashMap<&'a str, u32>,
     /// Who answered on a stream.
     served_by: HashMap<&'a str, &'a str>,
     local: BTreeMap<String, u64>,
@@ -135,7 +135,7 @@ impl<'a> Judge<'a> {
     fn new(record: &'a Record) -> Self {
         let new_ends = record.ends.iter().filter(|end| end.what == What::New);
         let new_ends = new_ends.map(|end| (end.stream.as_str(), end)).collect();
-        let turned_away = record.reports.iter().map(|(_, r)| (r.stream.as_str(), r.turned_away)).collect();
+        let rejected = record.reports.iter().map(|(_, r)| (r.stream.as_str(), r.rejected)).collect();
         let served_by = record.attempts.iter().filter_map(|attempt| match &attempt.answer {
             Answer::Good { instance } | Answer::Bad { instance, .. } => {
                 Some((attempt.stream.as_str(), instance.as_str()))
@@ -145,7 +145,7 @@ impl<'a> Judge<'a> {
         let served_by = served_by.collect();
         let ends = Ends::new(record);
         let verdict = Verdict::default();
-        Self { record, ends, new_ends, turned_away, served_by, local: BTreeMap::new(), verdict }
+        Self { record, ends, new_ends, rejected, served_by, local: BTreeMap::new(), verdict }
     }
 
     /// Whether a new connection that failed was ended by the instance that it had come to.
@@ -155,8 +155,8 @@ impl<'a> Judge<'a> {
 
     /// Whether an instance turned a request away because it was stopping: it counts those itself, or
     /// the status says so.
-    fn turned_away(&mut self, attempt: &Attempt, instance: &str, status: u16) -> bool {
-        match self.turned_away.get_mut(attempt.stream.as_str()) {
+    fn rejected(&mut self, attempt: &Attempt, instance: &str, status: u16) -> bool {
+        match self.rejected.get_mut(attempt.stream.as_str()) {
             Some(0) => false,
             Some(left) => {
                 *left -= 1;
@@ -184,8 +184,8 @@ impl<'a> Judge<'a> {
     }
 
     fn bad_status(&mut self, attempt: &Attempt, instance: &str, status: u16) {
-        if self.turned_away(attempt, instance, status) {
-            self.verdict.turned_away += 1;
+        if self.rejected(attempt, instance, status) {
+            self.verdict.rejected += 1;
         } else {
             let lost =
                 Lost { loss: Loss::BadStatus, due: Some(attempt.due), seen: attempt.done, instance: Some(instance) };
@@ -273,7 +273,7 @@ impl<'a> Judge<'a> {
         self.verdict.figures.expired = both(|w| w.expired, |i| i.expired);
         self.verdict.figures.watch_events = watches.iter().flat_map(|w| w.events.values()).sum();
         self.verdict.lose(Loss::EventMissed, watches.iter().map(|w| w.missed).sum());
-        self.verdict.lose(Loss::EventDoubled, watches.iter().map(|w| w.doubled).sum());
+        self.verdict.lose(Loss::EventDuplicated, watches.iter().map(|w| w.duplicated).sum());
         if watches.len() < plan.load.watches as usize {
             self.object(format!("only {} of {} watches came to their end", watches.len(), plan.load.watches));
         }
@@ -289,10 +289,10 @@ impl<'a> Judge<'a> {
         let informers = &self.record.informers;
         let tried = || informers.iter().filter(|i| !i.is_quiet());
         self.verdict.informers = tried().count() as u64;
-        self.verdict.whole_informers = tried().filter(|i| i.missing + i.stale + i.doubled == 0).count() as u64;
+        self.verdict.whole_informers = tried().filter(|i| i.missing + i.stale + i.duplicated == 0).count() as u64;
         // An object too many is an event that was missed: that of its end.
         self.verdict.lose(Loss::EventMissed, informers.iter().map(|i| i.missing + i.stale).sum());
-        self.verdict.lose(Loss::EventDoubled, informers.iter().map(|i| i.doubled).sum());
+        self.verdict.lose(Loss::EventDuplicated, informers.iter().map(|i| i.duplicated).sum());
     }
 
     fn waits(&mut self) {

@@ -310,7 +310,7 @@ impl Bound {
         &self.instance
     }
 
-    /// The folder of the berth.
+    /// The directory of the berth.
     #[must_use]
     pub fn berth(&self) -> &BerthDir {
         &self.berth
@@ -459,7 +459,7 @@ async fn answer(view: Arc<View>, handover: mpsc::UnboundedSender<Asked>, asked: 
         Ask::Status => Reply::Status(Box::new(view.status())),
         Ask::Metrics => Reply::Metrics(view.metrics()),
         Ask::Drain => {
-            tracing::info!("told to drain");
+            tracing::info!("drain requested");
             let told = &view.shared.stop;
             told.send_if_modified(|told| std::mem::replace(told, (*told).max(Stop::Leave)) < Stop::Leave);
             Reply::Done

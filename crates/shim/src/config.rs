@@ -27,9 +27,9 @@ pub struct Config {
     pub probe: ProbeConfig,
     /// Time between two probes.
     pub probe_interval: Duration,
-    /// Good answers in a row that make an instance ready.
+    /// Consecutive good answers that make an instance ready.
     pub rise: u32,
-    /// Bad answers in a row that make it unready.
+    /// Consecutive bad answers that make it unready.
     pub fall: u32,
     /// How long a client waits for an instance.
     pub hold: Duration,

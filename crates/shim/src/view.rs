@@ -64,7 +64,7 @@ impl View {
         for (instance, reply) in self.ask_siblings(Ask::Status).await {
             match reply {
                 Ok(Reply::Status(status)) => all.shims.push(*status),
-                Ok(_) => all.silent.push(Silent { instance, why: "it says something else".into() }),
+                Ok(_) => all.silent.push(Silent { instance, why: "unexpected reply".into() }),
                 Err(why) => all.silent.push(Silent { instance, why }),
             }
         }

@@ -87,12 +87,12 @@ fn compare(options: &Options) -> Result<ExitCode> {
         eprintln!("bench: {name} is not here and is left out");
     }
     berth_os::process::raise_file_limit()?;
-    let folder = tempfile::Builder::new().prefix("berth-bench-").tempdir()?;
-    clean_up_on_signal(folder.path().to_owned())?;
+    let directory = tempfile::Builder::new().prefix("berth-bench-").tempdir()?;
+    clean_up_on_signal(directory.path().to_owned())?;
 
     let pace = Pace { warm_up: options.window() / 4, window: options.window() };
     let mut results = Results { peers, missing, samples: Vec::new() };
-    measure(&mut results, options, pace, folder.path())?;
+    measure(&mut results, options, pace, directory.path())?;
 
     let setting = Setting::new(&options.command, options.rounds(), pace, options.short);
     print!("{}", report::markdown(&results, &setting));
@@ -106,10 +106,10 @@ fn compare(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!complaints.is_empty())))
 }
 
-fn measure(results: &mut Results, options: &Options, pace: Pace, folder: &Path) -> Result<()> {
+fn measure(results: &mut Results, options: &Options, pace: Pace, directory: &Path) -> Result<()> {
     let (backend, address) = start_backend()?;
     let _backend = process::Tree::new(backend);
-    let bench = Bench { backend: address, pace, short: options.short, folder };
+    let bench = Bench { backend: address, pace, short: options.short, directory };
     let start = Instant::now();
     for round in 0..options.rounds() {
         for work in options.work() {
@@ -141,7 +141,7 @@ fn start_backend() -> Result<(Child, SocketAddr)> {
 }
 
 /// Ends the run on SIGINT, SIGTERM or SIGHUP: the children get SIGTERM when this process is gone.
-fn clean_up_on_signal(folder: PathBuf) -> Result<()> {
+fn clean_up_on_signal(directory: PathBuf) -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let guard = runtime.enter();
@@ -157,7 +157,7 @@ fn clean_up_on_signal(folder: PathBuf) -> Result<()> {
                 _ = hangup.recv() => {}
             }
         });
-        let _ = std::fs::remove_dir_all(&folder);
+        let _ = std::fs::remove_dir_all(&directory);
         eprintln!("bench: ended by a signal");
         std::process::exit(SIGNALLED);
     });

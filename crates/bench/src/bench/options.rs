@@ -140,7 +140,7 @@ impl Options {
     }
 }
 
-/// Peers run in folders of their own.
+/// Peers run in directories of their own.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
@@ -148,8 +148,8 @@ fn absolute(path: &Path) -> PathBuf {
 /// Daemons are where only root's PATH leads.
 fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(["/usr/local/sbin".into(), "/usr/sbin".into()]);
-    folders.map(|folder| folder.join(name)).find(|path| path.is_file())
+    let directories = std::env::split_paths(&path).chain(["/usr/local/sbin".into(), "/usr/sbin".into()]);
+    directories.map(|directory| directory.join(name)).find(|path| path.is_file())
 }
 
 /// Where distributions put nginx's stream module when they build it apart.

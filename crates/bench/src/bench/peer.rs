@@ -80,17 +80,17 @@ impl Peer {
         size(&self.program) + module.map_or(0, size)
     }
 
-    /// Starts it before a backend, in a folder of its own, and waits until it answers.
+    /// Starts it before a backend, in a directory of its own, and waits until it answers.
     pub(crate) fn start(&self, backend: SocketAddr, work: &Path) -> Result<Running> {
         if self.kind == Kind::Direct {
             return Ok(Running { address: backend, tree: None, until_answer: Duration::ZERO });
         }
-        let folder = tempfile::tempdir_in(work)?.keep();
+        let directory = tempfile::tempdir_in(work)?.keep();
         let address = free_address()?;
-        let log = folder.join("log");
-        let mut command = self.command(address, backend, &folder)?;
+        let log = directory.join("log");
+        let mut command = self.command(address, backend, &directory)?;
         command
-            .current_dir(&folder)
+            .current_dir(&directory)
             .stdin(Stdio::null())
             .stdout(File::create(&log)?)
             .stderr(File::options().append(true).open(&log)?);
@@ -114,12 +114,12 @@ impl Peer {
         Ok(Running { address, until_answer: start.elapsed(), tree: Some(tree) })
     }
 
-    fn command(&self, listen: SocketAddr, backend: SocketAddr, folder: &Path) -> Result<Command> {
+    fn command(&self, listen: SocketAddr, backend: SocketAddr, directory: &Path) -> Result<Command> {
         let mut command = Command::new(&self.program);
         let cores = available_parallelism()?.get();
         let descriptors = berth_os::process::raise_file_limit()?;
         let write = |name: &str, text: String| -> Result<PathBuf> {
-            let path = folder.join(name);
+            let path = directory.join(name);
             fs::write(&path, text)?;
             Ok(path)
         };
@@ -138,15 +138,15 @@ impl Peer {
                     "1s",
                 ]);
                 command.arg(format!("--listen={listen}")).arg(format!("--backend={backend}"));
-                command.arg("--run-dir").arg(folder.join("run"));
+                command.arg("--run-dir").arg(directory.join("run"));
             }
             Kind::Haproxy { splice } => {
                 let config = haproxy(listen, backend, cores, (descriptors - RESERVED) / 2, *splice);
                 command.arg("-db").arg("-f").arg(write("haproxy.cfg", config)?);
             }
             Kind::Nginx(module) => {
-                let config = nginx(listen, backend, module.as_deref(), folder, descriptors - RESERVED);
-                command.arg("-p").arg(folder).arg("-e").arg("stderr").arg("-c").arg(write("nginx.conf", config)?);
+                let config = nginx(listen, backend, module.as_deref(), directory, descriptors - RESERVED);
+                command.arg("-p").arg(directory).arg("-e").arg("stderr").arg("-c").arg(write("nginx.conf", config)?);
             }
             Kind::Envoy => {
                 let config = write("envoy.json", envoy(listen, backend))?;
@@ -197,12 +197,12 @@ defaults
 }
 
 /// `reuseport`, as its makers advise for many short connections: without it one worker takes nearly all.
-fn nginx(listen: SocketAddr, backend: SocketAddr, module: Option<&Path>, folder: &Path, connections: u64) -> String {
+fn nginx(listen: SocketAddr, backend: SocketAddr, module: Option<&Path>, directory: &Path, connections: u64) -> String {
     let module = module.map(|path| format!("load_module {};\n", path.display())).unwrap_or_default();
     format!(
         "{module}daemon off;
 user root;
-pid {folder}/nginx.pid;
+pid {directory}/nginx.pid;
 worker_processes auto;
 error_log stderr error;
 events {{
@@ -218,7 +218,7 @@ stream {{
     }}
 }}
 ",
-        folder = folder.display()
+        directory = directory.display()
     )
 }
 

@@ -13,13 +13,13 @@ use std::path::Path;
 const VERSION: u32 = 1;
 
 /// Writes bench.md, bench.json and bench.svg.
-pub(crate) fn write(folder: &Path, results: &Results, setting: &Setting) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+pub(crate) fn write(directory: &Path, results: &Results, setting: &Setting) -> Result<()> {
+    fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
     let json = serde_json::to_string_pretty(&json(results, setting))? + "\n";
     let files =
         [("bench.md", markdown(results, setting)), ("bench.json", json), ("bench.svg", plot::svg(results, setting))];
     for (name, text) in files {
-        let path = folder.join(name);
+        let path = directory.join(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())

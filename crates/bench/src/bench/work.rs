@@ -280,14 +280,14 @@ pub(crate) struct Bench<'a> {
     pub(crate) backend: SocketAddr,
     pub(crate) pace: Pace,
     pub(crate) short: bool,
-    /// Where peers have their folders.
-    pub(crate) folder: &'a Path,
+    /// Where peers have their directories.
+    pub(crate) directory: &'a Path,
 }
 
 impl Bench<'_> {
     /// Starts the peer, lets it do all cases and ends it.
     pub(crate) fn run(&self, work: Work, peer: &Peer) -> Vec<(Case, Outcome)> {
-        let started = peer.start(self.backend, self.folder).map_err(|error| format!("{error:#}"));
+        let started = peer.start(self.backend, self.directory).map_err(|error| format!("{error:#}"));
         let mut pool = None;
         let measure = |case: Case| match &started {
             Ok(running) => (case, self.measure(case, peer, running, &mut pool).map_err(|error| format!("{error:#}"))),

@@ -110,7 +110,7 @@ impl Node {
     pub(crate) async fn start(options: Options, listen: SocketAddr) -> Result<Self> {
         // Taken for a moment: a port that nobody has.
         let listen = TcpListener::bind(listen)?.local_addr()?;
-        fs::create_dir_all(options.dir.join("log")).context("the folder of the logs")?;
+        fs::create_dir_all(options.dir.join("log")).context("the directory of the logs")?;
         fs::write(options.clock(), "+0\n")?;
         let a = Pair::start(&options, listen, "a", 1, false)?;
         let b = Pair::start(&options, listen, "b2", 2, false)?;
@@ -269,9 +269,9 @@ pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T
     }
 }
 
-/// Removes all that is in a folder.
-pub(crate) fn empty(folder: &Path) -> Result<()> {
-    for entry in fs::read_dir(folder)?.flatten() {
+/// Removes all that is in a directory.
+pub(crate) fn empty(directory: &Path) -> Result<()> {
+    for entry in fs::read_dir(directory)?.flatten() {
         let path = entry.path();
         // A shim may be faster and have removed or made it.
         let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };

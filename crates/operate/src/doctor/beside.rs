@@ -1,4 +1,4 @@
-//! The other files of the manifest folder. The kubelet reads each whose name does not begin with a dot, whatever
+//! The other files of the manifest directory. The kubelet reads each whose name does not begin with a dot, whatever
 //! its ending, and of two with one pod name one overwrites the other.
 
 use super::checks::{ETCD_NOTIFY, SAME_POD_NAME, STRAY_FILE};
@@ -32,15 +32,15 @@ pub struct File {
 /// The files beside a manifest, in the order of their names.
 ///
 /// # Errors
-/// The folder cannot be listed.
+/// The directory cannot be listed.
 pub fn gather(manifest: &Path) -> io::Result<Vec<File>> {
-    let folder = manifest.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = manifest.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut files = Vec::new();
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let name = entry.file_name();
         let ours = manifest.file_name() == Some(&name);
-        // As the kubelet looks: through symbolic links, and not into folders.
+        // As the kubelet looks: through symbolic links, and not into directories.
         let file = fs::metadata(entry.path()).is_ok_and(|meta| meta.is_file());
         let name = name.to_string_lossy().into_owned();
         if !ours && file && !name.starts_with('.') {
@@ -89,8 +89,8 @@ fn etcd(case: &Case<'_>, file: &File) -> Option<Finding> {
 
 fn judge(case: &Case<'_>, file: &File, own: &(String, String)) -> Option<Finding> {
     let path = Path::new(case.name).with_file_name(&file.name).display().to_string();
-    let mend =
-        format!("move it out of the folder, such as to /etc/kubernetes/berth/: mv {path} /etc/kubernetes/berth/");
+    let fix =
+        format!("move it out of the directory, such as to /etc/kubernetes/berth/: mv {path} /etc/kubernetes/berth/");
     let documents =
         file.text.as_ref().map_err(String::clone).and_then(|text| parse(text).map_err(|problem| problem.to_string()));
     let name = documents.map(|documents| documents.first().and_then(pod_name));
@@ -99,7 +99,7 @@ fn judge(case: &Case<'_>, file: &File, own: &(String, String)) -> Option<Finding
         let cause = format!(
             "it has the pod {namespace}/{name} too: the kubelet runs one of both files, and not always the same"
         );
-        return Some(SAME_POD_NAME.at(path, cause, mend));
+        return Some(SAME_POD_NAME.at(path, cause, fix));
     }
     let cause = match name {
         Err(why) => format!("the kubelet tries to read it as a manifest: {}", why.trim_end_matches('.')),
@@ -107,7 +107,7 @@ fn judge(case: &Case<'_>, file: &File, own: &(String, String)) -> Option<Finding
         Ok(Some(_)) if ENDINGS.iter().any(|ending| file.name.ends_with(ending)) => return None,
         Ok(Some(_)) => "the kubelet runs it: it reads every file here, whatever its ending".to_owned(),
     };
-    Some(STRAY_FILE.at(path, cause, mend))
+    Some(STRAY_FILE.at(path, cause, fix))
 }
 
 /// Namespace and name of a pod, as the kubelet sees them.

@@ -49,7 +49,7 @@ checks! {
     ETCD_DIFFERS, Error, "etcd-differs", "both have one store: an etcd server in common, one prefix, one `--etcd-servers-overrides`";
     KEYS_DIFFER, Warning, "keys-differ", "each has the keys with which the other encrypts and signs, and accepts its issuer, as far as the flags and the age of the files show it";
     // The files beside it.
-    SAME_POD_NAME, Error, "same-pod-name", "no other file of the manifest folder has the same pod name";
+    SAME_POD_NAME, Error, "same-pod-name", "no other file of the manifest directory has the same pod name";
     ETCD_NOTIFY, Warning, "etcd-notify", "an etcd among the other files tells watchers at least every 10 s how far it is (kubeadm's: 5 s)";
     STRAY_FILE, Warning, "stray-file", "every other file there that the kubelet reads is a manifest by its name and by what is in it";
     // The node.
@@ -74,6 +74,6 @@ checks! {
     UPGRADE_INTERRUPTED, Warning, "upgrade-interrupted", "no `berth upgrade` was interrupted";
     // The cluster.
     REQUESTS, Error, "requests", "what a second kube-apiserver requests fits beside what the pods of the node request (with `--node`, for kubeadm's pods)";
-    SECURE_PORTS, Error, "secure-ports", "all controllers have one secure port, as the Service `kubernetes` shows them";
+    SECURE_PORTS, Error, "secure-ports", "all control-plane nodes have one secure port, as the Service `kubernetes` shows them";
     NOT_CHECKED, Info, "not-checked", "all was looked at";
 }

@@ -1,4 +1,4 @@
-//! What the Service `kubernetes` says of the controllers.
+//! What the Service `kubernetes` says of the control-plane nodes.
 
 use super::checks::{NOT_CHECKED, SECURE_PORTS};
 use super::layout::Layout;
@@ -34,8 +34,8 @@ pub(super) fn examine(case: &Case<'_>) -> Option<Finding> {
         return (case.manifest.kind() == "Pod").then(|| {
             NOT_CHECKED.at(
                 "cluster",
-                "whether all controllers have this secure port cannot be seen here",
-                "on one of several controllers, give --kubeconfig (/etc/kubernetes/admin.conf)",
+                "whether all control-plane nodes have this secure port cannot be seen here",
+                "on one of several control-plane nodes, give --kubeconfig (/etc/kubernetes/admin.conf)",
             )
         });
     };
@@ -50,11 +50,11 @@ pub(super) fn examine(case: &Case<'_>) -> Option<Finding> {
         SECURE_PORTS.at(
             "Service kubernetes",
             format!(
-                "the secure port here is {own}, and there are controllers at {}: each sets its own port for all addresses \
+                "the secure port here is {own}, and there are control-plane nodes at {}: each sets its own port for all addresses \
                  of the Service, so clients in the cluster are sent to ports where nobody listens",
                 others.join(", ")
             ),
-            format!("give all controllers one port: change the others to {own}, or this one to theirs"),
+            format!("give all control-plane nodes one port: change the others to {own}, or this one to theirs"),
         )
     })
 }

@@ -1,5 +1,5 @@
 //! What stands between a kube-apiserver's manifest and an upgrade that loses nothing, found before the upgrade
-//! is: each finding with its place, its cause and what mends it.
+//! is: each finding with its place, its cause and what fixes it.
 //!
 //! [`examine`] is pure: it judges a [`Case`], which is the manifest and whatever else is known. What is to be
 //! known beside the text is gathered by [`beside`], [`node`] and whoever asks the cluster ([`cluster`]). Every check is in one table, [`CHECKS`], which `docs/doctor.md` repeats.
@@ -63,9 +63,9 @@ pub struct Check {
 
 impl Check {
     /// A finding of this check.
-    fn at(&self, place: impl Into<String>, cause: impl Into<String>, mend: impl Into<String>) -> Finding {
+    fn at(&self, place: impl Into<String>, cause: impl Into<String>, fix: impl Into<String>) -> Finding {
         let Self { id, severity, .. } = *self;
-        Finding { id, severity, place: place.into(), cause: cause.into(), mend: mend.into() }
+        Finding { id, severity, place: place.into(), cause: cause.into(), fix: fix.into() }
     }
 }
 
@@ -81,8 +81,8 @@ pub struct Finding {
     pub place: String,
     /// What is wrong, and why that is.
     pub cause: String,
-    /// What mends it: an edit or a command.
-    pub mend: String,
+    /// What fixes it: an edit or a command.
+    pub fix: String,
 }
 
 /// What is judged. What is `None` was not looked at.
@@ -94,7 +94,7 @@ pub struct Case<'a> {
     pub manifest: &'a Manifest,
     /// The manifest that the kubelet runs now and this one is to replace.
     pub running: Option<&'a Manifest>,
-    /// The other files of its folder, for a static pod.
+    /// The other files of its directory, for a static pod.
     pub beside: Option<&'a [beside::File]>,
     /// What was seen of its node.
     pub node: Option<&'a node::Facts>,

@@ -46,8 +46,8 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    fn found(&mut self, check: Check, line: usize, cause: impl Into<String>, mend: impl Into<String>) {
-        self.findings.push(check.at(self.case.line(line), cause, mend));
+    fn found(&mut self, check: Check, line: usize, cause: impl Into<String>, fix: impl Into<String>) {
+        self.findings.push(check.at(self.case.line(line), cause, fix));
     }
 
     /// Line of a flag of the new manifest, or of its command.
@@ -146,7 +146,7 @@ impl Pair<'_> {
             format!("{what} in two upgrades ({TWO_PHASES}); if the key is the same, there is nothing to do")
         };
         let value = |manifest: &Manifest, flag: &str| manifest.flag(flag).map(|flag| flag.value.to_owned());
-        for (flag, cause, mend) in [
+        for (flag, cause, fix) in [
             (
                 ENCRYPTS,
                 "if the first key is another, the running kube-apiserver cannot read what this one writes",
@@ -159,11 +159,11 @@ impl Pair<'_> {
             ),
         ] {
             if value(self.old, flag) != value(self.new, flag) {
-                self.found(KEYS_DIFFER, self.line(flag), format!("--{flag} is not the same: {cause}"), two(mend));
+                self.found(KEYS_DIFFER, self.line(flag), format!("--{flag} is not the same: {cause}"), two(fix));
             } else if let Some(path) = self.changed(flag) {
                 let cause =
                     format!("{path} is newer than the running kube-apiserver, which may not have read it: {cause}");
-                self.found(KEYS_DIFFER, self.line(flag), cause, two(mend));
+                self.found(KEYS_DIFFER, self.line(flag), cause, two(fix));
             }
         }
         let all = |manifest: &Manifest, flag: &str| -> Vec<String> {

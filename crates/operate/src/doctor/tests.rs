@@ -2,7 +2,7 @@
 
 use super::node::{Certificates, Facts, Holding, Running, Shim, Validity};
 use super::*;
-use crate::manifest::inject::{Addresses, Options, Probing, SideContainer, inject};
+use crate::manifest::inject::{Addresses, Options, Probing, Sidecar, inject};
 use berth_node::registry;
 use berth_os::proc_net::{Entry, Process};
 use proptest::prelude::*;
@@ -473,8 +473,8 @@ fn each_check_finds_its_case_and_nothing_else() {
     let (right, wrong): (Vec<_>, Vec<_>) = cases.partition(|(id, findings)| ids(findings) == [*id]);
     assert!(wrong.is_empty(), "{wrong:#?}");
     for (id, findings) in right {
-        let Finding { severity, cause, mend, place, .. } = &findings[0];
-        assert!(!cause.is_empty() && !mend.is_empty() && !place.is_empty(), "{findings:#?}");
+        let Finding { severity, cause, fix, place, .. } = &findings[0];
+        assert!(!cause.is_empty() && !fix.is_empty() && !place.is_empty(), "{findings:#?}");
         let check = CHECKS.iter().find(|check| check.id == id).unwrap();
         assert_eq!(*severity, check.severity);
         seen.insert(id);
@@ -519,14 +519,14 @@ fn what_inject_writes_is_clean() {
     let tcp =
         Probing { variables: vec![("BERTH_PROBE", "tcp".into())], trusts: true, credentials: true, files: vec![] };
     for (text, base) in [(KUBEADM, options()), (DEPLOYMENT, with_authority())] {
-        for side_container in [SideContainer::Native, SideContainer::Plain] {
+        for sidecar in [Sidecar::Native, Sidecar::Plain] {
             for addresses in
                 [Addresses::OfManifest, Addresses::ExposeAll(6443), Addresses::ExposeAll(7443), given.clone()]
             {
                 for probing in [base.probing.clone(), insecure.clone(), tcp.clone()] {
                     for run_dir in ["/run/berth", "/run/b"] {
                         let options = Options {
-                            side_container,
+                            sidecar,
                             addresses: addresses.clone(),
                             probing: probing.clone(),
                             run_dir: run_dir.into(),
@@ -644,9 +644,9 @@ proptest! {
         cuts in prop::collection::vec((any::<prop::sample::Index>(), 0..40_usize, "[-a-z0-9:$(){}\\[\\]&* \n]{0,12}"), 1..6),
         native: bool,
     ) {
-        let side_container = if native { SideContainer::Native } else { SideContainer::Plain };
+        let sidecar = if native { Sidecar::Native } else { Sidecar::Plain };
         let (text, options) = if deployed { (DEPLOYMENT, with_authority()) } else { (KUBEADM, options()) };
-        let mut text = inject(text, &Options { side_container, ..options }).unwrap().text;
+        let mut text = inject(text, &Options { sidecar, ..options }).unwrap().text;
         for (at, length, new) in cuts {
             let at = at.index(text.len());
             text.replace_range(at..(at + length).min(text.len()), &new);
@@ -664,7 +664,7 @@ proptest! {
                 room: None,
             };
             for finding in examine(&case) {
-                prop_assert!(!finding.cause.is_empty() && !finding.mend.is_empty(), "{:?}", finding);
+                prop_assert!(!finding.cause.is_empty() && !finding.fix.is_empty(), "{:?}", finding);
             }
         }
     }

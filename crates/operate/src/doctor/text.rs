@@ -11,10 +11,10 @@ const VERSION: u32 = 1;
 #[must_use]
 pub fn text(name: &str, findings: &[Finding], color: bool) -> String {
     let mut out = String::new();
-    for Finding { id, severity, place, cause, mend } in findings {
+    for Finding { id, severity, place, cause, fix } in findings {
         let (on, off) = if color { (style(*severity), "\x1b[0m") } else { ("", "") };
         let _ = writeln!(out, "{on}{}{off}[{id}]: {}", severity.as_str(), printable(cause));
-        let _ = writeln!(out, "  --> {}\n  mend: {}\n", printable(place), printable(mend));
+        let _ = writeln!(out, "  --> {}\n  help: {}\n", printable(place), printable(fix));
     }
     let _ = writeln!(out, "{}: {}", printable(name), sum(findings));
     out
@@ -71,11 +71,11 @@ mod tests {
         insta::assert_snapshot!(text("a.yaml", &findings, false), @r"
         error[uid-mismatch]: other�[2J
           --> a.yaml:7
-          mend: the same
+          help: the same
 
         warning[somaxconn]: little
           --> net.core.somaxconn
-          mend: more
+          help: more
 
         a.yaml: 1 error, 1 warning
         ");

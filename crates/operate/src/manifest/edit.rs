@@ -183,7 +183,7 @@ impl Editor<'_> {
             Change::Prepend(_) | Change::Append(_)
                 if there && !node.is_null() && !matches!(node.data, Data::Sequence(_)) =>
             {
-                Err(Problem::new(node.line, format!("{}: here should be a list: mend the manifest", self.edit.path)))
+                Err(Problem::new(node.line, format!("{}: here should be a list: fix the manifest", self.edit.path)))
             }
             Change::Prepend(values) | Change::Append(values) if !there || node.is_null() || node.items().is_empty() => {
                 self.set(&found, missing, &Value::Array(values.clone()))
@@ -227,7 +227,7 @@ impl Editor<'_> {
             return Ok(());
         }
         let kind = if matches!(step, Step::Key(_)) { "mapping" } else { "list" };
-        Err(Problem::new(node.line, format!("{}: here should be a {kind}: mend the manifest", self.edit.path)))
+        Err(Problem::new(node.line, format!("{}: here should be a {kind}: fix the manifest", self.edit.path)))
     }
 
     fn shared(&self, node: &Node) -> Problem {
@@ -255,7 +255,7 @@ impl Editor<'_> {
             }
             Some(Step::Key(key)) => Ok(self.add(node, key, &value)),
             Some(Step::Name(_) | Step::Index(_)) => {
-                Err(Problem::new(node.line, format!("{} is not there: mend the manifest", self.edit.path)))
+                Err(Problem::new(node.line, format!("{} is not there: fix the manifest", self.edit.path)))
             }
         }
     }

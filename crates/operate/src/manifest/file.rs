@@ -1,6 +1,6 @@
 //! Manifest files and their backups.
 //!
-//! A kubelet reads every file of its manifest folder whose name does not begin with a dot, and of two with
+//! A kubelet reads every file of its manifest directory whose name does not begin with a dot, and of two with
 //! one pod name one overwrites the other. So what is half written has a name with a dot, a file is replaced by
 //! a rename, and backups lie elsewhere.
 
@@ -18,7 +18,7 @@ const MAX_SIZE: u64 = 1 << 20;
 
 /// What cannot be done with a file.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {what} {}: {source}{}", path.display(), mend(what, source))]
+#[error("cannot {what} {}: {source}{}", path.display(), fix(what, source))]
 pub struct FileError {
     /// `read`, `write` and so on.
     what: &'static str,
@@ -26,7 +26,7 @@ pub struct FileError {
     source: io::Error,
 }
 
-fn mend(what: &str, error: &io::Error) -> &'static str {
+fn fix(what: &str, error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound if what == "read" => ": give the path of the one that is there",
         io::ErrorKind::PermissionDenied => ": run this as root",
@@ -71,7 +71,7 @@ pub fn replace(path: &Path, text: &str) -> Result<(), FileError> {
     let temporary = path.with_file_name(format!("{}{}", temporary_prefix(&path), std::process::id()));
     let like = fs::metadata(&path).ok();
     berth_os::file::replace(&path, &temporary, |file| write(file, like.as_ref(), text))
-        .and_then(|()| sync_folder(&path))
+        .and_then(|()| sync_directory(&path))
         .map_err(failed)
 }
 
@@ -84,7 +84,7 @@ fn temporary_prefix(path: &Path) -> String {
 /// stays.
 pub fn sweep(path: &Path) {
     let prefix = temporary_prefix(path);
-    let entries = path.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten();
+    let entries = path.parent().and_then(|directory| fs::read_dir(directory).ok()).into_iter().flatten();
     for entry in entries.flatten() {
         let process: Option<u32> = entry.file_name().to_str().and_then(|name| name.strip_prefix(&prefix)?.parse().ok());
         if process.is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists()) {
@@ -106,9 +106,9 @@ fn write(mut file: File, like: Option<&fs::Metadata>, text: &str) -> io::Result<
     file.sync_all()
 }
 
-fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// Time and version for the name of a kept manifest, for people; names sort by time. `time` is RFC 3339.
@@ -128,27 +128,27 @@ pub fn stamp(time: &str, text: &str) -> String {
 /// another, and whether a file is still what was written is seen by whether its original is found.
 #[derive(Debug, Clone)]
 pub struct Backups {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Backups {
-    /// In this folder, which [`Backups::keep`] makes.
+    /// In this directory, which [`Backups::keep`] makes.
     #[must_use]
-    pub fn new(folder: &Path) -> Self {
-        Self { folder: folder.to_owned() }
+    pub fn new(directory: &Path) -> Self {
+        Self { directory: directory.to_owned() }
     }
 
     /// Where they lie.
     #[must_use]
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
-    /// Whether the folder is the file's own, where a kubelet would read backups as manifests.
+    /// Whether the directory is the file's own, where a kubelet would read backups as manifests.
     #[must_use]
     pub fn beside(&self, manifest: &Path) -> bool {
-        let folder = manifest.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
-        folder.is_some() && self.folder.canonicalize().ok() == folder
+        let directory = manifest.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
+        directory.is_some() && self.directory.canonicalize().ok() == directory
     }
 
     /// The original of a file with this text, and where it lies; if the text is what was written.
@@ -156,8 +156,8 @@ impl Backups {
     /// # Errors
     /// It is there and cannot be read.
     pub fn find(&self, manifest: &Path, text: &str) -> Result<Option<(PathBuf, String)>, FileError> {
-        let failed = |source| FileError { what: "read", path: self.folder.clone(), source };
-        let entries = match fs::read_dir(&self.folder) {
+        let failed = |source| FileError { what: "read", path: self.directory.clone(), source };
+        let entries = match fs::read_dir(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other.map_err(failed)?,
         };
@@ -170,7 +170,7 @@ impl Backups {
             names.extend(between.is_some_and(|it| it.is_empty() || it.starts_with('.')).then_some(name));
         }
         let Some(name) = names.into_iter().max() else { return Ok(None) };
-        let path = self.folder.join(name);
+        let path = self.directory.join(name);
         let original = read(&path)?;
         Ok(Some((path, original)))
     }
@@ -180,14 +180,14 @@ impl Backups {
     /// # Errors
     /// It cannot be written.
     pub fn keep(&self, manifest: &Path, original: &str, text: &str) -> Result<PathBuf, FileError> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
-        made.map_err(|source| FileError { what: "make the folder", path: self.folder.clone(), source })?;
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
+        made.map_err(|source| FileError { what: "make the directory", path: self.directory.clone(), source })?;
         let path = match self.find(manifest, text)? {
             Some((path, _)) => path,
             None => {
                 let (prefix, suffix) = ends(manifest, text);
                 let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-                self.folder.join(format!("{prefix}.{}{suffix}", stamp(&now, original)))
+                self.directory.join(format!("{prefix}.{}{suffix}", stamp(&now, original)))
             }
         };
         replace(&path, original)?;
@@ -276,7 +276,7 @@ mod tests {
         let first = path.with_file_name(format!("kube-apiserver.yaml.{digest}"));
         fs::rename(&path, &first).unwrap();
         assert_eq!(backups.find(&manifest, "new").unwrap(), Some((first, text.into())));
-        // Whatever the image is called, the name is one in this folder.
+        // Whatever the image is called, the name is one in this directory.
         for (image, version) in [
             ("r.example:5000/kube-apiserver:v1.2@sha256:ab", "v1.2"),
             ("kube-apiserver@sha256:ab", "unknown"),

@@ -51,7 +51,7 @@ pub(super) const LEAST: u64 = 5;
 
 /// How the shim runs beside the apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum SideContainer {
+pub enum Sidecar {
     /// An init container that restarts, started before kube-apiserver and stopped after it (Kubernetes 1.29
     /// or newer)
     #[default]
@@ -93,7 +93,7 @@ pub struct Options {
     /// The run directory, on the node and in the containers.
     pub run_dir: String,
     /// How the shim runs.
-    pub side_container: SideContainer,
+    pub sidecar: Sidecar,
     /// Where it listens.
     pub addresses: Addresses,
     /// How it asks.
@@ -229,7 +229,7 @@ impl<'a> Planner<'a> {
         let image = &self.options.image;
         let mut first = vec![parts::install(image, &self.options.run_dir, uid)];
         let low = listen.iter().any(|address| address.port() < 1024);
-        let native = self.options.side_container == SideContainer::Native;
+        let native = self.options.sidecar == Sidecar::Native;
         let group = self.manifest.container().security("runAsGroup").map(Node::value);
         let shim = parts::shim(image, native, &parts::user(uid, group.as_ref(), low), &variables, &mounts);
         if native {

@@ -12,7 +12,7 @@ use super::{Manifest, Problem};
 use berth_cluster::yaml::Node;
 use serde_json::{Value, json};
 
-/// A file of the folder that kubeadm is given.
+/// A file of the directory that kubeadm is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patch {
     /// Its name. The 9 puts it behind patches of the operator's.

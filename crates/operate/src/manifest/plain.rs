@@ -61,8 +61,8 @@ fn is_plain_key(text: &str, key: &Node) -> bool {
     one && !asked && rest.trim_start_matches([' ', '\t']).starts_with(':')
 }
 
-fn refuse(node: &Node, form: &str, mend: &str) -> Problem {
-    Problem::new(node.line, format!("{form} in a document that is to be edited: {mend}"))
+fn refuse(node: &Node, form: &str, fix: &str) -> Problem {
+    Problem::new(node.line, format!("{form} in a document that is to be edited: {fix}"))
 }
 
 #[cfg(test)]

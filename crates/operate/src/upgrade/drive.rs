@@ -256,7 +256,9 @@ impl Driver<'_> {
     async fn finish(&mut self, outcome: Outcome, details: &Details) -> Result<Ended, DriveError> {
         if let Some(service) = &self.service {
             if service.kept().others && service.kept().last.is_some() {
-                self.say.line("     Service kubernetes: looked after until the other controllers agree (up to 11 s)");
+                self.say.line(
+                    "     Service kubernetes: looked after until the other control-plane nodes agree (up to 11 s)",
+                );
             }
             service.linger().await;
             let kept = service.kept();
@@ -407,13 +409,13 @@ impl Driver<'_> {
         if !words.is_empty() {
             self.say.more(&format!("its shim: {words}"));
         }
-        let folder = &self.setting.pod_logs;
-        let last = |container: &str| logs::last_lines(folder, &pod, container, LINES);
+        let directory = &self.setting.pod_logs;
+        let last = |container: &str| logs::last_lines(directory, &pod, container, LINES);
         let mut found = last(container);
         if found.is_none() {
-            let folder = folder.display();
+            let directory = directory.display();
             self.say.more(&format!(
-                "its container {container} wrote no log in {folder}: see journalctl -u kubelet (is {image} there?)"
+                "its container {container} wrote no log in {directory}: see journalctl -u kubelet (is {image} there?)"
             ));
             found = last(SHIM).or_else(|| last(INSTALL));
         }

@@ -25,8 +25,8 @@ pub enum Pod<'a> {
 
 /// The last lines of one of a pod's containers, and the file.
 #[must_use]
-pub fn last_lines(folder: &Path, pod: &Pod<'_>, container: &str, count: usize) -> Option<(PathBuf, Vec<String>)> {
-    let pod = find(folder, pod)?;
+pub fn last_lines(directory: &Path, pod: &Pod<'_>, container: &str, count: usize) -> Option<(PathBuf, Vec<String>)> {
+    let pod = find(directory, pod)?;
     let mut files: Vec<(u64, PathBuf)> = fs::read_dir(pod.join(container))
         .ok()?
         .filter_map(|entry| {
@@ -44,7 +44,7 @@ pub fn last_lines(folder: &Path, pod: &Pod<'_>, container: &str, count: usize) -
     })
 }
 
-fn find(folder: &Path, pod: &Pod<'_>) -> Option<PathBuf> {
+fn find(directory: &Path, pod: &Pod<'_>) -> Option<PathBuf> {
     let fits = |name: &str| match pod {
         Pod::Uid(uid) => name.rsplit('_').next() == Some(uid),
         Pod::Name(namespace, pod) => name
@@ -52,7 +52,7 @@ fn find(folder: &Path, pod: &Pod<'_>) -> Option<PathBuf> {
             .and_then(|rest| rest.strip_prefix('_')?.strip_prefix(pod))
             .is_some_and(|rest| rest.starts_with('-')),
     };
-    let entries = fs::read_dir(folder).ok()?.filter_map(Result::ok);
+    let entries = fs::read_dir(directory).ok()?.filter_map(Result::ok);
     let found = entries.filter(|entry| entry.file_name().to_str().is_some_and(fits));
     let age = |path: &PathBuf| fs::metadata(path).and_then(|meta| meta.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
     found.map(|entry| entry.path()).max_by_key(age)

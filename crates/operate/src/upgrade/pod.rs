@@ -56,7 +56,7 @@ impl Pod {
             let kind = manifest.kind();
             return Err(Problem::new(
                 root.line,
-                format!("kind: {kind}: the kubelet runs Pods from its folder, and no other"),
+                format!("kind: {kind}: the kubelet runs Pods from its directory, and no other"),
             ));
         }
         let name = text(root.at(&["metadata", "name"]));
@@ -148,7 +148,7 @@ pub fn draw_uid() -> Result<InstanceId, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::inject::{Addresses, Options, Probing, SideContainer, inject};
+    use crate::manifest::inject::{Addresses, Options, Probing, Sidecar, inject};
 
     const KUBEADM: &str = include_str!("../../../../tests/manifest/kubeadm-v1.36.yaml");
 
@@ -156,7 +156,7 @@ mod tests {
         let options = Options {
             image: "registry.example/berth:v0.1.0".into(),
             run_dir: "/run/other".into(),
-            side_container: SideContainer::Native,
+            sidecar: Sidecar::Native,
             addresses: Addresses::OfManifest,
             probing: Probing::default(),
         };

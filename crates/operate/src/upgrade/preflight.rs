@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Asks the running apiserver as the shim will ask the next one.
 ///
 /// # Errors
-/// What it answers, and what mends it.
+/// What it answers, and what fixes it.
 pub async fn probe(config: ProbeConfig, address: SocketAddr) -> Result<(), String> {
     let probe = Probe::new(config);
     let mut asked = 0;

@@ -1,7 +1,7 @@
 //! Keeps the node's address in the Service `kubernetes`.
 //!
 //! kube-apiserver's reconciler knows instances by their address, and the two of a node have one. So the node's
-//! address goes out of the Service when either stops. With several controllers it does so when either starts too: each
+//! address goes out of the Service when either stops. With several control-plane nodes it does so when either starts too: each
 //! first removes what it takes for its own leftover, and refuses only to remove the last address of all. The one
 //! that serves puts it back at its next round, up to 10 s later.
 //!
@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Longest time that a question may take: then another instance is asked.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long other controllers may take the address out again: a round of their reconcilers, until the
+/// How long other control-plane nodes may take the address out again: a round of their reconcilers, until the
 /// instance that is left has renewed its lease, and a little.
 const ROUND: Duration = Duration::from_secs(11);
 
@@ -43,7 +43,7 @@ pub struct Kept {
     pub longest: Duration,
     /// When it was put back last.
     pub last: Option<Instant>,
-    /// The Service names other controllers too.
+    /// The Service names other control-plane nodes too.
     pub others: bool,
 }
 

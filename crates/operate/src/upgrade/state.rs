@@ -1,4 +1,4 @@
-//! Where an upgrade stands, on disk: `upgrade.json` in berth's folder, never in the kubelet's.
+//! Where an upgrade stands, on disk: `upgrade.json` in berth's directory, never in the kubelet's.
 //!
 //! It is replaced by a rename after a sync, so it is whole or the one before, and it holds both manifests
 //! themselves: what it goes back to cannot get lost apart from it. A lock on a file beside it keeps two runs from each
@@ -44,7 +44,7 @@ pub enum StateError {
     /// It is there and not understood.
     #[error(
         "{} is not understood: {why}: it belongs to an upgrade that was interrupted; finish it with the berth that began \
-         it, or see that one kube-apiserver manifest is in the kubelet's folder and remove this file",
+         it, or see that one kube-apiserver manifest is in the kubelet's directory and remove this file",
         path.display()
     )]
     Format {
@@ -112,7 +112,7 @@ impl State {
     }
 }
 
-/// The folder with the state, locked.
+/// The directory with the state, locked.
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
@@ -120,14 +120,14 @@ pub struct Store {
 }
 
 impl Store {
-    /// Makes the folder if it is not there, and takes the lock.
+    /// Makes the directory if it is not there, and takes the lock.
     ///
     /// # Errors
     /// See [`StateError`].
-    pub fn open(folder: &Path) -> Result<Self, StateError> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-        made.map_err(|source| StateError::Io { what: "make the folder", path: folder.to_owned(), source })?;
-        let path = folder.join("upgrade.lock");
+    pub fn open(directory: &Path) -> Result<Self, StateError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        made.map_err(|source| StateError::Io { what: "make the directory", path: directory.to_owned(), source })?;
+        let path = directory.join("upgrade.lock");
         let failed = |what| {
             let path = path.clone();
             move |source| StateError::Io { what, path, source }
@@ -136,7 +136,7 @@ impl Store {
         let file = options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let file = file.open(&path).map_err(failed("open"))?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Self { path: folder.join(NAME), _lock: lock }),
+            Ok(lock) => Ok(Self { path: directory.join(NAME), _lock: lock }),
             Err((_, Errno::EWOULDBLOCK)) => Err(StateError::Busy(path)),
             Err((_, errno)) => Err(failed("lock")(errno.into())),
         }
@@ -193,7 +193,7 @@ impl Store {
 pub fn remove(path: &Path) -> Result<(), StateError> {
     let removed = match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all()),
+        _ => path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all()),
     };
     removed.map_err(|source| StateError::Io { what: "remove", path: path.to_owned(), source })
 }
@@ -202,17 +202,17 @@ pub fn remove(path: &Path) -> Result<(), StateError> {
 ///
 /// # Errors
 /// See [`StateError`].
-pub fn find(folder: &Path) -> Result<Option<State>, StateError> {
-    load(&folder.join(NAME))
+pub fn find(directory: &Path) -> Result<Option<State>, StateError> {
+    load(&directory.join(NAME))
 }
 
-/// Whether a file may be written by another command: not into the kubelet's folder while an upgrade is under way there,
+/// Whether a file may be written by another command: not into the kubelet's directory while an upgrade is under way there,
 /// because two kube-apiservers run from it that know of each other.
 ///
 /// # Errors
 /// Why not, and what to do; or the state cannot be read.
-pub fn leave_alone(folder: &Path, file: &Path) -> Result<(), String> {
-    let Some(state) = find(folder).map_err(|error| error.to_string())? else { return Ok(()) };
+pub fn leave_alone(directory: &Path, file: &Path) -> Result<(), String> {
+    let Some(state) = find(directory).map_err(|error| error.to_string())? else { return Ok(()) };
     let within = |path: &Path| path.canonicalize().ok()?.parent().map(Path::to_owned);
     let own = state.canonical.parent().and_then(|parent| parent.canonicalize().ok());
     if own.is_none() || within(file) != own {
@@ -228,8 +228,8 @@ pub fn leave_alone(folder: &Path, file: &Path) -> Result<(), String> {
 
 /// A sentence on an upgrade that was begun and not brought to an end, for who looks at the node.
 #[must_use]
-pub fn interrupted(folder: &Path) -> Option<String> {
-    match find(folder) {
+pub fn interrupted(directory: &Path) -> Option<String> {
+    match find(directory) {
         Ok(None) => None,
         Ok(Some(state)) => Some(format!(
             "an upgrade that began at {} was interrupted in the step {}",
@@ -293,13 +293,13 @@ pub(super) mod tests {
     #[test]
     fn is_kept_whole_and_for_root_alone() {
         let temp = tempfile::tempdir().unwrap();
-        let folder = temp.path().join("etc/berth");
-        let store = Store::open(&folder).unwrap();
-        assert_eq!((store.load().unwrap(), interrupted(&folder)), (None, None));
+        let directory = temp.path().join("etc/berth");
+        let store = Store::open(&directory).unwrap();
+        assert_eq!((store.load().unwrap(), interrupted(&directory)), (None, None));
         store.save(&state()).unwrap();
         assert_eq!(store.load().unwrap(), Some(state()));
         assert_eq!(fs::metadata(store.path()).unwrap().permissions().mode() & 0o777, 0o600);
-        let told = interrupted(&folder).unwrap();
+        let told = interrupted(&directory).unwrap();
         assert!(told.ends_with("began at 2026-05-04T03:02:01Z was interrupted in the step start-temporary"), "{told}");
         store.remove().unwrap();
         store.remove().unwrap();

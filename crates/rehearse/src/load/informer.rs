@@ -53,7 +53,7 @@ pub(super) async fn run(
     begun: Option<Sender<()>>,
 ) {
     let recorder = Arc::clone(&client.recorder);
-    let copy = Copy { tag: client.tag.clone(), scope, held: BTreeSet::new(), doubled: 0, missed: 0 };
+    let copy = Copy { tag: client.tag.clone(), scope, held: BTreeSet::new(), duplicated: 0, missed: 0 };
     let kind = if matches!(scope, Scope::All) { "informer" } else { "quiet" };
     let mut follower = Follower::new(client, kind, index, scope.path(), copy);
     follower.begun = begun;
@@ -67,7 +67,7 @@ pub(super) async fn run(
         held: held.len() as u64,
         missing: written.difference(held).count() as u64 + follower.view.missed,
         stale: held.difference(&written).count() as u64,
-        doubled: follower.view.doubled,
+        duplicated: follower.view.duplicated,
         relists: follower.relists,
         expired: follower.expired,
     };
@@ -80,7 +80,7 @@ struct Copy {
     tag: Tag,
     scope: Scope,
     held: BTreeSet<String>,
-    doubled: u64,
+    duplicated: u64,
     missed: u64,
 }
 
@@ -104,7 +104,7 @@ impl View for Copy {
             return;
         }
         match &*event.kind {
-            "ADDED" => self.doubled += u64::from(!self.held.insert(name.to_owned())),
+            "ADDED" => self.duplicated += u64::from(!self.held.insert(name.to_owned())),
             // What was not there before it went was missed.
             "DELETED" => self.missed += u64::from(!self.held.remove(name)),
             _ => {}
@@ -127,17 +127,17 @@ mod tests {
         let event = |kind: &str, number| {
             format!(r#"{{"type":"{kind}","object":{{"metadata":{{"name":"{}"}}}}}}"#, name(number))
         };
-        let mut copy = Copy { tag: tag.clone(), scope: Scope::All, held: BTreeSet::new(), doubled: 0, missed: 0 };
+        let mut copy = Copy { tag: tag.clone(), scope: Scope::All, held: BTreeSet::new(), duplicated: 0, missed: 0 };
         let tell = |copy: &mut Copy, kind: &str, number| {
             copy.saw("old", &serde_json::from_str(&event(kind, number)).unwrap());
         };
         tell(&mut copy, "ADDED", 1);
         tell(&mut copy, "ADDED", 2);
         tell(&mut copy, "DELETED", 1);
-        assert_eq!((copy.held.len(), copy.doubled, copy.missed), (1, 0, 0));
+        assert_eq!((copy.held.len(), copy.duplicated, copy.missed), (1, 0, 0));
         tell(&mut copy, "ADDED", 2);
         tell(&mut copy, "DELETED", 1);
-        assert_eq!((copy.held.len(), copy.doubled, copy.missed), (1, 1, 1));
+        assert_eq!((copy.held.len(), copy.duplicated, copy.missed), (1, 1, 1));
         copy.saw("old", &serde_json::from_str(r#"{"type":"ADDED","object":{"metadata":{"name":"other"}}}"#).unwrap());
         let goal = |numbers: &[u64]| Goal { last: 2, objects: Some(numbers.iter().map(|n| name(*n)).collect()) };
         assert!(copy.has(&goal(&[2])) && !copy.has(&goal(&[])) && !copy.has(&goal(&[1, 2])));

@@ -7,7 +7,7 @@ use crate::record::Flaw;
 pub(super) struct Sequence {
     last: u64,
     pub(super) missed: u64,
-    pub(super) doubled: u64,
+    pub(super) duplicated: u64,
 }
 
 impl Sequence {
@@ -19,8 +19,8 @@ impl Sequence {
     /// A watch told of a write; what is wrong with that.
     pub(super) fn saw(&mut self, number: u64) -> Option<Flaw> {
         if number <= self.last {
-            self.doubled += 1;
-            return Some(Flaw::Doubled(1));
+            self.duplicated += 1;
+            return Some(Flaw::Duplicated(1));
         }
         self.reach(number - 1, number)
     }
@@ -52,9 +52,9 @@ mod tests {
         let mut sequence = Sequence::default();
         sequence.listed(10);
         let flaws: Vec<_> = [11, 12, 15, 15, 14, 16].map(|number| sequence.saw(number)).into();
-        let (missed, doubled) = (Some(Flaw::Missed(2)), Some(Flaw::Doubled(1)));
-        assert_eq!(flaws, [None, None, missed, doubled, doubled, None]);
-        assert_eq!((sequence.missed, sequence.doubled), (2, 2));
+        let (missed, duplicated) = (Some(Flaw::Missed(2)), Some(Flaw::Duplicated(1)));
+        assert_eq!(flaws, [None, None, missed, duplicated, duplicated, None]);
+        assert_eq!((sequence.missed, sequence.duplicated), (2, 2));
         assert!(sequence.has(16) && !sequence.has(17));
         // What a second list tells is not missed.
         sequence.listed(18);

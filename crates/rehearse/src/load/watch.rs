@@ -22,7 +22,7 @@ pub(super) async fn run(client: Client, index: u64, goal: Receiver<Option<Arc<Go
         client: follower.name,
         events: counted.events,
         missed: counted.sequence.missed,
-        doubled: counted.sequence.doubled,
+        duplicated: counted.sequence.duplicated,
         flaws: counted.flaws,
         relists: follower.relists,
         expired: follower.expired,

@@ -22,7 +22,7 @@ pub enum Via {
     #[value(help = "berth")]
     Berth,
     /// Through a HAProxy beside each instance.
-    #[value(help = "HAProxy as a side-container that shares the port, as Lokomotive had it")]
+    #[value(help = "HAProxy as a sidecar that shares the port, as Lokomotive had it")]
     Haproxy,
     /// Straight to instances that share the port (`--permit-port-sharing`).
     #[value(help = "The apiservers share the port themselves, by --permit-port-sharing")]
@@ -49,9 +49,9 @@ impl Via {
 #[serde(rename_all = "kebab-case")]
 pub enum Topology {
     /// `berth exec` and `berth serve` in one pod: SIGTERM to both at once
-    SideContainer,
+    Sidecar,
     /// The same, `berth serve` an init container that restarts: SIGTERM when the apiserver has ended
-    NativeSideContainer,
+    NativeSidecar,
     /// One `berth serve --discover` for all instances, and a `berth exec` each
     Node,
     /// `berth run`: one unit, which stops its apiserver itself

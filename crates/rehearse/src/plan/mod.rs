@@ -162,7 +162,7 @@ impl Default for Plan {
             etcd: None,
             berth: None,
             netns: false,
-            topology: Topology::SideContainer,
+            topology: Topology::Sidecar,
             upgrades: 1,
             faults: BTreeSet::new(),
             shutdown: Shutdown::default(),
@@ -182,8 +182,8 @@ impl Plan {
         let sides = [("--old", &self.old), ("--new", &self.new)];
         for ((option, apiserver), version) in sides.into_iter().zip(&mut self.versions) {
             let asked = apiserver.version(version).await;
-            let mend = |why| format!("{option}: {why}; give a kube-apiserver's command that starts, or stand-in");
-            if let Some(told) = checks.note(asked.map_err(mend)) {
+            let fix = |why| format!("{option}: {why}; give a kube-apiserver's command that starts, or stand-in");
+            if let Some(told) = checks.note(asked.map_err(fix)) {
                 *version = told;
             }
         }

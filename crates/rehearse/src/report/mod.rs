@@ -22,7 +22,7 @@ use tempfile::{Builder, NamedTempFile};
 
 /// A file that could not be written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write {}: {why}; give a file in a folder that can be written", path.display())]
+#[error("cannot write {}: {why}; give a file in a directory that can be written", path.display())]
 pub struct Error {
     path: PathBuf,
     why: io::Error,
@@ -61,13 +61,13 @@ fn put(path: &Path, text: io::Result<String>) -> Result<(), Error> {
     put().map_err(|why| Error { path: path.to_owned(), why })
 }
 
-/// A file in the same folder, which goes if it is not renamed.
+/// A file in the same directory, which goes if it is not renamed.
 fn beside(path: &Path) -> io::Result<NamedTempFile> {
     use std::os::unix::fs::PermissionsExt;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
     // As any program would make it: the process's umask decides what remains.
     let mode = std::fs::Permissions::from_mode(0o666);
-    Builder::new().prefix(".berth-").permissions(mode).tempfile_in(folder.unwrap_or(Path::new(".")))
+    Builder::new().prefix(".berth-").permissions(mode).tempfile_in(directory.unwrap_or(Path::new(".")))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Faults while both serve: each is injected, waited for and mended, and written down.
+//! Faults while both serve: each is injected, waited for and fixed, and written down.
 
 use super::super::fault::Fault;
 use super::super::instance::Instance;

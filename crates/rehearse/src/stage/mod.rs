@@ -1,11 +1,11 @@
-//! The stage of a rehearsal: a folder, an address, certificates, and the processes that were started,
-//! asked and stopped there. `folder` is removed whatever happens, `process` is one of them, `seen` what can be seen of them from outside.
+//! The stage of a rehearsal: a directory, an address, certificates, and the processes that were started,
+//! asked and stopped there. `directory` is removed whatever happens, `process` is one of them, `seen` what can be seen of them from outside.
 
-mod folder;
+mod directory;
 mod process;
 mod seen;
 
-pub(crate) use folder::sweep;
+pub(crate) use directory::sweep;
 
 use super::address::{NETNS, free_address};
 use super::apiserver::THIS;
@@ -19,7 +19,7 @@ use super::record::{Mark, Player, Recorder, Stamp};
 use super::setting::Setting;
 use super::topology::{Layout, NODE, Part, Role};
 use berth_os::proc_net;
-use folder::Folder;
+use directory::Directory;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use process::Process;
@@ -81,7 +81,7 @@ pub(crate) struct Stage {
     /// Stopped by SIGSTOP: they hear of nothing else before they go on.
     frozen: Vec<Pid>,
     /// Removed last.
-    _dir: Folder,
+    _dir: Directory,
 }
 
 /// How an instance ended when it was stopped.
@@ -97,11 +97,11 @@ pub(crate) struct Stopped {
 }
 
 impl Stage {
-    /// Makes the folder and the certificates, and finds an address.
+    /// Makes the directory and the certificates, and finds an address.
     pub(crate) fn new(plan: &Plan, via: Via, recorder: &Arc<Recorder>) -> Result<Self, Error> {
         let missing = |what: &str, error: io::Error| Error::Unavailable(format!("{what}: {error}"));
-        let dir =
-            Folder::new().map_err(|e| missing("cannot make a temporary folder (TMPDIR names another place)", e))?;
+        let dir = Directory::new()
+            .map_err(|e| missing("cannot make a temporary directory (TMPDIR names another place)", e))?;
         let address = match plan.netns {
             true => NETNS.into(),
             false => free_address().map_err(|e| missing("no free address in 127.0.0.0/8", e))?,
@@ -432,7 +432,7 @@ impl Stage {
         Error::Instance { instance: name.to_owned(), what, log: self.log(name).await }
     }
 
-    /// Ends what still runs, and removes the folder.
+    /// Ends what still runs, and removes the directory.
     pub(crate) async fn close(mut self) {
         self.thaw();
         if let Some(status) = self.ended(etcd::NAME) {

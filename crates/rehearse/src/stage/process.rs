@@ -174,8 +174,8 @@ mod tests {
         assert_eq!(readable(line), "WARN cannot bind port=7");
         assert_eq!(readable("Error: unknown flag: --x"), "Error: unknown flag: --x");
         assert_eq!(readable("[1]"), "[1]");
-        let etcd = r#"{"level":"fatal","ts":"t","caller":"main.go:2","msg":"no such folder","dir":"x"}"#;
-        assert_eq!(readable(etcd), "fatal no such folder dir=\"x\"");
+        let etcd = r#"{"level":"fatal","ts":"t","caller":"main.go:2","msg":"no such directory","dir":"x"}"#;
+        assert_eq!(readable(etcd), "fatal no such directory dir=\"x\"");
     }
 
     #[test]

@@ -33,10 +33,10 @@ pub(super) async fn handle(server: &Server, connection: Arc<Connection>, request
     let uri = request.uri().path_and_query().map_or("/", |p| p.as_str()).to_owned();
     let user_agent = request.headers().get(header::USER_AGENT).cloned();
 
-    // Watches and health checks are not waited for and not turned away, as in kube-apiserver.
+    // Watches and health checks are not waited for and not rejected, as in kube-apiserver.
     let under_way = if watch || resource.is_probe() { None } else { server.life.begin_request() };
-    let turned_away = under_way.is_none() && !watch && !resource.is_probe();
-    let mut response = if turned_away {
+    let rejected = under_way.is_none() && !watch && !resource.is_probe();
+    let mut response = if rejected {
         connection.turn_away();
         turn_away(server, version)
     } else {

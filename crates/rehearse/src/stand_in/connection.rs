@@ -26,7 +26,7 @@ pub(super) struct Connection {
     ending: OnceLock<Stamp>,
     /// Answers that could not be sent to their end.
     unfinished: AtomicU32,
-    turned_away: AtomicU32,
+    rejected: AtomicU32,
 }
 
 impl Connection {
@@ -39,7 +39,7 @@ impl Connection {
             close: CancellationToken::new(),
             ending: OnceLock::new(),
             unfinished: AtomicU32::new(0),
-            turned_away: AtomicU32::new(0),
+            rejected: AtomicU32::new(0),
         }
     }
 
@@ -62,10 +62,10 @@ impl Connection {
         self.unfinished.fetch_add(1, Relaxed);
     }
 
-    /// A request was turned away because the instance shuts down. The answer itself may be what ends the
+    /// A request was rejected because the instance shuts down. The answer itself may be what ends the
     /// connection (`Connection: close`), before anybody sees that it is to be closed.
     pub(super) fn turn_away(&self) {
-        self.turned_away.fetch_add(1, Relaxed);
+        self.rejected.fetch_add(1, Relaxed);
         self.begin_end();
         self.close.cancel();
     }
@@ -88,7 +88,7 @@ impl Connection {
 
     fn report_as(&self, by: EndedBy, at: Stamp) -> Option<EndReport> {
         let stream = self.stream.get()?.clone();
-        Some(EndReport { stream, peer: self.peer, by, at, turned_away: self.turned_away.load(Relaxed) })
+        Some(EndReport { stream, peer: self.peer, by, at, rejected: self.rejected.load(Relaxed) })
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
         let connection = connection("a");
         connection.turn_away();
         let report = connection.report().unwrap();
-        assert_eq!((report.by, report.turned_away), (EndedBy::Instance, 1));
+        assert_eq!((report.by, report.rejected), (EndedBy::Instance, 1));
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub(super) struct Life {
     pub(super) ready: CancellationToken,
     /// SIGTERM: `/readyz` is 500, everything else goes on.
     pub(super) terminating: CancellationToken,
-    /// New requests on connections that are there are turned away; watches end.
+    /// New requests on connections that are there are rejected; watches end.
     pub(super) draining: CancellationToken,
     /// The listener is closed, and connections as soon as nothing is under way on them.
     pub(super) closing: CancellationToken,

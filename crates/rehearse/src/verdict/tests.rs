@@ -31,7 +31,7 @@ fn good() -> Record {
 
 fn report(stream: &str, by: EndedBy, at: u64) -> (String, EndReport) {
     let peer = ([127, 0, 0, 1], 1).into();
-    (OLD.into(), EndReport { stream: stream.into(), peer, by, at: Stamp(at), turned_away: 0 })
+    (OLD.into(), EndReport { stream: stream.into(), peer, by, at: Stamp(at), rejected: 0 })
 }
 
 fn end(stream: &str, at: u64) -> StreamEnd {
@@ -129,14 +129,14 @@ fn error_statuses_are_lost_unless_the_instance_turned_them_away() {
     let mut record = good();
     record.attempts.extend([bad("a"), bad("a"), bad("b")]);
     let (name, mut once) = report("a", EndedBy::Instance, 2);
-    once.turned_away = 1;
+    once.rejected = 1;
     record.reports.push((name, once));
     let verdict = judge(&record, &plan());
-    assert_eq!((verdict.turned_away, verdict.lost()), (1, 2));
+    assert_eq!((verdict.rejected, verdict.lost()), (1, 2));
 }
 
 #[test]
-fn without_reports_the_status_of_a_stopping_instance_says_that_it_turned_away() {
+fn without_reports_the_status_of_a_stopping_instance_says_that_it_rejected() {
     let bad = |status| {
         let ms = 2_050_000_000;
         attempt(Kind::Kept, "a", ms, Answer::Bad { instance: OLD.into(), status })
@@ -144,7 +144,7 @@ fn without_reports_the_status_of_a_stopping_instance_says_that_it_turned_away() 
     let mut record = good();
     record.attempts.extend([bad(429), bad(503), bad(500), Attempt { done: Stamp(1), ..bad(503) }]);
     let verdict = judge(&record, &plan());
-    assert_eq!((verdict.turned_away, verdict.lost()), (2, 2));
+    assert_eq!((verdict.rejected, verdict.lost()), (2, 2));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn an_informer_must_hold_what_was_written() {
     for (spoil, loss) in [
         (Informer { missing: 1, ..Informer::default() }, Loss::EventMissed),
         (Informer { stale: 1, ..Informer::default() }, Loss::EventMissed),
-        (Informer { doubled: 1, ..Informer::default() }, Loss::EventDoubled),
+        (Informer { duplicated: 1, ..Informer::default() }, Loss::EventDuplicated),
     ] {
         let mut record = good();
         record.informers.extend([Informer { written: 9, held: 9, relists: 1, ..Informer::default() }, spoil]);
@@ -198,7 +198,7 @@ fn silence_is_the_longest_time_without_a_good_answer() {
 fn gaps_in_watches_are_lost() {
     let mut record = good();
     record.watches[0].missed = 3;
-    record.watches[0].doubled = 1;
+    record.watches[0].duplicated = 1;
     assert_eq!(judge(&record, &plan()).lost(), 4);
 }
 

@@ -127,7 +127,7 @@ pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metr
         }
         // Before anybody looks: a lock of our own in its stead is no sign of life.
         ended.iter().for_each(|id| repair.ended(id));
-        repair.folders();
+        repair.directories();
         match look(&berth, &own, &known_leases) {
             Ok(mut looked) => {
                 broken = false;
@@ -152,7 +152,7 @@ pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metr
             }
             Err(error) => {
                 if !std::mem::replace(&mut broken, true) {
-                    tracing::warn!(folder = %berth.path().display(), %error, "cannot look at the berth's folder, trying again");
+                    tracing::warn!(directory = %berth.path().display(), %error, "cannot look at the berth's directory, trying again");
                 }
                 for id in &ended {
                     probers.remove(id);

@@ -1,4 +1,4 @@
-//! Rise and fall: what a row of probe answers says about an instance. Pure; it knows no time.
+//! Rise and fall: what consecutive probe answers say about an instance. Pure; it knows no time.
 
 use berth_node::terms::Standing;
 
@@ -22,12 +22,12 @@ pub struct Health {
     rise: u32,
     fall: u32,
     standing: Standing,
-    /// Answers in a row that speak against the standing.
+    /// Consecutive answers that speak against the standing.
     row: u32,
 }
 
 impl Health {
-    /// A newcomer: unready until `rise` probes in a row passed. Numbers below 1 count as 1.
+    /// A newcomer: unready until `rise` consecutive probes passed. Numbers below 1 count as 1.
     #[must_use]
     pub fn new(rise: u32, fall: u32) -> Self {
         Self { rise: rise.max(1), fall: fall.max(1), standing: Standing::Unready, row: 0 }

@@ -3,7 +3,7 @@
 //! [`Table`] is what the relay picks from: a snapshot without locks, made anew by [`TableWriter`] whenever
 //! something changes. "Which instance gets a new connection" is decided in [`Table::pick`] (leaving:
 //! [`Table::pick_leaving`]) and nowhere else; who relays its bytes is another matter. `prober` asks the instances, [`probe`] is
-//! one question, [`health`] says what a row of answers means.
+//! one question, [`health`] says what consecutive answers mean.
 
 pub(crate) mod follow;
 pub mod health;

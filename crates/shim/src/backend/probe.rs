@@ -72,7 +72,7 @@ pub struct Answer {
     pub seen: Observation,
     /// One word for the metric `berth_probe_total{result}`.
     pub result: &'static str,
-    /// What happened and, if it is bad, what mends it.
+    /// What happened and, if it is bad, what fixes it.
     pub words: String,
 }
 
@@ -206,7 +206,7 @@ impl Probe {
 
     fn explain_tls(&self, error: &io::Error) -> Answer {
         let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-        let mend = match cause {
+        let fix = match cause {
             // A new authority often has the old one's name, and then it is its signature that does not fit.
             Some(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
@@ -225,7 +225,7 @@ impl Probe {
         };
         let rejected = matches!(cause, Some(rustls::Error::InvalidCertificate(_)));
         let seen = if rejected { Observation::Rejected } else { Observation::Fail };
-        Answer { seen, ..fail("tls", format!("TLS handshake failed: {error}{mend}")) }
+        Answer { seen, ..fail("tls", format!("TLS handshake failed: {error}{fix}")) }
     }
 
     fn tls_config(&self) -> Result<Arc<ClientConfig>, String> {

@@ -1,4 +1,4 @@
-//! Puts back what was removed from a run directory while it is in use: the folders, and the records of instances that
+//! Puts back what was removed from a run directory while it is in use: the directories, and the records of instances that
 //! live. (A shim's lease comes back with its next renewal; [`berth_node::ipc::Server`] puts its socket back.)
 //!
 //! That the directory is empty is no reason to stop: whoever holds a lock, a listener or a connection lives. But it
@@ -40,8 +40,8 @@ impl Repair {
         !self.missing.is_empty() || !self.kept.is_empty()
     }
 
-    /// Makes folders again that are gone.
-    pub(super) fn folders(&mut self) {
+    /// Makes directories again that are gone.
+    pub(super) fn directories(&mut self) {
         match self.berth.restore() {
             Ok(false) => {}
             Ok(true) => {

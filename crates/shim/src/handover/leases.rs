@@ -57,7 +57,7 @@ impl Group {
         if silent >= self.config.lease {
             tracing::warn!(
                 seconds = silent.as_secs(),
-                "this shim stood still for longer than its lease: siblings accepted from its listeners meanwhile"
+                "this shim stalled beyond its lease: siblings accepted from its listeners meanwhile"
             );
         }
         let workers = self.lease.workers.len() as u64;

@@ -119,7 +119,7 @@ async fn hear(
     addresses: &[SocketAddr],
     events: &mpsc::UnboundedSender<Event>,
 ) -> io::Result<()> {
-    let lie = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("what it says is not so: {what}"));
+    let lie = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("invalid message from peer: {what}"));
     let mut buffer = vec![0; seqpacket::MESSAGE];
     loop {
         let received =

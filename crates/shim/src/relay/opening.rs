@@ -2,7 +2,7 @@
 //!
 //! A completed connect is not yet an accepted connection. A backend that closes its
 //! listener resets what waits there, and a process that ends drops what it accepted last. A TLS
-//! client speaks first and its hello can be said again, so what it sent is kept until the instance's
+//! client speaks first and its hello can be replayed, so what it sent is kept until the instance's
 //! first byte, and a leg that is refused or ends before that, or whose instance is not ready any more
 //! beside one that is, is replayed to the next instance. While there is none, the client is held.
 //! Nobody gets another leg who wants nothing any more.
@@ -50,7 +50,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Source addresses that are tried when one has no port left.
 const SOURCES: usize = 3;
 
-/// A client and an instance that answered it, or whose first bytes cannot be said again.
+/// A client and an instance that answered it, or whose first bytes cannot be replayed.
 pub(super) struct Opened {
     pub(super) backend: AbortOnDrop,
     /// In use as long as the leg.
@@ -112,7 +112,7 @@ impl Kept {
         }
     }
 
-    /// Whether what an instance already got can be said again to another.
+    /// Whether what an instance already got can be replayed to another.
     fn is_replayable(&self) -> bool {
         self.bytes.first().is_none_or(|first| *first == TLS_HANDSHAKE)
     }

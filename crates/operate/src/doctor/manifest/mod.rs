@@ -35,8 +35,8 @@ struct Examiner<'a> {
 }
 
 impl Examiner<'_> {
-    fn found(&mut self, check: Check, line: usize, cause: impl Into<String>, mend: impl Into<String>) {
-        self.findings.push(check.at(self.case.line(line), cause, mend));
+    fn found(&mut self, check: Check, line: usize, cause: impl Into<String>, fix: impl Into<String>) {
+        self.findings.push(check.at(self.case.line(line), cause, fix));
     }
 
     /// What `berth inject` would do, and what is in its way.
@@ -49,24 +49,24 @@ impl Examiner<'_> {
                 let mut names: Vec<_> = edits.iter().map(|edit| manifest.within(&edit.path)).collect();
                 names.iter_mut().for_each(|name| name.truncate(name.find(['.', '[']).unwrap_or(name.len())));
                 names.dedup();
-                let mend = format!(
+                let fix = format!(
                     "`berth inject FILE --image IMAGE --diff` shows the {} changes that put it behind berth (of {}), \
                      and --write makes them",
                     edits.len(),
                     names.join(", ")
                 );
-                self.found(NOT_BEHIND_BERTH, command, cause, mend);
+                self.found(NOT_BEHIND_BERTH, command, cause, fix);
             }
             Err(problems) => {
-                let mend = "mend what is in the way (inject-refuses), then `berth inject FILE --image IMAGE --diff`";
-                self.found(NOT_BEHIND_BERTH, command, cause, mend);
+                let fix = "fix what is in the way (inject-refuses), then `berth inject FILE --image IMAGE --diff`";
+                self.found(NOT_BEHIND_BERTH, command, cause, fix);
                 for problem in problems {
-                    let (cause, mend) = problem.parts();
-                    self.found(INJECT_REFUSES, problem.line, format!("berth inject: {cause}"), mend);
+                    let (cause, fix) = problem.parts();
+                    self.found(INJECT_REFUSES, problem.line, format!("berth inject: {cause}"), fix);
                 }
             }
         }
-        // The rest is what inject mends; this it leaves to the operator.
+        // The rest is what inject fixes; this it leaves to the operator.
         self.rules(Wrapping::default(), |rule| rule == Rule::Rollout);
     }
 
@@ -108,7 +108,7 @@ impl Examiner<'_> {
     /// What inject's own rules would still change.
     fn rules(&mut self, wrapping: Wrapping<'_>, wanted: impl Fn(Rule) -> bool) {
         for lapse in judge(self.case.manifest, wrapping).into_iter().filter(|lapse| wanted(lapse.rule)) {
-            self.found(check_of(lapse.rule), lapse.line, lapse.cause, lapse.mend);
+            self.found(check_of(lapse.rule), lapse.line, lapse.cause, lapse.fix);
         }
     }
 
@@ -123,8 +123,8 @@ impl Examiner<'_> {
         let mistakes = options::mistakes(&berth.told);
         for (check, mistakes) in [(WILDCARD_CLASH, mistakes.beside), (BERTH_OPTIONS, mistakes.others)] {
             for mistake in mistakes {
-                let (cause, mend) = split(&mistake);
-                self.found(check, line, format!("berth {} in {name}: {cause}", berth.command), mend);
+                let (cause, fix) = split(&mistake);
+                self.found(check, line, format!("berth {} in {name}: {cause}", berth.command), fix);
             }
         }
         let Some(place) = options::place(&berth.told) else { return };
@@ -262,21 +262,21 @@ impl Examiner<'_> {
             return;
         };
         let seen = self.case.node.and_then(|node| node.authentication.as_ref());
-        let mend = "give the probe credentials (--probe-cert and --probe-key, or --probe-token-file), or let anonymous \
+        let fix = "give the probe credentials (--probe-cert and --probe-key, or --probe-token-file), or let anonymous \
                     requests ask /readyz and /livez (anonymous.conditions in that file)";
         match seen.map(|text| options::lets_probes_in(text)) {
             Some(Ok(true)) => {}
             Some(Ok(false)) => {
-                self.found(ANONYMOUS_AUTH, flag.line, format!("{} does not let the probe in", flag.value), mend);
+                self.found(ANONYMOUS_AUTH, flag.line, format!("{} does not let the probe in", flag.value), fix);
             }
             Some(Err(why)) => {
-                self.found(AUTHENTICATION_CONFIG, flag.line, format!("{} cannot be read: {why}", flag.value), mend);
+                self.found(AUTHENTICATION_CONFIG, flag.line, format!("{} cannot be read: {why}", flag.value), fix);
             }
             None => self.found(
                 AUTHENTICATION_CONFIG,
                 flag.line,
                 format!("whether {} lets the probe in cannot be seen in the manifest", flag.value),
-                format!("{mend}; on the node, --node looks into the file"),
+                format!("{fix}; on the node, --node looks into the file"),
             ),
         }
     }

@@ -16,11 +16,11 @@ const RUN_DIR: &str = "/run/berth";
 impl Examiner<'_> {
     pub(super) fn run_dir(&mut self, layout: &Layout<'_>) {
         let shim = layout.shim.as_ref().map(|(shim, _)| shim);
-        let mut folders = Vec::new();
+        let mut directories = Vec::new();
         for berth in [Some(&layout.apiserver), shim].into_iter().flatten() {
             let Some(place) = options::place(&berth.told) else { continue };
             let (run_dir, name, line) = (run_dir_of(place), berth.container.name(), berth.container.node().line);
-            let mut wrong = |line, cause: String, mend: String| self.found(RUN_DIR_VOLUME, line, cause, mend);
+            let mut wrong = |line, cause: String, fix: String| self.found(RUN_DIR_VOLUME, line, cause, fix);
             let Some(mount) = berth.container.mount_of(run_dir) else {
                 wrong(
                     line,
@@ -37,7 +37,7 @@ impl Examiner<'_> {
                 );
             }
             match on_node(berth.container, run_dir) {
-                Some(folder) => folders.push((folder, mount.line)),
+                Some(directory) => directories.push((directory, mount.line)),
                 None => wrong(
                     mount.line,
                     format!(
@@ -47,7 +47,7 @@ impl Examiner<'_> {
                 ),
             }
         }
-        if let [(own, _), (other, line)] = &folders[..]
+        if let [(own, _), (other, line)] = &directories[..]
             && own != other
         {
             let cause = format!("the shim's run directory is {other} on the node, kube-apiserver's is {own}");

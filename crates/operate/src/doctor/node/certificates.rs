@@ -54,10 +54,10 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Those that the manifest names, those in the same folders, and clients' in the node's kubeconfigs.
+    /// Those that the manifest names, those in the same directories, and clients' in the node's kubeconfigs.
     pub(super) fn gather(root: &Path, manifest: &Manifest) -> Self {
         let mut all = BTreeMap::new();
-        let mut folders = Vec::new();
+        let mut directories = Vec::new();
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         for (flag, trusted) in OWN.map(|flag| (flag, false)).into_iter().chain(TRUSTED.map(|flag| (flag, true))) {
             let Some(path) = manifest.flag(flag).and_then(|flag| on_node(manifest.container(), flag.value)) else {
@@ -71,15 +71,15 @@ impl Certificates {
             } else {
                 first(&pem)
             };
-            folders.extend(Path::new(&path).parent().map(Path::to_owned));
+            directories.extend(Path::new(&path).parent().map(Path::to_owned));
             all.insert(path, found);
         }
-        folders.sort();
-        folders.dedup();
-        for folder in folders {
-            let entries = fs::read_dir(at(&folder.to_string_lossy())).into_iter().flatten().flatten();
+        directories.sort();
+        directories.dedup();
+        for directory in directories {
+            let entries = fs::read_dir(at(&directory.to_string_lossy())).into_iter().flatten().flatten();
             for entry in entries.filter(|entry| entry.path().extension().is_some_and(|ending| ending == "crt")) {
-                let path = folder.join(entry.file_name()).display().to_string();
+                let path = directory.join(entry.file_name()).display().to_string();
                 // What nobody names may be anything.
                 let validity = fs::read(entry.path()).ok().and_then(|pem| first(&pem).ok());
                 if let Some(validity) = validity {
@@ -96,7 +96,7 @@ impl Certificates {
     }
 
     pub(super) fn examine(&self, case: &Case<'_>) -> Vec<Finding> {
-        let mend = if case.manifest.is_kubeadm() {
+        let fix = if case.manifest.is_kubeadm() {
             "kubeadm certs renew all, then `berth upgrade`, for a kube-apiserver that reads them; what kubeadm does not renew \
              (a CA, files of others) renew where it comes from"
         } else {
@@ -107,8 +107,8 @@ impl Certificates {
             let Validity { from, until } = match validity {
                 Ok(validity) => *validity,
                 Err(why) => {
-                    let mend = "put a certificate in PEM form there";
-                    found.push(CERTIFICATE_EXPIRES_SOON.at(path.clone(), format!("it cannot be read: {why}"), mend));
+                    let fix = "put a certificate in PEM form there";
+                    found.push(CERTIFICATE_EXPIRES_SOON.at(path.clone(), format!("it cannot be read: {why}"), fix));
                     continue;
                 }
             };
@@ -125,7 +125,7 @@ impl Certificates {
                 left if left < DAY => format!("the certificate expires within a day, at {when}"),
                 left => format!("the certificate expires in {} days, at {when}", left / DAY),
             };
-            found.push(check.at(path.clone(), cause, mend));
+            found.push(check.at(path.clone(), cause, fix));
         }
         found
     }

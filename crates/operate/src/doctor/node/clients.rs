@@ -104,7 +104,7 @@ impl Clients {
 }
 
 impl Uncovered {
-    /// What is wrong, and what mends it.
+    /// What is wrong, and what fixes it.
     #[must_use]
     pub fn parts(&self) -> (String, String) {
         let Self { address, by, here } = self;
@@ -131,8 +131,8 @@ impl Uncovered {
 
     pub(super) fn finding(&self) -> Finding {
         let check: Check = if self.here { CLIENT_ADDRESS } else { CLIENT_ADDRESS_ELSEWHERE };
-        let (cause, mend) = self.parts();
-        check.at(self.address.to_string(), cause, mend)
+        let (cause, fix) = self.parts();
+        check.at(self.address.to_string(), cause, fix)
     }
 }
 
@@ -216,11 +216,11 @@ mod tests {
     #[test]
     fn kubeconfigs_and_connections_are_looked_at() {
         let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join(FOLDER);
-        fs::create_dir_all(&folder).unwrap();
+        let directory = root.path().join(FOLDER);
+        fs::create_dir_all(&directory).unwrap();
         let write = |name: &str, server: &str| {
             let text = format!("kind: Config\nclusters:\n- name: a\n  cluster: {{server: '{server}'}}\n");
-            fs::write(folder.join(name), text).unwrap();
+            fs::write(directory.join(name), text).unwrap();
         };
         let listener = TcpListener::bind("127.83.2.1:0").unwrap();
         let bound = listener.local_addr().unwrap();
@@ -229,7 +229,7 @@ mod tests {
         write("kubelet.conf", &format!("https://localhost:{port}"));
         write("other-port.conf", "https://10.0.0.9:1");
         write("admin.conf.bak", &format!("https://10.0.0.10:{port}"));
-        fs::write(folder.join("torn.conf"), "a: [").unwrap();
+        fs::write(directory.join("torn.conf"), "a: [").unwrap();
         let client = TcpStream::connect(bound).unwrap();
         let found = Clients::gather(root.path(), &[port]);
         let by = |address: SocketAddr| found.0.get(&address).map(|by| by.join(" "));

@@ -107,11 +107,11 @@ impl Examiner<'_> {
                     None => format!("{path} is not on the node, and the pod wants a {kind} there"),
                     Some(found) => format!("{path} is a {found}, and the pod wants a {kind} there"),
                 };
-                let mend = match kind {
+                let fix = match kind {
                     "Directory" => format!("mkdir -p {path}, or type: DirectoryOrCreate"),
                     _ => format!("put it there, or correct the path of the volume ({path})"),
                 };
-                self.findings.push(HOST_PATH.at(self.case.line(line), cause, mend));
+                self.findings.push(HOST_PATH.at(self.case.line(line), cause, fix));
             }
         }
     }
@@ -124,7 +124,7 @@ impl Examiner<'_> {
         let uid = uid(apiserver);
         if let Some(error) = &self.facts.run_dir {
             let message = error.to_string();
-            let (cause, mend) = match error {
+            let (cause, fix) = match error {
                 registry::Error::Owner { owner, .. } => (
                     format!("the run directory is owned by uid {owner}, and kube-apiserver is uid {uid}"),
                     format!("chown -R {uid} {path}"),
@@ -134,11 +134,11 @@ impl Examiner<'_> {
                     format!("chmod 0700 {path}"),
                 ),
                 _ => {
-                    let (cause, mend) = split(&message);
-                    (cause.to_owned(), mend.to_owned())
+                    let (cause, fix) = split(&message);
+                    (cause.to_owned(), fix.to_owned())
                 }
             };
-            self.findings.push(RUN_DIR_OWNER.at(path.clone(), cause, mend));
+            self.findings.push(RUN_DIR_OWNER.at(path.clone(), cause, fix));
         }
         if !self.facts.leftovers.is_empty() {
             let what = self.facts.leftovers.join(", ");
@@ -222,12 +222,12 @@ impl Examiner<'_> {
                 let wanted = if host_ip { local } else { wanted };
                 let message = proc_net::describe(wanted, uid, &[*entry], |_| process.clone());
                 let message = message.replace("this process is", "kube-apiserver is");
-                let (cause, mend) = if other != uid && !local.ip().is_unspecified() {
+                let (cause, fix) = if other != uid && !local.ip().is_unspecified() {
                     (message.as_str(), "run both with one uid, or stop that one")
                 } else {
                     split(&message)
                 };
-                self.findings.push(PORT_HELD.at(wanted.to_string(), cause, mend));
+                self.findings.push(PORT_HELD.at(wanted.to_string(), cause, fix));
             }
         }
         // One listener can be in the way of several addresses.

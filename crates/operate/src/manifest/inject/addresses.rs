@@ -100,8 +100,8 @@ impl Planner<'_> {
         }
         if own != port || matches!(self.options.addresses, Addresses::ExposeAll(_)) {
             self.notes.push(format!(
-                "the apiserver's own port becomes {own}, and the Service kubernetes names it: controllers with different secure \
-                 ports break each other's addresses there, so do this on a single controller, or on all of them at once; \
+                "the apiserver's own port becomes {own}, and the Service kubernetes names it: control-plane nodes with different secure \
+                 ports break each other's addresses there, so do this on a single control-plane node, or on all of them at once; \
                  firewalls must let {own} through"
             ));
         }

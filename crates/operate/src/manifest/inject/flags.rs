@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Service `kubernetes`.
 const DELAY: Duration = Duration::from_secs(5);
 
-/// Flags that name files which only one instance may write, and whether each is a file and not a folder.
+/// Flags that name files which only one instance may write, and whether each is a file and not a directory.
 pub(super) const OWN: [(&str, bool); 3] = [("audit-log-path", true), ("cert-dir", false), ("debug-socket-path", true)];
 
 /// How long connections may take to end: kube-apiserver's own limit and the default of `--drain-timeout`.
@@ -28,7 +28,7 @@ impl Planner<'_> {
         let mount = self.manifest.container().mount_of(flag.value);
         let mounted = mount.and_then(|mount| mount.get("mountPath")).and_then(Node::text);
         if named && mounted == Some(flag.value) {
-            self.wrong(flag.line, format!("--{name}={} is mounted as this one file, and each instance needs a file of its own: mount its folder", flag.value));
+            self.wrong(flag.line, format!("--{name}={} is mounted as this one file, and each instance needs a file of its own: mount its directory", flag.value));
             return;
         }
         let value = if named {

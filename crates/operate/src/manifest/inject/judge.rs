@@ -63,8 +63,8 @@ pub struct Lapse {
     pub line: usize,
     /// What is wrong, and why that is.
     pub cause: String,
-    /// The edit that mends it.
-    pub mend: String,
+    /// The edit that fixes it.
+    pub fix: String,
 }
 
 /// How kube-apiserver is behind berth.
@@ -131,12 +131,12 @@ impl<'a> Judge<'a> {
         let edits = std::mem::take(&mut planner.edits);
         if let Some(first) = edits.first() {
             let said: Vec<_> = edits.iter().map(|edit| said(manifest, edit)).collect();
-            let mend = format!("{} ({})", said.join(", "), first.reason);
-            lapses.push(Lapse { rule, line: manifest.line_of(&first.path), cause: rule.lack().to_owned(), mend });
+            let fix = format!("{} ({})", said.join(", "), first.reason);
+            lapses.push(Lapse { rule, line: manifest.line_of(&first.path), cause: rule.lack().to_owned(), fix });
         }
         let lapse = |line, message: &str| {
-            let (cause, mend) = split(message);
-            Lapse { rule, line, cause: cause.to_owned(), mend: mend.to_owned() }
+            let (cause, fix) = split(message);
+            Lapse { rule, line, cause: cause.to_owned(), fix: fix.to_owned() }
         };
         lapses.extend(planner.problems.drain(..).map(|problem| lapse(problem.line, &problem.message)));
         let line = match rule {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 const BIN: &str = VOLUMES[0];
 const RUN: &str = VOLUMES[1];
 
-/// Folder of [`BINARY`].
+/// Directory of [`BINARY`].
 const BIN_DIR: &str = "/opt/berth";
 
 /// A variable.
@@ -91,13 +91,13 @@ pub(super) fn run_mount(run_dir: &str) -> Value {
     json!({"name": RUN, "mountPath": run_dir})
 }
 
-/// One file of the apiserver's: only that one where the volume is a folder of the node (the shim needs no
+/// One file of the apiserver's: only that one where the volume is a directory of the node (the shim needs no
 /// key of the cluster), else the mount as it is, because the other kinds are renewed as a whole.
 pub(super) fn file_mount(mount: &Value, file: &str, host_path: bool) -> Value {
     let mut new = mount.clone();
     new["readOnly"] = true.into();
-    let folder = mount["mountPath"].as_str().unwrap_or_default().trim_end_matches('/');
-    let rest = file.strip_prefix(folder).unwrap_or_default().trim_start_matches('/');
+    let directory = mount["mountPath"].as_str().unwrap_or_default().trim_end_matches('/');
+    let rest = file.strip_prefix(directory).unwrap_or_default().trim_start_matches('/');
     if host_path && !rest.is_empty() && mount.get("subPathExpr").is_none() {
         let within =
             mount["subPath"].as_str().map(|path| format!("{}/", path.trim_end_matches('/'))).unwrap_or_default();

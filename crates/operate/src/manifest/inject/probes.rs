@@ -105,11 +105,11 @@ impl Planner<'_> {
         if self.options.probing.trusts {
             return None;
         }
-        let folder = |flag: &str| {
-            self.manifest.flag(flag).and_then(|flag| flag.value.rsplit_once('/').map(|(folder, _)| folder))
+        let directory = |flag: &str| {
+            self.manifest.flag(flag).and_then(|flag| flag.value.rsplit_once('/').map(|(directory, _)| directory))
         };
         match self.manifest.flag("client-ca-file") {
-            Some(ca) if folder("client-ca-file") == folder("tls-cert-file") => Some(ca.value.to_owned()),
+            Some(ca) if directory("client-ca-file") == directory("tls-cert-file") => Some(ca.value.to_owned()),
             _ => {
                 let line = self.manifest.apiserver().line;
                 self.wrong(line, "which authority issued the apiserver's serving certificate cannot be seen: give --probe-ca FILE, or --probe-insecure");

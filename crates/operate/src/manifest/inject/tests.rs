@@ -12,7 +12,7 @@ fn options() -> Options {
     Options {
         image: "registry.example/berth:v0.1.0".into(),
         run_dir: "/run/berth".into(),
-        side_container: SideContainer::Native,
+        sidecar: Sidecar::Native,
         addresses: Addresses::OfManifest,
         probing: Probing::default(),
     }
@@ -60,9 +60,9 @@ fn a_deployment_with_comments() {
 }
 
 #[test]
-fn all_addresses_and_a_plain_side_container() {
+fn all_addresses_and_a_plain_sidecar() {
     let addresses = Addresses::ExposeAll(6443);
-    let options = Options { addresses, side_container: SideContainer::Plain, run_dir: "/run/b".into(), ..options() };
+    let options = Options { addresses, sidecar: Sidecar::Plain, run_dir: "/run/b".into(), ..options() };
     insta::assert_snapshot!(diff(KUBEADM, &inject(KUBEADM, &options).unwrap()));
 }
 
@@ -84,7 +84,7 @@ fn twice_is_once_and_eject_gives_the_original_back() {
         assert_eq!((&twice.text, twice.edits.len()), (&once.text, 0));
         assert_eq!(values(&ejected(&once.text)), values(text));
         // Other options replace the earlier ones, and leave nothing of them behind.
-        let other = Options { image: "other:v2".into(), side_container: SideContainer::Plain, ..options.clone() };
+        let other = Options { image: "other:v2".into(), sidecar: Sidecar::Plain, ..options.clone() };
         assert_eq!(values(&inject(&once.text, &other).unwrap().text), values(&inject(text, &other).unwrap().text));
     }
     let kubeadm = inject(KUBEADM, &options()).unwrap().text;
@@ -167,7 +167,7 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
         .replace("- --secure", "- --audit-log-path=/log/audit.log\n    - --secure");
     assert!(
         told(&text)[0]
-            .contains("is mounted as this one file, and each instance needs a file of its own: mount its folder"),
+            .contains("is mounted as this one file, and each instance needs a file of its own: mount its directory"),
         "{:?}",
         told(&text)
     );
@@ -332,9 +332,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn any_manifest_comes_back(text in manifest(), plain: bool) {
-        let side_container = if plain { SideContainer::Plain } else { SideContainer::Native };
+        let sidecar = if plain { Sidecar::Plain } else { Sidecar::Native };
         let probing = Probing { trusts: true, ..Probing::default() };
-        let options = Options { side_container, probing, ..options() };
+        let options = Options { sidecar, probing, ..options() };
         let once = inject(&text, &options).unwrap();
         prop_assert_eq!(&inject(&once.text, &options).unwrap().text, &once.text);
         prop_assert_eq!(values(&ejected(&once.text)), values(&text));

@@ -60,7 +60,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     /// Someone serves at each moment (`World::tick`, `World::act`), and the end is one of two, or a halt
-    /// that says why and from which the same command goes on once the cause is mended.
+    /// that says why and from which the same command goes on once the cause is fixed.
     #[test]
     fn somebody_serves_and_it_ends_well(given in given()) {
         let mut world = World::new(given.clone());

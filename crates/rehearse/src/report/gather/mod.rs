@@ -141,14 +141,14 @@ fn name(loss: Loss) -> (&'static str, &'static str, &'static str) {
         Loss::BadStatus => ("bad_status", "error status", "error statuses"),
         Loss::StreamEnded => ("stream_ended", "stream cut", "streams cut"),
         Loss::EventMissed => ("event_missed", "watch event missed", "watch events missed"),
-        Loss::EventDoubled => ("event_doubled", "watch event doubled", "watch events doubled"),
+        Loss::EventDuplicated => ("event_duplicated", "watch event duplicated", "watch events duplicated"),
     }
 }
 
 fn apart(judged: &Judged) -> Vec<Tally> {
     let apart = [
         ("ended_by_instance", "streams that their instance ended", judged.ended_by_instance),
-        ("turned_away", "requests that their instance turned away", judged.turned_away),
+        ("rejected", "requests that their instance rejected", judged.rejected),
         ("allowed", "losses that a promise under a fault allows", judged.allowed()),
     ];
     let apart = apart.into_iter().filter(|(kind, _, count)| *kind != "allowed" || *count > 0);

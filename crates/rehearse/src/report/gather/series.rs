@@ -40,7 +40,7 @@ pub(super) fn timeline(record: &Record, verdict: &Verdict, lives: &Lives<'_>, sp
     for (at, flaw) in record.watches.iter().flat_map(|watch| &watch.flaws) {
         let (loss, count) = match *flaw {
             Flaw::Missed(count) => (Loss::EventMissed, count),
-            Flaw::Doubled(count) => (Loss::EventDoubled, count),
+            Flaw::Duplicated(count) => (Loss::EventDuplicated, count),
         };
         // What was never seen is noticed when all is over.
         let step = steps.at(*at).unwrap_or(steps.count - 1);

@@ -71,7 +71,7 @@ pub(super) fn watches(record: &Record, verdict: &Verdict, lives: &Lives<'_>, spa
             id: client.to_owned(),
             events: sum.map_or(0, |sum| sum.events.values().sum()),
             missed: sum.map_or(0, |sum| sum.missed),
-            doubled: sum.map_or(0, |sum| sum.doubled),
+            duplicated: sum.map_or(0, |sum| sum.duplicated),
             relists: sum.map_or(0, |sum| sum.relists),
             expired: sum.map_or(0, |sum| sum.expired),
             segments: own.iter().map(|life| segment(life, span)).collect(),
@@ -88,11 +88,11 @@ fn segment(life: &Life<'_>, span: &Span) -> Segment {
 
 fn flaws(sum: &WatchSum, span: &Span) -> Vec<Flaw> {
     let flaw = |(at, seen): &(Stamp, Seen)| {
-        let (missed, doubled) = match *seen {
+        let (missed, duplicated) = match *seen {
             Seen::Missed(count) => (count, 0),
-            Seen::Doubled(count) => (0, count),
+            Seen::Duplicated(count) => (0, count),
         };
-        Flaw { at_ms: span.ms(*at), missed, doubled }
+        Flaw { at_ms: span.ms(*at), missed, duplicated }
     };
     sum.flaws.iter().map(flaw).collect()
 }

@@ -72,7 +72,7 @@ fn end(stream: &str, ms: i64) -> StreamEnd {
 
 fn end_report(stream: &str, ms: i64) -> (String, EndReport) {
     let peer = ([127, 0, 0, 1], 1).into();
-    (OLD.into(), EndReport { stream: stream.into(), peer, by: EndedBy::Instance, at: at(ms), turned_away: 0 })
+    (OLD.into(), EndReport { stream: stream.into(), peer, by: EndedBy::Instance, at: at(ms), rejected: 0 })
 }
 
 fn gathered(record: Record) -> Ran {
@@ -160,7 +160,7 @@ fn watches_have_segments_and_gaps() {
         id: "watch-0".into(),
         events: 30,
         missed: 0,
-        doubled: 0,
+        duplicated: 0,
         relists: 0,
         expired: 0,
         segments: vec![segment(10, 2_001, OLD), segment(2_008, 3_000, NEW)],
@@ -224,7 +224,7 @@ fn losses_are_where_they_happened() {
     assert_eq!(ran.timeline.lost["reset"].iter().position(|n| *n == 1), Some(20));
     assert_eq!(ran.timeline.lost["tls"].iter().position(|n| *n == 1), Some(21));
     assert_eq!(ran.timeline.lost["event_missed"].iter().position(|n| *n == 2), Some(40));
-    assert_eq!(ran.watches[0].flaws, [Flaw { at_ms: 2_008, missed: 2, doubled: 0 }]);
+    assert_eq!(ran.watches[0].flaws, [Flaw { at_ms: 2_008, missed: 2, duplicated: 0 }]);
     assert_eq!((ran.figures.x509_errors, ran.verdict.lost(), ran.verdict.examples.len()), (1, 4, 2));
 }
 
@@ -272,11 +272,11 @@ fn a_run_that_failed_proves_nothing() {
 #[test]
 fn what_is_noticed_after_the_end_is_in_the_last_step() {
     let mut record = record();
-    record.watches[0].doubled = 3;
-    record.watches[0].flaws = vec![(at(9_000), Seen::Doubled(3))];
+    record.watches[0].duplicated = 3;
+    record.watches[0].flaws = vec![(at(9_000), Seen::Duplicated(3))];
     let timeline = gathered(record).timeline;
     assert!(same_length(&timeline));
-    assert_eq!(timeline.lost["event_doubled"].last(), Some(&3));
+    assert_eq!(timeline.lost["event_duplicated"].last(), Some(&3));
 }
 
 #[test]

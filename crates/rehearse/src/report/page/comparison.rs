@@ -17,7 +17,7 @@ const MEASURES: [Measure; 13] = [
     ("Longest wait", |r| format::wait(r.figures.wait_max_ms)),
     ("99 % within", |r| format::wait(r.figures.wait_p99_ms)),
     ("Longest silence", |r| format::wait(r.figures.longest_silence_ms)),
-    ("Watch events missed or doubled", |r| format::count(r.watches.iter().map(|w| w.missed + w.doubled).sum())),
+    ("Watch events missed or duplicated", |r| format::count(r.watches.iter().map(|w| w.missed + w.duplicated).sum())),
     ("Watches cut", |r| gaps(r, Gap::lost)),
     ("Watches cut as promises allow", |r| gaps(r, |gap| gap.allowed)),
     ("Lists again", |r| format::count(r.figures.relists)),

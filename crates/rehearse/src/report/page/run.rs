@@ -41,11 +41,11 @@ pub(super) fn what(run: &Run, ran: &Ran) -> String {
 /// The figures that matter most, large.
 pub(super) fn tiles(ran: &Ran) -> Markup {
     let figures = &ran.figures;
-    let missed: u64 = ran.watches.iter().map(|w| w.missed + w.doubled).sum();
+    let missed: u64 = ran.watches.iter().map(|w| w.missed + w.duplicated).sum();
     let events = if missed == 0 {
-        "none missed or doubled".to_owned()
+        "none missed or duplicated".to_owned()
     } else {
-        format!("{} missed or doubled", format::count(missed))
+        format!("{} missed or duplicated", format::count(missed))
     };
     let beside = match ran.allowed() {
         0 => format::of(figures.x509_errors, "certificate error", "certificate errors"),
@@ -298,12 +298,12 @@ fn informers(ran: &Ran) -> Markup {
                 "Those named quiet follow what nobody writes meanwhile: only bookmarks tell them a revision that a younger instance knows. They show who lists again." }
             div.scroll tabindex="0" role="region" aria-label="Informers" {
                 table.steps {
-                    thead { tr { @for name in ["Client", "Written", "Held at the end", "Missing", "Stale", "Doubled", "Lists again", "410"] { th scope="col" { (name) } } } }
+                    thead { tr { @for name in ["Client", "Written", "Held at the end", "Missing", "Stale", "Duplicated", "Lists again", "410"] { th scope="col" { (name) } } } }
                     tbody {
                         @for informer in &ran.informers {
                             tr {
                                 th scope="row" { (informer.id) }
-                                @for count in [informer.written, informer.held, informer.missing, informer.stale, informer.doubled, informer.relists, informer.expired] {
+                                @for count in [informer.written, informer.held, informer.missing, informer.stale, informer.duplicated, informer.relists, informer.expired] {
                                     td { (format::count(count)) }
                                 }
                             }

@@ -80,12 +80,12 @@ fn waits(timeline: &Timeline) -> Markup {
 
 fn lanes(watches: &[Watch]) -> Markup {
     html! {
-        thead { tr { @for name in ["Watch", "Events", "Missed", "Doubled", "Lists again", "410", "Noticed at", "On", "Gaps"] { th scope="col" { (name) } } } }
+        thead { tr { @for name in ["Watch", "Events", "Missed", "Duplicated", "Lists again", "410", "Noticed at", "On", "Gaps"] { th scope="col" { (name) } } } }
         tbody {
             @for watch in watches {
                 tr {
                     th scope="row" { (watch.id) }
-                    @for count in [watch.events, watch.missed, watch.doubled, watch.relists, watch.expired] { td { (format::count(count)) } }
+                    @for count in [watch.events, watch.missed, watch.duplicated, watch.relists, watch.expired] { td { (format::count(count)) } }
                     td.text {
                         @for (index, flaw) in watch.flaws.iter().enumerate() {
                             @if index > 0 { ", " }

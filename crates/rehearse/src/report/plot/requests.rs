@@ -84,7 +84,7 @@ pub(in crate::report) fn short(kind: &str) -> String {
     match kind {
         "stream_ended" => "streams cut".to_owned(),
         "event_missed" => "events missed".to_owned(),
-        "event_doubled" => "events doubled".to_owned(),
+        "event_duplicated" | "event_doubled" => "events duplicated".to_owned(),
         "tls" | "http" => kind.to_uppercase(),
         _ => kind.replace('_', " "),
     }

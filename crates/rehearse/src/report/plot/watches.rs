@@ -78,12 +78,12 @@ fn shown(watches: &[Watch]) -> Vec<&Watch> {
 
 /// It lost something.
 fn flawed(watch: &Watch) -> bool {
-    watch.missed + watch.doubled > 0 || watch.gaps.iter().any(Gap::lost)
+    watch.missed + watch.duplicated > 0 || watch.gaps.iter().any(Gap::lost)
 }
 
 fn one(frame: &Frame, run: &Ran, watch: &Watch, y: f64, height: f64) -> Markup {
     let x = |ms: i64| frame.x(ms as f64);
-    let flaws = [(watch.missed, "missed"), (watch.doubled, "doubled")];
+    let flaws = [(watch.missed, "missed"), (watch.duplicated, "duplicated")];
     let flaws =
         flaws.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{} {what}", format::count(*count)));
     let flaws = flaws.collect::<Vec<_>>().join(", ");
@@ -189,12 +189,12 @@ fn told(watches: &[Watch]) -> String {
         times => format!(", and {} as promises allow", format::count(times)),
     };
     format!(
-        "{}. Their instances ended them {} times and they were cut {} times{allowed}; the longest gap was {}. Events missed: {}, doubled: {}.",
+        "{}. Their instances ended them {} times and they were cut {} times{allowed}; the longest gap was {}. Events missed: {}, duplicated: {}.",
         format::of(watches.len() as u64, "watch", "watches"),
         format::count(gaps().filter(|gap| gap.by_instance).count() as u64),
         format::count(gaps().filter(|gap| gap.lost()).count() as u64),
         format::wait(longest as f64),
         format::count(watches.iter().map(|watch| watch.missed).sum()),
-        format::count(watches.iter().map(|watch| watch.doubled).sum()),
+        format::count(watches.iter().map(|watch| watch.duplicated).sum()),
     )
 }

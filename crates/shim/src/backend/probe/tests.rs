@@ -76,7 +76,7 @@ fn status(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
 }
 
-/// A folder with the probe's files.
+/// A directory with the probe's files.
 struct Files {
     temp: TempDir,
     config: ProbeConfig,

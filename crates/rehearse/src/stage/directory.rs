@@ -1,7 +1,7 @@
-//! The temporary folder of a run, and what is left of those whose rehearsal was killed.
+//! The temporary directory of a run, and what is left of those whose rehearsal was killed.
 //!
-//! A rehearsal holds a lock on a file in its folder for as long as it lives. Who gets the lock of another's
-//! folder knows that nobody needs it any more.
+//! A rehearsal holds a lock on a file in its directory for as long as it lives. Who gets the lock of another's
+//! directory knows that nobody needs it any more.
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -12,21 +12,21 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use tempfile::{Builder, TempDir};
 
-/// What names of folders begin with.
+/// What names of directories begin with.
 const PREFIX: &str = "berth-rehearse-";
 
-/// The file that is locked. A folder without it is not a rehearsal's.
+/// The file that is locked. A directory without it is not a rehearsal's.
 const LOCK: &str = "berth-rehearse.lock";
 
-/// A folder, removed with all that is in it when this is dropped.
+/// A directory, removed with all that is in it when this is dropped.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(super) struct Directory {
     dir: TempDir,
-    /// Let go of when the folder is gone.
+    /// Let go of when the directory is gone.
     _lock: Flock<File>,
 }
 
-impl Folder {
+impl Directory {
     /// Makes one where TMPDIR says.
     pub(super) fn new() -> io::Result<Self> {
         loop {
@@ -46,14 +46,14 @@ impl Folder {
     }
 }
 
-/// Removes this user's folders whose rehearsal was killed; which.
+/// Removes this user's directories whose rehearsal was killed; which.
 pub(crate) fn sweep() -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return Vec::new() };
     let named = entries.flatten().filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()));
     named.map(|entry| entry.path()).filter(|dir| remove_abandoned(dir).unwrap_or(false)).collect()
 }
 
-/// Removes a folder if nobody holds its lock; whether it did.
+/// Removes a directory if nobody holds its lock; whether it did.
 fn remove_abandoned(dir: &Path) -> io::Result<bool> {
     let own = |metadata: fs::Metadata| metadata.uid() == geteuid().as_raw();
     let metadata = fs::symlink_metadata(dir)?;
@@ -84,9 +84,9 @@ mod tests {
 
     #[test]
     fn only_what_nobody_holds_is_removed() {
-        let held = Folder::new().unwrap();
+        let held = Directory::new().unwrap();
         assert!(!remove_abandoned(held.path()).unwrap());
-        let Folder { dir, _lock } = held;
+        let Directory { dir, _lock } = held;
         drop(_lock);
         fs::create_dir(dir.path().join("etcd")).unwrap();
         fs::write(dir.path().join("etcd/data"), "x").unwrap();
