@@ -1,7 +1,6 @@
 //! What berth's options in a manifest say, and what berth would say of them.
 
 use super::layout::{Berth, HOST_IP, Layout, Told};
-use super::manifest::on_node;
 use crate::manifest::Manifest;
 use berth_cluster::yaml::{Node, parse};
 use berth_exec::args;
@@ -120,7 +119,7 @@ pub fn probe_from_node(manifest: &Manifest) -> Option<Result<ProbeConfig, Vec<St
     let (mut args, mut checks) = (shim.probe.clone(), Checks::default());
     for file in [&mut args.probe_ca, &mut args.probe_cert, &mut args.probe_key, &mut args.probe_token_file] {
         let Some(path) = file else { continue };
-        match on_node(*container, &path.to_string_lossy()) {
+        match container.on_node(&path.to_string_lossy()) {
             Some(there) => *file = Some(there.into()),
             None => checks.wrong(format!("{}, which the probe needs, is in no hostPath of the shim", path.display())),
         }

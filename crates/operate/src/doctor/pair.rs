@@ -3,7 +3,7 @@
 
 use super::checks::{ETCD_DIFFERS, KEYS_DIFFER, LISTEN_LOST, VERSION_SKEW};
 use super::layout::Layout;
-use super::node::{covered, listen};
+use super::node::{ENCRYPTS, SIGNS, covered, listen};
 use super::{Case, Check, Finding};
 use crate::manifest::{Manifest, tag};
 use berth_cluster::yaml::Node;
@@ -17,11 +17,6 @@ const PREFIX: &str = "/registry";
 
 /// What two upgrades do that one cannot.
 const TWO_PHASES: &str = "docs/upgrade.md, \"Changing keys\"";
-
-/// The flag with the keys that an instance encrypts with, and the one that it signs with: the other instance must have them.
-const ENCRYPTS: &str = "encryption-provider-config";
-const SIGNS: &str = "service-account-signing-key-file";
-pub(super) const KEYS: [&str; 2] = [ENCRYPTS, SIGNS];
 
 /// The flag with the keys whose signatures an instance accepts.
 const ACCEPTS: &str = "service-account-key-file";

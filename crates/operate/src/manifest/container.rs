@@ -1,6 +1,7 @@
 //! A container of a pod: what runs in it, as whom, and what it sees.
 
 use berth_cluster::yaml::Node;
+use std::path::{Path, PathBuf};
 
 /// A container, and the pod that it is in.
 #[derive(Debug, Clone, Copy)]
@@ -68,5 +69,17 @@ impl<'a> Container<'a> {
     pub fn volume_of(self, mount: &Node) -> Option<&'a Node> {
         let name = mount.get("name").and_then(Node::text)?;
         Some(self.pod.get("volumes")?.named(name)?.1)
+    }
+
+    /// Where a path in it is on the node, if it is in a hostPath.
+    #[must_use]
+    pub fn on_node(self, path: &str) -> Option<String> {
+        let mount = self.mount_of(path)?;
+        let field = |node: &Node, key: &str| node.get(key).and_then(Node::text).map(ToOwned::to_owned);
+        let base = field(self.volume_of(mount)?.get("hostPath")?, "path")?;
+        let within = field(mount, "subPath").unwrap_or_default();
+        let rest = path.strip_prefix(field(mount, "mountPath")?.trim_end_matches('/'))?;
+        let whole: PathBuf = Path::new(&base).join(within).join(rest.trim_start_matches('/')).components().collect();
+        Some(whole.to_string_lossy().into_owned())
     }
 }

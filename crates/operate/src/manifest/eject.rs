@@ -5,7 +5,7 @@
 //! changed again since is not ours any more and stays.
 
 use super::edit::{COMMENT, Change, Edit, Path, apply};
-use super::inject::{BINARY, INSTALL, LEAST, PROBES, SHIM, VARIABLES, VOLUMES};
+use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, VARIABLES, VOLUMES};
 use super::{Manifest, Problem};
 use berth_cluster::yaml::{Node, parse};
 use serde::{Deserialize, Serialize};

@@ -9,6 +9,7 @@ mod probes;
 
 use super::edit::{Change, Edit, Path, apply};
 use super::eject::{ORIGINAL, Original, undo};
+use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, VOLUMES};
 use super::pod::basename;
 use super::{Manifest, Problem};
 use berth_cluster::yaml::{Node, parse};
@@ -17,37 +18,6 @@ use clap::ValueEnum;
 use serde_json::Value;
 
 pub use judge::{Lapse, Rule, Wrapping, judge};
-
-/// Where the apiserver's container finds berth.
-pub const BINARY: &str = "/opt/berth/berth";
-
-/// Names of what is added to a pod.
-pub const INSTALL: &str = "berth-install";
-/// The shim's container.
-pub const SHIM: &str = "berth";
-/// Volume with the binary, and the one that is the run directory.
-pub const VOLUMES: [&str; 2] = ["berth-bin", "berth-run"];
-/// Variables that are added to the apiserver's container.
-pub const VARIABLES: [&str; 12] = [
-    "BERTH_HOST_IP",
-    "BERTH_INSTANCE",
-    "BERTH_LISTEN",
-    "BERTH_RUN_DIR",
-    "BERTH_PROBE",
-    "BERTH_PROBE_CA",
-    "BERTH_PROBE_CERT",
-    "BERTH_PROBE_KEY",
-    "BERTH_PROBE_TOKEN_FILE",
-    "BERTH_PROBE_SERVER_NAME",
-    "BERTH_PROBE_INSECURE",
-    "BERTH_PROBE_TIMEOUT",
-];
-
-/// The three probes of a container.
-pub(super) const PROBES: [&str; 3] = ["startupProbe", "livenessProbe", "readinessProbe"];
-
-/// Least period and timeout of an exec probe, in seconds: each costs a start of a process by the runtime.
-pub(super) const LEAST: u64 = 5;
 
 /// How the shim runs beside the apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]

@@ -14,6 +14,7 @@ pub mod eject;
 pub mod file;
 pub mod inject;
 pub mod kubeadm;
+pub(crate) mod names;
 mod plain;
 mod pod;
 mod write;

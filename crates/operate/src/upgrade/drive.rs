@@ -12,7 +12,7 @@ use super::service::Service;
 use super::sight::{Details, Sight, plain_serves};
 use super::state::{State, StateError, Store, remove};
 use crate::manifest::file::{FileError, replace, sweep};
-use crate::manifest::inject::{INSTALL, SHIM};
+use crate::manifest::names::{INSTALL, SHIM};
 use berth_cluster::Client;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply};

@@ -1,7 +1,7 @@
 //! What of a manifest matters for an upgrade, and the same pod under another name.
 
 use crate::manifest::edit::{Change, Edit, apply};
-use crate::manifest::inject::{INSTALL, SHIM, VOLUMES};
+use crate::manifest::names::{INSTALL, SHIM, VOLUMES};
 use crate::manifest::{Manifest, Problem, basename};
 use berth_cluster::yaml::Node;
 use berth_node::instance::InstanceId;

@@ -14,7 +14,7 @@ use berth_options::probe::ProbeArgs;
 use berth_shim::backend::probe::ProbeKind;
 use berth_shim::config::Listen;
 
-pub(super) use volumes::{on_node, run_dir_of, uid};
+pub(super) use volumes::{run_dir_of, uid};
 
 /// Ports below need a capability (net.ipv4.ip_unprivileged_port_start).
 const FIRST_UNPRIVILEGED: u16 = 1024;

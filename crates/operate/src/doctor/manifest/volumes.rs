@@ -8,7 +8,7 @@ use crate::manifest::Container;
 use berth_cluster::yaml::Node;
 use berth_options::PodCommand;
 use berth_options::place::PlaceArgs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Where the shims of a node meet, if nothing else is said.
 const RUN_DIR: &str = "/run/berth";
@@ -36,7 +36,7 @@ impl Examiner<'_> {
                     "remove readOnly".into(),
                 );
             }
-            match on_node(berth.container, run_dir) {
+            match berth.container.on_node(run_dir) {
                 Some(directory) => directories.push((directory, mount.line)),
                 None => wrong(
                     mount.line,
@@ -136,15 +136,4 @@ pub(in super::super) fn uid(container: Container<'_>) -> u32 {
 /// The run directory in a container.
 pub(in super::super) fn run_dir_of(place: &PlaceArgs) -> &str {
     place.run_dir.run_dir.as_deref().and_then(Path::to_str).unwrap_or(RUN_DIR)
-}
-
-/// Where a path of a container is on the node, if it is in a hostPath.
-pub(in super::super) fn on_node(container: Container<'_>, path: &str) -> Option<String> {
-    let mount = container.mount_of(path)?;
-    let field = |node: &Node, key: &str| node.get(key).and_then(Node::text).map(ToOwned::to_owned);
-    let base = field(container.volume_of(mount)?.get("hostPath")?, "path")?;
-    let within = field(mount, "subPath").unwrap_or_default();
-    let rest = path.strip_prefix(field(mount, "mountPath")?.trim_end_matches('/'))?;
-    let whole: PathBuf = Path::new(&base).join(within).join(rest.trim_start_matches('/')).components().collect();
-    Some(whole.to_string_lossy().into_owned())
 }

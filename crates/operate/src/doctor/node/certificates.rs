@@ -4,7 +4,6 @@
 //! finds nothing to do: without a renewal of their own all of them expire on the same day.
 
 use super::super::checks::{CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES_SOON};
-use super::super::manifest::on_node;
 use super::super::{Case, Finding};
 use super::clients::kubeconfigs;
 use crate::manifest::Manifest;
@@ -60,7 +59,7 @@ impl Certificates {
         let mut directories = Vec::new();
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         for (flag, trusted) in OWN.map(|flag| (flag, false)).into_iter().chain(TRUSTED.map(|flag| (flag, true))) {
-            let Some(path) = manifest.flag(flag).and_then(|flag| on_node(manifest.container(), flag.value)) else {
+            let Some(path) = manifest.flag(flag).and_then(|flag| manifest.container().on_node(flag.value)) else {
                 continue;
             };
             let Ok(pem) = fs::read(at(&path)) else { continue };

@@ -1,9 +1,8 @@
 //! A look at the node: files below a root, which tests move; sockets and addresses of this network namespace.
 
 use super::super::layout::Layout;
-use super::super::manifest::{on_node, uid};
+use super::super::manifest::uid;
 use super::super::options;
-use super::super::pair::KEYS;
 use super::{Certificates, Clients, Uncovered, covered, run_dir_on_node};
 use crate::manifest::Manifest;
 use berth_cluster::yaml::Node;
@@ -20,6 +19,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+
+/// The flag with the keys that an instance encrypts with, and the one that it signs with: the other instance must have
+/// them.
+pub(in super::super) const ENCRYPTS: &str = "encryption-provider-config";
+pub(in super::super) const SIGNS: &str = "service-account-signing-key-file";
 
 /// Settings of the kernel that are looked at.
 const SETTINGS: [&str; 9] = [
@@ -110,7 +114,7 @@ impl Facts {
     pub fn gather(root: &Path, manifest: &Manifest) -> Self {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         let container = manifest.container();
-        let file = manifest.flag("authentication-config").and_then(|flag| on_node(container, flag.value));
+        let file = manifest.flag("authentication-config").and_then(|flag| container.on_node(flag.value));
         let volumes = manifest.pod().get("volumes").map(Node::items).unwrap_or_default();
         let host_paths = volumes.iter().filter_map(host_path).map(|(path, ..)| (path.to_owned(), kind(&at(path))));
         let running = running(&root.join("proc"));
@@ -122,11 +126,11 @@ impl Facts {
         let apiservers: Vec<Running> = named("kube-apiserver");
         let started = apiservers.iter().filter_map(|process| process.started).min();
         let newer = |flag: &'static str| {
-            let path = on_node(container, manifest.flag(flag)?.value)?;
+            let path = container.on_node(manifest.flag(flag)?.value)?;
             let changed = fs::metadata(at(&path)).ok()?.modified().ok()?;
             (changed > started?).then_some((flag, path))
         };
-        let newer_keys = KEYS.into_iter().filter_map(newer).collect();
+        let newer_keys = [ENCRYPTS, SIGNS].into_iter().filter_map(newer).collect();
         let mut facts = Self {
             newer_keys,
             authentication: file.and_then(|file| fs::read_to_string(at(&file)).ok()),

@@ -7,7 +7,7 @@ mod facts;
 
 use super::checks::*;
 use super::layout::{HOST_IP, Layout};
-use super::manifest::{on_node, run_dir_of, uid};
+use super::manifest::{run_dir_of, uid};
 use super::room::quantity;
 use super::{Case, Finding, options};
 use crate::manifest::{Manifest, split};
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 pub use certificates::{Certificates, Validity};
 pub(super) use clients::covered;
 pub use clients::{Clients, Uncovered};
-pub(super) use facts::listen;
+pub(super) use facts::{ENCRYPTS, SIGNS, listen};
 pub use facts::{Facts, Holding, Running, Shim, addresses, unconnected};
 
 /// Version of the kernel since which sockets can share a port.
@@ -119,7 +119,7 @@ impl Examiner<'_> {
     /// Whether it can be used, and what is in it.
     fn run_dir(&mut self, layout: &Layout<'_>) {
         let apiserver = layout.apiserver.container;
-        let path = options::place(&layout.apiserver.told).and_then(|place| on_node(apiserver, run_dir_of(place)));
+        let path = options::place(&layout.apiserver.told).and_then(|place| apiserver.on_node(run_dir_of(place)));
         let Some(path) = path else { return };
         let uid = uid(apiserver);
         if let Some(error) = &self.facts.run_dir {
@@ -381,5 +381,5 @@ fn range(text: &str) -> Option<(u16, u16)> {
 /// Where the run directory is on the node.
 fn run_dir_on_node(layout: &Layout<'_>) -> Option<PathBuf> {
     let place = options::place(&layout.apiserver.told)?;
-    on_node(layout.apiserver.container, run_dir_of(place)).map(PathBuf::from)
+    layout.apiserver.container.on_node(run_dir_of(place)).map(PathBuf::from)
 }

@@ -1,0 +1,32 @@
+//! What `berth inject` adds to a pod is called so, and `berth eject` finds it by that.
+
+/// Where the apiserver's container finds berth.
+pub(crate) const BINARY: &str = "/opt/berth/berth";
+
+/// Names of what is added to a pod.
+pub(crate) const INSTALL: &str = "berth-install";
+/// The shim's container.
+pub(crate) const SHIM: &str = "berth";
+/// Volume with the binary, and the one that is the run directory.
+pub(crate) const VOLUMES: [&str; 2] = ["berth-bin", "berth-run"];
+/// Variables that are added to the apiserver's container.
+pub(crate) const VARIABLES: [&str; 12] = [
+    "BERTH_HOST_IP",
+    "BERTH_INSTANCE",
+    "BERTH_LISTEN",
+    "BERTH_RUN_DIR",
+    "BERTH_PROBE",
+    "BERTH_PROBE_CA",
+    "BERTH_PROBE_CERT",
+    "BERTH_PROBE_KEY",
+    "BERTH_PROBE_TOKEN_FILE",
+    "BERTH_PROBE_SERVER_NAME",
+    "BERTH_PROBE_INSECURE",
+    "BERTH_PROBE_TIMEOUT",
+];
+
+/// The three probes of a container.
+pub(crate) const PROBES: [&str; 3] = ["startupProbe", "livenessProbe", "readinessProbe"];
+
+/// Least period and timeout of an exec probe, in seconds: each costs a start of a process by the runtime.
+pub(crate) const LEAST: u64 = 5;
