@@ -1,138 +1,79 @@
-//! `berth upgrade`: options and manifests checked, an upgrade begun or gone on with, and its end told.
+//! `berth upgrade`: its options, and how it ended.
 
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::UpgradeArgs;
-use berth_cluster::Client;
-use berth_node::registry::RunDir;
-use berth_operate::doctor::room::Room;
-use berth_operate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, probe_from_node, text};
-use berth_operate::manifest::Manifest;
-use berth_operate::manifest::file::{Backups, read};
-use berth_operate::upgrade::drive::{self, DriveError, Ended, Setting};
-use berth_operate::upgrade::machine::{Limits, Position};
-use berth_operate::upgrade::pod::{self, PREFIX, Pod};
-use berth_operate::upgrade::preflight::{self, Images};
+use berth_operate::upgrade::begin::{Begun, FILE, NotBegun, Options, begin, dry_run};
+use berth_operate::upgrade::drive::{self, DriveError, Ended};
+use berth_operate::upgrade::pod::PREFIX;
 use berth_operate::upgrade::say::Say;
-use berth_operate::upgrade::service::Service;
-use berth_operate::upgrade::sight::Sight;
-use berth_operate::upgrade::state::{self, State, Store};
+use berth_operate::upgrade::state::Store;
 use berth_options::check::{Checks, Mistakes};
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::{Duration, SystemTime};
-
-/// Name of the canonical file, which is kubeadm's.
-const FILE: &str = "kube-apiserver.yaml";
-
-/// Where kubeadm leaves an admin's kubeconfig.
-const ADMIN: &str = "/etc/kubernetes/admin.conf";
-
-/// What is not avoided without a kubeconfig.
-const GAPS: &str = "the Service kubernetes is without this node for up to 10 s whenever an instance stops (with several \
-                    control-plane nodes, starts too)";
-
-/// What a kubelet may take to stop a pod beyond its grace period.
-const MARGIN: Duration = Duration::from_secs(60);
+use std::time::Duration;
 
 pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
-    let options = Options::check(args, &mut checks);
+    let options = options(args, &mut checks);
+    options.mistakes().into_iter().for_each(|mistake| checks.wrong(mistake));
     match checks.finish(Some(options)) {
-        Ok(options) => block_on(upgrade(options)),
+        Ok(options) => block_on(upgrade(options, args.dry_run)),
         Err(mistakes) => Ok(mistaken(&mistakes)),
     }
 }
 
-struct Options<'a> {
-    args: &'a UpgradeArgs,
-    canonical: PathBuf,
-    temporary: PathBuf,
-    ready: Duration,
-    settle: Duration,
-}
-
-impl<'a> Options<'a> {
-    fn check(args: &'a UpgradeArgs, checks: &mut Checks) -> Self {
-        let second = Duration::from_secs(1);
-        // Absolute, so that an upgrade that goes on from another directory means the same files.
-        let directory =
-            args.kubelet.manifests_dir.canonicalize().unwrap_or_else(|_| args.kubelet.manifests_dir.clone());
-        let options = Self {
-            args,
-            canonical: directory.join(FILE),
-            temporary: directory.join(format!("{PREFIX}{FILE}")),
-            ready: checks.duration("--ready-timeout", &args.ready_timeout, second),
-            settle: checks.duration("--settle", &args.settle, Duration::ZERO),
-        };
-        if Backups::new(&args.kept.backup_dir).beside(&options.canonical) {
-            checks.wrong(format!(
-                "--backup-dir {} is the kubelet's directory, where it would run what is kept: give another",
-                args.kept.backup_dir.display()
-            ));
-        }
-        if let Some(manifest) = &args.manifest {
-            let parent = manifest.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
-            if parent.as_deref() == Some(&directory) {
-                checks.wrong(format!(
-                    "--manifest {} is in the kubelet's directory, where it runs already: keep it elsewhere",
-                    manifest.display()
-                ));
-            }
-        }
-        if std::fs::symlink_metadata(&options.canonical).is_ok_and(|meta| meta.is_symlink()) {
-            checks.wrong(format!(
-                "{} is a symbolic link, which an upgrade would replace by a file: make it one",
-                options.canonical.display()
-            ));
-        }
-        if let Some(path) = args.kubeconfig.as_deref().filter(|path| !path.exists()) {
-            checks.wrong(format!("--kubeconfig {}: it is not there", path.display()));
-        }
-        options
-    }
-
-    fn limits(&self, old: &Pod, new: &Pod) -> Limits {
-        Limits { ready: self.ready, settle: self.settle, stop: old.grace.max(new.grace) + MARGIN }
-    }
-
-    fn run_dir(&self, pod: &Pod) -> PathBuf {
-        self.args.run_dir.clone().or_else(|| pod.run_dir.clone()).unwrap_or_else(RunDir::default_path)
-    }
-
-    /// The cluster as an admin; none if there is no kubeconfig by default. `before` is the one that an interrupted
-    /// upgrade was begun with.
-    fn client(&self, before: Option<&Path>, say: &Say) -> Result<Option<Client>, Exit> {
-        let given = self.args.kubeconfig.as_deref();
-        let Some(path) = given.or(before).or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists())) else {
-            return Ok(None);
-        };
-        match Client::from_kubeconfig(path) {
-            Ok(client) => Ok(Some(client)),
-            Err(error) if given.is_some() => Err(mistaken(&Mistakes(vec![error.to_string()]))),
-            Err(error) => {
-                say.line(&format!("     note: {error}"));
-                Ok(None)
-            }
-        }
+fn options(args: &UpgradeArgs, checks: &mut Checks) -> Options {
+    // Absolute, so that an upgrade that goes on from another directory means the same files.
+    let directory = args.kubelet.manifests_dir.canonicalize().unwrap_or_else(|_| args.kubelet.manifests_dir.clone());
+    Options {
+        manifest: args.manifest.clone(),
+        canonical: directory.join(FILE),
+        temporary: directory.join(format!("{PREFIX}{FILE}")),
+        backup_dir: args.kept.backup_dir.clone(),
+        ready: checks.duration("--ready-timeout", &args.ready_timeout, Duration::from_secs(1)),
+        settle: checks.duration("--settle", &args.settle, Duration::ZERO),
+        run_dir: args.run_dir.clone(),
+        pod_logs_dir: args.pod_logs_dir.clone(),
+        kubeconfig: args.kubeconfig.clone(),
+        accept_gap: args.accept_gap,
+        ignore_errors: args.excused.ignore_errors.clone(),
     }
 }
 
-async fn upgrade(options: Options<'_>) -> Exit {
+async fn upgrade(options: Options, only_steps: bool) -> Exit {
     let say = Rc::new(Say::default());
-    match begin(&options, &say).await {
-        Err(exit) => exit,
-        Ok(None) => Exit::Ok,
-        Ok(Some(Begun { state, store, setting })) => match drive::drive(state, &store, &setting, say.clone()).await {
-            Ok(Ended::Done) => Exit::Ok,
-            Ok(Ended::RolledBack(_)) => Exit::No,
-            Ok(Ended::Halted(_) | Ended::Stopped) => again(&say, &store),
-            Err(error @ (DriveError::State(_) | DriveError::File(_) | DriveError::Look(_))) => {
-                say.line(&format!("failed: {error}"));
-                again(&say, &store)
+    if only_steps {
+        return match dry_run(&options, &say).await {
+            Ok(steps) => {
+                let mut out = std::io::stdout().lock();
+                for (at, line) in steps.iter().enumerate() {
+                    let _ = writeln!(out, "{}  {line}", at + 1);
+                }
+                Exit::Ok
             }
-        },
+            Err(why) => not_begun(why),
+        };
+    }
+    let Begun { state, store, setting } = match begin(&options, &say).await {
+        Ok(begun) => begun,
+        Err(why) => return not_begun(why),
+    };
+    match drive::drive(state, &store, &setting, say.clone()).await {
+        Ok(Ended::Done) => Exit::Ok,
+        Ok(Ended::RolledBack(_)) => Exit::No,
+        Ok(Ended::Halted(_) | Ended::Stopped) => again(&say, &store),
+        Err(error @ (DriveError::State(_) | DriveError::File(_) | DriveError::Look(_))) => {
+            say.line(&format!("failed: {error}"));
+            again(&say, &store)
+        }
+    }
+}
+
+fn not_begun(why: NotBegun) -> Exit {
+    match why {
+        NotBegun::Mistakes(mistakes) => mistaken(&Mistakes(mistakes)),
+        NotBegun::Unavailable(why) => unavailable(&why),
+        NotBegun::Errors => Exit::No,
     }
 }
 
@@ -143,354 +84,4 @@ fn again(say: &Say, store: &Store) -> Exit {
         store.path().display()
     ));
     Exit::Again
-}
-
-struct Begun {
-    state: State,
-    store: Store,
-    setting: Setting,
-}
-
-/// An upgrade that may begin or goes on; none after a dry run.
-async fn begin(options: &Options<'_>, say: &Say) -> Result<Option<Begun>, Exit> {
-    let directory = &options.args.kept.backup_dir;
-    if options.args.dry_run {
-        let (state, setting) = match state::find(directory).map_err(|error| unavailable(&error))? {
-            Some(state) => go_on(options, state, say)?,
-            None => fresh(options, say).await?,
-        };
-        let mut out = std::io::stdout().lock();
-        for (at, line) in drive::plan(&state, &setting.limits, &setting.pod).iter().enumerate() {
-            let _ = writeln!(out, "{}  {line}", at + 1);
-        }
-        return Ok(None);
-    }
-    let store = Store::open(directory).map_err(|error| unavailable(&error))?;
-    if let Some(state) = store.load().map_err(|error| unavailable(&error))? {
-        let (state, setting) = go_on(options, state, say)?;
-        return Ok(Some(Begun { state, store, setting }));
-    }
-    let (state, setting) = fresh(options, say).await?;
-    store.save(&state).map_err(|error| unavailable(&error))?;
-    Ok(Some(Begun { state, store, setting }))
-}
-
-/// Goes on with an upgrade that was interrupted.
-fn go_on(options: &Options<'_>, state: State, say: &Say) -> Result<(State, Setting), Exit> {
-    let Position { step, target, why } = &state.position;
-    let under_way = format!("an upgrade that began at {} is under way (step {})", state.started, step.name());
-    let mut mistakes = Vec::new();
-    if state.canonical != options.canonical {
-        mistakes.push(format!("{under_way} in another directory: give --manifests-dir {}", parent(&state.canonical)));
-    }
-    if let Some(path) = &options.args.manifest
-        && read(path).map_err(|error| unavailable(&error))? != state.new
-    {
-        mistakes.push(format!(
-            "{under_way}, to another manifest than {}: run `berth upgrade` without --manifest to bring it to its end first",
-            path.display()
-        ));
-    }
-    if !mistakes.is_empty() {
-        return Err(mistaken(&Mistakes(mistakes)));
-    }
-    let pods = [&state.old, &state.new].map(|text| Manifest::parse(text).and_then(|manifest| Pod::of(&manifest)));
-    let [Ok(old), Ok(new)] = pods else {
-        return Err(unavailable(&format!("{under_way}, and its manifests cannot be read any more")));
-    };
-    say.line(&format!("{under_way}; it goes on to the {target} manifest"));
-    if let Some(why) = why {
-        say.more(&format!("it goes back because: {why}"));
-    }
-    let client = options.client(state.kubeconfig.as_deref(), say)?;
-    Ok((state, setting(options, &old, new, client)))
-}
-
-fn setting(options: &Options<'_>, old: &Pod, new: Pod, client: Option<Client>) -> Setting {
-    Setting {
-        limits: options.limits(old, &new),
-        run_dir: options.run_dir(&new),
-        pod_logs: options.args.pod_logs_dir.clone(),
-        client,
-        pod: new,
-    }
-}
-
-/// A new upgrade, checked.
-async fn fresh(options: &Options<'_>, say: &Say) -> Result<(State, Setting), Exit> {
-    let Texts { old_text, new_text, old, new, old_manifest, new_manifest } = Texts::read(options)?;
-    let in_place = !old.behind;
-    let uid = pod::draw_uid().map_err(|error| unavailable(&error))?;
-    let name = options.args.manifest.as_ref().unwrap_or(&options.canonical).display().to_string();
-    let temporary_text = pod::temporary(&new_manifest, &uid)
-        .map_err(|problem| mistaken(&Mistakes(vec![format!("{name}:{problem}")])))?;
-    let setting = setting(options, &old, new, options.client(None, say)?);
-    let address = match in_place {
-        true => plain_address(&old_manifest, old.port),
-        false => serving(&setting, &uid, options).await?,
-    };
-    let mut state = State {
-        version: State::FORMAT,
-        berth: berth_node::VERSION.to_owned(),
-        started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-        position: Position::begin(in_place),
-        in_place,
-        canonical: options.canonical.clone(),
-        temporary: options.temporary.clone(),
-        uid,
-        address,
-        service: false,
-        old: old_text,
-        new: new_text,
-        temporary_text,
-        dialled: Vec::new(),
-        kubeconfig: options.args.kubeconfig.as_deref().and_then(|path| std::path::absolute(path).ok()),
-    };
-    let all = if in_place { drive::IN_PLACE } else { drive::STEPS };
-    let what = match (state.same(), old.image == setting.pod.image) {
-        (true, _) => format!("rolling restart of {}", old.image),
-        (false, true) => format!("{} with another manifest", old.image),
-        (false, false) => format!("{} to {}", old.image, setting.pod.image),
-    };
-    say.line(&format!("1/{all}  {address}: {what}; first, what berth doctor says of it"));
-    state.dialled = diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
-    if in_place {
-        look_before_switch(&new_manifest, &old, address, say).await?;
-        say.more("one restart: kube-apiserver holds its port alone, so clients are refused until the new one is ready");
-    } else {
-        state.service = look_after_service(&setting, address, options, say).await?;
-    }
-    Ok((state, setting))
-}
-
-/// Nothing is changed while `berth doctor` knows of an error. Gives the addresses by which clients reach the apiserver.
-async fn diagnose(
-    name: &str,
-    manifest: &Manifest,
-    running: &Manifest,
-    setting: &Setting,
-    options: &Options<'_>,
-) -> Result<Vec<SocketAddr>, Exit> {
-    let directory = options.canonical.display();
-    let beside = beside::gather(&options.canonical).map_err(|error| unavailable(&format!("{directory}: {error}")))?;
-    let mut facts = node::Facts::gather(Path::new("/"), manifest);
-    facts.unconnected = node::unconnected(Path::new("/"), manifest).await;
-    let cluster = match &setting.client {
-        Some(client) => client.get(cluster::PATH).await.ok().map(|list| cluster::endpoints(&list)),
-        None => None,
-    };
-    // Who may not be asked does not hold up an upgrade.
-    let room = match (&setting.client, &facts.addresses) {
-        (Some(client), Some(own)) => Room::ask(client, own).await.ok().flatten(),
-        _ => None,
-    };
-    let (beside, node, cluster) = (Some(&beside[..]), Some(&facts), cluster.as_deref());
-    let case = Case { name, manifest, running: Some(running), beside, node, cluster, room: room.as_ref() };
-    let mut findings = examine(&case);
-    excuse(&mut findings, &options.args.excused.ignore_errors);
-    findings.retain(|finding| finding.severity != Severity::Info);
-    let _ = write!(std::io::stderr(), "{}", text::text(name, &findings, false));
-    if findings.iter().any(|finding| finding.severity == Severity::Error) {
-        let _ = writeln!(
-            std::io::stderr(),
-            "berth: nothing was changed: fix the errors above first; --ignore-errors is for who knows better"
-        );
-        return Err(Exit::No);
-    }
-    // Those of an error that is ignored will not be reached, and the operator knows.
-    let mut dialled = facts.kept(manifest);
-    let unreached = preflight::unreached(&dialled).await;
-    dialled.retain(|address| !unreached.contains(address));
-    Ok(dialled)
-}
-
-/// What would only show when the old apiserver has ended. Nothing is changed while it is known.
-async fn look_before_switch(new: &Manifest, old: &Pod, address: SocketAddr, say: &Say) -> Result<(), Exit> {
-    let mut wrong = Vec::new();
-    match probe_from_node(new) {
-        Some(Ok(config)) => {
-            let asked = preflight::probe(config, address).await;
-            wrong.extend(asked.err().map(|why| format!("the running apiserver does not pass the shim's probe: {why}")));
-        }
-        Some(Err(mistakes)) => wrong.extend(mistakes),
-        None => say.more("how the shim will ask cannot be seen in the manifest, so it was not tried"),
-    }
-    let mut wanted: Vec<_> = ["initContainers", "containers"]
-        .into_iter()
-        .flat_map(|list| new.containers(list))
-        .filter_map(|container| container.node().get("image")?.text().map(ToOwned::to_owned))
-        .collect();
-    wanted.sort();
-    wanted.dedup();
-    match preflight::images(&old.image, &wanted).await {
-        Images::There => {}
-        Images::Missing(missing) => {
-            wrong.extend(missing.iter().map(|(image, pull)| format!("{image} is not on the node: {pull}")));
-        }
-        Images::Unknown(why) => say.more(&format!("whether the images are on the node cannot be known: {why}")),
-    }
-    if wrong.is_empty() {
-        return Ok(());
-    }
-    for line in wrong {
-        eprintln!("berth: {line}");
-    }
-    Err(unavailable(&"nothing was changed: clients would have been refused until that showed"))
-}
-
-/// Whether the Service names the node, so that it is kept there.
-async fn look_after_service(
-    setting: &Setting,
-    address: SocketAddr,
-    options: &Options<'_>,
-    say: &Say,
-) -> Result<bool, Exit> {
-    let Some(client) = &setting.client else {
-        say.more(&format!("no --kubeconfig: {GAPS}"));
-        return Ok(false);
-    };
-    match Service::new(client, address).names_node().await {
-        Ok(true) => {
-            say.more(&format!("Service kubernetes: {} is kept in it, through {}", address.ip(), client.server()));
-            Ok(true)
-        }
-        Ok(false) => {
-            say.more(&format!(
-                "Service kubernetes: {} has not been in it for 11 s, so it is not kept there",
-                address.ip()
-            ));
-            Ok(false)
-        }
-        Err(error) if options.args.kubeconfig.is_some() => Err(unavailable(&format!("--kubeconfig: {error}"))),
-        Err(error) => {
-            say.more(&format!("{error}: {GAPS}"));
-            Ok(false)
-        }
-    }
-}
-
-/// Where an apiserver that is not behind berth answers its node. What it advertises may be a router's address; if it is not
-/// told where to listen, it does so on 127.0.0.1 too.
-fn plain_address(old: &Manifest, port: u16) -> SocketAddr {
-    let own = node::addresses().unwrap_or_default();
-    let advertised = old.advertised().filter(|ip| ip.is_loopback() || own.contains(ip));
-    SocketAddr::new(old.bound().or(advertised).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), port)
-}
-
-/// That the old one serves, and what it advertises.
-async fn serving(
-    setting: &Setting,
-    uid: &berth_node::instance::InstanceId,
-    options: &Options<'_>,
-) -> Result<SocketAddr, Exit> {
-    let ([canonical, _], details) =
-        Sight::new(&setting.run_dir).instances(uid).await.map_err(|error| unavailable(&error))?;
-    let run_dir = setting.run_dir.display();
-    let file = options.canonical.display();
-    let detail = &details.canonical;
-    let why = match details.others {
-        0 => format!("no instance runs in {run_dir}: is {file} what the kubelet runs? (see `berth status`, --run-dir)"),
-        1 if !canonical.in_group => format!(
-            "the current instance does not serve ({}): there is nothing to keep; put the manifest in its place by hand",
-            detail.words
-        ),
-        1 => {
-            let advertised = detail.advertised.or(detail.berth);
-            return advertised.ok_or_else(|| unavailable(&format!("the instance's address is not known in {run_dir}")));
-        }
-        more => format!("{more} instances run in {run_dir}, and only the pod of {file} should: stop the others"),
-    };
-    Err(unavailable(&why))
-}
-
-struct Texts {
-    old_text: String,
-    new_text: String,
-    old: Pod,
-    new: Pod,
-    old_manifest: Manifest,
-    new_manifest: Manifest,
-}
-
-impl Texts {
-    /// Both manifests, if the one can be replaced by the other.
-    fn read(options: &Options<'_>) -> Result<Self, Exit> {
-        let Options { args, canonical, temporary, .. } = options;
-        let old_text = read(canonical).map_err(|error| unavailable(&error))?;
-        let new_path = args.manifest.as_ref().unwrap_or(canonical);
-        let new_text = read(new_path).map_err(|error| unavailable(&error))?;
-        let mut mistakes = Vec::new();
-        let mut parsed = |path: &Path, text: &str| {
-            let found = Manifest::parse(text).and_then(|manifest| Ok((Pod::of(&manifest)?, manifest)));
-            found.map_err(|problem| mistakes.push(format!("{}:{problem}", path.display()))).ok()
-        };
-        let old = parsed(canonical, &old_text);
-        let new = parsed(new_path, &new_text);
-        let (Some((old, old_manifest)), Some((new, new_manifest))) = (old, new) else {
-            mistakes.dedup();
-            return Err(mistaken(&Mistakes(mistakes)));
-        };
-        check_pair(options, &old, &new, &mut mistakes);
-        if temporary.exists() {
-            mistakes.push(format!(
-                "{} is there, and no upgrade is known in {}: if `berth status` shows another instance that serves, remove it",
-                temporary.display(),
-                args.kept.backup_dir.display()
-            ));
-        }
-        if !mistakes.is_empty() {
-            return Err(mistaken(&Mistakes(mistakes)));
-        }
-        Ok(Self { old_text, new_text, old, new, old_manifest, new_manifest })
-    }
-}
-
-/// What keeps two manifests from sharing a node.
-fn check_pair(options: &Options<'_>, old: &Pod, new: &Pod, mistakes: &mut Vec<String>) {
-    let Options { args, canonical, .. } = options;
-    let path = args.manifest.as_ref().unwrap_or(canonical).display().to_string();
-    if !new.behind {
-        let how = if old.behind { old } else { new }.inject_command(&path);
-        mistakes.push(match &args.manifest {
-            Some(_) => format!("{path} is not behind berth: run `{how}` first"),
-            None => format!(
-                "{path} is not behind berth, so a second one cannot run beside it: copy it elsewhere, run `berth inject \
-                 COPY --image IMAGE --write`, and give --manifest COPY"
-            ),
-        });
-        return;
-    }
-    if !new.by_uid {
-        mistakes.push(format!(
-            "{path}: BERTH_INSTANCE is not the pod's UID (fieldRef metadata.uid), so two pods would be one instance: see \
-             `berth inject`"
-        ));
-    }
-    if (&old.namespace, &old.name) != (&new.namespace, &new.name) {
-        mistakes.push(format!(
-            "{path} is the pod {}/{}, and the one that runs is {}/{}: give it the same name",
-            new.namespace, new.name, old.namespace, old.name
-        ));
-    }
-    let first = |pod: &Pod| pod.listen.as_deref().and_then(|all| all.split_whitespace().next().map(ToOwned::to_owned));
-    if old.behind && (first(old), &old.run_dir) != (first(new), &new.run_dir) {
-        mistakes.push(format!(
-            "{path} has another first BERTH_LISTEN or another run directory than {}: their shims would not meet; keep both for \
-             an upgrade, and change them apart from it",
-            canonical.display()
-        ));
-    }
-    if !old.behind && !args.accept_gap {
-        mistakes.push(format!(
-            "{} is not behind berth: kube-apiserver holds its port alone, so this first switch is one restart, about 15 s without \
-             an answer (until the kubelet has started the containers and kube-apiserver is ready), and before that up to {} while \
-             the old one waits for open watches: give --accept-gap to do it",
-            canonical.display(),
-            humantime::format_duration(old.grace)
-        ));
-    }
-}
-
-fn parent(path: &Path) -> String {
-    path.parent().unwrap_or(path).display().to_string()
 }

@@ -30,6 +30,7 @@ const LINES: usize = 12;
 const KUBELET: Duration = Duration::from_secs(2);
 
 /// What an upgrade needs beside its state.
+#[derive(Debug)]
 pub struct Setting {
     /// What of the new manifest matters.
     pub pod: Pod,

@@ -15,6 +15,7 @@
 //! | [`journal`] | what the kubelet says of an image that it cannot get |
 //! | [`logs`] | the last lines of a container that failed |
 //! | [`service`] | keeps the node's address in the Service `kubernetes` |
+//! | [`begin`] | manifests checked, doctor asked, or an interrupted upgrade found again |
 //! | [`drive`] | the loop: look, ask the machine, do it, tell |
 //! | [`say`] | what a person reads meanwhile |
 //!
@@ -22,6 +23,7 @@
 //! a kubelet gives a static pod one only where there is none, and `BERTH_INSTANCE` is that UID. All other instances on
 //! the node are the canonical pod's.
 
+pub mod begin;
 pub mod drive;
 pub mod journal;
 pub mod logs;

@@ -1,0 +1,493 @@
+//! Before the first step: manifests checked, doctor asked, what would only show when it is too late looked at, or an
+//! interrupted upgrade found again.
+
+use super::drive::{self, Setting};
+use super::machine::{Limits, Position};
+use super::pod::{self, Pod};
+use super::preflight::{self, Images};
+use super::say::Say;
+use super::service::Service;
+use super::sight::Sight;
+use super::state::{self, State, Store};
+use crate::doctor::room::Room;
+use crate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, probe_from_node, text};
+use crate::manifest::Manifest;
+use crate::manifest::file::{Backups, read};
+use berth_cluster::Client;
+use berth_node::registry::RunDir;
+use std::fmt::Display;
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// Name of the canonical file, which is kubeadm's.
+pub const FILE: &str = "kube-apiserver.yaml";
+
+/// Where kubeadm leaves an admin's kubeconfig.
+const ADMIN: &str = "/etc/kubernetes/admin.conf";
+
+/// What is not avoided without a kubeconfig.
+const GAPS: &str = "the Service kubernetes is without this node for up to 10 s whenever an instance stops (with several \
+                    control-plane nodes, starts too)";
+
+/// What a kubelet may take to stop a pod beyond its grace period.
+const MARGIN: Duration = Duration::from_secs(60);
+
+/// What an upgrade is told.
+#[derive(Debug)]
+pub struct Options {
+    /// The new manifest; none: the current one, for a rolling restart.
+    pub manifest: Option<PathBuf>,
+    /// The kubelet's file.
+    pub canonical: PathBuf,
+    /// The one that is there beside it for a while.
+    pub temporary: PathBuf,
+    /// Where originals and the state are kept.
+    pub backup_dir: PathBuf,
+    /// How long an instance may take to get ready and join.
+    pub ready: Duration,
+    /// How long it must then stay ready.
+    pub settle: Duration,
+    /// Where the shims meet, if not where the new manifest says.
+    pub run_dir: Option<PathBuf>,
+    /// Where the kubelet writes the logs of containers.
+    pub pod_logs_dir: PathBuf,
+    /// An admin's kubeconfig.
+    pub kubeconfig: Option<PathBuf>,
+    /// The first switch is one restart, and that is known.
+    pub accept_gap: bool,
+    /// Checks of doctor whose errors do not count.
+    pub ignore_errors: Vec<String>,
+}
+
+/// Why an upgrade was not begun; nothing was changed.
+#[derive(Debug)]
+pub enum NotBegun {
+    /// The command line or the manifests are wrong: all that is.
+    Mistakes(Vec<String>),
+    /// Something that is needed cannot be had.
+    Unavailable(String),
+    /// Doctor knows of errors, and has told them.
+    Errors,
+}
+
+fn unavailable(why: &dyn Display) -> NotBegun {
+    NotBegun::Unavailable(why.to_string())
+}
+
+impl Options {
+    /// What of the paths does not fit.
+    #[must_use]
+    pub fn mistakes(&self) -> Vec<String> {
+        let mut mistakes = Vec::new();
+        if Backups::new(&self.backup_dir).beside(&self.canonical) {
+            mistakes.push(format!(
+                "--backup-dir {} is the kubelet's directory, where it would run what is kept: give another",
+                self.backup_dir.display()
+            ));
+        }
+        if let Some(manifest) = &self.manifest {
+            let real = manifest.canonicalize().ok();
+            if real.as_deref().and_then(Path::parent) == self.canonical.parent() {
+                mistakes.push(format!(
+                    "--manifest {} is in the kubelet's directory, where it runs already: keep it elsewhere",
+                    manifest.display()
+                ));
+            }
+        }
+        if std::fs::symlink_metadata(&self.canonical).is_ok_and(|meta| meta.is_symlink()) {
+            mistakes.push(format!(
+                "{} is a symbolic link, which an upgrade would replace by a file: make it one",
+                self.canonical.display()
+            ));
+        }
+        if let Some(path) = self.kubeconfig.as_deref().filter(|path| !path.exists()) {
+            mistakes.push(format!("--kubeconfig {}: it is not there", path.display()));
+        }
+        mistakes
+    }
+
+    fn limits(&self, old: &Pod, new: &Pod) -> Limits {
+        Limits { ready: self.ready, settle: self.settle, stop: old.grace.max(new.grace) + MARGIN }
+    }
+
+    fn run_dir(&self, pod: &Pod) -> PathBuf {
+        self.run_dir.clone().or_else(|| pod.run_dir.clone()).unwrap_or_else(RunDir::default_path)
+    }
+
+    /// The cluster as an admin; none if there is no kubeconfig by default. `before` is the one that an interrupted
+    /// upgrade was begun with.
+    fn client(&self, before: Option<&Path>, say: &Say) -> Result<Option<Client>, NotBegun> {
+        let given = self.kubeconfig.as_deref();
+        let Some(path) = given.or(before).or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists())) else {
+            return Ok(None);
+        };
+        match Client::from_kubeconfig(path) {
+            Ok(client) => Ok(Some(client)),
+            Err(error) if given.is_some() => Err(NotBegun::Mistakes(vec![error.to_string()])),
+            Err(error) => {
+                say.line(&format!("     note: {error}"));
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// An upgrade that can be driven.
+#[derive(Debug)]
+pub struct Begun {
+    /// How far it is.
+    pub state: State,
+    /// Where that is kept.
+    pub store: Store,
+    /// What it goes by.
+    pub setting: Setting,
+}
+
+/// The steps that an upgrade would take, or has left.
+///
+/// # Errors
+/// Why it cannot begin.
+pub async fn dry_run(options: &Options, say: &Say) -> Result<Vec<String>, NotBegun> {
+    let (state, setting) = match state::find(&options.backup_dir).map_err(|error| unavailable(&error))? {
+        Some(state) => go_on(options, state, say)?,
+        None => fresh(options, say).await?,
+    };
+    Ok(drive::plan(&state, &setting.limits, &setting.pod))
+}
+
+/// Begins an upgrade, or goes on with one that was interrupted.
+///
+/// # Errors
+/// Why not; nothing was changed.
+pub async fn begin(options: &Options, say: &Say) -> Result<Begun, NotBegun> {
+    let store = Store::open(&options.backup_dir).map_err(|error| unavailable(&error))?;
+    if let Some(state) = store.load().map_err(|error| unavailable(&error))? {
+        let (state, setting) = go_on(options, state, say)?;
+        return Ok(Begun { state, store, setting });
+    }
+    let (state, setting) = fresh(options, say).await?;
+    store.save(&state).map_err(|error| unavailable(&error))?;
+    Ok(Begun { state, store, setting })
+}
+
+/// Goes on with an upgrade that was interrupted.
+fn go_on(options: &Options, state: State, say: &Say) -> Result<(State, Setting), NotBegun> {
+    let Position { step, target, why } = &state.position;
+    let under_way = format!("an upgrade that began at {} is under way (step {})", state.started, step.name());
+    let mut mistakes = Vec::new();
+    if state.canonical != options.canonical {
+        mistakes.push(format!("{under_way} in another directory: give --manifests-dir {}", parent(&state.canonical)));
+    }
+    if let Some(path) = &options.manifest
+        && read(path).map_err(|error| unavailable(&error))? != state.new
+    {
+        mistakes.push(format!(
+            "{under_way}, to another manifest than {}: run `berth upgrade` without --manifest to bring it to its end first",
+            path.display()
+        ));
+    }
+    if !mistakes.is_empty() {
+        return Err(NotBegun::Mistakes(mistakes));
+    }
+    let pods = [&state.old, &state.new].map(|text| Manifest::parse(text).and_then(|manifest| Pod::of(&manifest)));
+    let [Ok(old), Ok(new)] = pods else {
+        return Err(unavailable(&format!("{under_way}, and its manifests cannot be read any more")));
+    };
+    say.line(&format!("{under_way}; it goes on to the {target} manifest"));
+    if let Some(why) = why {
+        say.more(&format!("it goes back because: {why}"));
+    }
+    let client = options.client(state.kubeconfig.as_deref(), say)?;
+    Ok((state, setting(options, &old, new, client)))
+}
+
+fn setting(options: &Options, old: &Pod, new: Pod, client: Option<Client>) -> Setting {
+    Setting {
+        limits: options.limits(old, &new),
+        run_dir: options.run_dir(&new),
+        pod_logs: options.pod_logs_dir.clone(),
+        client,
+        pod: new,
+    }
+}
+
+/// A new upgrade, checked.
+async fn fresh(options: &Options, say: &Say) -> Result<(State, Setting), NotBegun> {
+    let Texts { old_text, new_text, old, new, old_manifest, new_manifest } = Texts::read(options)?;
+    let in_place = !old.behind;
+    let uid = pod::draw_uid().map_err(|error| unavailable(&error))?;
+    let name = options.manifest.as_ref().unwrap_or(&options.canonical).display().to_string();
+    let temporary_text =
+        pod::temporary(&new_manifest, &uid).map_err(|problem| NotBegun::Mistakes(vec![format!("{name}:{problem}")]))?;
+    let setting = setting(options, &old, new, options.client(None, say)?);
+    let address = match in_place {
+        true => plain_address(&old_manifest, old.port),
+        false => serving(&setting, &uid, options).await?,
+    };
+    let mut state = State {
+        version: State::FORMAT,
+        berth: berth_node::VERSION.to_owned(),
+        started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        position: Position::begin(in_place),
+        in_place,
+        canonical: options.canonical.clone(),
+        temporary: options.temporary.clone(),
+        uid,
+        address,
+        service: false,
+        old: old_text,
+        new: new_text,
+        temporary_text,
+        dialled: Vec::new(),
+        kubeconfig: options.kubeconfig.as_deref().and_then(|path| std::path::absolute(path).ok()),
+    };
+    let all = if in_place { drive::IN_PLACE } else { drive::STEPS };
+    let what = match (state.same(), old.image == setting.pod.image) {
+        (true, _) => format!("rolling restart of {}", old.image),
+        (false, true) => format!("{} with another manifest", old.image),
+        (false, false) => format!("{} to {}", old.image, setting.pod.image),
+    };
+    say.line(&format!("1/{all}  {address}: {what}; first, what berth doctor says of it"));
+    state.dialled = diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
+    if in_place {
+        look_before_switch(&new_manifest, &old, address, say).await?;
+        say.more("one restart: kube-apiserver holds its port alone, so clients are refused until the new one is ready");
+    } else {
+        state.service = look_after_service(&setting, address, options, say).await?;
+    }
+    Ok((state, setting))
+}
+
+/// Nothing is changed while `berth doctor` knows of an error. Gives the addresses by which clients reach the apiserver.
+async fn diagnose(
+    name: &str,
+    manifest: &Manifest,
+    running: &Manifest,
+    setting: &Setting,
+    options: &Options,
+) -> Result<Vec<SocketAddr>, NotBegun> {
+    let directory = options.canonical.display();
+    let beside = beside::gather(&options.canonical).map_err(|error| unavailable(&format!("{directory}: {error}")))?;
+    let mut facts = node::Facts::gather(Path::new("/"), manifest);
+    facts.unconnected = node::unconnected(Path::new("/"), manifest).await;
+    let cluster = match &setting.client {
+        Some(client) => client.get(cluster::PATH).await.ok().map(|list| cluster::endpoints(&list)),
+        None => None,
+    };
+    // Who may not be asked does not hold up an upgrade.
+    let room = match (&setting.client, &facts.addresses) {
+        (Some(client), Some(own)) => Room::ask(client, own).await.ok().flatten(),
+        _ => None,
+    };
+    let (beside, node, cluster) = (Some(&beside[..]), Some(&facts), cluster.as_deref());
+    let case = Case { name, manifest, running: Some(running), beside, node, cluster, room: room.as_ref() };
+    let mut findings = examine(&case);
+    excuse(&mut findings, &options.ignore_errors);
+    findings.retain(|finding| finding.severity != Severity::Info);
+    let _ = write!(std::io::stderr(), "{}", text::text(name, &findings, false));
+    if findings.iter().any(|finding| finding.severity == Severity::Error) {
+        let _ = writeln!(
+            std::io::stderr(),
+            "berth: nothing was changed: fix the errors above first; --ignore-errors is for who knows better"
+        );
+        return Err(NotBegun::Errors);
+    }
+    // Those of an error that is ignored will not be reached, and the operator knows.
+    let mut dialled = facts.kept(manifest);
+    let unreached = preflight::unreached(&dialled).await;
+    dialled.retain(|address| !unreached.contains(address));
+    Ok(dialled)
+}
+
+/// What would only show when the old apiserver has ended. Nothing is changed while it is known.
+async fn look_before_switch(new: &Manifest, old: &Pod, address: SocketAddr, say: &Say) -> Result<(), NotBegun> {
+    let mut wrong = Vec::new();
+    match probe_from_node(new) {
+        Some(Ok(config)) => {
+            let asked = preflight::probe(config, address).await;
+            wrong.extend(asked.err().map(|why| format!("the running apiserver does not pass the shim's probe: {why}")));
+        }
+        Some(Err(mistakes)) => wrong.extend(mistakes),
+        None => say.more("how the shim will ask cannot be seen in the manifest, so it was not tried"),
+    }
+    let mut wanted: Vec<_> = ["initContainers", "containers"]
+        .into_iter()
+        .flat_map(|list| new.containers(list))
+        .filter_map(|container| container.node().get("image")?.text().map(ToOwned::to_owned))
+        .collect();
+    wanted.sort();
+    wanted.dedup();
+    match preflight::images(&old.image, &wanted).await {
+        Images::There => {}
+        Images::Missing(missing) => {
+            wrong.extend(missing.iter().map(|(image, pull)| format!("{image} is not on the node: {pull}")));
+        }
+        Images::Unknown(why) => say.more(&format!("whether the images are on the node cannot be known: {why}")),
+    }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    for line in wrong {
+        eprintln!("berth: {line}");
+    }
+    Err(unavailable(&"nothing was changed: clients would have been refused until that showed"))
+}
+
+/// Whether the Service names the node, so that it is kept there.
+async fn look_after_service(
+    setting: &Setting,
+    address: SocketAddr,
+    options: &Options,
+    say: &Say,
+) -> Result<bool, NotBegun> {
+    let Some(client) = &setting.client else {
+        say.more(&format!("no --kubeconfig: {GAPS}"));
+        return Ok(false);
+    };
+    match Service::new(client, address).names_node().await {
+        Ok(true) => {
+            say.more(&format!("Service kubernetes: {} is kept in it, through {}", address.ip(), client.server()));
+            Ok(true)
+        }
+        Ok(false) => {
+            say.more(&format!(
+                "Service kubernetes: {} has not been in it for 11 s, so it is not kept there",
+                address.ip()
+            ));
+            Ok(false)
+        }
+        Err(error) if options.kubeconfig.is_some() => Err(unavailable(&format!("--kubeconfig: {error}"))),
+        Err(error) => {
+            say.more(&format!("{error}: {GAPS}"));
+            Ok(false)
+        }
+    }
+}
+
+/// Where an apiserver that is not behind berth answers its node. What it advertises may be a router's address; if it is not
+/// told where to listen, it does so on 127.0.0.1 too.
+fn plain_address(old: &Manifest, port: u16) -> SocketAddr {
+    let own = node::addresses().unwrap_or_default();
+    let advertised = old.advertised().filter(|ip| ip.is_loopback() || own.contains(ip));
+    SocketAddr::new(old.bound().or(advertised).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), port)
+}
+
+/// That the old one serves, and what it advertises.
+async fn serving(
+    setting: &Setting,
+    uid: &berth_node::instance::InstanceId,
+    options: &Options,
+) -> Result<SocketAddr, NotBegun> {
+    let ([canonical, _], details) =
+        Sight::new(&setting.run_dir).instances(uid).await.map_err(|error| unavailable(&error))?;
+    let run_dir = setting.run_dir.display();
+    let file = options.canonical.display();
+    let detail = &details.canonical;
+    let why = match details.others {
+        0 => format!("no instance runs in {run_dir}: is {file} what the kubelet runs? (see `berth status`, --run-dir)"),
+        1 if !canonical.in_group => format!(
+            "the current instance does not serve ({}): there is nothing to keep; put the manifest in its place by hand",
+            detail.words
+        ),
+        1 => {
+            let advertised = detail.advertised.or(detail.berth);
+            return advertised.ok_or_else(|| unavailable(&format!("the instance's address is not known in {run_dir}")));
+        }
+        more => format!("{more} instances run in {run_dir}, and only the pod of {file} should: stop the others"),
+    };
+    Err(unavailable(&why))
+}
+
+struct Texts {
+    old_text: String,
+    new_text: String,
+    old: Pod,
+    new: Pod,
+    old_manifest: Manifest,
+    new_manifest: Manifest,
+}
+
+impl Texts {
+    /// Both manifests, if the one can be replaced by the other.
+    fn read(options: &Options) -> Result<Self, NotBegun> {
+        let Options { manifest, canonical, temporary, .. } = options;
+        let old_text = read(canonical).map_err(|error| unavailable(&error))?;
+        let new_path = manifest.as_ref().unwrap_or(canonical);
+        let new_text = read(new_path).map_err(|error| unavailable(&error))?;
+        let mut mistakes = Vec::new();
+        let mut parsed = |path: &Path, text: &str| {
+            let found = Manifest::parse(text).and_then(|manifest| Ok((Pod::of(&manifest)?, manifest)));
+            found.map_err(|problem| mistakes.push(format!("{}:{problem}", path.display()))).ok()
+        };
+        let old = parsed(canonical, &old_text);
+        let new = parsed(new_path, &new_text);
+        let (Some((old, old_manifest)), Some((new, new_manifest))) = (old, new) else {
+            mistakes.dedup();
+            return Err(NotBegun::Mistakes(mistakes));
+        };
+        check_pair(options, &old, &new, &mut mistakes);
+        if temporary.exists() {
+            mistakes.push(format!(
+                "{} is there, and no upgrade is known in {}: if `berth status` shows another instance that serves, remove it",
+                temporary.display(),
+                options.backup_dir.display()
+            ));
+        }
+        if !mistakes.is_empty() {
+            return Err(NotBegun::Mistakes(mistakes));
+        }
+        Ok(Self { old_text, new_text, old, new, old_manifest, new_manifest })
+    }
+}
+
+/// What keeps two manifests from sharing a node.
+fn check_pair(options: &Options, old: &Pod, new: &Pod, mistakes: &mut Vec<String>) {
+    let Options { canonical, .. } = options;
+    let path = options.manifest.as_ref().unwrap_or(canonical).display().to_string();
+    if !new.behind {
+        let how = if old.behind { old } else { new }.inject_command(&path);
+        mistakes.push(match &options.manifest {
+            Some(_) => format!("{path} is not behind berth: run `{how}` first"),
+            None => format!(
+                "{path} is not behind berth, so a second one cannot run beside it: copy it elsewhere, run `berth inject \
+                 COPY --image IMAGE --write`, and give --manifest COPY"
+            ),
+        });
+        return;
+    }
+    if !new.by_uid {
+        mistakes.push(format!(
+            "{path}: BERTH_INSTANCE is not the pod's UID (fieldRef metadata.uid), so two pods would be one instance: see \
+             `berth inject`"
+        ));
+    }
+    if (&old.namespace, &old.name) != (&new.namespace, &new.name) {
+        mistakes.push(format!(
+            "{path} is the pod {}/{}, and the one that runs is {}/{}: give it the same name",
+            new.namespace, new.name, old.namespace, old.name
+        ));
+    }
+    let first = |pod: &Pod| pod.listen.as_deref().and_then(|all| all.split_whitespace().next().map(ToOwned::to_owned));
+    if old.behind && (first(old), &old.run_dir) != (first(new), &new.run_dir) {
+        mistakes.push(format!(
+            "{path} has another first BERTH_LISTEN or another run directory than {}: their shims would not meet; keep both for \
+             an upgrade, and change them apart from it",
+            canonical.display()
+        ));
+    }
+    if !old.behind && !options.accept_gap {
+        mistakes.push(format!(
+            "{} is not behind berth: kube-apiserver holds its port alone, so this first switch is one restart, about 15 s without \
+             an answer (until the kubelet has started the containers and kube-apiserver is ready), and before that up to {} while \
+             the old one waits for open watches: give --accept-gap to do it",
+            canonical.display(),
+            humantime::format_duration(old.grace)
+        ));
+    }
+}
+
+fn parent(path: &Path) -> String {
+    path.parent().unwrap_or(path).display().to_string()
+}
