@@ -5,7 +5,7 @@
 FROM docker.io/library/rust:1.95.0-slim-bookworm AS build
 WORKDIR /src
 COPY . .
-RUN folder=$(scripts/static.sh) && install -D "$folder/berth" /image/berth
+RUN directory=$(scripts/static.sh) && install -D "$directory/berth" /image/berth
 
 FROM scratch
 ARG CREATED

@@ -3,9 +3,9 @@
 # the sources and Cargo's home lie. The image, the benchmark and the Dockerfile get it from here.
 set -euo pipefail
 
-readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
-# All features of berth but rehearse.
-readonly BERTH=(--package berth --no-default-features --features operate)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+# shellcheck source=scripts/release/common.sh
+. "$root/scripts/release/common.sh"
 
 usage() {
     cat <<'TEXT'
@@ -15,7 +15,7 @@ Builds a static berth, with the profile dist, and prints the directory that it i
 like, without berth rehearse. The bytes depend on the sources, Rust, the C compiler and the C library,
 not on directories.
 
-  --target TRIPLE   another target of this machine's kernel and processor, such as
+  --target TRIPLE   another target of this machine's kernel and architecture, such as
                     x86_64-unknown-linux-musl (Rust's own; needs a musl-gcc)
   CARGO_OPTION...   what to build, for cargo build (--package berth, with the features of the image)
   --help            this text
@@ -45,7 +45,6 @@ main() {
         shift
     done
     ((${#options[@]})) || options=("${BERTH[@]}")
-    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
     cargo=$(command -v -- "${CARGO:-cargo}") || die $EX_UNAVAILABLE "no cargo here: put it on PATH or set CARGO"
     rustc=$(command -v -- "${RUSTC:-rustc}") || die $EX_UNAVAILABLE "no rustc here: put it on PATH or set RUSTC"
     target=${target:-$("$rustc" -vV | sed -n 's/^host: //p')}
@@ -76,15 +75,6 @@ flags() {
     for directory in "$home"/registry/src/*/; do
         printf '%s\n' "--remap-path-prefix=${directory%/}=/cargo"
     done
-}
-
-say() { printf 'static.sh: %s\n' "$*" >&2; }
-
-die() {
-    local status=$1
-    shift
-    say "$@"
-    exit "$status"
 }
 
 main "$@"

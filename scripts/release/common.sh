@@ -1,8 +1,10 @@
 # shellcheck shell=bash
-# Part of scripts/image.sh and scripts/release.sh: how they speak, what time they write into files, and how they build
-# a second time.
+# Part of scripts/static.sh, image.sh and release.sh: what ships, how they speak, what time they write into files, and
+# how they build a second time.
 
 readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+# What ships, for cargo: all features of berth but rehearse.
+readonly BERTH=(--package berth --no-default-features --features operate)
 
 say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
 

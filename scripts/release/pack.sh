@@ -8,11 +8,10 @@ readonly -A LINKED=([libc.a]=LGPL-2.1-or-later [libgcc_eh.a]="GPL-3.0-or-later W
 # bill_of_materials: the crates that are linked, and which needs which, as Cargo resolves them for scripts/static.sh;
 # Rust's library and Debian's; as CycloneDX
 bill_of_materials() {
-    local features=(--package berth --no-default-features --features operate)
     "$cargo" metadata --manifest-path "$root/Cargo.toml" --locked --format-version 1 --filter-platform "$target" \
         >"$scratch/metadata.json"
     # A dependency of build scripts and macros is in no binary.
-    "$cargo" tree --manifest-path "$root/Cargo.toml" --locked "${features[@]}" --target "$target" \
+    "$cargo" tree --manifest-path "$root/Cargo.toml" --locked "${BERTH[@]}" --target "$target" \
         --edges normal,no-proc-macro --prefix depth --no-dedupe --format ' {p}' |
         awk '{ id = $2 "@" substr($3, 2); path[$1] = id; print ($1 ? path[$1 - 1] : "") "\t" id }' |
         sort -u >"$scratch/edges"
