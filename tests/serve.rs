@@ -566,7 +566,7 @@ fn lowest_free_descriptor(pid: u32) -> u32 {
     (0..).find(|number| !kept.contains(number)).unwrap()
 }
 
-/// Processor time of a process, in the clock ticks of /proc.
+/// CPU time of a process, in the clock ticks of /proc.
 fn cpu_ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_ascii_whitespace().collect();

@@ -19,7 +19,7 @@ pub fn raise_file_limit() -> io::Result<u64> {
     Ok(hard)
 }
 
-/// Processor time of this process, user and system, in seconds.
+/// CPU time of this process, user and system, in seconds.
 #[must_use]
 pub fn cpu_seconds() -> f64 {
     use nix::sys::resource::{UsageWho, getrusage};

@@ -56,9 +56,9 @@ pub struct Command {
 pub struct Environment {
     /// Name, release and architecture of the kernel.
     pub kernel: String,
-    /// Model of the processors.
+    /// Model of the CPUs.
     pub cpu_model: String,
-    /// Processors that this process may use.
+    /// CPUs that this process may use.
     pub cpus: u32,
     /// Memory of the machine.
     pub memory_bytes: u64,

@@ -1,6 +1,6 @@
 //! What all peers relay to: one thread that answers requests as they ask to be answered.
 //!
-//! A process of its own, the program called again, so that its memory and processor time are nobody
+//! A process of its own, the program called again, so that its memory and CPU time are nobody
 //! else's. It says its address on standard output and ends with its parent.
 
 use crate::wire::{CHUNK, ENDLESS, HEADER, Header, Pattern, garbled};

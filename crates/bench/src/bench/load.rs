@@ -39,15 +39,15 @@ pub(crate) struct Pace {
     pub(crate) window: Duration,
 }
 
-/// Processor seconds of the peer so far, if it is a process.
-pub(crate) type Processor<'a> = &'a dyn Fn() -> Result<Option<f64>>;
+/// CPU seconds of the peer so far, if it is a process.
+pub(crate) type CpuSeconds<'a> = &'a dyn Fn() -> Result<Option<f64>>;
 
 /// What was counted, and in what time.
 #[derive(Debug)]
 pub(crate) struct Span {
     pub(crate) seconds: f64,
-    /// Processor seconds of the peer.
-    pub(crate) processor: Option<f64>,
+    /// CPU seconds of the peer.
+    pub(crate) cpu: Option<f64>,
 }
 
 /// Answers on kept connections, or short connections.
@@ -67,17 +67,17 @@ pub(crate) enum Way {
     Down,
 }
 
-/// The window of a measurement: when it began and ended, and the peer's processor time then.
+/// The window of a measurement: when it began and ended, and the peer's CPU time then.
 struct Window<'a> {
     pace: Pace,
-    processor: Processor<'a>,
+    cpu: CpuSeconds<'a>,
     start: Instant,
     began: Option<(Instant, Option<f64>)>,
 }
 
 impl<'a> Window<'a> {
-    fn new(pace: Pace, processor: Processor<'a>) -> Self {
-        Self { pace, processor, start: Instant::now(), began: None }
+    fn new(pace: Pace, cpu: CpuSeconds<'a>) -> Self {
+        Self { pace, cpu, start: Instant::now(), began: None }
     }
 
     /// Whether what happens now counts.
@@ -89,7 +89,7 @@ impl<'a> Window<'a> {
     fn opens(&mut self, now: Instant) -> Result<bool> {
         let opens = self.began.is_none() && now >= self.start + self.pace.warm_up;
         if opens {
-            self.began = Some((Instant::now(), (self.processor)()?));
+            self.began = Some((Instant::now(), (self.cpu)()?));
         }
         Ok(opens)
     }
@@ -100,9 +100,9 @@ impl<'a> Window<'a> {
 
     fn close(&self) -> Result<Span> {
         let (began, before) = self.began.context("the window never opened")?;
-        let after = (self.processor)()?;
-        let processor = after.zip(before).map(|(after, before)| after - before);
-        Ok(Span { seconds: began.elapsed().as_secs_f64(), processor })
+        let after = (self.cpu)()?;
+        let cpu = after.zip(before).map(|(after, before)| after - before);
+        Ok(Span { seconds: began.elapsed().as_secs_f64(), cpu })
     }
 }
 
@@ -244,13 +244,13 @@ impl Pool {
     }
 
     /// Requests on all connections at once.
-    pub(crate) fn ping(&mut self, pace: Pace, processor: Processor<'_>) -> Result<Answers> {
+    pub(crate) fn ping(&mut self, pace: Pace, cpu: CpuSeconds<'_>) -> Result<Answers> {
         let mut latencies = Vec::with_capacity(1 << 20);
         for connection in &mut self.connections {
             connection.ask(&self.reactor.pattern, PING, PING as u64, Instant::now())?;
         }
         let mut outstanding = self.connections.len();
-        let mut window = Window::new(pace, processor);
+        let mut window = Window::new(pace, cpu);
         let mut span = None;
         while outstanding > 0 {
             for event in 0..self.reactor.wait()? {
@@ -281,13 +281,13 @@ impl Pool {
 
     /// Requests on all connections but the first, which get endless answers meanwhile: the times of the others, and
     /// how many bytes arrived on these. They are of no use afterwards.
-    pub(crate) fn beside(mut self, streams: usize, pace: Pace, processor: Processor<'_>) -> Result<(Answers, u64)> {
+    pub(crate) fn beside(mut self, streams: usize, pace: Pace, cpu: CpuSeconds<'_>) -> Result<(Answers, u64)> {
         let mut latencies = Vec::with_capacity(1 << 20);
         for (at, connection) in self.connections.iter_mut().enumerate() {
             let answer = if at < streams { ENDLESS } else { PING as u64 };
             connection.ask(&self.reactor.pattern, PING, answer, Instant::now())?;
         }
-        let (mut received, mut window) = (0, Window::new(pace, processor));
+        let (mut received, mut window) = (0, Window::new(pace, cpu));
         loop {
             for event in 0..self.reactor.wait()? {
                 let at = self.reactor.events[event].data() as usize;
@@ -337,7 +337,7 @@ impl Pool {
         way: Way,
         backend: SocketAddr,
         pace: Pace,
-        processor: Processor<'_>,
+        cpu: CpuSeconds<'_>,
     ) -> Result<(u64, Span)> {
         let mut counter = Counter::new(backend)?;
         let mut offsets = vec![PING as u64; self.connections.len()];
@@ -352,7 +352,7 @@ impl Pool {
             let mut event = EpollEvent::new(EpollFlags::EPOLLOUT, at as u64);
             self.reactor.epoll.modify(&connection.stream, &mut event)?;
         }
-        let mut window = Window::new(pace, processor);
+        let mut window = Window::new(pace, cpu);
         let (mut received, mut before) = (0, 0);
         loop {
             for event in 0..self.reactor.wait()? {
@@ -402,7 +402,7 @@ impl Counter {
 }
 
 /// Short connections from so many clients: connect, one request, its answer, close.
-pub(crate) fn connects(target: SocketAddr, clients: usize, pace: Pace, processor: Processor<'_>) -> Result<Answers> {
+pub(crate) fn connects(target: SocketAddr, clients: usize, pace: Pace, cpu: CpuSeconds<'_>) -> Result<Answers> {
     let mut reactor = Reactor::new()?;
     let mut latencies = Vec::with_capacity(1 << 18);
     let mut turn = 0;
@@ -410,7 +410,7 @@ pub(crate) fn connects(target: SocketAddr, clients: usize, pace: Pace, processor
     for at in 0..clients {
         connections.push(short(target, at, &mut turn, &reactor)?);
     }
-    let mut window = Window::new(pace, processor);
+    let mut window = Window::new(pace, cpu);
     loop {
         for event in 0..reactor.wait()? {
             let at = reactor.events[event].data() as usize;
@@ -433,11 +433,11 @@ pub(crate) fn connects(target: SocketAddr, clients: usize, pace: Pace, processor
 
 /// So many clients that connect at one moment and stay: a request and its answer each. The span is that until
 /// the last has its answer.
-pub(crate) fn burst(target: SocketAddr, clients: usize, processor: Processor<'_>) -> Result<Answers> {
+pub(crate) fn burst(target: SocketAddr, clients: usize, cpu: CpuSeconds<'_>) -> Result<Answers> {
     let mut reactor = Reactor::new()?;
     let mut latencies = Vec::with_capacity(clients);
     let mut turn = 0;
-    let mut window = Window::new(Pace { warm_up: Duration::ZERO, window: Duration::ZERO }, processor);
+    let mut window = Window::new(Pace { warm_up: Duration::ZERO, window: Duration::ZERO }, cpu);
     window.opens(Instant::now())?;
     let mut connections = Vec::with_capacity(clients);
     for at in 0..clients {

@@ -13,7 +13,7 @@
 //! | [`load`] | the client |
 //! | [`backend`] | the backend |
 //! | [`wire`] | what these two say to one another |
-//! | [`process`] | memory, descriptors and processor time of a peer |
+//! | [`process`] | memory, descriptors and CPU time of a peer |
 //! | [`stats`], [`results`] | samples, medians, ratios |
 //! | [`verdict`] | whether berth is far off |
 //! | [`setting`] | where and how it was measured |

@@ -74,7 +74,7 @@ impl Drop for Tree {
     }
 }
 
-/// Processor time, user and system, of some processes, to the nanosecond.
+/// CPU time, user and system, of some processes, to the nanosecond.
 pub(crate) struct Clocks(Vec<ClockId>);
 
 impl Clocks {

@@ -79,7 +79,7 @@ fn about(work: Work) -> &'static str {
     match work {
         Work::Ping => "256 B there and back on kept connections, one request outstanding on each.",
         Work::Connect => "Connect, 64 B there and back, close. The time is that from connect to answer.",
-        Work::Bulk => "Bytes one way for as long as it lasts: what arrived, and the relay's processor time for it.",
+        Work::Bulk => "Bytes one way for as long as it lasts: what arrived, and the relay's CPU time for it.",
         Work::Idle => {
             "Connections that are held, each after one round trip, then after an answer of 1 MiB on each. Memory is the \
              relay's Pss, summed over its processes, less that before them. The kernel's is what all of the machine has more \
@@ -190,18 +190,18 @@ mod tests {
 
         Medians. Each ratio (÷) is the median of the ratios within a round.
 
-        |                                           | direct | berth | haproxy | envoy | berth ÷ haproxy | berth ÷ best other |
-        | ----------------------------------------- | ------:| -----:| -------:| -----:| ---------------:| ------------------:|
-        | ping, 16 connections: answers/s           |    110 |    60 |      42 |    21 |            1.50 |     1.50 (haproxy) |
-        | ping, 16 connections: p99 µs              |     11 |    20 |      31 |    26 |            0.67 |       0.80 (envoy) |
-        | ping, 16 connections: processor µs/answer |      – |     – |       – |     – |               – |                  – |
+        |                                      | direct | berth | haproxy | envoy | berth ÷ haproxy | berth ÷ best other |
+        | ------------------------------------ | ------:| -----:| -------:| -----:| ---------------:| ------------------:|
+        | ping, 16 connections: requests/s     |    110 |    60 |      42 |    21 |            1.50 |     1.50 (haproxy) |
+        | ping, 16 connections: p99 µs         |     11 |    20 |      31 |    26 |            0.67 |       0.80 (envoy) |
+        | ping, 16 connections: CPU µs/request |      – |     – |       – |     – |               – |                  – |
         "#);
     }
 
     #[test]
     fn a_table_has_spread_ratios_and_failures() {
         insta::assert_snapshot!(table(&results(), Case::Ping(16)) + &failures(&results(), Case::Ping(16)), @r#"
-        | peer    |     answers/s | ÷ direct |   ÷ best other |     p99 µs | samples |
+        | peer    |    requests/s | ÷ direct |   ÷ best other |     p99 µs | samples |
         | ------- | -------------:| --------:| --------------:| ----------:| -------:|
         | direct  | 110 (100–120) |        – |              – | 11 (10–12) |       2 |
         | berth   |            60 |     0.60 | 1.50 (haproxy) |         20 |       1 |

@@ -14,7 +14,7 @@ const LEAST_OF_DIRECT: f64 = 0.1;
 /// Least part of what HAProxy does.
 const LEAST_OF_HAPROXY: f64 = 0.4;
 
-/// Most of what HAProxy takes, of processor time and memory.
+/// Most of what HAProxy takes, of CPU time and memory.
 const MOST_OF_HAPROXY: f64 = 2.5;
 
 /// What is wrong with berth, in sentences. In a run that is not short: only what failed.
@@ -54,8 +54,8 @@ pub(crate) fn complaints(results: &Results, short: bool) -> Vec<String> {
 /// Times of start and answers are not: those of a shared machine say nothing.
 fn judged(case: Case) -> Vec<Metric> {
     match case {
-        Case::Ping(_) | Case::Connect(_) | Case::Growth(_) => vec![Metric::Rate, Metric::Processor],
-        Case::Bulk(..) => vec![Metric::Gigabits, Metric::ProcessorPerGigabyte],
+        Case::Ping(_) | Case::Connect(_) | Case::Growth(_) => vec![Metric::Rate, Metric::CpuPerRequest],
+        Case::Bulk(..) => vec![Metric::Gigabits, Metric::CpuPerGigabyte],
         // A SYN that is dropped comes again after a second.
         Case::Burst(_) | Case::Beside(_) | Case::Slow(_) => Vec::new(),
         Case::Idle(_) => vec![Metric::IdleMemory, Metric::UsedMemory],

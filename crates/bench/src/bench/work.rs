@@ -124,9 +124,9 @@ impl Case {
     pub(crate) fn key_metrics(self) -> Vec<Metric> {
         match self {
             Self::Ping(_) | Self::Connect(_) | Self::Burst(_) | Self::Growth(_) => {
-                vec![Metric::Rate, Metric::Processor]
+                vec![Metric::Rate, Metric::CpuPerRequest]
             }
-            Self::Bulk(..) => vec![Metric::Gigabits, Metric::ProcessorPerGigabyte],
+            Self::Bulk(..) => vec![Metric::Gigabits, Metric::CpuPerGigabyte],
             Self::Idle(_) => vec![Metric::IdleMemory, Metric::UsedMemory, Metric::BaseMemory, Metric::Start],
             Self::Beside(_) => vec![Metric::P999, Metric::Gigabits],
             Self::Slow(_) => vec![Metric::SocketMemory, Metric::IdleMemory],
@@ -176,10 +176,10 @@ pub(crate) enum Metric {
     P50,
     P99,
     P999,
-    /// Processor time of the relay an answer, in µs.
-    Processor,
-    /// Processor seconds of the relay for 10^9 bytes.
-    ProcessorPerGigabyte,
+    /// CPU time of the relay an answer, in µs.
+    CpuPerRequest,
+    /// CPU seconds of the relay for 10^9 bytes.
+    CpuPerGigabyte,
     /// Bytes of memory a connection.
     IdleMemory,
     /// Likewise, after an answer of 1 MiB on each.
@@ -209,8 +209,8 @@ impl Metric {
             Self::P50 => "p50_us",
             Self::P99 => "p99_us",
             Self::P999 => "p999_us",
-            Self::Processor => "processor_us_per_answer",
-            Self::ProcessorPerGigabyte => "processor_seconds_per_gigabyte",
+            Self::CpuPerRequest => "cpu_us_per_request",
+            Self::CpuPerGigabyte => "cpu_seconds_per_gigabyte",
             Self::IdleMemory => "bytes_per_connection",
             Self::UsedMemory => "bytes_per_connection_used",
             Self::KernelMemory => "kernel_bytes_per_connection",
@@ -225,13 +225,13 @@ impl Metric {
 
     pub(crate) fn title(self) -> &'static str {
         match self {
-            Self::Rate => "answers/s",
+            Self::Rate => "requests/s",
             Self::Gigabits => "Gbit/s",
             Self::P50 => "p50 µs",
             Self::P99 => "p99 µs",
             Self::P999 => "p99.9 µs",
-            Self::Processor => "processor µs/answer",
-            Self::ProcessorPerGigabyte => "processor s/GB",
+            Self::CpuPerRequest => "CPU µs/request",
+            Self::CpuPerGigabyte => "CPU s/GB",
             Self::IdleMemory => "B/connection",
             Self::UsedMemory => "B/connection after 1 MiB",
             Self::KernelMemory => "kernel B/connection",
@@ -252,8 +252,8 @@ impl Metric {
         const MIB: f64 = 1024.0 * 1024.0;
         match self {
             Self::BaseMemory | Self::Memory | Self::Size => format!("{:.1}", value / MIB),
-            Self::ProcessorPerGigabyte => format!("{value:.3}"),
-            Self::Gigabits | Self::Processor | Self::Start => format!("{value:.1}"),
+            Self::CpuPerGigabyte => format!("{value:.3}"),
+            Self::Gigabits | Self::CpuPerRequest | Self::Start => format!("{value:.1}"),
             _ => thousands(value),
         }
     }
@@ -317,33 +317,33 @@ impl Bench<'_> {
             }
             Case::Connect(clients) => {
                 let clocks = clocks(running)?;
-                let processor = || clocks.as_ref().map(Clocks::seconds).transpose();
-                Ok(figures(&load::connects(running.address, clients, self.pace, &processor)?))
+                let cpu = || clocks.as_ref().map(Clocks::seconds).transpose();
+                Ok(figures(&load::connects(running.address, clients, self.pace, &cpu)?))
             }
             Case::Bulk(way, streams) => {
                 let pool = Pool::open(running.address, streams)?;
                 let clocks = clocks(running)?;
-                let processor = || clocks.as_ref().map(Clocks::seconds).transpose();
-                let (bytes, span) = pool.bulk(way, self.backend, self.pace, &processor)?;
+                let cpu = || clocks.as_ref().map(Clocks::seconds).transpose();
+                let (bytes, span) = pool.bulk(way, self.backend, self.pace, &cpu)?;
                 let gigabytes = bytes as f64 / 1e9;
                 let mut figures = vec![(Metric::Gigabits, 8.0 * gigabytes / span.seconds)];
-                figures.extend(span.processor.map(|seconds| (Metric::ProcessorPerGigabyte, seconds / gigabytes)));
+                figures.extend(span.cpu.map(|seconds| (Metric::CpuPerGigabyte, seconds / gigabytes)));
                 Ok(figures)
             }
             Case::Idle(count) => idle(count, peer, running),
             Case::Burst(count) => {
                 let clocks = clocks(running)?;
-                let processor = || clocks.as_ref().map(Clocks::seconds).transpose();
-                Ok(figures(&load::burst(running.address, count, &processor)?))
+                let cpu = || clocks.as_ref().map(Clocks::seconds).transpose();
+                Ok(figures(&load::burst(running.address, count, &cpu)?))
             }
             Case::Beside(count) => {
                 let pool = Pool::open(running.address, STREAMS + count)?;
                 let clocks = clocks(running)?;
-                let processor = || clocks.as_ref().map(Clocks::seconds).transpose();
-                let (answers, bytes) = pool.beside(STREAMS, self.pace, &processor)?;
+                let cpu = || clocks.as_ref().map(Clocks::seconds).transpose();
+                let (answers, bytes) = pool.beside(STREAMS, self.pace, &cpu)?;
                 let mut figures = figures(&answers);
                 // The relay's time is mostly for the streams.
-                figures.retain(|(metric, _)| *metric != Metric::Processor);
+                figures.retain(|(metric, _)| *metric != Metric::CpuPerRequest);
                 figures.push((Metric::Gigabits, 8e-9 * bytes as f64 / answers.span.seconds));
                 Ok(figures)
             }
@@ -374,7 +374,7 @@ fn figures(answers: &Answers) -> Vec<(Metric, f64)> {
     for (metric, share) in [(Metric::P50, 0.5), (Metric::P99, 0.99), (Metric::P999, 0.999)] {
         figures.extend(percentile(&answers.latencies, share).map(|nanoseconds| (metric, f64::from(nanoseconds) / 1e3)));
     }
-    figures.extend(answers.span.processor.map(|seconds| (Metric::Processor, seconds * 1e6 / count)));
+    figures.extend(answers.span.cpu.map(|seconds| (Metric::CpuPerRequest, seconds * 1e6 / count)));
     figures
 }
 

@@ -14,10 +14,10 @@ use std::net::IpAddr;
 /// kubeadm's kube-apiservers, by which the node is found: their pods have its address and its name.
 const APISERVERS: &str = "/api/v1/namespaces/kube-system/pods?labelSelector=component%3Dkube-apiserver";
 
-/// Resources: processors, and bytes of memory.
+/// Resources: CPUs, and bytes of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Resources {
-    /// Processors.
+    /// CPUs.
     pub cpu: f64,
     /// Bytes.
     pub memory: f64,

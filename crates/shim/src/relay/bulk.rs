@@ -13,7 +13,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 /// Most that is moved at once, and the size of a pipe: its limit without privilege (pipe-max-size). What a pipe holds is
-/// what one move is worth, and 256 KiB cost a fifth to a half more processor time.
+/// what one move is worth, and 256 KiB cost a fifth to a half more CPU time.
 pub(super) const MOST: usize = 1024 * 1024;
 
 /// Most pipes of that size. All pipes of a user share 64 MiB (pipe-user-pages-soft), beyond which each new one has 8 KiB,

@@ -122,7 +122,7 @@ fn environment(environment: &Environment, seed: Option<u64>) -> Markup {
                     dl {
                         @if has(&environment.kernel) { dt { "Kernel" } dd { (environment.kernel) } }
                         @if has(&environment.cpu_model) {
-                            dt { "Processors" } dd { (environment.cpus) " × " (environment.cpu_model) }
+                            dt { "CPUs" } dd { (environment.cpus) " × " (environment.cpu_model) }
                         }
                         dt { "Memory" } dd { (format::bytes(environment.memory_bytes)) }
                         dt { "Open files" } dd { "up to " (format::count(environment.open_files_limit)) }
