@@ -1,30 +1,35 @@
-//! The cluster's API, as an admin sees it: JSON by HTTPS, with what a kubeconfig says.
+//! The cluster's API: JSON by HTTPS, with what a kubeconfig or a service account says.
 //!
-//! Small on purpose. What berth asks of a cluster are a few objects with known names, so there are neither
-//! types for them nor watches, and each request is a connection of its own: through the berth it comes to
-//! an instance that is in the group now, and keeps none from ending.
+//! Small on purpose. What berth asks of a cluster are a few objects, so there are no types for them here, and each
+//! request is a connection of its own: through the berth it comes to an instance that is in the group now, and
+//! keeps none from ending. What changes is followed by [`crate::watch`].
 
 use crate::http;
-use crate::kubeconfig::{Access, KubeconfigError, Mistake, Place};
+use crate::kubeconfig::{Access, KubeconfigError, Mistake, Place, Token};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode, header};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 /// Longest time that an answer may take, unless another is set.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Longest answer that is read. Etcd keeps no object above 1.5 MB.
 const BODY_LIMIT: usize = 4 << 20;
+
+/// Content type of a server-side apply. JSON is YAML.
+const APPLY: &str = "application/apply-patch+yaml";
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -64,23 +69,58 @@ impl Error {
     }
 }
 
+/// What was answered with 404 is not there.
+///
+/// # Errors
+/// Any other.
+pub fn found(answer: Result<Value, Error>) -> Result<Option<Value>, Error> {
+    match answer {
+        Err(error) if error.status() == Some(StatusCode::NOT_FOUND) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
 /// Asks an apiserver.
 #[derive(Debug, Clone)]
 pub struct Client {
     server: String,
     host: String,
     port: u16,
-    /// Dialled instead.
-    dial: Option<SocketAddr>,
+    /// Dialled instead, one after the other.
+    dial: Vec<SocketAddr>,
     prefix: String,
     name: ServerName<'static>,
     tls: Arc<ClientConfig>,
-    bearer: Option<header::HeaderValue>,
+    bearer: Bearer,
     patience: Duration,
 }
 
+#[derive(Debug, Clone)]
+enum Bearer {
+    None,
+    Fixed(header::HeaderValue),
+    File(Arc<Path>),
+}
+
+/// What is asked.
+pub(crate) struct Ask<'a> {
+    pub(crate) method: Method,
+    pub(crate) path: &'a str,
+    pub(crate) body: Option<(&'a str, &'a Value)>,
+}
+
+impl<'a> Ask<'a> {
+    pub(crate) fn get(path: &'a str) -> Self {
+        Self { method: Method::GET, path, body: None }
+    }
+
+    fn send(method: Method, path: &'a str, object: &'a Value) -> Self {
+        Self { method, path, body: Some(("application/json", object)) }
+    }
+}
+
 impl Client {
-    /// With a kubeconfig's current context. Its files are read once, here.
+    /// With a kubeconfig's current context. Its files but a token's are read once, here.
     ///
     /// # Errors
     /// What is wrong with the kubeconfig, with its path.
@@ -97,21 +137,22 @@ impl Client {
         let name = access.server_name.as_deref().unwrap_or(&place.host).to_owned();
         let name = ServerName::try_from(name)
             .map_err(|_| Mistake::new("server", "its host is neither a name nor an address"))?;
-        let bearer = access.token.as_deref().map(|token| {
-            let mut value = header::HeaderValue::try_from(format!("Bearer {token}"))
-                .map_err(|_| Mistake::new("token", "it has characters that no token has"))?;
-            value.set_sensitive(true);
-            Ok(value)
-        });
+        let bearer = match &access.token {
+            None => Bearer::None,
+            Some(Token::Text(token)) => Bearer::Fixed(
+                bearer(token).ok_or_else(|| Mistake::new("token", "it has characters that no token has"))?,
+            ),
+            Some(Token::File(path)) => Bearer::File(path.as_path().into()),
+        };
         Ok(Self {
             server: access.server.clone(),
             host: place.host,
             port: place.port,
-            dial: None,
+            dial: Vec::new(),
             prefix: place.prefix,
             name,
             tls: Arc::new(tls(access)?),
-            bearer: bearer.transpose()?,
+            bearer,
             patience: PATIENCE,
         })
     }
@@ -122,11 +163,11 @@ impl Client {
         Self { patience, ..self }
     }
 
-    /// The same at this address: with several control-plane nodes the kubeconfig's server may be any of them. Certificate and
-    /// credentials are those of the kubeconfig.
+    /// The same at the first of these addresses where somebody answers in TLS: with several control-plane nodes the
+    /// kubeconfig's server may be any of them. Certificate and credentials are those of the kubeconfig.
     #[must_use]
-    pub fn at(self, address: SocketAddr) -> Self {
-        Self { dial: Some(address), ..self }
+    pub fn at(self, addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
+        Self { dial: addresses.into_iter().collect(), ..self }
     }
 
     /// Where it asks, as the kubeconfig says it.
@@ -135,12 +176,12 @@ impl Client {
         &self.server
     }
 
-    /// Reads an object.
+    /// Reads an object, or a list.
     ///
     /// # Errors
     /// See [`Error`].
     pub async fn get(&self, path: &str) -> Result<Value, Error> {
-        self.ask(Method::GET, path, None).await
+        self.ask(Ask::get(path)).await
     }
 
     /// Replaces an object; with its `resourceVersion`, only if it is still the one that was read.
@@ -148,7 +189,7 @@ impl Client {
     /// # Errors
     /// See [`Error`]; 409 if it is not.
     pub async fn put(&self, path: &str, object: &Value) -> Result<Value, Error> {
-        self.ask(Method::PUT, path, Some(object)).await
+        self.ask(Ask::send(Method::PUT, path, object)).await
     }
 
     /// Creates an object.
@@ -156,7 +197,16 @@ impl Client {
     /// # Errors
     /// See [`Error`]; 409 if it is there.
     pub async fn post(&self, path: &str, object: &Value) -> Result<Value, Error> {
-        self.ask(Method::POST, path, Some(object)).await
+        self.ask(Ask::send(Method::POST, path, object)).await
+    }
+
+    /// Server-side apply: the object is there afterwards, with these fields as `manager`'s, whoever had them before.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn apply(&self, path: &str, manager: &str, object: &Value) -> Result<Value, Error> {
+        let path = format!("{path}?fieldManager={manager}&force=true");
+        self.ask(Ask { method: Method::PATCH, path: &path, body: Some((APPLY, object)) }).await
     }
 
     /// Deletes an object.
@@ -164,47 +214,87 @@ impl Client {
     /// # Errors
     /// See [`Error`].
     pub async fn delete(&self, path: &str) -> Result<Value, Error> {
-        self.ask(Method::DELETE, path, None).await
+        self.ask(Ask { method: Method::DELETE, path, body: None }).await
+    }
+
+    /// Deletes an object if it is still the one that was read: of its uid and resourceVersion.
+    ///
+    /// # Errors
+    /// See [`Error`]; 409 if it is not.
+    pub async fn delete_read(&self, path: &str, object: &Value) -> Result<Value, Error> {
+        let meta = &object["metadata"];
+        let preconditions = json!({"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]});
+        let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});
+        self.ask(Ask::send(Method::DELETE, path, &options)).await
     }
 
     /// Whether the apiserver says that it is ready.
     pub async fn ready(&self) -> bool {
-        let answer = tokio::time::timeout(self.patience, self.exchange(Method::GET, "/readyz", None)).await;
+        let answer = tokio::time::timeout(self.patience, self.exchange(Ask::get("/readyz"))).await;
         matches!(answer, Ok(Ok((StatusCode::OK, _))))
     }
 
-    async fn ask(&self, method: Method, path: &str, object: Option<&Value>) -> Result<Value, Error> {
-        let unreachable = |why| Error::Unreachable { server: self.server.clone(), why };
-        let answer = tokio::time::timeout(self.patience, self.exchange(method.clone(), path, object)).await;
-        let (status, body) = answer
-            .unwrap_or_else(|_| Err(format!("no answer in {}", humantime::format_duration(self.patience))))
-            .map_err(unreachable)?;
-        let json: Option<Value> = serde_json::from_slice(&body).ok();
+    async fn ask(&self, ask: Ask<'_>) -> Result<Value, Error> {
+        let (method, path) = (ask.method.clone(), ask.path);
+        let (status, body) = self.in_time(self.exchange(ask)).await?;
         if !status.is_success() {
-            // An object of kind Status, or a line of text.
-            let message = json.as_ref().and_then(|json| json["message"].as_str()).map(ToOwned::to_owned);
-            let text = || String::from_utf8_lossy(&body).chars().take(200).collect();
-            let message = message.unwrap_or_else(text);
-            return Err(Error::Status { server: self.server.clone(), status, method, path: path.to_owned(), message });
+            return Err(self.refused(status, method, path, &body));
         }
-        json.ok_or_else(|| unreachable(format!("what it says to {method} {path} is no JSON")))
+        let json = serde_json::from_slice(&body).ok();
+        json.ok_or_else(|| self.unreachable(format!("what it says to {method} {path} is no JSON")))
     }
 
-    async fn exchange(
-        &self,
-        method: Method,
-        path: &str,
-        object: Option<&Value>,
-    ) -> Result<(StatusCode, Bytes), String> {
-        let stream = match self.dial {
-            Some(address) => TcpStream::connect(address).await,
-            None => TcpStream::connect((self.host.as_str(), self.port)).await,
+    pub(crate) fn unreachable(&self, why: String) -> Error {
+        Error::Unreachable { server: self.server.clone(), why }
+    }
+
+    /// With what the apiserver says of it: an object of kind Status, or a line of text.
+    pub(crate) fn refused(&self, status: StatusCode, method: Method, path: &str, body: &[u8]) -> Error {
+        let json = serde_json::from_slice::<Value>(body).ok();
+        let message = json.as_ref().and_then(|json| json["message"].as_str()).map(ToOwned::to_owned);
+        let text = || String::from_utf8_lossy(body).chars().take(200).collect();
+        let message = message.unwrap_or_else(text);
+        Error::Status { server: self.server.clone(), status, method, path: path.to_owned(), message }
+    }
+
+    /// The result, or that there was none in time.
+    pub(crate) async fn in_time<T>(&self, answer: impl Future<Output = Result<T, String>>) -> Result<T, Error> {
+        let answer = tokio::time::timeout(self.patience, answer).await;
+        answer
+            .unwrap_or_else(|_| Err(format!("no answer in {}", humantime::format_duration(self.patience))))
+            .map_err(|why| self.unreachable(why))
+    }
+
+    async fn exchange(&self, ask: Ask<'_>) -> Result<(StatusCode, Bytes), String> {
+        let request = self.request(ask)?;
+        let answered = http::ask(self.connect().await?, request, BODY_LIMIT).await;
+        let (status, body) = answered.map_err(|error| format!("no HTTP answer: {error}"))?;
+        Ok((status, body.map_err(|error| format!("its answer broke off: {error}"))?))
+    }
+
+    /// A connection to the first that answers in TLS. No address has all of the patience while there is another.
+    pub(crate) async fn connect(&self) -> Result<TlsStream<TcpStream>, String> {
+        let Some((last, first)) = self.dial.split_last() else {
+            return self.handshake(TcpStream::connect((self.host.as_str(), self.port)).await).await;
         };
+        for address in first {
+            let dialled = async { self.handshake(TcpStream::connect(address).await).await };
+            if let Ok(Ok(stream)) = tokio::time::timeout(self.patience / 4, dialled).await {
+                return Ok(stream);
+            }
+        }
+        self.handshake(TcpStream::connect(last).await).await
+    }
+
+    async fn handshake(&self, stream: std::io::Result<TcpStream>) -> Result<TlsStream<TcpStream>, String> {
         let stream = stream.map_err(|error| format!("cannot connect: {error}"))?;
         let stream = TlsConnector::from(self.tls.clone()).connect(self.name.clone(), stream).await;
-        let stream = stream.map_err(|error| format!("TLS handshake failed: {error}"))?;
+        stream.map_err(|error| format!("TLS handshake failed: {error}"))
+    }
+
+    pub(crate) fn request(&self, ask: Ask<'_>) -> Result<Request<Full<Bytes>>, String> {
+        let Ask { method, path, body } = ask;
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
-        let body = object.map(serde_json::to_vec).transpose().map_err(|error| error.to_string())?;
         let mut request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.prefix))
@@ -212,17 +302,29 @@ impl Client {
             .header(header::USER_AGENT, concat!("berth/", env!("CARGO_PKG_VERSION")))
             .header(header::ACCEPT, "application/json")
             .header(header::CONNECTION, "close");
-        if body.is_some() {
-            request = request.header(header::CONTENT_TYPE, "application/json");
+        let mut bytes = Vec::new();
+        if let Some((content_type, object)) = body {
+            request = request.header(header::CONTENT_TYPE, content_type);
+            bytes = serde_json::to_vec(object).map_err(|error| error.to_string())?;
         }
-        if let Some(bearer) = &self.bearer {
-            request = request.header(header::AUTHORIZATION, bearer);
+        match &self.bearer {
+            Bearer::None => {}
+            Bearer::Fixed(value) => request = request.header(header::AUTHORIZATION, value),
+            Bearer::File(path) => {
+                let why = |what: String| format!("token file {}: {what}", path.display());
+                let token = fs::read_to_string(path).map_err(|error| why(format!("cannot be read: {error}")))?;
+                let value = bearer(token.trim()).ok_or_else(|| why("it has characters that no token has".into()))?;
+                request = request.header(header::AUTHORIZATION, value);
+            }
         }
-        let request = request.body(Full::new(Bytes::from(body.unwrap_or_default()))).map_err(|e| e.to_string())?;
-        let answered = http::ask(stream, request, BODY_LIMIT).await;
-        let (status, body) = answered.map_err(|error| format!("no HTTP answer: {error}"))?;
-        Ok((status, body.map_err(|error| format!("its answer broke off: {error}"))?))
+        request.body(Full::new(Bytes::from(bytes))).map_err(|error| error.to_string())
     }
+}
+
+fn bearer(token: &str) -> Option<header::HeaderValue> {
+    let mut value = header::HeaderValue::try_from(format!("Bearer {token}")).ok()?;
+    value.set_sensitive(true);
+    Some(value)
 }
 
 fn tls(access: &Access) -> Result<ClientConfig, Mistake> {

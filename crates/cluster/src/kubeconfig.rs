@@ -7,6 +7,7 @@ use crate::yaml::{Node, parse};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 /// Largest kubeconfig or file named in one, in bytes.
@@ -50,7 +51,16 @@ pub struct Access {
     /// Certificate and key, in PEM form.
     pub client: Option<(Vec<u8>, Vec<u8>)>,
     /// Bearer token.
-    pub token: Option<String>,
+    pub token: Option<Token>,
+}
+
+/// What says who asks, if not a certificate.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Token {
+    /// The token itself.
+    Text(String),
+    /// A file that holds it. Whoever renews the token writes the file anew, so each request reads it.
+    File(PathBuf),
 }
 
 /// Without what is secret.
@@ -79,7 +89,38 @@ impl Access {
         let text = read(path).and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".into()));
         let text = text.map_err(|why| Mistake::new("file", &why).of(path))?;
         let directory = path.parent().unwrap_or(Path::new("")).to_owned();
-        Self::parse(&text, |file| read(&directory.join(file))).map_err(|mistake| mistake.of(path))
+        let mut access =
+            Self::parse(&text, |file| read(&directory.join(file))).map_err(|mistake| mistake.of(path))?;
+        if let Some(Token::File(file)) = &mut access.token {
+            *file = directory.join(&file);
+        }
+        Ok(access)
+    }
+
+    /// What the kubelet puts into a container of a pod with a service account: the API is asked at `server`, whose
+    /// certificate has to carry `name`.
+    ///
+    /// # Errors
+    /// The files are not there: no service account, or no pod.
+    pub fn in_cluster(server: SocketAddr, name: &str) -> Result<Self, KubeconfigError> {
+        Self::service_account(Path::new("/var/run/secrets/kubernetes.io/serviceaccount"), server, name)
+    }
+
+    fn service_account(directory: &Path, server: SocketAddr, name: &str) -> Result<Self, KubeconfigError> {
+        let read = |name: &str| {
+            let path = directory.join(name);
+            let why = "it cannot be read: in-cluster is for a pod with a service account (not a static pod, which has none)";
+            fs::read(&path).map_err(|error| Mistake::new(name, &format!("{why}: {error}")).of(directory))
+        };
+        let authority = read("ca.crt")?;
+        read("token")?;
+        Ok(Self {
+            server: format!("https://{server}"),
+            server_name: Some(name.to_owned()),
+            authority,
+            client: None,
+            token: Some(Token::File(directory.join("token"))),
+        })
     }
 
     /// Understands a kubeconfig; `file` reads one that it names.
@@ -124,12 +165,13 @@ impl Access {
             Mistake::new("certificate-authority", "it is missing: whoever answers at the server could not be checked")
         })?;
         let client = blob(user, "client-certificate")?.zip(blob(user, "client-key")?);
-        let token = match (text(user, "token"), text(user, "tokenFile")) {
-            (Some(token), _) => Some(token),
-            (None, Some(path)) => {
-                let bytes = file(Path::new(&path)).map_err(|why| Mistake::new("tokenFile", &why))?;
-                Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+        // The file's comes first, as in client-go.
+        let token = match (text(user, "tokenFile"), text(user, "token")) {
+            (Some(path), _) => {
+                file(Path::new(&path)).map_err(|why| Mistake::new("tokenFile", &why))?;
+                Some(Token::File(path.into()))
             }
+            (None, Some(token)) => Some(Token::Text(token)),
             (None, None) => None,
         };
         if client.is_none() && token.is_none() {
@@ -201,9 +243,11 @@ mod tests {
         assert_eq!(access.server, "https://10.0.0.5:6443");
         assert_eq!(access.authority, b"CA");
         assert_eq!(access.client, Some((b"CERT".to_vec(), b"KEY".to_vec())));
-        assert_eq!(access.token, None);
+        assert!(access.token.is_none());
         let token = ADMIN.replace("client-key: admin.key", "tokenFile: token");
-        assert_eq!(parsed(&token).map(|access| (access.client, access.token)), Ok((None, Some("secret".into()))));
+        assert!(matches!(parsed(&token).map(|access| (access.client, access.token)), Ok((None, Some(Token::File(_))))));
+        let token = ADMIN.replace("client-key: admin.key", "token: secret");
+        assert!(matches!(parsed(&token).unwrap().token, Some(Token::Text(token)) if token == "secret"));
         assert!(!format!("{:?}", parsed(&token)).contains("secret"));
     }
 
@@ -220,6 +264,19 @@ mod tests {
         assert!(told("client-key:", "exec: {command: aws}\n    x:").starts_with("exec: berth cannot log in that way"));
         assert!(told("current-context", "x").starts_with("current-context: it is not set"));
         assert!(parsed("").is_err() && parsed("[").is_err() && parsed("a: b").is_err());
+    }
+
+    #[test]
+    fn a_service_accounts_files_are_credentials() {
+        let temp = tempfile::tempdir().unwrap();
+        let access = || Access::service_account(temp.path(), "10.0.0.5:6443".parse().unwrap(), "kubernetes");
+        assert!(access().unwrap_err().to_string().contains("ca.crt: it cannot be read: in-cluster is for a pod"));
+        fs::write(temp.path().join("ca.crt"), "CA").unwrap();
+        assert!(access().unwrap_err().to_string().contains("token: it cannot be read"));
+        fs::write(temp.path().join("token"), "secret").unwrap();
+        let access = access().unwrap();
+        assert_eq!((access.server.as_str(), access.authority.as_slice()), ("https://10.0.0.5:6443", &b"CA"[..]));
+        assert!(matches!(access.token, Some(Token::File(path)) if path == temp.path().join("token")));
     }
 
     #[test]

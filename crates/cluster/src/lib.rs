@@ -5,6 +5,7 @@
 pub mod client;
 pub mod http;
 pub mod kubeconfig;
+pub mod watch;
 pub mod yaml;
 
 pub use client::{Client, Error};

@@ -1,10 +1,17 @@
 //! The client against a small HTTPS server.
 
+use berth_cluster::kubeconfig::Token;
+use berth_cluster::watch::follow;
 use berth_cluster::{Access, Client};
-use berth_testing::{answer, serve};
+use berth_testing::{answer, serve, serve_with};
 use hyper::StatusCode;
 use serde_json::json;
+use std::net::SocketAddr;
 use std::time::Duration;
+
+fn nobody() -> SocketAddr {
+    "127.0.0.1:1".parse().unwrap()
+}
 
 #[tokio::test]
 async fn asks_with_certificate_token_and_prefix() {
@@ -26,10 +33,12 @@ async fn another_address_is_dialled_with_the_same_credentials() {
     let mut server = serve(answer("200 OK", "ok")).await;
     let client = Client::new(&server.access).unwrap();
     assert!(client.ready().await);
-    assert!(!client.at("127.0.0.1:1".parse().unwrap()).ready().await);
+    assert!(!client.at([nobody()]).ready().await);
     let address = server.access.server.strip_prefix("https://").unwrap().strip_suffix("/k").unwrap().parse().unwrap();
     let elsewhere = Access { server: "https://127.0.0.1:1".into(), ..server.access.clone() };
-    assert!(Client::new(&elsewhere).unwrap().at(address).ready().await);
+    assert!(Client::new(&elsewhere).unwrap().at([address]).ready().await);
+    // The first that is there: an instance may be gone while the berth is not.
+    assert!(Client::new(&elsewhere).unwrap().at([nobody(), address]).ready().await);
     let mut last = server.asked.recv().await.unwrap();
     while let Ok(next) = server.asked.try_recv() {
         last = next;
@@ -61,4 +70,82 @@ async fn who_is_silent_unknown_or_absent_is_told() {
     assert!(Client::new(&access).unwrap().get("/").await.unwrap_err().to_string().contains("cannot connect"));
     access.authority = b"none".to_vec();
     assert!(Client::new(&access).unwrap_err().to_string().starts_with("certificate-authority: "));
+}
+
+/// Whoever renews a token writes its file anew.
+#[tokio::test]
+async fn a_tokens_file_is_read_for_each_request() {
+    let mut server = serve(answer("200 OK", "{}")).await;
+    let temp = tempfile::tempdir().unwrap();
+    let file = temp.path().join("token");
+    let client = Client::new(&Access { token: Some(Token::File(file.clone())), ..server.access.clone() }).unwrap();
+    assert!(client.get("/").await.unwrap_err().to_string().contains("token: cannot be read"));
+    for token in ["one", "two"] {
+        std::fs::write(&file, format!("{token}\n")).unwrap();
+        client.get("/").await.unwrap();
+        let (request, _) = server.asked.recv().await.unwrap();
+        assert!(request.contains(&format!("authorization: Bearer {token}\r\n")), "{request}");
+    }
+}
+
+#[tokio::test]
+async fn apply_and_delete_say_what_they_mean() {
+    let mut server = serve(answer("200 OK", "{}")).await;
+    let client = Client::new(&server.access).unwrap();
+    client.apply("/api/v1/x", "berth", &json!({"a": 1})).await.unwrap();
+    let (request, _) = server.asked.recv().await.unwrap();
+    assert!(request.starts_with("PATCH /k/api/v1/x?fieldManager=berth&force=true "), "{request}");
+    assert!(request.contains("application/apply-patch+yaml") && request.ends_with(r#"{"a":1}"#), "{request}");
+    client.delete_read("/api/v1/x", &json!({"metadata": {"uid": "u", "resourceVersion": "7"}})).await.unwrap();
+    let (request, _) = server.asked.recv().await.unwrap();
+    assert!(request.starts_with("DELETE ") && request.contains(r#""resourceVersion":"7""#), "{request}");
+}
+
+/// The list, what is watched from there on, the same again from where a watch ended, and all anew when that is forgotten.
+#[tokio::test]
+async fn a_list_is_followed_through_watches_that_end() {
+    let object = |name: &str, version: u32| json!({"metadata": {"name": name, "resourceVersion": version.to_string()}});
+    let event = |kind: &str, object| json!({"type": kind, "object": object}).to_string() + "\n";
+    let list = move |names: &[&str], version: u32| {
+        let items: Vec<_> = names.iter().map(|name| object(name, 1)).collect();
+        answer("200 OK", &json!({"metadata": {"resourceVersion": version.to_string()}, "items": items}).to_string())
+    };
+    let mut lists = 0;
+    let mut server = serve_with(move |request| {
+        let watched = |version: &str| request.contains(&format!("resourceVersion={version} "));
+        if !request.contains("watch=true") {
+            lists += 1;
+            return if lists == 1 { list(&["a"], 3) } else { list(&["z"], 20) };
+        }
+        match () {
+            () if watched("3") => answer("200 OK", &(event("ADDED", object("b", 4)) + &event("BOOKMARK", object("", 9)))),
+            () if watched("9") => answer("200 OK", &event("DELETED", object("a", 10))),
+            () if watched("10") => answer("200 OK", &event("ERROR", json!({"code": 410, "message": "too old"}))),
+            () => String::new(),
+        }
+    })
+    .await;
+    let client = Client::new(&server.access).unwrap();
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let following = follow(
+        || client.clone(),
+        "/l?x=y",
+        |seen| {
+            let seen = seen.map(|objects| objects.keys().cloned().collect::<Vec<_>>().join(","));
+            let _ = tell.send(seen.map_err(ToString::to_string));
+        },
+    );
+    let look = async {
+        for expected in ["a", "a,b", "b"] {
+            assert_eq!(told.recv().await.unwrap().unwrap(), expected);
+        }
+        assert!(told.recv().await.unwrap().unwrap_err().ends_with("too old"));
+        assert_eq!(told.recv().await.unwrap().unwrap(), "z");
+    };
+    tokio::select! {
+        () = following => {}
+        () = look => {}
+    }
+    let (request, _) = server.asked.recv().await.unwrap();
+    assert!(request.starts_with("GET /k/l?x=y "), "{request}");
 }

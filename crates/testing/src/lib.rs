@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use berth_cluster::Access;
+use berth_cluster::kubeconfig::Token;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -28,6 +29,14 @@ pub struct Server {
 /// # Panics
 /// Where it cannot be set up: a test fails then.
 pub async fn serve(answer: String) -> Server {
+    serve_with(move |_| answer.clone()).await
+}
+
+/// Answers each request, given as text, with bytes; with none, it is silent.
+///
+/// # Panics
+/// Where it cannot be set up: a test fails then.
+pub async fn serve_with(mut answer: impl FnMut(&str) -> String + Send + 'static) -> Server {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -57,7 +66,9 @@ pub async fn serve(answer: String) -> Server {
             let length = tls.read(&mut request).await.unwrap_or(0);
             request.truncate(length);
             let certificates = tls.get_ref().1.peer_certificates().map_or(0, <[_]>::len);
-            let _ = tell.send((String::from_utf8_lossy(&request).into_owned(), certificates));
+            let request = String::from_utf8_lossy(&request).into_owned();
+            let answer = answer(&request);
+            let _ = tell.send((request, certificates));
             if answer.is_empty() {
                 silent.push(tls);
                 continue;
@@ -69,7 +80,7 @@ pub async fn serve(answer: String) -> Server {
     let (certificate, key) = issue("admin");
     let authority = authority.pem().into_bytes();
     let client = Some((certificate.into_bytes(), key.into_bytes()));
-    Server { access: Access { server, authority, client, token: Some("t0ken".into()), server_name: None }, asked }
+    Server { access: Access { server, authority, client, token: Some(Token::Text("t0ken".into())), server_name: None }, asked }
 }
 
 /// The bytes of an answer.

@@ -316,7 +316,7 @@ fn content(path: &Path, which: impl Fn(&str) -> Option<Version>) -> io::Result<C
 /// says that it is one.
 pub async fn plain_serves(client: Option<&Client>, address: SocketAddr) -> bool {
     if let Some(client) = client {
-        return client.clone().at(address).ready().await;
+        return client.clone().at([address]).ready().await;
     }
     let config = ProbeConfig {
         kind: ProbeKind::Https,
