@@ -5,6 +5,8 @@
 pub mod client;
 pub mod http;
 pub mod kubeconfig;
+pub mod lease;
+pub mod service;
 pub mod watch;
 pub mod yaml;
 

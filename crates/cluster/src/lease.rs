@@ -1,0 +1,288 @@
+//! Leases: objects of `coordination.k8s.io/v1` that say which instances are there, on which node, in which version.
+//!
+//! They lie in a namespace of their own: their names are not known before, and a Role for them in kube-system would
+//! cover every leader election there. Not to be mixed up with the lease of a shim, a record in a node's run directory.
+
+use humantime::{format_rfc3339_micros, parse_rfc3339};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+/// The namespace of berth's objects.
+pub const NAMESPACE: &str = "berth-system";
+
+/// All Leases of the namespace.
+pub const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases";
+
+/// Those of instances.
+pub const OF_INSTANCES: &str =
+    "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases?labelSelector=app.kubernetes.io/component%3Dinstance";
+
+/// How long a Lease is good for without a renewal: four of them, as kube-apiserver's own lease of its address is good for.
+pub const DURATION: Duration = Duration::from_secs(40);
+
+/// Time between two renewals.
+pub const RENEWAL: Duration = Duration::from_secs(10);
+
+const NODE: &str = "berth/node";
+const INSTANCE: &str = "berth/instance";
+const ADDRESS: &str = "berth/address";
+const VERSION: &str = "berth/version";
+const STATE: &str = "berth/state";
+
+/// What the Lease of an instance says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InstanceLease {
+    /// The node's name.
+    pub node: String,
+    /// The instance's ID on that node.
+    pub instance: String,
+    /// The shim that renews it: its node and process.
+    pub holder: String,
+    /// What clients dial.
+    pub address: SocketAddr,
+    /// The version that the instance says it has.
+    pub version: Option<String>,
+    /// The state of its shim.
+    pub state: String,
+    /// When its holder renewed it first.
+    pub acquired: SystemTime,
+    /// When its holder renewed it last.
+    pub renewed: SystemTime,
+    /// How often it went to another holder.
+    pub transitions: u32,
+}
+
+impl InstanceLease {
+    /// Name of the object.
+    #[must_use]
+    pub fn name(&self) -> String {
+        lease_name(&self.node, &self.instance)
+    }
+
+    /// The whole object, to be applied.
+    #[must_use]
+    pub fn object(&self) -> Value {
+        let mut annotations = json!({
+            NODE: self.node,
+            INSTANCE: self.instance,
+            ADDRESS: self.address,
+            STATE: self.state,
+        });
+        if let Some(version) = &self.version {
+            annotations[VERSION] = json!(version);
+        }
+        json!({
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {
+                "name": self.name(),
+                "namespace": NAMESPACE,
+                "labels": {"app.kubernetes.io/managed-by": "berth", "app.kubernetes.io/component": "instance"},
+                "annotations": annotations,
+            },
+            "spec": {
+                "holderIdentity": self.holder,
+                "leaseDurationSeconds": DURATION.as_secs(),
+                "acquireTime": format_rfc3339_micros(self.acquired).to_string(),
+                "renewTime": format_rfc3339_micros(self.renewed).to_string(),
+                "leaseTransitions": self.transitions,
+            },
+        })
+    }
+
+    /// Understands an object; `None` if it is not an instance's.
+    #[must_use]
+    pub fn parse(object: &Value) -> Option<Self> {
+        let (annotations, spec) = (&object["metadata"]["annotations"], &object["spec"]);
+        let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
+        let time = |value: &Value| parse_rfc3339(value.as_str()?).ok();
+        Some(Self {
+            node: text(&annotations[NODE])?,
+            instance: text(&annotations[INSTANCE])?,
+            holder: text(&spec["holderIdentity"])?,
+            address: annotations[ADDRESS].as_str()?.parse().ok()?,
+            version: text(&annotations[VERSION]),
+            state: text(&annotations[STATE]).unwrap_or_default(),
+            acquired: time(&spec["acquireTime"])?,
+            renewed: time(&spec["renewTime"])?,
+            transitions: spec["leaseTransitions"].as_u64()?.try_into().ok()?,
+        })
+    }
+}
+
+/// Name of an instance's Lease: unlike IDs, nodes' names are the cluster's.
+#[must_use]
+pub fn lease_name(node: &str, instance: &str) -> String {
+    format!("{node}.{instance}")
+}
+
+/// Where a Lease is.
+#[must_use]
+pub fn lease_path(name: &str) -> String {
+    format!("{LEASES}/{name}")
+}
+
+/// Whether a text can be (part of) an object's name: a DNS subdomain.
+#[must_use]
+pub fn is_object_name(text: &str) -> bool {
+    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+    text.len() <= 253
+        && text.split('.').all(|label| {
+            let inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+            edge(label.chars().next()) && edge(label.chars().next_back()) && label.chars().all(inside)
+        })
+}
+
+/// Which Leases have expired, judged by when each was last *seen* to change. Clocks of nodes are not compared, and time
+/// counts only between two reads that both succeeded: after an outage of etcd everybody looks dead.
+#[derive(Debug, Default)]
+pub struct Expiry {
+    seen: BTreeMap<String, Seen>,
+    last: Option<Duration>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    version: Value,
+    unchanged: Duration,
+}
+
+impl Expiry {
+    /// Takes a list that was read from etcd, not from an apiserver's cache, by an own clock that never goes back. `gap` is
+    /// the longest time between two reads that counts as seen.
+    pub fn read<'a>(&mut self, now: Duration, gap: Duration, leases: impl IntoIterator<Item = &'a Value>) {
+        let passed = self.last.replace(now).map_or(Duration::ZERO, |last| now.saturating_sub(last));
+        let passed = if passed > gap { Duration::ZERO } else { passed };
+        let mut seen = BTreeMap::new();
+        for lease in leases {
+            let meta = &lease["metadata"];
+            let (Some(name), version) = (meta["name"].as_str(), &meta["resourceVersion"]) else { continue };
+            let unchanged = match self.seen.get(name) {
+                Some(before) if before.version == *version => before.unchanged + passed,
+                _ => Duration::ZERO,
+            };
+            seen.insert(name.to_owned(), Seen { version: version.clone(), unchanged });
+        }
+        self.seen = seen;
+    }
+
+    /// A read failed: what passes until the next does not count.
+    pub fn failed(&mut self) {
+        self.last = None;
+    }
+
+    /// Whether a Lease was seen unchanged for longer than it is good for.
+    #[must_use]
+    pub fn expired(&self, name: &str) -> bool {
+        self.seen.get(name).is_some_and(|seen| seen.unchanged > DURATION)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GAP: Duration = Duration::from_secs(15);
+
+    fn lease() -> InstanceLease {
+        let time = SystemTime::UNIX_EPOCH + Duration::from_micros(1_000_001);
+        InstanceLease {
+            node: "cp-1".into(),
+            instance: "3f2a".into(),
+            holder: "cp-1_00ff".into(),
+            address: "[fd00::5]:6443".parse().unwrap(),
+            version: Some("v1.36.3".into()),
+            state: "joined".into(),
+            acquired: time,
+            renewed: time + Duration::from_secs(10),
+            transitions: 2,
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_what_is_read() {
+        let object = lease().object();
+        assert_eq!(object["metadata"]["name"], "cp-1.3f2a");
+        assert_eq!(object["spec"]["renewTime"], "1970-01-01T00:00:11.000001Z");
+        assert_eq!(InstanceLease::parse(&object), Some(lease()));
+        let unknown = InstanceLease { version: None, ..lease() };
+        assert_eq!(InstanceLease::parse(&unknown.object()), Some(unknown));
+        assert_eq!(InstanceLease::parse(&json!({"spec": {"holderIdentity": "x"}})), None);
+    }
+
+    #[test]
+    fn names_are_those_that_the_api_takes() {
+        for good in ["a", "cp-1.3f2a", "0.9", &"a".repeat(253)] {
+            assert!(is_object_name(good), "{good}");
+        }
+        for bad in ["", "A", "a_b", "-a", "a-", "a..b", ".a", &"a".repeat(254)] {
+            assert!(!is_object_name(bad), "{bad}");
+        }
+    }
+
+    fn at(version: u32) -> Value {
+        json!({"metadata": {"name": "a", "resourceVersion": version.to_string()}})
+    }
+
+    #[test]
+    fn one_that_does_not_change_expires_and_one_that_does_lives() {
+        let mut expiry = Expiry::default();
+        for second in (0..=40).step_by(10) {
+            expiry.read(Duration::from_secs(second), GAP, [&at(1)]);
+            assert!(!expiry.expired("a"), "{second}");
+        }
+        expiry.read(Duration::from_secs(50), GAP, [&at(1)]);
+        assert!(expiry.expired("a") && !expiry.expired("b"));
+        expiry.read(Duration::from_secs(60), GAP, [&at(2)]);
+        assert!(!expiry.expired("a"));
+    }
+
+    /// Whatever the outage was: the process stopped, the apiserver did not answer, or said that it cannot.
+    #[test]
+    fn nothing_expires_by_an_outage() {
+        let mut expiry = Expiry::default();
+        for second in [0, 10, 20, 30, 40] {
+            expiry.read(Duration::from_secs(second), GAP, [&at(1)]);
+        }
+        expiry.failed();
+        expiry.read(Duration::from_secs(50), GAP, [&at(1)]);
+        assert!(!expiry.expired("a"));
+        expiry.read(Duration::from_secs(500), GAP, [&at(1)]);
+        assert!(!expiry.expired("a"));
+    }
+
+    proptest! {
+        /// However reads come: one that changes at least every 40 s of successful reading never expires.
+        #[test]
+        fn a_live_one_never_expires(steps in prop::collection::vec((0u64..60, any::<bool>()), 0..60)) {
+            let (mut expiry, mut now, mut version, mut counted) = (Expiry::default(), 0, 0, 0);
+            let mut good = false;
+            for (pause, fails) in steps {
+                now += pause;
+                if fails {
+                    expiry.failed();
+                    good = false;
+                    continue;
+                }
+                counted += if good && pause <= GAP.as_secs() { pause } else { 0 };
+                good = true;
+                if counted > 40 {
+                    (version, counted) = (version + 1, 0);
+                }
+                expiry.read(Duration::from_secs(now), GAP, [&at(version)]);
+                prop_assert!(!expiry.expired("a"));
+            }
+        }
+
+        #[test]
+        fn nothing_panics(text in "\\PC{0,30}", number in any::<u64>()) {
+            let object = json!({"metadata": {"annotations": {"berth/node": text, "berth/address": text}, "name": text},
+                "spec": {"leaseTransitions": number, "renewTime": text}});
+            let _ = (InstanceLease::parse(&object), is_object_name(&text));
+            Expiry::default().read(Duration::ZERO, GAP, [&object]);
+        }
+    }
+}
