@@ -89,8 +89,7 @@ impl Access {
         let text = read(path).and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".into()));
         let text = text.map_err(|why| Mistake::new("file", &why).of(path))?;
         let directory = path.parent().unwrap_or(Path::new("")).to_owned();
-        let mut access =
-            Self::parse(&text, |file| read(&directory.join(file))).map_err(|mistake| mistake.of(path))?;
+        let mut access = Self::parse(&text, |file| read(&directory.join(file))).map_err(|mistake| mistake.of(path))?;
         if let Some(Token::File(file)) = &mut access.token {
             *file = directory.join(&file);
         }
@@ -109,7 +108,8 @@ impl Access {
     fn service_account(directory: &Path, server: SocketAddr, name: &str) -> Result<Self, KubeconfigError> {
         let read = |name: &str| {
             let path = directory.join(name);
-            let why = "it cannot be read: in-cluster is for a pod with a service account (not a static pod, which has none)";
+            let why =
+                "it cannot be read: in-cluster is for a pod with a service account (not a static pod, which has none)";
             fs::read(&path).map_err(|error| Mistake::new(name, &format!("{why}: {error}")).of(directory))
         };
         let authority = read("ca.crt")?;

@@ -141,7 +141,9 @@ mod tests {
         let mut four = slice("cp-1", "10.0.0.5:6443".parse().unwrap(), "https");
         four["endpoints"][0]["conditions"]["ready"] = json!(false);
         assert_eq!(addresses(&four).count(), 0);
-        for empty in [json!({}), json!({"endpoints": null, "ports": null}), json!({"endpoints": [{"addresses": [7, "x"]}]})] {
+        for empty in
+            [json!({}), json!({"endpoints": null, "ports": null}), json!({"endpoints": [{"addresses": [7, "x"]}]})]
+        {
             assert_eq!((addresses(&empty).count(), ports(&empty).count()), (0, 0));
         }
     }

@@ -76,7 +76,8 @@ async fn list_and_watch(
             for Event { kind, object } in events {
                 if kind == Kind::Error {
                     // 410: what was last seen is forgotten.
-                    let code = object["code"].as_u64().and_then(|code| StatusCode::from_u16(code.try_into().ok()?).ok());
+                    let code =
+                        object["code"].as_u64().and_then(|code| StatusCode::from_u16(code.try_into().ok()?).ok());
                     let status = code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
                     return Err(client.refused(status, Method::GET, &path, object.to_string().as_bytes()));
                 }
@@ -202,7 +203,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const TWO: &str = "{\"type\":\"ADDED\",\"object\":{\"metadata\":{\"name\":\"a\"}}}\n{\"type\":\"BOOKMARK\",\"object\":{}}\n";
+    const TWO: &str =
+        "{\"type\":\"ADDED\",\"object\":{\"metadata\":{\"name\":\"a\"}}}\n{\"type\":\"BOOKMARK\",\"object\":{}}\n";
 
     proptest! {
         #[test]

@@ -118,7 +118,9 @@ async fn a_list_is_followed_through_watches_that_end() {
             return if lists == 1 { list(&["a"], 3) } else { list(&["z"], 20) };
         }
         match () {
-            () if watched("3") => answer("200 OK", &(event("ADDED", object("b", 4)) + &event("BOOKMARK", object("", 9)))),
+            () if watched("3") => {
+                answer("200 OK", &(event("ADDED", object("b", 4)) + &event("BOOKMARK", object("", 9))))
+            }
             () if watched("9") => answer("200 OK", &event("DELETED", object("a", 10))),
             () if watched("10") => answer("200 OK", &event("ERROR", json!({"code": 410, "message": "too old"}))),
             () => String::new(),

@@ -80,7 +80,10 @@ pub async fn serve_with(mut answer: impl FnMut(&str) -> String + Send + 'static)
     let (certificate, key) = issue("admin");
     let authority = authority.pem().into_bytes();
     let client = Some((certificate.into_bytes(), key.into_bytes()));
-    Server { access: Access { server, authority, client, token: Some(Token::Text("t0ken".into())), server_name: None }, asked }
+    Server {
+        access: Access { server, authority, client, token: Some(Token::Text("t0ken".into())), server_name: None },
+        asked,
+    }
 }
 
 /// The bytes of an answer.
