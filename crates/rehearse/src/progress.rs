@@ -2,7 +2,7 @@
 //! below. No colours, so there is nothing that `NO_COLOR` has to turn off.
 
 use super::record::Recorder;
-use super::table::count;
+use super::report::format::count;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::sync::Arc;

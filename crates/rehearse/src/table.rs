@@ -2,6 +2,7 @@
 
 use super::Run;
 use super::data::Instance;
+use super::report::format::count;
 use super::verdict::{Loss, Verdict};
 use std::fmt::Write;
 
@@ -128,19 +129,6 @@ pub fn compare(runs: &[Run]) -> String {
     text
 }
 
-/// A number with separators between thousands.
-pub(crate) fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() * 4 / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 fn time(ms: f64) -> String {
     match ms {
         0.0..10.0 => format!("{ms:.1} ms"),
@@ -260,10 +248,5 @@ mod tests {
         streams ended by the instance                0             0
         rejected by the instance                     0             0
         ");
-    }
-
-    #[test]
-    fn thousands() {
-        assert_eq!([0, 999, 1_000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
     }
 }

@@ -94,7 +94,7 @@ fn compare(options: &Options) -> Result<ExitCode> {
     let mut results = Results { peers, missing, samples: Vec::new() };
     measure(&mut results, options, pace, directory.path())?;
 
-    let setting = Setting::new(&options.command, options.rounds(), pace, options.short);
+    let setting = Setting::new(&options.command, &results.peers, options.rounds(), pace, options.short);
     print!("{}", report::markdown(&results, &setting));
     if let Some(out) = &options.out {
         report::write(out, &results, &setting)?;

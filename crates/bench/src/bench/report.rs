@@ -41,8 +41,8 @@ pub(crate) fn markdown(results: &Results, setting: &Setting) -> String {
          a warm-up of {} s. Every relay has one thread or worker a core.",
         setting.rounds, setting.window_seconds, setting.warm_up_seconds
     );
-    for peer in &results.peers {
-        let _ = writeln!(text, "- {}: {}", peer.name, peer.version());
+    for peer in &setting.environment.programs {
+        let _ = writeln!(text, "- {}: {}", peer.role, peer.version);
     }
     for name in &results.missing {
         let _ = writeln!(text, "- {name}: was not there and is left out");
@@ -52,11 +52,8 @@ pub(crate) fn markdown(results: &Results, setting: &Setting) -> String {
 }
 
 fn json(results: &Results, setting: &Setting) -> Value {
-    let peers: Vec<_> = results
-        .peers
-        .iter()
-        .map(|peer| json!({"name": peer.name, "version": peer.version(), "program_bytes": peer.size()}))
-        .collect();
+    let peers: Vec<_> =
+        results.peers.iter().map(|peer| json!({"name": peer.name, "program_bytes": peer.size()})).collect();
     let samples: Vec<_> = results
         .samples
         .iter()

@@ -163,7 +163,7 @@ pub(crate) mod tests {
 
     pub(crate) fn setting() -> Setting {
         let pace = Pace { warm_up: Duration::from_millis(500), window: Duration::from_secs(2) };
-        Setting::new("scripts/bench.sh", 2, pace, false)
+        Setting::new("scripts/bench.sh", &results().peers, 2, pace, false)
     }
 
     #[test]

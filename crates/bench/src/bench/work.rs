@@ -5,6 +5,7 @@ use crate::peer::{Kind, Peer, Running};
 use crate::process::{Clocks, kernel_memory, socket_memory};
 use crate::stats::percentile;
 use anyhow::{Context as _, Result, ensure};
+use berth_rehearse::report::format::count;
 use clap::ValueEnum;
 use std::fmt;
 use std::net::SocketAddr;
@@ -261,15 +262,8 @@ impl Metric {
 
 /// A whole number as people read it.
 pub(crate) fn thousands(value: f64) -> String {
-    let digits = format!("{:.0}", value.abs());
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    if value < -0.5 { format!("-{text}") } else { text }
+    let sign = if value < -0.5 { "-" } else { "" };
+    format!("{sign}{}", count(value.abs().round() as u64))
 }
 
 /// The figures of one case, or why there are none.

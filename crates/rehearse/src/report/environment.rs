@@ -21,7 +21,7 @@ const SYSCTLS: [&str; 8] = [
 ];
 
 /// Looks. What the machine does not tell stays empty.
-pub(crate) fn look(programs: Vec<Program>) -> Environment {
+pub fn look(programs: Vec<Program>) -> Environment {
     let sysctl = |name: &&str| {
         let value = fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).ok()?;
         Some(((*name).to_owned(), value.split_whitespace().collect::<Vec<_>>().join(" ")))
@@ -60,7 +60,7 @@ fn version(said: &str) -> Option<&str> {
 }
 
 /// This moment, as a report writes it.
-pub(crate) fn now() -> String {
+pub fn now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 

@@ -2,7 +2,15 @@
 
 /// A number with separators between thousands.
 pub fn count(number: u64) -> String {
-    crate::table::count(number)
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 /// A number and what it counts: `1 watch`, `2,000 watches`. The second word is the plural.
@@ -31,7 +39,7 @@ pub(crate) fn moment(ms: i64) -> String {
 }
 
 /// A size of memory.
-pub(crate) fn bytes(bytes: u64) -> String {
+pub fn bytes(bytes: u64) -> String {
     let gib = bytes as f64 / f64::from(1 << 30);
     if gib < 1.0 { format!("{:.0} MiB", gib * 1024.0) } else { format!("{gib:.1} GiB") }
 }
@@ -48,6 +56,7 @@ mod tests {
 
     #[test]
     fn moments_sizes_and_counts() {
+        assert_eq!([0, 999, 1_000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!([-1_250, 0, 61_007].map(moment), ["−1.25 s", "0.00 s", "61.00 s"]);
         assert_eq!([512 << 20, 16 << 30].map(bytes), ["512 MiB", "16.0 GiB"]);
         assert_eq!(of(1, "watch", "watches") + " " + &of(2_000, "watch", "watches"), "1 watch 2,000 watches");

@@ -7,7 +7,7 @@
 //!
 //! Here: the files, written whole or not at all.
 
-mod environment;
+pub mod environment;
 pub mod format;
 pub mod gather;
 mod labels;
