@@ -2,7 +2,7 @@
 //! some that each lose in their own way; and around stand-ins whose store loses.
 #![cfg(feature = "rehearse")]
 
-use berth_rehearse::load::{Instances, Joined, Load, Target};
+use berth_rehearse::load::{Anonymous, Instances, Joined, Load, Target};
 use berth_rehearse::plan::{LoadPlan, Plan};
 use berth_rehearse::record::{Answer, Attempt, Flaw, Kind, Mark, Player, Record, Recorder, Signed, Stamp, What};
 use berth_rehearse::store::Store;
@@ -486,4 +486,63 @@ async fn a_slow_reader_that_is_cut_is_seen() {
     let (record, plan) = upgrade(plot).await;
     assert!(record.ends.iter().any(|end| end.what == What::Slow), "{:#?}", record.ends);
     assert_eq!(judge(&record, &plan).lost[&Loss::StreamEnded], 15);
+}
+
+/// What became of connections to a server, after half a second of them.
+async fn told(server: SocketAddr, certs: &certs::Certs, path: &str) -> Vec<(String, Result<(), String>)> {
+    let all = Arc::<Mutex<Vec<_>>>::default();
+    let (shared, sources) = (Arc::clone(&all), [[127, 9, 0, 1], [127, 9, 0, 2]].map(Into::into));
+    let clients = Anonymous {
+        server,
+        ca: vec![certs.ca.clone()],
+        path: path.to_owned(),
+        rate: 40,
+        sources: sources.into(),
+        agent: "test",
+    };
+    let half_a_second = tokio::time::sleep(Duration::from_millis(500));
+    clients.run(half_a_second, move |one| shared.lock().unwrap().push((one.client, one.result))).await.unwrap();
+    let told = std::mem::take(&mut *all.lock().unwrap());
+    assert!((4..=21).contains(&told.len()), "{told:?}");
+    told
+}
+
+#[tokio::test]
+async fn what_becomes_of_connections_to_an_apiserver_of_others_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let certs = certs::make(dir.path(), &[]).unwrap();
+    let store = UnixListener::bind(dir.path().join("store")).unwrap();
+    let (recorder, mut background) = (Arc::<Recorder>::default(), JoinSet::new());
+    background.spawn(hub::serve(store, Arc::default(), Arc::clone(&recorder)));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = listener.local_addr().unwrap();
+    let (child, backend) = stand_in(OLD, &dir.path().join("store"), &certs, 1_000);
+    until(|| recorder.look(|r| r.moments.first(OLD, Mark::Ready).is_some())).await;
+    background.spawn(async move {
+        loop {
+            let (mut client, _) = listener.accept().await.unwrap();
+            tokio::spawn(async move {
+                let mut instance = TcpStream::connect(backend).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut instance).await;
+            });
+        }
+    });
+
+    let good = told(server, &certs, "/version").await;
+    assert!(good.iter().all(|(_, result)| result.is_ok()), "{good:?}");
+    for source in ["127.9.0.1:", "127.9.0.2:"] {
+        assert!(good.iter().any(|(client, _)| client.starts_with(source)), "{good:?}");
+    }
+    let elsewhere = tempfile::tempdir().unwrap();
+    let stranger = certs::make(elsewhere.path(), &[]).unwrap();
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    for (server, certs, path, why) in [
+        (server, &certs, "/no-such-path", "request: 404 Not Found"),
+        (server, &stranger, "/version", "connect: x509: "),
+        (closed, &certs, "/version", "connect: refused"),
+    ] {
+        let lost = told(server, certs, path).await;
+        assert!(lost.iter().all(|(_, result)| result.as_ref().is_err_and(|error| error.starts_with(why))), "{lost:?}");
+    }
+    stop(child).await;
 }

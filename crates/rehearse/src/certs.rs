@@ -59,7 +59,7 @@ pub struct Certs {
 
 /// A certificate to be known by, and its key.
 #[derive(Debug)]
-struct Identity {
+pub(crate) struct Identity {
     cert: CertificateDer<'static>,
     key: PrivatePkcs8KeyDer<'static>,
 }
@@ -169,27 +169,36 @@ impl Certs {
 
     /// TLS of a client that trusts the authority and nobody else, and is of the group `CLIENTS`.
     pub fn client_config(&self) -> Result<ClientConfig, rustls::Error> {
-        self.config(&self.client)
+        client_config([self.ca.clone()], Some(&self.client))
     }
 
     /// The same of one that may do everything.
     pub(crate) fn admin_config(&self) -> Result<ClientConfig, rustls::Error> {
-        self.config(&self.admin)
+        client_config([self.ca.clone()], Some(&self.admin))
     }
+}
 
-    fn config(&self, identity: &Identity) -> Result<ClientConfig, rustls::Error> {
-        let mut roots = RootCertStore::empty();
-        roots.add(self.ca.clone())?;
-        let key = PrivateKeyDer::Pkcs8(identity.key.clone_key());
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots)
-            .with_client_auth_cert(vec![identity.cert.clone()], key)?;
-        // A new connection is to be a whole handshake, whoever answers.
-        config.resumption = rustls::client::Resumption::disabled();
-        Ok(config)
+/// TLS of a client that trusts these authorities and nobody else, and that may be known by a certificate.
+pub(crate) fn client_config(
+    ca: impl IntoIterator<Item = CertificateDer<'static>>,
+    identity: Option<&Identity>,
+) -> Result<ClientConfig, rustls::Error> {
+    let mut roots = RootCertStore::empty();
+    for ca in ca {
+        roots.add(ca)?;
     }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let config = config.with_root_certificates(roots);
+    let mut config = match identity {
+        Some(Identity { cert, key }) => {
+            config.with_client_auth_cert(vec![cert.clone()], PrivateKeyDer::Pkcs8(key.clone_key()))?
+        }
+        None => config.with_no_client_auth(),
+    };
+    // A new connection is to be a whole handshake, whoever answers.
+    config.resumption = rustls::client::Resumption::disabled();
+    Ok(config)
 }
 
 fn params(subjects: &[String], usage: ExtendedKeyUsagePurpose, name: &str) -> Result<CertificateParams, rcgen::Error> {

@@ -12,7 +12,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::ServerName;
 use std::error::Error;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,20 +40,23 @@ pub struct Target {
     http1: TlsConnector,
     http2: TlsConnector,
     buffer: Option<usize>,
+    source: Option<IpAddr>,
+    agent: String,
 }
 
 impl Target {
     /// The berth's address; its IP must be in the certificates.
     pub fn new(address: SocketAddr, certs: &Certs) -> Result<Self, rustls::Error> {
-        Ok(Self::of(address, certs, &certs.client_config()?))
+        Ok(Self::of(address, certs.names.clone(), &certs.client_config()?))
     }
 
     /// The same as an admin.
     pub(super) fn admin(address: SocketAddr, certs: &Certs) -> Result<Self, rustls::Error> {
-        Ok(Self::of(address, certs, &certs.admin_config()?))
+        Ok(Self::of(address, certs.names.clone(), &certs.admin_config()?))
     }
 
-    fn of(address: SocketAddr, certs: &Certs, config: &rustls::ClientConfig) -> Self {
+    /// The same with other certificates.
+    pub(super) fn of(address: SocketAddr, names: Names, config: &rustls::ClientConfig) -> Self {
         let connector = |alpn: &[u8]| {
             let mut config = config.clone();
             config.alpn_protocols = vec![alpn.to_vec()];
@@ -62,10 +65,12 @@ impl Target {
         Self {
             address,
             name: ServerName::IpAddress(address.ip().into()),
-            names: certs.names.clone(),
+            names,
             http1: connector(b"http/1.1"),
             http2: connector(b"h2"),
             buffer: None,
+            source: None,
+            agent: USER_AGENT.to_owned(),
         }
     }
 
@@ -88,15 +93,38 @@ impl Target {
         Self { buffer: Some(buffer), ..self.clone() }
     }
 
+    /// From an address of its own, under a name of its own.
+    pub(super) fn from(&self, source: IpAddr, agent: String) -> Self {
+        Self { source: Some(source), agent, ..self.clone() }
+    }
+
+    /// A socket to dial from.
+    pub(super) fn socket(&self) -> Result<TcpSocket, Failure> {
+        let socket = || {
+            let socket = if self.address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+            if let Some(size) = self.buffer {
+                socket.set_recv_buffer_size(u32::try_from(size).unwrap_or(u32::MAX))?;
+            }
+            if let Some(source) = self.source {
+                socket.bind((source, 0).into())?;
+            }
+            Ok(socket)
+        };
+        socket().map_err(|e| io_failure(&e))
+    }
+
     /// Connects. There is no bound here: callers have their own.
     pub(super) async fn dial(&self, protocol: Protocol, stream: StreamId) -> Result<Link, Failure> {
-        let socket = if self.address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
-        let socket = socket.map_err(|e| io_failure(&e))?;
-        let mut http1 = http1::Builder::new();
-        if let Some(size) = self.buffer {
-            socket.set_recv_buffer_size(u32::try_from(size).unwrap_or(u32::MAX)).map_err(|e| io_failure(&e))?;
-            http1.max_buf_size(size);
-        }
+        self.dial_from(self.socket()?, protocol, stream).await
+    }
+
+    /// The same from a socket that is there.
+    pub(super) async fn dial_from(
+        &self,
+        socket: TcpSocket,
+        protocol: Protocol,
+        stream: StreamId,
+    ) -> Result<Link, Failure> {
         let tcp = socket.connect(self.address).await.map_err(|e| io_failure(&e))?;
         let _ = tcp.set_nodelay(true);
         let connector = match protocol {
@@ -111,6 +139,10 @@ impl Target {
         let over = CancellationToken::new();
         let (sender, driver) = match protocol {
             Protocol::Http1 => {
+                let mut http1 = http1::Builder::new();
+                if let Some(size) = self.buffer {
+                    http1.max_buf_size(size);
+                }
                 let (sender, connection) = http1.handshake(io).await.map_err(|e| http_failure(&e))?;
                 (Sender::Http1(sender), tokio::spawn(drive(connection, over.clone())))
             }
@@ -129,6 +161,7 @@ impl Target {
             said,
             last_answer: false,
             host: self.address.to_string(),
+            agent: self.agent.clone(),
             _open: over.drop_guard(),
         })
     }
@@ -151,6 +184,7 @@ pub(super) struct Link {
     /// The instance said that there will be no other.
     last_answer: bool,
     host: String,
+    agent: String,
     /// Tells the driver that this side wants no more.
     _open: DropGuard,
 }
@@ -184,7 +218,7 @@ impl Link {
             .method(request.method.clone())
             .uri(uri)
             .header(header::HOST, &self.host)
-            .header(header::USER_AGENT, USER_AGENT)
+            .header(header::USER_AGENT, &self.agent)
             .header(header::ACCEPT, "application/json")
             .header(STREAM_HEADER, &self.stream);
         if request.method == Method::POST {

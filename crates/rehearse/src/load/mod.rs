@@ -6,6 +6,7 @@
 //!
 //! * `fresh` opens new connections, `kept` keeps them, `slow` reads large answers slowly.
 //! * `watch` counts what `writer` writes, `informer` keeps a copy of it, or of what nobody writes; all `follow`.
+//! * `anonymous` is `fresh` alone, against an apiserver of somebody else's, for scripts that have one.
 //! * `dial` is a connection of any of them; `observe` sees how its instance ends it.
 //!
 //! The **control** are the same clients, a few of each, that dial every instance's own address. What
@@ -14,6 +15,7 @@
 //!
 //! The load has a thread of its own, so that its pace does not depend on what else the rehearsal does.
 
+mod anonymous;
 mod dial;
 mod follow;
 mod fresh;
@@ -28,6 +30,7 @@ mod timetable;
 mod watch;
 mod writer;
 
+pub use anonymous::{Anonymous, Connection};
 pub use dial::Target;
 pub(crate) use grant::grant;
 

@@ -1,0 +1,89 @@
+//! New connections to an apiserver that is not of a rehearsal: from given addresses, without a certificate, for what
+//! everybody may read.
+
+use super::dial::{Target, within};
+use super::fresh::begin;
+use super::objects::get;
+use super::timetable::Seed;
+use super::{Due, UNANSWERED};
+use crate::certs;
+use crate::record::Protocol;
+use hyper::StatusCode;
+use rustls::pki_types::CertificateDer;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::time::Instant;
+
+/// Who asks for what, and how often.
+#[derive(Debug)]
+pub struct Anonymous {
+    /// Where to connect to; its IP is to be in the certificate.
+    pub server: SocketAddr,
+    /// Who is trusted.
+    pub ca: Vec<CertificateDer<'static>>,
+    /// What to GET.
+    pub path: String,
+    /// New connections a second.
+    pub rate: u32,
+    /// Addresses to connect from, by turns.
+    pub sources: Vec<IpAddr>,
+    /// The user agents are this, a slash and the source: so an audit log can be held against it.
+    pub agent: &'static str,
+}
+
+/// How one connection went.
+#[derive(Debug)]
+pub struct Connection {
+    /// When it began.
+    pub began: SystemTime,
+    /// Where from, with the port if it had one: that finds it in a shim's log.
+    pub client: String,
+    /// From when the timetable wanted it to the whole answer, or the failure.
+    pub took: Duration,
+    /// Why it is lost.
+    pub result: Result<(), String>,
+}
+
+impl Anonymous {
+    /// Connects until it is stopped, and waits for those under way. HTTP/1.1: an apiserver that stops answers what it got on
+    /// a new connection of that, whereas HTTP/2's GOAWAY may pass a request, which only a judge of the instance's end can tell
+    /// from a loss.
+    pub async fn run(
+        self,
+        stop: impl Future<Output = ()>,
+        tell: impl Fn(Connection) + Send + Sync + 'static,
+    ) -> Result<(), rustls::Error> {
+        let config = certs::client_config(self.ca, None)?;
+        let target = Target::of(self.server, certs::Names::default(), &config);
+        let from = |source: &IpAddr| target.from(*source, format!("{}/{source}", self.agent));
+        let targets: Vec<_> = self.sources.iter().map(from).collect();
+        let (path, tell) = (self.path, Arc::new(tell));
+        begin(stop, Seed(0).fresh(self.rate), |entry, due| {
+            let (target, path, tell) =
+                (targets[entry.number as usize % targets.len()].clone(), path.clone(), tell.clone());
+            async move { tell(connection(&target, path, due).await) }
+        })
+        .await;
+        Ok(())
+    }
+}
+
+async fn connection(target: &Target, path: String, due: Due) -> Connection {
+    let began = SystemTime::now();
+    let mut client = String::new();
+    let mut step = "connect";
+    let asked = within((due.instant + UNANSWERED).duration_since(Instant::now()), async {
+        let socket = target.socket()?;
+        client = socket.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
+        let mut link = target.dial_from(socket, Protocol::Http1, client.clone()).await?;
+        step = "request";
+        Ok(link.ask(get(path)).await?.0)
+    });
+    let result = match asked.await {
+        Ok(StatusCode::OK) => Ok(()),
+        Ok(status) => Err(format!("{step}: {status}")),
+        Err(failure) => Err(format!("{step}: {failure}")),
+    };
+    Connection { began, client, took: due.instant.elapsed(), result }
+}
