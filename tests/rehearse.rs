@@ -180,7 +180,7 @@ fn other_ways_are_compared_and_do_not_decide() {
     assert!(said.contains(columns), "{said}");
     // One apiserver after the other cannot but refuse.
     let direct = said.split("via direct").last().unwrap();
-    assert!(direct.lines().any(|line| line.starts_with("  refused ")), "{said}");
+    assert!(direct.lines().any(|line| line.starts_with("  connections refused ")), "{said}");
 }
 
 #[test]

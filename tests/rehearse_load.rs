@@ -4,7 +4,7 @@
 
 use berth_rehearse::load::{Anonymous, Instances, Joined, Load, Target};
 use berth_rehearse::plan::{LoadPlan, Plan};
-use berth_rehearse::record::{Answer, Attempt, Flaw, Kind, Mark, Player, Record, Recorder, Signed, Stamp, What};
+use berth_rehearse::record::{Answer, Attempt, Kind, MarkKind, Player, Record, Recorder, Signed, Stamp, What};
 use berth_rehearse::store::Store;
 use berth_rehearse::verdict::{Loss, NEW, OLD, Verdict, judge};
 use berth_rehearse::{address, certs, hub};
@@ -215,7 +215,7 @@ impl Scene {
         self.recorder.note(|r| r.players.push(Player { name: name.into(), version: None, serves: true }));
         let store = if name == OLD { "middle" } else { "store" };
         let (child, address) = stand_in(name, &self.dir.path().join(store), &self.certs, self.history);
-        until(|| self.recorder.look(|r| r.moments.first(name, Mark::Ready).is_some())).await;
+        until(|| self.recorder.look(|r| r.moments.first(name, MarkKind::Ready).is_some())).await;
         let joined = Joined { at: Stamp::now(), name: name.into(), address };
         self.joined.send_modify(|instances| instances.push(joined));
         (child, address)
@@ -317,7 +317,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
             let other = tempfile::tempdir().unwrap();
             let certs = certs::make(other.path(), &[address.ip()]).unwrap();
             let (stranger, its) = stand_in("stranger", &scene.dir.path().join("store"), &certs, plot.history);
-            until(|| scene.recorder.look(|r| r.moments.first("stranger", Mark::Ready).is_some())).await;
+            until(|| scene.recorder.look(|r| r.moments.first("stranger", MarkKind::Ready).is_some())).await;
             *proxy.backend.lock().unwrap() = its;
             tokio::time::sleep(moment).await;
             *proxy.backend.lock().unwrap() = backend;
@@ -437,7 +437,7 @@ async fn an_event_that_is_lost_is_seen() {
     // By each watch, and by each informer, which never hears of it again.
     assert_eq!(lost, [(Loss::EventMissed, 6)].into());
     for watch in &record.watches {
-        assert!(matches!(watch.flaws[..], [(_, Flaw::Missed(1))]) && watch.missed == 1, "{watch:?}");
+        assert!(matches!(watch.flaws[..], [(_, Loss::EventMissed, 1)]), "{watch:?}");
     }
 }
 
@@ -445,7 +445,7 @@ async fn an_event_that_is_lost_is_seen() {
 async fn an_event_that_is_doubled_is_seen() {
     let (record, plan) = upgrade(Plot::hears(Hears::OfAWriteTwice)).await;
     assert_eq!(judge(&record, &plan).lost, [(Loss::EventDuplicated, 6)].into());
-    assert!(record.watches.iter().all(|watch| matches!(watch.flaws[..], [(_, Flaw::Duplicated(1))])));
+    assert!(record.watches.iter().all(|watch| matches!(watch.flaws[..], [(_, Loss::EventDuplicated, 1)])));
 }
 
 #[tokio::test]
@@ -517,7 +517,7 @@ async fn what_becomes_of_connections_to_an_apiserver_of_others_is_told() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = listener.local_addr().unwrap();
     let (child, backend) = stand_in(OLD, &dir.path().join("store"), &certs, 1_000);
-    until(|| recorder.look(|r| r.moments.first(OLD, Mark::Ready).is_some())).await;
+    until(|| recorder.look(|r| r.moments.first(OLD, MarkKind::Ready).is_some())).await;
     background.spawn(async move {
         loop {
             let (mut client, _) = listener.accept().await.unwrap();

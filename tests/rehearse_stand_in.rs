@@ -1,7 +1,7 @@
 //! A stand-in apiserver alone, as a process: its flags, its API, its phases on SIGTERM.
 #![cfg(feature = "rehearse")]
 
-use berth_rehearse::record::{EndedBy, Mark, Recorder, STREAM_HEADER};
+use berth_rehearse::record::{EndedBy, MarkKind, Recorder, STREAM_HEADER};
 use berth_rehearse::store::Store;
 use berth_rehearse::{address, certs, hub};
 use http_body_util::{BodyExt, Full, combinators::BoxBody};
@@ -80,11 +80,11 @@ impl StandIn {
             tokio_rustls::TlsConnector::from(Arc::new(config))
         });
         let it = Self { child, address, recorder, store, tls, certs, _hub: hub, dir };
-        it.marked(Mark::Listening).await;
+        it.marked(MarkKind::Listening).await;
         it
     }
 
-    async fn marked(&self, mark: Mark) {
+    async fn marked(&self, mark: MarkKind) {
         until(|| {
             let mut there = false;
             self.recorder.note(|r| there = r.moments.first("it", mark).is_some());
@@ -394,7 +394,7 @@ async fn without_anonymous_access_only_who_shows_a_certificate_is_answered() {
     for path in ["/readyz", "/livez", MAPS] {
         assert_eq!(it.client().await.get(path).await.0, 401, "{path}");
     }
-    it.marked(Mark::Ready).await;
+    it.marked(MarkKind::Ready).await;
     it.tls[0] = Arc::new(it.certs.client_config().unwrap()).into();
     for path in ["/readyz", "/livez", MAPS] {
         assert_eq!(it.client().await.get(path).await.0, 200, "{path}");
@@ -404,14 +404,14 @@ async fn without_anonymous_access_only_who_shows_a_certificate_is_answered() {
 #[tokio::test]
 async fn after_sigterm_it_is_unready_and_goes_on_serving() {
     let it = StandIn::start(&["--shutdown-delay-duration=1h"]).await;
-    it.marked(Mark::Ready).await;
+    it.marked(MarkKind::Ready).await;
     let mut kept = it.client().await;
     assert_eq!(kept.get("/readyz").await.0, 200);
     let mut watch = it.connect(true, "watch").await.unwrap();
     let mut events = watch.watch(1).await;
 
     it.signal();
-    it.marked(Mark::Terminating).await;
+    it.marked(MarkKind::Terminating).await;
     assert_eq!(kept.get("/readyz").await.0, 500);
     assert_eq!(it.client().await.get(MAPS).await.0, 200);
     it.store.create(map("late")).unwrap();
@@ -433,7 +433,7 @@ async fn then_it_closes_what_is_idle_ends_its_watches_and_exits() {
     assert_eq!(it.ended_by("gone").await, EndedBy::Peer);
 
     it.signal();
-    it.marked(Mark::Draining).await;
+    it.marked(MarkKind::Draining).await;
     it.refuses().await;
     assert_eq!(events.next().await, None);
     for client in [idle.driver, idle2.driver] {
@@ -458,7 +458,7 @@ async fn a_request_under_way_is_finished() {
             // Sent later on the same connection, so what was sent before is under way.
             assert_eq!(same.get("/livez").await.0, 200);
             it.signal();
-            it.marked(Mark::Terminating).await;
+            it.marked(MarkKind::Terminating).await;
             if retry_after {
                 let rejected = loop {
                     // Until the drain has begun, requests are served.
@@ -486,7 +486,7 @@ async fn a_request_under_way_is_finished() {
 async fn a_second_signal_ends_it_at_once() {
     let mut it = StandIn::start(&["--shutdown-delay-duration=1h"]).await;
     it.signal();
-    it.marked(Mark::Terminating).await;
+    it.marked(MarkKind::Terminating).await;
     it.signal();
     assert_eq!(it.exit().await.code(), Some(1));
 }

@@ -299,20 +299,30 @@ pub struct Mark {
 }
 
 /// What happened.
+// Also what a record has: of a stand-in that is more than a report says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum MarkKind {
     /// Its processes were started.
     Started,
+    /// It listens (a stand-in says so).
+    #[cfg_attr(test, schemars(skip))]
+    Listening,
     /// Its `/readyz` is 200 from here on.
     Ready,
     /// New connections go to it.
     Joined,
     /// It was told to stop.
     Sigterm,
+    /// It got SIGTERM: its `/readyz` is 500 from here on (a stand-in says so).
+    #[cfg_attr(test, schemars(skip))]
+    Terminating,
     /// New connections go to it no more.
     Left,
+    /// It takes no new connections, or turns requests away (a stand-in says so).
+    #[cfg_attr(test, schemars(skip))]
+    Draining,
     /// Its last connection is over.
     Drained,
     /// Its processes are gone.
@@ -325,10 +335,13 @@ impl fmt::Display for MarkKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Started => "started",
+            Self::Listening => "listening",
             Self::Ready => "ready",
             Self::Joined => "joined",
             Self::Sigterm => "SIGTERM",
+            Self::Terminating => "terminating",
             Self::Left => "left",
+            Self::Draining => "draining",
             Self::Drained => "drained",
             Self::Exited => "exited",
             Self::Fault => "fault",

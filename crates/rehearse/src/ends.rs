@@ -12,7 +12,7 @@
 //!
 //! Whatever is left was ended by something in between.
 
-use super::record::{EndReport, EndedBy, Mark, Protocol, Record, Stamp, StreamEnd, What};
+use super::record::{EndReport, EndedBy, MarkKind, Protocol, Record, Stamp, StreamEnd, What};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ impl<'a> Ends<'a> {
     /// Whether an instance had been told to stop, or was gone.
     pub(crate) fn stopping(&self, instance: &str, at: Stamp) -> bool {
         let began = self.began(instance, at);
-        let stops = [Mark::Signalled, Mark::Terminating, Mark::Exited];
+        let stops = [MarkKind::Sigterm, MarkKind::Terminating, MarkKind::Exited];
         let mut moments = self.record.moments.0.iter().filter(|m| m.instance == instance && stops.contains(&m.mark));
         moments.any(|m| m.at >= began && m.at <= at.plus(self.lag))
     }
@@ -65,7 +65,7 @@ impl<'a> Ends<'a> {
     /// When the present life of an instance began: it may have been started again.
     fn began(&self, instance: &str, at: Stamp) -> Stamp {
         let moments = self.record.moments.0.iter();
-        let started = moments.filter(|m| m.instance == instance && m.mark == Mark::Started && m.at <= at);
+        let started = moments.filter(|m| m.instance == instance && m.mark == MarkKind::Started && m.at <= at);
         started.map(|m| m.at).max().unwrap_or(Stamp(0))
     }
 }
@@ -100,8 +100,8 @@ mod tests {
     /// Old is told to stop at 1000 ms; its kept connections end at 1200 ms, its watches at 2000 ms.
     fn stopped() -> Record {
         let mut record = Record::default();
-        record.moments.add("old", Mark::Started, ms(0));
-        record.moments.add("old", Mark::Signalled, ms(1000));
+        record.moments.add("old", MarkKind::Started, ms(0));
+        record.moments.add("old", MarkKind::Sigterm, ms(1000));
         record.control = Control { ends: vec![end(What::Kept, 1200), end(What::Watch, 2000)], ..Control::default() };
         record
     }
@@ -158,11 +158,11 @@ mod tests {
     #[test]
     fn an_earlier_life_excuses_nothing() {
         let mut record = stopped();
-        record.moments.add("old", Mark::Exited, ms(2000));
-        record.moments.add("old", Mark::Started, ms(3000));
+        record.moments.add("old", MarkKind::Exited, ms(2000));
+        record.moments.add("old", MarkKind::Started, ms(3000));
         let killed = end(What::Kept, 5000);
         assert!(Ends::new(&record).by_instance(&killed).is_err());
-        record.moments.add("old", Mark::Exited, ms(5000));
+        record.moments.add("old", MarkKind::Exited, ms(5000));
         assert!(Ends::new(&record).by_instance(&killed).is_err());
         record.control.ends.push(end(What::Kept, 5010));
         assert_eq!(Ends::new(&record).by_instance(&killed), Ok(()));

@@ -1,5 +1,6 @@
 //! What can be lost.
 
+use super::data::Tally;
 use std::fmt;
 
 /// A kind of loss.
@@ -27,19 +28,32 @@ pub enum Loss {
     EventDuplicated,
 }
 
+impl Loss {
+    /// Its name in a report, which does not change, and what one and several are called.
+    pub(crate) fn names(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Refused => ("refused", "connection refused", "connections refused"),
+            Self::Reset => ("reset", "connection reset", "connections reset"),
+            Self::Closed => ("closed", "connection closed unanswered", "connections closed unanswered"),
+            Self::Unanswered => ("unanswered", "request unanswered for 15 s", "requests unanswered for 15 s"),
+            Self::Tls => ("tls", "TLS error", "TLS errors"),
+            Self::Http => ("http", "HTTP error", "HTTP errors"),
+            Self::BadStatus => ("bad_status", "error status", "error statuses"),
+            Self::StreamEnded => ("stream_ended", "stream cut", "streams cut"),
+            Self::EventMissed => ("event_missed", "watch event missed", "watch events missed"),
+            Self::EventDuplicated => ("event_duplicated", "watch event duplicated", "watch events duplicated"),
+        }
+    }
+
+    /// So many of it, as a report has them.
+    pub(crate) fn tally(self, count: u64) -> Tally {
+        let (kind, _, text) = self.names();
+        Tally { kind: kind.to_owned(), text: text.to_owned(), count }
+    }
+}
+
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Refused => "refused",
-            Self::Reset => "reset",
-            Self::Closed => "closed without an answer",
-            Self::Unanswered => "unanswered for 15 s",
-            Self::Tls => "TLS errors",
-            Self::Http => "HTTP errors",
-            Self::BadStatus => "error statuses",
-            Self::StreamEnded => "streams ended by berth",
-            Self::EventMissed => "watch events missed",
-            Self::EventDuplicated => "watch events duplicated",
-        })
+        f.write_str(self.names().2)
     }
 }

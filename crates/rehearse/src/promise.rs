@@ -6,7 +6,7 @@
 use super::fault::{Fault, SLOW};
 use super::loss::Loss;
 use super::plan::LEASE;
-use super::record::{Answer, Attempt, Injected, Kind, Mark, Record, Stamp};
+use super::record::{Answer, Attempt, Injected, Kind, MarkKind, Record, Stamp};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -140,7 +140,7 @@ impl Check<'_> {
         if answers > 0 {
             self.broken.push(format!("it answered {answers} requests"));
         }
-        if self.record.moments.first(name, Mark::Joined).is_some() {
+        if self.record.moments.first(name, MarkKind::Joined).is_some() {
             self.broken.push("it joined".into());
         }
         if self.injected.seen.is_empty() {
@@ -150,7 +150,7 @@ impl Check<'_> {
 
     fn late(&mut self) {
         let (name, moments) = (&self.injected.instance, &self.record.moments);
-        match (moments.first(name, Mark::Ready), moments.first(name, Mark::Joined)) {
+        match (moments.first(name, MarkKind::Ready), moments.first(name, MarkKind::Joined)) {
             (Some(ready), Some(joined)) => {
                 self.seen.push(format!("ready after {:.1?}", ready.since(self.injected.at)));
                 if ready.since(self.injected.at) < SLOW {
@@ -320,7 +320,7 @@ mod tests {
             assert!(
                 broken(injected(fault), |r| r.attempts.push(attempt(2_000, 2_001, true)))[0].contains("answered 1")
             );
-            assert_eq!(broken(injected(fault), |r| r.moments.add("new", Mark::Joined, ms(2_000))), ["it joined"]);
+            assert_eq!(broken(injected(fault), |r| r.moments.add("new", MarkKind::Joined, ms(2_000))), ["it joined"]);
             assert!(broken(injected(fault), |r| r.injected[0].seen.clear())[0].contains("nothing said why"));
             assert!(broken(Injected { over: None, ..injected(fault) }, |_| {})[0].contains("not seen to be over"));
         }
@@ -330,8 +330,8 @@ mod tests {
     fn a_slow_start_is_slow_and_then_joins() {
         let started = |ready: u64, joined: u64| {
             broken(injected(Fault::SlowStart), |r| {
-                r.moments.add("new", Mark::Ready, ms(ready));
-                r.moments.add("new", Mark::Joined, ms(joined));
+                r.moments.add("new", MarkKind::Ready, ms(ready));
+                r.moments.add("new", MarkKind::Joined, ms(joined));
             })
         };
         assert_eq!(started(6_100, 6_200), [""; 0]);

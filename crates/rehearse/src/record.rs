@@ -3,8 +3,11 @@
 //!
 //! Nothing is judged here: while the load runs, nobody can know yet what the other side will report.
 
+pub use super::data::MarkKind;
+
 use super::data::Informer;
 use super::fault::Fault;
+use super::loss::Loss;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -207,39 +210,13 @@ pub enum EndedBy {
     PeerEarly,
 }
 
-/// A moment in an instance's life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mark {
-    /// Its first process was started.
-    Started,
-    /// It listens (a stand-in says so).
-    Listening,
-    /// `/readyz` is 200 from here on: a stand-in says so, of others it is seen from outside.
-    Ready,
-    /// New connections come to it from here on.
-    Joined,
-    /// Its first process was told to stop.
-    Signalled,
-    /// It got SIGTERM: `/readyz` is 500 from here on (a stand-in says so).
-    Terminating,
-    /// No new connections come to it from here on.
-    Left,
-    /// It takes no new connections, or turns requests away (a stand-in says so).
-    Draining,
-    /// All connections are over (a stand-in says so).
-    Drained,
-    /// Its apiserver's process is gone.
-    Exited,
-}
-
-/// A [`Mark`] of an instance.
+/// A mark of an instance, as it is written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Moment {
     /// Whose.
     pub instance: String,
     /// Which.
-    pub mark: Mark,
+    pub mark: MarkKind,
     /// When.
     pub at: Stamp,
     /// More of it in words, such as an exit status; may be empty.
@@ -252,26 +229,26 @@ pub struct Moment {
 pub struct Moments(pub Vec<Moment>);
 
 impl Moments {
-    pub(crate) fn add(&mut self, instance: &str, mark: Mark, at: Stamp) {
+    pub(crate) fn add(&mut self, instance: &str, mark: MarkKind, at: Stamp) {
         self.tell(instance, mark, at, String::new());
     }
 
     /// Adds one that has something to say.
-    pub(crate) fn tell(&mut self, instance: &str, mark: Mark, at: Stamp, text: String) {
+    pub(crate) fn tell(&mut self, instance: &str, mark: MarkKind, at: Stamp, text: String) {
         self.0.push(Moment { instance: instance.to_owned(), mark, at, text });
     }
 
     /// The first time that an instance came so far.
-    pub fn first(&self, instance: &str, mark: Mark) -> Option<Stamp> {
+    pub fn first(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
         self.of(instance, mark).min()
     }
 
     /// The last time that an instance came so far.
-    pub(crate) fn last(&self, instance: &str, mark: Mark) -> Option<Stamp> {
+    pub(crate) fn last(&self, instance: &str, mark: MarkKind) -> Option<Stamp> {
         self.of(instance, mark).max()
     }
 
-    fn of(&self, instance: &str, mark: Mark) -> impl Iterator<Item = Stamp> {
+    fn of(&self, instance: &str, mark: MarkKind) -> impl Iterator<Item = Stamp> {
         self.0.iter().filter(move |m| m.instance == instance && m.mark == mark).map(|m| m.at)
     }
 }
@@ -313,25 +290,20 @@ pub struct WatchSum {
     pub client: String,
     /// Events by the instance that sent them.
     pub events: BTreeMap<String, u64>,
-    /// Writes that it never saw.
-    pub missed: u64,
-    /// Writes that it saw again, or too late.
-    pub duplicated: u64,
-    /// When it noticed those.
-    pub flaws: Vec<(Stamp, Flaw)>,
+    /// When it noticed what it never saw ([`Loss::EventMissed`]) or saw again or too late ([`Loss::EventDuplicated`]), and how
+    /// many writes.
+    pub flaws: Vec<(Stamp, Loss, u64)>,
     /// Times that it listed again.
     pub relists: u64,
     /// Times that it was told 410: its revision was older than what the instance knew.
     pub expired: u64,
 }
 
-/// What is wrong in what a watch saw, and how often.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flaw {
-    /// Writes that it never saw.
-    Missed(u64),
-    /// Writes that it saw again, or too late.
-    Duplicated(u64),
+impl WatchSum {
+    /// Writes that it never saw, or saw again or too late.
+    pub fn count(&self, flaw: Loss) -> u64 {
+        self.flaws.iter().filter(|(_, loss, _)| *loss == flaw).map(|(_, _, count)| count).sum()
+    }
 }
 
 /// What clients saw that dial the instances themselves: ends that nothing in between can have made.

@@ -2,7 +2,7 @@
 
 use super::Run;
 use super::data::Instance;
-use super::report::format::count;
+use super::report::format::{count, wait};
 use super::verdict::{Loss, Verdict};
 use std::fmt::Write;
 
@@ -19,7 +19,7 @@ pub fn render(verdict: &Verdict) -> String {
     for (loss, number) in &verdict.lost {
         row(&format!("  {loss}"), count(*number), String::new());
     }
-    let waits = format!("median {}, 99 % within {}", time(figures.wait_p50_ms), time(figures.wait_p99_ms));
+    let waits = format!("median {}, 99 % within {}", wait(figures.wait_p50_ms), wait(figures.wait_p99_ms));
     if !verdict.promises.is_empty() {
         row("allowed under faults", count(verdict.allowed()), String::new());
     }
@@ -28,8 +28,8 @@ pub fn render(verdict: &Verdict) -> String {
         let kinds: Vec<_> = kinds.iter().map(|(loss, number)| format!("{} {loss}", count(*number))).collect();
         row(&format!("  {}", promise.fault), count(promise.allowed.len() as u64), kinds.join(", "));
     }
-    row("longest wait", time(figures.wait_max_ms), waits);
-    row("longest time without an answer", time(figures.longest_silence_ms), String::new());
+    row("longest wait", wait(figures.wait_max_ms), waits);
+    row("longest time without an answer", wait(figures.longest_silence_ms), String::new());
     row("x509 errors", count(figures.x509_errors), String::new());
     row("streams ended by berth", count(verdict.ended_by_berth), String::new());
     let control = format!("{} of {}", count(verdict.control_ended), count(verdict.control_streams));
@@ -54,7 +54,7 @@ pub fn render(verdict: &Verdict) -> String {
     if let Some(gap) = figures.endpoint_gap_ms {
         row(
             "Service kubernetes was empty for",
-            time(gap),
+            wait(gap),
             "the one that stops empties it, whoever shares the port".into(),
         );
     }
@@ -104,8 +104,8 @@ pub fn compare(runs: &[Run]) -> String {
         ("new connections", |v| count(v.figures.new_connections)),
         ("lost", |v| count(v.lost())),
         ("allowed under faults", |v| count(v.allowed())),
-        ("longest wait", |v| time(v.figures.wait_max_ms)),
-        ("99 % within", |v| time(v.figures.wait_p99_ms)),
+        ("longest wait", |v| wait(v.figures.wait_max_ms)),
+        ("99 % within", |v| wait(v.figures.wait_p99_ms)),
         ("streams ended by the instance", |v| count(v.ended_by_instance)),
         ("rejected by the instance", |v| count(v.rejected)),
     ];
@@ -127,14 +127,6 @@ pub fn compare(runs: &[Run]) -> String {
         cells("promises broken", &|run| count(broken(&run.verdict)));
     }
     text
-}
-
-fn time(ms: f64) -> String {
-    match ms {
-        0.0..10.0 => format!("{ms:.1} ms"),
-        10.0..10_000.0 => format!("{ms:.0} ms"),
-        _ => format!("{:.1} s", ms / 1e3),
-    }
 }
 
 #[cfg(test)]
@@ -173,7 +165,7 @@ mod tests {
         requests                             2,134   1,031 on a new connection
         lost                                     0
         longest wait                         38 ms   median 1.2 ms, 99 % within 9.9 ms
-        longest time without an answer      0.0 ms
+        longest time without an answer        0 ms
         x509 errors                              0
         streams ended by berth                   0
         streams ended by the instance           16   counted apart: it shut down; without berth 0 of 0
@@ -184,7 +176,7 @@ mod tests {
         connections on old                     600   v1.35.4
         connections on new                     431   v1.36.3
         x509 errors of apiservers                4   in their logs: one met another's certificate
-        Service kubernetes was empty for   9600 ms   the one that stops empties it, whoever shares the port
+        Service kubernetes was empty for     9.6 s   the one that stops empties it, whoever shares the port
 
         note: old had to be killed
         verdict: nothing was lost
@@ -205,11 +197,11 @@ mod tests {
         insta::assert_snapshot!(render(&verdict), @r#"
         requests                                12   0 on a new connection
         lost                                     5
-          reset                                  2
-          streams ended by berth                 1
+          connections reset                      2
+          streams cut                            1
           watch events missed                    2
-        longest wait                        15.0 s   median 0.0 ms, 99 % within 0.0 ms
-        longest time without an answer      0.0 ms
+        longest wait                        15.0 s   median 0 ms, 99 % within 0 ms
+        longest time without an answer        0 ms
         x509 errors                              0
         streams ended by berth                   1
         streams ended by the instance            0   counted apart: it shut down; without berth 0 of 0
@@ -243,8 +235,8 @@ mod tests {
         new connections                          1,031         1,031
         lost                                     1,234             0
         allowed under faults                         0             0
-        longest wait                            0.0 ms        0.0 ms
-        99 % within                             0.0 ms        0.0 ms
+        longest wait                              0 ms          0 ms
+        99 % within                               0 ms          0 ms
         streams ended by the instance                0             0
         rejected by the instance                     0             0
         ");

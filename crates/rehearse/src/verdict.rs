@@ -9,7 +9,9 @@ use super::data::{Figures, Informer, Instance};
 use super::ends::Ends;
 use super::plan::Plan;
 use super::promise::{self, Lost, Promise};
-use super::record::{Answer, Attempt, Failure, Kind, Mark, Player, Record, Stamp, StreamEnd, StreamId, WatchSum, What};
+use super::record::{
+    Answer, Attempt, Failure, Kind, MarkKind, Player, Record, Stamp, StreamEnd, StreamId, WatchSum, What,
+};
 use hdrhistogram::Histogram;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -272,8 +274,9 @@ impl<'a> Judge<'a> {
         self.verdict.figures.relists = both(|w| w.relists, |i| i.relists);
         self.verdict.figures.expired = both(|w| w.expired, |i| i.expired);
         self.verdict.figures.watch_events = watches.iter().flat_map(|w| w.events.values()).sum();
-        self.verdict.lose(Loss::EventMissed, watches.iter().map(|w| w.missed).sum());
-        self.verdict.lose(Loss::EventDuplicated, watches.iter().map(|w| w.duplicated).sum());
+        for (_, loss, count) in watches.iter().flat_map(|w| &w.flaws) {
+            self.verdict.lose(*loss, *count);
+        }
         if watches.len() < plan.load.watches as usize {
             self.object(format!("only {} of {} watches came to their end", watches.len(), plan.load.watches));
         }
@@ -369,9 +372,9 @@ impl<'a> Judge<'a> {
     fn upgrade(&mut self, old: &str, new: &str) {
         let moments = &self.record.moments;
         // What a real apiserver does not tell is seen from outside, a little later.
-        let ready = moments.first(new, Mark::Ready).or(moments.first(new, Mark::Joined));
-        let told = moments.last(old, Mark::Terminating).or(moments.last(old, Mark::Signalled));
-        let gone = moments.last(old, Mark::Drained).or(moments.last(old, Mark::Exited));
+        let ready = moments.first(new, MarkKind::Ready).or(moments.first(new, MarkKind::Joined));
+        let told = moments.last(old, MarkKind::Terminating).or(moments.last(old, MarkKind::Sigterm));
+        let gone = moments.last(old, MarkKind::Drained).or(moments.last(old, MarkKind::Exited));
         let served = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == new);
         let early = self.record.attempts.iter().filter(served).filter(|a| ready.is_none_or(|r| a.done < r)).count();
         let after = |gone: Stamp| self.record.attempts.iter().filter(served).any(|a| a.due > gone);

@@ -3,7 +3,7 @@
 //!
 //! A connection carries calls in turn, or, after [`Call::Watch`], changes until it is closed.
 
-use super::record::{EndReport, Mark, Stamp};
+use super::record::{EndReport, MarkKind, Stamp};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use std::io;
@@ -50,7 +50,7 @@ pub(crate) enum Call {
         after: u64,
     },
     /// A moment in the instance's life.
-    Mark { mark: Mark, at: Stamp },
+    Mark { mark: MarkKind, at: Stamp },
     /// A connection is over.
     Ended(EndReport),
 }
@@ -151,7 +151,7 @@ mod tests {
         let calls = [
             Call::Hello { version: VERSION, instance: "old".into() },
             Call::Watch { after: 7 },
-            Call::Mark { mark: Mark::Ready, at: Stamp(9) },
+            Call::Mark { mark: MarkKind::Ready, at: Stamp(9) },
         ];
         let mut bytes = Vec::new();
         for call in &calls {

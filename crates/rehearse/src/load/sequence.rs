@@ -1,13 +1,11 @@
 //! Whether a watch saw every write once. No I/O.
 
-use crate::record::Flaw;
+use crate::verdict::Loss;
 
 /// The numbers that a watch saw.
 #[derive(Debug, Default)]
 pub(super) struct Sequence {
     last: u64,
-    pub(super) missed: u64,
-    pub(super) duplicated: u64,
 }
 
 impl Sequence {
@@ -17,10 +15,9 @@ impl Sequence {
     }
 
     /// A watch told of a write; what is wrong with that.
-    pub(super) fn saw(&mut self, number: u64) -> Option<Flaw> {
+    pub(super) fn saw(&mut self, number: u64) -> Option<(Loss, u64)> {
         if number <= self.last {
-            self.duplicated += 1;
-            return Some(Flaw::Duplicated(1));
+            return Some((Loss::EventDuplicated, 1));
         }
         self.reach(number - 1, number)
     }
@@ -31,15 +28,14 @@ impl Sequence {
     }
 
     /// No more will come: what is not there up to `goal` is missed.
-    pub(super) fn finish(&mut self, goal: u64) -> Option<Flaw> {
+    pub(super) fn finish(&mut self, goal: u64) -> Option<(Loss, u64)> {
         self.reach(goal, goal.max(self.last))
     }
 
-    fn reach(&mut self, before: u64, last: u64) -> Option<Flaw> {
+    fn reach(&mut self, before: u64, last: u64) -> Option<(Loss, u64)> {
         let missed = before.saturating_sub(self.last);
-        self.missed += missed;
         self.last = last;
-        (missed > 0).then_some(Flaw::Missed(missed))
+        (missed > 0).then_some((Loss::EventMissed, missed))
     }
 }
 
@@ -52,14 +48,13 @@ mod tests {
         let mut sequence = Sequence::default();
         sequence.listed(10);
         let flaws: Vec<_> = [11, 12, 15, 15, 14, 16].map(|number| sequence.saw(number)).into();
-        let (missed, duplicated) = (Some(Flaw::Missed(2)), Some(Flaw::Duplicated(1)));
+        let (missed, duplicated) = (Some((Loss::EventMissed, 2)), Some((Loss::EventDuplicated, 1)));
         assert_eq!(flaws, [None, None, missed, duplicated, duplicated, None]);
-        assert_eq!((sequence.missed, sequence.duplicated), (2, 2));
         assert!(sequence.has(16) && !sequence.has(17));
         // What a second list tells is not missed.
         sequence.listed(18);
         assert_eq!(sequence.saw(19), None);
-        assert_eq!(sequence.finish(22), Some(Flaw::Missed(3)));
-        assert_eq!((sequence.finish(20), sequence.missed), (None, 5));
+        assert_eq!(sequence.finish(22), Some((Loss::EventMissed, 3)));
+        assert_eq!(sequence.finish(20), None);
     }
 }

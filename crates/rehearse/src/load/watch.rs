@@ -5,7 +5,8 @@ use super::follow::{Follower, View};
 use super::objects::{Event, Object, WRITTEN, maps};
 use super::sequence::Sequence;
 use super::writer::Goal;
-use crate::record::{Flaw, Stamp, WatchSum};
+use crate::record::{Stamp, WatchSum};
+use crate::verdict::Loss;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::watch::Receiver;
@@ -21,8 +22,6 @@ pub(super) async fn run(client: Client, index: u64, goal: Receiver<Option<Arc<Go
     let sum = WatchSum {
         client: follower.name,
         events: counted.events,
-        missed: counted.sequence.missed,
-        duplicated: counted.sequence.duplicated,
         flaws: counted.flaws,
         relists: follower.relists,
         expired: follower.expired,
@@ -36,12 +35,12 @@ struct Counted {
     sequence: Sequence,
     /// By instance.
     events: BTreeMap<String, u64>,
-    flaws: Vec<(Stamp, Flaw)>,
+    flaws: Vec<(Stamp, Loss, u64)>,
 }
 
 impl Counted {
-    fn note(&mut self, flaw: Option<Flaw>) {
-        self.flaws.extend(flaw.map(|flaw| (Stamp::now(), flaw)));
+    fn note(&mut self, flaw: Option<(Loss, u64)>) {
+        self.flaws.extend(flaw.map(|(loss, count)| (Stamp::now(), loss, count)));
     }
 }
 

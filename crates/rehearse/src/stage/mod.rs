@@ -15,7 +15,7 @@ use super::haproxy;
 use super::instance::Instance;
 use super::load::{Instances, Joined};
 use super::plan::{Plan, Via};
-use super::record::{Mark, Player, Recorder, Stamp};
+use super::record::{MarkKind, Player, Recorder, Stamp};
 use super::setting::Setting;
 use super::topology::{Layout, NODE, Part, Role};
 use berth_os::proc_net;
@@ -171,7 +171,7 @@ impl Stage {
             if r.players.iter().all(|other| other.name != player.name) {
                 r.players.push(player);
             }
-            r.moments.add(name, Mark::Started, Stamp::now());
+            r.moments.add(name, MarkKind::Started, Stamp::now());
         });
         self.setting.certs.issue(name)?;
         let own = self.own_address(name)?;
@@ -197,7 +197,7 @@ impl Stage {
         let (recorder, name, role) = (Arc::clone(&self.recorder), owner.to_owned(), part.role);
         let over = move |status: ExitStatus| match role {
             Role::Apiserver | Role::Unit => {
-                recorder.note(|r| r.moments.tell(&name, Mark::Exited, Stamp::now(), status.to_string()));
+                recorder.note(|r| r.moments.tell(&name, MarkKind::Exited, Stamp::now(), status.to_string()));
             }
             Role::Proxy | Role::Store => {}
         };
@@ -294,8 +294,8 @@ impl Stage {
         if !proc_net::listens(process.pid().as_raw(), self.setting.address) {
             return Err(format!("it does not listen on {}", self.setting.address));
         }
-        if self.recorder.look(|r| r.moments.last(name, Mark::Joined) < r.moments.last(name, Mark::Started)) {
-            self.recorder.note(|r| r.moments.add(name, Mark::Joined, Stamp::now()));
+        if self.recorder.look(|r| r.moments.last(name, MarkKind::Joined) < r.moments.last(name, MarkKind::Started)) {
+            self.recorder.note(|r| r.moments.add(name, MarkKind::Joined, Stamp::now()));
         }
         Ok(())
     }
@@ -313,7 +313,7 @@ impl Stage {
     pub(crate) async fn stop(&mut self, name: &str, grace: Duration) -> Stopped {
         let early = self.ended(name).is_some();
         let deadline = Instant::now() + grace;
-        self.recorder.note(|r| r.moments.add(name, Mark::Signalled, Stamp::now()));
+        self.recorder.note(|r| r.moments.add(name, MarkKind::Sigterm, Stamp::now()));
         for group in self.layout.stop() {
             let told: Vec<_> =
                 group.iter().filter_map(|(role, signal)| self.process(name, *role).map(|p| (p, *signal))).collect();
@@ -349,7 +349,8 @@ impl Stage {
     /// Notes when an instance leaves the port, where no shim tells it.
     async fn leaves(&self, name: &str) -> Infallible {
         let role = if self.layout.via == Via::Haproxy { Role::Proxy } else { Role::Apiserver };
-        let left = self.recorder.look(|r| r.moments.last(name, Mark::Left) > r.moments.last(name, Mark::Joined));
+        let left =
+            self.recorder.look(|r| r.moments.last(name, MarkKind::Left) > r.moments.last(name, MarkKind::Joined));
         if self.layout.via != Via::Berth
             && !left
             && let Some(process) = self.process(name, role)
@@ -357,7 +358,7 @@ impl Stage {
             while proc_net::listens(process.pid().as_raw(), self.setting.address) {
                 sleep(LOOK).await;
             }
-            self.recorder.note(|r| r.moments.add(name, Mark::Left, Stamp::now()));
+            self.recorder.note(|r| r.moments.add(name, MarkKind::Left, Stamp::now()));
         }
         std::future::pending().await
     }

@@ -1,7 +1,7 @@
 //! What can be seen of an instance from outside: in a shim's log, from a shim's answer, in /proc.
 
 use super::super::plan::Via;
-use super::super::record::{Mark, Recorder, Stamp};
+use super::super::record::{MarkKind, Recorder, Stamp};
 use super::super::setting::Setting;
 use super::super::topology::{Layout, NODE};
 use super::process::Listener;
@@ -40,8 +40,8 @@ pub(super) fn hear(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Lis
         if let Some((instance, mark)) = serde_json::from_str(line).ok().and_then(|line| told(&owner, &line)) {
             recorder.note(|r| {
                 // What the instance told itself is more exact.
-                let known = r.moments.last(&instance, mark) > r.moments.last(&instance, Mark::Started);
-                if mark != Mark::Ready || !known {
+                let known = r.moments.last(&instance, mark) > r.moments.last(&instance, MarkKind::Started);
+                if mark != MarkKind::Ready || !known {
                     r.moments.add(&instance, mark, at);
                 }
             });
@@ -50,19 +50,19 @@ pub(super) fn hear(owner: &str, layout: Layout, recorder: &Arc<Recorder>) -> Lis
 }
 
 /// What a line tells of whom. A node shim joins once; with it, an instance joins when it is ready.
-fn told(owner: &str, line: &Line) -> Option<(String, Mark)> {
+fn told(owner: &str, line: &Line) -> Option<(String, MarkKind)> {
     let (message, instance) = (line.message.as_str(), &line.instance);
     if owner == NODE {
         return match message {
-            "ready" => Some((instance.clone(), Mark::Joined)),
-            _ if message.contains("not ready any more") => Some((instance.clone(), Mark::Left)),
+            "ready" => Some((instance.clone(), MarkKind::Joined)),
+            _ if message.contains("not ready any more") => Some((instance.clone(), MarkKind::Left)),
             _ => None,
         };
     }
     match message {
-        "ready" if instance == owner => Some((owner.to_owned(), Mark::Ready)),
-        "joined" => Some((owner.to_owned(), Mark::Joined)),
-        "left" => Some((owner.to_owned(), Mark::Left)),
+        "ready" if instance == owner => Some((owner.to_owned(), MarkKind::Ready)),
+        "joined" => Some((owner.to_owned(), MarkKind::Joined)),
+        "left" => Some((owner.to_owned(), MarkKind::Left)),
         _ => None,
     }
 }
@@ -112,12 +112,12 @@ mod tests {
     fn shims_tell_of_themselves_and_a_node_shim_of_all() {
         let line = |message: &str, instance: &str| Line { message: message.into(), instance: instance.into() };
         let told = |owner, message, instance| told(owner, &line(message, instance)).map(|(_, mark)| mark);
-        assert_eq!(told("a", "joined", ""), Some(Mark::Joined));
-        assert_eq!(told("a", "ready", "a"), Some(Mark::Ready));
+        assert_eq!(told("a", "joined", ""), Some(MarkKind::Joined));
+        assert_eq!(told("a", "ready", "a"), Some(MarkKind::Ready));
         assert_eq!(told("a", "ready", "b"), None);
-        assert_eq!(told("a", "left", ""), Some(Mark::Left));
+        assert_eq!(told("a", "left", ""), Some(MarkKind::Left));
         assert_eq!(told(NODE, "joined", ""), None);
-        assert_eq!(told(NODE, "ready", "b"), Some(Mark::Joined));
-        assert_eq!(told(NODE, "a sibling's instance is not ready any more: refused", "b"), Some(Mark::Left));
+        assert_eq!(told(NODE, "ready", "b"), Some(MarkKind::Joined));
+        assert_eq!(told(NODE, "a sibling's instance is not ready any more: refused", "b"), Some(MarkKind::Left));
     }
 }

@@ -23,7 +23,7 @@ mod server;
 mod store_client;
 mod watch;
 
-use super::record::{Mark, Stamp};
+use super::record::{MarkKind, Stamp};
 use cache::Cache;
 use flags::Flags;
 use life::{DRAIN, LINGER, Life};
@@ -78,11 +78,11 @@ async fn live(flags: Flags) -> io::Result<()> {
     let server = Arc::new(Server::new(flags, store, cache, life.clone(), audit));
     tracing::info!(%address, name = server.flags.name, version = server.flags.version, "serving securely");
     server.tasks.spawn(listener::accept(Arc::clone(&server), listener, tls));
-    server.store.mark(Mark::Listening, Stamp::now()).await;
+    server.store.mark(MarkKind::Listening, Stamp::now()).await;
 
     let ready = async {
         life.start(server.flags.start_delay).await;
-        server.store.mark(Mark::Ready, Stamp::now()).await;
+        server.store.mark(MarkKind::Ready, Stamp::now()).await;
         std::future::pending::<()>().await;
     };
     tokio::select! {
@@ -112,13 +112,13 @@ async fn shut_down(server: &Server, mut stop: Stop) {
         std::process::exit(1);
     });
     tracing::info!(delay = ?flags.shutdown_delay_duration, "terminating: readyz fails from here on");
-    server.store.mark(Mark::Terminating, told).await;
+    server.store.mark(MarkKind::Terminating, told).await;
     tokio::time::sleep(flags.shutdown_delay_duration).await;
 
     tracing::info!("draining");
     let began = Stamp::now();
     life.drain(flags.shutdown_send_retry_after).await;
-    server.store.mark(Mark::Draining, began).await;
+    server.store.mark(MarkKind::Draining, began).await;
     server.tasks.close();
     let patience = if flags.shutdown_send_retry_after { LINGER } else { DRAIN };
     let patience = patience.max(flags.shutdown_watch_termination_grace_period);
@@ -126,7 +126,7 @@ async fn shut_down(server: &Server, mut stop: Stop) {
         tracing::warn!("connections are left after the drain");
     }
     server.abandon().await;
-    server.store.mark(Mark::Drained, Stamp::now()).await;
+    server.store.mark(MarkKind::Drained, Stamp::now()).await;
 }
 
 /// SIGTERM and SIGINT.

@@ -1,6 +1,6 @@
 //! The stand-in's line to the rehearsal's store: what etcd is to kube-apiserver.
 
-use super::super::record::{EndReport, Mark, Stamp};
+use super::super::record::{EndReport, MarkKind, Stamp};
 use super::super::wire::{self, Call, Reply};
 use serde_json::Value;
 use std::io;
@@ -87,7 +87,7 @@ impl StoreClient {
     }
 
     /// Writes a moment of this instance's life down. A rehearsal that is gone is no reason to stop.
-    pub(super) async fn mark(&self, mark: Mark, at: Stamp) {
+    pub(super) async fn mark(&self, mark: MarkKind, at: Stamp) {
         self.note(Call::Mark { mark, at }).await;
     }
 

@@ -18,9 +18,12 @@ fn good() -> Record {
         let instance = if at < 2_000_000_000 { OLD } else { NEW }.to_owned();
         record.attempts.push(attempt(Kind::New, &format!("new-{n}"), at, Answer::Good { instance }));
     }
-    for (instance, mark, ms) in
-        [(OLD, Mark::Ready, 0), (NEW, Mark::Ready, 1000), (OLD, Mark::Terminating, 2000), (OLD, Mark::Drained, 2100)]
-    {
+    for (instance, mark, ms) in [
+        (OLD, MarkKind::Ready, 0),
+        (NEW, MarkKind::Ready, 1000),
+        (OLD, MarkKind::Terminating, 2000),
+        (OLD, MarkKind::Drained, 2100),
+    ] {
         record.moments.add(instance, mark, Stamp(ms * 1_000_000));
     }
     record.players = [OLD, NEW].map(|name| Player { name: name.into(), version: None, serves: true }).into();
@@ -197,14 +200,13 @@ fn silence_is_the_longest_time_without_a_good_answer() {
 #[test]
 fn gaps_in_watches_are_lost() {
     let mut record = good();
-    record.watches[0].missed = 3;
-    record.watches[0].duplicated = 1;
+    record.watches[0].flaws = vec![(Stamp(5), Loss::EventMissed, 3), (Stamp(6), Loss::EventDuplicated, 1)];
     assert_eq!(judge(&record, &plan()).lost(), 4);
 }
 
 #[test]
 fn a_run_that_tests_nothing_does_not_hold() {
-    fn forget(r: &mut Record, name: &str, mark: Option<Mark>) {
+    fn forget(r: &mut Record, name: &str, mark: Option<MarkKind>) {
         r.moments.0.retain(|m| m.instance != name || mark.is_some_and(|mark| m.mark != mark));
     }
     type Spoil = fn(&mut Record);
@@ -217,7 +219,7 @@ fn a_run_that_tests_nothing_does_not_hold() {
         |r| r.watches[0].events.retain(|name, _| name == OLD),
         |r| forget(r, OLD, None),
         |r| forget(r, NEW, None),
-        |r| forget(r, OLD, Some(Mark::Drained)),
+        |r| forget(r, OLD, Some(MarkKind::Drained)),
         |r| r.moments.0[1].at = Stamp(2_500_000_000),
         |r| r.troubles.push("old had to be killed".into()),
         |r| r.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Local("EMFILE".into())))),

@@ -15,7 +15,7 @@ use crate::data::{
 };
 use crate::plan::{Plan, Via};
 use crate::promise::Promise as Promised;
-use crate::record::{Mark as Told, Record, Stamp};
+use crate::record::{Record, Stamp};
 use crate::verdict::{Loss, Verdict as Judged};
 use crate::{Outcome as Rehearsed, Run as Played};
 use std::collections::{BTreeMap, BTreeSet};
@@ -111,37 +111,12 @@ fn verdict(played: &Played, control: Option<&Judged>) -> Verdict {
     Verdict {
         held: judged.held() && objections.is_empty(),
         summary: summary(played, objections.first()),
-        lost: judged.lost.iter().map(|(loss, &count)| lost(*loss, count)).collect(),
+        lost: judged.lost.iter().map(|(loss, &count)| loss.tally(count)).collect(),
         apart: apart(judged),
         control: control.map(apart),
         objections,
         notes: judged.notes.clone(),
         examples: judged.examples.clone(),
-    }
-}
-
-fn lost(loss: Loss, count: u64) -> Tally {
-    let (kind, _, text) = name(loss);
-    tally(kind, text, count)
-}
-
-fn tally(kind: &str, text: &str, count: u64) -> Tally {
-    Tally { kind: kind.to_owned(), text: text.to_owned(), count }
-}
-
-/// A loss's name in the data, which does not change, and what one and several are called.
-fn name(loss: Loss) -> (&'static str, &'static str, &'static str) {
-    match loss {
-        Loss::Refused => ("refused", "connection refused", "connections refused"),
-        Loss::Reset => ("reset", "connection reset", "connections reset"),
-        Loss::Closed => ("closed", "connection closed without an answer", "connections closed without an answer"),
-        Loss::Unanswered => ("unanswered", "request unanswered for 15 s", "requests unanswered for 15 s"),
-        Loss::Tls => ("tls", "TLS error", "TLS errors"),
-        Loss::Http => ("http", "HTTP error", "HTTP errors"),
-        Loss::BadStatus => ("bad_status", "error status", "error statuses"),
-        Loss::StreamEnded => ("stream_ended", "stream cut", "streams cut"),
-        Loss::EventMissed => ("event_missed", "watch event missed", "watch events missed"),
-        Loss::EventDuplicated => ("event_duplicated", "watch event duplicated", "watch events duplicated"),
     }
 }
 
@@ -152,7 +127,7 @@ fn apart(judged: &Judged) -> Vec<Tally> {
         ("allowed", "losses that a promise under a fault allows", judged.allowed()),
     ];
     let apart = apart.into_iter().filter(|(kind, _, count)| *kind != "allowed" || *count > 0);
-    apart.map(|(kind, text, count)| tally(kind, text, count)).collect()
+    apart.map(|(kind, text, count)| Tally { kind: kind.to_owned(), text: text.to_owned(), count }).collect()
 }
 
 fn summary(played: &Played, objection: Option<&String>) -> String {
@@ -165,7 +140,7 @@ fn summary(played: &Played, objection: Option<&String>) -> String {
         _ => format!(" {}.", format::of(broken, "promise was broken", "promises were broken")),
     };
     let words = |(loss, &count): (&Loss, &u64)| {
-        let (_, one, many) = name(*loss);
+        let (_, one, many) = loss.names();
         format::of(count, one, many)
     };
     let lost = judged.lost.iter().map(words).collect::<Vec<_>>().join(", ");
@@ -212,7 +187,7 @@ fn promise(promised: &Promised, span: &Span) -> Promise {
         promise: promised.text.to_owned(),
         held: promised.held(),
         what_happened: broken.chain(promised.seen.iter().cloned()).collect(),
-        allowed: promised.allowed_by_kind().into_iter().map(|(loss, count)| lost(loss, count)).collect(),
+        allowed: promised.allowed_by_kind().into_iter().map(|(loss, count)| loss.tally(count)).collect(),
     }
 }
 
@@ -245,15 +220,9 @@ fn marks(record: &Record, judged: &Judged, span: &Span) -> Vec<Mark> {
     let mut marks: BTreeMap<(i64, &str, MarkKind), String> = BTreeMap::new();
     for moment in &moments.0 {
         let what = match moment.mark {
-            Told::Started => MarkKind::Started,
-            Told::Ready => MarkKind::Ready,
-            Told::Joined => MarkKind::Joined,
-            Told::Signalled => MarkKind::Sigterm,
-            Told::Terminating if moments.first(&moment.instance, Told::Signalled).is_none() => MarkKind::Sigterm,
-            Told::Left => MarkKind::Left,
-            Told::Drained => MarkKind::Drained,
-            Told::Exited => MarkKind::Exited,
-            Told::Listening | Told::Terminating | Told::Draining => continue,
+            MarkKind::Terminating if moments.first(&moment.instance, MarkKind::Sigterm).is_none() => MarkKind::Sigterm,
+            MarkKind::Listening | MarkKind::Terminating | MarkKind::Draining => continue,
+            mark => mark,
         };
         marks.insert((span.ms(moment.at), &moment.instance, what), moment.text.clone());
     }

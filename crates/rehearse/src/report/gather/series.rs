@@ -1,10 +1,10 @@
 //! A run cut into steps.
 
+use super::Span;
 use super::streams::Lives;
-use super::{Span, name};
 use crate::data::Timeline;
-use crate::record::{Answer, Flaw, Record, Stamp};
-use crate::verdict::{Loss, Verdict, millis};
+use crate::record::{Answer, Record, Stamp};
+use crate::verdict::{Verdict, millis};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -34,17 +34,13 @@ pub(super) fn timeline(record: &Record, verdict: &Verdict, lives: &Lives<'_>, sp
     }
     for (at, loss) in &verdict.losses {
         if let Some(step) = steps.at(*at) {
-            steps.count(&mut timeline.lost, name(*loss).0, step, 1);
+            steps.count(&mut timeline.lost, loss.names().0, step, 1);
         }
     }
-    for (at, flaw) in record.watches.iter().flat_map(|watch| &watch.flaws) {
-        let (loss, count) = match *flaw {
-            Flaw::Missed(count) => (Loss::EventMissed, count),
-            Flaw::Duplicated(count) => (Loss::EventDuplicated, count),
-        };
+    for (at, loss, count) in record.watches.iter().flat_map(|watch| &watch.flaws) {
         // What was never seen is noticed when all is over.
         let step = steps.at(*at).unwrap_or(steps.count - 1);
-        steps.count(&mut timeline.lost, name(loss).0, step, count);
+        steps.count(&mut timeline.lost, loss.names().0, step, *count);
     }
     let allowed = verdict.promises.iter().flat_map(|promise| &promise.allowed);
     for step in allowed.filter_map(|(at, _)| steps.at(*at)) {

@@ -5,8 +5,8 @@
 
 use super::Span;
 use crate::data::{Flaw, Gap, Segment, Watch};
-use crate::record::{Answer, Flaw as Seen, Record, Stamp, StreamEnd, WatchSum};
-use crate::verdict::Verdict;
+use crate::record::{Answer, Record, Stamp, StreamEnd, WatchSum};
+use crate::verdict::{Loss, Verdict};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Clients of these names make one request a connection: they keep none, and tell no end that was wanted.
@@ -70,8 +70,8 @@ pub(super) fn watches(record: &Record, verdict: &Verdict, lives: &Lives<'_>, spa
         Watch {
             id: client.to_owned(),
             events: sum.map_or(0, |sum| sum.events.values().sum()),
-            missed: sum.map_or(0, |sum| sum.missed),
-            duplicated: sum.map_or(0, |sum| sum.duplicated),
+            missed: sum.map_or(0, |sum| sum.count(Loss::EventMissed)),
+            duplicated: sum.map_or(0, |sum| sum.count(Loss::EventDuplicated)),
             relists: sum.map_or(0, |sum| sum.relists),
             expired: sum.map_or(0, |sum| sum.expired),
             segments: own.iter().map(|life| segment(life, span)).collect(),
@@ -87,12 +87,9 @@ fn segment(life: &Life<'_>, span: &Span) -> Segment {
 }
 
 fn flaws(sum: &WatchSum, span: &Span) -> Vec<Flaw> {
-    let flaw = |(at, seen): &(Stamp, Seen)| {
-        let (missed, duplicated) = match *seen {
-            Seen::Missed(count) => (count, 0),
-            Seen::Duplicated(count) => (0, count),
-        };
-        Flaw { at_ms: span.ms(*at), missed, duplicated }
+    let flaw = |(at, loss, count): &(Stamp, Loss, u64)| {
+        let of = |one| if *loss == one { *count } else { 0 };
+        Flaw { at_ms: span.ms(*at), missed: of(Loss::EventMissed), duplicated: of(Loss::EventDuplicated) }
     };
     sum.flaws.iter().map(flaw).collect()
 }

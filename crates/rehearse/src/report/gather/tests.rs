@@ -3,8 +3,7 @@ use crate::data::{Flaw, Gap, Segment, Timeline, Watch};
 use crate::fault::Fault;
 use crate::plan::{LoadPlan, Plan};
 use crate::record::{
-    Answer, Attempt, Control, EndReport, EndedBy, Failure, Flaw as Seen, Injected, Kind, Player, Protocol, StreamEnd,
-    WatchSum, What,
+    Answer, Attempt, Control, EndReport, EndedBy, Failure, Injected, Kind, Player, Protocol, StreamEnd, WatchSum, What,
 };
 use crate::verdict::{NEW, OLD, judge};
 
@@ -40,14 +39,14 @@ fn record() -> Record {
         ..WatchSum::default()
     });
     for (instance, mark, ms) in [
-        (OLD, Told::Started, -500),
-        (OLD, Told::Ready, -100),
-        (OLD, Told::Ready, -50),
-        (NEW, Told::Listening, 900),
-        (NEW, Told::Ready, 1_000),
-        (OLD, Told::Signalled, 1_990),
-        (OLD, Told::Terminating, 1_995),
-        (OLD, Told::Drained, 2_005),
+        (OLD, MarkKind::Started, -500),
+        (OLD, MarkKind::Ready, -100),
+        (OLD, MarkKind::Ready, -50),
+        (NEW, MarkKind::Listening, 900),
+        (NEW, MarkKind::Ready, 1_000),
+        (OLD, MarkKind::Sigterm, 1_990),
+        (OLD, MarkKind::Terminating, 1_995),
+        (OLD, MarkKind::Drained, 2_005),
     ] {
         record.moments.add(instance, mark, at(ms));
     }
@@ -146,7 +145,7 @@ fn marks_are_those_of_the_script_and_what_only_instances_know() {
         ]
     );
     let mut without = record();
-    without.moments.0.retain(|moment| moment.mark != Told::Signalled);
+    without.moments.0.retain(|moment| moment.mark != MarkKind::Sigterm);
     let marks = gathered(without).marks;
     assert!(marks.iter().any(|m| (m.at_ms, m.what) == (1_995, MarkKind::Sigterm)), "{marks:?}");
 }
@@ -195,7 +194,11 @@ fn watches_have_segments_and_gaps() {
     // It never came to be; the others are in the order of their numbers.
     let mut more = record();
     more.watches.push(WatchSum { client: "watch-10".into(), ..WatchSum::default() });
-    more.watches.push(WatchSum { client: "watch-9".into(), missed: 2, ..WatchSum::default() });
+    more.watches.push(WatchSum {
+        client: "watch-9".into(),
+        flaws: vec![(at(3_000), Loss::EventMissed, 2)],
+        ..WatchSum::default()
+    });
     let watches = gathered(more).watches;
     assert_eq!(watches.iter().map(|w| w.id.as_str()).collect::<Vec<_>>(), ["watch-0", "watch-9", "watch-10"]);
     assert_eq!(watches[1].gaps[0].reason, "never opened");
@@ -213,8 +216,7 @@ fn losses_are_where_they_happened() {
         1_050,
         Answer::Failed(Failure::X509("UnknownIssuer".into())),
     ));
-    record.watches[0].missed = 2;
-    record.watches[0].flaws = vec![(at(2_008), Seen::Missed(2))];
+    record.watches[0].flaws = vec![(at(2_008), Loss::EventMissed, 2)];
     let ran = gathered(record);
     assert!(!ran.verdict.held && same_length(&ran.timeline));
     assert_eq!(
@@ -272,8 +274,7 @@ fn a_run_that_failed_proves_nothing() {
 #[test]
 fn what_is_noticed_after_the_end_is_in_the_last_step() {
     let mut record = record();
-    record.watches[0].duplicated = 3;
-    record.watches[0].flaws = vec![(at(9_000), Seen::Duplicated(3))];
+    record.watches[0].flaws = vec![(at(9_000), Loss::EventDuplicated, 3)];
     let timeline = gathered(record).timeline;
     assert!(same_length(&timeline));
     assert_eq!(timeline.lost["event_duplicated"].last(), Some(&3));
