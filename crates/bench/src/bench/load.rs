@@ -243,19 +243,27 @@ impl Pool {
         }
     }
 
-    /// Requests on all connections at once.
-    pub(crate) fn ping(&mut self, pace: Pace, cpu: CpuSeconds<'_>) -> Result<Answers> {
+    /// Requests on all connections at once, but for the first so many, which get endless answers meanwhile and are of no use
+    /// afterwards: the times of the others, and how many bytes arrived on these.
+    pub(crate) fn ping(&mut self, streams: usize, pace: Pace, cpu: CpuSeconds<'_>) -> Result<(Answers, u64)> {
         let mut latencies = Vec::with_capacity(1 << 20);
-        for connection in &mut self.connections {
-            connection.ask(&self.reactor.pattern, PING, PING as u64, Instant::now())?;
+        for (at, connection) in self.connections.iter_mut().enumerate() {
+            let answer = if at < streams { ENDLESS } else { PING as u64 };
+            connection.ask(&self.reactor.pattern, PING, answer, Instant::now())?;
         }
-        let mut outstanding = self.connections.len();
+        let (mut received, mut outstanding) = (0, self.connections.len() - streams);
         let mut window = Window::new(pace, cpu);
         let mut span = None;
         while outstanding > 0 {
             for event in 0..self.reactor.wait()? {
-                let connection = &mut self.connections[self.reactor.events[event].data() as usize];
-                connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)?;
+                let at = self.reactor.events[event].data() as usize;
+                let connection = &mut self.connections[at];
+                let count = connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)? as u64;
+                let counts = window.is_open() && span.is_none();
+                if at < streams {
+                    received += if counts { count } else { 0 };
+                    continue;
+                }
                 if !connection.is_answered() {
                     continue;
                 }
@@ -264,7 +272,7 @@ impl Pool {
                     outstanding -= 1;
                     continue;
                 }
-                if window.is_open() {
+                if counts {
                     latencies.push((now - connection.sent).as_nanos() as u32);
                 }
                 connection.ask(&self.reactor.pattern, PING, PING as u64, now)?;
@@ -276,40 +284,7 @@ impl Pool {
             }
         }
         latencies.sort_unstable();
-        Ok(Answers { span: span.context("no connections")?, latencies })
-    }
-
-    /// Requests on all connections but the first, which get endless answers meanwhile: the times of the others, and
-    /// how many bytes arrived on these. They are of no use afterwards.
-    pub(crate) fn beside(mut self, streams: usize, pace: Pace, cpu: CpuSeconds<'_>) -> Result<(Answers, u64)> {
-        let mut latencies = Vec::with_capacity(1 << 20);
-        for (at, connection) in self.connections.iter_mut().enumerate() {
-            let answer = if at < streams { ENDLESS } else { PING as u64 };
-            connection.ask(&self.reactor.pattern, PING, answer, Instant::now())?;
-        }
-        let (mut received, mut window) = (0, Window::new(pace, cpu));
-        loop {
-            for event in 0..self.reactor.wait()? {
-                let at = self.reactor.events[event].data() as usize;
-                let connection = &mut self.connections[at];
-                let count = connection.receive(&self.reactor.pattern, &mut self.reactor.buffer)? as u64;
-                if at < streams {
-                    received += if window.is_open() { count } else { 0 };
-                } else if connection.is_answered() {
-                    let now = Instant::now();
-                    if window.is_open() {
-                        latencies.push((now - connection.sent).as_nanos() as u32);
-                    }
-                    connection.ask(&self.reactor.pattern, PING, PING as u64, now)?;
-                }
-            }
-            let now = Instant::now();
-            window.opens(now)?;
-            if window.is_over(now) {
-                latencies.sort_unstable();
-                return Ok((Answers { span: window.close()?, latencies }, received));
-            }
-        }
+        Ok((Answers { span: span.context("no connections")?, latencies }, received))
     }
 
     /// A large answer on each connection, of which so much is read each tick, for so long. They are of no use afterwards.

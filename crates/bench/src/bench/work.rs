@@ -2,7 +2,7 @@
 
 use crate::load::{self, Answers, PING, Pace, Pool, Way};
 use crate::peer::{Kind, Peer, Running};
-use crate::process::{Clocks, kernel_memory, socket_memory};
+use crate::process::{Clocks, Tree, kernel_memory, socket_memory};
 use crate::stats::percentile;
 use anyhow::{Context as _, Result, ensure};
 use berth_rehearse::report::format::count;
@@ -112,16 +112,10 @@ impl Case {
 
     /// The figure that says most.
     pub(crate) fn main_metric(self) -> Metric {
-        match self {
-            Self::Ping(_) | Self::Connect(_) | Self::Burst(_) | Self::Growth(_) => Metric::Rate,
-            Self::Bulk(..) => Metric::Gigabits,
-            Self::Idle(_) => Metric::IdleMemory,
-            Self::Beside(_) => Metric::P999,
-            Self::Slow(_) => Metric::SocketMemory,
-        }
+        self.key_metrics()[0]
     }
 
-    /// The figures that most people look for.
+    /// The figures that most people look for, the one that says most first.
     pub(crate) fn key_metrics(self) -> Vec<Metric> {
         match self {
             Self::Ping(_) | Self::Connect(_) | Self::Burst(_) | Self::Growth(_) => {
@@ -306,35 +300,24 @@ impl Bench<'_> {
         match case {
             Case::Ping(count) => {
                 let mut pool = Pool::open(running.address, count)?;
-                let clocks = clocks(running)?;
-                Ok(figures(&pool.ping(self.pace, &|| clocks.as_ref().map(Clocks::seconds).transpose())?))
+                Ok(figures(&pool.ping(0, self.pace, &cpu(running)?)?.0))
             }
             Case::Connect(clients) => {
-                let clocks = clocks(running)?;
-                let cpu = || clocks.as_ref().map(Clocks::seconds).transpose();
-                Ok(figures(&load::connects(running.address, clients, self.pace, &cpu)?))
+                Ok(figures(&load::connects(running.address, clients, self.pace, &cpu(running)?)?))
             }
             Case::Bulk(way, streams) => {
                 let pool = Pool::open(running.address, streams)?;
-                let clocks = clocks(running)?;
-                let cpu = || clocks.as_ref().map(Clocks::seconds).transpose();
-                let (bytes, span) = pool.bulk(way, self.backend, self.pace, &cpu)?;
+                let (bytes, span) = pool.bulk(way, self.backend, self.pace, &cpu(running)?)?;
                 let gigabytes = bytes as f64 / 1e9;
                 let mut figures = vec![(Metric::Gigabits, 8.0 * gigabytes / span.seconds)];
                 figures.extend(span.cpu.map(|seconds| (Metric::CpuPerGigabyte, seconds / gigabytes)));
                 Ok(figures)
             }
             Case::Idle(count) => idle(count, peer, running),
-            Case::Burst(count) => {
-                let clocks = clocks(running)?;
-                let cpu = || clocks.as_ref().map(Clocks::seconds).transpose();
-                Ok(figures(&load::burst(running.address, count, &cpu)?))
-            }
+            Case::Burst(count) => Ok(figures(&load::burst(running.address, count, &cpu(running)?)?)),
             Case::Beside(count) => {
-                let pool = Pool::open(running.address, STREAMS + count)?;
-                let clocks = clocks(running)?;
-                let cpu = || clocks.as_ref().map(Clocks::seconds).transpose();
-                let (answers, bytes) = pool.beside(STREAMS, self.pace, &cpu)?;
+                let mut pool = Pool::open(running.address, STREAMS + count)?;
+                let (answers, bytes) = pool.ping(STREAMS, self.pace, &cpu(running)?)?;
                 let mut figures = figures(&answers);
                 // The relay's time is mostly for the streams.
                 figures.retain(|(metric, _)| *metric != Metric::CpuPerRequest);
@@ -346,8 +329,7 @@ impl Bench<'_> {
                 // A pool that something went wrong with is not used again.
                 let mut pool = grown.take().map_or_else(|| Pool::open(running.address, 0), Ok)?;
                 pool.grow(count)?;
-                let clocks = clocks(running)?;
-                let mut figures = figures(&pool.ping(self.pace, &|| clocks.as_ref().map(Clocks::seconds).transpose())?);
+                let mut figures = figures(&pool.ping(0, self.pace, &cpu(running)?)?.0);
                 if let Some(tree) = &running.tree {
                     figures.push((Metric::Memory, tree.memory()?));
                 }
@@ -358,8 +340,10 @@ impl Bench<'_> {
     }
 }
 
-fn clocks(running: &Running) -> Result<Option<Clocks>> {
-    running.tree.as_ref().map(crate::process::Tree::clocks).transpose()
+/// CPU seconds of the relay's processes that there are now.
+fn cpu(running: &Running) -> Result<impl Fn() -> Result<Option<f64>> + use<>> {
+    let clocks = running.tree.as_ref().map(Tree::clocks).transpose()?;
+    Ok(move || clocks.as_ref().map(Clocks::seconds).transpose())
 }
 
 fn figures(answers: &Answers) -> Vec<(Metric, f64)> {
@@ -401,7 +385,7 @@ fn idle(count: usize, peer: &Peer, running: &Running) -> Result<Vec<(Metric, f64
 
 fn slow(count: usize, running: &Running) -> Result<Vec<(Metric, f64)>> {
     let mut pool = Pool::open(running.address, count)?;
-    let memory = || running.tree.as_ref().map(crate::process::Tree::memory).transpose();
+    let memory = || running.tree.as_ref().map(Tree::memory).transpose();
     let (base, sockets_base) = (memory()?, socket_memory()?);
     pool.slowly(LARGE, TICK, A_TICK, SETTLED)?;
     let a_connection = |now: f64, base: f64| (now - base) / count as f64;
