@@ -6,6 +6,7 @@ use crate::config;
 use anyhow::Context;
 use berth_options::check::Mistakes;
 use berth_rehearse::address::NETNS;
+use berth_rehearse::data::Run;
 use berth_rehearse::netns;
 use berth_rehearse::plan::Plan;
 use berth_rehearse::report::{self, gather};
@@ -33,11 +34,12 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
         Ok(outcome) => outcome,
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
-    let exit = finish(&plan, &outcome)?;
+    let runs = gather::runs(&plan, &outcome);
+    let exit = finish(&plan, &outcome, &runs)?;
     if args.json.is_none() && args.report.is_none() {
         return Ok(exit);
     }
-    let report = gather::report(&plan, &outcome, again(args, &plan));
+    let report = gather::report(&plan, &outcome, runs, again(args, &plan));
     match report::write(&report, args.json.as_deref(), args.report.as_deref()) {
         Ok(()) => Ok(exit),
         Err(error) => Ok(unavailable(&error)),
@@ -56,20 +58,21 @@ fn again(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
 }
 
 /// Prints all that a rehearsal came to, also when it was aborted.
-fn finish(plan: &Plan, outcome: &Outcome) -> anyhow::Result<Exit> {
+fn finish(plan: &Plan, outcome: &Outcome, runs: &[Run]) -> anyhow::Result<Exit> {
     let mut text = String::new();
-    for run in &outcome.runs {
+    let runs: Vec<_> = runs.iter().filter_map(|run| Some((run.via, run.ran()?))).collect();
+    for (via, ran) in &runs {
         if plan.runs.len() > 1 {
-            text.push_str(&format!("\nvia {}\n\n", run.via));
+            text.push_str(&format!("\nvia {via}\n\n"));
         }
-        match &run.failed {
-            None => text.push_str(&table::render(&run.verdict)),
-            Some(why) if run.via != plan.via => text.push_str(&format!("no verdict: {why}\n")),
+        match outcome.runs.iter().find_map(|run| run.failed.as_ref().filter(|_| run.via == *via)) {
+            None => text.push_str(&table::render(ran)),
+            Some(why) if *via != plan.via => text.push_str(&format!("no verdict: {why}\n")),
             Some(_) => {}
         }
     }
-    if outcome.runs.len() > 1 {
-        text.push_str(&format!("\n{}", table::compare(&outcome.runs)));
+    if runs.len() > 1 {
+        text.push_str(&format!("\n{}", table::compare(&runs)));
     }
     std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")?;
     Ok(match &outcome.aborted {

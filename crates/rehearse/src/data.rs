@@ -1,4 +1,5 @@
-//! What a report says, as data: the schema of `berth rehearse --json` and the page's only input.
+//! What a report says, as data: the schema of `berth rehearse --json`, and all that the page and the table are
+//! made from.
 //!
 //! Times are milliseconds from the start of the load of their run, so the start of the old instance
 //! is before zero. Waits are milliseconds from when the timetable wanted a request to its whole
@@ -481,7 +482,17 @@ impl Gap {
     }
 }
 
+/// How many there were of a kind.
+pub(crate) fn count_of(tallies: &[Tally], kind: &str) -> u64 {
+    tallies.iter().find(|tally| tally.kind == kind).map_or(0, |tally| tally.count)
+}
+
 impl Informer {
+    /// It holds exactly what was written, and heard of it once.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.missing + self.stale + self.duplicated == 0
+    }
+
     /// It follows what nobody writes: what it holds is no evidence, only how often it listed again.
     pub(crate) fn is_quiet(&self) -> bool {
         self.id.starts_with("quiet-")

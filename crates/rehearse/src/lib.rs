@@ -17,8 +17,8 @@
 //! * `script`: one run: start old, load, start new, wait until it joined, stop old.
 //! * [`data`]: what is said of it to others, with a version; as far as can be, that is what is gathered.
 //! * [`verdict`]: from the record to what was lost (`loss`), `ends`: who ended a stream, and `promise`:
-//!   whether what berth promises under faults was kept; pure. [`table`] prints it, `progress`
-//!   entertains.
+//!   whether what berth promises under faults was kept; pure.
+//! * [`report`] gathers both as `data`, which the page and the [`table`] show; `progress` entertains meanwhile.
 
 #![forbid(unsafe_code)]
 

@@ -1,50 +1,54 @@
 //! The verdict as a short table, for standard output.
 
-use super::Run;
-use super::data::Instance;
+use super::data::{Instance, Promise, Ran, Via, count_of};
 use super::report::format::{count, wait};
-use super::verdict::{Loss, Verdict};
 use std::fmt::Write;
 
 /// The table and one line of verdict below.
-pub fn render(verdict: &Verdict) -> String {
+pub fn render(ran: &Ran) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: String, note: String| {
         let line = format!("{name:<32}{value:>10}   {note}");
         let _ = writeln!(text, "{}", line.trim_end());
     };
-    let figures = &verdict.figures;
+    let Ran { figures, verdict, promises, .. } = ran;
     row("requests", count(figures.requests), format!("{} on a new connection", count(figures.new_connections)));
     row("lost", count(verdict.lost()), String::new());
-    for (loss, number) in &verdict.lost {
-        row(&format!("  {loss}"), count(*number), String::new());
+    for tally in &verdict.lost {
+        row(&format!("  {}", tally.text), count(tally.count), String::new());
     }
     let waits = format!("median {}, 99 % within {}", wait(figures.wait_p50_ms), wait(figures.wait_p99_ms));
-    if !verdict.promises.is_empty() {
-        row("allowed under faults", count(verdict.allowed()), String::new());
+    if !promises.is_empty() {
+        row("allowed under faults", count(ran.allowed()), String::new());
     }
-    for promise in verdict.promises.iter().filter(|promise| !promise.allowed.is_empty()) {
-        let kinds = promise.allowed_by_kind();
-        let kinds: Vec<_> = kinds.iter().map(|(loss, number)| format!("{} {loss}", count(*number))).collect();
-        row(&format!("  {}", promise.fault), count(promise.allowed.len() as u64), kinds.join(", "));
+    for promise in promises.iter().filter(|promise| !promise.allowed.is_empty()) {
+        let kinds: Vec<_> = promise.allowed.iter().map(|t| format!("{} {}", count(t.count), t.text)).collect();
+        let all = promise.allowed.iter().map(|t| t.count).sum();
+        row(&format!("  {}", promise.fault), count(all), kinds.join(", "));
     }
     row("longest wait", wait(figures.wait_max_ms), waits);
     row("longest time without an answer", wait(figures.longest_silence_ms), String::new());
     row("x509 errors", count(figures.x509_errors), String::new());
-    row("streams ended by berth", count(verdict.ended_by_berth), String::new());
-    let control = format!("{} of {}", count(verdict.control_ended), count(verdict.control_streams));
-    let apart = format!("counted apart: it shut down; without berth {control}");
-    row("streams ended by the instance", count(verdict.ended_by_instance), apart);
-    row("rejected by the instance", count(verdict.rejected), "503 or 429 while it shut down".into());
-    let gaps = [Loss::EventMissed, Loss::EventDuplicated].iter().any(|loss| verdict.lost.contains_key(loss));
+    row("streams ended by berth", count(count_of(&verdict.lost, "stream_ended")), String::new());
+    let control = || ran.control_streams.values();
+    let (opened, ended) = (control().map(|c| c.opened).sum(), control().map(|c| c.ended).sum());
+    let apart = format!("counted apart: it shut down; without berth {} of {}", count(ended), count(opened));
+    row("streams ended by the instance", count(count_of(&verdict.apart, "ended_by_instance")), apart);
+    row(
+        "rejected by the instance",
+        count(count_of(&verdict.apart, "rejected")),
+        "503 or 429 while it shut down".into(),
+    );
+    let gaps = ["event_missed", "event_duplicated"].iter().any(|kind| count_of(&verdict.lost, kind) > 0);
     let seen = if gaps { "with gaps" } else { "no write missed or duplicated" };
     row("watch events", count(figures.watch_events), seen.into());
-    let whole = format!("of {} hold exactly what was written", verdict.informers);
-    row("informers", count(verdict.whole_informers), whole);
+    let informers = || ran.informers.iter().filter(|informer| !informer.is_quiet());
+    let whole = informers().filter(|informer| informer.is_whole()).count() as u64;
+    row("informers", count(whole), format!("of {} hold exactly what was written", informers().count()));
     let expired =
         format!("{} after 410: their revision was older than the instance (--settle)", count(figures.expired));
     row("lists again", count(figures.relists), expired);
-    for Instance { name, version } in &verdict.instances {
+    for Instance { name, version } in &ran.instances {
         let served = figures.new_connections_by_instance.get(name).copied().unwrap_or(0);
         row(&format!("connections on {name}"), count(served), version.clone());
     }
@@ -59,36 +63,27 @@ pub fn render(verdict: &Verdict) -> String {
         );
     }
     text.push('\n');
-    for promise in &verdict.promises {
-        let held = if promise.held() { "held" } else { "broken" };
-        let fault = promise.fault.to_string();
+    for Promise { fault, instance, promise, held, what_happened, .. } in promises {
         // A version that is wrong on purpose is named by what is wrong with it.
-        let at = if promise.instance == fault { String::new() } else { format!(" at {}", promise.instance) };
-        let _ = writeln!(text, "{fault}{at}: {held}: {}", promise.text);
-        for seen in &promise.seen {
+        let at = if instance == fault { String::new() } else { format!(" at {instance}") };
+        let _ = writeln!(text, "{fault}{at}: {}: {promise}", if *held { "held" } else { "broken" });
+        for seen in what_happened {
             let _ = writeln!(text, "  {}", seen.replace('\n', "\n  "));
         }
-        for broken in &promise.broken {
-            let _ = writeln!(text, "  broken: {broken}");
-        }
     }
-    if !verdict.promises.is_empty() {
+    if !promises.is_empty() {
         text.push('\n');
     }
-    for example in &verdict.examples {
-        let _ = writeln!(text, "lost: {example}");
-    }
-    for note in &verdict.notes {
-        let _ = writeln!(text, "note: {note}");
-    }
-    for objection in &verdict.objections {
-        let _ = writeln!(text, "not as it should be: {objection}");
+    for (what, lines) in
+        [("lost", &verdict.examples), ("note", &verdict.notes), ("not as it should be", &verdict.objections)]
+    {
+        for line in lines {
+            let _ = writeln!(text, "{what}: {line}");
+        }
     }
     text.push_str(match (verdict.lost(), verdict.objections.is_empty()) {
-        (0, _) if !verdict.kept() => "verdict: a promise was broken\n",
-        (0, true) if verdict.allowed() > 0 => {
-            "verdict: nothing was lost but what faults may cost, every promise held\n"
-        }
+        (0, _) if broken(ran) > 0 => "verdict: a promise was broken\n",
+        (0, true) if ran.allowed() > 0 => "verdict: nothing was lost but what faults may cost, every promise held\n",
         (0, true) => "verdict: nothing was lost\n",
         (0, false) => "verdict: nothing was seen to be lost, but the run proves nothing\n",
         _ => "verdict: something was lost\n",
@@ -96,46 +91,38 @@ pub fn render(verdict: &Verdict) -> String {
     text
 }
 
+fn broken(ran: &Ran) -> u64 {
+    ran.promises.iter().filter(|promise| !promise.held).count() as u64
+}
+
 /// Runs side by side, a column each.
-pub fn compare(runs: &[Run]) -> String {
-    let broken = |v: &Verdict| v.promises.iter().filter(|promise| !promise.held()).count() as u64;
-    type Cell = fn(&Verdict) -> String;
-    let rows: [(&str, Cell); 7] = [
-        ("new connections", |v| count(v.figures.new_connections)),
-        ("lost", |v| count(v.lost())),
-        ("allowed under faults", |v| count(v.allowed())),
-        ("longest wait", |v| wait(v.figures.wait_max_ms)),
-        ("99 % within", |v| wait(v.figures.wait_p99_ms)),
-        ("streams ended by the instance", |v| count(v.ended_by_instance)),
-        ("rejected by the instance", |v| count(v.rejected)),
+pub fn compare(runs: &[(Via, &Ran)]) -> String {
+    type Cell = fn(&Ran) -> String;
+    let mut rows: Vec<(&str, Cell)> = vec![
+        ("new connections", |r| count(r.figures.new_connections)),
+        ("lost", |r| count(r.verdict.lost())),
+        ("allowed under faults", |r| count(r.allowed())),
+        ("longest wait", |r| wait(r.figures.wait_max_ms)),
+        ("99 % within", |r| wait(r.figures.wait_p99_ms)),
+        ("streams ended by the instance", |r| count(count_of(&r.verdict.apart, "ended_by_instance"))),
+        ("rejected by the instance", |r| count(count_of(&r.verdict.apart, "rejected"))),
     ];
-    let mut text = format!("{:<32}", "");
-    let mut cells = |name: &str, cell: &dyn Fn(&Run) -> String| {
-        if !name.is_empty() {
-            let _ = write!(text, "{name:<32}");
-        }
-        for run in runs {
-            let _ = write!(text, "{:>14}", cell(run));
-        }
-        text.push('\n');
+    if runs.iter().any(|(_, ran)| !ran.promises.is_empty()) {
+        rows.push(("promises broken", |r| count(broken(r))));
+    }
+    let line = |name: &str, cells: &mut dyn Iterator<Item = String>| {
+        cells.fold(format!("{name:<32}"), |line, cell| format!("{line}{cell:>14}")) + "\n"
     };
-    cells("", &|run| run.via.to_string());
-    for (name, cell) in rows {
-        cells(name, &|run| cell(&run.verdict));
-    }
-    if runs.iter().any(|run| !run.verdict.promises.is_empty()) {
-        cells("promises broken", &|run| count(broken(&run.verdict)));
-    }
-    text
+    let header = line("", &mut runs.iter().map(|(via, _)| via.to_string()));
+    let rows = rows.into_iter().map(|(name, cell)| line(name, &mut runs.iter().map(|(_, ran)| cell(ran))));
+    rows.fold(header, |text, row| text + &row)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::data::Figures;
-    use super::super::plan::Via;
-    use super::super::record::Record;
-    use super::super::verdict::{NEW, OLD};
     use super::*;
+    use crate::data::{Figures, Tally, Verdict};
+    use crate::verdict::{Loss, NEW, OLD};
 
     fn instance(name: &str, version: &str) -> Instance {
         Instance { name: name.into(), version: version.into() }
@@ -143,9 +130,9 @@ mod tests {
 
     #[test]
     fn nothing_lost() {
-        let verdict = Verdict {
-            notes: vec!["old had to be killed".into()],
-            ended_by_instance: 16,
+        let apart = Tally { kind: "ended_by_instance".into(), text: String::new(), count: 16 };
+        let ran = Ran {
+            verdict: Verdict { notes: vec!["old had to be killed".into()], apart: vec![apart], ..Verdict::default() },
             instances: vec![instance(OLD, "v1.35.4"), instance(NEW, "v1.36.3")],
             figures: Figures {
                 requests: 2_134,
@@ -159,9 +146,9 @@ mod tests {
                 endpoint_gap_ms: Some(9_600.0),
                 ..Figures::default()
             },
-            ..Verdict::default()
+            ..Ran::default()
         };
-        insta::assert_snapshot!(render(&verdict), @r#"
+        insta::assert_snapshot!(render(&ran), @r#"
         requests                             2,134   1,031 on a new connection
         lost                                     0
         longest wait                         38 ms   median 1.2 ms, 99 % within 9.9 ms
@@ -185,16 +172,18 @@ mod tests {
 
     #[test]
     fn something_lost() {
-        let verdict = Verdict {
+        let ran = Ran {
             figures: Figures { requests: 12, wait_max_ms: 15_000.0, ..Figures::default() },
-            lost: [(Loss::Reset, 2), (Loss::StreamEnded, 1), (Loss::EventMissed, 2)].into(),
             instances: vec![instance(OLD, ""), instance(NEW, "")],
-            examples: vec!["new-7: reset after 1.2ms".into()],
-            ended_by_berth: 1,
-            objections: vec!["new never got ready".into()],
-            ..Verdict::default()
+            verdict: Verdict {
+                lost: vec![Loss::Reset.tally(2), Loss::StreamEnded.tally(1), Loss::EventMissed.tally(2)],
+                examples: vec!["new-7: reset after 1.2ms".into()],
+                objections: vec!["new never got ready".into()],
+                ..Verdict::default()
+            },
+            ..Ran::default()
         };
-        insta::assert_snapshot!(render(&verdict), @r#"
+        insta::assert_snapshot!(render(&ran), @r#"
         requests                                12   0 on a new connection
         lost                                     5
           connections reset                      2
@@ -220,17 +209,12 @@ mod tests {
 
     #[test]
     fn side_by_side() {
-        let run = |via, refused: u64| Run {
-            via,
-            record: Record::default(),
-            verdict: Verdict {
-                figures: Figures { new_connections: 1_031, ..Figures::default() },
-                lost: [(Loss::Refused, refused)].into(),
-                ..Verdict::default()
-            },
-            failed: None,
+        let ran = |refused| Ran {
+            figures: Figures { new_connections: 1_031, ..Figures::default() },
+            verdict: Verdict { lost: vec![Loss::Refused.tally(refused)], ..Verdict::default() },
+            ..Ran::default()
         };
-        insta::assert_snapshot!(compare(&[run(Via::PortSharing, 1_234), run(Via::Berth, 0)]), @r"
+        insta::assert_snapshot!(compare(&[(Via::PortSharing, &ran(1_234)), (Via::Berth, &ran(0))]), @r"
                                           port-sharing         berth
         new connections                          1,031         1,031
         lost                                     1,234             0

@@ -5,13 +5,11 @@
 //! 15 s, or a stream that ended before its instance ended it. Who ended a stream is decided by
 //! `ends`.
 
-use super::data::{Figures, Informer, Instance};
+use super::data::{Figures, Informer};
 use super::ends::Ends;
 use super::plan::Plan;
 use super::promise::{self, Lost, Promise};
-use super::record::{
-    Answer, Attempt, Failure, Kind, MarkKind, Player, Record, Stamp, StreamEnd, StreamId, WatchSum, What,
-};
+use super::record::{Answer, Attempt, Failure, Kind, MarkKind, Record, Stamp, StreamEnd, StreamId, WatchSum, What};
 use hdrhistogram::Histogram;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -49,22 +47,8 @@ pub struct Verdict {
     pub ends_allowed: Vec<StreamId>,
     /// The first of each kind of failure, in words.
     pub examples: Vec<String>,
-    /// Kept connections and watches that ended although their instance did not end them.
-    pub ended_by_berth: u64,
-    /// Those that their instance ended.
-    pub ended_by_instance: u64,
     /// Requests that an instance answered with 429 or 503 because it was shutting down.
     pub rejected: u64,
-    /// Connections to the instances themselves, for comparison, and how many of those they ended.
-    pub control_streams: u64,
-    /// See `control_streams`.
-    pub control_ended: u64,
-    /// The instances, in the order in which they were started.
-    pub instances: Vec<Instance>,
-    /// Clients that keep a copy of what is written, and how many of those held exactly that.
-    pub informers: u64,
-    /// See `informers`.
-    pub whole_informers: u64,
     /// What was promised under faults, and what came of it.
     pub promises: Vec<Promise>,
     /// What else is worth knowing.
@@ -105,9 +89,6 @@ impl Verdict {
 pub fn judge(record: &Record, plan: &Plan) -> Verdict {
     let mut judge = Judge::new(record);
     judge.verdict.promises = promise::check(record);
-    let instance =
-        |player: &Player| Instance { name: player.name.clone(), version: player.version.clone().unwrap_or_default() };
-    judge.verdict.instances = record.players.iter().map(instance).collect();
     for attempt in &record.attempts {
         judge.attempt(attempt);
     }
@@ -205,7 +186,6 @@ impl<'a> Judge<'a> {
             // The end of a kept connection is judged once, as the end of a stream.
             _ if attempt.kind == Kind::Kept => return,
             Failure::Reset | Failure::Closed | Failure::Http(_) if self.instance_ended(&attempt.stream) => {
-                self.verdict.ended_by_instance += 1;
                 self.verdict.ends_by_instance.push((attempt.done, attempt.stream.clone()));
                 return;
             }
@@ -226,8 +206,6 @@ impl<'a> Judge<'a> {
     }
 
     fn ends(&mut self) {
-        self.verdict.control_streams = self.record.control.streams.values().sum();
-        self.verdict.control_ended = self.record.control.ends.len() as u64;
         for end in self.record.ends.iter().filter(|end| end.what != What::New) {
             if let Failure::Local(why) = &end.how {
                 *self.local.entry(why.clone()).or_default() += 1;
@@ -235,16 +213,13 @@ impl<'a> Judge<'a> {
             }
             match self.ends.by_instance(end) {
                 Ok(()) => {
-                    self.verdict.ended_by_instance += 1;
                     self.verdict.ends_by_instance.push((end.at, end.stream.clone()));
                 }
                 Err(why) => {
                     let while_what = if end.in_flight { "with a request under way" } else { "between requests" };
                     let words = format!("{} ({:?}): {} {while_what}, {why}", end.stream, end.what, end.how);
                     let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance: Some(&end.instance) };
-                    if self.lose(&lost, words) {
-                        self.verdict.ended_by_berth += 1;
-                    } else {
+                    if !self.lose(&lost, words) {
                         self.verdict.ends_allowed.push(end.stream.clone());
                     }
                 }
@@ -290,9 +265,6 @@ impl<'a> Judge<'a> {
 
     fn informers(&mut self) {
         let informers = &self.record.informers;
-        let tried = || informers.iter().filter(|i| !i.is_quiet());
-        self.verdict.informers = tried().count() as u64;
-        self.verdict.whole_informers = tried().filter(|i| i.missing + i.stale + i.duplicated == 0).count() as u64;
         // An object too many is an event that was missed: that of its end.
         self.verdict.lose(Loss::EventMissed, informers.iter().map(|i| i.missing + i.stale).sum());
         self.verdict.lose(Loss::EventDuplicated, informers.iter().map(|i| i.duplicated).sum());

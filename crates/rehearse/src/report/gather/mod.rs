@@ -10,19 +10,19 @@ mod tests;
 
 use super::{environment, format};
 use crate::data::{
-    self, Command, ControlStreams, Informer, Mark, MarkKind, Outcome, Period, Program, Promise, Ran, Report, Run,
-    Tally, Verdict,
+    self, Command, ControlStreams, Informer, Instance, Mark, MarkKind, Outcome, Period, Program, Promise, Ran, Report,
+    Run, Tally, Verdict,
 };
 use crate::plan::{Plan, Via};
 use crate::promise::Promise as Promised;
-use crate::record::{Record, Stamp};
+use crate::record::{Player, Record, Stamp};
 use crate::verdict::{Loss, Verdict as Judged};
 use crate::{Outcome as Rehearsed, Run as Played};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// The report of a rehearsal, made now and here. The runs are in the order of the plan.
-pub fn report(plan: &Plan, rehearsed: &Rehearsed, argv: Vec<String>) -> Report {
+/// What came of each run, in the order of the plan.
+pub fn runs(plan: &Plan, rehearsed: &Rehearsed) -> Vec<Run> {
     let topology = plan.topology.to_string();
     let control = rehearsed.runs.iter().find(|run| run.via == Via::Direct).map(|run| &run.verdict);
     let one = |via: &Via| {
@@ -34,6 +34,11 @@ pub fn report(plan: &Plan, rehearsed: &Rehearsed, argv: Vec<String>) -> Report {
         };
         Some(Run { via: *via, topology: topology.clone(), outcome })
     };
+    plan.runs.iter().filter_map(one).collect()
+}
+
+/// The report of a rehearsal and its runs, made now and here.
+pub fn report(plan: &Plan, rehearsed: &Rehearsed, runs: Vec<Run>, argv: Vec<String>) -> Report {
     Report {
         version: data::VERSION,
         berth_version: berth_node::VERSION.to_owned(),
@@ -42,7 +47,7 @@ pub fn report(plan: &Plan, rehearsed: &Rehearsed, argv: Vec<String>) -> Report {
         seed: Some(plan.load.seed),
         environment: environment::look(programs(plan, rehearsed)),
         aborted: rehearsed.aborted.as_ref().map(ToString::to_string),
-        runs: plan.runs.iter().filter_map(one).collect(),
+        runs,
     }
 }
 
@@ -67,7 +72,7 @@ fn ran(played: &Played, control: Option<&Judged>) -> Ran {
     let lives = streams::lives(record, &span);
     Ran {
         load_ms: span.over.since(span.began).as_millis() as u64,
-        instances: judged.instances.clone(),
+        instances: record.players.iter().map(instance).collect(),
         verdict: verdict(played, control),
         figures: judged.figures.clone(),
         timeline: series::timeline(record, judged, &lives, &span),
@@ -78,6 +83,10 @@ fn ran(played: &Played, control: Option<&Judged>) -> Ran {
         endpoint_gaps: endpoint_gaps(record, &span),
         promises: judged.promises.iter().map(|promised| promise(promised, &span)).collect(),
     }
+}
+
+fn instance(player: &Player) -> Instance {
+    Instance { name: player.name.clone(), version: player.version.clone().unwrap_or_default() }
 }
 
 /// The load, and all that came of it.
@@ -122,7 +131,7 @@ fn verdict(played: &Played, control: Option<&Judged>) -> Verdict {
 
 fn apart(judged: &Judged) -> Vec<Tally> {
     let apart = [
-        ("ended_by_instance", "streams that their instance ended", judged.ended_by_instance),
+        ("ended_by_instance", "streams that their instance ended", judged.ends_by_instance.len() as u64),
         ("rejected", "requests that their instance rejected", judged.rejected),
         ("allowed", "losses that a promise under a fault allows", judged.allowed()),
     ];
@@ -167,7 +176,7 @@ fn summary(played: &Played, objection: Option<&String>) -> String {
                 1 => " The watch saw every write once.".to_owned(),
                 watches => format!(" {} watches saw every write once.", format::count(watches)),
             };
-            let kept = match judged.informers {
+            let kept = match played.record.informers.iter().filter(|informer| !informer.is_quiet()).count() as u64 {
                 0 => String::new(),
                 1 => " The informer holds exactly what was written.".to_owned(),
                 informers => format!(" {} informers hold exactly what was written.", format::count(informers)),

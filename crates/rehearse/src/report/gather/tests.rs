@@ -361,7 +361,7 @@ fn runs_are_in_the_order_of_the_plan() {
         aborted: Some(crate::Aborted::Signal(libc::SIGINT)),
     };
     let plan = Plan { runs: vec![Via::Haproxy, Via::Berth, Via::Direct, Via::PortSharing], ..Plan::default() };
-    let report = report(&plan, &rehearsed, vec!["berth".into()]);
+    let report = report(&plan, &rehearsed, runs(&plan, &rehearsed), vec!["berth".into()]);
     // Port sharing was not come to.
     assert_eq!(report.runs.iter().map(|run| run.via).collect::<Vec<_>>(), [Via::Haproxy, Via::Berth, Via::Direct]);
     assert_eq!(report.runs[0].outcome, Outcome::Skipped("no haproxy".into()));

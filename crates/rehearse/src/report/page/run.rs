@@ -2,7 +2,7 @@
 
 use super::state::{self, State};
 use super::tables;
-use crate::data::{MarkKind, Outcome, Ran, Run, Tally, Via};
+use crate::data::{MarkKind, Outcome, Ran, Run, Tally, Via, count_of};
 use crate::report::format;
 use crate::report::plot::{self, Frame};
 use maud::{Markup, html};
@@ -246,7 +246,6 @@ fn allowed(tallies: &[Tally]) -> String {
 }
 
 fn tallies(tallies: &[Tally], control: Option<&[Tally]>) -> Markup {
-    let count = |of: &[Tally], kind: &str| format::count(of.iter().find(|t| t.kind == kind).map_or(0, |t| t.count));
     html! {
         table.tallies {
             @if control.is_some() {
@@ -257,7 +256,7 @@ fn tallies(tallies: &[Tally], control: Option<&[Tally]>) -> Markup {
                     tr {
                         th scope="row" { (tally.text) }
                         td.number { (format::count(tally.count)) }
-                        @if let Some(control) = control { td.number { (count(control, &tally.kind)) } }
+                        @if let Some(control) = control { td.number { (format::count(count_of(control, &tally.kind))) } }
                     }
                 }
             }
