@@ -1,7 +1,7 @@
 //! The life of `berth exec`, with the real binary and a shell in the apiserver's place.
 
 use berth_node::instance::InstanceId;
-use berth_node::registry::instance::{Listed, list};
+use berth_node::registry::instance::{ListedInstance, list};
 use berth_node::registry::{BerthDir, RunDir};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
@@ -35,10 +35,10 @@ impl Node {
         RunDir::open(&self.temp.path().join("run")).unwrap().berth(self.listen).unwrap()
     }
 
-    fn listed(&self) -> Vec<Listed> {
+    fn listed(&self) -> Vec<ListedInstance> {
         let listing = list(&self.berth_dir()).unwrap();
         assert_eq!(listing.problems, []);
-        listing.instances
+        listing.found
     }
 
     fn alive(&self, id: &str) -> Option<bool> {

@@ -5,7 +5,7 @@ use super::{Exit, block_on, mistaken, unavailable};
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply, Status};
-use berth_node::snapshot::{Known, RunDirSnapshot};
+use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{Phase, Standing};
 use berth_options::ask::{AskArgs, DrainArgs, LiveArgs, ReadyArgs, TimeoutArgs};
 use berth_options::check::{Checks, Mistakes, check_probe};
@@ -62,7 +62,7 @@ fn timeout(args: &TimeoutArgs, checks: &mut Checks) -> Option<Duration> {
 }
 
 /// What a shim of the node says of an instance, if there is one that knows it.
-async fn of_node_shim(run_dir: &RunDirArgs, known: &Known, patience: Duration) -> Option<Result<(), String>> {
+async fn of_node_shim(run_dir: &RunDirArgs, known: &KnownInstance, patience: Duration) -> Option<Result<(), String>> {
     for other in other_shims(run_dir, known).ok()? {
         let Ok(shim) = status(&other, patience).await else { continue };
         let Some(instance) = shim.instances.iter().find(|instance| shim.discover && instance.instance == known.id)
@@ -137,7 +137,7 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
 }
 
 /// Whether another shim of the berth listens.
-async fn has_joined_sibling(run_dir: &RunDirArgs, known: &Known) -> Result<bool, String> {
+async fn has_joined_sibling(run_dir: &RunDirArgs, known: &KnownInstance) -> Result<bool, String> {
     for sibling in other_shims(run_dir, known)? {
         // Who does not answer takes nothing over.
         if status(&sibling, ipc::PATIENCE).await.is_ok_and(|status| status.state == Phase::Joined) {
@@ -148,15 +148,15 @@ async fn has_joined_sibling(run_dir: &RunDirArgs, known: &Known) -> Result<bool,
 }
 
 /// The other shims of the same berth, some of which may be dead.
-fn other_shims(run_dir: &RunDirArgs, known: &Known) -> Result<Vec<Known>, String> {
+fn other_shims(run_dir: &RunDirArgs, known: &KnownInstance) -> Result<Vec<KnownInstance>, String> {
     let node = RunDirSnapshot::look(run_dir.run_dir.as_deref()).map_err(|error| error.to_string())?;
-    let is_other = |other: &Known| other.berth.address() == known.berth.address() && other.id != known.id;
+    let is_other = |other: &KnownInstance| other.berth.address() == known.berth.address() && other.id != known.id;
     Ok(node.instances.into_iter().filter(|other| other.socket && is_other(other)).collect())
 }
 
 /// Waits until a shim has left the group and its instance can be stopped ([`unanswered`]), or its connections ended if
 /// that is asked for.
-async fn until_left(known: &Known, streams: Option<Duration>) -> Result<(), String> {
+async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<(), String> {
     let began = Instant::now();
     let mut left = None;
     let mut silent = None;
@@ -220,14 +220,14 @@ fn answer(result: Result<(), String>) -> Exit {
 }
 
 /// The instance that was asked for, or the only one there.
-fn find(args: &AskArgs) -> Result<Known, Exit> {
+fn find(args: &AskArgs) -> Result<KnownInstance, Exit> {
     let id = args.instance.as_deref().map(InstanceId::parse).transpose();
     let id = id.map_err(|error| mistaken(&Mistakes(vec![format!("--instance: {error}")])))?;
     let node = RunDirSnapshot::look(args.run_dir.run_dir.as_deref()).map_err(|error| unavailable(&error))?;
-    let asked = |known: &Known| id.as_ref().is_none_or(|id| known.id == *id);
+    let asked = |known: &KnownInstance| id.as_ref().is_none_or(|id| known.id == *id);
     let mut known: Vec<_> = node.instances.into_iter().filter(asked).collect();
     // What an earlier instance left behind is not meant where one runs.
-    let runs = |known: &Known| known.socket || known.record.as_ref().is_some_and(|listed| listed.alive);
+    let runs = |known: &KnownInstance| known.socket || known.record.as_ref().is_some_and(|listed| listed.alive);
     if known.iter().any(runs) {
         known.retain(runs);
     }
@@ -250,13 +250,13 @@ fn find(args: &AskArgs) -> Result<Known, Exit> {
     }
 }
 
-async fn status(known: &Known, patience: Duration) -> Result<Status, String> {
+async fn status(known: &KnownInstance, patience: Duration) -> Result<Status, String> {
     let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
     let status = ipc::status(&path, patience).await;
     status.map(|status| *status).map_err(|why| format!("the shim of instance {}: {why}", known.id))
 }
 
-async fn address(known: &Known) -> Result<SocketAddr, String> {
+async fn address(known: &KnownInstance) -> Result<SocketAddr, String> {
     match &known.record {
         Some(listed) if listed.alive => Ok(listed.record.address),
         Some(_) => Err(format!("instance {} is not running: its process ended", known.id)),
@@ -278,12 +278,12 @@ mod tests {
     use std::pin::{Pin, pin};
     use std::task::Poll;
 
-    fn known(directory: &tempfile::TempDir) -> (Known, PathBuf) {
+    fn known(directory: &tempfile::TempDir) -> (KnownInstance, PathBuf) {
         let run_dir = RunDir::open(&directory.path().join("run")).unwrap();
         let berth = run_dir.berth("10.0.0.5:6443".parse().unwrap()).unwrap();
         let id = InstanceId::parse("a").unwrap();
         let path = berth.socket_path(&id).unwrap();
-        (Known { berth, id, record: None, socket: true }, path)
+        (KnownInstance { berth, id, record: None, socket: true }, path)
     }
 
     async fn polled<F: Future>(waiting: &mut Pin<&mut F>) -> Poll<F::Output> {

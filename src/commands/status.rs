@@ -6,7 +6,7 @@ use anyhow::Context;
 use berth_node::ipc;
 use berth_node::ipc::wire::{InstanceStatus, Status};
 use berth_node::registry::instance::Record;
-use berth_node::snapshot::{Known, RunDirSnapshot};
+use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{Phase, Standing};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -69,7 +69,7 @@ struct Row {
 }
 
 impl Row {
-    async fn look(known: Known) -> Self {
+    async fn look(known: KnownInstance) -> Self {
         let asked = match known.berth.socket_path(&known.id) {
             Ok(path) => {
                 ipc::status(&path, ipc::PATIENCE).await.map(|status| *status).map_err(|why| format!("its shim: {why}"))

@@ -6,7 +6,7 @@ use super::support::shim::ask;
 use super::support::{PATIENCE, eventually};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire;
-use berth_node::registry::instance::{Claim, Claimant, claim};
+use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
 use berth_node::registry::{BerthDir, RunDir, instance};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, chown};
@@ -96,13 +96,13 @@ impl Node {
     pub(crate) fn exec(&self, id: &str) -> (Running, Echo) {
         let process = Running::start(&mut self.exec_command(id));
         process.says("lives");
-        let listed = instance::list(&self.find().unwrap()).unwrap().instances;
+        let listed = instance::list(&self.find().unwrap()).unwrap().found;
         let listed = listed.into_iter().find(|listed| listed.record.instance.as_str() == id).unwrap();
         (process, Echo::at(listed.record.address))
     }
 
     /// Records an instance, alive as long as the result.
-    pub(crate) fn record(&self, id: &str, address: SocketAddr) -> Claim {
+    pub(crate) fn record(&self, id: &str, address: SocketAddr) -> InstanceClaim {
         let id = InstanceId::parse(id).unwrap();
         let claimant = Claimant { instance: &id, advertise: self.listen.ip(), pid: None };
         claim(&self.berth(), &claimant, |_, _| Ok(address)).unwrap()

@@ -32,8 +32,8 @@ fn until_recorded(node: &Node, id: &str) {
     eventually(&format!("{id} is recorded again"), || {
         // Not by way of a function that makes the directory.
         let berth = node.find()?;
-        let alive = |listed: &instance::Listed| listed.alive && listed.record.instance == id;
-        let recorded = instance::list(&berth).unwrap().instances.iter().any(alive);
+        let alive = |listed: &instance::ListedInstance| listed.alive && listed.record.instance == id;
+        let recorded = instance::list(&berth).unwrap().found.iter().any(alive);
         (recorded && lease::read(&berth, &id).unwrap().is_some() && berth.socket_path(&id).unwrap().exists())
             .then_some(())
     });
@@ -103,7 +103,7 @@ fn a_run_directory_that_is_removed_is_made_again() {
     drop((process, echo));
     shim.running.logs("gone instance=a");
     eventually("a dead record", || {
-        let listed = instance::list(&node.find()?).unwrap().instances;
+        let listed = instance::list(&node.find()?).unwrap().found;
         listed.iter().any(|listed| listed.record.instance.as_str() == "a" && !listed.alive).then_some(())
     });
     is_ready_again(&node, &shim);

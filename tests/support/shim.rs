@@ -4,7 +4,7 @@ use super::{PATIENCE, eventually, net};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::{self, wire};
 use berth_node::registry::BerthDir;
-use berth_node::registry::instance::{Claim, Claimant, claim};
+use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
 use berth_node::terms::Phase;
 use berth_options::{InPod, PodCommand, check};
 use berth_shim::app::{self, Ended};
@@ -147,7 +147,7 @@ impl Shim {
     }
 
     /// Records an instance beside its own, alive as long as the result.
-    pub(crate) fn sibling(&self, id: &str, address: SocketAddr) -> Claim {
+    pub(crate) fn sibling(&self, id: &str, address: SocketAddr) -> InstanceClaim {
         let id = InstanceId::parse(id).unwrap();
         let claimant = Claimant { instance: &id, advertise: self.address.ip(), pid: None };
         claim(&self.berth, &claimant, |_, _| Ok(address)).unwrap()

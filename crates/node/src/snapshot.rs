@@ -2,7 +2,7 @@
 //! that look from outside.
 
 use crate::instance::InstanceId;
-use crate::registry::instance::{Listed, Problem, list};
+use crate::registry::instance::{IgnoredFile, ListedInstance, list};
 use crate::registry::{BerthDir, Error, RunDir};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,17 +12,17 @@ use std::path::{Path, PathBuf};
 pub struct RunDirSnapshot {
     pub path: PathBuf,
     /// By berth and name.
-    pub instances: Vec<Known>,
+    pub instances: Vec<KnownInstance>,
     /// Files that are no records.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<IgnoredFile>,
 }
 
 /// An instance of which there is a record, a shim's socket, or both.
 #[derive(Debug)]
-pub struct Known {
+pub struct KnownInstance {
     pub berth: BerthDir,
     pub id: InstanceId,
-    pub record: Option<Listed>,
+    pub record: Option<ListedInstance>,
     /// Whether there is a shim's socket; it may be of a dead one.
     pub socket: bool,
 }
@@ -40,13 +40,13 @@ impl RunDirSnapshot {
             let listing = list(&berth).map_err(|source| Error::Read { path: berth.instances(), source })?;
             node.problems.extend(listing.problems);
             let mut sockets = sockets(&berth)?;
-            for listed in listing.instances {
+            for listed in listing.found {
                 let id = listed.record.instance.clone();
                 let socket = sockets.remove(&id);
-                node.instances.push(Known { berth: berth.clone(), id, record: Some(listed), socket });
+                node.instances.push(KnownInstance { berth: berth.clone(), id, record: Some(listed), socket });
             }
             for id in sockets {
-                node.instances.push(Known { berth: berth.clone(), id, record: None, socket: true });
+                node.instances.push(KnownInstance { berth: berth.clone(), id, record: None, socket: true });
             }
         }
         node.instances.sort_by(|a, b| (a.berth.address(), &a.id).cmp(&(b.berth.address(), &b.id)));

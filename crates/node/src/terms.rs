@@ -2,11 +2,29 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
 
-/// A shim's process: random, never a pid.
+/// A shim's process: random, never a pid. Its text is 16 lower-case hexadecimal digits; messages have the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ShimId(pub u64);
+
+impl fmt::Display for ShimId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl FromStr for ShimId {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let id = u64::from_str_radix(text, 16).map(Self).ok();
+        // Not a sign, a capital, or fewer digits: one shim has one name.
+        id.filter(|id| id.to_string() == text).ok_or("a holder is 16 lower-case hexadecimal digits")
+    }
+}
 
 /// A listening socket, whoever holds duplicates of it (`SO_COOKIE`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -77,7 +77,7 @@ impl View {
         let (Ok(boot), Ok(now), Ok(found)) = (clock::boot_id(), clock::boottime(), lease::list(&self.berth)) else {
             return Vec::new();
         };
-        let siblings = found.leases.into_iter().filter(|l| l.instance != self.instance && l.is_live(&boot, now));
+        let siblings = found.found.into_iter().filter(|l| l.instance != self.instance && l.is_live(&boot, now));
         let asked: Vec<_> = siblings
             .filter_map(|lease| Some((self.berth.socket_path(&lease.instance).ok()?, lease.instance)))
             .map(|(path, instance)| {

@@ -2,14 +2,16 @@
 
 use super::BerthDir;
 use crate::instance::InstanceId;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{Duration, SystemTime};
 
 /// Largest file that is read, in bytes. Real ones have some 250 to 4,000.
 pub(super) const MAX_SIZE: u64 = 64 * 1024;
@@ -17,20 +19,23 @@ pub(super) const MAX_SIZE: u64 = 64 * 1024;
 /// Characters of a reason that are kept: a JSON error repeats what it found, however long.
 const MAX_REASON: usize = 200;
 
+/// The last second of the year 9999; later ones, and those before 1970, have no such text.
+const LAST_TIME: Duration = Duration::from_secs(253_402_300_799);
+
 /// A file among the records or leases that is ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Problem {
+pub struct IgnoredFile {
     pub path: PathBuf,
     pub reason: String,
 }
 
-impl Problem {
+impl IgnoredFile {
     pub(super) fn new(path: PathBuf, reason: &str) -> Self {
         Self { path, reason: reason.chars().take(MAX_REASON).collect() }
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for IgnoredFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Names and contents are another's. No line feed or escape of theirs gets into the log.
         let printable = |text: &str| text.replace(char::is_control, "\u{fffd}");
@@ -39,17 +44,27 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What `look` makes of each file of a directory whose name does not begin with a dot, and the files that it
-/// gives a reason to ignore, in the order of their names.
+/// The files of a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listing<T> {
+    /// The good ones, by their IDs.
+    pub found: Vec<T>,
+    /// The others. The same again each time, so the caller logs what it has not logged yet.
+    pub problems: Vec<IgnoredFile>,
+}
+
+/// What `look` makes of each file of a directory whose name does not begin with a dot.
 ///
 /// # Errors
 /// The directory cannot be listed. If it is not there, it is as if it were empty.
 pub(super) fn look_at_all<T>(
     directory: &Path,
     look: impl Fn(&InstanceId, &Path) -> Result<Option<T>, String>,
-) -> io::Result<(Vec<T>, Vec<Problem>)> {
-    let (mut good, mut problems) = (Vec::new(), Vec::new());
-    for name in names(directory)? {
+) -> io::Result<Listing<T>> {
+    let (mut found, mut problems) = (Vec::new(), Vec::new());
+    let mut names = names(directory)?;
+    names.sort_by_cached_key(|name| id_of(name));
+    for name in names {
         if name.as_encoded_bytes().starts_with(b".") {
             continue;
         }
@@ -59,12 +74,12 @@ pub(super) fn look_at_all<T>(
             None => Err("its name is not an instance's ID with .json".into()),
         };
         match looked {
-            Ok(found) => good.extend(found),
-            Err(reason) => problems.push(Problem::new(path, &reason)),
+            Ok(good) => found.extend(good),
+            Err(reason) => problems.push(IgnoredFile::new(path, &reason)),
         }
     }
     problems.sort();
-    Ok((good, problems))
+    Ok(Listing { found, problems })
 }
 
 pub(super) fn names(directory: &Path) -> io::Result<Vec<OsString>> {
@@ -84,8 +99,12 @@ pub(super) fn is_missing(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Opens a file for reading, whatever it may be. None: there is none. The error says why it is ignored.
-pub(super) fn open(berth: &BerthDir, path: &Path) -> Result<Option<File>, String> {
+/// Opens a file, whatever it may be, and parses what is in it. None: there is none. The error says why it is ignored.
+pub(super) fn read<T>(
+    berth: &BerthDir,
+    path: &Path,
+    parse: impl FnOnce(&[u8]) -> Result<T, String>,
+) -> Result<Option<(File, Result<T, String>)>, String> {
     // O_NONBLOCK, or a FIFO would stop us.
     let file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
@@ -103,13 +122,9 @@ pub(super) fn open(berth: &BerthDir, path: &Path) -> Result<Option<File>, String
     if meta.len() > MAX_SIZE {
         return Err(format!("it is {} bytes long, at most {MAX_SIZE} are read", meta.len()));
     }
-    Ok(Some(file))
-}
-
-pub(super) fn read(file: &mut File) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.take(MAX_SIZE).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    let read = (&file).take(MAX_SIZE).read_to_end(&mut bytes).map_err(|error| error.to_string());
+    Ok(Some((file, read.and_then(|_| parse(&bytes)))))
 }
 
 /// What is written there.
@@ -140,4 +155,28 @@ pub(super) fn remove(path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Fields that are the text of a type, and times of the wall clock as Kubernetes' Time (`2026-05-04T03:02:01Z`) and
+/// MicroTime (`2026-05-04T03:02:01.000000Z`).
+pub(super) fn display<S: Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+pub(super) fn from_str<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(from: D) -> Result<T, D::Error> {
+    String::deserialize(from)?.parse().map_err(D::Error::custom)
+}
+
+pub(super) fn time<'de, D: Deserializer<'de>>(from: D) -> Result<SystemTime, D::Error> {
+    humantime::parse_rfc3339(&String::deserialize(from)?).map_err(D::Error::custom)
+}
+
+pub(super) fn second_time<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    display(&humantime::format_rfc3339_seconds(*time), serializer)
+}
+
+pub(super) fn micro_time<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    // A wrong clock is no reason to stop.
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().min(LAST_TIME);
+    display(&humantime::format_rfc3339_micros(SystemTime::UNIX_EPOCH + since), serializer)
 }

@@ -29,8 +29,8 @@
 //! descriptor keeps the record alive; the address is dead all the same, which probes see.
 
 use super::BerthDir;
-pub use super::file::Problem;
-use super::file::{self, id_of, look_at_all, names, open, read};
+use super::file::{self, id_of, look_at_all, names};
+pub use super::file::{IgnoredFile, Listing};
 use crate::instance::InstanceId;
 use berth_os::file::replace;
 use berth_os::socket;
@@ -77,7 +77,7 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// When it was started, wall clock, in full seconds. For people: nothing is decided by it.
-    #[serde(with = "rfc3339")]
+    #[serde(serialize_with = "file::second_time", deserialize_with = "file::time")]
     pub started: SystemTime,
     /// How it ended, where that is known. For people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -141,19 +141,19 @@ pub struct Claimant<'a> {
 }
 
 /// A record that is written and locked: the instance is alive for all who look, until this is dropped
-/// or, with [`Claim::through_exec`], until the process ends.
+/// or, with [`InstanceClaim::through_exec`], until the process ends.
 ///
 /// Dropping it leaves the record, dead, so that the next one of that ID gets the same address.
 /// The lock is one for all who inherited the descriptor: dropping it in the parent ends it for a child
 /// too. Who starts the apiserver as a child keeps the claim until the child has ended.
 #[derive(Debug)]
-pub struct Claim {
+pub struct InstanceClaim {
     record: Record,
     path: PathBuf,
     lock: Flock<File>,
 }
 
-impl Claim {
+impl InstanceClaim {
     pub fn record(&self) -> &Record {
         &self.record
     }
@@ -185,7 +185,7 @@ impl Claim {
 
 /// A record and whether its process lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedInstance {
     pub record: Record,
     pub alive: bool,
 }
@@ -218,14 +218,6 @@ impl HeldRecord {
     }
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Listing {
-    /// The good ones, by their IDs.
-    pub instances: Vec<Listed>,
-    /// The others. The same again each time, so the caller logs what it has not logged yet.
-    pub problems: Vec<Problem>,
-}
-
 /// Records an instance of a berth, with an address that `choose` gives: from the address that the instance
 /// had before, if any, and those of the berth's other instances, live or not long dead.
 ///
@@ -237,14 +229,14 @@ pub fn claim(
     berth: &BerthDir,
     claimant: &Claimant<'_>,
     choose: impl FnOnce(Option<SocketAddr>, &[SocketAddr]) -> Result<SocketAddr, Box<dyn Error + Send + Sync>>,
-) -> Result<Claim, ClaimError> {
+) -> Result<InstanceClaim, ClaimError> {
     let directory = berth.instances();
     let _names = lock_names(&directory, LOCK_WAIT)?;
     let path = path_of(berth, claimant.instance);
     let previous = previous(berth, claimant.instance, &path)?;
     let listing = list(berth).map_err(failed("list", &directory))?;
     prune_names(berth, SystemTime::now()).map_err(failed("list", &directory))?;
-    let others = listing.instances.into_iter().filter(|other| other.record.instance != *claimant.instance);
+    let others = listing.found.into_iter().filter(|other| other.record.instance != *claimant.instance);
     let taken: Vec<_> = others.map(|other| other.record.address).collect();
     let record = Record {
         version: VERSION,
@@ -258,7 +250,7 @@ pub fn claim(
     };
 
     let lock = put(&directory, &record, |lock| lock)?;
-    Ok(Claim { record, path, lock })
+    Ok(InstanceClaim { record, path, lock })
 }
 
 /// Writes the record of a live instance again, whose file was removed, and holds a lock on it in the instance's stead:
@@ -266,7 +258,7 @@ pub fn claim(
 ///
 /// # Errors
 /// See [`ClaimError`]; [`ClaimError::Busy`] while a claim goes on.
-pub fn restore(berth: &BerthDir, record: &Record) -> Result<Option<Claim>, ClaimError> {
+pub fn restore(berth: &BerthDir, record: &Record) -> Result<Option<InstanceClaim>, ClaimError> {
     let directory = berth.instances();
     let _names = lock_names(&directory, Duration::ZERO)?;
     let path = path_of(berth, &record.instance);
@@ -278,7 +270,7 @@ pub fn restore(berth: &BerthDir, record: &Record) -> Result<Option<Claim>, Claim
         return Ok(None);
     }
     let lock = put(&directory, &record, |lock| lock)?;
-    Ok(Some(Claim { record, path, lock }))
+    Ok(Some(InstanceClaim { record, path, lock }))
 }
 
 /// Whether there is no file of an instance's record, good or bad.
@@ -306,19 +298,18 @@ pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), Clai
     put(&directory, &record, drop)
 }
 
-/// The records of a berth, each with whether its process lives, and what is there besides.
+/// The records of a berth, each with whether its process lives.
 ///
 /// # Errors
 /// The directory cannot be listed. If it is not there, there are none.
-pub fn list(berth: &BerthDir) -> io::Result<Listing> {
-    let look = |id: &_, path: &_| Ok(look(berth, id, path)?.map(|(held, alive)| Listed { record: held.record, alive }));
-    let (mut instances, problems) = look_at_all(&berth.instances(), look)?;
-    instances.sort_by(|a, b| a.record.instance.cmp(&b.record.instance));
-    Ok(Listing { instances, problems })
+pub fn list(berth: &BerthDir) -> io::Result<Listing<ListedInstance>> {
+    look_at_all(&berth.instances(), |id, path| {
+        Ok(look(berth, id, path)?.map(|(held, alive)| ListedInstance { record: held.record, alive }))
+    })
 }
 
-/// The records of the live instances of a berth, to be held, and the files that are ignored.
-pub fn list_live(berth: &BerthDir) -> io::Result<(Vec<HeldRecord>, Vec<Problem>)> {
+/// The records of the live instances of a berth, to be held.
+pub fn list_live(berth: &BerthDir) -> io::Result<Listing<HeldRecord>> {
     let look = |id: &_, path: &_| Ok(look(berth, id, path)?.and_then(|(held, alive)| alive.then_some(held)));
     look_at_all(&berth.instances(), look)
 }
@@ -391,10 +382,8 @@ struct Found {
 impl Found {
     /// None: there is none. The error says why it is ignored.
     fn open(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Self>, String> {
-        let Some(mut file) = open(berth, path)? else { return Ok(None) };
-        let bytes = read(&mut file).map_err(|error| error.to_string());
-        let record = bytes.and_then(|bytes| Record::parse(&bytes, id));
-        Ok(Some(Self { file, record }))
+        let found = file::read(berth, path, |bytes| Record::parse(bytes, id))?;
+        Ok(found.map(|(file, record)| Self { file, record }))
     }
 
     fn is_alive(&self) -> io::Result<bool> {
@@ -476,21 +465,6 @@ fn put<T>(directory: &Path, record: &Record, before_named: impl FnOnce(Flock<Fil
 fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ClaimError {
     let path = path.to_owned();
     move |source| ClaimError::Io { what, path, source }
-}
-
-/// A wall clock time as `2026-05-04T03:02:01Z`.
-mod rfc3339 {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-    use std::time::SystemTime;
-
-    pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&humantime::format_rfc3339_seconds(*time))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        humantime::parse_rfc3339(&text).map_err(D::Error::custom)
-    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@
 //! write it. A new [`Phase`] would be a new format: the version before would ignore the lease.
 
 use super::BerthDir;
-use super::file::{self, Problem, look_at_all, names};
+use super::file::{self, IgnoredFile, Listing, look_at_all, names};
 use crate::instance::InstanceId;
 use crate::terms::{Phase, ShimId};
 use berth_os::file::replace;
@@ -52,15 +52,15 @@ pub struct Lease {
     /// Its name among the shims of the berth, and that of its instance; names the file.
     pub instance: InstanceId,
     /// Its process, as 16 lower-case hexadecimal digits.
-    #[serde(with = "hex")]
+    #[serde(serialize_with = "file::display", deserialize_with = "file::from_str")]
     pub holder_identity: ShimId,
     /// How long it is believed after it was heard of.
     pub lease_duration_seconds: u32,
     /// When this holder first wrote it, wall clock, in microseconds. For people.
-    #[serde(with = "micro_time")]
+    #[serde(serialize_with = "file::micro_time", deserialize_with = "file::time")]
     pub acquire_time: SystemTime,
     /// When this holder last wrote it, wall clock, in microseconds. For people.
-    #[serde(with = "micro_time")]
+    #[serde(serialize_with = "file::micro_time", deserialize_with = "file::time")]
     pub renew_time: SystemTime,
     /// How often it went from one holder to another; see [`Lease::transitions_to`].
     pub lease_transitions: u32,
@@ -159,14 +159,6 @@ impl Lease {
     }
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Listing {
-    /// The good ones, by their IDs, live or not.
-    pub leases: Vec<Lease>,
-    /// The others. The same again each time, so the caller logs what it has not logged yet.
-    pub problems: Vec<Problem>,
-}
-
 /// Puts a lease in its place, whatever is there.
 ///
 /// Nothing is synced to disk: after a crash of the machine every lease is of another boot, a torn file is
@@ -201,9 +193,9 @@ pub fn remove(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
 ///
 /// # Errors
 /// What is there is no lease, or not to be believed.
-pub fn read(berth: &BerthDir, id: &InstanceId) -> Result<Option<Lease>, Problem> {
+pub fn read(berth: &BerthDir, id: &InstanceId) -> Result<Option<Lease>, IgnoredFile> {
     let path = path_of(berth, id);
-    look(berth, id, &path).map_err(|reason| Problem::new(path, &reason))
+    look(berth, id, &path).map_err(|reason| IgnoredFile::new(path, &reason))
 }
 
 /// Whether there is no file of a shim's lease, good or bad.
@@ -212,14 +204,12 @@ pub fn is_missing(berth: &BerthDir, id: &InstanceId) -> bool {
     file::is_missing(&path_of(berth, id))
 }
 
-/// The leases of a berth, and what is there besides.
+/// The leases of a berth, live or not.
 ///
 /// # Errors
 /// The directory cannot be listed. If it is not there, there are none.
-pub fn list(berth: &BerthDir) -> io::Result<Listing> {
-    let (mut leases, problems) = look_at_all(&berth.leases(), |id, path| look(berth, id, path))?;
-    leases.sort_by(|a, b| a.instance.cmp(&b.instance));
-    Ok(Listing { leases, problems })
+pub fn list(berth: &BerthDir) -> io::Result<Listing<Lease>> {
+    look_at_all(&berth.leases(), |id, path| look(berth, id, path))
 }
 
 /// Removes the leases that are of another boot, or have been expired for longer than they held, and
@@ -258,9 +248,7 @@ fn is_left_over(path: &Path) -> bool {
 
 /// None: it is gone. The error says why it is ignored.
 fn look(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Lease>, String> {
-    let Some(mut file) = file::open(berth, path)? else { return Ok(None) };
-    let bytes = file::read(&mut file).map_err(|error| error.to_string())?;
-    Lease::parse(&bytes, id).map(Some)
+    file::read(berth, path, |bytes| Lease::parse(bytes, id))?.map(|(_, lease)| lease).transpose()
 }
 
 fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {
@@ -274,55 +262,6 @@ fn is_usable(address: SocketAddr) -> bool {
         IpAddr::V6(ip) => ip.is_multicast(),
     };
     address.port() != 0 && !nobody
-}
-
-/// A holder as text: 16 lower-case hexadecimal digits.
-#[must_use]
-pub fn holder_to_hex(holder: ShimId) -> String {
-    format!("{:016x}", holder.0)
-}
-
-/// The holder of a text by [`holder_to_hex`]; none for any other text.
-#[must_use]
-pub fn holder_from_hex(text: &str) -> Option<ShimId> {
-    let holder = ShimId(u64::from_str_radix(text, 16).ok()?);
-    // Not a sign, a capital, or fewer digits: one holder has one name.
-    (holder_to_hex(holder) == text).then_some(holder)
-}
-
-/// [`ShimId`] as in [`holder_to_hex`].
-mod hex {
-    use super::{ShimId, holder_from_hex, holder_to_hex};
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(super) fn serialize<S: Serializer>(holder: &ShimId, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&holder_to_hex(*holder))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ShimId, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        holder_from_hex(&text).ok_or_else(|| D::Error::custom("a holder is 16 lower-case hexadecimal digits"))
-    }
-}
-
-/// A wall clock time as Kubernetes' MicroTime: `2026-05-04T03:02:01.000000Z`.
-mod micro_time {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-    use std::time::{Duration, SystemTime};
-
-    /// The last second of the year 9999; later ones, and those before 1970, have no such text.
-    const LAST: Duration = Duration::from_secs(253_402_300_799);
-
-    pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-        // A wrong clock is no reason to stop.
-        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().min(LAST);
-        serializer.collect_str(&humantime::format_rfc3339_micros(SystemTime::UNIX_EPOCH + since))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        humantime::parse_rfc3339(&text).map_err(D::Error::custom)
-    }
 }
 
 #[cfg(test)]

@@ -138,7 +138,7 @@ mod tests {
     use super::*;
     use crate::instance::InstanceId;
     use crate::registry::RunDir;
-    use crate::registry::instance::{Claim, Claimant, claim, list, prune};
+    use crate::registry::instance::{Claimant, InstanceClaim, claim, list, prune};
     use crate::registry::lease;
     use std::time::SystemTime;
     use tokio::time::timeout;
@@ -153,7 +153,7 @@ mod tests {
         (temp, berth)
     }
 
-    fn claim_a(berth: &BerthDir) -> Claim {
+    fn claim_a(berth: &BerthDir) -> InstanceClaim {
         let id = InstanceId::parse("a").unwrap();
         let claimant = Claimant { instance: &id, advertise: "10.0.0.5".parse().unwrap(), pid: None };
         claim(berth, &claimant, |_, _| Ok("127.1.2.3:6443".parse().unwrap())).unwrap()
@@ -161,7 +161,7 @@ mod tests {
 
     /// Waits by notices alone until the living are as many.
     async fn until_alive(watch: &mut Watch, berth: &BerthDir, count: usize) {
-        let alive = || list(berth).unwrap().instances.iter().filter(|listed| listed.alive).count();
+        let alive = || list(berth).unwrap().found.iter().filter(|listed| listed.alive).count();
         timeout(PATIENCE, async {
             while alive() != count {
                 watch.changed().await;

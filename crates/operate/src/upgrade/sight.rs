@@ -9,7 +9,7 @@ use berth_node::ipc::wire::Status;
 use berth_node::registry::instance::Record;
 use berth_node::registry::watch::Watch;
 use berth_node::registry::{BerthDir, Error};
-use berth_node::snapshot::{Known, RunDirSnapshot};
+use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{Phase, Standing};
 use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use rustls::pki_types::ServerName;
@@ -186,7 +186,7 @@ impl Sight {
         Ok((seen, details))
     }
 
-    fn one(&mut self, known: &Known, answer: &Answer, served: bool) -> (Instance, Detail) {
+    fn one(&mut self, known: &KnownInstance, answer: &Answer, served: bool) -> (Instance, Detail) {
         let life = self.lives.entry(known.id.clone()).or_default();
         let runs = known.record.as_ref().is_some_and(|listed| listed.alive);
         if let Some(listed) = &known.record {
@@ -364,7 +364,7 @@ mod tests {
     fn only_a_probe_that_is_rejected_answer_after_answer_is_hopeless() {
         let temp = tempfile::tempdir().unwrap();
         let berth = RunDir::open(temp.path()).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
-        let known = Known { berth, id: "a".parse().unwrap(), record: None, socket: true };
+        let known = KnownInstance { berth, id: "a".parse().unwrap(), record: None, socket: true };
         let long_ago = Instant::now().checked_sub(REFUSED).unwrap();
         for (answer, hopeless) in [
             (says(Some(true)), true),

@@ -8,7 +8,7 @@ use super::process::Listener;
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply};
-use berth_node::registry::instance::{self, Listed, Record};
+use berth_node::registry::instance::{self, ListedInstance, Record};
 use berth_node::registry::{BerthDir, RunDir};
 use berth_node::terms::{Phase, Standing};
 use serde::Deserialize;
@@ -95,9 +95,9 @@ pub(super) fn living(setting: &Setting, name: &str) -> Option<Record> {
     listed(setting, name).filter(|listed| listed.alive).map(|listed| listed.record)
 }
 
-fn listed(setting: &Setting, name: &str) -> Option<Listed> {
+fn listed(setting: &Setting, name: &str) -> Option<ListedInstance> {
     let listing = instance::list(&berth(setting)?).ok()?;
-    listing.instances.into_iter().find(|listed| listed.record.instance.as_str() == name)
+    listing.found.into_iter().find(|listed| listed.record.instance.as_str() == name)
 }
 
 fn berth(setting: &Setting) -> Option<BerthDir> {

@@ -10,7 +10,7 @@ use crate::backend::prober::Probers;
 use crate::metrics::Metrics;
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
-use berth_node::registry::instance::{self, HeldRecord, Problem, Record};
+use berth_node::registry::instance::{self, HeldRecord, IgnoredFile, Record};
 use berth_node::registry::lease::{self, Lease};
 use berth_node::registry::watch::Watch;
 use berth_os::clock;
@@ -60,12 +60,12 @@ struct Look {
     leases: Vec<Lease>,
     /// Instances with a live shim, the own one left out.
     shimmed: BTreeSet<InstanceId>,
-    problems: BTreeSet<Problem>,
+    problems: BTreeSet<IgnoredFile>,
 }
 
 /// Looks. A lease that is there and cannot be read for a moment holds as it was read at an earlier look, in `known`.
 fn look(berth: &BerthDir, own: &Own, known: &[Lease]) -> io::Result<Look> {
-    let mut look = Look { leases: lease::list(berth)?.leases, ..Look::default() };
+    let mut look = Look { leases: lease::list(berth)?.found, ..Look::default() };
     for lease in known {
         let read = look.leases.iter().any(|read| read.instance == lease.instance);
         if !read && !lease::is_missing(berth, &lease.instance) {
@@ -78,9 +78,9 @@ fn look(berth: &BerthDir, own: &Own, known: &[Lease]) -> io::Result<Look> {
         look.live.extend(lease.backend.map(|address| (lease.instance.clone(), Seen::Leased(address))));
         look.shimmed.insert(lease.instance.clone());
     }
-    let (records, problems) = instance::list_live(berth)?;
-    look.problems.extend(problems);
-    for held in records.into_iter().filter(|held| !(own.given && held.record().instance == own.id)) {
+    let records = instance::list_live(berth)?;
+    look.problems.extend(records.problems);
+    for held in records.found.into_iter().filter(|held| !(own.given && held.record().instance == own.id)) {
         look.hold(held);
     }
     Ok(look)
@@ -114,7 +114,7 @@ pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metr
     let mut known: BTreeMap<InstanceId, Seen> = BTreeMap::new();
     let mut held: BTreeMap<InstanceId, HeldRecord> = BTreeMap::new();
     let mut known_leases: Vec<Lease> = Vec::new();
-    let mut told: BTreeSet<Problem> = BTreeSet::new();
+    let mut told: BTreeSet<IgnoredFile> = BTreeSet::new();
     let mut broken = false;
     loop {
         let mut ended = Vec::new();

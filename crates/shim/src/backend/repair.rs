@@ -7,7 +7,7 @@
 use crate::metrics::Metrics;
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
-use berth_node::registry::instance::{self, Claim, ClaimError, HeldRecord};
+use berth_node::registry::instance::{self, ClaimError, HeldRecord, InstanceClaim};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(super) struct Repair {
     /// Since when the record of a live instance is missing.
     missing: BTreeMap<InstanceId, Instant>,
     /// Records that were written again. The instance's own lock is on a file without a name.
-    kept: BTreeMap<InstanceId, Claim>,
+    kept: BTreeMap<InstanceId, InstanceClaim>,
     /// Failures that were logged, until something succeeds.
     told: BTreeSet<String>,
 }

@@ -149,7 +149,7 @@ impl Group {
             return;
         }
         let now = self.now();
-        let lease::Listing { leases, problems } = match lease::list(&self.config.berth) {
+        let listing = match lease::list(&self.config.berth) {
             Ok(listing) => listing,
             Err(error) => {
                 if self.told_problems.insert(format!("leases: {error}")) {
@@ -158,13 +158,13 @@ impl Group {
                 return;
             }
         };
-        for problem in problems {
+        for problem in listing.problems {
             if self.told_problems.insert(problem.to_string()) {
                 tracing::warn!("{problem}");
             }
         }
         self.tick();
-        let own = leases.iter().any(|lease| lease.instance == self.config.instance);
+        let own = listing.found.iter().any(|lease| lease.instance == self.config.instance);
         if !own
             && now < self.lease.renewed + self.config.lease
             && lease::is_missing(&self.config.berth, &self.config.instance)
@@ -172,7 +172,7 @@ impl Group {
             // It was removed with the directory, most likely: newcomers look for it.
             self.write_lease();
         }
-        for lease in &leases {
+        for lease in &listing.found {
             if !lease.is_live(&self.lease.boot_id, now) {
                 continue;
             }

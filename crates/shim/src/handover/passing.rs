@@ -1,6 +1,6 @@
 //! Clients that one shim passes to another.
 //!
-//! With a client goes a [`Claim`], and who has claimed it serves: a sibling that stood still may find the request when
+//! With a client goes a [`PassToken`], and who has taken it serves: a sibling that stood still may find the request when
 //! who asked has waited long enough and serves the client itself.
 
 use super::Group;
@@ -36,12 +36,12 @@ impl Group {
         if *self.shared.stop.borrow() != Stop::No {
             return Err("this shim is leaving".to_owned());
         }
-        let [client, claim] = &asked.descriptors[..] else {
+        let [client, token] = &asked.descriptors[..] else {
             return Err(format!("{} descriptors came, not two", asked.descriptors.len()));
         };
         let peer = socket::check_connection(client.as_fd())?;
         let client = client.try_clone().map_err(|error| error.to_string())?;
-        if !Claim::from(claim.try_clone().map_err(|error| error.to_string())?).take() {
+        if !PassToken::from(token.try_clone().map_err(|error| error.to_string())?).take() {
             self.count("take", "late");
             return Err("who asked serves it already".to_owned());
         }
@@ -98,10 +98,10 @@ impl Passing {
     /// Offers a client to siblings in turn. True: one has it.
     async fn pass(&self, client: BorrowedFd<'_>, said: &[u8]) -> bool {
         let Some(_turn) = self.next().await else { return false };
-        let Ok(claim) = Claim::new() else { return false };
+        let Ok(token) = PassToken::new() else { return false };
         let siblings = self.takers.borrow().clone();
         for path in siblings {
-            let with = [client, claim.0.as_fd()];
+            let with = [client, token.0.as_fd()];
             let reply = tokio::select! {
                 reply = ipc::exchange(&path, Ask::Pass, said, &with, self.patience) => reply,
                 () = self.until(|takers| !takers.contains(&path)) => {
@@ -120,8 +120,8 @@ impl Passing {
                 Err(error) => tracing::debug!(path = %path.display(), %error, "not passed"),
             }
         }
-        // Whatever was said or not: a sibling has it if it has claimed it.
-        !claim.take()
+        // Whatever was said or not: a sibling has it if it has taken it.
+        !token.take()
     }
 
     /// Waits for a turn; none when there is no sibling, or none says anything any more.
@@ -148,9 +148,9 @@ impl Passing {
 
 /// The right to serve a client: one byte in a pipe that nobody writes to any more. Who reads it has it; all others
 /// read its end.
-struct Claim(OwnedFd);
+struct PassToken(OwnedFd);
 
-impl Claim {
+impl PassToken {
     fn new() -> io::Result<Self> {
         let (reader, mut writer) = io::pipe()?;
         writer.write_all(&[0])?;
@@ -164,7 +164,7 @@ impl Claim {
     }
 }
 
-impl From<OwnedFd> for Claim {
+impl From<OwnedFd> for PassToken {
     fn from(descriptor: OwnedFd) -> Self {
         Self(descriptor)
     }

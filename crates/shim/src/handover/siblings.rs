@@ -66,7 +66,7 @@ impl Group {
                         let _ = events.send(Event::Unreachable(holder, format!("{path} has another holder now")));
                         Event::Connected(there, socket)
                     } else {
-                        let (is, leased) = (lease::holder_to_hex(there), lease::holder_to_hex(holder));
+                        let (is, leased) = (there, holder);
                         Event::Conflict(holder, format!("{path} is answered by {is}, and the lease is of {leased}"))
                     }
                 }
@@ -92,7 +92,7 @@ impl Group {
 
     /// Whether a holder may come; if not, why.
     fn may_join(&self, holder: ShimId) -> Result<(), String> {
-        let taken = |what: &str| format!("the name {} is {what}", lease::holder_to_hex(holder));
+        let taken = |what: &str| format!("the name {} is {what}", holder);
         if holder == self.me {
             Err(taken("this shim's own"))
         } else if self.siblings.writers.contains_key(&holder)

@@ -23,7 +23,7 @@ fn addr(last: u8) -> SocketAddr {
     SocketAddr::from(([127, 1, 2, last], 6443))
 }
 
-fn claim_with(berth: &BerthDir, instance: &str, address: SocketAddr) -> Result<Claim, ClaimError> {
+fn claim_with(berth: &BerthDir, instance: &str, address: SocketAddr) -> Result<InstanceClaim, ClaimError> {
     let claimant = Claimant { instance: &id(instance), advertise: HOST, pid: Some(7) };
     claim(berth, &claimant, |previous, _| Ok(previous.unwrap_or(address)))
 }
@@ -31,8 +31,8 @@ fn claim_with(berth: &BerthDir, instance: &str, address: SocketAddr) -> Result<C
 fn states(berth: &BerthDir) -> Vec<(String, SocketAddr, bool)> {
     let listing = list(berth).unwrap();
     assert_eq!(listing.problems, []);
-    let state = |l: Listed| (l.record.instance.to_string(), l.record.address, l.alive);
-    listing.instances.into_iter().map(state).collect()
+    let state = |l: ListedInstance| (l.record.instance.to_string(), l.record.address, l.alive);
+    listing.found.into_iter().map(state).collect()
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn those_who_ask_are_in_nobodys_way() {
         for _ in 0..2 {
             scope.spawn(|| {
                 for _ in 0..300 {
-                    for listed in list(&berth).unwrap().instances {
+                    for listed in list(&berth).unwrap().found {
                         assert!(listed.alive || listed.record.instance != id("kept"));
                     }
                     prune(&berth, SystemTime::now()).unwrap();
@@ -168,7 +168,7 @@ fn hostile_files_are_reported_and_ignored() {
         std::os::unix::fs::chown(path("foreign.json"), Some(65534), None).unwrap();
     }
     let listing = list(&berth).unwrap();
-    assert_eq!(listing.instances.len(), 1);
+    assert_eq!(listing.found.len(), 1);
     let reasons: Vec<_> = listing
         .problems
         .iter()

@@ -54,7 +54,7 @@ fn berth() -> (TempDir, BerthDir) {
 fn ids(berth: &BerthDir) -> Vec<String> {
     let listing = list(berth).unwrap();
     assert_eq!(listing.problems, []);
-    listing.leases.iter().map(|lease| lease.instance.to_string()).collect()
+    listing.found.iter().map(|lease| lease.instance.to_string()).collect()
 }
 
 #[test]
@@ -77,10 +77,10 @@ fn what_a_later_berth_adds_is_passed_over() {
 
 #[test]
 fn holders_have_one_text() {
-    assert_eq!(holder_to_hex(ShimId(0xab)), "00000000000000ab");
-    assert_eq!(holder_from_hex("00000000000000ab"), Some(ShimId(0xab)));
+    assert_eq!(ShimId(0xab).to_string(), "00000000000000ab");
+    assert_eq!("00000000000000ab".parse(), Ok(ShimId(0xab)));
     for bad in ["", "ab", "00000000000000AB", "+0000000000000ab", "000000000000000ab", "000000000000000g"] {
-        assert_eq!(holder_from_hex(bad), None, "{bad:?}");
+        assert!(bad.parse::<ShimId>().is_err(), "{bad:?}");
     }
 }
 
@@ -199,7 +199,7 @@ fn the_stale_are_pruned_after_another_duration() {
     write(&berth, &Lease { boot_id: OTHER_BOOT.into(), ..of("earlier", 1) }).unwrap();
     fs::write(berth.leases().join("torn.json"), "{").unwrap();
     assert_eq!(prune_at(lease.expires_boottime_ms + 3_000), 1);
-    assert_eq!(list(&berth).unwrap().leases, std::slice::from_ref(&lease));
+    assert_eq!(list(&berth).unwrap().found, std::slice::from_ref(&lease));
     assert_eq!(prune_at(lease.expires_boottime_ms + 3_001), 1);
     assert!(berth.leases().join("torn.json").exists(), "nobody knows whose it is");
     fs::remove_dir_all(berth.leases()).unwrap();
@@ -296,7 +296,7 @@ fn hostile_files_are_reported_and_ignored() {
         expected.insert(3, ("foreign.json", "uid 65534"));
     }
     let listing = list(&berth).unwrap();
-    assert_eq!(listing.leases, [of("good", 1)]);
+    assert_eq!(listing.found, [of("good", 1)]);
     assert_eq!(listing.problems.len(), expected.len(), "{:#?}", listing.problems);
     for (problem, (name, part)) in listing.problems.iter().zip(expected) {
         let text = problem.to_string();

@@ -190,7 +190,7 @@ impl Facts {
         let mut live = Vec::new();
         let mut stale = 0;
         let berths = RunDir::find(path).ok().flatten().and_then(|run_dir| run_dir.berths().ok()).unwrap_or_default();
-        for lease in berths.iter().filter_map(|berth| lease::list(berth).ok()).flat_map(|listing| listing.leases) {
+        for lease in berths.iter().filter_map(|berth| lease::list(berth).ok()).flat_map(|listing| listing.found) {
             if lease.is_live(&boot, now) {
                 live.push(lease.instance.clone());
                 self.shims.push(Shim { instance: lease.instance.to_string(), version: lease.berth_version });
@@ -224,7 +224,7 @@ pub async fn unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
     let berths = RunDir::find(&path).ok().flatten().and_then(|run_dir| run_dir.berths().ok()).unwrap_or_default();
     let mut said = Vec::new();
     for berth in &berths {
-        let leases = lease::list(berth).map(|listing| listing.leases).unwrap_or_default();
+        let leases = lease::list(berth).map(|listing| listing.found).unwrap_or_default();
         for instance in leases.into_iter().filter(|lease| lease.is_live(&boot, now)).map(|lease| lease.instance) {
             let Ok(socket) = berth.socket_path(&instance) else { continue };
             // One that does not answer tells nothing; a sibling of it will.
