@@ -5,7 +5,6 @@ use berth_node::instance::InstanceId;
 use berth_os::socket::Keepalive;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 /// A checked `berth serve` or `berth run`.
@@ -73,44 +72,11 @@ impl Place {
     }
 }
 
-/// An address to listen on, from `--listen ADDR:PORT[,freebind]`.
+/// An address to listen on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listen {
     /// Address and port; port 0 lets the kernel choose.
     pub addr: SocketAddr,
     /// Whether the address may be one that this node does not have yet (IP_FREEBIND).
     pub freebind: bool,
-}
-
-/// Why a text is no [`Listen`].
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ListenError {
-    /// What stands before the first comma is no address with a port.
-    #[error("--listen {0:?}: give an IP address with a port, such as 10.0.0.5:6443 or [fd00::5]:6443")]
-    Address(String),
-    /// What follows a comma is unknown.
-    #[error("--listen {0:?}: {1:?} is no option of an address: only ,freebind is")]
-    Option(String, String),
-}
-
-impl FromStr for Listen {
-    type Err = ListenError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mut parts = text.split(',');
-        let first = parts.next().unwrap_or_default();
-        let mut addr: SocketAddr = first.parse().map_err(|_| ListenError::Address(text.to_owned()))?;
-        // Sockets are of one family only, so ::ffff:10.0.0.5 would never bind as IPv6.
-        if addr.ip().to_canonical() != addr.ip() {
-            addr.set_ip(addr.ip().to_canonical());
-        }
-        let mut freebind = false;
-        for option in parts {
-            match option {
-                "freebind" => freebind = true,
-                other => return Err(ListenError::Option(text.to_owned(), other.to_owned())),
-            }
-        }
-        Ok(Self { addr, freebind })
-    }
 }

@@ -3,7 +3,7 @@
 use super::checks::{NOT_CHECKED, SECURE_PORTS};
 use super::layout::Layout;
 use super::{Case, Finding, options};
-use berth_shim::config::Listen;
+use berth_options::check;
 use serde_json::Value;
 use std::net::{IpAddr, SocketAddr};
 
@@ -41,7 +41,7 @@ pub(super) fn examine(case: &Case<'_>) -> Option<Finding> {
     };
     // With `berth exec`, the port of the first listen address is the apiserver's own.
     let place = Layout::of(case.manifest).and_then(|layout| {
-        let first = options::place(&layout.apiserver.told)?.listen.first()?.parse::<Listen>().ok()?;
+        let first = options::place(&layout.apiserver.told)?.listen.first().and_then(|text| check::listen(text).ok())?;
         Some(first.addr.port())
     });
     let own = place.or_else(|| case.manifest.secure_port().ok())?;

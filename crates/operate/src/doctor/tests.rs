@@ -512,8 +512,9 @@ fn the_documentation_has_every_check() {
 
 #[test]
 fn what_inject_writes_is_clean() {
-    let given =
-        Addresses::Given(["10.0.0.5:6443", "10.0.0.9:6443,freebind"].map(|text| text.parse().unwrap()).to_vec());
+    let given = Addresses::Given(
+        ["10.0.0.5:6443", "10.0.0.9:6443,freebind"].map(|text| berth_options::check::listen(text).unwrap()).to_vec(),
+    );
     let insecure =
         Probing { variables: vec![("BERTH_PROBE_INSECURE", "true".into())], trusts: true, ..Probing::default() };
     let tcp =

@@ -9,10 +9,10 @@ use crate::manifest::inject::{self, Rule, Wrapping, judge};
 use crate::manifest::split;
 use berth_cluster::yaml::Node;
 use berth_options::PodCommand;
+use berth_options::check;
 use berth_options::place::PlaceArgs;
 use berth_options::probe::ProbeArgs;
 use berth_shim::backend::probe::ProbeKind;
-use berth_shim::config::Listen;
 
 pub(super) use volumes::{run_dir_of, uid};
 
@@ -194,7 +194,7 @@ impl Examiner<'_> {
 
     fn privileged_port(&mut self, shim: &Berth<'_>) {
         let listen = options::place(&shim.told).map(|place| &place.listen[..]).unwrap_or_default();
-        let ports = listen.iter().filter_map(|text| text.parse::<Listen>().ok()).map(|listen| listen.addr.port());
+        let ports = listen.iter().filter_map(|text| check::listen(text).ok()).map(|listen| listen.addr.port());
         let Some(port) = ports.min().filter(|port| *port < FIRST_UNPRIVILEGED) else { return };
         let capability = |list: &str, names: [&str; 2]| {
             let all = shim.container.node().at(&["securityContext", "capabilities", list]).map(Node::items);

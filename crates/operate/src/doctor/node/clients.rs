@@ -180,7 +180,7 @@ mod tests {
     }
 
     fn uncovered(dialled: &str, listen: &[&str]) -> Vec<(String, bool)> {
-        let listen: Vec<Listen> = listen.iter().map(|text| text.parse().unwrap()).collect();
+        let listen: Vec<Listen> = listen.iter().map(|text| berth_options::check::listen(text).unwrap()).collect();
         let own = ["10.0.0.5".parse().unwrap(), "fd00::5".parse().unwrap()];
         let found = clients(&[(dialled, "a")]).uncovered(&listen, &own);
         found.into_iter().map(|one| (one.address.to_string(), one.here)).collect()

@@ -8,6 +8,7 @@ use crate::manifest::Manifest;
 use berth_cluster::yaml::Node;
 use berth_node::ipc;
 use berth_node::registry::{self, RunDir, lease};
+use berth_options::check;
 use berth_os::clock;
 use berth_os::proc_net::{Entry, Process, listeners, process_of};
 use berth_shim::config::Listen;
@@ -258,7 +259,7 @@ fn kind(path: &Path) -> Option<&'static str> {
 pub(in super::super) fn listen(layout: &Layout<'_>) -> Vec<Listen> {
     let place = layout.serving().and_then(|serving| options::place(&serving.told));
     let listen = place.map(|place| &place.listen[..]).unwrap_or_default();
-    listen.iter().filter_map(|text| text.parse().ok()).collect()
+    listen.iter().filter_map(|text| check::listen(text).ok()).collect()
 }
 
 /// Ports by which clients reach kube-apiserver: the shim's, and its own where it was without berth.

@@ -1,6 +1,7 @@
 //! Where the shim listens, and the variables that say it.
 
 use super::{Addresses, Manifest, Planner, Problem, parts};
+use berth_options::check;
 use berth_shim::config::Listen;
 use serde_json::Value;
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +14,7 @@ pub(super) fn inherited(manifest: &Manifest) -> Result<Addresses, Problem> {
         return Ok(Addresses::OfManifest);
     };
     let words: Vec<_> = text.split_whitespace().collect();
-    let read: Vec<Listen> = words.iter().filter_map(|word| word.parse().ok()).collect();
+    let read: Vec<Listen> = words.iter().filter_map(|word| check::listen(word).ok()).collect();
     if read.len() == words.len() {
         return Ok(Addresses::Given(read));
     }

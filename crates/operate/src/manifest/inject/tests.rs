@@ -206,14 +206,16 @@ fn the_address_is_the_manifests_own_or_the_nodes() {
     let six = kubeadm_with(advertise, "--advertise-address=fd00::5");
     assert_eq!(listen(&six, Addresses::ExposeAll(6443)), "[fd00::5]:7443 0.0.0.0:6443 [::]:6443");
     assert_eq!(listen(KUBEADM, Addresses::ExposeAll(7443)), "10.0.0.5:6443 0.0.0.0:7443");
-    let given = ["10.0.0.5:6443", "10.0.0.9:6443,freebind"].map(|text| text.parse().unwrap()).to_vec();
+    let given =
+        ["10.0.0.5:6443", "10.0.0.9:6443,freebind"].map(|text| berth_options::check::listen(text).unwrap()).to_vec();
     assert_eq!(listen(KUBEADM, Addresses::Given(given)), "10.0.0.5:6443 10.0.0.9:6443,freebind");
 }
 
 #[test]
 fn a_manifest_that_is_injected_again_listens_where_it_did() {
-    let given =
-        ["10.0.0.5:6443", "127.0.0.1:6443", "10.0.0.9:6443,freebind"].map(|text| text.parse().unwrap()).to_vec();
+    let given = ["10.0.0.5:6443", "127.0.0.1:6443", "10.0.0.9:6443,freebind"]
+        .map(|text| berth_options::check::listen(text).unwrap())
+        .to_vec();
     let on_node = kubeadm_with("--advertise-address=10.0.0.5", "--v=1");
     for (text, addresses) in [
         (KUBEADM, Addresses::Given(given)),
