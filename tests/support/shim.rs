@@ -88,7 +88,7 @@ impl Shim {
         let thread = std::thread::spawn(move || {
             runtime().block_on(async {
                 let bound = app::build(config).await.unwrap_or_else(|error| panic!("cannot build: {error}"));
-                let about = (bound.addresses()[0], bound.berth().clone(), bound.instance().clone(), bound.phase());
+                let about = (bound.addresses().next().unwrap(), bound.berth().clone(), bound.instance().clone(), bound.phase());
                 tell.send(about).unwrap();
                 bound.run(told).await
             })

@@ -3,7 +3,7 @@
 //! Its port is shared (SO_REUSEPORT), because two pods of one template share the host's network. So
 //! /metrics and /status answer for every live shim of the berth, whoever of them is asked.
 
-use crate::view::View;
+use crate::shared::Shared;
 use berth_os::socket;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -59,7 +59,7 @@ impl Admin {
     }
 
     /// Answers until it is dropped.
-    pub(crate) async fn serve(self, view: Arc<View>) {
+    pub(crate) async fn serve(self, shim: Shared) {
         let places = Arc::new(Semaphore::new(CONNECTIONS));
         loop {
             let Ok(place) = places.clone().acquire_owned().await else { return };
@@ -71,12 +71,9 @@ impl Admin {
                     continue;
                 }
             };
-            let view = view.clone();
+            let shim = shim.clone();
             tokio::spawn(async move {
-                let service = service_fn(|request| {
-                    let view = view.clone();
-                    async move { Ok::<_, Infallible>(answer(&view, &request).await) }
-                });
+                let service = service_fn(async |request| Ok::<_, Infallible>(answer(&shim, &request).await));
                 let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
                     .header_read_timeout(HEAD)
@@ -98,19 +95,19 @@ impl Admin {
     }
 }
 
-async fn answer(view: &View, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer(shim: &Shared, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     const TEXT: &str = "text/plain; charset=utf-8";
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".into());
     }
     match request.uri().path() {
-        "/metrics" => response(StatusCode::OK, OPENMETRICS, view.all_metrics().await),
+        "/metrics" => response(StatusCode::OK, OPENMETRICS, shim.all_metrics().await),
         "/livez" => response(StatusCode::OK, TEXT, "ok\n".into()),
-        "/readyz" => match view.status().ready() {
+        "/readyz" => match shim.status().ready() {
             Ok(()) => response(StatusCode::OK, TEXT, "ok\n".into()),
             Err(why) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{why}\n")),
         },
-        "/status" => match serde_json::to_string_pretty(&view.all_status().await) {
+        "/status" => match serde_json::to_string_pretty(&shim.all_status().await) {
             Ok(json) => response(StatusCode::OK, "application/json", json + "\n"),
             Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
         },

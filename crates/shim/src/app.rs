@@ -14,13 +14,12 @@ use crate::backend::prober::Probers;
 use crate::backend::{Table, TableWriter};
 use crate::config::{Config, Listen};
 use crate::drain::{Answered, Stop, drain};
-use crate::handover::{GroupConfig, Links, keep};
+use crate::handover::keep;
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::relay::source::Sources;
 use crate::relay::{Context, Pass, Passing, Refusal};
 use crate::shared::Shared;
-use crate::view::View;
 use crate::workers::Workers;
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::{Ask, Reply};
@@ -101,12 +100,8 @@ pub struct Ended {
 /// A shim with all that it needs, serving nobody yet.
 #[derive(Debug)]
 pub struct Bound {
-    config: Config,
-    instance: InstanceId,
-    sockets: Vec<OwnedFd>,
-    listen: Vec<SocketAddr>,
-    berth: BerthDir,
     shared: Shared,
+    sockets: Vec<OwnedFd>,
     writer: TableWriter,
     probe: Probe,
     data: DataPlane,
@@ -118,10 +113,10 @@ pub struct Bound {
 ///
 /// # Errors
 /// What cannot be had, with its fix.
-pub async fn build(config: Config) -> Result<Bound, BuildError> {
+pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
     let room = Room::of(&config)?;
-    let instance = match &config.place.instance {
-        Some(instance) => instance.clone(),
+    let instance = match config.place.instance.clone() {
+        Some(instance) => instance,
         None => {
             InstanceId::random().map_err(|error| system("choose a name for the instance")(io::Error::other(error)))?
         }
@@ -131,12 +126,10 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let run_dir = RunDir::open(&config.place.run_dir)?;
 
     let sockets = bind_all(&config.place.listen, config.bind_wait).await?;
-    let listen: Vec<_> = sockets
-        .iter()
-        .map(|socket| socket::local_address(socket.as_fd()))
-        .collect::<Result<_, _>>()
-        .map_err(system("read the address of a socket"))?;
-    let berth = run_dir.berth(listen[0])?;
+    for (listen, socket) in config.place.listen.iter_mut().zip(&sockets) {
+        listen.addr = socket::local_address(socket.as_fd()).map_err(system("read the address of a socket"))?;
+    }
+    let berth = run_dir.berth(config.place.berth())?;
     let path = berth.socket_path(&instance)?;
     let server = ipc::Server::bind(&path).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => BuildError::Taken { instance: instance.clone(), path: path.display().to_string() },
@@ -146,7 +139,11 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let writer = TableWriter::new(config.rise, config.fall);
     let phase = watch::Sender::new((Phase::Waiting, SystemTime::now()));
     let metrics = Metrics::new(&instance, room.threads, HELD, writer.subscribe(), phase.subscribe());
+    let config = Arc::new(config);
     let shared = Shared {
+        config: config.clone(),
+        instance,
+        berth,
         metrics: Arc::new(metrics),
         table: writer.subscribe(),
         phase,
@@ -157,16 +154,16 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         blocked: Arc::default(),
         ended: Arc::default(),
     };
-    let data = DataPlane::start(&config, &room, &shared)?;
+    let data = DataPlane::start(&room, &shared)?;
     let admin = match config.admin {
         Some(address) => Some(Admin::bind(address).map_err(|error| port_error(address, &error))?),
         None => None,
     };
     tracing::info!(
         version = berth_node::VERSION,
-        berth = %listen[0],
-        listen = ?listen,
-        %instance,
+        berth = %config.place.berth(),
+        listen = ?config.place.addresses().collect::<Vec<_>>(),
+        instance = %shared.instance,
         backend = config.backend.map(tracing::field::display),
         run_dir = %config.place.run_dir.display(),
         probe = config.probe.kind.as_str(),
@@ -183,7 +180,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     if config.probe.ca.is_none() && config.probe.kind == ProbeKind::Https {
         tracing::warn!("--probe-insecure: the probe does not check who answers it; give --probe-ca instead");
     }
-    Ok(Bound { config, instance, sockets, listen, berth, shared, writer, probe, data, server, admin })
+    Ok(Bound { shared, sockets, writer, probe, data, server, admin })
 }
 
 /// What the limit of open files leaves room for.
@@ -230,12 +227,12 @@ struct DataPlane {
 }
 
 impl DataPlane {
-    fn start(config: &Config, room: &Room, shared: &Shared) -> Result<Self, BuildError> {
+    fn start(room: &Room, shared: &Shared) -> Result<Self, BuildError> {
         let workers = Workers::start(room.threads).map_err(system("start a thread"))?;
         let (report, refusals) = mpsc::unbounded_channel();
         let (pass, passes) = mpsc::unbounded_channel();
         let sources = Arc::new(Sources::new(&clock::boot_id().map_err(system("read the boot's ID"))?));
-        let metrics = &shared.metrics;
+        let Shared { config, metrics, .. } = shared;
         let contexts = metrics.workers().iter().map(|stats| Context {
             table: shared.table.clone(),
             keepalive: config.keepalive,
@@ -293,9 +290,8 @@ fn port_error(address: SocketAddr, error: &io::Error) -> BuildError {
 
 impl Bound {
     /// The addresses that are bound, the berth's first.
-    #[must_use]
-    pub fn addresses(&self) -> &[SocketAddr] {
-        &self.listen
+    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        self.shared.config.place.addresses()
     }
 
     /// The address of the admin server.
@@ -307,19 +303,19 @@ impl Bound {
     /// The name of the own instance.
     #[must_use]
     pub fn instance(&self) -> &InstanceId {
-        &self.instance
+        &self.shared.instance
     }
 
     /// The directory of the berth.
     #[must_use]
     pub fn berth(&self) -> &BerthDir {
-        &self.berth
+        &self.shared.berth
     }
 
     /// The run directory.
     #[must_use]
     pub fn run_dir(&self) -> &Path {
-        &self.config.place.run_dir
+        &self.shared.config.place.run_dir
     }
 
     /// The phase, now and at each change.
@@ -336,68 +332,41 @@ impl Bound {
 
     /// Serves until it is told to stop and its connections have ended.
     pub async fn run(self, stop: watch::Receiver<Stop>) -> Ended {
-        let Self { config, instance, sockets, listen, berth, shared, writer, probe, data, server, admin } = self;
+        let Self { shared, sockets, writer, probe, data, server, admin } = self;
+        let Shared { config, instance, berth, metrics, .. } = &shared;
         let mut tasks = JoinSet::new();
-        let view = Arc::new(View {
-            listen: listen.clone(),
-            instance: instance.clone(),
-            discover: config.discover,
-            berth: berth.clone(),
-            shared: shared.clone(),
-        });
         let (ask, asked) = mpsc::unbounded_channel();
-        let (answering, metrics) = (view.clone(), shared.metrics.clone());
-        let answer = move |asked| answer(answering.clone(), ask.clone(), asked);
-        tasks.spawn(server.serve(move |result| metrics.repaired("socket", result), answer));
+        let (shim, counting) = (shared.clone(), metrics.clone());
+        let answer = move |asked| answer(shim.clone(), ask.clone(), asked);
+        tasks.spawn(server.serve(move |result| counting.repaired("socket", result), answer));
         if let Some(admin) = admin {
-            tasks.spawn(admin.serve(view));
+            tasks.spawn(admin.serve(shared.clone()));
         }
 
-        let mut probers = Probers::new(writer, probe, config.probe.kind, config.probe_interval, shared.metrics.clone());
+        let mut probers = Probers::new(writer, probe, config.probe.kind, config.probe_interval, metrics.clone());
         probers.take_refusals(data.refusals);
         if let Some(backend) = config.backend {
-            probers.insert(&instance, backend, true, false);
+            probers.insert(instance, backend, true, false);
         } else if config.discover {
             tracing::info!(directory = %berth.instances().display(), "serving every instance that is recorded");
         } else {
             tracing::info!(%instance, directory = %berth.instances().display(), "waiting for the instance's record");
         }
         let own = Own { id: instance.clone(), given: config.backend.is_some(), any: config.discover };
-        tasks.spawn(follow(berth.clone(), own, probers, shared.metrics.clone()));
+        tasks.spawn(follow(berth.clone(), own, probers, metrics.clone()));
 
-        let asked_for = config.place.listen.iter().zip(&listen);
-        let keeping = keep(
-            GroupConfig {
-                berth,
-                instance,
-                backend: config.backend,
-                any: config.discover,
-                freebind: asked_for.filter(|(asked, _)| asked.freebind).map(|(_, bound)| *bound).collect(),
-                keepalive: config.keepalive,
-                backlog: config.backlog,
-                hold: config.hold,
-                lease: config.lease,
-                plain_close: config.plain_close,
-            },
-            listen.into_iter().zip(sockets).collect(),
-            Links {
-                shared: shared.clone(),
-                dispatcher: data.dispatcher,
-                workers: data.workers.handles().to_vec(),
-                passes: data.passes,
-                asked,
-            },
-        );
+        let sockets = config.place.addresses().zip(sockets).collect();
+        let keeping = keep(&shared, sockets, data.dispatcher, data.workers.handles().to_vec(), data.passes, asked);
         // Guards are held until the last connection ended.
         let cut = tokio::select! {
             cut = leave(&shared, config.drain_timeout) => cut,
-            () = pass_on(stop, &shared) => 0,
+            () = follow_stop(stop, &shared) => 0,
             () = join_again(&shared) => 0,
             kept = keeping => {
                 if let Err(error) = kept {
                     tracing::error!(%error, "leases cannot be kept");
                 }
-                shared.metrics.open()
+                metrics.open()
             }
         };
         // Connections that are left are reset with their threads; nothing serves from here on.
@@ -418,7 +387,7 @@ async fn leave(shared: &Shared, timeout: Duration) -> u64 {
 }
 
 /// Takes in what the shim is told from outside.
-async fn pass_on(mut stop: watch::Receiver<Stop>, shared: &Shared) {
+async fn follow_stop(mut stop: watch::Receiver<Stop>, shared: &Shared) {
     loop {
         let outside = *stop.borrow_and_update();
         shared.stop.send_if_modified(|told| std::mem::replace(told, (*told).max(outside)) < outside);
@@ -454,14 +423,13 @@ async fn join_again(shared: &Shared) {
 }
 
 /// Answers on the shim's socket; what concerns siblings goes to the handover.
-async fn answer(view: Arc<View>, handover: mpsc::UnboundedSender<Asked>, asked: Asked) {
+async fn answer(shim: Shared, handover: mpsc::UnboundedSender<Asked>, asked: Asked) {
     let reply = match asked.ask {
-        Ask::Status => Reply::Status(Box::new(view.status())),
-        Ask::Metrics => Reply::Metrics(view.metrics()),
+        Ask::Status => Reply::Status(Box::new(shim.status())),
+        Ask::Metrics => Reply::Metrics(shim.metrics.encode()),
         Ask::Drain => {
             tracing::info!("drain requested");
-            let told = &view.shared.stop;
-            told.send_if_modified(|told| std::mem::replace(told, (*told).max(Stop::Leave)) < Stop::Leave);
+            shim.stop.send_if_modified(|told| std::mem::replace(told, (*told).max(Stop::Leave)) < Stop::Leave);
             Reply::Done
         }
         Ask::Pass | Ask::Join { .. } => {

@@ -1,9 +1,11 @@
-//! What the parts of a shim tell one another.
+//! What the parts of a shim know of it, and tell one another.
 
 use crate::backend::Table;
+use crate::config::Config;
 use crate::drain::Stop;
 use crate::metrics::Metrics;
 use berth_node::instance::InstanceId;
+use berth_node::registry::BerthDir;
 use berth_node::terms::Phase;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,6 +15,10 @@ use tokio::sync::{Notify, watch};
 /// A duplicate is the same.
 #[derive(Debug, Clone)]
 pub(crate) struct Shared {
+    /// With the addresses that are bound, where the kernel chose a port.
+    pub(crate) config: Arc<Config>,
+    pub(crate) instance: InstanceId,
+    pub(crate) berth: BerthDir,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) table: watch::Receiver<Arc<Table>>,
     /// Where the shim is in its life, and since when.

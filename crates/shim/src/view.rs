@@ -4,12 +4,11 @@ use crate::shared::Shared;
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{self, Ask, InstanceStatus, Reply, Status};
-use berth_node::registry::{BerthDir, lease};
+use berth_node::registry::lease;
 use berth_node::terms::Standing;
 use berth_os::clock;
 use humantime::format_rfc3339_seconds;
 use serde::Serialize;
-use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Every live shim of a berth: the JSON of `/status`.
@@ -27,28 +26,10 @@ pub(crate) struct Silent {
     pub(crate) why: String,
 }
 
-/// What can be said of a shim while it runs.
-#[derive(Debug)]
-pub(crate) struct View {
-    /// Every address that the shim has, the berth's first.
-    pub(crate) listen: Vec<SocketAddr>,
-    pub(crate) instance: InstanceId,
-    /// A node shim.
-    pub(crate) discover: bool,
-    /// Where the siblings are.
-    pub(crate) berth: BerthDir,
-    pub(crate) shared: Shared,
-}
-
-impl View {
-    /// The metrics in OpenMetrics' text form.
-    pub(crate) fn metrics(&self) -> String {
-        self.shared.metrics.encode()
-    }
-
+impl Shared {
     /// The metrics of every live shim of the berth.
     pub(crate) async fn all_metrics(&self) -> String {
-        let mut pages = vec![self.metrics()];
+        let mut pages = vec![self.metrics.encode()];
         for (instance, reply) in self.ask_siblings(Ask::Metrics).await {
             match reply {
                 Ok(Reply::Metrics(page)) => pages.push(page),
@@ -98,9 +79,9 @@ impl View {
     }
 
     pub(crate) fn status(&self) -> Status {
-        let metrics = &self.shared.metrics;
-        let (state, since) = *self.shared.phase.borrow();
-        let table = self.shared.table.borrow();
+        let Self { config, metrics, .. } = self;
+        let (state, since) = *self.phase.borrow();
+        let table = self.table.borrow();
         let instances = table.instances.iter().map(|instance| InstanceStatus {
             instance: instance.id.clone(),
             address: instance.address,
@@ -113,10 +94,10 @@ impl View {
         });
         Status {
             version: wire::VERSION,
-            berth: self.listen[0],
-            listen: self.listen.clone(),
+            berth: config.place.berth(),
+            listen: config.place.addresses().collect(),
             instance: self.instance.clone(),
-            discover: self.discover,
+            discover: config.discover,
             shim_version: berth_node::VERSION.to_owned(),
             pid: std::process::id(),
             state,
@@ -128,8 +109,8 @@ impl View {
             fail_open: table.pick(|_| true).is_some_and(|picked| picked.standing == Standing::Failing),
             foreign_listeners: metrics.foreign_listeners.get().unsigned_abs(),
             instances: instances.collect(),
-            unconnected: self.shared.unconnected.borrow().clone(),
-            blocked: self.shared.blocked.load(Relaxed),
+            unconnected: self.unconnected.borrow().clone(),
+            blocked: self.blocked.load(Relaxed),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The own lease and those of the siblings: who is there, and the proof that this shim is.
 
+use super::Group;
 use super::machine::Time;
-use super::{Group, GroupConfig};
+use crate::shared::Shared;
 use berth_node::registry::lease::{self, Lease};
 use berth_node::terms::ShimId;
 use berth_os::clock;
@@ -26,8 +27,8 @@ pub(super) struct OwnLease {
 }
 
 impl OwnLease {
-    pub(super) fn new(config: &GroupConfig, me: ShimId, workers: Vec<Handle>, now: Time) -> io::Result<Self> {
-        let before = lease::read(&config.berth, &config.instance).ok().flatten();
+    pub(super) fn new(shared: &Shared, me: ShimId, workers: Vec<Handle>, now: Time) -> io::Result<Self> {
+        let before = lease::read(&shared.berth, &shared.instance).ok().flatten();
         Ok(Self {
             boot_id: clock::boot_id()?,
             transitions: before.map_or(0, |lease| lease.transitions_to(me)),
@@ -117,7 +118,7 @@ impl Group {
             acquire_time: self.lease.acquired,
             renew_time: SystemTime::now(),
             lease_transitions: self.lease.transitions,
-            instance: self.config.instance.clone(),
+            instance: self.shared.instance.clone(),
             backend: self.config.backend,
             state: announce.phase,
             ready: announce.ready,
@@ -131,7 +132,7 @@ impl Group {
     }
 
     pub(super) fn write_lease(&mut self) {
-        match lease::write(&self.config.berth, &self.lease_now()) {
+        match lease::write(&self.shared.berth, &self.lease_now()) {
             Ok(()) => self.lease.written = true,
             Err(error) => {
                 self.shared.metrics.renewed("failed");
@@ -149,7 +150,7 @@ impl Group {
             return;
         }
         let now = self.now();
-        let listing = match lease::list(&self.config.berth) {
+        let listing = match lease::list(&self.shared.berth) {
             Ok(listing) => listing,
             Err(error) => {
                 if self.told_problems.insert(format!("leases: {error}")) {
@@ -164,10 +165,10 @@ impl Group {
             }
         }
         self.tick();
-        let own = listing.found.iter().any(|lease| lease.instance == self.config.instance);
+        let own = listing.found.iter().any(|lease| lease.instance == self.shared.instance);
         if !own
             && now < self.lease.renewed + self.config.lease
-            && lease::is_missing(&self.config.berth, &self.config.instance)
+            && lease::is_missing(&self.shared.berth, &self.shared.instance)
         {
             // It was removed with the directory, most likely: newcomers look for it.
             self.write_lease();
@@ -199,7 +200,7 @@ impl Group {
                 self.dial(holder, &lease.instance);
             }
         }
-        if let Err(error) = lease::prune(&self.config.berth, &self.lease.boot_id, now) {
+        if let Err(error) = lease::prune(&self.shared.berth, &self.lease.boot_id, now) {
             tracing::debug!(%error, "cannot prune leases");
         }
     }

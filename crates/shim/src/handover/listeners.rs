@@ -104,7 +104,8 @@ impl Group {
         Ok(match self.listeners.waiting.entry(address) {
             Entry::Occupied(own) => own.get().clone(),
             Entry::Vacant(free) => {
-                let own = socket::bind(address, self.config.freebind.contains(&address))?;
+                let freebind = self.config.place.listen.iter().any(|listen| listen.addr == address && listen.freebind);
+                let own = socket::bind(address, freebind)?;
                 free.insert(Arc::new(own)).clone()
             }
         })

@@ -19,17 +19,16 @@ pub(crate) use passing::PASSES;
 
 use crate::accept::{Accepting, Dispatcher};
 use crate::backend::Table;
+use crate::config::Config;
 use crate::drain::Stop;
 use crate::relay::Pass;
 use crate::shared::Shared;
-use berth_node::instance::InstanceId;
 use berth_node::ipc::Asked;
-use berth_node::registry::BerthDir;
 use berth_node::registry::lease;
 use berth_node::registry::watch::Watch;
 use berth_node::terms::{Phase, ShimId, Standing};
 use berth_os::clock;
-use berth_os::socket::{self, Keepalive};
+use berth_os::socket;
 use leases::OwnLease;
 use listeners::Listeners;
 use machine::{Action, Facts, Machine, Rules, Time};
@@ -48,43 +47,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// What a shim is in its berth.
-#[derive(Debug)]
-pub(crate) struct GroupConfig {
-    pub(crate) berth: BerthDir,
-    pub(crate) instance: InstanceId,
-    /// Its address, where it was given and not recorded by `berth exec`.
-    pub(crate) backend: Option<SocketAddr>,
-    /// A node shim: any ready instance makes it ready.
-    pub(crate) any: bool,
-    /// Addresses that may not be there yet.
-    pub(crate) freebind: BTreeSet<SocketAddr>,
-    /// What accepted connections inherit, whoever made the listener.
-    pub(crate) keepalive: Keepalive,
-    /// Length of the accept queue.
-    pub(crate) backlog: u32,
-    /// How long nothing may be reachable before clients are refused.
-    pub(crate) hold: Duration,
-    pub(crate) lease: Duration,
-    /// Hidden option of the tests: closes plainly, as a proxy without guards does.
-    pub(crate) plain_close: bool,
-}
-
-/// What connects it with the rest of the shim.
-#[derive(Debug)]
-pub(crate) struct Links {
-    pub(crate) shared: Shared,
-    pub(crate) dispatcher: Arc<Dispatcher>,
-    /// Every worker, for the proof of life that a lease is.
-    pub(crate) workers: Vec<Handle>,
-    pub(crate) passes: mpsc::UnboundedReceiver<Pass>,
-    /// Requests of siblings on the shim's socket.
-    pub(crate) asked: mpsc::UnboundedReceiver<Asked>,
-}
-
-/// The running of it.
+/// A shim in its berth.
 struct Group {
-    config: GroupConfig,
+    config: Arc<Config>,
     shared: Shared,
     dispatcher: Arc<Dispatcher>,
     machine: Machine,
@@ -104,31 +69,34 @@ struct Group {
 /// # Errors
 /// There is no clock or no boot ID: leases cannot be kept.
 pub(crate) async fn keep(
-    config: GroupConfig,
+    shared: &Shared,
     sockets: Vec<(SocketAddr, OwnedFd)>,
-    Links { shared, dispatcher, workers, mut passes, mut asked }: Links,
+    dispatcher: Arc<Dispatcher>,
+    workers: Vec<Handle>,
+    mut passes: mpsc::UnboundedReceiver<Pass>,
+    mut asked: mpsc::UnboundedReceiver<Asked>,
 ) -> io::Result<()> {
     let me = ShimId(getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?);
     let now = clock::boottime()?;
-    let addresses = sockets.iter().map(|(address, _)| *address).collect();
-    let rules = Rules { addresses, hold: config.hold, lease: config.lease };
+    let config = &shared.config;
+    let rules = Rules { addresses: config.place.addresses().collect(), hold: config.hold, lease: config.lease };
     let (events, mut heard) = mpsc::unbounded_channel();
     let (of_loops, mut loops) = mpsc::unbounded_channel();
     let (mut table, mut stop) = (shared.table.clone(), shared.stop.subscribe());
-    let mut watch = Watch::new(&config.berth);
+    let mut watch = Watch::new(&shared.berth);
     let third = config.lease / 3;
     let mut group = Group {
         machine: Machine::new(rules, now),
         me,
-        lease: OwnLease::new(&config, me, workers, now)?,
-        siblings: Siblings::new(&config, events),
+        lease: OwnLease::new(shared, me, workers, now)?,
+        siblings: Siblings::new(config, events),
         listeners: Listeners::new(sockets, of_loops),
         strangers: Strangers::default(),
         published: Arc::default(),
         told_problems: BTreeSet::new(),
         dispatcher,
-        config,
-        shared,
+        config: config.clone(),
+        shared: shared.clone(),
     };
     group.write_lease();
     group.ping();
@@ -175,7 +143,8 @@ impl Group {
         let facts = {
             let table = table.borrow_and_update();
             let own = table.own().is_some_and(|own| own.standing == Standing::Ready);
-            let any = self.config.any && table.instances.iter().any(|instance| instance.standing == Standing::Ready);
+            let any =
+                self.config.discover && table.instances.iter().any(|instance| instance.standing == Standing::Ready);
             Facts {
                 ready: (own || any) && !self.is_blocked(),
                 reachable: table.pick(|_| true).is_some(),
@@ -186,7 +155,7 @@ impl Group {
         // From now on, not from when siblings took over: what is still accepted until then must not go to an
         // instance that ends.
         self.shared.leaving.store(facts.leaving, Relaxed);
-        self.shared.pass_on.store(!self.config.any || facts.leaving, Relaxed);
+        self.shared.pass_on.store(!self.config.discover || facts.leaving, Relaxed);
         let actions = self.machine.facts(facts);
         self.act(actions);
     }
@@ -343,6 +312,6 @@ impl Drop for Group {
         for told in self.listeners.loops.values() {
             told.send_replace(Accepting::No);
         }
-        let _ = lease::remove(&self.config.berth, &self.lease_now());
+        let _ = lease::remove(&self.shared.berth, &self.lease_now());
     }
 }

@@ -54,7 +54,7 @@ impl Group {
     pub(super) fn tell_who_takes(&self) {
         let joined = self.machine.joined_siblings();
         let instances = joined.into_iter().filter_map(|holder| self.siblings.instances.get(&holder));
-        let paths: Vec<_> = instances.filter_map(|instance| self.config.berth.socket_path(instance).ok()).collect();
+        let paths: Vec<_> = instances.filter_map(|instance| self.shared.berth.socket_path(instance).ok()).collect();
         self.siblings.passing.takers.send_if_modified(|now| std::mem::replace(now, paths.clone()) != paths);
     }
 

@@ -1,8 +1,9 @@
 //! Connections to siblings, from the first message until they stand.
 
+use super::Group;
 use super::passing::Passing;
 use super::peers::Event;
-use super::{Group, GroupConfig};
+use crate::config::Config;
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, Asked, PATIENCE};
@@ -35,7 +36,7 @@ pub(super) struct Siblings {
 }
 
 impl Siblings {
-    pub(super) fn new(config: &GroupConfig, events: mpsc::UnboundedSender<Event>) -> Self {
+    pub(super) fn new(config: &Config, events: mpsc::UnboundedSender<Event>) -> Self {
         Self {
             instances: BTreeMap::new(),
             connecting: BTreeMap::new(),
@@ -50,10 +51,10 @@ impl Siblings {
 
 impl Group {
     pub(super) fn dial(&mut self, holder: ShimId, instance: &InstanceId) {
-        let Ok(path) = self.config.berth.socket_path(instance) else { return };
+        let Ok(path) = self.shared.berth.socket_path(instance) else { return };
         self.siblings.connecting.insert(holder, Connecting::Dialled);
         let (me, events, berth, instance) =
-            (self.me, self.siblings.events.clone(), self.config.berth.clone(), instance.clone());
+            (self.me, self.siblings.events.clone(), self.shared.berth.clone(), instance.clone());
         tokio::spawn(async move {
             let answer = ipc::exchange(&path, Ask::Join { holder: me }, &[], &[], PATIENCE).await;
             let path = path.display();
