@@ -18,6 +18,7 @@ use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream as StdTcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -358,7 +359,11 @@ impl Stage {
             assert!(timeout(PATIENCE, all).await.is_ok(), "it does not end: {script:?}");
         });
         judge(script, client.said.get(), &client.got.borrow(), &legs.borrow());
-        assert_eq!((context.stats.open.get(), context.stats.pending.get()), (0, 0), "it is not counted out");
+        assert_eq!(
+            (context.stats.open.load(Relaxed), context.stats.pending.load(Relaxed)),
+            (0, 0),
+            "it is not counted out"
+        );
     }
 }
 

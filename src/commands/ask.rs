@@ -6,7 +6,7 @@ use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply, Status};
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
-use berth_node::terms::{Phase, Standing};
+use berth_node::terms::{InstanceHealth, Phase};
 use berth_options::ask::{AskArgs, DrainArgs, LiveArgs, ReadyArgs, TimeoutArgs};
 use berth_options::check::{Checks, Mistakes, check_probe};
 use berth_options::place::RunDirArgs;
@@ -69,11 +69,11 @@ async fn of_node_shim(run_dir: &RunDirArgs, known: &KnownInstance, patience: Dur
         else {
             continue;
         };
-        return Some(match (instance.standing, shim.state) {
+        return Some(match (instance.health, shim.state) {
             _ if shim.blocked => Err(format!("a relaying thread of the node's shim {} does not answer", other.id)),
-            (Standing::Ready, Phase::Joined) => Ok(()),
-            (Standing::Ready, state) => Err(format!("the node's shim {} is {}", other.id, state.as_str())),
-            (standing, _) => Err(format!("instance {} is {}: {}", known.id, standing.as_str(), instance.last_probe)),
+            (InstanceHealth::Ready, Phase::Joined) => Ok(()),
+            (InstanceHealth::Ready, state) => Err(format!("the node's shim {} is {}", other.id, state.as_str())),
+            (health, _) => Err(format!("instance {} is {}: {}", known.id, health.as_str(), instance.last_probe)),
         });
     }
     None

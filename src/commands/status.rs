@@ -7,7 +7,7 @@ use berth_node::ipc;
 use berth_node::ipc::wire::{InstanceStatus, Status};
 use berth_node::registry::instance::Record;
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
-use berth_node::terms::{Phase, Standing};
+use berth_node::terms::{InstanceHealth, Phase};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -104,7 +104,7 @@ impl Row {
         let ended = self.record.as_ref().and_then(|record| record.ended.as_deref());
         let discover = shim.is_some_and(|shim| shim.discover);
         let of_node = |shim: &Status| {
-            let ready = shim.instances.iter().filter(|instance| instance.standing == Standing::Ready).count();
+            let ready = shim.instances.iter().filter(|instance| instance.health == InstanceHealth::Ready).count();
             format!("serves every instance: {ready} of {} ready", shim.instances.len())
         };
         let last = match (self.running || own.is_some(), ended, said) {
@@ -121,7 +121,7 @@ impl Row {
             self.instance.clone(),
             shim.map_or_else(none, |shim| shim.state.as_str().to_owned()),
             match own {
-                Some(own) => own.standing.as_str().to_owned(),
+                Some(own) => own.health.as_str().to_owned(),
                 None if discover => none(),
                 None if self.running => "running".into(),
                 None => "ended".into(),

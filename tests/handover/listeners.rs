@@ -4,7 +4,7 @@ use super::node::{Echo, Node, Shim, alone};
 use super::support::net::{connect, free_address, hello, ping};
 use super::support::process::{Running, berth, said};
 use super::support::{MOMENT, eventually, skipped};
-use berth_node::terms::{Phase, Standing};
+use berth_node::terms::{InstanceHealth, Phase};
 use berth_os::socket;
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
@@ -175,7 +175,7 @@ fn a_shim_accepts_when_its_accept_loop_runs() {
     let stopped = Stopped::new(thread);
     let _instance = Echo::at(address);
     shim.until("its instance is ready", |status| {
-        status.instances.iter().any(|instance| instance.own && instance.standing == Standing::Ready)
+        status.instances.iter().any(|instance| instance.own && instance.health == InstanceHealth::Ready)
     });
     shim.until_counted("accept", 1);
     let until = std::time::Instant::now() + 3 * MOMENT;

@@ -56,7 +56,7 @@ fn exchange(node: &Node, other: &Path) {
 fn is_ready_again(node: &Node, shim: &Shim) {
     let (_process, _echo) = node.exec("a");
     shim.until("ready again", |status| {
-        status.instances.iter().any(|instance| instance.own && instance.standing.as_str() == "ready")
+        status.instances.iter().any(|instance| instance.own && instance.health.as_str() == "ready")
     });
 }
 

@@ -33,7 +33,7 @@ fn what_waits_at_a_closing_backend_is_served_by_the_next() {
         let (old, new) = (Backend::new(), Backend::new());
         let shim = Shim::start(old.address(), threads, &[]);
         let _record = shim.sibling("next", new.address());
-        shim.until_standing(new.address(), "ready");
+        shim.until_health(new.address(), "ready");
 
         let hellos: Vec<_> = (0..CLIENTS).map(|n| hello(200 + n)).collect();
         let mut clients: Vec<_> = hellos
@@ -74,7 +74,7 @@ fn what_is_not_tls_is_not_replayed() {
         let (old, new) = (Backend::new(), Backend::new());
         let shim = Shim::start(old.address(), threads, &[]);
         let _record = shim.sibling("next", new.address());
-        shim.until_standing(new.address(), "ready");
+        shim.until_health(new.address(), "ready");
         let mut clients: Vec<_> = (0..5).map(|_| shim.client()).collect();
         for client in &mut clients {
             client.write_all(b"POST /once").unwrap();
@@ -99,7 +99,7 @@ fn a_silent_client_is_served_when_it_speaks() {
         let (old, new) = (Backend::new(), Backend::new());
         let shim = Shim::start(old.address(), threads, &[]);
         let _record = shim.sibling("next", new.address());
-        shim.until_standing(new.address(), "ready");
+        shim.until_health(new.address(), "ready");
         let mut clients = [shim.client(), shim.client()];
         let legs = clients.each_ref().map(|_| old.accept());
         drop(old);
@@ -143,7 +143,7 @@ fn connect_and_close_makes_one_leg() {
         check(false);
         check(true);
         let _record = shim.sibling("other", other.address());
-        shim.until_standing(other.address(), "ready");
+        shim.until_health(other.address(), "ready");
         check(false);
         check(true);
         assert_eq!(shim.metric("berth_replays_total"), 0);
@@ -157,7 +157,7 @@ fn a_leg_that_was_waited_for_in_vain_is_the_last() {
         let (own, other) = (Backend::new(), Backend::new());
         let shim = Shim::start(own.address(), threads, &["--hold", "1s"]);
         let _record = shim.sibling("other", other.address());
-        shim.until_standing(other.address(), "ready");
+        shim.until_health(other.address(), "ready");
         let mut silent = shim.client();
         drop(own.accept());
         expect_end(&mut silent);
@@ -238,7 +238,7 @@ fn a_refused_client_is_held_until_its_instance_is_back() {
             })
             .collect();
         shim.until("three clients are held", |status| status.held == 3);
-        shim.until_standing(address, "unready");
+        shim.until_health(address, "unready");
         Backend::at(address).serve(echo);
         for (client, request) in clients.iter_mut().zip(&requests) {
             assert!(read(client, request.len()) == *request);
@@ -248,17 +248,17 @@ fn a_refused_client_is_held_until_its_instance_is_back() {
     }
 }
 
-/// The first connection that is refused ends the instance's standing, whatever its last probe said.
+/// The first connection that is refused ends the instance's health, whatever its last probe said.
 #[test]
 fn an_instance_that_refuses_must_rise_again() {
     for threads in THREADS {
         let backend = Backend::new();
         let address = backend.address();
         let shim = Shim::start(address, threads, &[]);
-        assert_eq!(shim.status().instances[0].standing.as_str(), "ready");
+        assert_eq!(shim.status().instances[0].health.as_str(), "ready");
         drop(backend);
         let _client = shim.client();
-        shim.until_standing(address, "unready");
+        shim.until_health(address, "unready");
         let _back = Backend::at(address);
         shim.until("it is held: it listens, but no probe has said so", |status| status.held == 1);
     }
@@ -351,19 +351,19 @@ fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
         let get = |path: &str| authority.get(shim.client(), path);
         assert!(get("/readyz").starts_with("HTTP/1.1 200"));
         api.answer("500 Internal Server Error");
-        shim.until_standing(api.address, "failing");
+        shim.until_health(api.address, "failing");
         assert!(shim.status().fail_open);
         assert!(get("/readyz").starts_with("HTTP/1.1 500"), "connections still come to it");
         // A ready one goes before it.
         let sibling = Api::start(&authority);
         let record = shim.sibling("other", sibling.address);
-        shim.until_standing(sibling.address, "ready");
+        shim.until_health(sibling.address, "ready");
         assert!(get("/readyz").starts_with("HTTP/1.1 200"));
         drop(record);
         shim.until("the sibling is gone", |status| status.instances.len() == 1);
         assert!(get("/readyz").starts_with("HTTP/1.1 500"));
         api.answer("200 OK");
-        shim.until_standing(api.address, "ready");
+        shim.until_health(api.address, "ready");
         assert!(!shim.status().fail_open);
     }
 }
@@ -380,7 +380,7 @@ fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
             let shim = Shim::start(own.address, threads, &[&OFTEN[..], &https].concat());
             let mut record = ready_before.then(|| shim.sibling("other", sibling.address));
             if ready_before {
-                shim.until_standing(sibling.address, "ready");
+                shim.until_health(sibling.address, "ready");
             }
             thread::scope(|scope| {
                 let client = shim.client();
@@ -389,7 +389,7 @@ fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
                 assert_eq!(read(&mut leg, 1), [0x16]);
                 own.answer("500 Internal Server Error");
                 if !ready_before {
-                    shim.until_standing(own.address, "failing");
+                    shim.until_health(own.address, "failing");
                     leg.set_read_timeout(Some(MOMENT)).unwrap();
                     let held =
                         std::iter::repeat_with(|| leg.read(&mut [0; 4096])).find(|read| !matches!(read, Ok(1..)));

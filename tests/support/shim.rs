@@ -88,7 +88,8 @@ impl Shim {
         let thread = std::thread::spawn(move || {
             runtime().block_on(async {
                 let bound = app::build(config).await.unwrap_or_else(|error| panic!("cannot build: {error}"));
-                let about = (bound.addresses().next().unwrap(), bound.berth().clone(), bound.instance().clone(), bound.phase());
+                let about =
+                    (bound.addresses().next().unwrap(), bound.berth().clone(), bound.instance().clone(), bound.phase());
                 tell.send(about).unwrap();
                 bound.run(told).await
             })
@@ -138,11 +139,11 @@ impl Shim {
         eventually(what, || Some(self.status()).filter(&wanted))
     }
 
-    /// Waits until an instance has a standing.
+    /// Waits until an instance has a health.
     #[track_caller]
-    pub(crate) fn until_standing(&self, address: SocketAddr, standing: &str) {
-        self.until(&format!("{address} is {standing}"), |status| {
-            status.instances.iter().any(|i| i.address == address && i.standing.as_str() == standing)
+    pub(crate) fn until_health(&self, address: SocketAddr, health: &str) {
+        self.until(&format!("{address} is {health}"), |status| {
+            status.instances.iter().any(|i| i.address == address && i.health.as_str() == health)
         });
     }
 

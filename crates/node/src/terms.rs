@@ -64,7 +64,7 @@ impl Phase {
 /// What an instance is good for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
+pub enum InstanceHealth {
     /// It never passed since it was last seen refusing, or since it is known: it gets nothing.
     Unready,
     /// `rise` consecutive probes passed.
@@ -75,7 +75,7 @@ pub enum Standing {
     Failing,
 }
 
-impl Standing {
+impl InstanceHealth {
     pub const ALL: [Self; 3] = [Self::Unready, Self::Ready, Self::Failing];
 
     /// The word for log, status and metrics.

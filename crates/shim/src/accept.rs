@@ -195,7 +195,7 @@ impl Dispatcher {
     }
 
     fn deal(&self, client: TcpStream, peer: SocketAddr, said: Option<Vec<u8>>) {
-        if let Some(lane) = self.lanes.iter().min_by_key(|lane| lane.context.stats.open.get()) {
+        if let Some(lane) = self.lanes.iter().min_by_key(|lane| lane.context.stats.open.load(Relaxed)) {
             // The worker ends with the shim; so do its connections.
             let _ = lane.to.send(Accepted { open: Open::new(&lane.context), client, peer, said });
         }

@@ -25,7 +25,7 @@ use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, Asked};
 use berth_node::registry::{self, BerthDir, RunDir};
-use berth_node::terms::{Phase, Standing};
+use berth_node::terms::{InstanceHealth, Phase};
 use berth_os::{clock, proc_net, process, socket};
 use humantime::format_duration;
 use std::io;
@@ -405,7 +405,7 @@ async fn join_again(shared: &Shared) {
     while stop.wait_for(|stop| *stop == Stop::Leave).await.is_ok() {
         let drained = table.borrow().own().map(|own| own.started);
         let started_anew = |table: &Arc<Table>| {
-            table.own().is_some_and(|own| Some(own.started) != drained && own.standing == Standing::Ready)
+            table.own().is_some_and(|own| Some(own.started) != drained && own.health() == InstanceHealth::Ready)
         };
         if table.wait_for(started_anew).await.is_err() {
             break;

@@ -4,7 +4,7 @@
 
 use crate::backend::Table;
 use crate::metrics::Metrics;
-use berth_node::terms::{Phase, Standing};
+use berth_node::terms::{InstanceHealth, Phase};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, watch};
@@ -100,7 +100,7 @@ pub async fn drain(
             tracing::warn!(connections = open, "told to end at once: connections are cut");
             return open;
         }
-        let listens = table.borrow_and_update().own().is_some_and(|own| own.standing != Standing::Unready);
+        let listens = table.borrow_and_update().own().is_some_and(|own| own.health() != InstanceHealth::Unready);
         if !listens && deadline.is_none() {
             deadline = Some(Instant::now() + timeout);
             tracing::info!(connections = open, timeout = %humantime::format_duration(timeout), "the instance listens no more: draining");

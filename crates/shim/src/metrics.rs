@@ -6,7 +6,7 @@
 use crate::backend::Table;
 use crate::relay::outcome::Outcome;
 use berth_node::instance::InstanceId;
-use berth_node::terms::{Phase, Standing};
+use berth_node::terms::{InstanceHealth, Phase};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -17,56 +17,34 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 use tokio::sync::{Semaphore, watch};
 
-/// A number that one thread writes most of the time, so that its cache line stays there, and any thread may.
-#[derive(Debug, Default)]
-pub struct Count(AtomicU64);
-
-impl Count {
-    /// Adds.
-    pub fn add(&self, n: u64) {
-        self.0.fetch_add(n, Ordering::Relaxed);
-    }
-
-    /// Takes away.
-    pub fn sub(&self, n: u64) {
-        self.0.fetch_sub(n, Ordering::Relaxed);
-    }
-
-    /// The number now.
-    #[must_use]
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
 /// Lines of the log that were dropped, because nobody read it or it could not be written.
-pub static LOG_LINES_DROPPED: Count = Count(AtomicU64::new(0));
+pub static LOG_LINES_DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// What the connections of one worker count, on cache lines of its own.
+/// What the connections of one worker count, on cache lines of its own: its thread writes them most of the time.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct WorkerStats {
     /// Connections dealt to the worker and not ended.
-    pub open: Count,
+    pub open: AtomicU64,
     /// Of these, how many have a client that said something and has no answer.
-    pub pending: Count,
+    pub pending: AtomicU64,
     /// Bytes from clients to instances.
-    pub bytes_up: Count,
+    pub bytes_up: AtomicU64,
     /// Bytes from instances to clients.
-    pub bytes_down: Count,
+    pub bytes_down: AtomicU64,
     /// Times that a connection was made to another instance, or again, before the first byte.
-    pub replays: Count,
-    ended: [Count; Outcome::ALL.len()],
+    pub replays: AtomicU64,
+    ended: [AtomicU64; Outcome::ALL.len()],
 }
 
 impl WorkerStats {
     /// Counts the end of a connection.
     pub fn ended(&self, outcome: Outcome) {
-        self.ended[outcome as usize].add(1);
+        self.ended[outcome as usize].fetch_add(1, Relaxed);
     }
 }
 
@@ -207,19 +185,19 @@ impl Metrics {
     /// Connections that are open now.
     #[must_use]
     pub fn open(&self) -> u64 {
-        sum(&self.workers, |w| w.open.get())
+        sum(&self.workers, |w| w.open.load(Relaxed))
     }
 
     /// Connections whose client said something and that have no answer yet.
     #[must_use]
     pub fn pending(&self) -> u64 {
-        sum(&self.workers, |w| w.pending.get())
+        sum(&self.workers, |w| w.pending.load(Relaxed))
     }
 
     /// Connections that were ever accepted: those that ended and those that are open.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.open() + sum(&self.workers, |w| w.ended.iter().map(Count::get).sum())
+        self.open() + sum(&self.workers, |w| w.ended.iter().map(|ended| ended.load(Relaxed)).sum())
     }
 
     /// Clients that wait for an instance now.
@@ -284,23 +262,30 @@ struct Sums {
 impl Collector for Sums {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let sum = |of: fn(&WorkerStats) -> u64| sum(&self.workers, of);
-        gauge(&mut to, "berth_connections_open", "Connections now", sum(|w| w.open.get()))?;
+        gauge(&mut to, "berth_connections_open", "Connections now", sum(|w| w.open.load(Relaxed)))?;
         let help = "Connections that wait for the first byte of an instance";
-        gauge(&mut to, "berth_connections_pending", help, sum(|w| w.pending.get()))?;
+        gauge(&mut to, "berth_connections_pending", help, sum(|w| w.pending.load(Relaxed)))?;
         let help = "Connections that went on to another instance before the first byte";
-        counter(&mut to, "berth_replays", help, sum(|w| w.replays.get()))?;
-        counter(&mut to, "berth_log_lines_dropped", "Lines of the log that nobody read", LOG_LINES_DROPPED.get())?;
+        counter(&mut to, "berth_replays", help, sum(|w| w.replays.load(Relaxed)))?;
+        counter(
+            &mut to,
+            "berth_log_lines_dropped",
+            "Lines of the log that nobody read",
+            LOG_LINES_DROPPED.load(Relaxed),
+        )?;
         let held = self.held_limit - self.held.available_permits();
         gauge(&mut to, "berth_held_clients", "Clients that wait", held as u64)?;
 
         let mut ended =
             to.encode_descriptor("berth_connections", "Connections by how they ended", None, MetricType::Counter)?;
         for outcome in Outcome::ALL {
-            let count = self.workers.iter().map(|w| w.ended[outcome as usize].get()).sum::<u64>();
+            let count = self.workers.iter().map(|w| w.ended[outcome as usize].load(Relaxed)).sum::<u64>();
             ConstCounter::new(count).encode(ended.encode_family(&[("outcome", outcome.as_str())])?)?;
         }
         let mut bytes = to.encode_descriptor("berth_bytes", "Bytes relayed", None, MetricType::Counter)?;
-        for (direction, count) in [("up", sum(|w| w.bytes_up.get())), ("down", sum(|w| w.bytes_down.get()))] {
+        for (direction, count) in
+            [("up", sum(|w| w.bytes_up.load(Relaxed))), ("down", sum(|w| w.bytes_down.load(Relaxed)))]
+        {
             ConstCounter::new(count).encode(bytes.encode_family(&[("direction", direction)])?)?;
         }
         let help = "1 for the state that the shim is in";
@@ -313,9 +298,9 @@ impl Collector for Sums {
         let help = "1 for the state it is in";
         let mut state = to.encode_descriptor("berth_instance_state", help, None, MetricType::Gauge)?;
         for instance in &self.table.borrow().instances {
-            for standing in Standing::ALL {
-                let labels = [("apiserver", instance.id.as_str()), ("state", standing.as_str())];
-                let is = u64::from(instance.standing == standing);
+            for health in InstanceHealth::ALL {
+                let labels = [("apiserver", instance.id.as_str()), ("state", health.as_str())];
+                let is = u64::from(instance.health() == health);
                 ConstGauge::new(is).encode(state.encode_family(&labels)?)?;
             }
         }

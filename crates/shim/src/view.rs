@@ -5,7 +5,7 @@ use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{self, Ask, InstanceStatus, Reply, Status};
 use berth_node::registry::lease;
-use berth_node::terms::Standing;
+use berth_node::terms::InstanceHealth;
 use berth_os::clock;
 use humantime::format_rfc3339_seconds;
 use serde::Serialize;
@@ -86,7 +86,7 @@ impl Shared {
             instance: instance.id.clone(),
             address: instance.address,
             own: instance.own,
-            standing: instance.standing,
+            health: instance.health(),
             since: format_rfc3339_seconds(instance.since).to_string(),
             kube_version: instance.version.as_deref().map(ToOwned::to_owned),
             last_probe: instance.last_probe.to_string(),
@@ -106,7 +106,7 @@ impl Shared {
             connections_pending: metrics.pending(),
             connections_total: metrics.total(),
             held: metrics.held_now() as u64,
-            fail_open: table.pick(|_| true).is_some_and(|picked| picked.standing == Standing::Failing),
+            fail_open: table.pick(|_| true).is_some_and(|picked| picked.health() == InstanceHealth::Failing),
             foreign_listeners: metrics.foreign_listeners.get().unsigned_abs(),
             instances: instances.collect(),
             unconnected: self.unconnected.borrow().clone(),

@@ -5,7 +5,7 @@
 //! that a reader does not know are ignored, fields that may come later have defaults.
 
 use crate::instance::InstanceId;
-use crate::terms::{Announce, Cookie, Phase, ShimId, Standing};
+use crate::terms::{Announce, Cookie, InstanceHealth, Phase, ShimId};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
@@ -110,7 +110,8 @@ pub struct InstanceStatus {
     pub instance: InstanceId,
     pub address: SocketAddr,
     pub own: bool,
-    pub standing: Standing,
+    #[serde(rename = "standing")]
+    pub health: InstanceHealth,
     /// Since when, RFC 3339.
     pub since: String,
     /// What it calls its version.
@@ -130,13 +131,13 @@ impl Status {
         if self.blocked {
             return Err(format!("a relaying thread of the shim of instance {} does not answer", self.instance));
         }
-        let any = self.discover && self.instances.iter().any(|instance| instance.standing == Standing::Ready);
+        let any = self.discover && self.instances.iter().any(|instance| instance.health == InstanceHealth::Ready);
         match (own, self.state) {
             (_, Phase::Joined) if any => Ok(()),
             (None, _) if self.discover => Err(format!("none of {} instances is ready", self.instances.len())),
             (None, _) => Err(format!("instance {} is not running: `berth exec` has recorded none", self.instance)),
-            (Some(own), _) if own.standing != Standing::Ready => {
-                Err(format!("instance {} is {}: {}", self.instance, own.standing.as_str(), own.last_probe))
+            (Some(own), _) if own.health != InstanceHealth::Ready => {
+                Err(format!("instance {} is {}: {}", self.instance, own.health.as_str(), own.last_probe))
             }
             (Some(_), Phase::Joined) => Ok(()),
             (Some(_), state) => Err(format!("the shim of instance {} is {}", self.instance, state.as_str())),

@@ -99,12 +99,18 @@ pub(super) fn is_missing(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
+/// An open file, and what it says or why that is ignored.
+pub(super) struct Opened<T> {
+    pub(super) file: File,
+    pub(super) content: Result<T, String>,
+}
+
 /// Opens a file, whatever it may be, and parses what is in it. None: there is none. The error says why it is ignored.
 pub(super) fn read<T>(
     berth: &BerthDir,
     path: &Path,
     parse: impl FnOnce(&[u8]) -> Result<T, String>,
-) -> Result<Option<(File, Result<T, String>)>, String> {
+) -> Result<Option<Opened<T>>, String> {
     // O_NONBLOCK, or a FIFO would stop us.
     let file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
@@ -124,7 +130,7 @@ pub(super) fn read<T>(
     }
     let mut bytes = Vec::new();
     let read = (&file).take(MAX_SIZE).read_to_end(&mut bytes).map_err(|error| error.to_string());
-    Ok(Some((file, read.and_then(|_| parse(&bytes)))))
+    Ok(Some(Opened { file, content: read.and_then(|_| parse(&bytes)) }))
 }
 
 /// What is written there.

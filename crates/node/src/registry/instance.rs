@@ -264,7 +264,7 @@ pub fn restore(berth: &BerthDir, record: &Record) -> Result<Option<InstanceClaim
     let path = path_of(berth, &record.instance);
     let record = Record { restored: true, ..record.clone() };
     // The shim that wrote it again, and locked it, is gone.
-    let is_orphan = |found: Found| found.record.as_ref() == Ok(&record) && is_locked(&found.file).is_ok_and(|is| !is);
+    let is_orphan = |found: Found| found.content.as_ref() == Ok(&record) && is_locked(&found.file).is_ok_and(|is| !is);
     let found = Found::open(berth, &record.instance, &path).ok().flatten();
     if !file::is_missing(&path) && !found.is_some_and(is_orphan) {
         return Ok(None);
@@ -289,7 +289,7 @@ pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), Clai
     let path = path_of(berth, id);
     let Ok(Some(found)) = Found::open(berth, id, &path) else { return Ok(()) };
     let alive = found.is_alive().map_err(failed("lock", &path))?;
-    let Ok(mut record) = found.record else { return Ok(()) };
+    let Ok(mut record) = found.content else { return Ok(()) };
     if alive {
         return Err(ClaimError::Alive { instance: id.clone(), path, pid: record.pid });
     }
@@ -357,10 +357,10 @@ fn previous(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Soc
     let Ok(Some(found)) = Found::open(berth, id, path) else { return Ok(None) };
     // What is locked is alive, whatever it says: maybe a later berth wrote it.
     if found.is_alive().map_err(failed("lock", path))? {
-        let pid = found.record.ok().and_then(|record| record.pid);
+        let pid = found.content.ok().and_then(|record| record.pid);
         return Err(ClaimError::Alive { instance: id.clone(), path: path.to_owned(), pid });
     }
-    Ok(found.record.ok().map(|record| record.address))
+    Ok(found.content.ok().map(|record| record.address))
 }
 
 /// A record and whether its process lives. None: it is gone. The error says why it is ignored.
@@ -373,26 +373,22 @@ fn look(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<(HeldRe
     Ok(Some((found.hold()?, alive)))
 }
 
-/// A file that is named as a record, with what it says or why that is none.
-struct Found {
-    file: File,
-    record: Result<Record, String>,
-}
+/// A file that is named as a record.
+type Found = file::Opened<Record>;
 
 impl Found {
     /// None: there is none. The error says why it is ignored.
     fn open(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Self>, String> {
-        let found = file::read(berth, path, |bytes| Record::parse(bytes, id))?;
-        Ok(found.map(|(file, record)| Self { file, record }))
+        file::read(berth, path, |bytes| Record::parse(bytes, id))
     }
 
     fn is_alive(&self) -> io::Result<bool> {
-        let restored = self.record.as_ref().ok().filter(|record| record.restored);
+        let restored = self.content.as_ref().ok().filter(|record| record.restored);
         is_alive(&self.file, restored.map(|record| record.address))
     }
 
     fn hold(self) -> Result<HeldRecord, String> {
-        let mut record = self.record?;
+        let mut record = self.content?;
         let restored = std::mem::take(&mut record.restored);
         Ok(HeldRecord { record, restored, file: self.file })
     }

@@ -248,7 +248,7 @@ fn is_left_over(path: &Path) -> bool {
 
 /// None: it is gone. The error says why it is ignored.
 fn look(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Lease>, String> {
-    file::read(berth, path, |bytes| Lease::parse(bytes, id))?.map(|(_, lease)| lease).transpose()
+    file::read(berth, path, |bytes| Lease::parse(bytes, id))?.map(|opened| opened.content).transpose()
 }
 
 fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {

@@ -10,7 +10,7 @@ use berth_node::registry::instance::Record;
 use berth_node::registry::watch::Watch;
 use berth_node::registry::{BerthDir, Error};
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
-use berth_node::terms::{Phase, Standing};
+use berth_node::terms::{InstanceHealth, Phase};
 use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use rustls::pki_types::ServerName;
 use std::collections::{BTreeMap, BTreeSet};
@@ -290,7 +290,7 @@ fn served_by_nodes(answers: &[Answer]) -> BTreeSet<InstanceId> {
         Answer::Status(status) if status.discover && status.state == Phase::Joined => Some(status),
         _ => None,
     });
-    let ready = nodes.flat_map(|status| &status.instances).filter(|instance| instance.standing == Standing::Ready);
+    let ready = nodes.flat_map(|status| &status.instances).filter(|instance| instance.health == InstanceHealth::Ready);
     ready.map(|instance| instance.instance.clone()).collect()
 }
 

@@ -10,7 +10,7 @@ use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::registry::instance::{self, ListedInstance, Record};
 use berth_node::registry::{BerthDir, RunDir};
-use berth_node::terms::{Phase, Standing};
+use berth_node::terms::{InstanceHealth, Phase};
 use serde::Deserialize;
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<
         Err(error) => return Err(format!("its shim cannot be asked: {error}")),
     };
     match status.instances.iter().find(|i| i.instance.as_str() == name) {
-        Some(own) if own.standing != Standing::Ready => Err(own.last_probe.clone()),
+        Some(own) if own.health != InstanceHealth::Ready => Err(own.last_probe.clone()),
         Some(_) if status.state != Phase::Joined => Err(format!("its shim has not joined: {}", status.state.as_str())),
         Some(_) => Ok(()),
         None => Err("its shim does not know it yet".into()),

@@ -1,7 +1,6 @@
 //! The instances that connections can go to.
 //!
-//! [`Table`] is what the relay picks from: a snapshot without locks, made anew by [`TableWriter`] whenever
-//! something changes. "Which instance gets a new connection" is decided in [`Table::pick`] (leaving:
+//! [`Table`] is what the relay picks from: a snapshot without locks, changed by [`TableWriter`] alone. "Which instance gets a new connection" is decided in [`Table::pick`] (leaving:
 //! [`Table::pick_leaving`]) and nowhere else; who relays its bytes is another matter. `prober` asks the instances, [`probe`] is
 //! one question, [`health`] says what consecutive answers mean.
 
@@ -12,8 +11,8 @@ pub(crate) mod prober;
 mod repair;
 
 use berth_node::instance::InstanceId;
-use berth_node::terms::Standing;
-use health::{Health, Observation};
+use berth_node::terms::InstanceHealth;
+use health::{HealthTracker, Observation};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -31,14 +30,13 @@ pub struct Instance {
     /// Whether it is used only where no other is ready: a node shim leaves an instance with a shim of
     /// its own to that.
     pub fallback: bool,
-    /// What it is good for.
-    pub standing: Standing,
+    tracker: HealthTracker,
     /// Another number for each process that listened at the address, and for each time that it
     /// refused and came back: what a connection tried once, it does not try again in one epoch.
     pub epoch: u64,
     /// The first of its epochs: another number for each process, whatever that refused.
     pub started: u64,
-    /// Since when it has this standing.
+    /// Since when it has this health.
     pub since: SystemTime,
     /// The last probe's answer, for people.
     pub last_probe: Arc<str>,
@@ -46,6 +44,14 @@ pub struct Instance {
     pub probe_rejected: bool,
     /// What it calls its version, once it was ready.
     pub version: Option<Arc<str>>,
+}
+
+impl Instance {
+    /// What it is good for.
+    #[must_use]
+    pub fn health(&self) -> InstanceHealth {
+        self.tracker.health()
+    }
 }
 
 /// The instances of a berth at one moment.
@@ -61,11 +67,11 @@ impl Table {
     /// what the connection tried in vain.
     #[must_use]
     pub fn pick(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
-        let with = |standing| {
-            let mut fit = self.instances.iter().filter(|i| i.standing == standing && usable(i));
+        let with = |health| {
+            let mut fit = self.instances.iter().filter(|i| i.health() == health && usable(i));
             fit.clone().find(|i| !i.fallback).or_else(|| fit.next())
         };
-        with(Standing::Ready).or_else(|| with(Standing::Failing))
+        with(InstanceHealth::Ready).or_else(|| with(InstanceHealth::Failing))
     }
 
     /// The instance that a new connection goes to while the shim leaves: a ready sibling's before the
@@ -73,7 +79,7 @@ impl Table {
     /// that it finishes now may well be one whose request it ends without an answer.
     #[must_use]
     pub fn pick_leaving(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
-        let sibling = self.instances.iter().find(|i| !i.own && i.standing == Standing::Ready && usable(i));
+        let sibling = self.instances.iter().find(|i| !i.own && i.health() == InstanceHealth::Ready && usable(i));
         sibling.or_else(|| self.pick(usable))
     }
 
@@ -88,7 +94,6 @@ impl Table {
 #[derive(Debug)]
 pub struct TableWriter {
     table: watch::Sender<Arc<Table>>,
-    health: Vec<Health>,
     rise: u32,
     fall: u32,
     next_epoch: u64,
@@ -98,7 +103,7 @@ impl TableWriter {
     /// An empty table, where `rise` and `fall` decide about instances.
     #[must_use]
     pub fn new(rise: u32, fall: u32) -> Self {
-        Self { table: watch::Sender::new(Arc::default()), health: Vec::new(), rise, fall, next_epoch: 1 }
+        Self { table: watch::Sender::new(Arc::default()), rise, fall, next_epoch: 1 }
     }
 
     /// The table, now and at each change.
@@ -116,23 +121,16 @@ impl TableWriter {
     /// Takes in an instance; a known one at another address, or with `renewed`, starts anew. Returns
     /// its epoch if it is to be probed from the start.
     pub fn insert(&mut self, id: &InstanceId, address: SocketAddr, own: bool, renewed: bool) -> Option<u64> {
-        let mut table = (*self.table()).clone();
-        let known = table.instances.iter().position(|i| i.id == *id);
-        if let Some(at) = known {
-            if table.instances[at].address == address && !renewed {
-                return None;
-            }
-            table.instances.remove(at);
-            self.health.remove(at);
+        if !renewed && self.table.borrow().instances.iter().any(|i| i.id == *id && i.address == address) {
+            return None;
         }
         let epoch = self.take_epoch();
-        let at = if own { 0 } else { table.instances.len() };
         let instance = Instance {
             id: id.clone(),
             address,
             own,
             fallback: false,
-            standing: Standing::Unready,
+            tracker: HealthTracker::new(self.rise, self.fall),
             epoch,
             started: epoch,
             since: SystemTime::now(),
@@ -140,81 +138,78 @@ impl TableWriter {
             probe_rejected: false,
             version: None,
         };
-        table.instances.insert(at, instance);
-        self.health.insert(at, Health::new(self.rise, self.fall));
-        self.table.send_replace(Arc::new(table));
+        self.table.send_modify(|table| {
+            let instances = &mut Arc::make_mut(table).instances;
+            instances.retain(|i| i.id != *id);
+            instances.insert(if own { 0 } else { instances.len() }, instance);
+        });
         Some(epoch)
     }
 
     /// Forgets an instance.
-    pub fn remove(&mut self, id: &InstanceId) {
-        let mut table = (*self.table()).clone();
-        if let Some(at) = table.instances.iter().position(|i| i.id == *id) {
-            table.instances.remove(at);
-            self.health.remove(at);
-            self.table.send_replace(Arc::new(table));
-        }
+    pub(crate) fn remove(&self, id: &InstanceId) {
+        self.table.send_modify(|table| Arc::make_mut(table).instances.retain(|i| i.id != *id));
     }
 
     /// Takes in what was seen of an instance in an epoch, and how a person would say it. Returns
-    /// the standing before and after, or `None` for an instance or epoch that is over.
+    /// its health before and after, or `None` for an instance or epoch that is over.
     pub fn observe(
         &mut self,
         id: &InstanceId,
         epoch: u64,
         seen: Observation,
         words: &str,
-    ) -> Option<(Standing, Standing)> {
-        let table = self.table();
-        let at = table.instances.iter().position(|i| i.id == *id && i.epoch == epoch)?;
-        let instance = &table.instances[at];
-        let (before, rejected) = (instance.standing, seen == Observation::Rejected);
-        let after = self.health[at].observe(seen);
-        if before == after && *instance.last_probe == *words && instance.probe_rejected == rejected {
-            // Who waits for a change is not woken by each probe.
-            return Some((before, after));
-        }
-        let mut table = (*table).clone();
-        let instance = &mut table.instances[at];
-        instance.probe_rejected = rejected;
-        if *instance.last_probe != *words {
-            instance.last_probe = words.into();
-        }
-        if before != after {
-            instance.standing = after;
-            instance.since = SystemTime::now();
-            if after == Standing::Unready {
-                instance.epoch = self.take_epoch();
+    ) -> Option<(InstanceHealth, InstanceHealth)> {
+        let (next_epoch, rejected) = (self.take_epoch(), seen == Observation::Rejected);
+        let mut observed = None;
+        self.update(id, |instance| {
+            if instance.epoch != epoch {
+                return false;
             }
-        }
-        self.table.send_replace(Arc::new(table));
-        Some((before, after))
+            let (before, after) = (instance.health(), instance.tracker.observe(seen));
+            observed = Some((before, after));
+            if before != after {
+                instance.since = SystemTime::now();
+                if after == InstanceHealth::Unready {
+                    instance.epoch = next_epoch;
+                }
+            }
+            // Who waits for a change is not woken by each probe.
+            let changed = before != after || *instance.last_probe != *words || instance.probe_rejected != rejected;
+            if changed {
+                (instance.last_probe, instance.probe_rejected) = (words.into(), rejected);
+            }
+            changed
+        });
+        observed
     }
 
     /// Makes an instance a fallback, or not.
-    pub fn set_fallback(&mut self, id: &InstanceId, fallback: bool) {
-        let mut table = (*self.table()).clone();
-        if let Some(instance) = table.instances.iter_mut().find(|i| i.id == *id && i.fallback != fallback) {
-            instance.fallback = fallback;
-            self.table.send_replace(Arc::new(table));
-        }
+    pub(crate) fn set_fallback(&self, id: &InstanceId, fallback: bool) {
+        self.update(id, |instance| std::mem::replace(&mut instance.fallback, fallback) != fallback);
     }
 
     /// Notes what an instance calls its version.
-    pub fn set_version(&mut self, id: &InstanceId, version: Option<Arc<str>>) {
-        let mut table = (*self.table()).clone();
-        if let Some(instance) = table.instances.iter_mut().find(|i| i.id == *id) {
+    pub(crate) fn set_version(&self, id: &InstanceId, version: Option<Arc<str>>) {
+        self.update(id, |instance| {
             instance.version = version;
-            self.table.send_replace(Arc::new(table));
-        }
+            true
+        });
     }
 
     /// The epoch of an instance now, and whether it is rising.
     #[must_use]
     pub fn epoch(&self, id: &InstanceId) -> Option<(u64, bool)> {
         let table = self.table.borrow();
-        let at = table.instances.iter().position(|i| i.id == *id)?;
-        Some((table.instances[at].epoch, self.health[at].is_rising()))
+        let instance = table.instances.iter().find(|i| i.id == *id)?;
+        Some((instance.epoch, instance.tracker.is_rising()))
+    }
+
+    /// Changes an instance. Who waits for a change is woken if `change` says that there was one.
+    fn update(&self, id: &InstanceId, change: impl FnOnce(&mut Instance) -> bool) {
+        self.table.send_if_modified(|table| {
+            Arc::make_mut(table).instances.iter_mut().find(|i| i.id == *id).is_some_and(change)
+        });
     }
 
     fn take_epoch(&mut self) -> u64 {

@@ -6,7 +6,7 @@ use super::probe::{Answer, Probe, ProbeKind};
 use crate::metrics::Metrics;
 use crate::relay::Refusal;
 use berth_node::instance::InstanceId;
-use berth_node::terms::Standing;
+use berth_node::terms::InstanceHealth;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -126,17 +126,19 @@ impl Shared {
         let Some((before, after)) = self.writer().observe(id, epoch, seen, words) else { return false };
         match (before, after) {
             (before, after) if before == after => return false,
-            (_, Standing::Ready) => tracing::info!(instance = %id, "ready"),
-            (_, Standing::Failing) => {
+            (_, InstanceHealth::Ready) => tracing::info!(instance = %id, "ready"),
+            (_, InstanceHealth::Failing) => {
                 tracing::warn!(instance = %id, "fails its probe; it still gets connections if no other is ready: {words}");
             }
             // A sibling's instance goes with every upgrade.
-            (_, Standing::Unready) if self.is_own(id) => tracing::warn!(instance = %id, "not ready any more: {words}"),
-            (_, Standing::Unready) => {
+            (_, InstanceHealth::Unready) if self.is_own(id) => {
+                tracing::warn!(instance = %id, "not ready any more: {words}");
+            }
+            (_, InstanceHealth::Unready) => {
                 tracing::info!(instance = %id, "a sibling's instance is not ready any more: {words}");
             }
         }
-        after == Standing::Ready
+        after == InstanceHealth::Ready
     }
 
     fn is_own(&self, id: &InstanceId) -> bool {

@@ -26,7 +26,7 @@ use crate::shared::Shared;
 use berth_node::ipc::Asked;
 use berth_node::registry::lease;
 use berth_node::registry::watch::Watch;
-use berth_node::terms::{Phase, ShimId, Standing};
+use berth_node::terms::{InstanceHealth, Phase, ShimId};
 use berth_os::clock;
 use berth_os::socket;
 use leases::OwnLease;
@@ -142,9 +142,9 @@ impl Group {
         self.tick();
         let facts = {
             let table = table.borrow_and_update();
-            let own = table.own().is_some_and(|own| own.standing == Standing::Ready);
-            let any =
-                self.config.discover && table.instances.iter().any(|instance| instance.standing == Standing::Ready);
+            let own = table.own().is_some_and(|own| own.health() == InstanceHealth::Ready);
+            let any = self.config.discover
+                && table.instances.iter().any(|instance| instance.health() == InstanceHealth::Ready);
             Facts {
                 ready: (own || any) && !self.is_blocked(),
                 reachable: table.pick(|_| true).is_some(),

@@ -67,8 +67,7 @@ impl Group {
                         let _ = events.send(Event::Unreachable(holder, format!("{path} has another holder now")));
                         Event::Connected(there, socket)
                     } else {
-                        let (is, leased) = (there, holder);
-                        Event::Conflict(holder, format!("{path} is answered by {is}, and the lease is of {leased}"))
+                        Event::Conflict(holder, format!("{path} is answered by {there}, and the lease is of {holder}"))
                     }
                 }
                 Ok((reply, _)) => Event::Alone(holder, format!("{path} says {reply:?}")),
@@ -93,7 +92,7 @@ impl Group {
 
     /// Whether a holder may come; if not, why.
     fn may_join(&self, holder: ShimId) -> Result<(), String> {
-        let taken = |what: &str| format!("the name {} is {what}", holder);
+        let taken = |what: &str| format!("the name {holder} is {what}");
         if holder == self.me {
             Err(taken("this shim's own"))
         } else if self.siblings.writers.contains_key(&holder)

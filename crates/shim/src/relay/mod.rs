@@ -22,7 +22,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use std::net::{SocketAddr, TcpStream as StdTcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
@@ -121,14 +121,14 @@ impl Open {
     /// Counts one more.
     #[must_use]
     pub fn new(context: &Arc<Context>) -> Self {
-        context.stats.open.add(1);
+        context.stats.open.fetch_add(1, Relaxed);
         Self { context: context.clone(), pending: Some(Pending::new(context.stats.clone())) }
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.context.stats.open.sub(1);
+        self.context.stats.open.fetch_sub(1, Relaxed);
         self.context.ended.notify_one();
     }
 }
@@ -143,15 +143,14 @@ struct Pending {
 
 impl Pending {
     fn new(stats: Arc<WorkerStats>) -> Self {
-        stats.pending.add(1);
+        stats.pending.fetch_add(1, Relaxed);
         Self { stats, is: true }
     }
 
     fn set(&mut self, is: bool) {
-        match (std::mem::replace(&mut self.is, is), is) {
-            (false, true) => self.stats.pending.add(1),
-            (true, false) => self.stats.pending.sub(1),
-            _ => {}
+        if std::mem::replace(&mut self.is, is) != is {
+            let pending = &self.stats.pending;
+            _ = if is { pending.fetch_add(1, Relaxed) } else { pending.fetch_sub(1, Relaxed) };
         }
     }
 }
@@ -172,12 +171,12 @@ struct Bytes<'a> {
 impl copy::Meter for Bytes<'_> {
     fn up(&mut self, bytes: usize) {
         self.up += bytes as u64;
-        self.stats.bytes_up.add(bytes as u64);
+        self.stats.bytes_up.fetch_add(bytes as u64, Relaxed);
     }
 
     fn down(&mut self, bytes: usize) {
         self.down += bytes as u64;
-        self.stats.bytes_down.add(bytes as u64);
+        self.stats.bytes_down.fetch_add(bytes as u64, Relaxed);
     }
 }
 

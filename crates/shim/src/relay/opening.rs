@@ -13,7 +13,7 @@ use super::source::Source;
 use super::{Context, Outcome, Pending};
 use crate::backend::{Instance, Table};
 use berth_node::instance::InstanceId;
-use berth_node::terms::Standing;
+use berth_node::terms::InstanceHealth;
 use berth_os::socket;
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
@@ -288,7 +288,7 @@ pub(super) async fn open(
 /// its first byte would wait longer than a client's patience (Go: 10 s for a TLS handshake).
 async fn overtaken(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, tried: &Tried) {
     let is_overtaken = |table: &Arc<Table>| {
-        let mut ready = table.instances.iter().filter(|instance| instance.standing == Standing::Ready);
+        let mut ready = table.instances.iter().filter(|instance| instance.health() == InstanceHealth::Ready);
         ready.clone().all(|instance| instance.epoch != epoch) && ready.any(|instance| tried.allows(instance))
     };
     if table.wait_for(is_overtaken).await.is_err() {
@@ -311,7 +311,7 @@ async fn leg(
         Err(error) => return Leg::Unreachable(error),
     };
     if replay {
-        context.stats.replays.add(1);
+        context.stats.replays.fetch_add(1, Relaxed);
     }
     match first_byte(client, &mut backend, kept, sent).await {
         Ok(said) => Leg::Answered(backend, source, said),
