@@ -16,7 +16,6 @@ const MAX_LEN: usize = 63;
 #[serde(try_from = "String", into = "String")]
 pub struct InstanceId(Arc<str>);
 
-/// Why a text is no [`InstanceId`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InstanceIdError {
     #[error("an instance ID is empty: give 1 to {MAX_LEN} of A-Z a-z 0-9 . _ -")]
@@ -26,10 +25,8 @@ pub enum InstanceIdError {
     /// It would be a hidden file, or look like an option.
     #[error("the instance ID {0:?} begins with {1:?}: begin it with a letter, a digit or an underscore")]
     Begin(String, char),
-    /// It has a character that is not allowed.
     #[error("the instance ID {0:?} has a {1:?}: use only A-Z a-z 0-9 . _ -")]
     Character(String, char),
-    /// A random one could not be drawn.
     #[error("the system gives no random bytes for an instance ID: {0}: give one with --instance")]
     Random(getrandom::Error),
 }

@@ -29,9 +29,6 @@ pub struct KnownInstance {
 
 impl RunDirSnapshot {
     /// Looks. A run directory that is not there is an empty one.
-    ///
-    /// # Errors
-    /// It is there and cannot be read, or others may write to it.
     pub fn look(path: Option<&Path>) -> Result<Self, Error> {
         let path = path.map_or_else(RunDir::default_path, Path::to_path_buf);
         let mut node = Self { path, instances: Vec::new(), problems: Vec::new() };

@@ -50,7 +50,6 @@ pub enum Phase {
 impl Phase {
     pub const ALL: [Self; 4] = [Self::Waiting, Self::Joined, Self::Left, Self::Refusing];
 
-    /// The word for log and status.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -78,7 +77,6 @@ pub enum InstanceHealth {
 impl InstanceHealth {
     pub const ALL: [Self; 3] = [Self::Unready, Self::Ready, Self::Failing];
 
-    /// The word for log, status and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Unready => "unready",

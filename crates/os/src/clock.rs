@@ -18,9 +18,6 @@ pub fn boottime() -> io::Result<Duration> {
 }
 
 /// The boot that [`boottime`] counts from.
-///
-/// # Errors
-/// /proc cannot be read, or has something else there.
 pub fn boot_id() -> io::Result<String> {
     let failed = |kind, why: &str| io::Error::new(kind, format!("{BOOT_ID}: {why}: is /proc mounted?"));
     let text = std::fs::read_to_string(BOOT_ID).map_err(|error| failed(error.kind(), &error.to_string()))?;

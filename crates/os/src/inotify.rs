@@ -13,7 +13,6 @@ use tokio::io::unix::AsyncFd;
 /// Room for a burst of events; one has at most 16 bytes and a name.
 const ROOM: usize = 4096;
 
-/// An inotify descriptor whose events are awaited.
 #[derive(Debug)]
 pub struct Events(AsyncFd<OwnedFd>);
 

@@ -5,21 +5,15 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 
-/// What is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Setting {
     /// It is up, and has no other flag.
     Up,
-    /// Its IPv4 address.
     Address(Ipv4Addr),
-    /// The netmask of that.
     Netmask(Ipv4Addr),
 }
 
 /// Sets something of an interface.
-///
-/// # Errors
-/// What the kernel says: `ENODEV`, `EPERM`.
 pub fn set(interface: &str, setting: Setting) -> io::Result<()> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
     let (what, ifr_ifru) = match setting {

@@ -24,7 +24,6 @@ const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/t
 /// A line of /proc/net/tcp or /proc/net/tcp6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// Address that the socket is bound to.
     pub local: SocketAddr,
     /// Address of its peer; unspecified for a listener.
     pub remote: SocketAddr,
@@ -36,7 +35,6 @@ pub struct Entry {
     pub inode: u64,
 }
 
-/// A process that has a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     pub pid: i32,
@@ -184,7 +182,6 @@ pub fn clashes(wanted: SocketAddr, other: SocketAddr) -> bool {
             || (wanted_ip.is_ipv4() == other_ip.is_ipv4() && (wanted_ip.is_unspecified() || other_ip.is_unspecified())))
 }
 
-/// Whose a socket is, as a message says it.
 #[derive(Debug)]
 pub struct Owner(u32, Option<Process>);
 

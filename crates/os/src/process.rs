@@ -140,7 +140,6 @@ fn ended(child: Pid) -> io::Result<Option<ExitStatus>> {
     Ok(ended.map(|(_, status)| ExitStatus::from_raw(status.as_raw())))
 }
 
-/// Ends this process as another one ended.
 fn end_as(status: ExitStatus) -> ! {
     if let Some(signal) = status.signal() {
         // One core file is enough.

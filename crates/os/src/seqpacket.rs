@@ -46,9 +46,6 @@ pub fn dial(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// The next connection of a listener.
-///
-/// # Errors
-/// `EWOULDBLOCK` when there is none.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
 }

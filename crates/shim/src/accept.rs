@@ -86,7 +86,6 @@ pub(crate) enum Accepting {
     Rest,
 }
 
-/// A connection on its way to a worker.
 #[derive(Debug)]
 struct Accepted {
     open: Open,

@@ -32,7 +32,6 @@ const HEAD: Duration = Duration::from_secs(5);
 const CONNECTED: Duration = Duration::from_secs(10);
 const LAST_ANSWER: Duration = Duration::from_secs(5);
 
-/// Content type of OpenMetrics' text form.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The server, listening and not yet answering.
@@ -44,9 +43,6 @@ pub(crate) struct Admin {
 
 impl Admin {
     /// Listens.
-    ///
-    /// # Errors
-    /// What bind(2) and listen(2) say.
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
         let bound = socket::bind(address, false)?;
         socket::start_listening(bound.as_fd(), 128)?;

@@ -45,52 +45,29 @@ const HELD: usize = 1024;
 /// Time between two tries for a port, within `--bind-wait`.
 const BIND_PAUSE: Duration = Duration::from_millis(250);
 
-/// Why a shim cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// A port cannot be had.
     #[error("{0}")]
     Port(String),
-    /// The run directory or a socket in it cannot be had.
     #[error(transparent)]
     Registry(#[from] registry::Error),
-    /// Another process serves the instance.
     #[error("a shim of instance {instance} runs already ({path} answers): stop it, or give another --instance")]
-    Taken {
-        /// The instance.
-        instance: InstanceId,
-        /// The socket that answers.
-        path: String,
-    },
-    /// A file of the probe does not hold what it should.
+    Taken { instance: InstanceId, path: String },
     #[error("{0}")]
     Probe(String),
-    /// Nothing is left for connections.
     #[error(
         "a limit of {files} open files leaves none for connections ({besides}): raise the hard limit (ulimit -Hn, \
          LimitNOFILE=), or lower --threads"
     )]
-    Files {
-        /// The limit.
-        files: u64,
-        /// What needs them.
-        besides: String,
-    },
-    /// The system gave no thread, descriptor or random bytes.
+    Files { files: u64, besides: String },
     #[error("cannot {what}: {source}")]
-    System {
-        /// What failed.
-        what: &'static str,
-        /// Why.
-        source: io::Error,
-    },
+    System { what: &'static str, source: io::Error },
 }
 
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
     move |source| BuildError::System { what, source }
 }
 
-/// How a shim ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
     /// Connections that were cut: by the drain deadline or a second signal.
@@ -110,9 +87,6 @@ pub struct Bound {
 }
 
 /// Takes everything that a shim needs.
-///
-/// # Errors
-/// What cannot be had, with its fix.
 pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
     let room = Room::of(&config)?;
     let instance = match config.place.instance.clone() {
@@ -289,42 +263,35 @@ fn port_error(address: SocketAddr, error: &io::Error) -> BuildError {
 }
 
 impl Bound {
-    /// The addresses that are bound, the berth's first.
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.shared.config.place.addresses()
     }
 
-    /// The address of the admin server.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin.as_ref().map(Admin::address)
     }
 
-    /// The name of the own instance.
     #[must_use]
     pub fn instance(&self) -> &InstanceId {
         &self.shared.instance
     }
 
-    /// The directory of the berth.
     #[must_use]
     pub fn berth(&self) -> &BerthDir {
         &self.shared.berth
     }
 
-    /// The run directory.
     #[must_use]
     pub fn run_dir(&self) -> &Path {
         &self.shared.config.place.run_dir
     }
 
-    /// The phase, now and at each change.
     #[must_use]
     pub fn phase(&self) -> watch::Receiver<(Phase, SystemTime)> {
         self.shared.phase.subscribe()
     }
 
-    /// When the own instance can be stopped.
     #[must_use]
     pub fn answered(&self) -> Answered {
         Answered::new(self.phase(), self.shared.metrics.clone())

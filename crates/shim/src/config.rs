@@ -10,7 +10,6 @@ use std::time::Duration;
 /// A checked `berth serve` or `berth run`.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Which berth and instance.
     pub place: Place,
     /// The instance's address where it is given and not looked up.
     pub backend: Option<SocketAddr>,
@@ -22,9 +21,7 @@ pub struct Config {
     pub plain_close: bool,
     /// How long a port that cannot be had is tried again.
     pub bind_wait: Duration,
-    /// How instances are asked.
     pub probe: ProbeConfig,
-    /// Time between two probes.
     pub probe_interval: Duration,
     /// Consecutive good answers that make an instance ready.
     pub rise: u32,
@@ -36,9 +33,7 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// Most connections; `None`: what the file limit allows.
     pub max_connections: Option<u64>,
-    /// Length of the accept queue.
     pub backlog: u32,
-    /// TCP options of both legs.
     pub keepalive: Keepalive,
     /// Relaying threads; `None`: one per core, at most eight.
     pub threads: Option<usize>,
@@ -53,26 +48,21 @@ pub struct Config {
 pub struct Place {
     /// At least one; the first names the berth.
     pub listen: Vec<Listen>,
-    /// The instance's name, if it was given.
     pub instance: Option<InstanceId>,
-    /// The run directory.
     pub run_dir: PathBuf,
 }
 
 impl Place {
-    /// The address that names the berth.
     #[must_use]
     pub fn berth(&self) -> SocketAddr {
         self.listen[0].addr
     }
 
-    /// The addresses without their options.
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         self.listen.iter().map(|listen| listen.addr)
     }
 }
 
-/// An address to listen on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listen {
     /// Address and port; port 0 lets the kernel choose.

@@ -13,7 +13,6 @@ use tokio::time::{Instant, sleep_until};
 /// What a shim is told from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stop {
-    /// Go on.
     No,
     /// Leave, let connections end, and stay.
     Leave,
@@ -54,7 +53,6 @@ pub struct Answered {
 }
 
 impl Answered {
-    /// For a shim with this phase and these counters.
     #[must_use]
     pub fn new(phase: watch::Receiver<(Phase, SystemTime)>, metrics: Arc<Metrics>) -> Self {
         Self { phase, metrics, left: None }

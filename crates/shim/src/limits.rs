@@ -19,7 +19,6 @@ const PER_PASS: u64 = 4;
 /// Descriptors of a thread: its epoll (twice), what wakes it, and the signals' pipe.
 const PER_THREAD: u64 = 4;
 
-/// Descriptors of a pipe.
 const PER_PIPE: u64 = 2;
 
 /// Descriptors of a connection: client and instance.

@@ -32,9 +32,7 @@ pub struct WorkerStats {
     pub open: AtomicU64,
     /// Of these, how many have a client that said something and has no answer.
     pub pending: AtomicU64,
-    /// Bytes from clients to instances.
     pub bytes_up: AtomicU64,
-    /// Bytes from instances to clients.
     pub bytes_down: AtomicU64,
     /// Times that a connection was made to another instance, or again, before the first byte.
     pub replays: AtomicU64,
@@ -42,7 +40,6 @@ pub struct WorkerStats {
 }
 
 impl WorkerStats {
-    /// Counts the end of a connection.
     pub fn ended(&self, outcome: Outcome) {
         self.ended[outcome as usize].fetch_add(1, Relaxed);
     }
@@ -56,7 +53,6 @@ fn begin<const LABELS: usize>(counters: &Counters<LABELS>, labels: [(&'static st
     drop(counters.get_or_create(&labels));
 }
 
-/// Everything that is counted in a shim.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -64,14 +60,12 @@ pub struct Metrics {
     /// Places for held clients; those that are taken are held.
     pub held: Arc<Semaphore>,
     held_limit: usize,
-    /// `berth_backend_connect_seconds`.
     pub connect_seconds: Histogram,
     probes: Counters<1>,
     accept_errors: Counters<1>,
     handover: Counters<2>,
     renewals: Counters<1>,
     repairs: Counters<2>,
-    /// `berth_foreign_listeners`.
     pub(crate) foreign_listeners: Gauge,
     /// `berth_siblings_unconnected`: live siblings that have had no connection for longer than a lease.
     pub(crate) siblings_unconnected: Gauge,
@@ -176,19 +170,16 @@ impl Metrics {
         self.repairs.get_or_create(&[("object", object), ("result", result)]).inc();
     }
 
-    /// The counters of each worker.
     #[must_use]
     pub fn workers(&self) -> &[Arc<WorkerStats>] {
         &self.workers
     }
 
-    /// Connections that are open now.
     #[must_use]
     pub fn open(&self) -> u64 {
         sum(&self.workers, |w| w.open.load(Relaxed))
     }
 
-    /// Connections whose client said something and that have no answer yet.
     #[must_use]
     pub fn pending(&self) -> u64 {
         sum(&self.workers, |w| w.pending.load(Relaxed))
@@ -200,13 +191,11 @@ impl Metrics {
         self.open() + sum(&self.workers, |w| w.ended.iter().map(|ended| ended.load(Relaxed)).sum())
     }
 
-    /// Clients that wait for an instance now.
     #[must_use]
     pub fn held_now(&self) -> usize {
         self.held_limit - self.held.available_permits()
     }
 
-    /// All of it in OpenMetrics' text form.
     #[must_use]
     pub fn encode(&self) -> String {
         let mut text = String::new();

@@ -27,7 +27,6 @@ pub(crate) struct Silent {
 }
 
 impl Shared {
-    /// The metrics of every live shim of the berth.
     pub(crate) async fn all_metrics(&self) -> String {
         let mut pages = vec![self.metrics.encode()];
         for (instance, reply) in self.ask_siblings(Ask::Metrics).await {

@@ -28,9 +28,6 @@ pub(crate) struct Workers {
 
 impl Workers {
     /// Starts the threads.
-    ///
-    /// # Errors
-    /// When a thread or its epoll cannot be had.
     pub(crate) fn start(count: usize) -> io::Result<Self> {
         let (runs, running) = channel();
         let mut workers = Self { handles: Vec::new(), threads: Vec::new(), stop: CancellationToken::new(), running };
@@ -51,7 +48,6 @@ impl Workers {
         Ok(workers)
     }
 
-    /// The runtimes of the threads, at least one.
     pub(crate) fn handles(&self) -> &[Handle] {
         &self.handles
     }

@@ -31,7 +31,6 @@ const LOOK: Duration = Duration::from_secs(1);
 pub struct Server {
     listener: AsyncFd<OwnedFd>,
     path: PathBuf,
-    /// Device and inode of its file.
     file: (u64, u64),
 }
 
@@ -121,7 +120,6 @@ impl Server {
         }
     }
 
-    /// Whether the file at its path is its own.
     fn is_there(&self) -> bool {
         file_at(&self.path).is_ok_and(|file| file == self.file)
     }
@@ -230,9 +228,6 @@ pub async fn ask_within(path: &Path, ask: Ask, patience: Duration) -> io::Result
 }
 
 /// Asks a shim how it is, and waits so long for its answer.
-///
-/// # Errors
-/// Why it does not say.
 pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, String> {
     match exchange(path, Ask::Status, &[], &[], patience).await.map(|(reply, _)| reply) {
         Ok(Reply::Status(status)) => Ok(status),

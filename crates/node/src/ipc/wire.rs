@@ -41,7 +41,6 @@ impl Ask {
     }
 }
 
-/// What siblings tell one another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Update {
     pub version: u32,
@@ -85,7 +84,6 @@ pub struct Status {
     /// Of these, how many have a client that said something and has no answer yet. An older shim does not say it.
     #[serde(default)]
     pub connections_pending: u64,
-    /// Connections since it started.
     pub connections_total: u64,
     /// Clients that wait for an instance.
     pub held: u64,

@@ -64,7 +64,6 @@ const LOCK_PAUSE: Duration = Duration::from_millis(5);
 /// Mode of a record whose modification time says since when it is dead.
 const SEEN_DEAD: u32 = 0o400;
 
-/// What is recorded about an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     pub version: u32,
@@ -89,9 +88,6 @@ pub struct Record {
 
 impl Record {
     /// Reads a record from the bytes of the file that is named after `id`.
-    ///
-    /// # Errors
-    /// Why it is ignored.
     pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, String> {
         let record: Self = file::parse(bytes, "record", VERSION)?;
         if record.instance != *id {
@@ -105,10 +101,8 @@ impl Record {
     }
 }
 
-/// Why an instance cannot be claimed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// There is a live one of that ID.
     #[error(
         "the instance {instance} is alive{}: its record {} is locked. Stop that one, or start this one with another \
          --instance",
@@ -116,7 +110,6 @@ pub enum ClaimError {
         path.display()
     )]
     Alive { instance: InstanceId, path: PathBuf, pid: Option<u32> },
-    /// Another claim does not come to an end.
     #[error(
         "another process has held {} for {} s: one that starts an apiserver is stopped or hangs; end it",
         path.display(),
@@ -136,7 +129,6 @@ pub enum ClaimError {
 pub struct Claimant<'a> {
     pub instance: &'a InstanceId,
     pub advertise: IpAddr,
-    /// Its process ID, if that is known yet.
     pub pid: Option<u32>,
 }
 
@@ -183,7 +175,6 @@ impl InstanceClaim {
     }
 }
 
-/// A record and whether its process lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedInstance {
     pub record: Record,
@@ -316,9 +307,6 @@ pub fn list_live(berth: &BerthDir) -> io::Result<Listing<HeldRecord>> {
 
 /// Removes the records that have been dead for more than [`KEEP_DEAD`] at the time `now` (wall clock),
 /// and what claims that died have left. Gives how many. Does nothing while a claim goes on.
-///
-/// # Errors
-/// The directory cannot be listed, or a file not removed.
 pub fn prune(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
     match lock_names(&berth.instances(), Duration::ZERO) {
         Ok(_names) => prune_names(berth, now),

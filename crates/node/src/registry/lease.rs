@@ -80,9 +80,6 @@ pub struct Lease {
 
 impl Lease {
     /// Reads a lease from the bytes of the file that is named after `id`.
-    ///
-    /// # Errors
-    /// Why it is ignored.
     pub fn parse(bytes: &[u8], id: &InstanceId) -> Result<Self, String> {
         let lease: Self = file::parse(bytes, "lease", VERSION)?;
         if lease.instance != *id {

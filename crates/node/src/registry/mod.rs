@@ -32,38 +32,31 @@ const SUN_PATH: usize = 107;
 
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Why the run directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is not there and cannot be made.
     #[error(
         "cannot make the directory {}: {source}: make it with mode 0700 for uid {uid}, or give another with --run-dir",
         path.display()
     )]
     Make { path: PathBuf, source: io::Error, uid: u32 },
-    /// It cannot be looked at or listed.
     #[error("cannot read the directory {}: {source}: give another with --run-dir", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// There is something else of that name, maybe a symbolic link.
     #[error(
         "{} is {found}, not a directory: remove it, or give the directory itself with --run-dir",
         path.display()
     )]
     NotADirectory { path: PathBuf, found: &'static str },
-    /// Another user owns it, and could read and replace what is in it.
     #[error(
         "{} is owned by uid {owner}, this process is uid {uid}: run all shims and apiservers of a node with one uid, \
          chown the directory to {uid}, or give another with --run-dir",
         path.display()
     )]
     Owner { path: PathBuf, owner: u32, uid: u32 },
-    /// Others may write into it.
     #[error(
         "{} has mode {mode:04o}, so others may write into it: chmod 0700 it",
         path.display()
     )]
     Mode { path: PathBuf, mode: u32 },
-    /// A socket's path would be too long for the kernel.
     #[error(
         "the socket path {} is {length} bytes long, the kernel takes {SUN_PATH}: give a shorter --run-dir or --instance",
         path.display()
@@ -148,7 +141,6 @@ impl RunDir {
     }
 }
 
-/// The directory of a berth.
 #[derive(Debug, Clone)]
 pub struct BerthDir {
     path: PathBuf,

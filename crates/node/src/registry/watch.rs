@@ -20,7 +20,6 @@ const TICK: Duration = Duration::from_secs(1);
 /// who looks at once may still see it locked.
 const ECHO: Duration = Duration::from_millis(20);
 
-/// Watches the instance records and leases of a berth.
 #[derive(Debug)]
 pub struct Watch {
     directories: [(PathBuf, WatchFlags); 2],

@@ -51,7 +51,6 @@ impl Seen {
     }
 }
 
-/// What a look at the run directory shows.
 #[derive(Debug, Default)]
 struct Look {
     live: BTreeMap<InstanceId, Seen>,

@@ -2,7 +2,6 @@
 
 use berth_node::terms::InstanceHealth;
 
-/// What was seen of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Observation {
     /// The probe was answered as it should be.

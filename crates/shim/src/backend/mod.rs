@@ -21,11 +21,8 @@ use tokio::sync::watch;
 /// One instance, as the relay sees it.
 #[derive(Debug, Clone)]
 pub struct Instance {
-    /// Its name.
     pub id: InstanceId,
-    /// Where it listens.
     pub address: SocketAddr,
-    /// Whether it is the shim's own.
     pub own: bool,
     /// Whether it is used only where no other is ready: a node shim leaves an instance with a shim of
     /// its own to that.
@@ -36,7 +33,6 @@ pub struct Instance {
     pub epoch: u64,
     /// The first of its epochs: another number for each process, whatever that refused.
     pub started: u64,
-    /// Since when it has this health.
     pub since: SystemTime,
     /// The last probe's answer, for people.
     pub last_probe: Arc<str>,
@@ -47,14 +43,12 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// What it is good for.
     #[must_use]
     pub fn health(&self) -> InstanceHealth {
         self.tracker.health()
     }
 }
 
-/// The instances of a berth at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct Table {
     /// The own instance first, then the siblings' in the order in which they came.
@@ -83,7 +77,6 @@ impl Table {
         sibling.or_else(|| self.pick(usable))
     }
 
-    /// The shim's own instance, if it is known.
     #[must_use]
     pub fn own(&self) -> Option<&Instance> {
         self.instances.iter().find(|i| i.own)
@@ -106,13 +99,11 @@ impl TableWriter {
         Self { table: watch::Sender::new(Arc::default()), rise, fall, next_epoch: 1 }
     }
 
-    /// The table, now and at each change.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<Arc<Table>> {
         self.table.subscribe()
     }
 
-    /// The table now.
     #[must_use]
     pub fn table(&self) -> Arc<Table> {
         self.table.borrow().clone()
@@ -146,7 +137,6 @@ impl TableWriter {
         Some(epoch)
     }
 
-    /// Forgets an instance.
     pub(crate) fn remove(&self, id: &InstanceId) {
         self.table.send_modify(|table| Arc::make_mut(table).instances.retain(|i| i.id != *id));
     }
@@ -184,12 +174,10 @@ impl TableWriter {
         observed
     }
 
-    /// Makes an instance a fallback, or not.
     pub(crate) fn set_fallback(&self, id: &InstanceId, fallback: bool) {
         self.update(id, |instance| std::mem::replace(&mut instance.fallback, fallback) != fallback);
     }
 
-    /// Notes what an instance calls its version.
     pub(crate) fn set_version(&self, id: &InstanceId, version: Option<Arc<str>>) {
         self.update(id, |instance| {
             instance.version = version;

@@ -26,17 +26,14 @@ use tokio_rustls::TlsConnector;
 /// Most bytes of an answer that are read; `/readyz?verbose` has some 3 KB.
 const BODY_LIMIT: usize = 64 * 1024;
 
-/// Kind of probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbeKind {
-    /// GET --probe-path by HTTPS.
     Https,
     /// Connect only.
     Tcp,
 }
 
 impl ProbeKind {
-    /// The word for options and log.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -46,10 +43,8 @@ impl ProbeKind {
     }
 }
 
-/// How instances are asked.
 #[derive(Debug, Clone)]
 pub struct ProbeConfig {
-    /// HTTPS or TCP.
     pub kind: ProbeKind,
     /// Path that answers 200 when the instance is ready.
     pub path: String,
@@ -57,11 +52,9 @@ pub struct ProbeConfig {
     pub ca: Option<PathBuf>,
     /// The probe's own certificate and key.
     pub client: Option<(PathBuf, PathBuf)>,
-    /// File with a bearer token.
     pub token: Option<PathBuf>,
     /// Name that the instance's certificate must carry.
     pub server_name: ServerName<'static>,
-    /// How long an answer may take.
     pub timeout: Duration,
 }
 
@@ -79,7 +72,6 @@ pub struct Answer {
 /// A body that was answered with 200, or what was answered instead.
 type Got = Result<Bytes, Answer>;
 
-/// Asks instances.
 #[derive(Debug)]
 pub struct Probe {
     config: ProbeConfig,
@@ -115,7 +107,6 @@ impl Probe {
         Ok(())
     }
 
-    /// Asks whether the instance is ready.
     pub async fn ready(&self, address: SocketAddr) -> Answer {
         self.ask(address, &self.config.path).await
     }
@@ -138,9 +129,6 @@ impl Probe {
     }
 
     /// The body of a path that answers 200.
-    ///
-    /// # Errors
-    /// What was answered instead.
     pub async fn get(&self, address: SocketAddr, path: &str) -> Got {
         self.bounded(self.get_unbounded(address, path)).await
     }

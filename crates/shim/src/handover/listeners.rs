@@ -38,7 +38,6 @@ pub(super) struct Listeners {
     pub(super) retry: Option<Instant>,
     /// Addresses whose own socket could not listen.
     pub(super) deaf: BTreeSet<SocketAddr>,
-    /// Listeners that could not be accepted from.
     pub(super) failed: BTreeSet<Cookie>,
 }
 

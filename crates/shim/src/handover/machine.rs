@@ -33,7 +33,6 @@ pub(crate) struct Facts {
     pub(crate) ready: bool,
     /// Some instance can get connections.
     pub(crate) reachable: bool,
-    /// Told to leave for good.
     pub(crate) leaving: bool,
     /// A relaying thread gives no sign of life: an accept loop may never end.
     pub(crate) blocked: bool,
@@ -59,7 +58,6 @@ pub(crate) enum Action {
     Phase(Phase),
 }
 
-/// A sibling.
 #[derive(Debug, Clone)]
 struct Peer {
     /// What it told last; none before the first.
@@ -68,7 +66,6 @@ struct Peer {
     since: Time,
     /// Its lease, or what stands for it before the first, holds until then.
     fresh_until: Time,
-    /// The connection to it stands.
     connected: bool,
 }
 
@@ -83,7 +80,6 @@ impl Peer {
     }
 }
 
-/// A listener that is held.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     address: SocketAddr,
@@ -173,12 +169,10 @@ impl Machine {
         }
     }
 
-    /// Where it is in its life.
     pub(crate) fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// The shim's addresses, the berth's first.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
         &self.rules.addresses
     }

@@ -19,18 +19,15 @@ use tokio::task::JoinSet;
 /// What siblings are told, and the listeners that are held.
 #[derive(Debug, Default)]
 pub struct Published {
-    /// How the shim is.
     pub announce: Announce,
     /// Of what is held, what siblings get duplicates of.
     pub guards: BTreeSet<Cookie>,
-    /// Its listeners and guards.
     pub held: BTreeMap<Cookie, (SocketAddr, Arc<OwnedFd>)>,
 }
 
 /// What comes of a connection to a sibling.
 #[derive(Debug)]
 pub enum Event {
-    /// It stands.
     Connected(ShimId, AsyncFd<OwnedFd>),
     /// It told something, with listeners that were checked.
     Told(ShimId, Announce, Vec<(Cookie, SocketAddr, OwnedFd)>),
@@ -40,11 +37,9 @@ pub enum Event {
     Conflict(ShimId, String),
     /// It did not come to be, and why.
     Unreachable(ShimId, String),
-    /// It ended.
     Gone(ShimId),
 }
 
-/// The desk, locked.
 pub fn lock(desk: &Mutex<Published>) -> MutexGuard<'_, Published> {
     desk.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -33,7 +33,6 @@ pub(super) const LARGE: usize = 64 * 1024;
 /// a pipe would pay.
 const MANY: u8 = 4;
 
-/// Pipes of this process.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {

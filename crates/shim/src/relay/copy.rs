@@ -55,7 +55,6 @@ pub(super) fn with_buffer<T>(f: impl FnOnce(&mut [u8]) -> T) -> T {
     BUFFER.with(|buffer| f(&mut buffer.borrow_mut()))
 }
 
-/// How the copying ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     /// Both ends said that they are done.
@@ -68,9 +67,7 @@ pub(crate) enum End {
 
 /// Bytes that were moved, for the connection's record and for counters that go along with it.
 pub(crate) trait Meter {
-    /// So many bytes went to the instance.
     fn up(&mut self, bytes: usize);
-    /// So many bytes went to the client.
     fn down(&mut self, bytes: usize);
 }
 
@@ -99,7 +96,6 @@ impl Rest {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Bytes flow.
     Open,
     /// The source is done and the destination knows.
     Finished,

@@ -33,7 +33,6 @@ use source::Sources;
 /// An instance refused a connection in an epoch.
 #[derive(Debug, Clone)]
 pub struct Refusal {
-    /// Which.
     pub id: InstanceId,
     /// In which epoch; one that is over means nothing.
     pub epoch: u64,
@@ -44,7 +43,6 @@ pub struct Refusal {
 pub struct Pass {
     /// A duplicate of the client's socket.
     pub client: OwnedFd,
-    /// What the client sent so far.
     pub said: Vec<u8>,
     /// Told whether a sibling has it.
     pub taken: oneshot::Sender<bool>,
@@ -78,27 +76,21 @@ impl Passing {
 /// What the connections of one worker share.
 #[derive(Debug)]
 pub struct Context {
-    /// The instances.
     pub table: watch::Receiver<Arc<Table>>,
     /// For the legs towards instances; accepted sockets inherit theirs from the listener.
     pub keepalive: Keepalive,
-    /// How long a client waits for an instance.
     pub hold: Duration,
     /// Source addresses towards instances, all workers together.
     pub sources: Arc<Sources>,
     /// Places for clients that wait, all workers together.
     pub held: Arc<Semaphore>,
-    /// Where refusals are told.
     pub refusals: mpsc::UnboundedSender<Refusal>,
-    /// The worker's counters.
     pub stats: Arc<WorkerStats>,
-    /// `berth_backend_connect_seconds`.
     pub connect_seconds: Histogram,
     /// Told whenever a connection ended.
     pub ended: Arc<Notify>,
     /// Where connections can be passed on.
     pub passing: Passing,
-    /// Whether ends are logged at info.
     pub log_connections: bool,
 }
 
@@ -118,7 +110,6 @@ pub struct Open {
 }
 
 impl Open {
-    /// Counts one more.
     #[must_use]
     pub fn new(context: &Arc<Context>) -> Self {
         context.stats.open.fetch_add(1, Relaxed);

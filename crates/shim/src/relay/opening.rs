@@ -72,7 +72,6 @@ pub(super) struct Said {
 /// What a client sent so far.
 pub(super) struct Kept {
     bytes: Vec<u8>,
-    /// The client is done.
     finished: bool,
     /// A sibling passed the client on: it is not passed again.
     passed: bool,
@@ -148,7 +147,6 @@ enum Leg {
     Ended(Outcome),
     /// Its instance is not ready any more, and another one is.
     Overtaken,
-    /// The client was reset.
     ClientReset,
 }
 

@@ -34,7 +34,6 @@ impl Outcome {
         Self::Failed,
     ];
 
-    /// The word for log and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
