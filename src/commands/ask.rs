@@ -123,7 +123,7 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
             return Ok(());
         }
         let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
-        match ipc::ask_within(&path, Ask::Drain, LEAVING).await {
+        match ipc::ask(&path, Ask::Drain, LEAVING).await {
             Ok(Reply::Done) => {}
             Ok(reply) => return Err(format!("the shim of instance {} does not drain: {reply:?}", known.id)),
             Err(error) => return Err(format!("the shim of instance {} cannot be asked: {error}", known.id)),
@@ -162,7 +162,7 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
     let mut silent = None;
     let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
     loop {
-        let status = match ipc::ask_within(&path, Ask::Status, LEAVING).await {
+        let status = match ipc::ask(&path, Ask::Status, LEAVING).await {
             Ok(Reply::Status(status)) => status,
             Ok(reply) => return Err(format!("the shim of instance {} does not say how it is: {reply:?}", known.id)),
             Err(error) => match error.kind() {

@@ -44,7 +44,7 @@ fn runtime() -> Runtime {
 pub(crate) fn ask(runtime: &Runtime, path: &Path, ask: &wire::Ask) -> io::Result<wire::Reply> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match runtime.block_on(ipc::ask(path, ask.clone())) {
+        match runtime.block_on(ipc::ask(path, ask.clone(), ipc::PATIENCE)) {
             Err(error) if error.kind() == ErrorKind::TimedOut && Instant::now() < deadline => {}
             answer => return answer,
         }

@@ -86,7 +86,7 @@ pub fn choose(port: u16, previous: Option<SocketAddr>, taken: &[SocketAddr]) -> 
         }
     }
     let wanted = last.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, port).into());
-    Err(AddressError::Held { port, why: proc_net::explain(wanted, nix::unistd::geteuid().as_raw()) })
+    Err(AddressError::Held { port, why: proc_net::explain(wanted) })
 }
 
 #[cfg(test)]

@@ -113,46 +113,38 @@ fn name_of(pid: i32) -> String {
 }
 
 /// One sentence on who holds `wanted` and what fixes it, for a bind that failed with EADDRINUSE.
-/// `our_uid` is the effective user ID of who wants it.
 #[must_use]
-pub fn explain(wanted: SocketAddr, our_uid: u32) -> String {
-    let port = wanted.port();
+pub fn explain(wanted: SocketAddr) -> String {
     match sockets() {
-        Ok(mut entries) => {
-            entries.retain(|entry| entry.local.port() == port);
-            describe(wanted, our_uid, &entries, process_of)
-        }
+        Ok(entries) => describe(wanted, Uid::effective().as_raw(), &entries, process_of),
         Err(error) => format!("{wanted} is held by an unknown process (/proc/net/tcp cannot be read: {error})"),
     }
 }
 
-/// As [`explain`], with what is known.
+/// As [`explain`], with what is known; `our_uid` is the effective user ID of who wants the port.
 pub fn describe(
     wanted: SocketAddr,
     our_uid: u32,
     entries: &[Entry],
     process_of: impl Fn(u64) -> Option<Process>,
 ) -> String {
-    let clashing = || entries.iter().filter(|entry| clashes(wanted, entry.local));
-    let listening = || clashing().filter(|entry| entry.state == LISTEN);
-    // The very address first: a dual-stack guess must not hide it.
-    let same = listening().find(|entry| entry.local.ip().to_canonical() == wanted.ip().to_canonical());
-    let Some(entry) = same.or_else(|| listening().next()) else {
-        return match clashing().next() {
-            Some(entry) => format!(
-                "{wanted} is held by a connection from that port (state {:#04x}, {}), not by a listener: it is free \
-                 when that ends",
-                entry.state,
-                Owner(entry.uid, process_of(entry.inode))
-            ),
-            None => format!(
-                "{wanted} is held by a socket that is bound and does not listen (a waiting shim of another uid or \
-                 without SO_REUSEPORT): /proc does not show whose; this process is uid {our_uid}"
-            ),
-        };
+    // A listener first, and of these the very address: a dual-stack guess must not hide it.
+    let elsewhere = |entry: &Entry| entry.local.ip().to_canonical() != wanted.ip().to_canonical();
+    let clashing = entries.iter().filter(|entry| clashes(wanted, entry.local));
+    let Some(entry) = clashing.min_by_key(|entry| (entry.state != LISTEN, elsewhere(entry))) else {
+        return format!(
+            "{wanted} is held by a socket that is bound and does not listen (a waiting shim of another uid or \
+             without SO_REUSEPORT): /proc does not show whose; this process is uid {our_uid}"
+        );
     };
     let owner = Owner(entry.uid, process_of(entry.inode));
-    let port = wanted.port();
+    let (state, port) = (entry.state, wanted.port());
+    if state != LISTEN {
+        return format!(
+            "{wanted} is held by a connection from that port (state {state:#04x}, {owner}), not by a listener: it is \
+             free when that ends"
+        );
+    }
     if entry.local.ip().is_unspecified() != wanted.ip().is_unspecified() {
         let holder = entry.local;
         // 7443 is where berth's documents move the in-cluster port; a berth that is there already moves on.
@@ -293,8 +285,9 @@ mod tests {
             assert_eq!(listeners_at(bound).unwrap(), [*entry]);
             assert_eq!(entry.uid, Uid::effective().as_raw());
             assert_eq!(process_of(entry.inode).unwrap().pid, std::process::id() as i32);
-            assert!(explain(bound, entry.uid).contains("without SO_REUSEPORT"));
-            assert!(explain(bound, entry.uid + 1).contains("needs the same effective uid"));
+            assert!(explain(bound).contains("without SO_REUSEPORT"));
+            let other = describe(bound, entry.uid + 1, &[*entry], process_of);
+            assert!(other.contains("needs the same effective uid"));
         }
         assert_eq!(process_of(0), None);
     }

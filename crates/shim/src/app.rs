@@ -253,7 +253,7 @@ async fn bind_all(listen: &[Listen], wait: Duration) -> Result<Vec<OwnedFd>, Bui
 
 fn port_error(address: SocketAddr, error: &io::Error) -> BuildError {
     BuildError::Port(match error.raw_os_error() {
-        Some(libc::EADDRINUSE) => proc_net::explain(address, nix::unistd::geteuid().as_raw()),
+        Some(libc::EADDRINUSE) => proc_net::explain(address),
         Some(libc::EADDRNOTAVAIL) => format!(
             "{address} is no address of this node: check --listen, or for a virtual IP that may come later add ,freebind"
         ),

@@ -62,7 +62,7 @@ impl Shared {
             .filter_map(|lease| Some((self.berth.socket_path(&lease.instance).ok()?, lease.instance)))
             .map(|(path, instance)| {
                 let ask = ask.clone();
-                let task = tokio::spawn(async move { ipc::ask(&path, ask).await });
+                let task = tokio::spawn(async move { ipc::ask(&path, ask, ipc::PATIENCE).await });
                 (instance, task)
             })
             .collect();

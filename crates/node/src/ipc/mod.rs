@@ -188,42 +188,35 @@ impl Asked {
 async fn hear(socket: OwnedFd) -> io::Result<Option<Asked>> {
     let (uid, own) = (seqpacket::peer_uid(socket.as_fd())?, nix::unistd::geteuid().as_raw());
     let socket = berth_os::awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
-    if uid != own && uid != 0 {
+    let why = if uid != own && uid != 0 {
         tracing::warn!(uid, "a process of another uid asked and was refused");
-        let why = format!("uid {uid} may not ask a shim of uid {own}: ask as that uid or as root");
-        write(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
-        return Ok(None);
-    }
-    let (message, descriptors) = read(&socket, PATIENCE).await?;
-    let (json, rest) = wire::split(&message);
-    match wire::parse_request(json) {
-        // Root may look and command; listeners and connections go only to those who could listen here.
-        Ok(Request { ask, .. }) if uid != own && ask.is_of_siblings() => {
-            tracing::warn!(uid, own, "a sibling of another uid was refused: run all shims of a berth with one uid");
-            let why = format!("a shim of uid {uid} cannot share the port of one of uid {own}: run both with one uid");
-            write(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
-            Ok(None)
+        format!("uid {uid} may not ask a shim of uid {own}: ask as that uid or as root")
+    } else {
+        let (message, descriptors) = read(&socket, PATIENCE).await?;
+        let (json, rest) = wire::split(&message);
+        match wire::parse_request(json) {
+            // Root may look and command; listeners and connections go only to those who could listen here.
+            Ok(Request { ask, .. }) if uid != own && ask.is_of_siblings() => {
+                tracing::warn!(uid, own, "a sibling of another uid was refused: run all shims of a berth with one uid");
+                format!("a shim of uid {uid} cannot share the port of one of uid {own}: run both with one uid")
+            }
+            Ok(Request { ask, .. }) => return Ok(Some(Asked { ask, rest: rest.to_vec(), descriptors, socket })),
+            Err(why) => {
+                tracing::warn!("a request on the shim's socket was refused: {why}");
+                why
+            }
         }
-        Ok(Request { ask, .. }) => Ok(Some(Asked { ask, rest: rest.to_vec(), descriptors, socket })),
-        Err(why) => {
-            tracing::warn!("a request on the shim's socket was refused: {why}");
-            write(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
-            Ok(None)
-        }
-    }
+    };
+    write(&socket, &serde_json::to_vec(&Reply::Refused(why))?, &[]).await?;
+    Ok(None)
 }
 
-/// Asks the shim whose socket is at a path.
+/// Asks the shim whose socket is at a path, and waits so long for its answer.
 ///
 /// # Errors
 /// `ENOENT` or `ECONNREFUSED` when there is none, `TimedOut` when it hangs, `InvalidData` when what it
 /// says is no reply.
-pub async fn ask(path: &Path, ask: Ask) -> io::Result<Reply> {
-    ask_within(path, ask, PATIENCE).await
-}
-
-/// Asks the shim whose socket is at a path, and waits so long for its answer.
-pub async fn ask_within(path: &Path, ask: Ask, patience: Duration) -> io::Result<Reply> {
+pub async fn ask(path: &Path, ask: Ask, patience: Duration) -> io::Result<Reply> {
     Ok(exchange(path, ask, &[], &[], patience).await?.0)
 }
 
@@ -317,7 +310,7 @@ mod tests {
         listen(server.listener.get_ref(), Backlog::new(0).unwrap()).unwrap();
         let _queued = seqpacket::dial(&path).unwrap();
         assert_eq!(seqpacket::dial(&path).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        let mut asking = pin!(ask(&path, Ask::Drain));
+        let mut asking = pin!(ask(&path, Ask::Drain, PATIENCE));
         let first = std::future::poll_fn(|cx| Poll::Ready(asking.as_mut().poll(cx))).await;
         assert!(first.is_pending(), "{first:?}");
         let serving = server.serve(|_| {}, async |asked: Asked| drop(asked.reply(&Reply::Done).await));

@@ -436,7 +436,7 @@ pub const IN_PLACE: usize = 4;
 /// Lets a shim leave the group.
 async fn ask_to_leave(socket: Option<&Path>) -> Result<(), String> {
     let Some(socket) = socket else { return Err("it has no shim of its own".into()) };
-    match ipc::ask_within(socket, Ask::Drain, LEAVING).await {
+    match ipc::ask(socket, Ask::Drain, LEAVING).await {
         Ok(Reply::Done) => Ok(()),
         Ok(reply) => Err(format!("its shim says {reply:?}")),
         Err(error) => Err(format!("its shim cannot be asked: {error}")),

@@ -274,7 +274,7 @@ enum Answer {
 
 async fn ask(berth: &BerthDir, id: &InstanceId, socket: bool) -> Answer {
     let Some(path) = socket.then(|| berth.socket_path(id).ok()).flatten() else { return Answer::None };
-    match ipc::ask(&path, ipc::wire::Ask::Status).await {
+    match ipc::ask(&path, ipc::wire::Ask::Status, ipc::PATIENCE).await {
         Ok(ipc::wire::Reply::Status(status)) => Answer::Status(status),
         Ok(reply) => Answer::Silent(format!("its shim says {reply:?}")),
         Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {

@@ -72,7 +72,7 @@ pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<
     let berth = berth(setting).ok_or("nobody was in the run directory yet")?;
     let shim = InstanceId::parse(shim).map_err(|error| error.to_string())?;
     let path = berth.socket_path(&shim).map_err(|error| error.to_string())?;
-    let status = match ipc::ask(&path, Ask::Status).await {
+    let status = match ipc::ask(&path, Ask::Status, ipc::PATIENCE).await {
         Ok(Reply::Status(status)) => status,
         Ok(reply) => return Err(format!("its shim says {reply:?}")),
         Err(error) => return Err(format!("its shim cannot be asked: {error}")),

@@ -85,7 +85,7 @@ impl Group {
                 // Who holds the port is read from every socket of the host: once, not at each try.
                 if self.told_problems.insert(listen_trouble(address) + &error.to_string()) {
                     let why = match error.raw_os_error() {
-                        Some(libc::EADDRINUSE) => proc_net::explain(address, nix::unistd::geteuid().as_raw()),
+                        Some(libc::EADDRINUSE) => proc_net::explain(address),
                         _ => error.to_string(),
                     };
                     tracing::error!(%address, "cannot listen, trying again: {why}");

@@ -212,28 +212,15 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said:
         client.close();
         outcome
     };
-    let (up, down) = (bytes.up, bytes.down);
     context.stats.ended(outcome);
-    log_end(context, peer, source, instance.as_ref(), (up, down), started, outcome);
-}
-
-fn log_end(
-    context: &Context,
-    client: SocketAddr,
-    source: Option<SocketAddr>,
-    instance: Option<&InstanceId>,
-    (up, down): (u64, u64),
-    started: Instant,
-    outcome: Outcome,
-) {
     macro_rules! log {
         ($level:ident) => {
             tracing::$level!(
-                %client,
+                client = %peer,
                 source = source.map(tracing::field::display),
-                instance = instance.map(tracing::field::display),
-                up,
-                down,
+                instance = instance.as_ref().map(tracing::field::display),
+                up = bytes.up,
+                down = bytes.down,
                 ms = started.elapsed().as_millis() as u64,
                 outcome = outcome.as_str(),
                 "connection ended"
