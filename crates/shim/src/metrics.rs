@@ -265,34 +265,24 @@ impl Collector for Sums {
         let held = self.held_limit - self.held.available_permits();
         gauge(&mut to, "berth_held_clients", "Clients that wait", held as u64)?;
 
-        let mut ended =
-            to.encode_descriptor("berth_connections", "Connections by how they ended", None, MetricType::Counter)?;
-        for outcome in Outcome::ALL {
-            let count = self.workers.iter().map(|w| w.ended[outcome as usize].load(Relaxed)).sum::<u64>();
-            ConstCounter::new(count).encode(ended.encode_family(&[("outcome", outcome.as_str())])?)?;
-        }
-        let mut bytes = to.encode_descriptor("berth_bytes", "Bytes relayed", None, MetricType::Counter)?;
-        for (direction, count) in
-            [("up", sum(|w| w.bytes_up.load(Relaxed))), ("down", sum(|w| w.bytes_down.load(Relaxed)))]
-        {
-            ConstCounter::new(count).encode(bytes.encode_family(&[("direction", direction)])?)?;
-        }
-        let help = "1 for the state that the shim is in";
-        let mut state = to.encode_descriptor("berth_shim_state", help, None, MetricType::Gauge)?;
+        let workers = &self.workers;
+        let ended = |outcome| workers.iter().map(|w| w.ended[outcome as usize].load(Relaxed)).sum::<u64>();
+        let ended = Outcome::ALL.map(|outcome| ([("outcome", outcome.as_str())], ConstCounter::new(ended(outcome))));
+        family(&mut to, "berth_connections", "Connections by how they ended", MetricType::Counter, ended)?;
+        let bytes = [("up", sum(|w| w.bytes_up.load(Relaxed))), ("down", sum(|w| w.bytes_down.load(Relaxed)))];
+        let bytes = bytes.map(|(direction, count)| ([("direction", direction)], ConstCounter::new(count)));
+        family(&mut to, "berth_bytes", "Bytes relayed", MetricType::Counter, bytes)?;
         let now = self.phase.borrow().0;
-        for phase in Phase::ALL {
-            let is = u64::from(phase == now);
-            ConstGauge::new(is).encode(state.encode_family(&[("state", phase.as_str())])?)?;
-        }
-        let help = "1 for the state it is in";
-        let mut state = to.encode_descriptor("berth_instance_state", help, None, MetricType::Gauge)?;
-        for instance in &self.table.borrow().instances {
-            for health in InstanceHealth::ALL {
+        let states = Phase::ALL.map(|phase| ([("state", phase.as_str())], ConstGauge::new(u64::from(phase == now))));
+        family(&mut to, "berth_shim_state", "1 for the state that the shim is in", MetricType::Gauge, states)?;
+        let table = self.table.borrow().clone();
+        let states = table.instances.iter().flat_map(|instance| {
+            InstanceHealth::ALL.map(|health| {
                 let labels = [("apiserver", instance.id.as_str()), ("state", health.as_str())];
-                let is = u64::from(instance.health() == health);
-                ConstGauge::new(is).encode(state.encode_family(&labels)?)?;
-            }
-        }
+                (labels, ConstGauge::new(u64::from(instance.health() == health)))
+            })
+        });
+        family(&mut to, "berth_instance_state", "1 for the state it is in", MetricType::Gauge, states)?;
 
         let cpu = berth_os::process::cpu_seconds();
         counter(&mut to, "process_cpu_seconds", "CPU time, user and system", cpu)?;
@@ -301,6 +291,17 @@ impl Collector for Sums {
         }
         Ok(())
     }
+}
+
+fn family<'a, const LABELS: usize>(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    of: MetricType,
+    samples: impl IntoIterator<Item = ([(&'a str, &'a str); LABELS], impl EncodeMetric)>,
+) -> fmt::Result {
+    let mut family = to.encode_descriptor(name, help, None, of)?;
+    samples.into_iter().try_for_each(|(labels, sample)| sample.encode(family.encode_family(&labels)?))
 }
 
 fn gauge<N: EncodeGaugeValue>(to: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: N) -> fmt::Result {

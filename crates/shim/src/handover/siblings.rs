@@ -114,37 +114,31 @@ impl Group {
     }
 
     pub(super) fn asked(&mut self, asked: Asked) {
-        match asked.ask {
-            Ask::Join { holder } if !self.config.plain_close => {
-                if let Err(why) = self.may_join(holder) {
+        let reply = match asked.ask {
+            Ask::Join { holder } if !self.config.plain_close => match self.may_join(holder) {
+                Err(why) => {
                     self.conflict(&why);
-                    tokio::spawn(async move { asked.reply(&Reply::Refused(why)).await });
-                    return;
+                    Reply::Refused(why)
                 }
                 // Both dial: the connection of the smaller name is the one that stays.
-                if self.me < holder && self.siblings.connecting.contains_key(&holder) {
-                    tokio::spawn(async move { asked.reply(&Reply::Refused("this shim dials itself".into())).await });
+                Ok(()) if self.me < holder && self.siblings.connecting.contains_key(&holder) => {
+                    Reply::Refused("this shim dials itself".into())
+                }
+                Ok(()) => {
+                    self.siblings.connecting.insert(holder, Connecting::Comes);
+                    let (me, events) = (self.me, self.siblings.events.clone());
+                    tokio::spawn(async move {
+                        let _ = events.send(match asked.reply(&Reply::Joined { holder: me }).await {
+                            Some(socket) => Event::Connected(holder, socket),
+                            None => Event::Gone(holder),
+                        });
+                    });
                     return;
                 }
-                self.siblings.connecting.insert(holder, Connecting::Comes);
-                let (me, events) = (self.me, self.siblings.events.clone());
-                tokio::spawn(async move {
-                    let _ = events.send(match asked.reply(&Reply::Joined { holder: me }).await {
-                        Some(socket) => Event::Connected(holder, socket),
-                        None => Event::Gone(holder),
-                    });
-                });
-            }
-            Ask::Pass => {
-                let reply = match self.take_over(&asked) {
-                    Ok(()) => Reply::Done,
-                    Err(why) => Reply::Refused(why),
-                };
-                tokio::spawn(async move { asked.reply(&reply).await });
-            }
-            _ => {
-                tokio::spawn(async move { asked.reply(&Reply::Refused("not here".into())).await });
-            }
-        }
+            },
+            Ask::Pass => self.take_over(&asked).map_or_else(Reply::Refused, |()| Reply::Done),
+            _ => Reply::Refused("not here".into()),
+        };
+        tokio::spawn(async move { asked.reply(&reply).await });
     }
 }

@@ -6,10 +6,11 @@
 //! nothing more is read (backpressure). A direction that moves a lot goes around the buffer, through a
 //! pipe of the kernel ([`bulk`]).
 //!
-//! A future that ended by [`End`] has done what the other end must see, once both sockets are closed: after
-//! [`End::Closed`] each gets its FIN, if it has not got it yet; after any other both are set to reset at close.
+//! A future that ended has done what the other end must see, once both sockets are closed: after
+//! [`Outcome::Closed`] each gets its FIN, if it has not got it yet; after any other both are set to reset at close.
 
 use super::bulk::{self, Bulk, LARGE, MOST, Moved};
+use super::outcome::Outcome;
 use berth_os::socket::{is_gone, is_writable, reset_on_close, room};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -53,16 +54,6 @@ thread_local! {
 /// Runs `f` with the thread's shared buffer, which holds nothing of worth before or after.
 pub(super) fn with_buffer<T>(f: impl FnOnce(&mut [u8]) -> T) -> T {
     BUFFER.with(|buffer| f(&mut buffer.borrow_mut()))
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
-    /// Both ends said that they are done.
-    Closed,
-    /// The client's end was reset, or keepalive found it gone.
-    Client,
-    /// The instance's end was reset, or keepalive found it gone.
-    Backend,
 }
 
 /// Bytes that were moved, for the connection's record and for counters that go along with it.
@@ -323,7 +314,7 @@ pub(crate) async fn copy<M: Meter>(
     up: Vec<u8>,
     down: Vec<u8>,
     meter: &mut M,
-) -> End {
+) -> Outcome {
     let (mut up, mut down) = (Direction::new(up), Direction::new(down));
     let mut watch = Watch::default();
     let end = poll_fn(|cx| {
@@ -334,37 +325,37 @@ pub(crate) async fn copy<M: Meter>(
                 meter.up(n);
             });
             if let Poll::Ready(Err(SourceGone)) = upward {
-                return Poll::Ready(End::Client);
+                return Poll::Ready(Outcome::ClientReset);
             }
             let downward = down.poll(cx, backend, client, &up, buffer, |n| {
                 moved = true;
                 meter.down(n);
             });
             if let Poll::Ready(Err(SourceGone)) = downward {
-                return Poll::Ready(End::Backend);
+                return Poll::Ready(Outcome::BackendReset);
             }
             if moved {
                 watch.moved();
             }
             match (up.phase, down.phase) {
-                (Phase::Finished, Phase::Finished) => Poll::Ready(End::Closed),
+                (Phase::Finished, Phase::Finished) => Poll::Ready(Outcome::Closed),
                 // The instance was broken and has said all that it had; likewise the client.
-                (Phase::Broken, Phase::Finished | Phase::Broken) => Poll::Ready(End::Backend),
-                (Phase::Finished, Phase::Broken) => Poll::Ready(End::Client),
+                (Phase::Broken, Phase::Finished | Phase::Broken) => Poll::Ready(Outcome::BackendReset),
+                (Phase::Finished, Phase::Broken) => Poll::Ready(Outcome::ClientReset),
                 // The client is gone, and what it said last may wait for an instance that takes nothing.
-                (Phase::Open, Phase::Broken) => watch.poll_still(cx).map(|()| End::Client),
+                (Phase::Open, Phase::Broken) => watch.poll_still(cx).map(|()| Outcome::ClientReset),
                 // Half closed: one end is silent for good, and may be gone. A client may take its time for
                 // what an instance that is gone said last.
-                (Phase::Finished | Phase::Broken, Phase::Open) => watch.poll(cx, client).map(|()| End::Client),
+                (Phase::Finished | Phase::Broken, Phase::Open) => watch.poll(cx, client).map(|()| Outcome::ClientReset),
                 // The instance takes nothing, so the client is not read.
-                (Phase::Open, _) if up.is_stuck() => watch.poll(cx, client).map(|()| End::Client),
-                (Phase::Open, Phase::Finished) => watch.poll(cx, backend).map(|()| End::Backend),
+                (Phase::Open, _) if up.is_stuck() => watch.poll(cx, client).map(|()| Outcome::ClientReset),
+                (Phase::Open, Phase::Finished) => watch.poll(cx, backend).map(|()| Outcome::BackendReset),
                 (Phase::Open, Phase::Open) => Poll::Pending,
             }
         })
     })
     .await;
-    if end != End::Closed {
+    if end != Outcome::Closed {
         reset_on_close(client);
         reset_on_close(backend);
     }

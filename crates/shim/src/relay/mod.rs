@@ -200,13 +200,9 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said:
                     instance = Some(id);
                 }
                 copy::Meter::up(&mut bytes, said.sent);
-                let end = copy::copy(&mut client, &mut backend, said.up, said.down, &mut bytes).await;
+                let outcome = copy::copy(&mut client, &mut backend, said.up, said.down, &mut bytes).await;
                 backend.close();
-                match end {
-                    copy::End::Closed => Outcome::Closed,
-                    copy::End::Client => Outcome::ClientReset,
-                    copy::End::Backend => Outcome::BackendReset,
-                }
+                outcome
             }
         };
         client.close();
