@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
-use support::tls::{Api, Authority};
+use support::tls::{Api, Ca};
 
 mod support;
 
@@ -164,12 +164,12 @@ fn kubeconfig(api: &Api) -> String {
 #[test]
 fn what_the_pods_of_the_node_request_is_asked() {
     let temp = tempfile::tempdir().unwrap();
-    let authority = Authority::new();
+    let ca = Ca::new();
     // Every question has this answer: the pods, one of them this machine's kube-apiserver, and the node.
     let body = r#"{"status":{"allocatable":{"cpu":"1","memory":"64Gi","pods":"110"}},"items":[{"spec":{"nodeName":"a",
         "containers":[{"resources":{"requests":{"cpu":"700m"}}}]},"status":{"hostIP":"127.0.0.1","phase":"Running"}}]}"#;
-    let api = Api::start_with(&authority, body);
-    fs::write(temp.path().join("ca.crt"), authority.pem()).unwrap();
+    let api = Api::start_with(&ca, body);
+    fs::write(temp.path().join("ca.crt"), ca.pem()).unwrap();
     fs::write(temp.path().join("admin.conf"), kubeconfig(&api)).unwrap();
     let options = ["doctor", "-", "--json", "--kubeconfig", "admin.conf", "--node"];
     let done = berth(temp.path(), &options, &injected());
@@ -190,10 +190,10 @@ fn what_the_pods_of_the_node_request_is_asked() {
 #[test]
 fn the_cluster_says_the_ports_of_the_others() {
     let temp = tempfile::tempdir().unwrap();
-    let authority = Authority::new();
+    let ca = Ca::new();
     let slices = r#"{"items":[{"endpoints":[{"addresses":["10.0.0.6"]}],"ports":[{"port":7443}]}]}"#;
-    let api = Api::start_with(&authority, slices);
-    fs::write(temp.path().join("ca.crt"), authority.pem()).unwrap();
+    let api = Api::start_with(&ca, slices);
+    fs::write(temp.path().join("ca.crt"), ca.pem()).unwrap();
     let kubeconfig = kubeconfig(&api);
     fs::write(temp.path().join("admin.conf"), kubeconfig).unwrap();
     let done = berth(temp.path(), &["doctor", "-", "--json", "--kubeconfig", "admin.conf"], &injected());

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use support::net::fresh_ip;
 use support::process::{Running, berth, said};
-use support::tls::{Api, Authority};
+use support::tls::{Api, Ca};
 use tempfile::TempDir;
 
 const KUBEADM: &str = include_str!("manifest/kubeadm-v1.36.yaml");
@@ -26,7 +26,7 @@ struct Node {
     /// Where the shim is to listen: the apiserver of the test is none that doctor knows, and would be in its way.
     /// None: where `berth inject` lets it.
     listen: Option<SocketAddr>,
-    authority: Authority,
+    ca: Ca,
     api: Api,
     /// What the apiserver is told of its address.
     flags: String,
@@ -40,14 +40,14 @@ impl Node {
 
     /// Its apiserver listens there and is told so by these flags.
     fn with(ip: Ipv4Addr, flags: &str) -> Self {
-        let (temp, authority) = (tempfile::tempdir().unwrap(), Authority::new());
-        let api = Api::start_at(&authority, (ip, 0).into());
+        let (temp, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+        let api = Api::start_at(&ca, (ip, 0).into());
         let listen = SocketAddr::new(fresh_ip().into(), api.address.port());
-        let node = Self { temp, listen: Some(listen), authority, api, flags: flags.into() };
+        let node = Self { temp, listen: Some(listen), ca, api, flags: flags.into() };
         for directory in ["manifests", "pki", "bin"] {
             fs::create_dir(node.path(directory)).unwrap();
         }
-        fs::write(node.path("pki/ca.crt"), node.authority.pem()).unwrap();
+        fs::write(node.path("pki/ca.crt"), node.ca.pem()).unwrap();
         fs::write(node.canonical(), node.manifest()).unwrap();
         node.program("crictl", "exit 0");
         node.program("journalctl", "exit 0");
@@ -140,7 +140,7 @@ fn a_probe_that_the_apiserver_refuses_ends_it_before_it_begins() {
     node.refuses(&[], &["500 for /readyz"]);
     node.api.answer("200 OK");
     node.refuses(&["--probe-server-name", "elsewhere"], &["TLS handshake failed", "--probe-server-name"]);
-    fs::write(node.path("pki/ca.crt"), Authority::new().pem()).unwrap();
+    fs::write(node.path("pki/ca.crt"), Ca::new().pem()).unwrap();
     node.refuses(&[], &["TLS handshake failed", "--probe-ca"]);
     fs::remove_file(node.path("pki/ca.crt")).unwrap();
     node.refuses(&[], &["--probe-ca", "pki/ca.crt"]);

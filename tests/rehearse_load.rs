@@ -117,12 +117,12 @@ impl Proxy {
         let answered = async {
             let mut server = TcpStream::connect(backend).await?;
             let (mut from, mut to) = server.split();
-            let mut hello = vec![0; 16 * 1024];
+            let mut client_hello = vec![0; 16 * 1024];
             loop {
                 tokio::select! {
-                    n = client.read(&mut hello) => match n? {
+                    n = client.read(&mut client_hello) => match n? {
                         0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-                        n => to.write_all(&hello[..n]).await?,
+                        n => to.write_all(&client_hello[..n]).await?,
                     },
                     n = from.read(&mut first) => match n? {
                         0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),

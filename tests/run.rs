@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use support::net::{
-    connect, connect_from, expect_end, expect_reset, free_address, fresh_ip, hello, listening, ping, read,
+    client_hello, connect, connect_from, expect_end, expect_reset, free_address, fresh_ip, listening, ping, read,
 };
 use support::process::{Running, berth, gone, said};
 use support::stand_in::{STAND_IN, become_one};
@@ -150,7 +150,7 @@ fn sigterm_is_passed_on_once_after_leaving() {
     let node = Node::new();
     let (mut run, pid) = node.joined(&[]);
     let mut client = connect(node.listen);
-    ping(&mut client, &hello(100));
+    ping(&mut client, &client_hello(100));
     run.signal(Signal::SIGTERM);
     run.says("told to end");
     assert!(listening(node.listen).is_empty(), "it left before the apiserver heard of it");
@@ -180,7 +180,7 @@ fn sigterm_is_passed_on_when_first_bytes_have_come() {
         tasks.all(|stat| stat.is_ok_and(stopped)).then_some(())
     });
     let mut client = connect(node.listen);
-    client.write_all(&hello(100)).unwrap();
+    client.write_all(&client_hello(100)).unwrap();
     eventually("the shim has read it", || {
         let (_, out, _) = said(&mut berth(["status", "--json", "--run-dir", &node.run_dir()]));
         let status: serde_json::Value = serde_json::from_str(&out).unwrap();
@@ -192,7 +192,7 @@ fn sigterm_is_passed_on_when_first_bytes_have_come() {
     let early = run.log().contains("passed on to the apiserver");
     signal(Signal::SIGCONT);
     assert!(!early, "{}", run.log());
-    assert_eq!(read(&mut client, 100), hello(100));
+    assert_eq!(read(&mut client, 100), client_hello(100));
     run.logs("passed on to the apiserver");
     drop(client);
     assert_eq!(run.ended().code(), Some(3), "{}", run.log());
@@ -220,7 +220,7 @@ fn a_second_sigterm_ends_both_at_once() {
     let mut direct = connect(address);
     ping(&mut direct, b"served");
     let mut client = connect(node.listen);
-    ping(&mut client, &hello(100));
+    ping(&mut client, &client_hello(100));
     run.signal(Signal::SIGTERM);
     run.says("told to end");
     ping(&mut client, b"still served");
@@ -236,7 +236,7 @@ fn the_drain_deadline_cuts_what_is_left() {
     let node = Node::new();
     let (mut run, pid) = node.joined(&["--drain-timeout", "500ms"]);
     let mut client = connect(node.listen);
-    ping(&mut client, &hello(100));
+    ping(&mut client, &client_hello(100));
     let told = Instant::now();
     run.signal(Signal::SIGTERM);
     expect_reset(&mut client);
@@ -283,7 +283,7 @@ fn what_asks_its_child_to_end_reaches_the_apiserver_once() {
         let node = Node::new();
         let (mut run, pid) = node.joined(&[]);
         let mut client = connect(node.listen);
-        ping(&mut client, &hello(100));
+        ping(&mut client, &client_hello(100));
         let child = between(&run, pid);
         kill(child, signal).unwrap();
         run.says(&format!("told to end by {signal}"));
@@ -324,7 +324,7 @@ fn a_child_that_ends_by_itself() {
     let node = Node::new();
     let (mut run, pid) = node.joined(&[]);
     let mut client = connect(node.listen);
-    ping(&mut client, &hello(100));
+    ping(&mut client, &client_hello(100));
     kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
     run.logs("the apiserver ended by itself");
     expect_end(&mut client);
@@ -341,7 +341,7 @@ fn it_can_be_started_again() {
     let node = Node::new();
     for _ in 0..2 {
         let (mut run, _) = node.joined(&[]);
-        ping(&mut connect(node.listen), &hello(100));
+        ping(&mut connect(node.listen), &client_hello(100));
         run.signal(Signal::SIGTERM);
         assert_eq!(run.ended().code(), Some(3), "{}", run.log());
     }
@@ -353,18 +353,18 @@ fn an_upgrade_of_two() {
     let node = Node::new();
     let (mut old, _) = node.joined(&[]);
     let mut kept = connect(node.listen);
-    ping(&mut kept, &hello(100));
+    ping(&mut kept, &client_hello(100));
     let mut new = node.command(&["--instance", "b"], &["sh", "-c", STAND_IN, "kube-apiserver"]);
     let new = Running::start(&mut new);
     new.logs("joined");
     assert_eq!(listening(node.listen).len(), 2);
     for _ in 0..50 {
-        ping(&mut connect(node.listen), &hello(100));
+        ping(&mut connect(node.listen), &client_hello(100));
     }
     old.signal(Signal::SIGTERM);
     old.logs("left");
     for _ in 0..50 {
-        ping(&mut connect(node.listen), &hello(100));
+        ping(&mut connect(node.listen), &client_hello(100));
     }
     ping(&mut kept, b"still served by the old one");
     drop(kept);
@@ -410,7 +410,7 @@ fn fifteen_thousand_legs_from_one_source() {
         .map(|_| {
             let mut leg = socket::connect(instance, Some(source), &keepalive).unwrap();
             leg.set_nonblocking(false).unwrap();
-            ping(&mut leg, &hello(100));
+            ping(&mut leg, &client_hello(100));
             leg
         })
         .collect();
@@ -419,7 +419,7 @@ fn fifteen_thousand_legs_from_one_source() {
     while kept.len() < LEGS {
         for _ in 0..STEP {
             let mut client = connect_from(source.into(), node.listen);
-            ping(&mut client, &hello(100));
+            ping(&mut client, &client_hello(100));
             kept.push(client);
         }
         let now = connects(admin);

@@ -13,12 +13,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::net::{
-    Backend, connect, connect_from, echo, expect_reset, expect_silence, free_address, fresh_ip, hello, listening, ping,
-    read,
+    Backend, client_hello, connect, connect_from, echo, expect_reset, expect_silence, free_address, fresh_ip,
+    listening, ping, read,
 };
 use support::process::{Running, berth, said};
 use support::shim::Shim;
-use support::tls::{Api, Authority};
+use support::tls::{Api, Ca};
 use support::{MOMENT, PATIENCE, eventually, skipped};
 use tempfile::TempDir;
 
@@ -319,23 +319,23 @@ fn a_second_shim_of_an_instance_is_refused() {
 
 #[test]
 fn https_probe_live_and_version() {
-    let (node, authority) = (Node::new(), Authority::new());
-    let api = Api::start(&authority);
-    let ca = node.temp.path().join("ca.crt");
-    std::fs::write(&ca, authority.pem()).unwrap();
-    let ca = ca.to_str().unwrap();
+    let (node, ca) = (Node::new(), Ca::new());
+    let api = Api::start(&ca);
+    let ca_file = node.temp.path().join("ca.crt");
+    std::fs::write(&ca_file, ca.pem()).unwrap();
+    let ca_file = ca_file.to_str().unwrap();
     api.answer("403 Forbidden");
-    let shim = node.serve(api.address, &["--probe-ca", ca]);
+    let shim = node.serve(api.address, &["--probe-ca", ca_file]);
     let line = shim.logs("403 for");
     assert!(line.contains("--probe-cert") && line.contains("--probe-token-file"), "what fixes it: {line}");
     assert!(listening(node.listen).is_empty());
     api.answer("200 OK");
     shim.logs("joined");
-    assert!(authority.get(connect(node.listen), "/").starts_with("HTTP/1.1 200"));
+    assert!(ca.get(connect(node.listen), "/").starts_with("HTTP/1.1 200"));
     eventually("its version in the status", || node.ask(&["status"]).1.contains("v1.2.3").then_some(()));
-    assert_eq!(node.ask(&["live", "--probe-ca", ca]).0, Some(0));
+    assert_eq!(node.ask(&["live", "--probe-ca", ca_file]).0, Some(0));
     api.answer("500 Internal Server Error");
-    let (status, out, _) = node.ask(&["live", "--probe-ca", ca]);
+    let (status, out, _) = node.ask(&["live", "--probe-ca", ca_file]);
     assert_eq!(status, Some(1));
     assert!(out.contains("500 for /livez"), "{out}");
 }
@@ -344,22 +344,22 @@ fn https_probe_live_and_version() {
 /// says how long is too long.
 #[test]
 fn live_waits_as_long_as_the_kubelet_lets_it() {
-    let (node, authority) = (Node::new(), Authority::new());
-    let api = Api::start(&authority);
-    let ca = node.temp.path().join("ca.crt");
-    std::fs::write(&ca, authority.pem()).unwrap();
-    let ca = ca.to_str().unwrap();
-    let shim = node.serve(api.address, &["--probe-ca", ca]);
+    let (node, ca) = (Node::new(), Ca::new());
+    let api = Api::start(&ca);
+    let ca_file = node.temp.path().join("ca.crt");
+    std::fs::write(&ca_file, ca.pem()).unwrap();
+    let ca_file = ca_file.to_str().unwrap();
+    let shim = node.serve(api.address, &["--probe-ca", ca_file]);
     shim.logs("joined");
     assert_eq!(node.ask(&["ready", "--timeout", "30s"]).0, Some(0));
     let (status, _, log) = node.ask(&["ready", "--timeout", "0s"]);
     assert!(status == Some(64) && log.contains("--timeout 0s"), "{log}");
     let held = api.hold();
     let mut patient =
-        Running::start(&mut berth(["live", "--probe-ca", ca, "--timeout", "60s", "--run-dir", &node.run_dir()]));
-    let (status, out, _) = node.ask(&["live", "--probe-ca", ca, "--timeout", "300ms"]);
+        Running::start(&mut berth(["live", "--probe-ca", ca_file, "--timeout", "60s", "--run-dir", &node.run_dir()]));
+    let (status, out, _) = node.ask(&["live", "--probe-ca", ca_file, "--timeout", "300ms"]);
     assert_eq!((status, out.as_str()), (Some(1), "no answer in 300ms (--timeout)\n"));
-    let (status, out, _) = node.ask(&["live", "--probe-ca", ca]);
+    let (status, out, _) = node.ask(&["live", "--probe-ca", ca_file]);
     assert_eq!((status, out.as_str()), (Some(1), "no answer in 2s (--probe-timeout)\n"));
     assert!(patient.is_running(), "{}", patient.out());
     drop(held);
@@ -371,7 +371,7 @@ fn sigterm_drains_and_exits_0() {
     let node = Node::new();
     let mut shim = node.joined(Backend::new().serve(echo), &[]);
     let mut client = connect(node.listen);
-    ping(&mut client, &hello(100));
+    ping(&mut client, &client_hello(100));
     shim.signal(Signal::SIGTERM);
     shim.logs("left");
     assert!(listening(node.listen).is_empty());
@@ -404,7 +404,7 @@ fn a_second_signal_ends_at_once() {
     for second in [Signal::SIGTERM, Signal::SIGINT] {
         let mut shim = node.joined(Backend::new().serve(echo), &["--drain-timeout", "1h"]);
         let mut client = connect(node.listen);
-        ping(&mut client, &hello(100));
+        ping(&mut client, &client_hello(100));
         shim.signal(Signal::SIGTERM);
         shim.logs("left");
         ping(&mut client, b"still served");
@@ -431,7 +431,7 @@ fn drain_waits_for_first_bytes() {
     let _silent_leg = backend.accept();
     until("a client that says nothing is not waited for", 0);
     let mut client = connect(node.listen);
-    client.write_all(&hello(300)).unwrap();
+    client.write_all(&client_hello(300)).unwrap();
     let mut instance = backend.accept();
     read(&mut instance, 300);
     until("a client that is not answered", 1);
@@ -462,7 +462,7 @@ fn drain_waits_for_who_was_accepted_last() {
     let began = Instant::now();
     let mut drained = Running::start(berth(["drain", "--wait", "--run-dir"]).arg(node.run_dir()));
     shim.logs("left");
-    client.write_all(&hello(300)).unwrap();
+    client.write_all(&client_hello(300)).unwrap();
     // Counted from before it left: on a machine that stood still meanwhile it says nothing.
     let in_time = began.elapsed() < Duration::from_millis(400);
     read(&mut instance, 300);
@@ -479,7 +479,7 @@ fn drain_waits_for_first_bytes_and_not_for_ever() {
     let backend = Backend::new();
     let _shim = node.joined(backend.address(), &[]);
     let mut client = connect(node.listen);
-    client.write_all(&hello(300)).unwrap();
+    client.write_all(&client_hello(300)).unwrap();
     let mut instance = backend.accept();
     read(&mut instance, 300);
     let (status, out, _) = node.ask(&["drain", "--wait"]);
@@ -526,12 +526,12 @@ fn running_out_of_descriptors_pauses_and_recovers() {
     let mut shim = node.joined(Backend::new().serve(echo), &["--threads", "1"]);
     let pid = shim.child.id();
     let mut client = connect(node.listen);
-    ping(&mut client, &hello(100));
+    ping(&mut client, &client_hello(100));
     // Room for nobody: the limit is the lowest number that is free.
     limit_files(pid, &lowest_free_descriptor(pid).to_string());
     let mut waiting: Vec<_> = (0..20).map(|_| connect(node.listen)).collect();
     for client in &mut waiting {
-        client.write_all(&hello(100)).unwrap();
+        client.write_all(&client_hello(100)).unwrap();
     }
     shim.logs("cannot accept, trying again");
     expect_silence(&mut waiting[0]);
@@ -543,7 +543,7 @@ fn running_out_of_descriptors_pauses_and_recovers() {
 
     limit_files(pid, "1000");
     for client in &mut waiting {
-        assert!(read(client, 100) == hello(100));
+        assert!(read(client, 100) == client_hello(100));
     }
     let log = shim.log();
     assert_eq!(log.matches("cannot accept").count(), 1, "told once: {log}");
@@ -586,11 +586,11 @@ fn more_connections_than_descriptors_are_not_taken() {
     let source = fresh_ip().into();
     let mut clients: Vec<_> = (0..150).map(|_| connect_from(source, node.listen)).collect();
     for client in &mut clients {
-        client.write_all(&hello(100)).unwrap();
+        client.write_all(&client_hello(100)).unwrap();
     }
     shim.logs("--max-connections is reached");
     for mut client in clients {
-        assert!(read(&mut client, 100) == hello(100));
+        assert!(read(&mut client, 100) == client_hello(100));
     }
 }
 
@@ -601,7 +601,7 @@ fn the_log_is_json_when_asked_and_names_connections() {
     let client = connect(node.listen);
     let address = client.local_addr().unwrap();
     let mut same = client.try_clone().unwrap();
-    ping(&mut same, &hello(100));
+    ping(&mut same, &client_hello(100));
     drop((client, same));
     let line = shim.logs("connection ended");
     let event: serde_json::Value = serde_json::from_str(&line).unwrap();
@@ -634,7 +634,7 @@ fn readers_that_stall_hold_no_pipe_and_no_memory() {
     let shim = node.joined(backend, &["--threads", "1"]);
     let reader = |_| {
         let mut client = connect(node.listen);
-        client.write_all(&hello(100)).unwrap();
+        client.write_all(&client_hello(100)).unwrap();
         read(&mut client, 4_000_000);
         client
     };
@@ -702,7 +702,7 @@ fn a_log_that_nobody_reads_holds_up_nobody() {
         let mut shim = Killed(command.stderr(Stdio::piped()).spawn().unwrap());
         eventually("a listener", || (!listening(node.listen).is_empty()).then_some(()));
         for _ in 0..CLIENTS {
-            ping(&mut connect(node.listen), &hello(100));
+            ping(&mut connect(node.listen), &client_hello(100));
         }
         (shim.0.stderr.take().unwrap(), shim)
     };

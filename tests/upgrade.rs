@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use support::eventually;
-use support::net::{connect, free_address, hello, ping};
+use support::net::{client_hello, connect, free_address, ping};
 use support::process::{Running, berth, said};
 use support::stand_in::{STAND_IN, become_one};
 use tempfile::TempDir;
@@ -253,7 +253,7 @@ impl Load {
         let thread = std::thread::spawn(move || {
             while !told.load(Ordering::Relaxed) {
                 // It panics if there is no answer.
-                ping(&mut connect(to), &hello(64));
+                ping(&mut connect(to), &client_hello(64));
                 count.fetch_add(1, Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(2));
             }

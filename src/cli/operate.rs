@@ -33,7 +33,7 @@ pub struct InjectArgs {
     #[arg(long, env = "BERTH_RUN_DIR", hide_env_values = true, default_value = "/run/berth", value_name = "DIR", help_heading = ADDRESSES)]
     pub run_dir: String,
     /// How the apiserver is asked; files are those of its container. Without --probe-ca, kubeadm's
-    /// authority is found.
+    /// CA is found.
     #[command(flatten)]
     pub probe: ProbeArgs,
 }

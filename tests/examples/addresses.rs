@@ -2,7 +2,7 @@
 //! namespace where these addresses are.
 
 use crate::support::eventually;
-use crate::support::net::{connect_from, hello, listening, ping};
+use crate::support::net::{client_hello, connect_from, listening, ping};
 use crate::support::process::{Running, berth};
 use crate::{example, no_namespace};
 use berth_rehearse::netns;
@@ -78,6 +78,6 @@ impl Pod {
     #[track_caller]
     fn answers(&self, to: SocketAddr) {
         eventually(&format!("{to} to be there"), || std::net::TcpStream::connect(to).ok());
-        ping(&mut connect_from(Ipv4Addr::new(127, 5, 5, 5).into(), to), &hello(64));
+        ping(&mut connect_from(Ipv4Addr::new(127, 5, 5, 5).into(), to), &client_hello(64));
     }
 }

@@ -1,6 +1,6 @@
 //! Rules and dashboard: whether what they name exists in what a shim says, and whether alerts fire.
 
-use crate::support::net::{Backend, connect, echo, free_address, hello, ping};
+use crate::support::net::{Backend, client_hello, connect, echo, free_address, ping};
 use crate::support::process::{Running, berth};
 use crate::{example, need, root};
 use libtest_mimic::{Completion, Failed};
@@ -65,7 +65,7 @@ fn page() -> String {
     command.args(["--listen", &listen.to_string(), "--backend", &backend.to_string(), "--admin", &admin.to_string()]);
     let shim = Running::start(command.arg("--run-dir").arg(dir.path().join("run")));
     shim.logs("joined");
-    ping(&mut connect(listen), &hello(64));
+    ping(&mut connect(listen), &client_hello(64));
     crate::support::eventually("a page with a lease's renewal", || {
         let mut stream = TcpStream::connect(admin).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();

@@ -2,7 +2,7 @@
 
 use super::node::{Echo, Node, alone};
 use super::support::eventually;
-use super::support::net::{connect, free_address, hello, ping};
+use super::support::net::{client_hello, connect, free_address, ping};
 use super::support::process::{berth, said};
 use berth_node::terms::Phase;
 
@@ -12,7 +12,7 @@ fn drain_leaves_and_keeps_streams() {
     let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
     let a = node.joined("a", first.address, &[]);
     let mut stream = connect(node.listen);
-    ping(&mut stream, &hello(64));
+    ping(&mut stream, &client_hello(64));
     let drain = |options: &[&str]| {
         let run_dir = node.run_dir();
         said(berth(["drain", "--instance", "a", "--run-dir"]).arg(run_dir).args(options))
@@ -26,7 +26,7 @@ fn drain_leaves_and_keeps_streams() {
     assert_eq!(code, Some(0), "{out}");
     assert_eq!(a.status().state, Phase::Left, "it returned when the handover was done");
     let before = b.status().connections_total;
-    ping(&mut connect(node.listen), &hello(64));
+    ping(&mut connect(node.listen), &client_hello(64));
     assert_eq!(b.status().connections_total, before + 1);
     ping(&mut stream, b"still there");
     let (code, out, _) = drain(&["--wait-streams", "0s"]);
@@ -57,7 +57,7 @@ fn a_drained_shim_joins_again_when_its_apiserver_was_restarted_in_place() {
     let _new = node.record("a", again.address);
     a.until_joined();
     b.leave();
-    ping(&mut connect(node.listen), &hello(64));
+    ping(&mut connect(node.listen), &client_hello(64));
 }
 
 #[test]
@@ -77,13 +77,13 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
     assert!(out.starts_with("instance never is unready: nobody listens on "), "{out}");
     drop(never);
     shim.until("it is gone", |status| status.instances.len() == 1);
-    ping(&mut connect(node.listen), &hello(64));
+    ping(&mut connect(node.listen), &client_hello(64));
     let _second = node.record("new", new.address);
     shim.until("both are known", |status| status.instances.len() == 2);
     drop((old, first));
     eventually("the new one serves alone", || (shim.status().instances.len() == 1).then_some(()));
     for _ in 0..20 {
-        ping(&mut connect(node.listen), &hello(64));
+        ping(&mut connect(node.listen), &client_hello(64));
     }
     assert!(shim.status().ready().is_ok());
     shim.leave();

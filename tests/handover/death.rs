@@ -2,7 +2,7 @@
 
 use super::node::{Echo, Node, Shim, alone, number};
 use super::support::eventually;
-use super::support::net::{connect, hello, ping, queued_at, read};
+use super::support::net::{client_hello, connect, ping, queued_at, read};
 use berth_node::terms::Phase;
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
@@ -35,7 +35,7 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
         let (mut a, b, listener) = two(&node, [instance.address; 2], &["--lease", "60s"]);
         let mut served: Vec<_> = (0..16).map(|_| connect(node.listen)).collect();
         for client in &mut served {
-            ping(client, &hello(64));
+            ping(client, &client_hello(64));
         }
         let accepted = a.status().connections_open;
         a.freeze();
@@ -43,21 +43,22 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
         while queued_at(listener) <= Some(20) {
             assert!(clients.len() < 1000, "nothing is queued: {:?}\n{}", queued_at(listener), b.running.log());
             let mut client = connect(node.listen);
-            client.write_all(&hello(64)).unwrap();
+            client.write_all(&client_hello(64)).unwrap();
             clients.push(client);
         }
         let queued = queued_at(listener).unwrap();
         a.running.signal(Signal::SIGKILL);
         a.running.ended();
         for client in &mut clients {
-            assert_eq!(read(client, 64), hello(64));
+            assert_eq!(read(client, 64), client_hello(64));
         }
-        let fails =
-            |client: &mut TcpStream| client.write_all(&hello(64)).is_err() || client.read_exact(&mut [0; 64]).is_err();
+        let fails = |client: &mut TcpStream| {
+            client.write_all(&client_hello(64)).is_err() || client.read_exact(&mut [0; 64]).is_err()
+        };
         let lost = served.iter_mut().filter_map(|client| fails(client).then_some(())).count() as u64;
         assert!(lost <= accepted, "{lost} lost, {accepted} accepted");
         for _ in 0..50 {
-            ping(&mut connect(node.listen), &hello(64));
+            ping(&mut connect(node.listen), &client_hello(64));
         }
         queued_in_all += queued;
         lost_in_all += lost;
@@ -69,7 +70,7 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
 /// Connects and exchanges; how long it took.
 fn exchange(node: &Node) -> Duration {
     let begun = Instant::now();
-    ping(&mut connect(node.listen), &hello(64));
+    ping(&mut connect(node.listen), &client_hello(64));
     begun.elapsed()
 }
 

@@ -1,7 +1,7 @@
 //! A peer on the shim's socket that says what is not so.
 
 use super::node::{Echo, Node, Shim, alone};
-use super::support::net::{connect, fresh_ip, hello, ping};
+use super::support::net::{client_hello, connect, fresh_ip, ping};
 use super::support::{eventually, skipped};
 use berth_os::{seqpacket, socket};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -67,7 +67,7 @@ fn refused(node: &Node, shim: &Shim, line: &str, message: &str, descriptors: &[B
     assert!(told.contains("WARN"), "{told}");
     peer.hears_the_end();
     drop(peer);
-    ping(&mut connect(node.listen), &hello(64));
+    ping(&mut connect(node.listen), &client_hello(64));
     eventually("as many descriptors as before", || (shim.descriptors() <= before).then_some(()));
 }
 
@@ -76,7 +76,7 @@ fn a_peer_that_lies_is_refused() {
     let _alone = alone();
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &["--lease", "1s"]);
-    ping(&mut connect(node.listen), &hello(64));
+    ping(&mut connect(node.listen), &client_hello(64));
     eventually("a connection that ended", || (shim.status().connections_open == 0).then_some(()));
 
     let peer = Peer::dial(&shim.path);
@@ -137,7 +137,7 @@ fn a_listener_of_another_address_is_not_taken() {
     peer.hears_the_end();
     drop(peer);
     eventually("as many descriptors as before", || (shim.descriptors() <= before).then_some(()));
-    ping(&mut connect(node.listen), &hello(64));
+    ping(&mut connect(node.listen), &client_hello(64));
 }
 
 #[test]
@@ -151,13 +151,13 @@ fn a_silent_peer_holds_nothing_up() {
     shim.running.logs("said nothing: connection closed");
     let joined = Peer::joined(&shim.path);
     for _ in 0..20 {
-        ping(&mut connect(node.listen), &hello(64));
+        ping(&mut connect(node.listen), &client_hello(64));
     }
     shim.running.logs("a sibling is connected and says nothing");
     // A sibling that says nothing keeps nobody from joining or leaving for longer than a lease.
     let next = node.joined("b", instance.address, &["--lease", "1s"]);
     shim.leave();
-    ping(&mut connect(node.listen), &hello(64));
+    ping(&mut connect(node.listen), &client_hello(64));
     drop((silent, joined));
     assert!(next.descriptors() <= before + 8);
 }
@@ -180,6 +180,6 @@ fn a_sibling_of_another_uid_is_refused() {
         peer.hears_the_end();
     }
     shim.running.logs("a sibling of another uid was refused");
-    ping(&mut connect(node.listen), &hello(64));
+    ping(&mut connect(node.listen), &client_hello(64));
     shim.leave();
 }

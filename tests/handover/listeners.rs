@@ -1,7 +1,7 @@
 //! Whose the listeners are, what their connections inherit, and when they are said to be there.
 
 use super::node::{Echo, Node, Shim, alone};
-use super::support::net::{connect, free_address, hello, ping};
+use super::support::net::{client_hello, connect, free_address, ping};
 use super::support::process::{Running, berth, said};
 use super::support::{MOMENT, eventually, skipped};
 use berth_node::terms::{InstanceHealth, Phase};
@@ -64,13 +64,13 @@ fn a_stranger_cannot_take_a_port_that_nobody_listens_on() {
     }
     let instance = Echo::at(address);
     shim.until_joined();
-    ping(&mut connect(node.listen), &hello(64));
+    ping(&mut connect(node.listen), &client_hello(64));
     drop(instance);
     shim.until("refusing", |status| status.state == Phase::Refusing);
     stranger_fails(node.listen).unwrap();
     let _instance = Echo::at(address);
     shim.until_joined();
-    ping(&mut connect(node.listen), &hello(64));
+    ping(&mut connect(node.listen), &client_hello(64));
 }
 
 /// The keepalive timers of the established connections of a local address, in seconds; none where there is none.
@@ -89,7 +89,7 @@ fn keepalive_timers(local: SocketAddr) -> Vec<Option<u64>> {
 /// Connections through every listener that there is; what their timers say.
 fn timers_of_many(node: &Node) -> Vec<Option<u64>> {
     let mut clients: Vec<_> = (0..32).map(|_| connect(node.listen)).collect();
-    clients.iter_mut().for_each(|client| ping(client, &hello(64)));
+    clients.iter_mut().for_each(|client| ping(client, &client_hello(64)));
     keepalive_timers(node.listen)
 }
 
@@ -185,7 +185,7 @@ fn a_shim_accepts_when_its_accept_loop_runs() {
     }
     drop(stopped);
     shim.until_joined();
-    ping(&mut connect(node.listen), &hello(64));
+    ping(&mut connect(node.listen), &client_hello(64));
 }
 
 /// Nothing may wait for ever for a thread that is blocked: neither the deadline of the drain nor the end.
@@ -196,7 +196,7 @@ fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     let options = ["--lease", "1s", "--threads", "1", "--drain-timeout", "1s"];
     let mut a = node.joined("a", instance.address, &options);
     let mut client = connect(node.listen);
-    ping(&mut client, &hello(64));
+    ping(&mut client, &client_hello(64));
     let b = node.joined("b", second.address, &options);
     a.until_counted("guard", 1);
     b.until_counted("guard", 1);
@@ -259,7 +259,7 @@ fn a_shim_that_took_an_orphan_frees_the_port_when_it_has_left() {
     }
     assert_eq!(shim.counted("listen", "ok"), 0, "C took A's listener into use");
     let mut stream = connect(node.listen);
-    ping(&mut stream, &hello(64));
+    ping(&mut stream, &client_hello(64));
     let drained = said(berth(["drain", "--instance", "c", "--run-dir"]).arg(node.run_dir()));
     assert_eq!(drained.0, Some(0), "{drained:?}");
     shim.until("left", |status| status.state == Phase::Left);

@@ -2,7 +2,7 @@
 
 pub(crate) use super::support::load::{Load, Record};
 use super::support::load::{connect, failed};
-use super::support::net::hello;
+use super::support::net::client_hello;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -14,7 +14,7 @@ pub(crate) fn start(to: SocketAddr, clients: u32, period: Duration) -> Load {
 
 async fn exchange(source: Ipv4Addr, to: SocketAddr) -> Result<(), String> {
     let mut stream = connect(source, to).await?;
-    let (sent, mut got) = (hello(64), [0; 64]);
+    let (sent, mut got) = (client_hello(64), [0; 64]);
     stream.write_all(&sent).await.map_err(failed("write"))?;
     stream.read_exact(&mut got).await.map_err(failed("read"))?;
     if got[..] == sent { Ok(()) } else { Err("other bytes".to_owned()) }

@@ -3,7 +3,7 @@
 use super::liars::Peer;
 use super::load;
 use super::node::{Echo, Node, alone};
-use super::support::net::{connect, hello, ping};
+use super::support::net::{client_hello, connect, ping};
 use super::support::process::{berth, said};
 use super::support::{eventually, skipped};
 use berth_node::instance::InstanceId;
@@ -98,7 +98,7 @@ fn a_connection_that_ends_is_made_again_while_the_sibling_lives() {
         peer.hears().is_some_and(|reply| reply.contains("joined")).then_some(peer)
     });
     gets_guards(&peer, &node);
-    ping(&mut connect(node.listen), &hello(64));
+    ping(&mut connect(node.listen), &client_hello(64));
 }
 
 #[test]

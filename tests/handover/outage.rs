@@ -3,7 +3,7 @@
 use super::load;
 use super::node::{Echo, Node, alone};
 use super::support::eventually;
-use super::support::net::{connect, free_address, fresh_ip, hello, ping, read};
+use super::support::net::{client_hello, connect, free_address, fresh_ip, ping, read};
 use super::support::process::said;
 use berth_node::terms::Phase;
 use nix::sys::signal::Signal;
@@ -58,13 +58,13 @@ fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
     limit(a.running.pid(), true);
     let mut clients: Vec<_> = (0..8).map(|_| connect(node.listen)).collect();
     for client in &mut clients {
-        client.write_all(&hello(64)).unwrap();
+        client.write_all(&client_hello(64)).unwrap();
     }
     a.running.signal(Signal::SIGCONT);
     a.running.logs("cannot accept, trying again");
     limit(a.running.pid(), false);
     for client in &mut clients {
-        assert_eq!(read(client, 64), hello(64));
+        assert_eq!(read(client, 64), client_hello(64));
     }
 }
 
@@ -132,6 +132,6 @@ fn beyond_the_hold_clients_are_refused_at_once() {
     a.until_joined();
     eventually("listening again", || (!node.listeners().is_empty()).then_some(()));
     for _ in 0..50 {
-        ping(&mut connect(node.listen), &hello(64));
+        ping(&mut connect(node.listen), &client_hello(64));
     }
 }

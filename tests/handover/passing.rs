@@ -2,7 +2,7 @@
 
 use super::node::{Echo, Node, Shim, alone};
 use super::support::eventually;
-use super::support::net::{Backend, connect, hello, ping, read};
+use super::support::net::{Backend, client_hello, connect, ping, read};
 use berth_node::ipc;
 use nix::sys::signal::Signal;
 use socket2::SockRef;
@@ -29,14 +29,14 @@ fn what_was_accepted_after_sigterm_outlives_the_shim() {
     while a.status().connections_total < before + 4 {
         assert!(clients.len() < 200, "A accepts nothing:\n{}", a.running.log());
         let mut client = connect(node.listen);
-        client.write_all(&hello(64)).unwrap();
+        client.write_all(&client_hello(64)).unwrap();
         clients.push(client);
     }
     // They are offered to B, which takes them when it wakes.
     b.running.signal(Signal::SIGCONT);
     drop(first);
     for client in &mut clients {
-        assert_eq!(read(client, 64), hello(64));
+        assert_eq!(read(client, 64), client_hello(64));
     }
     assert!(b.counted("take", "ok") >= 4, "B took {}", b.counted("take", "ok"));
     let status = a.running.ended();
@@ -46,7 +46,7 @@ fn what_was_accepted_after_sigterm_outlives_the_shim() {
     }
 }
 
-/// Clients that said their hello, in rows of so many, until A has accepted so many.
+/// Clients that said their ClientHello, in rows of so many, until A has accepted so many.
 #[track_caller]
 fn clients(node: &Node, a: &Shim, wanted: u64, row: usize) -> Vec<TcpStream> {
     let mut clients = Vec::new();
@@ -54,7 +54,7 @@ fn clients(node: &Node, a: &Shim, wanted: u64, row: usize) -> Vec<TcpStream> {
         assert!(clients.len() < 10_000, "A accepts too little:\n{}", a.running.log());
         clients.extend((0..row).map(|_| {
             let mut client = connect(node.listen);
-            client.write_all(&hello(64)).unwrap();
+            client.write_all(&client_hello(64)).unwrap();
             client
         }));
     }
@@ -65,7 +65,7 @@ fn clients(node: &Node, a: &Shim, wanted: u64, row: usize) -> Vec<TcpStream> {
 #[track_caller]
 fn all_outlive(mut a: Shim, mut clients: Vec<TcpStream>, passes: u64) {
     for client in &mut clients {
-        assert_eq!(read(client, 64), hello(64));
+        assert_eq!(read(client, 64), client_hello(64));
     }
     let failed = eventually("all passes to be counted", || {
         let (passed, failed) = (a.counted("pass", "ok"), a.counted("pass", "failed"));
@@ -116,7 +116,7 @@ fn who_waited_in_vain_serves_the_client_alone() {
     while a.status().connections_total < before + 2 {
         assert!(clients.len() < 200, "A accepts nothing:\n{}", a.running.log());
         let mut client = connect(node.listen);
-        client.write_all(&hello(64)).unwrap();
+        client.write_all(&client_hello(64)).unwrap();
         clients.push(client);
     }
     let answered = |clients: &[TcpStream]| {
@@ -134,7 +134,7 @@ fn who_waited_in_vain_serves_the_client_alone() {
     b.running.signal(Signal::SIGCONT);
     eventually("B to find that it is late", || (b.counted("take", "late") >= 1).then_some(()));
     let client = &mut clients[at];
-    assert_eq!(read(client, 64), hello(64));
+    assert_eq!(read(client, 64), client_hello(64));
     ping(client, b"once");
     assert_eq!(b.counted("take", "ok"), 0);
 }
@@ -185,7 +185,7 @@ fn a_sibling_whose_lease_ran_out_is_waited_for_no_more() {
     while a.status().connections_total < 40 {
         assert!(clients.len() < 10_000, "A accepts too little:\n{}", a.running.log());
         let mut client = connect(node.listen);
-        client.write_all(&hello(64)).unwrap();
+        client.write_all(&client_hello(64)).unwrap();
         clients.push(client);
     }
     let accepted = a.status().connections_total;

@@ -2,7 +2,7 @@
 
 use super::load;
 use super::node::{Echo, Node, Shim, alone};
-use super::support::net::{connect, hello, ping};
+use super::support::net::{client_hello, connect, ping};
 use super::support::process::{berth, said};
 use super::support::{eventually, skipped};
 use berth_node::instance::InstanceId;
@@ -21,7 +21,7 @@ const HOLD: Duration = Duration::from_secs(1);
 fn serves_on(node: &Node) {
     let until = Instant::now() + HOLD + Duration::from_secs(2);
     while Instant::now() < until {
-        ping(&mut connect(node.listen), &hello(64));
+        ping(&mut connect(node.listen), &client_hello(64));
     }
 }
 
@@ -213,7 +213,7 @@ fn a_record_that_cannot_be_read_for_a_while_is_alive() {
     shim.running.logs("a.json is ignored: it cannot be opened");
     serves_on(&node);
     fs::set_permissions(&record, fs::Permissions::from_mode(0o600)).unwrap();
-    ping(&mut connect(node.listen), &hello(64));
+    ping(&mut connect(node.listen), &client_hello(64));
     assert!(!shim.running.log().contains("gone instance=a"), "{}", shim.running.log());
     shim.leave();
 }

@@ -1,6 +1,6 @@
 //! What goes in comes out: all of it, in order, once, whatever the pace.
 
-use crate::support::net::{Backend, Pattern, echo, expect_end, hello, ping, read};
+use crate::support::net::{Backend, Pattern, client_hello, echo, expect_end, ping, read};
 use crate::support::shim::{Shim, THREADS};
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
@@ -13,7 +13,7 @@ const MB: u64 = 1_000_000;
 fn one_byte_writes_both_ways() {
     for threads in THREADS {
         let shim = Shim::start(Backend::new().serve(echo), threads, &[]);
-        for first in [hello(2000), b"G".repeat(2000)] {
+        for first in [client_hello(2000), b"G".repeat(2000)] {
             let mut client = shim.client();
             let mut writer = client.try_clone().unwrap();
             let sent = first.clone();
@@ -62,7 +62,7 @@ fn the_client_is_done_first() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
-        for request in [hello(300), b"GET".to_vec(), Vec::new()] {
+        for request in [client_hello(300), b"GET".to_vec(), Vec::new()] {
             let mut client = shim.client();
             client.write_all(&request).unwrap();
             client.shutdown(Shutdown::Write).unwrap();
@@ -84,7 +84,7 @@ fn the_instance_is_done_first() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
-        for request in [hello(300), b"GET".to_vec()] {
+        for request in [client_hello(300), b"GET".to_vec()] {
             let mut client = shim.client();
             client.write_all(&request).unwrap();
             let mut instance = backend.accept();
@@ -108,7 +108,7 @@ fn an_answer_and_both_ends_at_once() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
-        for request in [hello(300), b"GET".to_vec()].iter().cycle().take(100) {
+        for request in [client_hello(300), b"GET".to_vec()].iter().cycle().take(100) {
             let mut client = shim.client();
             client.write_all(request).unwrap();
             let mut instance = backend.accept();
@@ -177,7 +177,7 @@ fn a_reader_that_pauses_gets_every_byte() {
     // One that pauses before a download, one before an upload, and one that neither says nor gets anything.
     for upload in [false, true] {
         let mut client = shim.client();
-        client.write_all(&hello(10)).unwrap();
+        client.write_all(&client_hello(10)).unwrap();
         let mut instance = backend.accept();
         read(&mut instance, 10);
         instance.write_all(b"!").unwrap();

@@ -2,7 +2,7 @@
 
 use crate::support::MOMENT;
 use crate::support::net::{
-    Backend, Pattern, expect_end, expect_error, expect_reset, expect_silence, fill, hello, read, reset,
+    Backend, Pattern, client_hello, expect_end, expect_error, expect_reset, expect_silence, fill, read, reset,
 };
 use crate::support::shim::{Shim, THREADS};
 use berth_shim::drain::Stop;
@@ -12,7 +12,7 @@ use std::thread;
 
 /// What a client says first: something that may be replayed, and something that may not.
 fn requests() -> [Vec<u8>; 2] {
-    [hello(300), b"GET /".to_vec()]
+    [client_hello(300), b"GET /".to_vec()]
 }
 
 /// A client and the instance's end of its connection, which has read the request.
@@ -175,7 +175,7 @@ fn a_client_that_filled_what_is_kept_resets() {
         let shim = Shim::start(backend.address(), threads, &[]);
         for length in [16 * 1024, 40_000] {
             let mut client = shim.client();
-            client.write_all(&hello(length)).unwrap();
+            client.write_all(&client_hello(length)).unwrap();
             let mut instance = backend.accept();
             read(&mut instance, length);
             reset(client);

@@ -1,6 +1,6 @@
 //! How many connections there may be, and what one costs.
 
-use crate::support::net::{Backend, echo, expect_silence, hello, ping, read};
+use crate::support::net::{Backend, client_hello, echo, expect_silence, ping, read};
 use crate::support::shim::{Shim, THREADS};
 use berth_node::terms::Phase;
 use berth_os::socket::Keepalive;
@@ -21,18 +21,18 @@ fn beyond_max_connections_clients_wait_in_the_backlog() {
         let shim = Shim::start(Backend::new().serve(echo), threads, &["--max-connections", "2"]);
         let mut served: Vec<_> = (0..2).map(|_| shim.client()).collect();
         for client in &mut served {
-            ping(client, &hello(100));
+            ping(client, &client_hello(100));
         }
         let mut waiting: Vec<_> = (0..4).map(|_| shim.client()).collect();
         for client in &mut waiting {
-            client.write_all(&hello(100)).unwrap();
+            client.write_all(&client_hello(100)).unwrap();
             expect_silence(client);
         }
         assert_eq!(shim.status().connections_open, 2);
         // Whenever one ends, the one that waited longest is served.
         for mut client in waiting {
             drop(served.remove(0));
-            assert!(read(&mut client, 100) == hello(100));
+            assert!(read(&mut client, 100) == client_hello(100));
             served.push(client);
         }
     }
@@ -44,14 +44,14 @@ fn who_waits_in_the_backlog_of_a_leaving_shim_is_served() {
     for threads in THREADS {
         let shim = Shim::start(Backend::new().serve(echo), threads, &["--max-connections", "1"]);
         let mut served = shim.client();
-        ping(&mut served, &hello(100));
+        ping(&mut served, &client_hello(100));
         let mut waiting: Vec<_> = (0..20).map(|_| shim.client()).collect();
         for client in &mut waiting {
-            client.write_all(&hello(100)).unwrap();
+            client.write_all(&client_hello(100)).unwrap();
         }
         shim.tell(Stop::Drain);
         for client in &mut waiting {
-            assert!(read(client, 100) == hello(100));
+            assert!(read(client, 100) == client_hello(100));
         }
         ping(&mut served, b"still");
         drop((served, waiting));

@@ -1,11 +1,11 @@
 //! Nothing is lost before the backend's first byte, and fail open.
 
 use crate::support::net::{
-    Backend, connect_from, echo, expect_end, expect_no_service, expect_reset, expect_silence, free_address, fresh_ip,
-    hello, ping, queued, read, reset, unread,
+    Backend, client_hello, connect_from, echo, expect_end, expect_no_service, expect_reset, expect_silence,
+    free_address, fresh_ip, ping, queued, read, reset, unread,
 };
 use crate::support::shim::{Shim, THREADS};
-use crate::support::tls::{Api, Authority};
+use crate::support::tls::{Api, Ca};
 use crate::support::{MOMENT, PATIENCE, eventually};
 use berth_node::terms::Phase;
 use berth_shim::drain::Stop;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// For what is seen by probes.
 const OFTEN: [&str; 2] = ["--probe-interval", "20ms"];
 
-/// Reads a hello of at least this length, answers, and gives it with all that comes after it.
+/// Reads a ClientHello of at least this length, answers, and gives it with all that comes after it.
 fn answer_hello(mut stream: TcpStream, length: usize) -> Vec<u8> {
     let mut said = read(&mut stream, length);
     stream.write_all(b"answer").unwrap();
@@ -35,17 +35,17 @@ fn what_waits_at_a_closing_backend_is_served_by_the_next() {
         let _record = shim.sibling("next", new.address());
         shim.until_health(new.address(), "ready");
 
-        let hellos: Vec<_> = (0..CLIENTS).map(|n| hello(200 + n)).collect();
-        let mut clients: Vec<_> = hellos
+        let client_hellos: Vec<_> = (0..CLIENTS).map(|n| client_hello(200 + n)).collect();
+        let mut clients: Vec<_> = client_hellos
             .iter()
-            .map(|hello| {
+            .map(|client_hello| {
                 let mut client = shim.client();
-                client.write_all(hello).unwrap();
+                client.write_all(client_hello).unwrap();
                 client
             })
             .collect();
-        let sent: usize = hellos.iter().map(Vec::len).sum();
-        eventually("every hello is in the old backend's queue", || {
+        let sent: usize = client_hellos.iter().map(Vec::len).sum();
+        eventually("every ClientHello is in the old backend's queue", || {
             (queued(old.address()) >= CLIENTS as u64 && unread(old.address()) == sent as u64).then_some(())
         });
         drop(old);
@@ -62,7 +62,7 @@ fn what_waits_at_a_closing_backend_is_served_by_the_next() {
         drop(clients);
         let mut said: Vec<_> = served.into_iter().map(|served| served.join().unwrap()).collect();
         said.sort_by_key(Vec::len);
-        assert!(said == hellos, "each hello once and nothing else");
+        assert!(said == client_hellos, "each ClientHello once and nothing else");
         assert_eq!(new.waiting().len(), 0, "no leg too many");
     }
 }
@@ -170,10 +170,10 @@ fn a_hello_in_pieces() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
-        let hello = hello(1000);
+        let client_hello = client_hello(1000);
         let mut client = shim.client();
         let mut instance = backend.accept();
-        for piece in hello.chunks(77) {
+        for piece in client_hello.chunks(77) {
             client.write_all(piece).unwrap();
             assert_eq!(read(&mut instance, piece.len()), piece, "each piece goes on at once");
         }
@@ -183,7 +183,7 @@ fn a_hello_in_pieces() {
         assert_eq!(read(&mut client, 6), b"answer");
         client.write_all(b"more").unwrap();
         drop(client);
-        assert!(served.join().unwrap() == [&hello[..], b"more"].concat(), "all again, once, then what follows");
+        assert!(served.join().unwrap() == [&client_hello[..], b"more"].concat(), "all again, once, then what follows");
     }
 }
 
@@ -196,25 +196,25 @@ fn a_hello_larger_than_what_is_kept() {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &[]);
         for large in [20_000, LARGE] {
-            let hello = hello(large);
+            let client_hello = client_hello(large);
             let mut client = shim.client();
-            client.write_all(&hello).unwrap();
+            client.write_all(&client_hello).unwrap();
             let mut instance = backend.accept();
-            assert!(read(&mut instance, large) == hello, "the instance has all of it before it says a byte");
+            assert!(read(&mut instance, large) == client_hello, "the instance has all of it before it says a byte");
             instance.write_all(b"answer").unwrap();
             assert_eq!(read(&mut client, 6), b"answer");
         }
-        let hello = hello(LARGE);
+        let client_hello = client_hello(LARGE);
         let mut client = shim.client();
-        client.write_all(&hello[..KEPT]).unwrap();
+        client.write_all(&client_hello[..KEPT]).unwrap();
         let mut instance = backend.accept();
-        assert!(read(&mut instance, KEPT) == hello[..KEPT]);
+        assert!(read(&mut instance, KEPT) == client_hello[..KEPT]);
         expect_silence(&mut instance);
         reset(instance);
         let mut instance = backend.accept();
-        assert!(read(&mut instance, KEPT) == hello[..KEPT], "replayed once");
-        client.write_all(&hello[KEPT..]).unwrap();
-        assert!(read(&mut instance, LARGE - KEPT) == hello[KEPT..]);
+        assert!(read(&mut instance, KEPT) == client_hello[..KEPT], "replayed once");
+        client.write_all(&client_hello[KEPT..]).unwrap();
+        assert!(read(&mut instance, LARGE - KEPT) == client_hello[KEPT..]);
         reset(instance);
         expect_reset(&mut client);
         assert_eq!(backend.waiting().len(), 0, "not all of it could be replayed");
@@ -228,7 +228,7 @@ fn a_refused_client_is_held_until_its_instance_is_back() {
         let address = backend.address();
         let shim = Shim::start(address, threads, &[&OFTEN[..], &["--hold", "60s"]].concat());
         drop(backend);
-        let requests = [hello(300), b"GET /".to_vec(), Vec::new()];
+        let requests = [client_hello(300), b"GET /".to_vec(), Vec::new()];
         let mut clients: Vec<_> = requests
             .iter()
             .map(|request| {
@@ -271,7 +271,7 @@ fn beyond_hold_a_client_is_reset_and_the_next_is_refused() {
         let shim = Shim::start(backend.address(), threads, &["--hold", "300ms"]);
         drop(backend);
         let began = Instant::now();
-        let mut clients = [hello(300), b"GET /".to_vec(), Vec::new()].map(|request| {
+        let mut clients = [client_hello(300), b"GET /".to_vec(), Vec::new()].map(|request| {
             let mut client = shim.client();
             client.write_all(&request).unwrap();
             client
@@ -293,7 +293,7 @@ fn a_held_client_that_gives_up_frees_its_place() {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--hold", "1h"]);
         drop(backend);
-        for request in [hello(300), b"GET /".to_vec(), Vec::new(), hello(40_000)] {
+        for request in [client_hello(300), b"GET /".to_vec(), Vec::new(), client_hello(40_000)] {
             for by_reset in [false, true] {
                 let mut client = shim.client();
                 client.write_all(&request).unwrap();
@@ -340,22 +340,22 @@ fn more_than_1024_are_not_held() {
 /// A probe that fails under load must not take the API off the air.
 #[test]
 fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
-    let authority = Authority::new();
+    let ca = Ca::new();
     for threads in THREADS {
-        let api = Api::start(&authority);
+        let api = Api::start(&ca);
         let directory = tempfile::tempdir().unwrap();
-        let ca = directory.path().join("ca.crt");
-        std::fs::write(&ca, authority.pem()).unwrap();
-        let https = ["--probe", "https", "--probe-ca", ca.to_str().unwrap(), "--probe-timeout", "10s"];
+        let ca_file = directory.path().join("ca.crt");
+        std::fs::write(&ca_file, ca.pem()).unwrap();
+        let https = ["--probe", "https", "--probe-ca", ca_file.to_str().unwrap(), "--probe-timeout", "10s"];
         let shim = Shim::start(api.address, threads, &[&OFTEN[..], &https].concat());
-        let get = |path: &str| authority.get(shim.client(), path);
+        let get = |path: &str| ca.get(shim.client(), path);
         assert!(get("/readyz").starts_with("HTTP/1.1 200"));
         api.answer("500 Internal Server Error");
         shim.until_health(api.address, "failing");
         assert!(shim.status().fail_open);
         assert!(get("/readyz").starts_with("HTTP/1.1 500"), "connections still come to it");
         // A ready one goes before it.
-        let sibling = Api::start(&authority);
+        let sibling = Api::start(&ca);
         let record = shim.sibling("other", sibling.address);
         shim.until_health(sibling.address, "ready");
         assert!(get("/readyz").starts_with("HTTP/1.1 200"));
@@ -368,15 +368,15 @@ fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
     }
 }
 
-/// An instance that took the hello and says nothing is left as soon as its probe has found out and another is ready.
+/// An instance that took the ClientHello and says nothing is left as soon as its probe has found out and another is ready.
 #[test]
 fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
-    let authority = Authority::new();
+    let ca = Ca::new();
     let https = ["--probe", "https", "--probe-insecure", "--probe-timeout", "10s"];
     for threads in THREADS {
         for ready_before in [true, false] {
-            let (own, legs) = Api::start_silent(&authority);
-            let sibling = Api::start(&authority);
+            let (own, legs) = Api::start_silent(&ca);
+            let sibling = Api::start(&ca);
             let shim = Shim::start(own.address, threads, &[&OFTEN[..], &https].concat());
             let mut record = ready_before.then(|| shim.sibling("other", sibling.address));
             if ready_before {
@@ -384,7 +384,7 @@ fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
             }
             thread::scope(|scope| {
                 let client = shim.client();
-                let served = scope.spawn(|| authority.get(client, "/readyz"));
+                let served = scope.spawn(|| ca.get(client, "/readyz"));
                 let mut leg = legs.recv_timeout(PATIENCE).expect("a leg to the own instance");
                 assert_eq!(read(&mut leg, 1), [0x16]);
                 own.answer("500 Internal Server Error");
@@ -410,9 +410,9 @@ fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
 /// A shim does not listen before its own instance is ready, and an unready one gets nothing.
 #[test]
 fn ready_before_joined() {
-    let authority = Authority::new();
+    let ca = Ca::new();
     for threads in THREADS {
-        let api = Api::start(&authority);
+        let api = Api::start(&ca);
         api.answer("500 Internal Server Error");
         let shim = Shim::launch(
             "127.0.0.1:0",
@@ -425,7 +425,7 @@ fn ready_before_joined() {
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
         api.answer("200 OK");
         shim.until_phase(Phase::Joined);
-        assert!(authority.get(shim.client(), "/").starts_with("HTTP/1.1 200"));
+        assert!(ca.get(shim.client(), "/").starts_with("HTTP/1.1 200"));
     }
 }
 
@@ -450,7 +450,7 @@ fn ipv6_clients_reach_an_ipv4_instance() {
         let shim = Shim::launch("[::1]:0", address, threads, &[]);
         shim.until_phase(Phase::Joined);
         for _ in 0..20 {
-            ping(&mut shim.client(), &hello(500));
+            ping(&mut shim.client(), &client_hello(500));
         }
     }
 }
@@ -484,7 +484,7 @@ fn an_address_without_an_instance_refuses() {
     let backend = Backend::at(address);
     shim.until_phase(Phase::Joined);
     let mut client = shim.client();
-    client.write_all(&hello(20)).unwrap();
+    client.write_all(&client_hello(20)).unwrap();
     let mut instance = backend.accept();
     read(&mut instance, 20);
     drop(client);

@@ -215,7 +215,7 @@ pub(crate) fn fill(stream: &mut TcpStream) {
 }
 
 /// What looks like a TLS client's first record: the type of a handshake, then anything.
-pub(crate) fn hello(length: usize) -> Vec<u8> {
+pub(crate) fn client_hello(length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     Pattern::default().fill(&mut bytes);
     bytes[0] = 0x16;

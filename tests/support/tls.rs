@@ -1,4 +1,4 @@
-//! A small HTTPS server in an apiserver's place, its certificate authority, and a client.
+//! A small HTTPS server in an apiserver's place, its CA, and a client.
 
 use super::net::{Backend, PROBES, fresh_ip};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
@@ -10,9 +10,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
 
 /// Signs the certificates of apiservers.
-pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub(crate) struct Ca(CertifiedIssuer<'static, KeyPair>);
 
-impl Authority {
+impl Ca {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -41,11 +41,11 @@ impl Authority {
     }
 }
 
-/// Asks an apiserver whose certificate an authority signed, and gives the whole answer.
+/// Asks an apiserver whose certificate a CA signed, and gives the whole answer.
 #[track_caller]
-pub(crate) fn get(authority: &CertificateDer<'static>, stream: TcpStream, path: &str) -> String {
+pub(crate) fn get(ca: &CertificateDer<'static>, stream: TcpStream, path: &str) -> String {
     let mut roots = RootCertStore::empty();
-    roots.add(authority.clone()).unwrap();
+    roots.add(ca.clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let config = Arc::new(builder.with_root_certificates(roots).with_no_client_auth());
@@ -67,20 +67,20 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    pub(crate) fn start(authority: &Authority) -> Self {
-        Self::start_at(authority, (fresh_ip(), 0).into())
+    pub(crate) fn start(ca: &Ca) -> Self {
+        Self::start_at(ca, (fresh_ip(), 0).into())
     }
 
-    pub(crate) fn start_at(authority: &Authority, address: SocketAddr) -> Self {
-        Self::serve(authority, address, VERSION)
+    pub(crate) fn start_at(ca: &Ca, address: SocketAddr) -> Self {
+        Self::serve(ca, address, VERSION)
     }
 
-    pub(crate) fn start_with(authority: &Authority, body: &'static str) -> Self {
-        Self::serve(authority, (fresh_ip(), 0).into(), body)
+    pub(crate) fn start_with(ca: &Ca, body: &'static str) -> Self {
+        Self::serve(ca, (fresh_ip(), 0).into(), body)
     }
 
-    fn serve(authority: &Authority, address: SocketAddr, body: &'static str) -> Self {
-        let config = authority.server_config();
+    fn serve(ca: &Ca, address: SocketAddr, body: &'static str) -> Self {
+        let config = ca.server_config();
         let status = Arc::new(Mutex::new("200 OK"));
         let now = status.clone();
         let address = Backend::at(address).serve(move |stream| {
@@ -92,8 +92,8 @@ impl Api {
     }
 
     /// Answers probes alone: the connections of clients are given to the test.
-    pub(crate) fn start_silent(authority: &Authority) -> (Self, mpsc::Receiver<TcpStream>) {
-        let (config, status) = (authority.server_config(), Arc::new(Mutex::new("200 OK")));
+    pub(crate) fn start_silent(ca: &Ca) -> (Self, mpsc::Receiver<TcpStream>) {
+        let (config, status) = (ca.server_config(), Arc::new(Mutex::new("200 OK")));
         let (give, legs) = mpsc::channel();
         let now = status.clone();
         let address = Backend::new().serve(move |stream| {

@@ -29,7 +29,7 @@ struct Args {
     /// Where to connect to
     #[arg(long)]
     server: SocketAddr,
-    /// PEM file with the authority of the server's certificate
+    /// PEM file with the CA of the server's certificate
     #[arg(long)]
     ca: PathBuf,
     /// What to GET; anything but 200 is a failure

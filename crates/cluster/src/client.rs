@@ -332,7 +332,7 @@ fn tls(access: &Access) -> Result<ClientConfig, Mistake> {
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| Mistake::new("server", &format!("no TLS: {error}")))?;
     let mut roots = RootCertStore::empty();
-    let (added, _) = roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&access.authority).flatten());
+    let (added, _) = roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&access.ca).flatten());
     if added == 0 {
         return Err(Mistake::new("certificate-authority", "it holds no certificate in PEM form"));
     }

@@ -46,8 +46,8 @@ pub struct Access {
     pub server: String,
     /// Name that the apiserver's certificate must carry, if not the server's.
     pub server_name: Option<String>,
-    /// Authorities that the apiserver's certificate is checked against, in PEM form.
-    pub authority: Vec<u8>,
+    /// CAs that the apiserver's certificate is checked against, in PEM form.
+    pub ca: Vec<u8>,
     /// Certificate and key, in PEM form.
     pub client: Option<(Vec<u8>, Vec<u8>)>,
     /// Bearer token.
@@ -112,12 +112,12 @@ impl Access {
                 "it cannot be read: in-cluster is for a pod with a service account (not a static pod, which has none)";
             fs::read(&path).map_err(|error| Mistake::new(name, &format!("{why}: {error}")).of(directory))
         };
-        let authority = read("ca.crt")?;
+        let ca = read("ca.crt")?;
         read("token")?;
         Ok(Self {
             server: format!("https://{server}"),
             server_name: Some(name.to_owned()),
-            authority,
+            ca,
             client: None,
             token: Some(Token::File(directory.join("token"))),
         })
@@ -160,8 +160,8 @@ impl Access {
         if let Some(proxy) = cluster.get("proxy-url") {
             return Err(Mistake::new("proxy-url", &format!("line {}: berth dials the server itself", proxy.line)));
         }
-        let authority = blob(cluster, "certificate-authority")?;
-        let authority = authority.ok_or_else(|| {
+        let ca = blob(cluster, "certificate-authority")?;
+        let ca = ca.ok_or_else(|| {
             Mistake::new("certificate-authority", "it is missing: whoever answers at the server could not be checked")
         })?;
         let client = blob(user, "client-certificate")?.zip(blob(user, "client-key")?);
@@ -179,7 +179,7 @@ impl Access {
         }
         let server = text(cluster, "server").ok_or_else(|| Mistake::new("server", "the cluster has none"))?;
         Place::parse(&server)?;
-        Ok(Self { server, server_name: text(cluster, "tls-server-name"), authority, client, token })
+        Ok(Self { server, server_name: text(cluster, "tls-server-name"), ca, client, token })
     }
 }
 
@@ -241,7 +241,7 @@ mod tests {
     fn data_and_files_are_read() {
         let access = parsed(ADMIN).unwrap();
         assert_eq!(access.server, "https://10.0.0.5:6443");
-        assert_eq!(access.authority, b"CA");
+        assert_eq!(access.ca, b"CA");
         assert_eq!(access.client, Some((b"CERT".to_vec(), b"KEY".to_vec())));
         assert!(access.token.is_none());
         let token = ADMIN.replace("client-key: admin.key", "tokenFile: token");
@@ -275,7 +275,7 @@ mod tests {
         assert!(access().unwrap_err().to_string().contains("token: it cannot be read"));
         fs::write(temp.path().join("token"), "secret").unwrap();
         let access = access().unwrap();
-        assert_eq!((access.server.as_str(), access.authority.as_slice()), ("https://10.0.0.5:6443", &b"CA"[..]));
+        assert_eq!((access.server.as_str(), access.ca.as_slice()), ("https://10.0.0.5:6443", &b"CA"[..]));
         assert!(matches!(access.token, Some(Token::File(path)) if path == temp.path().join("token")));
     }
 

@@ -68,7 +68,7 @@ async fn who_is_silent_unknown_or_absent_is_told() {
     assert!(error.contains("TLS handshake failed") && error.contains("other"), "{error}");
     access.server = "https://127.0.0.1:1".into();
     assert!(Client::new(&access).unwrap().get("/").await.unwrap_err().to_string().contains("cannot connect"));
-    access.authority = b"none".to_vec();
+    access.ca = b"none".to_vec();
     assert!(Client::new(&access).unwrap_err().to_string().starts_with("certificate-authority: "));
 }
 

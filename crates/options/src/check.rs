@@ -312,7 +312,7 @@ pub fn check_probe_options(args: &ProbeArgs, path: &str, strict: bool, checks: &
     }
     if https && strict && !args.probe_insecure && args.probe_ca.is_none() {
         checks.wrong(
-            "--probe-ca is not given: name the file with the authority of the apiserver's serving certificate \
+            "--probe-ca is not given: name the file with the CA of the apiserver's serving certificate \
              (kubeadm: /etc/kubernetes/pki/ca.crt), or give --probe-insecure, or --probe tcp",
         );
     }

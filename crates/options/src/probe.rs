@@ -14,7 +14,7 @@ pub struct ProbeArgs {
     /// Ask by HTTPS, or only whether the port accepts connections
     #[arg(long, env = "BERTH_PROBE", hide_env_values = true, default_value = "https", value_name = "KIND", value_parser = kinds(), help_heading = PROBE)]
     pub probe: ProbeKind,
-    /// PEM file with the authorities that the apiserver's certificate is checked against
+    /// PEM file with the CAs that the apiserver's certificate is checked against
     #[arg(long, env = "BERTH_PROBE_CA", hide_env_values = true, value_name = "FILE", help_heading = PROBE)]
     pub probe_ca: Option<PathBuf>,
     /// PEM file with the probe's client certificate, for an apiserver without anonymous access

@@ -1,4 +1,4 @@
-//! Throw-away certificates of one rehearsal: an authority, a serving certificate for each instance,
+//! Throw-away certificates of one rehearsal: a CA, a serving certificate for each instance,
 //! client certificates, one of them for the shims' probe, and the keys of service accounts. Nobody outside trusts them, and their directory
 //! goes with the rehearsal.
 //!
@@ -31,7 +31,7 @@ pub(crate) const CLIENTS: &str = "berth-rehearse";
 /// Where the certificates are, and what this process's own clients need.
 #[derive(Debug)]
 pub struct Certs {
-    /// PEM file with the authority.
+    /// PEM file with the CA.
     pub ca_file: PathBuf,
     /// PEM file with an admin's certificate.
     pub(crate) admin_cert_file: PathBuf,
@@ -45,12 +45,12 @@ pub struct Certs {
     pub(crate) account_public_key_file: PathBuf,
     /// PEM file with the private one.
     pub(crate) account_key_file: PathBuf,
-    /// The authority.
+    /// The CA.
     pub ca: CertificateDer<'static>,
     /// Whose each serving certificate is.
     pub(crate) names: Names,
     dir: PathBuf,
-    authority: CertifiedIssuer<'static, KeyPair>,
+    issuer: CertifiedIssuer<'static, KeyPair>,
     /// What every serving certificate is for, names and IPs.
     subjects: Vec<String>,
     admin: Identity,
@@ -98,7 +98,7 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
     ca.distinguished_name.push(DnType::CommonName, "berth rehearsal");
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    let authority = CertifiedIssuer::self_signed(ca, KeyPair::generate()?)?;
+    let issuer = CertifiedIssuer::self_signed(ca, KeyPair::generate()?)?;
 
     let identity = |name, group: Option<&str>| {
         let mut params = params(&[], ExtendedKeyUsagePurpose::ClientAuth, name)?;
@@ -106,7 +106,7 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
             params.distinguished_name.push(DnType::OrganizationName, group);
         }
         let key = KeyPair::generate()?;
-        Ok::<_, rcgen::Error>((params.signed_by(&key, &authority)?, key))
+        Ok::<_, rcgen::Error>((params.signed_by(&key, &issuer)?, key))
     };
     let (admin, admin_key) = identity("admin", Some(ADMINS))?;
     let (client, client_key) = identity("client", Some(CLIENTS))?;
@@ -123,16 +123,16 @@ pub fn make(dir: &Path, ips: &[IpAddr]) -> Result<Certs, Error> {
         probe_key_file: dir.join("probe.key"),
         account_public_key_file: dir.join("service-account.pub"),
         account_key_file: dir.join("service-account.key"),
-        ca: authority.der().clone(),
+        ca: issuer.der().clone(),
         names: Names::default(),
         dir: dir.to_owned(),
-        authority,
+        issuer,
         subjects,
         admin: Identity { cert: admin.der().clone(), key: admin_key.serialize_der().into() },
         client: Identity { cert: client.der().clone(), key: client_key.serialize_der().into() },
     };
     let account_key = KeyPair::generate()?;
-    write(&certs.ca_file, &certs.authority.pem())?;
+    write(&certs.ca_file, &certs.issuer.pem())?;
     write(&certs.admin_cert_file, &admin.pem())?;
     write(&certs.admin_key_file, &admin_key.serialize_pem())?;
     write(&certs.probe_cert_file, &probe.pem())?;
@@ -160,14 +160,14 @@ impl Certs {
         }
         let key = KeyPair::generate()?;
         let serving = params(&self.subjects, ExtendedKeyUsagePurpose::ServerAuth, instance)?;
-        let cert = serving.signed_by(&key, &self.authority)?;
+        let cert = serving.signed_by(&key, &self.issuer)?;
         write(&self.key_file(instance), &key.serialize_pem())?;
         write(&self.cert_file(instance), &cert.pem())?;
         self.names.add(cert.into(), instance);
         Ok(())
     }
 
-    /// TLS of a client that trusts the authority and nobody else, and is of the group `CLIENTS`.
+    /// TLS of a client that trusts the CA and nobody else, and is of the group `CLIENTS`.
     pub fn client_config(&self) -> Result<ClientConfig, rustls::Error> {
         client_config([self.ca.clone()], Some(&self.client))
     }

@@ -6,7 +6,7 @@
 use crate::handover::PASSES;
 use crate::relay::bulk::PIPES;
 
-/// Most relaying threads unless more are asked for: eight move more than a control plane node's network, and on a node
+/// Most relaying threads unless more are asked for: eight move more than a control-plane node's network, and on a node
 /// with many cores the apiserver is to have the others.
 const THREADS: usize = 8;
 

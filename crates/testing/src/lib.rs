@@ -39,15 +39,15 @@ pub async fn serve(answer: String) -> Server {
 pub async fn serve_with(mut answer: impl FnMut(&str) -> String + Send + 'static) -> Server {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
     let issue = |name: &str| {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        (params.signed_by(&key, &authority).unwrap().pem(), key.serialize_pem())
+        (params.signed_by(&key, &ca).unwrap().pem(), key.serialize_pem())
     };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
-    roots.add(authority.der().clone()).unwrap();
+    roots.add(ca.der().clone()).unwrap();
     let clients = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone()).build().unwrap();
     let (certificate, key) = issue("127.0.0.1");
     let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
@@ -78,12 +78,9 @@ pub async fn serve_with(mut answer: impl FnMut(&str) -> String + Send + 'static)
         }
     });
     let (certificate, key) = issue("admin");
-    let authority = authority.pem().into_bytes();
+    let ca = ca.pem().into_bytes();
     let client = Some((certificate.into_bytes(), key.into_bytes()));
-    Server {
-        access: Access { server, authority, client, token: Some(Token::Text("t0ken".into())), server_name: None },
-        asked,
-    }
+    Server { access: Access { server, ca, client, token: Some(Token::Text("t0ken".into())), server_name: None }, asked }
 }
 
 /// The bytes of an answer.

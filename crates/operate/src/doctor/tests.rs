@@ -15,8 +15,8 @@ fn options() -> Options {
     Options { image: "registry.example/berth:v0.1.0".into(), run_dir: "/run/berth".into(), ..Options::default() }
 }
 
-/// For the Deployment, whose authority is not to be found.
-fn with_authority() -> Options {
+/// For the Deployment, whose CA is not to be found.
+fn with_ca() -> Options {
     let ca = "/etc/kubernetes/secrets/ca.crt".to_owned();
     let probing =
         Probing { variables: vec![("BERTH_PROBE_CA", ca.clone())], files: vec![ca], trusts: true, credentials: false };
@@ -28,7 +28,7 @@ pub(super) fn static_pod() -> String {
 }
 
 fn deployment() -> String {
-    inject(DEPLOYMENT, &with_authority()).unwrap().text
+    inject(DEPLOYMENT, &with_ca()).unwrap().text
 }
 
 /// What is found, without what was not looked at.
@@ -519,7 +519,7 @@ fn what_inject_writes_is_clean() {
         Probing { variables: vec![("BERTH_PROBE_INSECURE", "true".into())], trusts: true, ..Probing::default() };
     let tcp =
         Probing { variables: vec![("BERTH_PROBE", "tcp".into())], trusts: true, credentials: true, files: vec![] };
-    for (text, base) in [(KUBEADM, options()), (DEPLOYMENT, with_authority())] {
+    for (text, base) in [(KUBEADM, options()), (DEPLOYMENT, with_ca())] {
         for sidecar in [Sidecar::Native, Sidecar::Plain] {
             for addresses in
                 [Addresses::OfManifest, Addresses::ExposeAll(6443), Addresses::ExposeAll(7443), given.clone()]
@@ -646,7 +646,7 @@ proptest! {
         native: bool,
     ) {
         let sidecar = if native { Sidecar::Native } else { Sidecar::Plain };
-        let (text, options) = if deployed { (DEPLOYMENT, with_authority()) } else { (KUBEADM, options()) };
+        let (text, options) = if deployed { (DEPLOYMENT, with_ca()) } else { (KUBEADM, options()) };
         let mut text = inject(text, &Options { sidecar, ..options }).unwrap().text;
         for (at, length, new) in cuts {
             let at = at.index(text.len());

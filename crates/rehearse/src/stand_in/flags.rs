@@ -25,7 +25,7 @@ pub(super) struct Flags {
     pub(super) advertise_address: Option<IpAddr>,
     pub(super) tls_cert_file: PathBuf,
     pub(super) tls_private_key_file: PathBuf,
-    /// Authority of clients' certificates.
+    /// CA of clients' certificates.
     pub(super) client_ca_file: Option<PathBuf>,
     /// Answer clients without a certificate, too.
     pub(super) anonymous_auth: bool,

@@ -122,7 +122,7 @@ async fn until_closed<C: Future>(
 }
 
 /// TLS from the serving certificate and its key, HTTP/2 preferred. A client needs no certificate; one that
-/// was not signed by the authority of clients ends the handshake, where kube-apiserver would answer 401.
+/// was not signed by the CA of clients ends the handshake, where kube-apiserver would answer 401.
 pub(super) fn tls(flags: &Flags) -> io::Result<TlsAcceptor> {
     let named = |path: &std::path::Path, error: &dyn std::fmt::Display| {
         io::Error::other(format!("failed to load {}: {error}", path.display()))
@@ -137,8 +137,8 @@ pub(super) fn tls(flags: &Flags) -> io::Result<TlsAcceptor> {
         Some(file) => {
             let mut roots = rustls::RootCertStore::empty();
             let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-            for authority in read.map_err(|e| named(file, &e))? {
-                roots.add(authority).map_err(|e| named(file, &e))?;
+            for ca in read.map_err(|e| named(file, &e))? {
+                roots.add(ca).map_err(|e| named(file, &e))?;
             }
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
             verifier.allow_unauthenticated().build().map_err(|e| named(file, &e))?

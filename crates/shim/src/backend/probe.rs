@@ -48,7 +48,7 @@ pub struct ProbeConfig {
     pub kind: ProbeKind,
     /// Path that answers 200 when the instance is ready.
     pub path: String,
-    /// Authorities that the instance's certificate is checked against; `None`: it is not checked.
+    /// CAs that the instance's certificate is checked against; `None`: it is not checked.
     pub ca: Option<PathBuf>,
     /// The probe's own certificate and key.
     pub client: Option<(PathBuf, PathBuf)>,
@@ -195,7 +195,7 @@ impl Probe {
     fn explain_tls(&self, error: &io::Error) -> Answer {
         let cause = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
         let fix = match cause {
-            // A new authority often has the old one's name, and then it is its signature that does not fit.
+            // A new CA often has the old one's name, and then it is its signature that does not fit.
             Some(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
             )) if self.replaced.load(Ordering::Relaxed) => {
@@ -204,7 +204,7 @@ impl Probe {
             }
             Some(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
-            )) => "; --probe-ca must hold the authority that signed its serving certificate",
+            )) => "; --probe-ca must hold the CA that signed its serving certificate",
             Some(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::NotValidForName | rustls::CertificateError::NotValidForNameContext { .. },
             )) => "; set --probe-server-name to a name that is in its serving certificate",

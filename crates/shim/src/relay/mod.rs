@@ -182,7 +182,7 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said:
     let mut instance = None;
     let mut source = None;
     let outcome = 'served: {
-        let Ok(kept) = opening::Kept::read(&client, said, pending) else { break 'served Outcome::ClientReset };
+        let Ok(kept) = opening::ReplayBuffer::read(&client, said, pending) else { break 'served Outcome::ClientReset };
         let mut client = match TcpStream::from_std(client) {
             Ok(client) => AbortOnDrop::new(client),
             Err(error) => {

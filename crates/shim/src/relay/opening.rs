@@ -2,7 +2,7 @@
 //!
 //! A completed connect is not yet an accepted connection. A backend that closes its
 //! listener resets what waits there, and a process that ends drops what it accepted last. A TLS
-//! client speaks first and its hello can be replayed, so what it sent is kept until the instance's
+//! client speaks first and its ClientHello can be replayed, so what it sent is kept until the instance's
 //! first byte, and a leg that is refused or ends before that, or whose instance is not ready any more
 //! beside one that is, is replayed to the next instance. While there is none, the client is held.
 //! Nobody gets another leg who wants nothing any more.
@@ -28,7 +28,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-/// Most bytes of a client that are kept for a replay; one that says more goes on without. A TLS hello is 0.3 to 2 KB.
+/// Most bytes of a client that are kept for a replay; one that says more goes on without. A ClientHello is 0.3 to 2 KB.
 const KEPT: usize = 16 * 1024;
 
 /// First byte of a TLS record with a handshake message (RFC 8446, section 5.1).
@@ -70,7 +70,7 @@ pub(super) struct Said {
 }
 
 /// What a client sent so far.
-pub(super) struct Kept {
+pub(super) struct ReplayBuffer {
     bytes: Vec<u8>,
     finished: bool,
     /// A sibling passed the client on: it is not passed again.
@@ -80,9 +80,9 @@ pub(super) struct Kept {
     pending: Option<Pending>,
 }
 
-impl Kept {
+impl ReplayBuffer {
     /// What was `said` to a sibling that passed the client on, and what else is there at once. Read before the
-    /// runtime waits for the socket: a TLS client's hello is mostly there, and can go with the connect.
+    /// runtime waits for the socket: a TLS client's ClientHello is mostly there, and can go with the connect.
     pub(super) fn read(mut client: &StdTcpStream, said: Option<Vec<u8>>, pending: Option<Pending>) -> io::Result<Self> {
         let passed = said.is_some();
         let mut kept = Self { bytes: said.unwrap_or_default(), finished: false, passed, held: false, pending };
@@ -189,7 +189,7 @@ pub(super) async fn open(
     context: &Context,
     client: &mut AbortOnDrop,
     peer: SocketAddr,
-    mut kept: Kept,
+    mut kept: ReplayBuffer,
 ) -> Result<Opened, Outcome> {
     let mut table = context.table.clone();
     let mut passes = if kept.passed { 0 } else { PASSES };
@@ -301,7 +301,7 @@ async fn leg(
     instance: &Instance,
     client: &mut TcpStream,
     peer: SocketAddr,
-    kept: &mut Kept,
+    kept: &mut ReplayBuffer,
     replay: bool,
 ) -> Leg {
     let (mut backend, sent, source) = match connect(context, instance.address, peer, &kept.bytes).await {
@@ -386,7 +386,7 @@ async fn connect_from(
 async fn first_byte(
     client: &mut TcpStream,
     backend: &mut TcpStream,
-    kept: &mut Kept,
+    kept: &mut ReplayBuffer,
     mut sent: usize,
 ) -> Result<Said, Outcome> {
     let mut finished = false;
@@ -423,7 +423,7 @@ async fn first_byte(
                 return watch.poll(cx, client).map(|()| Err(Outcome::ClientReset));
             } else if kept.is_full() {
                 // What comes next cannot be kept: from then on the connection goes on as it is. An instance may
-                // want all of a large hello before it answers.
+                // want all of a large ClientHello before it answers.
                 return client.poll_peek(cx, &mut ReadBuf::new(&mut [0])).map(|more| {
                     more.map(|_| Said { sent, up: Vec::new(), down: Vec::new() }).map_err(|_| Outcome::ClientReset)
                 });
@@ -436,7 +436,7 @@ async fn first_byte(
 }
 
 /// Waits until a client that said nothing yet does, `--hold` at most. It takes no place: nobody owes it an answer.
-async fn speaks(context: &Context, client: &mut TcpStream, kept: &mut Kept) -> bool {
+async fn speaks(context: &Context, client: &mut TcpStream, kept: &mut ReplayBuffer) -> bool {
     let heard = timeout(context.hold, poll_fn(|cx| kept.poll_fill(cx, client))).await;
     heard.is_ok_and(|heard| heard.is_ok()) && !kept.bytes.is_empty()
 }
@@ -453,7 +453,7 @@ impl Held {
         &mut self,
         context: &Context,
         client: &mut TcpStream,
-        kept: &mut Kept,
+        kept: &mut ReplayBuffer,
         awaited: impl Future<Output = ()>,
     ) -> Result<(), Outcome> {
         let began = Instant::now();
@@ -480,7 +480,7 @@ fn is_own_lack(error: &io::Error) -> bool {
 }
 
 /// Waits until a held client gave up.
-async fn left(client: &mut TcpStream, kept: &mut Kept) -> Outcome {
+async fn left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Outcome {
     while !kept.is_full() && !kept.finished {
         if poll_fn(|cx| kept.poll_fill(cx, client)).await.is_err() {
             return Outcome::ClientReset;

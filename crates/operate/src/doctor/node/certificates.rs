@@ -179,11 +179,11 @@ mod tests {
     use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, date_time_ymd};
 
     /// A certificate from 2020 on, in PEM form.
-    fn pem(year: i32, month: u8, authority: bool) -> String {
+    fn pem(year: i32, month: u8, ca: bool) -> String {
         let mut params = CertificateParams::new(vec!["kubernetes".into()]).unwrap();
         params.not_before = date_time_ymd(2020, 1, 1);
         params.not_after = date_time_ymd(year, month, 1);
-        params.is_ca = if authority { IsCa::Ca(BasicConstraints::Unconstrained) } else { IsCa::NoCa };
+        params.is_ca = if ca { IsCa::Ca(BasicConstraints::Unconstrained) } else { IsCa::NoCa };
         params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()
     }
 
@@ -192,9 +192,9 @@ mod tests {
 
     #[test]
     fn a_certificate_says_when_it_ends() {
-        for authority in [false, true] {
+        for ca in [false, true] {
             // 2021-03-01
-            assert_eq!(first(pem(2021, 3, authority).as_bytes()), Ok(Validity { from: FROM, until: 1_614_556_800 }));
+            assert_eq!(first(pem(2021, 3, ca).as_bytes()), Ok(Validity { from: FROM, until: 1_614_556_800 }));
         }
         assert_eq!(first(b"none"), Err(none()));
         assert!(first(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").is_err());

@@ -68,7 +68,7 @@ impl Planner<'_> {
         if self.options.run_dir != "/run/berth" {
             variables.push(parts::variable("BERTH_RUN_DIR", &self.options.run_dir));
         }
-        if let Some(ca) = self.authority() {
+        if let Some(ca) = self.ca() {
             variables.push(parts::variable("BERTH_PROBE_CA", &ca));
         }
         variables.extend(self.options.probing.variables.iter().map(|(name, value)| parts::variable(name, value)));

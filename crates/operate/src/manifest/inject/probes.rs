@@ -100,8 +100,8 @@ impl Planner<'_> {
         }
     }
 
-    /// The authority that the probe trusts where no option says one: kubeadm's.
-    pub(super) fn authority(&mut self) -> Option<String> {
+    /// The CA that the probe trusts where no option says one: kubeadm's.
+    pub(super) fn ca(&mut self) -> Option<String> {
         if self.options.probing.trusts {
             return None;
         }
@@ -112,7 +112,7 @@ impl Planner<'_> {
             Some(ca) if directory("client-ca-file") == directory("tls-cert-file") => Some(ca.value.to_owned()),
             _ => {
                 let line = self.manifest.apiserver().line;
-                self.wrong(line, "which authority issued the apiserver's serving certificate cannot be seen: give --probe-ca FILE, or --probe-insecure");
+                self.wrong(line, "which CA issued the apiserver's serving certificate cannot be seen: give --probe-ca FILE, or --probe-insecure");
                 None
             }
         }

@@ -18,8 +18,8 @@ fn options() -> Options {
     }
 }
 
-/// For the Deployment, whose authority is not to be found.
-fn with_authority() -> Options {
+/// For the Deployment, whose CA is not to be found.
+fn with_ca() -> Options {
     let ca = "/etc/kubernetes/secrets/ca.crt".to_owned();
     let probing =
         Probing { variables: vec![("BERTH_PROBE_CA", ca.clone())], files: vec![ca], trusts: true, credentials: false };
@@ -56,7 +56,7 @@ fn kubeadms_manifest() {
 
 #[test]
 fn a_deployment_with_comments() {
-    insta::assert_snapshot!(diff(DEPLOYMENT, &inject(DEPLOYMENT, &with_authority()).unwrap()));
+    insta::assert_snapshot!(diff(DEPLOYMENT, &inject(DEPLOYMENT, &with_ca()).unwrap()));
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn patches_for_kubeadm() {
 
 #[test]
 fn twice_is_once_and_eject_gives_the_original_back() {
-    for (text, options) in [(KUBEADM, options()), (DEPLOYMENT, with_authority())] {
+    for (text, options) in [(KUBEADM, options()), (DEPLOYMENT, with_ca())] {
         let once = inject(text, &options).unwrap();
         let twice = inject(&once.text, &options).unwrap();
         assert_eq!((&twice.text, twice.edits.len()), (&once.text, 0));
@@ -93,7 +93,7 @@ fn twice_is_once_and_eject_gives_the_original_back() {
 
 #[test]
 fn eject_keeps_what_was_changed_since() {
-    let injected = inject(DEPLOYMENT, &with_authority()).unwrap().text;
+    let injected = inject(DEPLOYMENT, &with_ca()).unwrap().text;
     let changes = [
         ("terminationGracePeriodSeconds: 105", "terminationGracePeriodSeconds: 300"),
         ("v1.36.3", "v1.36.4"),
@@ -129,7 +129,7 @@ fn every_problem_is_told_at_once_with_its_line() {
     12: hostNetwork is not true, and a pod of its own network has no address of the node to share: set it to true
     96: berth-run is among the volumes already: rename it, berth needs the name
     35: --secure-port=no is no port: give one, such as 6443
-    13: which authority issued the apiserver's serving certificate cannot be seen: give --probe-ca FILE, or --probe-insecure
+    13: which CA issued the apiserver's serving certificate cannot be seen: give --probe-ca FILE, or --probe-insecure
     104: terminationGracePeriodSeconds is no number of seconds: give one
     40: anonymous requests are refused, so the probe needs credentials: give --probe-cert and --probe-key, or --probe-token-file
     ");

@@ -10,9 +10,9 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 
-struct Authority(CertifiedIssuer<'static, KeyPair>);
+struct Ca(CertifiedIssuer<'static, KeyPair>);
 
-impl Authority {
+impl Ca {
     fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -83,7 +83,7 @@ struct Files {
 }
 
 impl Files {
-    fn new(authority: &Authority) -> Self {
+    fn new(ca: &Ca) -> Self {
         let temp = tempfile::tempdir().unwrap();
         let config = ProbeConfig {
             kind: ProbeKind::Https,
@@ -95,7 +95,7 @@ impl Files {
             timeout: Duration::from_secs(20),
         };
         let files = Self { temp, config };
-        files.write("ca.crt", &authority.0.pem());
+        files.write("ca.crt", &ca.0.pem());
         files
     }
 
@@ -133,9 +133,9 @@ fn assert_failed(answer: &Answer, result: &str, parts: &[&str]) {
 
 #[tokio::test]
 async fn asks_as_it_should_and_takes_200() {
-    let authority = Authority::new();
-    let (address, mut asked) = serve(authority.acceptor("kubernetes"), &status("200 OK", "ok")).await;
-    let files = Files::new(&authority).with_token(" secret\n");
+    let ca = Ca::new();
+    let (address, mut asked) = serve(ca.acceptor("kubernetes"), &status("200 OK", "ok")).await;
+    let files = Files::new(&ca).with_token(" secret\n");
     let answer = files.probe().ready(address).await;
     assert_eq!((answer.seen, answer.result), (Observation::Pass, "ok"), "{}", answer.words);
     let (head, certificate) = asked.recv().await.unwrap();
@@ -149,21 +149,21 @@ async fn asks_as_it_should_and_takes_200() {
 
 #[tokio::test]
 async fn refused_credentials_name_the_option_that_mends_it() {
-    let authority = Authority::new();
+    let ca = Ca::new();
     for (code, result) in [("401 Unauthorized", "unauthorized"), ("403 Forbidden", "forbidden")] {
-        let (address, _asked) = serve(authority.acceptor("kubernetes"), &status(code, "")).await;
-        let none = Files::new(&authority).probe().ready(address).await;
+        let (address, _asked) = serve(ca.acceptor("kubernetes"), &status(code, "")).await;
+        let none = Files::new(&ca).probe().ready(address).await;
         assert_failed(&none, result, &["alive", &code[..3], "/readyz", "--probe-cert", "--probe-token-file"]);
-        let token = Files::new(&authority).with_token("x").probe().ready(address).await;
+        let token = Files::new(&ca).with_token("x").probe().ready(address).await;
         assert_failed(&token, result, &["alive", "the token of --probe-token-file"]);
-        let client = Files::new(&authority).with_client(&authority.issue("probe")).probe().ready(address).await;
+        let client = Files::new(&ca).with_client(&ca.issue("probe")).probe().ready(address).await;
         assert_failed(&client, result, &["alive", "the user of --probe-cert"]);
     }
 }
 
 #[tokio::test]
 async fn other_answers_are_not_ready() {
-    let authority = Authority::new();
+    let ca = Ca::new();
     let checks = "[+]ping ok\n[-]etcd failed: reason withheld\n[+]log ok\nreadyz check failed\n";
     let answers = [
         (status("500 Internal Server Error", checks), "status", "500 for /readyz: [-]etcd failed: reason withheld"),
@@ -176,17 +176,17 @@ async fn other_answers_are_not_ready() {
         ("HTTP/1.1 ".to_owned(), "http", "no HTTP answer"),
     ];
     for (bytes, result, words) in answers {
-        let (address, _asked) = serve(authority.acceptor("kubernetes"), &bytes).await;
-        assert_failed(&Files::new(&authority).probe().ready(address).await, result, &[words]);
+        let (address, _asked) = serve(ca.acceptor("kubernetes"), &bytes).await;
+        assert_failed(&Files::new(&ca).probe().ready(address).await, result, &[words]);
     }
 }
 
 #[tokio::test]
 async fn silence_is_a_timeout_and_nobody_there_a_refusal() {
-    let authority = Authority::new();
-    let mut files = Files::new(&authority);
+    let ca = Ca::new();
+    let mut files = Files::new(&ca);
     files.config.timeout = Duration::from_millis(100);
-    let (silent_in_http, _asked) = serve(authority.acceptor("kubernetes"), "").await;
+    let (silent_in_http, _asked) = serve(ca.acceptor("kubernetes"), "").await;
     // Never accepted: the connection stands and nothing is said.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let silent_in_tls = listener.local_addr().unwrap();
@@ -206,10 +206,10 @@ async fn silence_is_a_timeout_and_nobody_there_a_refusal() {
 
 #[tokio::test]
 async fn a_certificate_that_does_not_fit_names_the_option_that_mends_it() {
-    let (authority, other) = (Authority::new(), Authority::new());
-    let (address, _asked) = serve(authority.acceptor("kubernetes"), &status("200 OK", "")).await;
+    let (ca, other) = (Ca::new(), Ca::new());
+    let (address, _asked) = serve(ca.acceptor("kubernetes"), &status("200 OK", "")).await;
     assert_failed(&Files::new(&other).probe().ready(address).await, "tls", &["--probe-ca"]);
-    let mut files = Files::new(&authority);
+    let mut files = Files::new(&ca);
     files.config.server_name = ServerName::try_from("example.com").unwrap();
     assert_failed(&files.probe().ready(address).await, "tls", &["--probe-server-name"]);
     files.config.ca = None;
@@ -222,12 +222,12 @@ async fn a_certificate_that_does_not_fit_names_the_option_that_mends_it() {
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
         let _ = stream.read_to_end(&mut Vec::new()).await;
     });
-    assert_failed(&Files::new(&authority).probe().ready(plain).await, "tls", &["does it speak TLS there?"]);
+    assert_failed(&Files::new(&ca).probe().ready(plain).await, "tls", &["does it speak TLS there?"]);
 }
 
 #[tokio::test]
 async fn certificates_and_tokens_are_read_again_when_they_change() {
-    let (old, new) = (Authority::new(), Authority::new());
+    let (old, new) = (Ca::new(), Ca::new());
     let files = Files::new(&old).with_token("one").with_client(&old.issue("probe-one"));
     let probe = files.probe();
     let (at_old, mut asked_old) = serve(old.acceptor("kubernetes"), &status("200 OK", "")).await;
@@ -237,7 +237,7 @@ async fn certificates_and_tokens_are_read_again_when_they_change() {
     assert!(head.contains("Bearer one\r\n") && first.is_some());
     assert_failed(&probe.ready(at_new).await, "tls", &["--probe-ca"]);
 
-    // Both authorities, as in a rotation.
+    // Both CAs, as in a rotation.
     files.write("ca.crt", &format!("{}{}", old.0.pem(), new.0.pem()));
     let (certificate, key) = new.issue("probe-two");
     // A moment in which they do not fit together costs one answer and no more.
@@ -257,7 +257,7 @@ async fn certificates_and_tokens_are_read_again_when_they_change() {
 
 #[tokio::test]
 async fn a_ca_that_was_replaced_behind_its_mount_is_named() {
-    let (old, new) = (Authority::new(), Authority::new());
+    let (old, new) = (Ca::new(), Ca::new());
     let mut files = Files::new(&old);
     let (at_old, _asked_old) = serve(old.acceptor("kubernetes"), &status("200 OK", "")).await;
     let (at_new, _asked_new) = serve(new.acceptor("kubernetes"), &status("200 OK", "")).await;
@@ -279,11 +279,11 @@ async fn a_ca_that_was_replaced_behind_its_mount_is_named() {
 
 #[test]
 fn files_that_do_not_hold_what_they_should_are_told_at_start() {
-    let authority = Authority::new();
-    let credentials = authority.issue("probe");
-    let files = || Files::new(&authority).with_client(&credentials).with_token("x");
+    let ca = Ca::new();
+    let credentials = ca.issue("probe");
+    let files = || Files::new(&ca).with_client(&credentials).with_token("x");
     assert_eq!(files().probe().check(), Ok(()));
-    let other_key = authority.issue("probe").1;
+    let other_key = ca.issue("probe").1;
     let broken = [
         ("ca.crt", "", "--probe-ca"),
         ("ca.crt", credentials.1.as_str(), "--probe-ca"),
