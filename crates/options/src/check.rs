@@ -1,6 +1,7 @@
 //! Arguments to checked types. Every mistake names the option and the fix, and all are reported at
 //! once.
 
+use crate::cluster;
 use crate::place::PlaceArgs;
 use crate::probe::{PaceArgs, ProbeArgs};
 use crate::shim::{RunArgs, ServeArgs, ShimArgs};
@@ -249,6 +250,8 @@ fn config(
         c.wrong(format!("--admin {admin}: the apiserver's clients come there: give it another port"));
     }
     let log_connections = args.log_connections;
+    let cluster =
+        place.as_ref().and_then(|place| cluster::check(&args.cluster, place, &args.probe.probe_server_name, c));
     let config = place.zip(probe).map(|(place, probe)| Config {
         place,
         backend,
@@ -267,6 +270,7 @@ fn config(
         keepalive,
         threads,
         admin,
+        cluster,
         log_connections,
     });
     checks.finish(config)

@@ -8,6 +8,7 @@
 
 pub mod ask;
 pub mod check;
+pub mod cluster;
 pub mod exec;
 pub mod log;
 pub mod place;

@@ -1,5 +1,6 @@
 //! `berth serve` and `berth run`.
 
+use crate::cluster::ClusterArgs;
 use crate::place::{ADDRESSES, PlaceArgs};
 use crate::probe::{PaceArgs, ProbeArgs};
 use clap::Args;
@@ -92,6 +93,9 @@ pub struct ShimArgs {
     /// [default: off]
     #[arg(long, env = "BERTH_ADMIN", hide_env_values = true, value_name = "ADDR:PORT", help_heading = OPERATION)]
     pub admin: Option<String>,
+    /// What it does in the cluster's API.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
     /// Log the end of each connection at info instead of debug
     #[arg(long, env = "BERTH_LOG_CONNECTIONS", hide_env_values = true, help_heading = OPERATION)]
     pub log_connections: bool,

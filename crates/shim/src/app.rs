@@ -12,6 +12,7 @@ use crate::backend::follow::{Own, follow};
 use crate::backend::probe::{Probe, ProbeKind};
 use crate::backend::prober::Probers;
 use crate::backend::{Table, TableWriter};
+use crate::cluster::Cluster;
 use crate::config::{Config, Listen};
 use crate::drain::{Answered, Stop, drain};
 use crate::handover::keep;
@@ -21,6 +22,7 @@ use crate::relay::source::Sources;
 use crate::relay::{Context, Pass, Passing, Refusal};
 use crate::shared::Shared;
 use crate::workers::Workers;
+use berth_keeper::{Keeper, Withdrawal};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, Asked};
@@ -84,6 +86,7 @@ pub struct Bound {
     data: DataPlane,
     server: ipc::Server,
     admin: Option<Admin>,
+    keeper: Option<(Keeper, Withdrawal)>,
 }
 
 /// Takes everything that a shim needs.
@@ -125,6 +128,7 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
         unconnected: watch::Sender::default(),
         pass_on: Arc::new(AtomicBool::new(!config.discover)),
         leaving: Arc::default(),
+        cluster: Cluster::default(),
         blocked: Arc::default(),
         ended: Arc::default(),
     };
@@ -133,10 +137,14 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
         Some(address) => Some(Admin::bind(address).map_err(|error| port_error(address, &error))?),
         None => None,
     };
+    let addresses: Vec<_> = config.place.addresses().collect();
+    let links = shared.cluster.links(shared.metrics.clone());
+    let keeper = config.cluster.clone().map(|cluster| Keeper::new(cluster, &addresses, &shared.instance, links));
+    let keeper = keeper.transpose().map_err(|error| system("draw random bytes")(io::Error::other(error)))?;
     tracing::info!(
         version = berth_node::VERSION,
         berth = %config.place.berth(),
-        listen = ?config.place.addresses().collect::<Vec<_>>(),
+        listen = ?addresses,
         instance = %shared.instance,
         backend = config.backend.map(tracing::field::display),
         run_dir = %config.place.run_dir.display(),
@@ -148,13 +156,15 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
         drain_timeout = %format_duration(config.drain_timeout),
         max_connections = room.connections,
         threads = room.threads,
+        cluster = config.cluster.as_ref().map(|cluster| cluster.client.server()),
+        node = config.cluster.as_ref().map(|cluster| cluster.node.as_str()),
         "berth"
     );
     room.warn(&config);
     if config.probe.ca.is_none() && config.probe.kind == ProbeKind::Https {
         tracing::warn!("--probe-insecure: the probe does not check who answers it; give --probe-ca instead");
     }
-    Ok(Bound { shared, sockets, writer, probe, data, server, admin })
+    Ok(Bound { shared, sockets, writer, probe, data, server, admin, keeper })
 }
 
 /// What the limit of open files leaves room for.
@@ -299,12 +309,13 @@ impl Bound {
 
     /// Serves until it is told to stop and its connections have ended.
     pub async fn run(self, stop: watch::Receiver<Stop>) -> Ended {
-        let Self { shared, sockets, writer, probe, data, server, admin } = self;
+        let Self { shared, sockets, writer, probe, data, server, admin, keeper } = self;
+        let (mut keeper, withdrawal) = keeper.unzip();
         let Shared { config, instance, berth, metrics, .. } = &shared;
         let mut tasks = JoinSet::new();
         let (ask, asked) = mpsc::unbounded_channel();
-        let (shim, counting) = (shared.clone(), metrics.clone());
-        let answer = move |asked| answer(shim.clone(), ask.clone(), asked);
+        let (shim, counting, withdrawing) = (shared.clone(), metrics.clone(), withdrawal.clone());
+        let answer = move |asked| answer(shim.clone(), ask.clone(), withdrawing.clone(), asked);
         tasks.spawn(server.serve(move |result| counting.repaired("socket", result), answer));
         if let Some(admin) = admin {
             tasks.spawn(admin.serve(shared.clone()));
@@ -324,11 +335,18 @@ impl Bound {
 
         let sockets = config.place.addresses().zip(sockets).collect();
         let keeping = keep(&shared, sockets, data.dispatcher, data.workers.handles().to_vec(), data.passes, asked);
+        let keeping_cluster = async {
+            if let Some(keeper) = &mut keeper {
+                keeper.keep().await;
+            }
+            std::future::pending::<()>().await;
+        };
         // Guards are held until the last connection ended.
         let cut = tokio::select! {
             cut = leave(&shared, config.drain_timeout) => cut,
-            () = follow_stop(stop, &shared) => 0,
+            () = follow_stop(stop, &shared, withdrawal.as_ref()) => 0,
             () = join_again(&shared) => 0,
+            () = keeping_cluster => 0,
             kept = keeping => {
                 if let Err(error) = kept {
                     tracing::error!(%error, "leases cannot be kept");
@@ -336,6 +354,11 @@ impl Bound {
                 metrics.open()
             }
         };
+        if let Some(keeper) = &mut keeper
+            && *shared.stop.borrow() != Stop::Now
+        {
+            keeper.finish().await;
+        }
         // Connections that are left are reset with their threads; nothing serves from here on.
         drop(data.workers);
         Ended { cut }
@@ -354,9 +377,19 @@ async fn leave(shared: &Shared, timeout: Duration) -> u64 {
 }
 
 /// Takes in what the shim is told from outside.
-async fn follow_stop(mut stop: watch::Receiver<Stop>, shared: &Shared) {
+async fn follow_stop(mut stop: watch::Receiver<Stop>, shared: &Shared, withdrawal: Option<&Withdrawal>) {
     loop {
         let outside = *stop.borrow_and_update();
+        if let Some(withdrawal) = withdrawal
+            && outside > *shared.stop.borrow()
+            && outside < Stop::Now
+        {
+            // A second signal does not wait for it.
+            tokio::select! {
+                () = withdrawal.withdraw() => {}
+                _ = stop.wait_for(|stop| *stop == Stop::Now) => continue,
+            }
+        }
         shared.stop.send_if_modified(|told| std::mem::replace(told, (*told).max(outside)) < outside);
         if stop.changed().await.is_err() {
             break;
@@ -390,12 +423,15 @@ async fn join_again(shared: &Shared) {
 }
 
 /// Answers on the shim's socket; what concerns siblings goes to the handover.
-async fn answer(shim: Shared, handover: mpsc::UnboundedSender<Asked>, asked: Asked) {
+async fn answer(shim: Shared, handover: mpsc::UnboundedSender<Asked>, withdrawal: Option<Withdrawal>, asked: Asked) {
     let reply = match asked.ask {
         Ask::Status => Reply::Status(Box::new(shim.status())),
         Ask::Metrics => Reply::Metrics(shim.metrics.encode()),
         Ask::Drain => {
             tracing::info!("drain requested");
+            if let Some(withdrawal) = withdrawal {
+                withdrawal.withdraw().await;
+            }
             shim.stop.send_if_modified(|told| std::mem::replace(told, (*told).max(Stop::Leave)) < Stop::Leave);
             Reply::Done
         }

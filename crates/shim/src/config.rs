@@ -1,6 +1,7 @@
 //! What a shim is told, in checked types.
 
 use crate::backend::probe::ProbeConfig;
+use berth_keeper::ClusterConfig;
 use berth_node::instance::InstanceId;
 use berth_os::socket::Keepalive;
 use std::net::SocketAddr;
@@ -39,6 +40,8 @@ pub struct Config {
     pub threads: Option<usize>,
     /// Where /metrics and its kind are served.
     pub admin: Option<SocketAddr>,
+    /// The cluster's API, if the shim is to keep the Service `kubernetes` and Leases.
+    pub cluster: Option<ClusterConfig>,
     /// Whether ends of connections are logged at info.
     pub log_connections: bool,
 }

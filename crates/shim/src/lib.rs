@@ -7,6 +7,7 @@ mod accept;
 mod admin;
 pub mod app;
 pub mod backend;
+mod cluster;
 pub mod config;
 pub mod drain;
 pub mod handover;

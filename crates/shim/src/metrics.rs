@@ -66,6 +66,7 @@ pub struct Metrics {
     handover: Counters<2>,
     renewals: Counters<1>,
     repairs: Counters<2>,
+    cluster_requests: Counters<2>,
     pub(crate) foreign_listeners: Gauge,
     /// `berth_siblings_unconnected`: live siblings that have had no connection for longer than a lease.
     pub(crate) siblings_unconnected: Gauge,
@@ -86,7 +87,7 @@ impl Metrics {
         // Loopback connects take some 20 µs; 10 µs to 5 s.
         let connect_seconds = Histogram::new(exponential_buckets(1e-5, 3.0, 13));
         let (probes, accept_errors, renewals) = <(Counters<1>, Counters<1>, Counters<1>)>::default();
-        let (handover, repairs) = <(Counters<2>, Counters<2>)>::default();
+        let (handover, repairs, cluster_requests) = <(Counters<2>, Counters<2>, Counters<2>)>::default();
         let (foreign_listeners, siblings_unconnected) = <(Gauge, Gauge)>::default();
         for result in ["unauthorized", "forbidden", "tls", "config"] {
             begin(&probes, [("result", result)]);
@@ -124,6 +125,8 @@ impl Metrics {
         registry.register("berth_siblings_unconnected", help, siblings_unconnected.clone());
         let help = "What was removed from the run directory in use and put back, by result";
         registry.register("berth_run_dir_repairs", help, repairs.clone());
+        let help = "Requests to the cluster's API by result";
+        registry.register("berth_cluster_requests", help, cluster_requests.clone());
         let help = "Listeners on the berth's addresses that are no shim's";
         registry.register("berth_foreign_listeners", help, foreign_listeners.clone());
         let sums = Sums { workers: workers.clone(), held: held.clone(), held_limit, table, phase };
@@ -140,6 +143,7 @@ impl Metrics {
             foreign_listeners,
             renewals,
             repairs,
+            cluster_requests,
             siblings_unconnected,
         }
     }
@@ -163,6 +167,11 @@ impl Metrics {
     /// Counts a renewal of the lease: `ok`, `blocked` (a thread gave no sign of life), `failed`.
     pub(crate) fn renewed(&self, result: &'static str) {
         self.renewals.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Counts a request to the cluster's API: `ok`, `unauthorized`, `forbidden`, `unreachable`, `failed`.
+    pub(crate) fn cluster_asked(&self, request: &'static str, result: &'static str) {
+        self.cluster_requests.get_or_create(&[("request", request), ("result", result)]).inc();
     }
 
     /// Counts that something was put back into the run directory (`ok`), or could not be (`failed`: tried again).

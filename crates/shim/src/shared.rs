@@ -1,6 +1,7 @@
 //! What the parts of a shim know of it, and tell one another.
 
 use crate::backend::Table;
+use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::drain::Stop;
 use crate::metrics::Metrics;
@@ -31,6 +32,7 @@ pub(crate) struct Shared {
     pub(crate) pass_on: Arc<AtomicBool>,
     /// Whether it was told to leave: from then on, not from when siblings took over.
     pub(crate) leaving: Arc<AtomicBool>,
+    pub(crate) cluster: Cluster,
     /// Whether a worker gives no sign of life: better a sibling takes the connections.
     pub(crate) blocked: Arc<AtomicBool>,
     pub(crate) ended: Arc<Notify>,

@@ -110,6 +110,7 @@ impl Shared {
             instances: instances.collect(),
             unconnected: self.unconnected.borrow().clone(),
             blocked: self.blocked.load(Relaxed),
+            cluster: self.cluster.status.borrow().clone(),
         }
     }
 }

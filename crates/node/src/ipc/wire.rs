@@ -100,6 +100,25 @@ pub struct Status {
     /// Whether a relaying thread gives no sign of life.
     #[serde(default)]
     pub blocked: bool,
+    /// What the shim does in the cluster's API, with `--cluster`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterStatus>,
+}
+
+/// What a shim does in the cluster's API.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ClusterStatus {
+    /// Its EndpointSlices that are in the Service `kubernetes` now.
+    pub slices: Vec<String>,
+    /// When it renewed a Lease last, RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_renewed: Option<String>,
+    /// When its token expires, RFC 3339, if that is known and the shim renews it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_expires: Option<String>,
+    /// The requests that fail, each with its reason and what to do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
 }
 
 /// An instance as a shim sees it.

@@ -68,13 +68,14 @@ pub(super) fn mistakes(told: &Told) -> Mistakes {
     Mistakes { beside: beside.into_iter().map(readable).collect(), others: others.into_iter().map(readable).collect() }
 }
 
-/// The probe is checked apart, without its files.
+/// The probe is checked apart, without its files, and so is what `--cluster` names.
 fn without_files(shim: &mut ShimArgs) {
     shim.probe.probe = ProbeKind::Tcp;
     shim.probe.probe_ca = None;
     shim.probe.probe_cert = None;
     shim.probe.probe_key = None;
     shim.probe.probe_token_file = None;
+    shim.cluster.cluster = None;
 }
 
 /// Which berth, which instance and where.

@@ -6,6 +6,7 @@
 use super::Group;
 use crate::drain::Stop;
 use crate::relay::Pass;
+use crate::shared::Shared;
 use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, Asked};
 use berth_node::terms::Phase;
@@ -53,6 +54,8 @@ impl Group {
     /// Says which siblings take clients now: those that wait for one that does no more give up.
     pub(super) fn tell_who_takes(&self) {
         let joined = self.machine.joined_siblings();
+        let Shared { phase, table, config, cluster, .. } = &self.shared;
+        cluster.tell(phase.borrow().0, !joined.is_empty(), self.is_blocked(), &table.borrow(), config.discover);
         let instances = joined.into_iter().filter_map(|holder| self.siblings.instances.get(&holder));
         let paths: Vec<_> = instances.filter_map(|instance| self.shared.berth.socket_path(instance).ok()).collect();
         self.siblings.passing.takers.send_if_modified(|now| std::mem::replace(now, paths.clone()) != paths);

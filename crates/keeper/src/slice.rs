@@ -1,0 +1,140 @@
+//! When the node's own slice is in the Service `kubernetes`: a pure rule.
+//!
+//! With several control-plane nodes kube-apiserver's own reconciler is enough: nothing is lost while one address is
+//! missing, and it drops a dead node's after 15 s and a round of 10 s. A slice that stayed would hold a dead node
+//! longer. So it is there only while the Service would otherwise name nobody, or this node alone. kube-proxy joins
+//! a Service's slices and keeps either of two entries for one address, so it is removed, and never said to be unready.
+
+use berth_node::terms::Phase;
+use std::time::Duration;
+
+/// How long another node's address must have been there before the slice goes: longer than the 25 s for which a dead
+/// node's may be there still.
+const OTHERS: Duration = Duration::from_secs(30);
+
+/// What is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sight {
+    pub(super) phase: Phase,
+    /// A sibling is joined, and its instance is ready.
+    pub(super) sibling: bool,
+    /// The shim is about to leave, or has left.
+    pub(super) withdrawn: bool,
+    /// Whether kube-apiserver's slice names another node; `None` where that is not known.
+    pub(super) others: Option<bool>,
+}
+
+/// What the slice should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Want {
+    Present,
+    Absent,
+    /// Whatever it is: a sibling decides, or nobody knows enough.
+    AsItIs,
+}
+
+/// Remembers since when another node is named.
+#[derive(Debug, Default)]
+pub(super) struct Rule {
+    others_since: Option<Duration>,
+}
+
+impl Rule {
+    /// By a clock that never goes back.
+    pub(super) fn decide(&mut self, now: Duration, sight: Sight) -> Want {
+        self.others_since = match sight.others {
+            Some(true) => self.others_since.or(Some(now)),
+            Some(false) | None => None,
+        };
+        match (sight.phase, sight.others) {
+            _ if sight.withdrawn && !sight.sibling => Want::Absent,
+            // Nothing was reachable for longer than clients are held.
+            (Phase::Refusing, _) if !sight.sibling => Want::Absent,
+            (Phase::Joined, Some(false)) => Want::Present,
+            (Phase::Joined, Some(true)) if self.lasted(now) => Want::Absent,
+            _ => Want::AsItIs,
+        }
+    }
+
+    fn lasted(&self, now: Duration) -> bool {
+        self.others_since.is_some_and(|since| now >= since + OTHERS)
+    }
+
+    /// When it should be asked again although nothing happened.
+    pub(super) fn wake(&self, now: Duration) -> Option<Duration> {
+        self.others_since.map(|since| since + OTHERS).filter(|at| *at > now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn seconds(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    const CALM: Sight = Sight { phase: Phase::Joined, sibling: false, withdrawn: false, others: Some(false) };
+
+    #[test]
+    fn a_node_that_is_alone_is_named_and_goes_when_another_has_been_there() {
+        let mut rule = Rule::default();
+        let named = Sight { others: Some(true), ..CALM };
+        assert_eq!(rule.decide(seconds(0), CALM), Want::Present);
+        assert_eq!(rule.decide(seconds(10), named), Want::AsItIs);
+        assert_eq!(rule.wake(seconds(10)), Some(seconds(40)));
+        assert_eq!(rule.decide(seconds(39), named), Want::AsItIs);
+        assert_eq!(rule.decide(seconds(40), named), Want::Absent);
+        assert_eq!(rule.wake(seconds(40)), None);
+        assert_eq!(rule.decide(seconds(41), CALM), Want::Present);
+        // From the start.
+        assert_eq!(rule.decide(seconds(50), named), Want::AsItIs);
+    }
+
+    #[test]
+    fn who_does_not_know_or_does_not_serve_changes_nothing() {
+        let mut rule = Rule::default();
+        for phase in [Phase::Waiting, Phase::Left] {
+            assert_eq!(rule.decide(seconds(0), Sight { phase, ..CALM }), Want::AsItIs);
+        }
+        assert_eq!(rule.decide(seconds(0), Sight { others: Some(true), ..CALM }), Want::AsItIs);
+        assert_eq!(rule.decide(seconds(60), Sight { others: None, ..CALM }), Want::AsItIs);
+        // What was not watched does not count.
+        assert_eq!(rule.decide(seconds(61), Sight { others: Some(true), ..CALM }), Want::AsItIs);
+    }
+
+    fn sights() -> impl Strategy<Value = Sight> {
+        let others = prop_oneof![Just(None), Just(Some(true)), Just(Some(false))];
+        (0..Phase::ALL.len(), any::<bool>(), any::<bool>(), others).prop_map(|(phase, sibling, withdrawn, others)| {
+            Sight { phase: Phase::ALL[phase], sibling, withdrawn, others }
+        })
+    }
+
+    proptest! {
+        /// Whatever came before: a lone shim that goes, or refuses, is not named; nobody writes who has not joined; and the
+        /// slice of one that serves goes only after another was named all the while.
+        #[test]
+        fn the_promise_holds(steps in prop::collection::vec((0u64..20, sights()), 1..40)) {
+            let (mut rule, mut now, mut named_for) = (Rule::default(), 0, None);
+            for (pause, sight) in steps {
+                now += pause;
+                named_for = match (sight.others, named_for) {
+                    (Some(true), Some(lasting)) => Some(lasting + pause),
+                    (Some(true), None) => Some(0),
+                    _ => None,
+                };
+                let want = rule.decide(seconds(now), sight);
+                if !sight.sibling && (sight.withdrawn || sight.phase == Phase::Refusing) {
+                    prop_assert_eq!(want, Want::Absent);
+                } else if sight.phase != Phase::Joined || sight.others.is_none() {
+                    prop_assert_eq!(want, Want::AsItIs);
+                } else if want == Want::Absent {
+                    prop_assert!(named_for >= Some(30));
+                } else if want == Want::Present {
+                    prop_assert_eq!(sight.others, Some(false));
+                }
+            }
+        }
+    }
+}

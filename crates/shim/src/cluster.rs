@@ -1,0 +1,41 @@
+//! What the shim and its keeper tell one another, with `--cluster`.
+
+use crate::backend::Table;
+use crate::metrics::Metrics;
+use berth_keeper::{Facts, Instance, Links};
+use berth_node::ipc::wire::ClusterStatus;
+use berth_node::terms::{InstanceHealth, Phase};
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// A duplicate is the same.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Cluster {
+    facts: watch::Sender<Facts>,
+    /// What the keeper does, if there is one.
+    pub(crate) status: watch::Sender<Option<ClusterStatus>>,
+}
+
+impl Cluster {
+    /// The keeper's side.
+    pub(crate) fn links(&self, metrics: Arc<Metrics>) -> Links {
+        Links {
+            facts: self.facts.subscribe(),
+            status: self.status.clone(),
+            count: Arc::new(move |request, result| metrics.cluster_asked(request, result)),
+        }
+    }
+
+    /// `any`: a node shim, which speaks for every instance.
+    pub(crate) fn tell(&self, phase: Phase, sibling: bool, blocked: bool, table: &Table, any: bool) {
+        let spoken_for = table.instances.iter().filter(|instance| instance.own || any);
+        let instances = spoken_for.map(|instance| Instance {
+            id: instance.id.clone(),
+            address: instance.address,
+            ready: instance.health() == InstanceHealth::Ready,
+            version: instance.version.clone(),
+        });
+        let facts = Facts { phase, sibling, blocked, instances: instances.collect() };
+        self.facts.send_if_modified(|told| *told != facts && std::mem::replace(told, facts.clone()) != facts);
+    }
+}
