@@ -70,13 +70,11 @@ pub fn sockets() -> io::Result<Vec<Entry>> {
 
 /// The first process found that has the socket with this inode. None if it is in another process
 /// namespace or may not be looked into.
-#[must_use]
 pub fn process_of(inode: u64) -> Option<Process> {
     processes_of(&HashSet::from([inode])).remove(&inode)
 }
 
 /// As [`process_of`], of many sockets: every open file of every process is looked at, but only once.
-#[must_use]
 pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, Process> {
     let mut found = HashMap::new();
     for process in all_processes().into_iter().flatten().flatten() {
@@ -93,7 +91,6 @@ pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, Process> {
 }
 
 /// Whether a process has a socket that listens on this address, in this thread's network namespace.
-#[must_use]
 pub fn listens(pid: i32, address: SocketAddr) -> bool {
     let inodes: HashSet<_> = listeners_at(address).unwrap_or_default().iter().map(|entry| entry.inode).collect();
     procfs::process::Process::new(pid).is_ok_and(|process| sockets_of(&process).any(|inode| inodes.contains(&inode)))
@@ -113,7 +110,6 @@ fn name_of(pid: i32) -> String {
 }
 
 /// One sentence on who holds `wanted` and what fixes it, for a bind that failed with EADDRINUSE.
-#[must_use]
 pub fn explain(wanted: SocketAddr) -> String {
     match sockets() {
         Ok(entries) => describe(wanted, Uid::effective().as_raw(), &entries, process_of),
@@ -179,7 +175,6 @@ pub struct Owner(u32, Option<Process>);
 
 impl Owner {
     /// Of a socket with this inode, made with this effective uid.
-    #[must_use]
     pub fn of(entry: &Entry) -> Self {
         Self(entry.uid, process_of(entry.inode))
     }
@@ -221,7 +216,6 @@ fn entries(table: &str) -> io::Result<impl Iterator<Item = io::Result<Entry>>> {
 /// A line of /proc/net/tcp or /proc/net/tcp6, if it is one.
 ///
 /// One line at a time, because procfs makes nothing of a table in which it cannot read one.
-#[must_use]
 pub fn parse_line(line: &str) -> Option<Entry> {
     // What it reads first is the heading, which it passes over.
     let table = TcpNetEntries::from_buf_read(["\n", line].concat().as_bytes(), current_system_info()).ok()?;

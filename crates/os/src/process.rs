@@ -20,7 +20,6 @@ pub fn raise_file_limit() -> io::Result<u64> {
 }
 
 /// CPU time of this process, user and system, in seconds.
-#[must_use]
 pub fn cpu_seconds() -> f64 {
     use nix::sys::resource::{UsageWho, getrusage};
     let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
@@ -29,7 +28,6 @@ pub fn cpu_seconds() -> f64 {
 
 /// This process's use of the machine, after the names that Prometheus' client libraries agreed on. What
 /// /proc does not tell is left out.
-#[must_use]
 pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
     let mut all = Vec::new();
     if let Ok(statm) = Process::myself().and_then(|own| own.statm()) {

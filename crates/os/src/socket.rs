@@ -151,7 +151,6 @@ pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Whether a socket can be told to look for its port among the odd and the even ones alike: Linux 6.8. Before that,
 /// connect() looks at the odd ones (one half) only when every even one is in use, and at all even ones each time.
-#[must_use]
 pub fn takes_every_port() -> bool {
     static TAKES: LazyLock<bool> = LazyLock::new(|| {
         let is_new = KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 8, 0));
@@ -178,7 +177,6 @@ pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
 }
 
 /// The inode that /proc/net/tcp names a socket by.
-#[must_use]
 pub fn inode(socket: BorrowedFd<'_>) -> Option<u64> {
     nix::sys::stat::fstat(socket).ok().map(|stat| stat.st_ino)
 }
@@ -247,7 +245,6 @@ pub fn check_connection(socket: BorrowedFd<'_>) -> Result<SocketAddr, String> {
 
 /// How many bytes the kernel takes for a connection now; 0 where epoll would not call that writable, which is as
 /// long as more than two thirds of its buffer are taken.
-#[must_use]
 pub fn room(socket: &impl AsFd) -> usize {
     // Of linux/sock_diag.h.
     const SNDBUF: usize = 3;

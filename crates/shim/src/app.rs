@@ -277,32 +277,26 @@ impl Bound {
         self.shared.config.place.addresses()
     }
 
-    #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin.as_ref().map(Admin::address)
     }
 
-    #[must_use]
     pub fn instance(&self) -> &InstanceId {
         &self.shared.instance
     }
 
-    #[must_use]
     pub fn berth(&self) -> &BerthDir {
         &self.shared.berth
     }
 
-    #[must_use]
     pub fn run_dir(&self) -> &Path {
         &self.shared.config.place.run_dir
     }
 
-    #[must_use]
     pub fn phase(&self) -> watch::Receiver<(Phase, SystemTime)> {
         self.shared.phase.subscribe()
     }
 
-    #[must_use]
     pub fn answered(&self) -> Answered {
         Answered::new(self.phase(), self.shared.metrics.clone())
     }

@@ -56,7 +56,6 @@ pub struct Place {
 }
 
 impl Place {
-    #[must_use]
     pub fn berth(&self) -> SocketAddr {
         self.listen[0].addr
     }

@@ -32,7 +32,6 @@ const SPEAKING: Duration = Duration::from_millis(500);
 
 /// Whether an instance can be stopped whose shim left so long ago and has so many connections, of which `pending` wait
 /// for a first byte. Returns how many of these must do without.
-#[must_use]
 pub fn unanswered(left: Duration, pending: u64, open: u64) -> Option<u64> {
     let waited = if pending > 0 { left >= ANSWERING } else { left >= SPEAKING || open == 0 };
     waited.then_some(pending)
@@ -53,7 +52,6 @@ pub struct Answered {
 }
 
 impl Answered {
-    #[must_use]
     pub fn new(phase: watch::Receiver<(Phase, SystemTime)>, metrics: Arc<Metrics>) -> Self {
         Self { phase, metrics, left: None }
     }

@@ -74,7 +74,6 @@ pub struct Metrics {
 
 impl Metrics {
     /// The metrics of a shim with so many workers and places for held clients.
-    #[must_use]
     pub fn new(
         instance: &InstanceId,
         workers: usize,
@@ -179,33 +178,27 @@ impl Metrics {
         self.repairs.get_or_create(&[("object", object), ("result", result)]).inc();
     }
 
-    #[must_use]
     pub fn workers(&self) -> &[Arc<WorkerStats>] {
         &self.workers
     }
 
-    #[must_use]
     pub fn open(&self) -> u64 {
         sum(&self.workers, |w| w.open.load(Relaxed))
     }
 
-    #[must_use]
     pub fn pending(&self) -> u64 {
         sum(&self.workers, |w| w.pending.load(Relaxed))
     }
 
     /// Connections that were ever accepted: those that ended and those that are open.
-    #[must_use]
     pub fn total(&self) -> u64 {
         self.open() + sum(&self.workers, |w| w.ended.iter().map(|ended| ended.load(Relaxed)).sum())
     }
 
-    #[must_use]
     pub fn held_now(&self) -> usize {
         self.held_limit - self.held.available_permits()
     }
 
-    #[must_use]
     pub fn encode(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.
@@ -215,7 +208,6 @@ impl Metrics {
 }
 
 /// Puts the pages of several shims together: each family once, with the samples of all.
-#[must_use]
 pub fn merge(pages: &[String]) -> String {
     let mut families: Vec<(&str, Vec<&str>, Vec<&str>)> = Vec::new();
     for page in pages {

@@ -35,7 +35,6 @@ pub enum Ask {
 
 impl Ask {
     /// Whether it is between siblings alone: listeners and connections go with it.
-    #[must_use]
     pub fn is_of_siblings(&self) -> bool {
         matches!(self, Self::Join { .. } | Self::Pass)
     }
@@ -179,7 +178,6 @@ pub fn parse_request(message: &[u8]) -> Result<Request, String> {
 }
 
 /// What is JSON of a message, and what follows it.
-#[must_use]
 pub fn split(message: &[u8]) -> (&[u8], &[u8]) {
     match message.iter().position(|byte| *byte == b'\n') {
         Some(at) => (&message[..at], &message[at + 1..]),

@@ -202,7 +202,6 @@ impl HeldRecord {
     }
 
     /// Itself, unless the instance has ended. One that cannot be asked has not.
-    #[must_use]
     pub fn if_alive(self) -> Option<Self> {
         let restored = self.restored.then_some(self.record.address);
         is_alive(&self.file, restored).unwrap_or(true).then_some(self)
@@ -265,7 +264,6 @@ pub fn restore(berth: &BerthDir, record: &Record) -> Result<Option<InstanceClaim
 }
 
 /// Whether there is no file of an instance's record, good or bad.
-#[must_use]
 pub fn is_missing(berth: &BerthDir, id: &InstanceId) -> bool {
     file::is_missing(&path_of(berth, id))
 }

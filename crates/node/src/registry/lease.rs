@@ -92,7 +92,6 @@ impl Lease {
     /// Whether its shim is to be believed at the time `now` of CLOCK_BOOTTIME in the boot `boot_id`.
     ///
     /// One that claims to hold for more than ten durations and a minute is nonsense, and would never expire.
-    #[must_use]
     pub fn is_live(&self, boot_id: &str, now: Duration) -> bool {
         let left = self.expires().saturating_sub(now);
         self.boot_id == boot_id && !left.is_zero() && left <= 10 * self.duration() + Duration::from_secs(60)
@@ -105,14 +104,12 @@ impl Lease {
     }
 
     /// `lease_transitions` for the holder that finds this lease where it will write its own.
-    #[must_use]
     pub fn transitions_to(&self, holder: ShimId) -> u32 {
         self.lease_transitions.saturating_add(u32::from(self.holder_identity != holder))
     }
 
     /// A time on CLOCK_BOOTTIME at or before which it was not renewed last, but later: its duration is written in whole
     /// seconds, so when exactly is not known.
-    #[must_use]
     pub fn renewed_after(&self) -> Duration {
         self.expires().saturating_sub(self.duration() + Duration::from_secs(1))
     }
@@ -196,7 +193,6 @@ pub fn read(berth: &BerthDir, id: &InstanceId) -> Result<Option<Lease>, IgnoredF
 }
 
 /// Whether there is no file of a shim's lease, good or bad.
-#[must_use]
 pub fn is_missing(berth: &BerthDir, id: &InstanceId) -> bool {
     file::is_missing(&path_of(berth, id))
 }

@@ -74,7 +74,6 @@ pub struct RunDir {
 impl RunDir {
     /// The directory that is used when none is given: `/run/berth` for root and where there is no
     /// `$XDG_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/berth`.
-    #[must_use]
     pub fn default_path() -> PathBuf {
         default_path(geteuid().is_root(), std::env::var_os("XDG_RUNTIME_DIR"))
     }

@@ -34,7 +34,6 @@ impl Watch {
     /// second, and a warning in the log.
     ///
     /// To be called within a tokio runtime that has I/O and time.
-    #[must_use]
     pub fn new(berth: &BerthDir) -> Self {
         Self::with_tick(berth, TICK)
     }

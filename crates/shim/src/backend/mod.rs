@@ -43,7 +43,6 @@ pub struct Instance {
 }
 
 impl Instance {
-    #[must_use]
     pub fn health(&self) -> InstanceHealth {
         self.tracker.health()
     }
@@ -59,7 +58,6 @@ impl Table {
     /// The instance that a new connection goes to: the own one if it is ready, else a ready
     /// sibling's, else (fail open) one that was ready and never refused since. `usable` leaves out
     /// what the connection tried in vain.
-    #[must_use]
     pub fn pick(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
         let with = |health| {
             let mut fit = self.instances.iter().filter(|i| i.health() == health && usable(i));
@@ -71,13 +69,11 @@ impl Table {
     /// The instance that a new connection goes to while the shim leaves: a ready sibling's before the
     /// own one, which may have got its SIGTERM with the shim's and still pass its probe. A TLS handshake
     /// that it finishes now may well be one whose request it ends without an answer.
-    #[must_use]
     pub fn pick_leaving(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
         let sibling = self.instances.iter().find(|i| !i.own && i.health() == InstanceHealth::Ready && usable(i));
         sibling.or_else(|| self.pick(usable))
     }
 
-    #[must_use]
     pub fn own(&self) -> Option<&Instance> {
         self.instances.iter().find(|i| i.own)
     }
@@ -94,17 +90,14 @@ pub struct TableWriter {
 
 impl TableWriter {
     /// An empty table, where `rise` and `fall` decide about instances.
-    #[must_use]
     pub fn new(rise: u32, fall: u32) -> Self {
         Self { table: watch::Sender::new(Arc::default()), rise, fall, next_epoch: 1 }
     }
 
-    #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<Arc<Table>> {
         self.table.subscribe()
     }
 
-    #[must_use]
     pub fn table(&self) -> Arc<Table> {
         self.table.borrow().clone()
     }
@@ -186,7 +179,6 @@ impl TableWriter {
     }
 
     /// The epoch of an instance now, and whether it is rising.
-    #[must_use]
     pub fn epoch(&self, id: &InstanceId) -> Option<(u64, bool)> {
         let table = self.table.borrow();
         let instance = table.instances.iter().find(|i| i.id == *id)?;

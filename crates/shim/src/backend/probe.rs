@@ -34,7 +34,6 @@ pub enum ProbeKind {
 }
 
 impl ProbeKind {
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Https => "https",
@@ -90,7 +89,6 @@ struct Files {
 
 impl Probe {
     /// A probe. Its files are read when it asks.
-    #[must_use]
     pub fn new(config: ProbeConfig) -> Self {
         Self { config, tls: Mutex::new(None), replaced: AtomicBool::new(false) }
     }

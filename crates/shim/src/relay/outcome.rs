@@ -34,7 +34,6 @@ impl Outcome {
         Self::Failed,
     ];
 
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Closed => "closed",

@@ -37,7 +37,6 @@ pub struct Sources {
 
 impl Sources {
     /// None is in use.
-    #[must_use]
     pub fn new(boot_id: &str) -> Self {
         // A UUID.
         let digits: String = boot_id.chars().filter(char::is_ascii_hexdigit).collect();
