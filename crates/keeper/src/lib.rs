@@ -2,7 +2,7 @@
 //!
 //! Clients inside a cluster dial the Service's address. kube-apiserver's reconciler knows instances by their address,
 //! and the two of a node share one: it goes whenever either stops, and comes back up to 10 s later. So a node that is alone
-//! has an EndpointSlice of berth's in the Service ([`slice`] says when). Siblings write the same one by server-side
+//! has an EndpointSlice of berth's in the Service (`slice` says when). Siblings write the same one by server-side
 //! apply, so there is no fight, and nothing to hand over.
 //!
 //! The Lease of an instance is renewed only by a shim that is alive in every thread and whose instance passes its
