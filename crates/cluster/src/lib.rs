@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod account;
 pub mod client;
 pub mod http;
 pub mod kubeconfig;

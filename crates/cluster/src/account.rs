@@ -1,0 +1,141 @@
+//! A node's service account: its name, and its token.
+//!
+//! A token cannot be taken back and is not renewed by anyone but who has it, so it says itself when it ends. Only that the
+//! service account is deleted ends it earlier.
+
+use crate::lease::NAMESPACE;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use humantime::parse_rfc3339;
+use serde_json::{Value, json};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// What is asked for as a token's life. kube-apiserver may give less (`--service-account-max-token-expiration`).
+pub const LIFE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// Name of a token's file, beside the kubeconfig that names it.
+pub const FILE: &str = "token";
+
+/// Name of a node's service account, in [`NAMESPACE`].
+#[must_use]
+pub fn account_name(node: &str) -> String {
+    format!("berth-{node}")
+}
+
+/// Where a service account of [`NAMESPACE`] gets tokens.
+#[must_use]
+pub fn token_path(account: &str) -> String {
+    format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token")
+}
+
+/// What is posted there.
+#[must_use]
+pub fn token_request() -> Value {
+    json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": LIFE.as_secs()},
+    })
+}
+
+/// A token, and when it ends.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    /// The token.
+    pub text: String,
+    /// When it ends.
+    pub until: SystemTime,
+}
+
+/// Without what is secret.
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Token").field("until", &self.until).finish_non_exhaustive()
+    }
+}
+
+impl Token {
+    /// Of the answer to a [`token_request`]. That says how long it is good, whatever was asked for.
+    #[must_use]
+    pub fn parse(answer: &Value) -> Option<Self> {
+        let status = &answer["status"];
+        let until = parse_rfc3339(status["expirationTimestamp"].as_str()?).ok()?;
+        Some(Self { text: status["token"].as_str()?.to_owned(), until })
+    }
+}
+
+/// What a token says of itself. Whether it is true, only an apiserver knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claims {
+    /// Name of its service account, if that is one of [`NAMESPACE`].
+    pub account: Option<String>,
+    /// When it was made.
+    pub from: SystemTime,
+    /// When it ends; one of a Secret does not.
+    pub until: Option<SystemTime>,
+}
+
+impl Claims {
+    /// Of a token.
+    #[must_use]
+    pub fn parse(token: &str) -> Option<Self> {
+        let claims = URL_SAFE_NO_PAD.decode(token.trim().split('.').nth(1)?).ok()?;
+        let claims: Value = serde_json::from_slice(&claims).ok()?;
+        let time = |name: &str| UNIX_EPOCH.checked_add(Duration::from_secs(claims[name].as_u64()?));
+        let (namespace, name) = claims["sub"].as_str()?.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+        let account = (namespace == NAMESPACE).then(|| name.to_owned());
+        Some(Self { account, from: time("iat")?, until: time("exp") })
+    }
+
+    /// When it is to be renewed, if it ends: after a third of its life, so that there is time for what may be in the way.
+    #[must_use]
+    pub fn renewal(&self) -> Option<SystemTime> {
+        Some(self.from + self.until?.duration_since(self.from).unwrap_or_default() / 3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_answers_expiry_is_believed() {
+        let answer = json!({"spec": {"expirationSeconds": 2_592_000}, "status": {"token": "a.b.c",
+            "expirationTimestamp": "1970-01-01T01:00:00Z"}});
+        let token = Token::parse(&answer).unwrap();
+        assert_eq!((token.text.as_str(), token.until), ("a.b.c", UNIX_EPOCH + Duration::from_secs(3600)));
+        assert!(!format!("{token:?}").contains("a.b.c"));
+        assert_eq!(Token::parse(&json!({"status": {"token": "a"}})), None);
+        assert_eq!(token_request()["spec"]["expirationSeconds"], 2_592_000);
+        assert_eq!(
+            token_path(&account_name("cp-1")),
+            "/api/v1/namespaces/berth-system/serviceaccounts/berth-cp-1/token"
+        );
+    }
+
+    #[test]
+    fn a_token_says_whose_it_is_and_when_it_ends() {
+        let token = |claims: &str| format!("head.{}.signature\n", URL_SAFE_NO_PAD.encode(claims));
+        let of = |claims: &str| Claims::parse(&token(claims));
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        let own = of(r#"{"exp":3900,"iat":300,"sub":"system:serviceaccount:berth-system:berth-cp-1"}"#).unwrap();
+        assert_eq!((own.account.as_deref(), own.from, own.until), (Some("berth-cp-1"), at(300), Some(at(3900))));
+        assert_eq!(own.renewal(), Some(at(1500)));
+        let other = of(r#"{"iat":300,"sub":"system:serviceaccount:kube-system:berth-cp-1"}"#).unwrap();
+        assert_eq!((other.account.as_deref(), other.until, other.renewal()), (None, None, None));
+        for none in ["", "t0ken", "a.b.c", "a.e30.c", &token(r#"{"iat":300,"sub":"admin"}"#)] {
+            assert_eq!(Claims::parse(none), None, "{none}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(text in "\\PC{0,40}", exp in any::<u64>(), iat in any::<u64>()) {
+            let claims = json!({"exp": exp, "iat": iat, "sub": format!("system:serviceaccount:{text}")}).to_string();
+            let claims = Claims::parse(&format!(".{}.", URL_SAFE_NO_PAD.encode(claims)));
+            let _ = (Claims::parse(&text), claims.and_then(|claims| claims.renewal()));
+            let _ = Token::parse(&json!({"status": {"token": text, "expirationTimestamp": text}}));
+        }
+    }
+}
