@@ -1,9 +1,9 @@
-//! Files that others read while they are written.
+//! Files that others read while they are written, and directories that others do not read.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
 
 /// Replaces a file, or makes it, in one step: whoever opens it finds the old one or the new one, whole. `fill` gets the
 /// new one, which has mode 0600 and is called `temporary` until it is filled; it must be in the same directory.
@@ -21,11 +21,43 @@ pub fn replace<T>(path: &Path, temporary: &Path, fill: impl FnOnce(File) -> io::
     filled.inspect_err(|_| drop(fs::remove_file(temporary)))
 }
 
+/// Makes a directory of mode 0700 that belongs to this uid, or one of it that is there.
+///
+/// By a descriptor, so that nobody can put something else under the name meanwhile. The mode comes first: of a
+/// directory that is another's it cannot be changed without more capabilities than CHOWN.
+///
+/// # Errors
+/// What the system calls say.
+pub fn private_directory(dir: &Path, owner: u32) -> io::Result<()> {
+    match DirBuilder::new().recursive(true).mode(0o700).create(dir) {
+        // The name is a file's or a link's: what follows says so.
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let plain: PathBuf = dir.components().collect();
+    let open =
+        |flags| OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW | flags).open(&plain);
+    // Of another uid's private directory, root without capabilities may not open more than the path.
+    let meta = open(libc::O_PATH)?.metadata()?;
+    if (meta.uid(), meta.mode() & 0o7777) == (owner, 0o700) {
+        return Ok(());
+    }
+    let opened = open(0)?;
+    let meta = opened.metadata()?;
+    if meta.mode() & 0o7777 != 0o700 {
+        opened.set_permissions(Permissions::from_mode(0o700))?;
+    }
+    if meta.uid() != owner {
+        fchown(&opened, Some(owner), None)?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io::Write;
-    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::os::unix::fs::symlink;
 
     #[test]
     fn a_file_is_replaced_whole_or_not_at_all() {
@@ -41,5 +73,22 @@ mod tests {
         assert_eq!(replace(&path, &temporary, half).unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!(fs::read(&path).unwrap(), b"one");
         assert!(!temporary.exists());
+    }
+
+    #[test]
+    fn the_directory_gets_mode_and_owner_and_may_be_there() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("run/berth/");
+        let own = nix::unistd::geteuid().as_raw();
+        private_directory(&dir, own).unwrap();
+        fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
+        // Only root can give it away.
+        let owner = if own == 0 { 65534 } else { own };
+        private_directory(&dir, owner).unwrap();
+        let meta = fs::metadata(&dir).unwrap();
+        assert_eq!((meta.mode() & 0o7777, meta.uid()), (0o700, owner));
+        private_directory(&dir, owner).unwrap();
+        symlink(&dir, temp.path().join("link")).unwrap();
+        assert!(private_directory(&temp.path().join("link/"), own).is_err());
     }
 }
