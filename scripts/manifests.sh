@@ -140,15 +140,25 @@ examples() {
         cp "$file" "$manifests/example-${name//\//-}"
     done
     cp -r "$root/examples/kustomize" "$kustomize"
-    mkdir "$kustomize/with-metrics"
+    mkdir "$kustomize"/with-{metrics,cluster,node-shim}
     printf '%s\n' 'resources: [../base]' 'components: [../metrics]' >"$kustomize/with-metrics/kustomization.yaml"
-    for name in base several-control-plane-nodes with-metrics; do
+    printf '%s\n' 'resources: [../base]' 'components: [../cluster, ../metrics]' >"$kustomize/with-cluster/kustomization.yaml"
+    cp "$root/examples/node-shim/daemonset.yaml" "$kustomize/with-node-shim"
+    printf '%s\n' 'resources: [daemonset.yaml]' 'components: [../cluster]' >"$kustomize/with-node-shim/kustomization.yaml"
+    kubectl kustomize "$kustomize/with-node-shim" >"$manifests/kustomize-with-node-shim.yaml"
+    for name in base several-control-plane-nodes with-metrics with-cluster; do
         kubectl kustomize "$kustomize/$name" >"$manifests/kustomize-$name.yaml"
         "$BERTH" doctor "$manifests/kustomize-$name.yaml" | tee "$work/notes" >&2
         grep -q 'no error and no warning' "$work/notes"
     done
     grep -q 'replicas: 3$' "$manifests/kustomize-several-control-plane-nodes.yaml"
     grep -q 'value: 127.0.0.1:9443$' "$manifests/kustomize-with-metrics.yaml"
+    for name in with-cluster with-node-shim; do
+        # The pod's account, one mount of its token, and the binding of each Role to it.
+        [[ $(grep -c 'serviceAccountName: berth$' "$manifests/kustomize-$name.yaml") == 1 ]]
+        [[ $(grep -c 'mountPath: /var/run/secrets/kubernetes.io/serviceaccount$' "$manifests/kustomize-$name.yaml") == 1 ]]
+        [[ $(grep -c 'value: in-cluster$' "$manifests/kustomize-$name.yaml") == 1 ]]
+    done
 }
 
 # A kube-apiserver with an etcd takes each file, strictly validated.
@@ -175,6 +185,8 @@ apiserver_takes_all() {
         tail -n 20 "$work/apiserver.log" "$work/wait.log" >&2
         return 1
     fi
+    # A dry run makes none for what comes after it in the file.
+    kubectl create namespace berth-system >&2
     for file in "$manifests"/*; do
         kubectl apply --dry-run=server --validate=strict -f "$file" >&2
     done
