@@ -1,9 +1,14 @@
 //! Upgrades of real kube-apiservers behind this build of berth: `scripts/e2e.sh`, which looks at berth
 //! from outside, and `berth rehearse` from one minor version to the next. And `scripts/manifests.sh`: a real
 //! kubeadm and kube-apiserver that take what `berth inject` writes. And `scripts/kubelet.sh`: a real kubelet with
-//! containerd that runs such pods, and what berth does to them meanwhile. Where they cannot be run (they
+//! containerd that runs such pods, and what berth does to them meanwhile. And `berth grant` (`e2e/grant.rs`). Where they cannot be run (they
 //! need root, some tools, and binaries that are there already) they count as ignored and say why. Rust's
 //! own harness can decide that only at compile time, so this one has its own.
+
+#[cfg(feature = "operate")]
+#[path = "e2e/grant.rs"]
+mod grant;
+mod support;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::{Path, PathBuf};
@@ -33,6 +38,11 @@ fn main() -> ExitCode {
         Ok(binaries) => rehearsal(&binaries).map(|()| Completion::Completed),
     });
     let mut trials = vec![scripted("upgrade_of_a_real_kube_apiserver", "scripts/e2e.sh")];
+    #[cfg(feature = "operate")]
+    trials.push(Trial::ignorable_test("rbac_of_a_real_kube_apiserver", || match binaries() {
+        Err(why) => Ok(Completion::ignored_with(why)),
+        Ok(binaries) => grant::grant(&binaries.new.path, &binaries.etcd).map(|()| Completion::Completed),
+    }));
     if cfg!(feature = "operate") {
         trials.push(scripted("manifests_for_a_real_kubeadm_and_kube_apiserver", "scripts/manifests.sh"));
         trials.push(kubelet);

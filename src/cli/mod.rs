@@ -2,6 +2,8 @@
 //! [`berth_options`].
 
 mod generate;
+#[cfg(feature = "operate")]
+mod grant;
 mod node;
 #[cfg(feature = "operate")]
 mod operate;
@@ -12,6 +14,8 @@ use berth_options::PodCommand;
 use berth_options::log::LogArgs;
 use clap::{Parser, Subcommand};
 pub use generate::{Generate, GenerateArgs};
+#[cfg(feature = "operate")]
+pub use grant::GrantArgs;
 pub use node::StatusArgs;
 #[cfg(feature = "operate")]
 use operate::UPGRADE_STATUS;
@@ -61,6 +65,9 @@ pub enum Command {
     #[cfg(feature = "operate")]
     #[command(after_help = UPGRADE_STATUS)]
     Upgrade(Box<UpgradeArgs>),
+    /// Make credentials for the shims of a node, with which they may do what they need and no more
+    #[cfg(feature = "operate")]
+    Grant(Box<GrantArgs>),
     /// Rehearse an upgrade under load on this machine, and say what it lost
     #[cfg(feature = "rehearse")]
     Rehearse(Box<RehearseArgs>),

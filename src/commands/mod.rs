@@ -19,6 +19,8 @@ mod doctor;
 mod exec;
 mod generate;
 #[cfg(feature = "operate")]
+mod grant;
+#[cfg(feature = "operate")]
 mod inject;
 #[cfg(feature = "rehearse")]
 mod rehearse;
@@ -127,6 +129,8 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         #[cfg(feature = "operate")]
         Command::Upgrade(args) => upgrade::run(&args),
+        #[cfg(feature = "operate")]
+        Command::Grant(args) => grant::run(&args),
         Command::InPod(PodCommand::CopySelf(args)) => copy_self::run(&args),
         #[cfg(feature = "rehearse")]
         Command::Rehearse(args) => rehearse::run(&args),

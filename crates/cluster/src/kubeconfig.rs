@@ -34,7 +34,9 @@ impl Mistake {
         Self { field: field.to_owned(), why: why.to_owned() }
     }
 
-    pub(super) fn of(self, path: &Path) -> KubeconfigError {
+    /// In this file.
+    #[must_use]
+    pub fn of(self, path: &Path) -> KubeconfigError {
         KubeconfigError { path: path.to_owned(), mistake: self }
     }
 }

@@ -1,7 +1,8 @@
-//! What an operator does to a node: manifests, doctor, upgrade.
+//! What an operator does to a node: manifests, doctor, upgrade, credentials.
 
 #![forbid(unsafe_code)]
 
 pub mod doctor;
+pub mod grant;
 pub mod manifest;
 pub mod upgrade;

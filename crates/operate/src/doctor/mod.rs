@@ -24,7 +24,7 @@ use std::net::SocketAddr;
 
 pub use checks::CHECKS;
 use checks::{MEMORY, REQUESTS};
-pub use options::probe_from_node;
+pub use options::{ShimOf, probe_from_node, shim_of};
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

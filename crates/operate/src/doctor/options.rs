@@ -1,6 +1,7 @@
 //! What berth's options in a manifest say, and what berth would say of them.
 
 use super::layout::{Berth, HOST_IP, Layout, Told};
+use super::manifest::uid;
 use crate::manifest::Manifest;
 use berth_cluster::yaml::{Node, parse};
 use berth_exec::args;
@@ -11,6 +12,7 @@ use berth_options::probe::ProbeArgs;
 use berth_options::shim::ShimArgs;
 use berth_shim::backend::probe::{ProbeConfig, ProbeKind};
 use serde_json::Value;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// What is wrong with options.
@@ -127,6 +129,32 @@ pub fn probe_from_node(manifest: &Manifest) -> Option<Result<ProbeConfig, Vec<St
     }
     let config = check_probe(&args, &shim.pace.probe_path, true, &mut checks);
     Some(checks.finish(config).map_err(|mistakes| mistakes.0))
+}
+
+/// What a manifest says of its shim, or of one that inject would give it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ShimOf {
+    /// The berth. None: only the kubelet knows the address.
+    pub berth: Option<SocketAddr>,
+    /// Its uid, which is kube-apiserver's.
+    pub uid: u32,
+    /// What its probe wants the apiserver's certificate to carry.
+    pub server_name: Option<String>,
+}
+
+/// Looks at a manifest.
+#[must_use]
+pub fn shim_of(manifest: &Manifest) -> ShimOf {
+    let uid = uid(manifest.container());
+    let Some(layout) = Layout::of(manifest) else {
+        let ip = manifest.bound().or_else(|| manifest.advertised());
+        let berth = ip.zip(manifest.secure_port().ok()).map(SocketAddr::from);
+        return ShimOf { berth, uid, server_name: None };
+    };
+    let told = layout.serving().map_or(&layout.apiserver.told, |serving| &serving.told);
+    let first = place(told).and_then(|place| check::listen(place.listen.first()?).ok());
+    let berth = first.map(|first| first.addr).filter(|berth| HOST_IP.parse() != Ok(berth.ip()));
+    ShimOf { berth, uid, server_name: probe(told).map(|probe| probe.probe_server_name.clone()) }
 }
 
 /// How long connections may take to end.

@@ -246,6 +246,19 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     ]
 }
 
+/// `berth grant` writes what a shim dials, for its uid, before or after inject.
+#[test]
+fn what_a_manifest_says_of_its_shim_is_found() {
+    let of = |text: &str| shim_of(&Manifest::parse(text).unwrap());
+    let berth = Some("10.0.0.5:6443".parse().unwrap());
+    let server_name = Some("kubernetes".to_owned());
+    assert_eq!(of(KUBEADM), ShimOf { berth, uid: 0, server_name: None });
+    assert_eq!(of(&static_pod()), ShimOf { berth, uid: 0, server_name: server_name.clone() });
+    // Only the kubelet knows the address.
+    assert_eq!(of(&deployment()), ShimOf { berth: None, uid: 65534, server_name });
+    assert_eq!(of(include_str!("../../../../examples/node-shim/kube-apiserver.yaml")).berth, berth);
+}
+
 #[test]
 fn an_address_that_another_node_has_is_not_waited_for() {
     let mut facts = sound();

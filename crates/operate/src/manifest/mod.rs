@@ -23,5 +23,6 @@ pub use container::Container;
 pub use edit::Edit;
 pub use pod::{Flag, Manifest};
 pub(crate) use pod::{basename, tag};
+pub use write::document;
 
 pub use berth_cluster::yaml::{Problem, split};

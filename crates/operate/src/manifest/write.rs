@@ -28,6 +28,18 @@ pub(super) struct Style {
     pub(super) json: bool,
 }
 
+/// A whole document, as people write it.
+#[must_use]
+pub fn document(value: &Value) -> String {
+    let style = Style { indented: false, sorted: false, json: false };
+    value
+        .as_object()
+        .into_iter()
+        .flat_map(|map| style.entries(map))
+        .map(|(key, value)| style.entry(0, key, value))
+        .collect()
+}
+
 impl Style {
     /// As the document does it; a block list decides, and every mapping.
     pub(super) fn of(document: &Node) -> Self {

@@ -27,8 +27,9 @@ pub async fn image_trouble(pod: &Pod<'_>, since: SystemTime) -> Option<String> {
     find(&String::from_utf8_lossy(&output.stdout), &named)
 }
 
-/// The node's name, which the kubelet adds to a static pod's: what it is told, else the machine's.
-fn node_name(proc: &Path) -> Option<String> {
+/// The node's name, which the kubelet adds to a static pod's: what it is told, else the machine's. `proc` is /proc.
+#[must_use]
+pub fn node_name(proc: &Path) -> Option<String> {
     let is_kubelet =
         |entry: &DirEntry| fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.trim_end() == "kubelet");
     let mut kubelets = fs::read_dir(proc).ok()?.flatten().filter(is_kubelet);

@@ -1,0 +1,164 @@
+//! The kubeconfig and the token on a node. Both are replaced by a rename, so a shim in a container sees the new ones only
+//! if it mounts their directory and not the files: they have one of their own.
+
+use crate::manifest::document;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use berth_cluster::account::FILE;
+use berth_cluster::lease::NAMESPACE;
+use berth_os::file::{private_directory, replace};
+use serde_json::json;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::fchown;
+use std::path::{Path, PathBuf};
+
+/// What cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {}: {source}", path.display())]
+pub struct FileError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// A shim's kubeconfig, with a token in the file beside it.
+#[must_use]
+pub fn kubeconfig(account: &str, server: &str, server_name: &str, ca: &[u8]) -> String {
+    let cluster = json!({
+        "server": server,
+        "tls-server-name": server_name,
+        "certificate-authority-data": STANDARD.encode(ca),
+    });
+    document(&json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "berth",
+        "clusters": [{"name": "berth", "cluster": cluster}],
+        "contexts": [{"name": "berth", "context": {"cluster": "berth", "namespace": NAMESPACE, "user": account}}],
+        "users": [{"name": account, "user": {"tokenFile": FILE}}],
+    }))
+}
+
+/// Whether the files can go there: into a directory that is not there or has nothing else in it, since it becomes the
+/// shim's.
+///
+/// # Errors
+/// Why not, and what fixes it.
+pub fn check(file: &Path) -> Result<(), String> {
+    let shown = file.display();
+    let (Some(name), Some(directory)) = (file.file_name(), file.parent().filter(|it| it.parent().is_some())) else {
+        return Err(format!(
+            "{shown}: name a file in a directory of its own, such as /etc/kubernetes/berth-cluster/kubeconfig"
+        ));
+    };
+    if name == FILE {
+        return Err(format!("{shown}: {FILE} is the name of the token's file: give another, such as kubeconfig"));
+    }
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(|error| format!("{}: {error}", directory.display()))?,
+    };
+    let ours = |other: &std::ffi::OsStr| {
+        // What a shim or this left half written begins with the token's name or a dot.
+        other == name || other.to_string_lossy().starts_with(['.']) || other.to_string_lossy().starts_with(FILE)
+    };
+    let other = entries.flatten().map(|entry| entry.file_name()).find(|other| !ours(other));
+    other.map_or(Ok(()), |other| {
+        Err(format!(
+            "{shown}: {} has {} in it, and is to become a directory that only the shim may read: give a directory of its own, such as \
+             /etc/kubernetes/berth-cluster/kubeconfig",
+            directory.display(),
+            other.display()
+        ))
+    })
+}
+
+/// Writes both, for this uid alone.
+///
+/// # Errors
+/// One of them cannot be written; a file is whole, the old one or the new one.
+pub fn write(file: &Path, uid: u32, kubeconfig: &str, token: &str) -> Result<(), FileError> {
+    let directory = file.parent().unwrap_or(Path::new("/"));
+    private_directory(directory, uid).map_err(|source| FileError { path: directory.to_owned(), source })?;
+    // The token first: a kubeconfig without one would be none.
+    for (path, text) in [(file.with_file_name(FILE), token), (file.to_owned(), kubeconfig)] {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let temporary = path.with_file_name(format!(".{name}.{}", std::process::id()));
+        let fill = |mut new: fs::File| {
+            fchown(&new, Some(uid), None)?;
+            new.write_all(text.as_bytes())?;
+            new.sync_all()
+        };
+        replace(&path, &temporary, fill).map_err(|source| FileError { path, source })?;
+    }
+    fs::File::open(directory)
+        .and_then(|opened| opened.sync_all())
+        .map_err(|source| FileError { path: directory.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_cluster::Access;
+    use berth_cluster::kubeconfig::Token;
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    #[test]
+    fn what_is_written_is_read_again_and_nobody_elses() {
+        let temp = tempfile::tempdir().unwrap();
+        let file = temp.path().join("cluster/kubeconfig");
+        let own = nix::unistd::geteuid().as_raw();
+        let uid = if own == 0 { 65534 } else { own };
+        let text = kubeconfig("berth-cp-1", "https://[fd00::5]:6443", "kubernetes", b"PEM");
+        check(&file).unwrap();
+        for token in ["one", "two"] {
+            write(&file, uid, &text, token).unwrap();
+            check(&file).unwrap();
+        }
+        let access = Access::read(&file).unwrap();
+        assert_eq!(
+            (access.server.as_str(), access.server_name.as_deref()),
+            ("https://[fd00::5]:6443", Some("kubernetes"))
+        );
+        assert_eq!((access.ca.as_slice(), access.client), (&b"PEM"[..], None));
+        let Some(Token::File(token)) = access.token else { panic!("no token file") };
+        assert_eq!(fs::read_to_string(&token).unwrap(), "two");
+        let directory = file.parent().unwrap();
+        for (path, mode) in [(directory, 0o700), (&file, 0o600), (&token, 0o600)] {
+            let meta = fs::metadata(path).unwrap();
+            assert_eq!((meta.mode() & 0o7777, meta.uid()), (mode, uid), "{}", path.display());
+        }
+        assert_eq!(fs::read_dir(directory).unwrap().count(), 2);
+    }
+
+    /// The directory is the shim's, who may put there what it likes.
+    #[test]
+    fn a_link_in_the_way_is_replaced_and_not_followed() {
+        let temp = tempfile::tempdir().unwrap();
+        let (file, aim) = (temp.path().join("cluster/kubeconfig"), temp.path().join("aim"));
+        let own = nix::unistd::geteuid().as_raw();
+        write(&file, own, "a", "b").unwrap();
+        fs::write(&aim, "kept").unwrap();
+        for name in ["token", "kubeconfig"] {
+            let _ = fs::remove_file(file.with_file_name(name));
+            symlink(&aim, file.with_file_name(name)).unwrap();
+            symlink(&aim, file.with_file_name(format!(".{name}.{}", std::process::id()))).unwrap();
+        }
+        write(&file, own, "a", "b").unwrap();
+        assert_eq!(fs::read_to_string(&aim).unwrap(), "kept");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "a");
+    }
+
+    #[test]
+    fn a_directory_with_something_else_in_it_is_left_alone() {
+        let temp = tempfile::tempdir().unwrap();
+        fs::write(temp.path().join("admin.conf"), "").unwrap();
+        let told = check(&temp.path().join("berth.conf")).unwrap_err();
+        assert!(told.contains("has admin.conf in it") && told.contains("give a directory of its own"), "{told}");
+        for wrong in ["/", "/kubeconfig", "/etc/x/token"] {
+            assert!(check(Path::new(wrong)).is_err(), "{wrong}");
+        }
+        let error = write(Path::new("/proc/none/kubeconfig"), 0, "", "").unwrap_err().to_string();
+        assert!(error.starts_with("cannot write /proc/none: "), "{error}");
+    }
+}

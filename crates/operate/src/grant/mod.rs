@@ -1,0 +1,240 @@
+//! Credentials of their own for the shims of a node, so that no administrator's are in a running shim: a service account
+//! that may do what they need and no more, and a kubeconfig with its token.
+//!
+//! [`objects`] says what they may do; [`files`] is where the node keeps it; here it is asked for and tried. The token
+//! ends by itself. Shims renew it, as long as one of the node runs.
+
+pub mod files;
+pub mod objects;
+
+use berth_cluster::account::{FILE, Token, account_name, token_path, token_request};
+use berth_cluster::client::found;
+use berth_cluster::lease::NAMESPACE;
+use berth_cluster::service::MANAGER;
+use berth_cluster::{Access, Client, Error};
+use files::FileError;
+use hyper::StatusCode;
+use objects::Request;
+use rustls::pki_types::ServerName;
+use serde::Serialize;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+
+/// How often the shared Role is written anew because another node's was written in between: each time one of them is done.
+const TRIES: u32 = 50;
+
+/// How long an apiserver may take to notice what was written through another one.
+const NOTICED: Duration = Duration::from_secs(10);
+
+/// Time between two looks whether it has.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// For whom, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The node's name in the cluster.
+    pub node: String,
+    /// What the shims dial: the berth.
+    pub server: SocketAddr,
+    /// What the apiserver's certificate carries.
+    pub server_name: String,
+    /// Whose the files shall be.
+    pub uid: u32,
+    /// Where the kubeconfig goes. The token is beside it.
+    pub file: PathBuf,
+}
+
+/// What there is now.
+#[derive(Debug, Clone, Serialize)]
+pub struct Granted {
+    /// The service account.
+    pub service_account: String,
+    /// What it may do: each was tried, at the server.
+    pub may: Vec<Request>,
+    /// Where it was tried, and shims will ask.
+    pub server: String,
+    /// The kubeconfig.
+    pub kubeconfig: PathBuf,
+    /// The token's file.
+    pub token: PathBuf,
+    /// Whose the files are.
+    pub uid: u32,
+    /// When the token ends.
+    pub expires: String,
+    /// How long it is good as the apiserver says it, in seconds, to the minute.
+    pub seconds: u64,
+}
+
+/// Why there is nothing, or not all.
+#[derive(Debug, thiserror::Error)]
+pub enum GrantError {
+    /// The administrator's credentials do not do.
+    #[error("--kubeconfig: {0}")]
+    Admin(String),
+    /// The files cannot be written.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The new credentials cannot be tried.
+    #[error("{} is written, and cannot be tried: {why}", kubeconfig.display())]
+    Untried {
+        /// The kubeconfig.
+        kubeconfig: PathBuf,
+        /// Cause and fix.
+        why: String,
+    },
+    /// The new credentials may not do what they should.
+    #[error("{account} may not {}", requests.join(", nor "))]
+    Refused {
+        /// The service account.
+        account: String,
+        /// What.
+        requests: Vec<String>,
+    },
+}
+
+/// Makes the objects and a token, writes them for the shim and tries them. Done again, it is a new token.
+///
+/// # Errors
+/// See [`GrantError`]; what was made until then stays, and the same again goes on.
+pub async fn grant(access: &Access, client: &Client, options: &Options) -> Result<Granted, GrantError> {
+    let Options { node, server, server_name, uid, file } = options;
+    let account = account_name(node);
+    make(client, node).await.map_err(|error| GrantError::Admin(explain(&error)))?;
+    let asked = std::time::SystemTime::now();
+    let answer = client.post(&token_path(&account), &token_request()).await;
+    let answer = answer.map_err(|error| GrantError::Admin(explain(&error)))?;
+    let token = Token::parse(&answer).ok_or_else(|| {
+        GrantError::Admin(format!("{} gives a token without its end: is it a kube-apiserver?", client.server()))
+    })?;
+    let server = format!("https://{server}");
+    let kubeconfig = files::kubeconfig(&account, &server, server_name, &access.ca);
+    files::write(file, *uid, &kubeconfig, &token.text)?;
+    let untried = |why| GrantError::Untried { kubeconfig: file.clone(), why };
+    let shim = Client::from_kubeconfig(file).map_err(|error| untried(error.to_string()))?;
+    let may = try_all(&shim, node, NOTICED).await.map_err(|error| match error {
+        TryError::Asked(error) => untried(format!(
+            "{error}: see that the apiserver answers at --listen and that its certificate is for --server-name {server_name}, and \
+             run this again"
+        )),
+        TryError::Refused(requests) => {
+            GrantError::Refused { account: format!("{NAMESPACE}/{account}"), requests }
+        }
+    })?;
+    Ok(Granted {
+        service_account: format!("{NAMESPACE}/{account}"),
+        may,
+        server,
+        kubeconfig: file.clone(),
+        token: file.with_file_name(FILE),
+        uid: *uid,
+        expires: humantime::format_rfc3339_seconds(token.until).to_string(),
+        seconds: (token.until.duration_since(asked).unwrap_or_default().as_secs() + 30) / 60 * 60,
+    })
+}
+
+async fn make(client: &Client, node: &str) -> Result<(), Error> {
+    for object in [objects::namespace()].iter().chain(&objects::of_node(node)) {
+        client.apply(&objects::path(object), MANAGER, object).await?;
+    }
+    add_to_shared_role(client, node).await
+}
+
+/// Other nodes' names stay in it, those too that come meanwhile.
+async fn add_to_shared_role(client: &Client, node: &str) -> Result<(), Error> {
+    let role = objects::shared_role([node]);
+    let path = objects::path(&role);
+    let all = path.rsplit_once('/').map_or("", |(all, _)| all);
+    let mut tries = 1;
+    loop {
+        let written = match found(client.get(&path).await)? {
+            None => client.post(all, &role).await,
+            Some(read) => match objects::with_node(&read, node) {
+                None => return Ok(()),
+                Some(role) => client.put(&path, &role).await,
+            },
+        };
+        match written {
+            Err(error) if error.status() == Some(StatusCode::CONFLICT) && tries < TRIES => tries += 1,
+            written => return written.map(drop),
+        }
+    }
+}
+
+enum TryError {
+    Asked(Error),
+    Refused(Vec<String>),
+}
+
+/// Whether the one whose credentials these are may do all that a node's shims do. What that one may not is asked again for
+/// so long.
+async fn try_all(client: &Client, node: &str, patience: Duration) -> Result<Vec<Request>, TryError> {
+    let until = Instant::now() + patience;
+    let requests = objects::requests(node);
+    let mut refused = Vec::new();
+    for request in &requests {
+        let answer = loop {
+            let answer = client.post(REVIEWS, &request.review()).await;
+            let unknown = match &answer {
+                Ok(review) => review["status"]["allowed"] != true,
+                Err(error) => error.status() == Some(StatusCode::UNAUTHORIZED),
+            };
+            if !unknown || Instant::now() >= until {
+                break answer.map_err(TryError::Asked)?;
+            }
+            sleep(LOOK).await;
+        };
+        if answer["status"]["allowed"] != true {
+            let reason = answer["status"]["reason"].as_str().filter(|reason| !reason.is_empty());
+            refused.push(reason.map_or_else(|| request.to_string(), |reason| format!("{request} ({reason})")));
+        }
+    }
+    if refused.is_empty() { Ok(requests) } else { Err(TryError::Refused(refused)) }
+}
+
+/// Deletes what is a node's alone, the service account first: that ends its tokens, and nothing else does. Gives what
+/// was there.
+///
+/// # Errors
+/// See [`GrantError`].
+pub async fn revoke(client: &Client, node: &str) -> Result<Vec<String>, GrantError> {
+    let mut deleted = Vec::new();
+    for object in objects::of_node(node) {
+        let answer = found(client.delete(&objects::path(&object)).await);
+        if answer.map_err(|error| GrantError::Admin(explain(&error)))?.is_some() {
+            let of = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+            let metadata = &object["metadata"];
+            deleted.push(format!("{} {}/{}", of(&object["kind"]), of(&metadata["namespace"]), of(&metadata["name"])));
+        }
+    }
+    Ok(deleted)
+}
+
+/// Whether a certificate can carry it.
+#[must_use]
+pub fn is_server_name(text: &str) -> bool {
+    ServerName::try_from(text).is_ok()
+}
+
+/// What is wrong with an administrator's request, and what fixes it.
+fn explain(error: &Error) -> String {
+    let fix = match error.status() {
+        None => "see that an apiserver answers there",
+        Some(StatusCode::UNAUTHORIZED) => {
+            "its credentials are not known there, or have expired: give another, such as kubeadm's /etc/kubernetes/admin.conf \
+             (kubeadm certs renew admin.conf)"
+        }
+        Some(StatusCode::FORBIDDEN) => {
+            "give one of an administrator who may make Roles, such as kubeadm's /etc/kubernetes/admin.conf or super-admin.conf; or have \
+             the objects made that --print shows"
+        }
+        Some(_) => "run this again",
+    };
+    format!("{error}: {fix}")
+}
+
+#[cfg(test)]
+mod tests;

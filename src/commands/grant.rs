@@ -1,0 +1,187 @@
+//! `berth grant`: credentials for the shims of a node, made, printed or revoked.
+
+use super::{Exit, block_on, mistaken, unavailable};
+use crate::cli::GrantArgs;
+use anyhow::Context;
+use berth_cluster::lease::is_object_name;
+use berth_cluster::service::{Family, slice_name};
+use berth_cluster::{Access, Client};
+use berth_operate::doctor::{ShimOf, shim_of};
+use berth_operate::grant::{GrantError, Granted, Options, files, grant, is_server_name, objects, revoke};
+use berth_operate::manifest::file::read;
+use berth_operate::manifest::{Manifest, document};
+use berth_operate::upgrade::journal::node_name;
+use berth_options::check::{self, Checks};
+use berth_options::place::{PlaceArgs, RunDirArgs};
+use nix::unistd::geteuid;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
+    let mut checks = Checks::default();
+    let nodes = nodes(args, &mut checks);
+    if args.print {
+        return match checks.finish(Some(())) {
+            Ok(()) => print(&objects_of(&nodes, args.json)),
+            Err(mistakes) => Ok(mistaken(&mistakes)),
+        };
+    }
+    let options = if args.revoke { None } else { options(args, &nodes, &mut checks) };
+    let access = Access::read(&args.kubeconfig).and_then(|access| {
+        let client = Client::new(&access).map_err(|mistake| mistake.of(&args.kubeconfig))?;
+        Ok((access, client))
+    });
+    let mistakes = checks.finish(Some(())).err();
+    // What cannot be had is told beside what is mistaken, and the mistakes count.
+    let exit = access.as_ref().err().map(|error| unavailable(error));
+    let exit = mistakes.map(|mistakes| mistaken(&mistakes)).or(exit);
+    let (access, client) = match (access, exit) {
+        (Ok(access), None) => access,
+        (_, exit) => return Ok(exit.unwrap_or(Exit::Unavailable)),
+    };
+    match options {
+        Some(options) => {
+            let granted = block_on(grant(&access, &client, &options))?;
+            match granted {
+                Ok(granted) => print(&if args.json { json(&granted)? } else { said(&granted) }),
+                Err(error) => Ok(failed(&error)),
+            }
+        }
+        None => revoke_all(&client, &nodes, args.json),
+    }
+}
+
+fn failed(error: &GrantError) -> Exit {
+    let exit = unavailable(error);
+    if matches!(error, GrantError::Refused { .. }) { Exit::No } else { exit }
+}
+
+/// The nodes' names, which become parts of objects' names.
+fn nodes(args: &GrantArgs, checks: &mut Checks) -> Vec<String> {
+    let nodes = match &args.node[..] {
+        [] => vec![node_name(Path::new("/proc")).unwrap_or_default()],
+        given => given.to_vec(),
+    };
+    for node in nodes.iter().filter(|node| !is_object_name(&slice_name(node, Family::V4)) || !is_object_name(node)) {
+        checks.wrong(format!("--node {node:?}: give the node's name as kubectl get nodes shows it, such as cp-1"));
+    }
+    if nodes.len() > 1 && !args.revoke && !args.print {
+        checks.wrong("--node: each node writes its own: give one, on that node");
+    }
+    nodes
+}
+
+fn options(args: &GrantArgs, nodes: &[String], checks: &mut Checks) -> Option<Options> {
+    let shim = read(&args.manifest).map_err(|error| error.to_string()).and_then(|text| {
+        let manifest = Manifest::parse(&text).map_err(|problem| format!("{}:{problem}", args.manifest.display()))?;
+        Ok(shim_of(&manifest))
+    });
+    if let (Err(why), true) = (&shim, args.listen.is_empty() || args.uid.is_none()) {
+        checks.wrong(format!("--manifest: {why}; or give --listen and --uid"));
+    }
+    let server = match &shim {
+        _ if !args.listen.is_empty() => {
+            let place =
+                PlaceArgs { listen: args.listen.clone(), instance: None, run_dir: RunDirArgs { run_dir: None } };
+            check::place(&place, checks).map(|place| place.berth())
+        }
+        Ok(ShimOf { berth: None, .. }) => {
+            let manifest = args.manifest.display();
+            checks.wrong(format!(
+                "--listen is not given, and {manifest} leaves the address to the kubelet: give the berth's, such as 10.0.0.5:6443"
+            ));
+            None
+        }
+        shim => shim.as_ref().ok().and_then(|shim| shim.berth),
+    };
+    let of_manifest = shim.as_ref().ok().map(|shim| shim.uid);
+    let uid = args.uid.as_ref().map(|uid| checks.number("--uid", uid, 0..=u32::MAX - 1)).or(of_manifest);
+    if let Some(uid) = uid.filter(|uid| !geteuid().is_root() && *uid != geteuid().as_raw()) {
+        checks.wrong(format!("--uid {uid}: only root can give files to another: run this as root"));
+    }
+    let of_manifest = shim.ok().and_then(|shim| shim.server_name);
+    let server_name = args.server_name.clone().or(of_manifest).unwrap_or_else(|| "kubernetes".into());
+    if !is_server_name(&server_name) {
+        checks.wrong(format!("--server-name {server_name:?}: give a DNS name or IP address from the certificate"));
+    }
+    let file = match &args.write {
+        Some(file) => {
+            let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
+            checks.note(files::check(&file).map_err(|why| format!("--write {why}")));
+            Some(file)
+        }
+        None => {
+            checks.wrong(
+                "--write is not given: name the shim's kubeconfig, in a directory of its own, such as \
+                 /etc/kubernetes/berth-cluster/kubeconfig; or give --print or --revoke",
+            );
+            None
+        }
+    };
+    Some(Options { node: nodes.first()?.clone(), server: server?, server_name, uid: uid?, file: file? })
+}
+
+fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Result<Exit> {
+    let mut deleted = Vec::new();
+    for node in nodes {
+        match block_on(revoke(client, node))? {
+            Ok(of_node) => deleted.extend(of_node),
+            Err(error) => return Ok(failed(&error)),
+        }
+    }
+    if as_json {
+        return print(&pretty(&json!({"version": 1, "nodes": nodes, "deleted": deleted}))?);
+    }
+    let nodes = nodes.join(", ");
+    let mut text: String = deleted.iter().map(|object| format!("deleted  {object}\n")).collect();
+    text += &match deleted.len() {
+        0 => format!("{nodes}: there was nothing to delete\n"),
+        _ => format!(
+            "{nodes}: its tokens are refused within 10 s, for which time kube-apiserver remembers that one was good. The names \
+             of its slices stay in the Role default/berth, by which other nodes remove what it left\n"
+        ),
+    };
+    print(&text)
+}
+
+/// All that makes a shim of each node able to do its work, for who applies it otherwise.
+fn objects_of(nodes: &[String], as_json: bool) -> String {
+    let shared = objects::shared_role(nodes.iter().map(String::as_str));
+    let all = [objects::namespace(), shared].into_iter().chain(nodes.iter().flat_map(|node| objects::of_node(node)));
+    if as_json {
+        return format!("{:#}\n", json!({"apiVersion": "v1", "kind": "List", "items": all.collect::<Vec<Value>>()}));
+    }
+    all.map(|object| document(&object)).collect::<Vec<_>>().join("---\n")
+}
+
+fn json(granted: &Granted) -> anyhow::Result<String> {
+    let mut value = serde_json::to_value(granted).context("no JSON")?;
+    value["version"] = json!(1);
+    pretty(&value)
+}
+
+fn pretty(value: &Value) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(value).context("no JSON")? + "\n")
+}
+
+fn said(granted: &Granted) -> String {
+    let Granted { service_account, may, server, kubeconfig, token, uid, expires, seconds } = granted;
+    let mut text: String = may.iter().map(|request| format!("may      {request}\n")).collect();
+    for path in [kubeconfig, token] {
+        text += &format!("written  {}, for uid {uid} alone\n", path.display());
+    }
+    let life = humantime::format_duration(Duration::from_secs(*seconds));
+    text += &format!(
+        "{service_account}: each was tried at {server}. The token is good for {life}, until {expires}, and a shim renews it after a \
+         third of that. Mount {} as a directory, writable\n",
+        kubeconfig.parent().unwrap_or(Path::new("/")).display()
+    );
+    text
+}
+
+fn print(text: &str) -> anyhow::Result<Exit> {
+    std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")?;
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,321 @@
+//! What `berth grant` makes, with a real kube-apiserver that authorizes by RBAC: every verb that a shim needs works with
+//! the kubeconfig that is written, every other is refused, and revoking ends the token.
+
+use crate::support::net::fresh_ip;
+use crate::support::process::{Running, berth, said};
+use berth_cluster::account::{account_name, token_path, token_request};
+use berth_cluster::kubeconfig::Token;
+use berth_cluster::lease::{InstanceLease, LEASES, lease_path};
+use berth_cluster::service::{Family, MANAGER, RECONCILED, SERVICE, SLICES, slice, slice_name, slice_path};
+use berth_cluster::{Access, Client, Error};
+use hyper::StatusCode;
+use libtest_mimic::Failed;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime};
+
+const NODE: &str = "cp-1";
+
+/// How long an apiserver may take to come up on a slow machine.
+const UP: Duration = Duration::from_secs(90);
+
+/// kube-apiserver remembers for 10 s that a token was good.
+const REVOKED: Duration = Duration::from_secs(20);
+
+pub(crate) fn grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
+    let temp = tempfile::tempdir()?;
+    let cluster = Cluster::start(temp.path(), apiserver, etcd)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(cluster.ready())?;
+    let file = temp.path().join("cluster/kubeconfig");
+    // Another node first: its names stay.
+    for node in ["cp-2", NODE, NODE] {
+        let (status, out, err) = said(cluster.berth(&["grant", "--json", "--node", node]).arg("--write").arg(&file));
+        if status != Some(0) {
+            return Err(format!("grant {node}: {status:?}: {out}{err}").into());
+        }
+        let granted: Value = serde_json::from_str(&out)?;
+        assert_eq!(
+            (&granted["seconds"], granted["may"].as_array().map(Vec::len)),
+            (&json!(2_592_000), Some(14)),
+            "{out}"
+        );
+    }
+    let admin = Client::from_kubeconfig(&cluster.admin).map_err(|error| error.to_string())?;
+    let shim = Client::from_kubeconfig(&file).map_err(|error| error.to_string())?;
+    runtime.block_on(needed_verbs_work(&shim))?;
+    runtime.block_on(other_requests_are_refused(&shim, &admin))?;
+    runtime.block_on(rules_are_these_and_no_others(&shim, &cluster.admin))?;
+    cluster.revoke(&runtime, &shim, &admin)
+}
+
+/// etcd and a kube-apiserver on an address of their own. They end when it is dropped.
+struct Cluster {
+    address: SocketAddr,
+    admin: PathBuf,
+    apiserver: Running,
+    _etcd: Running,
+}
+
+impl Cluster {
+    fn start(dir: &Path, apiserver: &str, etcd: &str) -> Result<Self, Failed> {
+        let ip = fresh_ip();
+        let address = SocketAddr::from((ip, 6443));
+        let (store, peers) = (format!("http://{ip}:2379"), format!("http://{ip}:2380"));
+        let etcd = Running::start(Command::new(etcd).args([
+            "--name=grant",
+            &format!("--data-dir={}", dir.join("etcd").display()),
+            &format!("--listen-client-urls={store}"),
+            &format!("--advertise-client-urls={store}"),
+            &format!("--listen-peer-urls={peers}"),
+            &format!("--initial-advertise-peer-urls={peers}"),
+            &format!("--initial-cluster=grant={peers}"),
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+        ]));
+        let file = |name: &str, text: &str| {
+            let path = dir.join(name);
+            fs::write(&path, text).map(|()| path)
+        };
+        let flag = |name: &str, path: &Path| format!("--{name}={}", path.display());
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        let (key, signing) = (KeyPair::generate()?, KeyPair::generate()?);
+        let certificate = CertificateParams::new(vec!["kubernetes".to_owned()])?.signed_by(&key, &issuer)?;
+        let ca = file("ca.crt", &issuer.pem())?;
+        let apiserver = Running::start(Command::new(apiserver).args([
+            format!("--etcd-servers={store}"),
+            format!("--bind-address={ip}"),
+            "--secure-port=6443".into(),
+            // It may not be a loopback address; of a net that no node has (RFC 5737).
+            "--advertise-address=192.0.2.2".into(),
+            "--authorization-mode=RBAC".into(),
+            "--service-cluster-ip-range=10.96.0.0/24".into(),
+            "--service-account-issuer=https://kubernetes.default.svc".into(),
+            flag("cert-dir", &dir.join("certs")),
+            flag("tls-cert-file", &file("server.crt", &certificate.pem())?),
+            flag("tls-private-key-file", &file("server.key", &key.serialize_pem())?),
+            flag("token-auth-file", &file("tokens", "admin,admin,admin,\"system:masters\"\n")?),
+            flag("service-account-key-file", &file("sa.pub", &signing.public_key_pem())?),
+            flag("service-account-signing-key-file", &file("sa.key", &signing.serialize_pem())?),
+        ]));
+        let admin = format!(
+            "current-context: a\nclusters: [{{name: a, cluster: {{server: 'https://{address}', tls-server-name: kubernetes, \
+             certificate-authority: '{}'}}}}]\ncontexts: [{{name: a, context: {{cluster: a, user: a}}}}]\nusers: [{{name: a, user: \
+             {{token: admin}}}}]\n",
+            ca.display()
+        );
+        Ok(Self { address, admin: file("admin.conf", &admin)?, apiserver, _etcd: etcd })
+    }
+
+    /// Waits for what a new cluster gets by itself.
+    async fn ready(&self) -> Result<(), Failed> {
+        let client = Client::from_kubeconfig(&self.admin).map_err(|error| error.to_string())?;
+        let began = Instant::now();
+        loop {
+            let listed = client.get(RECONCILED).await;
+            if client.ready().await
+                && client.get(SERVICE).await.is_ok()
+                && matches!(&listed, Ok(list) if list["items"].as_array().is_some_and(|items| !items.is_empty()))
+            {
+                return Ok(());
+            }
+            if began.elapsed() > UP {
+                return Err(format!("not ready: {listed:?}\n{}", self.apiserver.log()).into());
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    fn berth(&self, args: &[&str]) -> Command {
+        let mut command = berth(args);
+        command.arg("--kubeconfig").arg(&self.admin);
+        if !args.contains(&"--revoke") {
+            let uid = nix::unistd::geteuid().to_string();
+            command.args(["--listen", &self.address.to_string(), "--uid", &uid]);
+        }
+        command
+    }
+
+    /// What ends a token, and what stays.
+    fn revoke(&self, runtime: &tokio::runtime::Runtime, shim: &Client, admin: &Client) -> Result<(), Failed> {
+        let (status, out, err) = said(&mut self.berth(&["grant", "--revoke", "--json", "--node", NODE]));
+        let revoked: Value = serde_json::from_str(&out)?;
+        assert_eq!((status, revoked["deleted"].as_array().map(Vec::len)), (Some(0), Some(4)), "{out}{err}");
+        let began = Instant::now();
+        while status_of(&runtime.block_on(shim.get(LEASES))) != Some(StatusCode::UNAUTHORIZED) {
+            assert!(began.elapsed() < REVOKED, "the token is good still");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        println!("revoked: the token was refused after {:.1} s", began.elapsed().as_secs_f64());
+        let role = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles/berth";
+        let role = runtime.block_on(admin.get(role)).map_err(|error| error.to_string())?.to_string();
+        assert!(role.contains("berth-cp-1-ipv4") && role.contains("berth-cp-2-ipv6"), "{role}");
+        let (status, out, _) = said(&mut self.berth(&["grant", "--revoke", "--node", NODE]));
+        assert_eq!((status, out.as_str()), (Some(0), "cp-1: there was nothing to delete\n"));
+        Ok(())
+    }
+}
+
+fn status_of(answer: &Result<Value, Error>) -> Option<StatusCode> {
+    answer.as_ref().err().and_then(Error::status)
+}
+
+fn own_slice(node: &str) -> Value {
+    slice(node, "192.0.2.2:6443".parse().unwrap(), "https")
+}
+
+fn own_lease(instance: &str) -> InstanceLease {
+    let now = SystemTime::now();
+    InstanceLease {
+        node: NODE.into(),
+        instance: instance.into(),
+        holder: "cp-1_1".into(),
+        address: "192.0.2.2:6443".parse().unwrap(),
+        version: None,
+        state: "joined".into(),
+        acquired: now,
+        renewed: now,
+        transitions: 0,
+    }
+}
+
+/// As the keeper does it: to make an object is to apply it where there is none.
+async fn needed_verbs_work(shim: &Client) -> Result<(), Failed> {
+    let own = slice_path(&slice_name(NODE, Family::V4));
+    let lease = lease_path(&own_lease("a").name());
+    let watch = format!("{RECONCILED}&watch=true&timeoutSeconds=1&resourceVersion=0");
+    let steps = [
+        ("get the Service", shim.get(SERVICE).await),
+        ("list the slice kubernetes", shim.get(RECONCILED).await),
+        ("watch the slice kubernetes", shim.get(&watch).await),
+        ("create its slice", shim.apply(&own, MANAGER, &own_slice(NODE)).await),
+        ("apply its slice again", shim.apply(&own, MANAGER, &own_slice(NODE)).await),
+        ("delete its slice", shim.delete(&own).await),
+        // What a node left that is gone.
+        ("create another node's slice", shim.apply(&slice_path("berth-cp-2-ipv4"), MANAGER, &own_slice("cp-2")).await),
+        ("delete another node's slice", shim.delete(&slice_path("berth-cp-2-ipv4")).await),
+        ("create a Lease", shim.apply(&lease, MANAGER, &own_lease("a").object()).await),
+        ("apply a Lease again", shim.apply(&lease, MANAGER, &own_lease("a").object()).await),
+        ("list Leases", shim.get(LEASES).await),
+        ("delete a Lease", shim.delete(&lease).await),
+        ("renew its token", shim.post(&token_path(&account_name(NODE)), &token_request()).await),
+    ];
+    let failed: Vec<_> =
+        steps.iter().filter_map(|(what, answer)| Some((what, answer.as_ref().err()?.to_string()))).collect();
+    if failed.is_empty() { Ok(()) } else { Err(format!("{failed:#?}").into()) }
+}
+
+async fn other_requests_are_refused(shim: &Client, admin: &Client) -> Result<(), Failed> {
+    let kubernetes = slice_path("kubernetes");
+    let endpoints = "/api/v1/namespaces/default/endpoints/kubernetes";
+    let (own, foreign) = (slice_path("berth-cp-1-ipv4"), slice_path("berth-cp-3-ipv4"));
+    let system = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+    let (accounts, secrets) =
+        ("/api/v1/namespaces/berth-system/serviceaccounts", "/api/v1/namespaces/berth-system/secrets");
+    let rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/berth-system";
+    let read = |answer: Result<Value, Error>| answer.map_err(|error| error.to_string());
+    let (slice_read, endpoints_read) = (read(admin.get(&kubernetes).await)?, read(admin.get(endpoints).await)?);
+    // An apply says nothing of what it does not manage.
+    let part = |kind: &str, name: &str| json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}});
+    let mut kubernetes_slice = own_slice(NODE);
+    kubernetes_slice["metadata"]["name"] = json!("kubernetes");
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "a"}});
+    let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "berth-cp-1"},
+        "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]});
+    let elsewhere = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"}});
+    let lease = lease_path("a");
+    let steps = [
+        ("get the slice kubernetes", shim.get(&kubernetes).await),
+        ("update the slice kubernetes", shim.put(&kubernetes, &slice_read).await),
+        ("patch the slice kubernetes", shim.apply(&kubernetes, MANAGER, &kubernetes_slice).await),
+        ("delete the slice kubernetes", shim.delete(&kubernetes).await),
+        ("get the Endpoints", shim.get(endpoints).await),
+        ("update the Endpoints", shim.put(endpoints, &endpoints_read).await),
+        ("patch the Endpoints", shim.apply(endpoints, MANAGER, &part("Endpoints", "kubernetes")).await),
+        ("delete the Endpoints", shim.delete(endpoints).await),
+        ("delete the Service", shim.delete(SERVICE).await),
+        ("patch the Service", shim.apply(SERVICE, MANAGER, &part("Service", "kubernetes")).await),
+        ("list all slices", shim.get(SLICES).await),
+        ("watch all slices", shim.get(&format!("{SLICES}?watch=true&timeoutSeconds=1")).await),
+        ("create a slice by its collection", shim.post(SLICES, &own_slice(NODE)).await),
+        ("delete all slices", shim.delete(SLICES).await),
+        ("get its own slice", shim.get(&own).await),
+        ("update its own slice", shim.put(&own, &own_slice(NODE)).await),
+        ("create an unknown node's slice", shim.apply(&foreign, MANAGER, &own_slice("cp-3")).await),
+        ("delete an unknown node's slice", shim.delete(&foreign).await),
+        ("get a Lease", shim.get(&lease).await),
+        ("update a Lease", shim.put(&lease, &elsewhere).await),
+        ("watch Leases", shim.get(&format!("{LEASES}?watch=true&timeoutSeconds=1")).await),
+        ("delete all Leases", shim.delete(LEASES).await),
+        ("list Leases of kube-system", shim.get(system).await),
+        ("create a Lease of kube-system", shim.post(system, &elsewhere).await),
+        ("patch a Lease of kube-system", shim.apply(&format!("{system}/a"), MANAGER, &elsewhere).await),
+        ("delete a Lease of kube-system", shim.delete(&format!("{system}/a")).await),
+        ("list secrets", shim.get(secrets).await),
+        ("list all secrets", shim.get("/api/v1/secrets").await),
+        ("create a secret", shim.post(secrets, &secret).await),
+        ("get its service account", shim.get(&format!("{accounts}/berth-cp-1")).await),
+        ("create a service account", shim.post(accounts, &part("ServiceAccount", "a")).await),
+        ("get another's token", shim.post(&token_path("berth-cp-2"), &token_request()).await),
+        ("get a token of kube-system", {
+            let path = "/api/v1/namespaces/kube-system/serviceaccounts/default/token";
+            shim.post(path, &token_request()).await
+        }),
+        ("widen its Role", shim.apply(&format!("{rbac}/roles/berth-cp-1"), MANAGER, &role).await),
+        ("list Roles", shim.get(&format!("{rbac}/roles")).await),
+        ("list pods", shim.get("/api/v1/pods").await),
+        ("list nodes", shim.get("/api/v1/nodes").await),
+        ("delete the namespace", shim.delete("/api/v1/namespaces/berth-system").await),
+    ];
+    let forbidden = |answer: &Result<Value, Error>| status_of(answer) == Some(StatusCode::FORBIDDEN);
+    let other: Vec<_> = steps.iter().filter(|(_, answer)| !forbidden(answer)).collect();
+    println!("refused with 403: {} of {} requests", steps.len() - other.len(), steps.len());
+    if other.is_empty() { Ok(()) } else { Err(format!("not refused with 403: {other:#?}").into()) }
+}
+
+/// What RBAC itself lists, beside what every service account may do: so there is no verb that nobody thought of.
+async fn rules_are_these_and_no_others(shim: &Client, admin: &Path) -> Result<(), Failed> {
+    let told = |error: Error| error.to_string();
+    let mut access = Access::read(admin).map_err(|error| error.to_string())?;
+    let admin = Client::new(&access).map_err(|error| error.to_string())?;
+    let accounts = "/api/v1/namespaces/kube-system/serviceaccounts";
+    let anybody = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "anybody"}});
+    admin.post(accounts, &anybody).await.map_err(told)?;
+    let answer = admin.post(&format!("{accounts}/anybody/token"), &token_request()).await.map_err(told)?;
+    access.token = Some(Token::Text(answer["status"]["token"].as_str().ok_or("no token")?.to_owned()));
+    let anybody = Client::new(&access).map_err(|error| error.to_string())?;
+    let mut said = Vec::new();
+    for namespace in ["default", "berth-system", "kube-system"] {
+        let (own, anybodys) = (rules(shim, namespace).await?, rules(&anybody, namespace).await?);
+        said.extend(own.difference(&anybodys).map(|rule| format!("{namespace}: {rule}")));
+    }
+    let expected = [
+        "default: create,delete,patch discovery.k8s.io/endpointslices berth-cp-1-ipv4,berth-cp-1-ipv6,berth-cp-2-ipv4,berth-cp-2-ipv6",
+        "default: get /services kubernetes",
+        "default: list,watch discovery.k8s.io/endpointslices kubernetes",
+        "berth-system: create /serviceaccounts/token berth-cp-1",
+        "berth-system: create,delete,list,patch coordination.k8s.io/leases ",
+    ];
+    if said == expected { Ok(()) } else { Err(format!("{said:#?}").into()) }
+}
+
+async fn rules(client: &Client, namespace: &str) -> Result<BTreeSet<String>, Failed> {
+    let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}});
+    let path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
+    let answer = client.post(path, &review).await.map_err(|error| error.to_string())?;
+    let rule = |rule: &Value| {
+        let list = |name: &str| {
+            let list = rule[name].as_array().into_iter().flatten().filter_map(Value::as_str);
+            list.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(",")
+        };
+        format!("{} {}/{} {}", list("verbs"), list("apiGroups"), list("resources"), list("resourceNames"))
+    };
+    Ok(answer["status"]["resourceRules"].as_array().ok_or("no rules")?.iter().map(rule).collect())
+}
