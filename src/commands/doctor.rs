@@ -4,6 +4,7 @@ use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::DoctorArgs;
 use anyhow::Context;
 use berth_cluster::Client;
+use berth_cluster::service::OF_SERVICE;
 use berth_operate::doctor::room::Room;
 use berth_operate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, text};
 use berth_operate::manifest::Manifest;
@@ -103,6 +104,6 @@ fn endpoints(kubeconfig: &Path) -> anyhow::Result<Result<Vec<SocketAddr>, String
         Ok(client) => client,
         Err(error) => return Ok(Err(error.to_string())),
     };
-    let list = block_on(client.get(cluster::PATH))?;
+    let list = block_on(client.get(OF_SERVICE))?;
     Ok(list.map(|list| cluster::endpoints(&list)).map_err(|error| error.to_string()))
 }

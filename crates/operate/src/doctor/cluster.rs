@@ -3,30 +3,19 @@
 use super::checks::{NOT_CHECKED, SECURE_PORTS};
 use super::layout::Layout;
 use super::{Case, Finding, options};
+use berth_cluster::service::{addresses, ports};
 use berth_options::check;
 use serde_json::Value;
-use std::net::{IpAddr, SocketAddr};
-
-/// Where [`endpoints`] come from.
-pub const PATH: &str =
-    "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes";
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
 /// The addresses in a list of EndpointSlices.
 #[must_use]
 pub fn endpoints(list: &Value) -> Vec<SocketAddr> {
-    let array = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let mut found = Vec::new();
-    for slice in array(&list["items"]) {
-        let ports: Vec<u16> =
-            array(&slice["ports"]).iter().filter_map(|port| port["port"].as_u64()?.try_into().ok()).collect();
-        for address in array(&slice["endpoints"]).iter().flat_map(|endpoint| array(&endpoint["addresses"])) {
-            let ip = address.as_str().and_then(|ip| ip.parse::<IpAddr>().ok());
-            found.extend(ip.into_iter().flat_map(|ip| ports.iter().map(move |port| SocketAddr::new(ip, *port))));
-        }
-    }
-    found.sort_unstable();
-    found.dedup();
-    found
+    let slices = list["items"].as_array().into_iter().flatten();
+    let of = |slice| addresses(slice).flat_map(move |ip| ports(slice).map(move |port| SocketAddr::new(ip, port)));
+    let found: BTreeSet<_> = slices.flat_map(of).collect();
+    found.into_iter().collect()
 }
 
 pub(super) fn examine(case: &Case<'_>) -> Option<Finding> {

@@ -14,6 +14,7 @@ use crate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, prob
 use crate::manifest::Manifest;
 use crate::manifest::file::{Backups, read};
 use berth_cluster::Client;
+use berth_cluster::service::OF_SERVICE;
 use berth_node::registry::RunDir;
 use std::fmt::Display;
 use std::io::Write;
@@ -273,7 +274,7 @@ async fn diagnose(
     let mut facts = node::Facts::gather(Path::new("/"), manifest);
     facts.unconnected = node::unconnected(Path::new("/"), manifest).await;
     let cluster = match &setting.client {
-        Some(client) => client.get(cluster::PATH).await.ok().map(|list| cluster::endpoints(&list)),
+        Some(client) => client.get(OF_SERVICE).await.ok().map(|list| cluster::endpoints(&list)),
         None => None,
     };
     // Who may not be asked does not hold up an upgrade.

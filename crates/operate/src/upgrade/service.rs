@@ -11,6 +11,8 @@
 //! the reconciler makes it from. A stopping apiserver writes the slice last, so the slice tells.
 
 use super::say::Say;
+use berth_cluster::client::found;
+use berth_cluster::service::{Family, SLICES, addresses};
 use berth_cluster::{Client, Error};
 use hyper::StatusCode;
 use serde_json::{Value, json};
@@ -20,7 +22,6 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 const SLICE: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
-const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
 const ENDPOINTS: &str = "/api/v1/namespaces/default/endpoints/kubernetes";
 const ENDPOINTS_ALL: &str = "/api/v1/namespaces/default/endpoints";
 
@@ -72,7 +73,7 @@ impl Service {
     pub async fn names_node(&self) -> Result<bool, Error> {
         let began = Instant::now();
         loop {
-            let slice = self.read(SLICE).await?;
+            let slice = found(self.client.get(SLICE).await)?;
             let named = slice.is_some_and(|slice| in_slice(&slice, self.address));
             if named || began.elapsed() >= ROUND {
                 return Ok(named);
@@ -97,7 +98,7 @@ impl Service {
         let mut missing: Option<Instant> = None;
         let mut trouble = String::new();
         loop {
-            let looked = self.read(SLICE).await;
+            let looked = found(self.client.get(SLICE).await);
             if let Ok(Some(slice)) = &looked {
                 self.see(slice);
             }
@@ -155,8 +156,7 @@ impl Service {
     }
 
     fn see(&self, slice: &Value) {
-        let endpoints = slice["endpoints"].as_array().map_or(0, Vec::len);
-        self.kept.borrow_mut().others |= endpoints > usize::from(in_slice(slice, self.address));
+        self.kept.borrow_mut().others |= addresses(slice).any(|ip| ip != self.address.ip());
     }
 
     /// The slice that was read gets the address.
@@ -164,7 +164,7 @@ impl Service {
         match slice {
             None => self.client.post(SLICES, &new_slice(self.address)).await?,
             // The reconciler makes an empty one IPv4's, and the type cannot be changed.
-            Some(slice) if slice["addressType"] != family(self.address) => {
+            Some(slice) if slice["addressType"] != Family::of(self.address.ip()).as_str() => {
                 self.client.delete(SLICE).await?;
                 self.client.post(SLICES, &new_slice(self.address)).await?
             }
@@ -175,19 +175,12 @@ impl Service {
 
     /// So does what the reconciler makes the slice from, if it lacks it.
     async fn put_back_endpoints(&self) -> Result<(), Error> {
-        match self.read(ENDPOINTS).await? {
+        match found(self.client.get(ENDPOINTS).await)? {
             None => self.client.post(ENDPOINTS_ALL, &new_endpoints(self.address)).await?,
             Some(endpoints) if in_endpoints(&endpoints, self.address) => return Ok(()),
             Some(endpoints) => self.client.put(ENDPOINTS, &with_endpoints(endpoints, self.address)).await?,
         };
         Ok(())
-    }
-
-    async fn read(&self, path: &str) -> Result<Option<Value>, Error> {
-        match self.client.get(path).await {
-            Err(error) if error.status() == Some(StatusCode::NOT_FOUND) => Ok(None),
-            other => other.map(Some),
-        }
     }
 }
 
@@ -200,10 +193,6 @@ fn tell(told: &mut String, error: &Error, say: &Say) {
     }
 }
 
-fn family(address: SocketAddr) -> &'static str {
-    if address.is_ipv4() { "IPv4" } else { "IPv6" }
-}
-
 fn endpoint(address: SocketAddr) -> Value {
     json!({"addresses": [address.ip()], "conditions": {"ready": true}})
 }
@@ -213,13 +202,8 @@ fn ports(address: SocketAddr) -> Value {
     json!([{"name": "https", "port": address.port(), "protocol": "TCP"}])
 }
 
-fn is(value: &Value, address: SocketAddr) -> bool {
-    value.as_str().and_then(|ip| ip.parse().ok()) == Some(address.ip())
-}
-
 fn in_slice(slice: &Value, address: SocketAddr) -> bool {
-    let mut all = slice["endpoints"].as_array().into_iter().flatten();
-    all.any(|one| one["addresses"].as_array().is_some_and(|list| list.iter().any(|ip| is(ip, address))))
+    addresses(slice).any(|ip| ip == address.ip())
 }
 
 /// With the address; the ports too, which an empty one has lost.
@@ -238,15 +222,16 @@ fn new_slice(address: SocketAddr) -> Value {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"kubernetes.io/service-name": "kubernetes"}},
-        "addressType": family(address),
+        "addressType": Family::of(address.ip()).as_str(),
         "endpoints": [endpoint(address)],
         "ports": ports(address),
     })
 }
 
 fn in_endpoints(endpoints: &Value, address: SocketAddr) -> bool {
-    let mut all = endpoints["subsets"].as_array().into_iter().flatten();
-    all.any(|one| one["addresses"].as_array().is_some_and(|list| list.iter().any(|it| is(&it["ip"], address))))
+    let subsets = endpoints["subsets"].as_array().into_iter().flatten();
+    let mut all = subsets.flat_map(|one| one["addresses"].as_array().into_iter().flatten());
+    all.any(|one| one["ip"].as_str().and_then(|ip| ip.parse().ok()) == Some(address.ip()))
 }
 
 /// With the address, in the one subset that the reconciler knows.
