@@ -2,6 +2,7 @@
 
 use crate::support::net::{Backend, client_hello, connect, echo, free_address, ping};
 use crate::support::process::{Running, berth};
+use crate::support::tls::Ca;
 use crate::{example, need, root};
 use libtest_mimic::{Completion, Failed};
 use serde_json::Value;
@@ -61,8 +62,15 @@ pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
 fn page() -> String {
     let (dir, admin, listen) = (tempfile::tempdir().unwrap(), free_address(), free_address());
     let backend = Backend::new().serve(echo);
+    // Nobody answers there: which results are counted, shows.
+    let (kubeconfig, ca) = (dir.path().join("kubeconfig"), Ca::new());
+    std::fs::write(dir.path().join("ca.crt"), ca.pem()).unwrap();
+    let cluster = "current-context: a\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1', certificate-authority: ca.crt}}]\n\
+                   contexts: [{name: a, context: {cluster: a, user: a}}]\nusers: [{name: a, user: {token: t}}]\n";
+    std::fs::write(&kubeconfig, cluster).unwrap();
     let mut command = berth(["serve", "--probe=tcp", "--rise=1", "--instance=a", "--lease=300ms"]);
     command.args(["--listen", &listen.to_string(), "--backend", &backend.to_string(), "--admin", &admin.to_string()]);
+    command.args(["--node-name", "a", "--cluster"]).arg(kubeconfig);
     let shim = Running::start(command.arg("--run-dir").arg(dir.path().join("run")));
     shim.logs("joined");
     ping(&mut connect(listen), &client_hello(64));
@@ -71,7 +79,8 @@ fn page() -> String {
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
         let mut page = String::new();
         stream.read_to_string(&mut page).unwrap();
-        page.contains("berth_lease_renewals_total{shim=\"a\",result=\"ok\"} 1").then_some(page)
+        let parts = ["berth_lease_renewals_total{shim=\"a\",result=\"ok\"} 1", "result=\"unreachable\""];
+        parts.iter().all(|part| page.contains(part)).then_some(page)
     })
 }
 
