@@ -9,6 +9,21 @@ pub struct StatusArgs {
     /// Where the shims of this node meet.
     #[command(flatten)]
     pub run_dir: RunDirArgs,
+    /// Show the instances of all nodes, as their Leases in the cluster have them, and whether the Service
+    /// `kubernetes` names them
+    #[cfg(feature = "operate")]
+    #[arg(long, env = "BERTH_STATUS_CLUSTER", hide_env_values = true)]
+    pub cluster: bool,
+    /// Asks the cluster, for --cluster
+    #[cfg(feature = "operate")]
+    #[arg(
+        long,
+        env = "BERTH_KUBECONFIG",
+        hide_env_values = true,
+        default_value = "/etc/kubernetes/admin.conf",
+        value_name = "FILE"
+    )]
+    pub kubeconfig: std::path::PathBuf,
     /// Print JSON instead of a table
     #[arg(long, env = "BERTH_STATUS_JSON", hide_env_values = true)]
     pub json: bool,

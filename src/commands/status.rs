@@ -1,4 +1,7 @@
-//! `berth status`: the berths and apiservers on this node.
+//! `berth status`: the berths and apiservers on this node, or of all nodes.
+
+#[cfg(feature = "operate")]
+mod cluster;
 
 use super::{Exit, block_on, unavailable};
 use crate::cli::StatusArgs;
@@ -18,6 +21,10 @@ use std::time::{Duration, SystemTime};
 const VERSION: u32 = 1;
 
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
+    #[cfg(feature = "operate")]
+    if args.cluster {
+        return cluster::run(args);
+    }
     block_on(async {
         loop {
             let node = match RunDirSnapshot::look(args.run_dir.run_dir.as_deref()) {
@@ -32,20 +39,28 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
                 rows.push(Row::look(known).await);
             }
             let text = if args.json { json(rows)? } else { table(&rows, SystemTime::now()) };
-            let mut out = std::io::stdout().lock();
-            // Home, and what is below away: a table that is printed again stays in its place.
-            let clear = if args.watch && !args.json && out.is_terminal() { "\x1b[H\x1b[J" } else { "" };
-            // Whoever reads it has enough: `berth status | head`.
-            if write!(out, "{clear}{text}").and_then(|()| out.flush()).is_err() || !args.watch {
+            if !again(args, &text).await {
                 return Ok(Exit::Ok);
-            }
-            drop(out);
-            tokio::select! {
-                () = tokio::time::sleep(Duration::from_secs(1)) => {}
-                _ = tokio::signal::ctrl_c() => return Ok(Exit::Ok),
             }
         }
     })?
+}
+
+/// Prints; whether to look again, which is a second later.
+async fn again(args: &StatusArgs, text: &str) -> bool {
+    {
+        let mut out = std::io::stdout().lock();
+        // Home, and what is below away: a table that is printed again stays in its place.
+        let clear = if args.watch && !args.json && out.is_terminal() { "\x1b[H\x1b[J" } else { "" };
+        // Whoever reads it has enough: `berth status | head`.
+        if write!(out, "{clear}{text}").and_then(|()| out.flush()).is_err() || !args.watch {
+            return false;
+        }
+    }
+    tokio::select! {
+        () = tokio::time::sleep(Duration::from_secs(1)) => true,
+        _ = tokio::signal::ctrl_c() => false,
+    }
 }
 
 /// An instance, with what its shim says.
@@ -152,23 +167,7 @@ fn table(rows: &[Row], now: SystemTime) -> String {
     if rows.is_empty() {
         return "no berth on this node\n".into();
     }
-    let lines: Vec<_> =
-        std::iter::once(HEAD.map(ToOwned::to_owned)).chain(rows.iter().map(|row| row.cells(now))).collect();
-    let mut widths = [0; HEAD.len()];
-    for line in &lines {
-        for (width, cell) in widths.iter_mut().zip(line) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut text = String::new();
-    for line in lines {
-        let mut row = String::new();
-        for (cell, width) in line.iter().zip(widths) {
-            let _ = write!(row, "{cell:width$}  ");
-        }
-        text.push_str(row.trim_end());
-        text.push('\n');
-    }
+    let mut text = align(HEAD, rows.iter().map(|row| row.cells(now)));
     let open = |row: &&Row| row.shim.as_ref().is_some_and(|shim| shim.fail_open && shim.state == Phase::Joined);
     for row in rows.iter().filter(open) {
         let _ = writeln!(
@@ -194,10 +193,36 @@ fn table(rows: &[Row], now: SystemTime) -> String {
     text
 }
 
-/// How long ago, in its largest unit.
+/// Columns, two spaces apart.
+fn align<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    let lines: Vec<_> = std::iter::once(head.map(ToOwned::to_owned)).chain(rows).collect();
+    let mut widths = [0; N];
+    for line in &lines {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    for line in lines {
+        let mut row = String::new();
+        for (cell, width) in line.iter().zip(widths) {
+            let _ = write!(row, "{cell:width$}  ");
+        }
+        text.push_str(row.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// How long ago.
 fn age(since: &str, now: SystemTime) -> String {
-    let seconds = humantime::parse_rfc3339(since).ok().and_then(|since| now.duration_since(since).ok());
-    match seconds.map_or(0, |age| age.as_secs()) {
+    let age = humantime::parse_rfc3339(since).ok().and_then(|since| now.duration_since(since).ok());
+    short(age.unwrap_or_default())
+}
+
+/// A time in its largest unit.
+fn short(time: Duration) -> String {
+    match time.as_secs() {
         seconds @ 0..120 => format!("{seconds}s"),
         seconds @ 120..7200 => format!("{}m", seconds / 60),
         seconds @ 7200..172_800 => format!("{}h", seconds / 3600),

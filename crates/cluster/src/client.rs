@@ -252,8 +252,9 @@ impl Client {
     pub(crate) fn refused(&self, status: StatusCode, method: Method, path: &str, body: &[u8]) -> Error {
         let json = serde_json::from_slice::<Value>(body).ok();
         let message = json.as_ref().and_then(|json| json["message"].as_str()).map(ToOwned::to_owned);
-        let text = || String::from_utf8_lossy(body).chars().take(200).collect();
-        let message = message.unwrap_or_else(text);
+        let message = message.unwrap_or_else(|| String::from_utf8_lossy(body).chars().take(200).collect());
+        // A line of a log, or the one that a command says.
+        let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
         Error::Status { server: self.server.clone(), status, method, path: path.to_owned(), message }
     }
 

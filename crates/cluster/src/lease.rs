@@ -147,6 +147,8 @@ pub struct Expiry {
 struct Seen {
     version: Value,
     unchanged: Duration,
+    /// It was seen to become this.
+    changed: bool,
 }
 
 impl Expiry {
@@ -159,11 +161,11 @@ impl Expiry {
         for lease in leases {
             let meta = &lease["metadata"];
             let (Some(name), version) = (meta["name"].as_str(), &meta["resourceVersion"]) else { continue };
-            let unchanged = match self.seen.get(name) {
-                Some(before) if before.version == *version => before.unchanged + passed,
-                _ => Duration::ZERO,
+            let (unchanged, changed) = match self.seen.get(name) {
+                Some(before) if before.version == *version => (before.unchanged + passed, before.changed),
+                before => (Duration::ZERO, before.is_some()),
             };
-            seen.insert(name.to_owned(), Seen { version: version.clone(), unchanged });
+            seen.insert(name.to_owned(), Seen { version: version.clone(), unchanged, changed });
         }
         self.seen = seen;
     }
@@ -177,6 +179,15 @@ impl Expiry {
     #[must_use]
     pub fn expired(&self, name: &str) -> bool {
         self.seen.get(name).is_some_and(|seen| seen.unchanged > DURATION)
+    }
+
+    /// Time since a Lease changed, for people: since that was seen, and until it was, what clocks say of it.
+    #[must_use]
+    pub fn age(&self, name: &str, by_clock: Duration) -> Duration {
+        match self.seen.get(name) {
+            Some(seen) if seen.changed => seen.unchanged,
+            seen => by_clock.max(seen.map_or(Duration::ZERO, |seen| seen.unchanged)),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cluster_status;
 pub mod doctor;
 pub mod grant;
 pub mod manifest;

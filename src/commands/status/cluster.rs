@@ -1,0 +1,112 @@
+//! `berth status --cluster`: the apiservers of all nodes.
+
+use super::{again, align, short};
+use crate::cli::StatusArgs;
+use crate::commands::{Exit, block_on, unavailable};
+use anyhow::Context;
+use berth_cluster::Client;
+use berth_operate::cluster_status::{ClusterStatus, Instance, Observer, explain};
+use std::fmt::Write as _;
+use std::time::{Duration, Instant, SystemTime};
+
+pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
+    let client = match Client::from_kubeconfig(&args.kubeconfig) {
+        Ok(client) => client,
+        Err(error) => return Ok(unavailable(&format!("{error}: give another with --kubeconfig"))),
+    };
+    block_on(async {
+        let (mut observer, began) = (Observer::default(), Instant::now());
+        loop {
+            let text = match observer.look(&client, SystemTime::now(), began.elapsed()).await {
+                Ok(status) if args.json => {
+                    serde_json::to_string_pretty(&status).context("cannot write the status as JSON")? + "\n"
+                }
+                Ok(status) => table(&status),
+                Err(error) if !args.watch => return Ok(unavailable(&explain(&error))),
+                Err(error) if args.json => {
+                    eprintln!("berth: {}", explain(&error));
+                    String::new()
+                }
+                // In the table's place.
+                Err(error) => format!("berth: {}\n", explain(&error)),
+            };
+            if !again(args, &text).await {
+                return Ok(Exit::Ok);
+            }
+        }
+    })?
+}
+
+fn table(status: &ClusterStatus) -> String {
+    const HEAD: [&str; 7] = ["NODE", "INSTANCE", "SHIM", "VERSION", "ADDRESS", "RENEWED", "SERVICE"];
+    let mut text = match &status.instances[..] {
+        [] => "no instance has a Lease: shims renew one with --cluster (docs/service.md)\n".into(),
+        instances => align(HEAD, instances.iter().map(cells)),
+    };
+    for other in &status.others {
+        let _ = writeln!(
+            text,
+            "the Service kubernetes names {} too, for which there is no Lease ({})",
+            other.address,
+            other.service.join(", ")
+        );
+    }
+    text
+}
+
+fn cells(instance: &Instance) -> [String; 7] {
+    let age = short(Duration::from_secs(instance.age_seconds));
+    [
+        instance.node.clone(),
+        instance.instance.clone(),
+        instance.state.clone(),
+        instance.version.clone().unwrap_or_else(|| "-".into()),
+        instance.address.to_string(),
+        if instance.expired { format!("{age} ago, expired") } else { format!("{age} ago") },
+        match instance.service.as_deref() {
+            None => "-".into(),
+            Some([]) => "no".into(),
+            Some(slices) => slices.join(", "),
+        },
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_operate::cluster_status::Other;
+
+    #[test]
+    fn a_table_says_who_is_there_and_who_is_named() {
+        let instance = Instance {
+            node: "cp-1".into(),
+            instance: "3f2a".into(),
+            state: "joined".into(),
+            version: Some("v1.36.3".into()),
+            address: "10.0.0.5:6443".parse().unwrap(),
+            renewed: "2026-11-22T11:20:00Z".into(),
+            age_seconds: 4,
+            expired: false,
+            service: Some(vec!["berth-cp-1-ipv4".into(), "kubernetes".into()]),
+        };
+        let gone = Instance {
+            node: "cp-2".into(),
+            version: None,
+            age_seconds: 130,
+            expired: true,
+            service: Some(vec![]),
+            ..instance.clone()
+        };
+        let other = Other { address: "10.0.0.9".parse().unwrap(), service: vec!["kubernetes".into()] };
+        let mut status = ClusterStatus { version: 1, instances: vec![instance, gone], others: vec![other] };
+        assert_eq!(
+            table(&status),
+            "NODE  INSTANCE  SHIM    VERSION  ADDRESS        RENEWED          SERVICE\n\
+             cp-1  3f2a      joined  v1.36.3  10.0.0.5:6443  4s ago           berth-cp-1-ipv4, kubernetes\n\
+             cp-2  3f2a      joined  -        10.0.0.5:6443  2m ago, expired  no\n\
+             the Service kubernetes names 10.0.0.9 too, for which there is no Lease (kubernetes)\n"
+        );
+        status.instances.clear();
+        assert!(table(&status).starts_with("no instance has a Lease"));
+    }
+}
