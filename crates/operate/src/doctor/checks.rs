@@ -43,6 +43,9 @@ checks! {
     ANONYMOUS_AUTH, Error, "anonymous-auth", "anonymous requests may ask /readyz and /livez, or the probe has credentials";
     AUTHENTICATION_CONFIG, Warning, "authentication-config", "it can be seen that `--authentication-config` lets anonymous requests ask those (`--node`, on its node), or the probe has credentials";
     HOST_IP_UNKNOWN, Warning, "host-ip", "a static pod names its address: status.hostIP may be empty at first, or another one";
+    CLUSTER_ACCOUNT, Error, "cluster-account", "with `--cluster in-cluster` the shim's container has the token of a service account, which a static pod cannot have";
+    CLUSTER_MOUNT, Error, "cluster-mount", "the directory of a kubeconfig for `--cluster` is mounted from the node as a whole, and writable: its files are renewed by a rename";
+    NODE_NAME, Warning, "node-name", "with `--cluster`, `BERTH_NODE_NAME` is `spec.nodeName`, by the downward API";
     // The manifest that runs.
     VERSION_SKEW, Error, "version-skew", "its image's version and this one's are at most one minor version apart";
     LISTEN_LOST, Error, "listen-lost", "the shim listens on every address on which the running one listens";
@@ -62,6 +65,9 @@ checks! {
     MEMORY, Error, "memory", "the node has memory for a second instance: as much as the running one takes, and as it requests";
     CERTIFICATE_EXPIRED, Error, "certificate-expired", "no certificate that kube-apiserver uses or trusts, that lies beside one or in a kubeconfig in /etc/kubernetes, expires within 7 days (or a quarter of its life)";
     CERTIFICATE_EXPIRES_SOON, Warning, "certificate-expires-soon", "none of those expires within 60 days (or a quarter of its life)";
+    CLUSTER_KUBECONFIG, Error, "cluster-kubeconfig", "the kubeconfig of `--cluster` and its token are there, for the shim's uid alone (0600, in a directory of 0700), and hold no client certificate";
+    CLUSTER_TOKEN_EXPIRED, Error, "cluster-token-expired", "that token has not expired";
+    CLUSTER_TOKEN_EXPIRES_SOON, Warning, "cluster-token-expires-soon", "less than half of its life is over: a shim renews it after a third";
     KERNEL, Error, "kernel", "the kernel has SO_REUSEPORT (Linux 3.9)";
     MIGRATE_REQ, Warning, "tcp-migrate-req", "`net.ipv4.tcp_migrate_req` is 0: berth hands over what is queued, and some kernels forget to wake who waits for it";
     EPHEMERAL_PORTS, Warning, "ephemeral-ports", "no outgoing connection can take the secure port, and there are enough others";

@@ -157,6 +157,15 @@ pub fn shim_of(manifest: &Manifest) -> ShimOf {
     ShimOf { berth, uid, server_name: probe(told).map(|probe| probe.probe_server_name.clone()) }
 }
 
+/// The value of `--cluster` for a pod's service account.
+pub(super) const IN_CLUSTER: &str = "in-cluster";
+
+/// With which credentials the cluster's API is asked, if it is, and the node's name there.
+pub(super) fn cluster(told: &Told) -> Option<(&str, Option<&str>)> {
+    let args = &shim(told)?.cluster;
+    Some((args.cluster.as_deref()?, args.node_name.as_deref()))
+}
+
 /// How long connections may take to end.
 pub(super) fn drain(told: &Told) -> Option<Duration> {
     humantime::parse_duration(&shim(told)?.drain_timeout).ok()

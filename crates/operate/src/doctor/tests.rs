@@ -1,8 +1,10 @@
 //! One case for each check, and what is clean.
 
-use super::node::{Certificates, Facts, Holding, Running, Shim, Validity};
+use super::node::{Certificates, Credentials, Facts, Held, Holding, Running, Shim, Validity};
 use super::*;
+use crate::grant::files;
 use crate::manifest::inject::{Addresses, Options, Probing, Sidecar, inject};
+use berth_cluster::account::Claims;
 use berth_node::registry;
 use berth_os::proc_net::{Entry, Process};
 use proptest::prelude::*;
@@ -78,6 +80,17 @@ fn with_shim(text: &str, changes: &[(&str, &str)]) -> String {
     format!("{}{}", &text[..at], with(&text[at..], changes))
 }
 
+/// With credentials for the cluster's API, as `berth grant` makes them.
+fn clustered() -> String {
+    let variables = "    - name: BERTH_CLUSTER\n      value: /etc/kubernetes/berth-cluster/kubeconfig\n    - name: BERTH_NODE_NAME\n      \
+                     valueFrom:\n        fieldRef:\n          fieldPath: spec.nodeName\n    - name: BERTH_BIND_WAIT\n";
+    let mount =
+        "    - mountPath: /etc/kubernetes/berth-cluster\n      name: berth-cluster\n    - mountPath: /run/berth\n";
+    let volume = "  - hostPath:\n      path: /etc/kubernetes/berth-cluster\n      type: Directory\n    name: berth-cluster\n  - hostPath:\n      path: /run/berth\n";
+    let pod = with(&static_pod(), &[("  - hostPath:\n      path: /run/berth\n", volume)]);
+    with_shim(&pod, &[("    - name: BERTH_BIND_WAIT\n", variables), ("    - mountPath: /run/berth\n", mount)])
+}
+
 /// Cases that are each one finding of one check, by the checks' names.
 fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
@@ -122,7 +135,56 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     };
     let uid = "  securityContext:\n    runAsUser: 7\n    seccompProfile";
     let kept = ("  securityContext:\n    seccompProfile", uid);
+    let clustered = clustered();
+    assert_eq!(of_text(&clustered), []);
+    let in_cluster = |changes: &[(&str, &str)]| {
+        let value = ("value: /etc/kubernetes/berth-cluster/kubeconfig", "value: in-cluster");
+        of_text(&with(&clustered, &[&[value], changes].concat()))
+    };
+    let credentials = |changes: &[(&str, &str)]| of_text(&with(&clustered, changes));
+    let mounted = "mountPath: /etc/kubernetes/berth-cluster\n      name: berth-cluster\n";
+    let field = "      valueFrom:\n        fieldRef:\n          fieldPath: spec.nodeName\n";
+    let without_token = |changes: &[(&str, &str)]| {
+        let waits = "            - name: BERTH_BIND_WAIT\n";
+        let variables = format!(
+            "            - {{name: BERTH_CLUSTER, value: in-cluster}}\n            - {{name: BERTH_NODE_NAME, valueFrom: {{fieldRef: \
+             {{fieldPath: spec.nodeName}}}}}}\n{waits}"
+        );
+        let base = include_str!("../../../../examples/kustomize/base/kube-apiserver.yaml");
+        of_text(&with(base, &[&[(waits, variables.as_str())], changes].concat()))
+    };
+    assert_eq!(without_token(&[("automountServiceAccountToken: false", "serviceAccountName: berth")]), []);
+    assert_eq!(
+        ids(&without_token(&[
+            ("automountServiceAccountToken: false", "serviceAccountName: berth"),
+            ("valueFrom: {fieldRef: {fieldPath: spec.nodeName}}", "value: cp-1")
+        ])),
+        ["node-name"]
+    );
+    // Of one node, so its name may be written out.
+    assert_eq!(credentials(&[(field, "      value: cp-1\n")]), []);
     vec![
+        ("cluster-account", in_cluster(&[])),
+        ("cluster-account", without_token(&[])),
+        ("cluster-mount", credentials(&[("mountPath: /etc/kubernetes/berth-cluster\n", "mountPath: /elsewhere\n")])),
+        (
+            "cluster-mount",
+            credentials(&[(
+                "mountPath: /etc/kubernetes/berth-cluster\n",
+                "mountPath: /etc/kubernetes/berth-cluster/kubeconfig\n",
+            )]),
+        ),
+        ("cluster-mount", credentials(&[(mounted, &format!("{mounted}      subPath: a\n"))])),
+        ("cluster-mount", credentials(&[(mounted, &format!("{mounted}      readOnly: true\n"))])),
+        (
+            "cluster-mount",
+            credentials(&[(
+                "  - hostPath:\n      path: /etc/kubernetes/berth-cluster\n      type: Directory\n",
+                "  - emptyDir: {}\n",
+            )]),
+        ),
+        ("node-name", credentials(&[("    - name: BERTH_NODE_NAME\n", "    - name: OTHER\n")])),
+        ("node-name", credentials(&[("fieldPath: spec.nodeName", "fieldPath: metadata.name")])),
         ("not-behind-berth", of_text(KUBEADM)),
         ("host-network", changed(&[("hostNetwork: true", "hostNetwork: false")])),
         ("shim-missing", of_text(&no_shim)),
@@ -396,6 +458,23 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
     assert_eq!(expires(Ok(4), 1), []);
     assert_eq!(dialled("10.0.0.5:6443"), []);
     let owner = |owner| registry::Error::Owner { path: "/run/berth".into(), owner, uid: 0 };
+    // Days of its life that are over, and that are left.
+    let day = std::time::Duration::from_secs(86_400);
+    let now = std::time::SystemTime::UNIX_EPOCH + 20_000 * day;
+    let granted = |over: u32, left: u32, change: &dyn Fn(&mut Credentials)| {
+        let claims = Claims { account: None, from: now - over * day, until: Some(now + left * day) };
+        let directory = std::path::Path::new("/etc/kubernetes/berth-cluster");
+        let file = |name: &str| (directory.join(name), 0, 0o600);
+        let files = vec![(directory.to_owned(), 0, 0o700), file("kubeconfig"), file("token")];
+        let held = Ok(Held { certificate: false, claims: Some(claims) });
+        let mut credentials = Credentials { path: directory.join("kubeconfig"), now, files, held };
+        change(&mut credentials);
+        let kinds = [("/etc/kubernetes/berth-cluster".to_owned(), Some("Directory"))];
+        let sound = sound();
+        let host_paths = sound.host_paths.clone().into_iter().chain(kinds).collect();
+        of_node(&clustered(), &Facts { host_paths, credentials: Some(credentials), ..sound })
+    };
+    assert_eq!(granted(15, 15, &|_| {}), []);
     assert_eq!(config("{enabled: true, conditions: [{path: /livez}, {path: /readyz}]}"), []);
     assert_eq!(setting("net.ipv4.ip_local_reserved_ports", "1-10"), []);
     vec![
@@ -437,6 +516,12 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("certificate-expires-soon", expires(Ok(365), 59)),
         ("certificate-expires-soon", expires(Err("no PEM".into()), 0)),
         ("certificate-expires-soon", expires(Ok(30), 7)),
+        ("cluster-kubeconfig", granted(0, 30, &|seen| seen.held = Err("there is no such file".into()))),
+        ("cluster-kubeconfig", granted(0, 30, &|seen| seen.held = Ok(Held { certificate: true, claims: None }))),
+        ("cluster-kubeconfig", granted(0, 30, &|seen| seen.files[0].1 = 65534)),
+        ("cluster-kubeconfig", granted(0, 30, &|seen| seen.files[2].2 = 0o640)),
+        ("cluster-token-expired", granted(30, 0, &|_| {})),
+        ("cluster-token-expires-soon", granted(16, 14, &|_| {})),
         ("kernel", setting("kernel.osrelease", "3.8.13")),
         ("tcp-migrate-req", setting("net.ipv4.tcp_migrate_req", "1\n")),
         ("ephemeral-ports", setting("net.ipv4.ip_local_port_range", "1024\t65535\n")),
@@ -581,6 +666,46 @@ fn other_ways_to_write_it_are_read() {
     // References in a circle, and what they stand for.
     let circle = run.replace("'10.0.0.5:6443'", "'$(A):6443'}, {name: A, value: '$(A)$(A)'");
     assert!(ids(&of_text(&circle)).contains(&"berth-options"));
+}
+
+/// As `berth grant` wrote them, through the mount of the shim's container.
+#[test]
+fn credentials_are_looked_at_where_the_shim_has_them() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("etc/kubernetes/berth-cluster");
+    let own = nix::unistd::geteuid().as_raw();
+    let manifest = Manifest::parse(&clustered()).unwrap();
+    let look = || Facts::gather(root.path(), &manifest).credentials.unwrap();
+    assert!(look().held.unwrap_err().contains("No such file"));
+    assert!(Facts::gather(root.path(), &Manifest::parse(&static_pod()).unwrap()).credentials.is_none());
+    let file = directory.join("kubeconfig");
+    let text = files::kubeconfig("berth-cp-1", "https://10.0.0.5:6443", "kubernetes", b"PEM");
+    std::fs::create_dir_all(directory.parent().unwrap()).unwrap();
+    files::write(
+        &file,
+        own,
+        &text,
+        "head.eyJpYXQiOjMwMCwiZXhwIjozOTAwLCJzdWIiOiJzeXN0ZW06c2VydmljZWFjY291bnQ6YTpiIn0.s",
+    )
+    .unwrap();
+    let seen = look();
+    assert_eq!(seen.path, std::path::Path::new("/etc/kubernetes/berth-cluster/kubeconfig"));
+    let modes: Vec<_> =
+        seen.files.iter().map(|(path, uid, mode)| (path.file_name().unwrap().to_str().unwrap(), *uid, *mode)).collect();
+    assert_eq!(modes, [("berth-cluster", own, 0o700), ("kubeconfig", own, 0o600), ("token", own, 0o600)]);
+    let held = seen.held.clone().unwrap();
+    assert_eq!((held.certificate, held.claims.is_some()), (false, true));
+    assert_eq!(ids(&seen.examine(own)), ["cluster-token-expired"]);
+    // Named by where the container has it, and an operator's.
+    let text = text.replace(
+        "tokenFile: token",
+        "tokenFile: /etc/kubernetes/berth-cluster/token\n    client-certificate-data: QQ==\n    client-key-data: QQ==",
+    );
+    std::fs::write(&file, text).unwrap();
+    let seen = look();
+    assert_eq!(seen.held.as_ref().map(|held| (held.certificate, held.claims.is_some())), Ok((true, true)));
+    std::fs::remove_file(directory.join("token")).unwrap();
+    assert!(look().held.unwrap_err().starts_with("tokenFile: "));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What the text of a manifest says.
 
+mod credentials;
 mod volumes;
 
 use super::checks::*;
@@ -103,6 +104,9 @@ impl Examiner<'_> {
         self.run_dir(layout);
         self.install(layout);
         self.authentication(layout, probe);
+        if let Some(serving) = serving {
+            self.credentials(serving);
+        }
     }
 
     /// What inject's own rules would still change.

@@ -3,7 +3,7 @@
 use super::super::layout::Layout;
 use super::super::manifest::uid;
 use super::super::options;
-use super::{Certificates, Clients, Uncovered, covered, run_dir_on_node};
+use super::{Certificates, Clients, Credentials, Uncovered, covered, run_dir_on_node};
 use crate::manifest::Manifest;
 use berth_cluster::yaml::Node;
 use berth_node::ipc;
@@ -62,6 +62,8 @@ pub struct Facts {
     pub clients: Clients,
     /// Certificates that kube-apiserver uses, and those beside them.
     pub certificates: Certificates,
+    /// With what its shim asks the cluster's API.
+    pub credentials: Option<Credentials>,
     /// Files of keys, by their flags, that changed after the running kube-apiserver started.
     pub newer_keys: Vec<(&'static str, String)>,
     /// Running kube-apiservers.
@@ -174,6 +176,7 @@ impl Facts {
                 Err(error) => self.run_dir = Some(error),
             }
         }
+        self.credentials = Credentials::gather(root, layout);
         let listen = listen(layout);
         let mut ports: Vec<_> = listen.iter().map(|listen| listen.addr.port()).collect();
         ports.sort_unstable();

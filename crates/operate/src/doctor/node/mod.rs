@@ -3,6 +3,7 @@
 pub mod certificates;
 pub mod clients;
 mod connections;
+mod credentials;
 mod facts;
 
 use super::checks::*;
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 pub use certificates::{Certificates, Validity};
 pub(super) use clients::covered;
 pub use clients::{Clients, Uncovered};
+pub use credentials::{Credentials, Held};
 pub(super) use facts::{ENCRYPTS, SIGNS, listen};
 pub use facts::{Facts, Holding, Running, Shim, addresses, unconnected};
 
@@ -52,6 +54,9 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
             examiner.holders(&listen, uid(serving.container));
             examiner.ephemeral_ports(&listen);
             examiner.backlog(options::backlog(&serving.told));
+            let credentials = facts.credentials.iter();
+            let uid = uid(serving.container);
+            examiner.findings.extend(credentials.flat_map(|credentials| credentials.examine(uid)));
         }
     }
     if let Some(what) = &facts.interrupted {

@@ -1,0 +1,81 @@
+//! Credentials of a shim that asks the cluster's API: how they get into its container.
+
+use super::super::checks::{CLUSTER_ACCOUNT, CLUSTER_MOUNT, NODE_NAME};
+use super::super::layout::Berth;
+use super::super::options;
+use super::Examiner;
+use berth_cluster::yaml::Node;
+
+/// Where a pod finds the token of its service account.
+const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// What [`options`] make of a variable that is `spec.nodeName`.
+const NODE_NAME_FIELD: &str = "spec.nodeName";
+
+const GRANT: &str = "`berth grant --write FILE` on the node, its directory mounted, and --cluster FILE";
+
+impl Examiner<'_> {
+    pub(super) fn credentials(&mut self, shim: &Berth<'_>) {
+        let Some((cluster, node_name)) = options::cluster(&shim.told) else { return };
+        let container = shim.container;
+        let variable = |name: &str| container.variable(name).map_or(container.node().line, |variable| variable.line);
+        if cluster == options::IN_CLUSTER {
+            self.account(shim, variable("BERTH_CLUSTER"));
+        } else {
+            self.mount(shim, cluster, variable("BERTH_CLUSTER"));
+        }
+        // A static pod is of one node, whose name may be written out.
+        let of_one = self.case.manifest.kind() == "Pod"
+            && container.variable("BERTH_NODE_NAME").is_none_or(|variable| variable.get("valueFrom").is_none());
+        let cause = match node_name {
+            Some(NODE_NAME_FIELD) => return,
+            Some(_) if of_one => return,
+            Some(name) => format!("the node's name is {name}, on whatever node the pod is"),
+            None => "the node's name is not given, and the host's name may be another".into(),
+        };
+        self.found(
+            NODE_NAME,
+            variable("BERTH_NODE_NAME"),
+            cause,
+            "take it from the pod: BERTH_NODE_NAME with valueFrom: {fieldRef: {fieldPath: spec.nodeName}}",
+        );
+    }
+
+    fn account(&mut self, shim: &Berth<'_>, line: usize) {
+        let pod = self.case.manifest.pod();
+        let automount = pod.get("automountServiceAccountToken").map(Node::value) != Some(false.into());
+        if self.case.manifest.kind() == "Pod" {
+            let cause = "--cluster in-cluster is for a pod with a service account, to which a static pod cannot refer";
+            self.found(CLUSTER_ACCOUNT, line, cause, GRANT);
+        } else if !automount && shim.container.mount_of(&format!("{ACCOUNT}/token")).is_none() {
+            self.found(
+                CLUSTER_ACCOUNT,
+                line,
+                format!("{} has no token at {ACCOUNT}: automountServiceAccountToken is false", shim.container.name()),
+                "mount a projected volume with serviceAccountToken and kube-root-ca.crt there, as examples/kustomize/cluster does",
+            );
+        }
+    }
+
+    fn mount(&mut self, shim: &Berth<'_>, kubeconfig: &str, line: usize) {
+        let container = shim.container;
+        let name = container.name();
+        let Some(mount) = container.mount_of(kubeconfig) else {
+            let cause = format!("{kubeconfig} is in no volumeMount of {name}");
+            self.found(CLUSTER_MOUNT, line, cause, "mount its directory from the node, writable");
+            return;
+        };
+        let text = |key: &str| mount.get(key).and_then(Node::text);
+        let single = text("mountPath").is_some_and(|path| path.trim_end_matches('/') == kubeconfig);
+        let (cause, fix) = if single || text("subPath").is_some() {
+            ("is mounted as a file or a subPath, which shows the old one for ever", "mount its directory as a whole")
+        } else if mount.get("readOnly").map(Node::value) == Some(true.into()) {
+            ("is mounted read-only, and the shim renews the token beside it", "remove readOnly")
+        } else if container.on_node(kubeconfig).is_none() {
+            ("is in no hostPath, so a token that the shim renews ends with the pod", GRANT)
+        } else {
+            return;
+        };
+        self.found(CLUSTER_MOUNT, mount.line, format!("{kubeconfig} in {name} {cause}"), fix);
+    }
+}
