@@ -13,6 +13,8 @@
 //! until the answer was complete, both in microseconds. `OUTCOME` is `ok` or `lost`. SIGTERM ends it: no new connection begins,
 //! and those that did are waited for.
 
+#![forbid(unsafe_code)]
+
 use anyhow::{Context, Result};
 use berth_rehearse::load::{Anonymous, Connection};
 use clap::Parser;

@@ -1,6 +1,6 @@
 //! What a shim does in the cluster's API.
 
-use crate::check::Checks;
+use crate::mistakes::Checks;
 use berth_cluster::kubeconfig::Token;
 use berth_cluster::lease::is_object_name;
 use berth_cluster::{Access, Client};

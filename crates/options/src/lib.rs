@@ -11,6 +11,7 @@ pub mod check;
 pub mod cluster;
 pub mod exec;
 pub mod log;
+pub mod mistakes;
 pub mod place;
 pub mod probe;
 pub mod shim;

@@ -19,6 +19,8 @@
 //! | [`setting`] | where and how it was measured |
 //! | [`report`], [`table`], [`plot`] | Markdown, JSON and SVG |
 
+#![forbid(unsafe_code)]
+
 mod backend;
 mod load;
 mod options;

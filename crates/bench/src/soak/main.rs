@@ -15,6 +15,8 @@
 //! | [`judge`] | served, lost, allowed |
 //! | [`figures`] | descriptors, memory, threads and listeners over time, and the errors in the logs |
 
+#![forbid(unsafe_code)]
+
 mod clients;
 mod figures;
 mod harm;

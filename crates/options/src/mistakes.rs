@@ -1,0 +1,76 @@
+//! What is wrong with a command line, collected: every mistake is reported at once, not one per try.
+
+use humantime::format_duration;
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// All that is wrong with a command line, a sentence each.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.join("\n"))]
+pub struct Mistakes(pub Vec<String>);
+
+/// Collects what is wrong.
+#[derive(Debug, Default)]
+pub struct Checks(Vec<String>);
+
+impl Checks {
+    /// Notes a mistake.
+    pub fn wrong(&mut self, mistake: impl Into<String>) {
+        self.0.push(mistake.into());
+    }
+
+    /// The value, or its mistake noted.
+    pub fn note<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
+        result.map_err(|error| self.0.push(error.to_string())).ok()
+    }
+
+    /// A duration such as `8s`, `500ms` or `1m30s`, not below `least`.
+    pub fn duration(&mut self, option: &str, text: &str, least: Duration) -> Duration {
+        match humantime::parse_duration(text) {
+            Ok(duration) if duration < least => {
+                self.wrong(format!("{option} {text}: at least {}", format_duration(least)));
+                least
+            }
+            Ok(duration) => duration,
+            Err(_) => {
+                self.wrong(format!("{option} {text}: give a number with a unit, such as 8s, 500ms or 1m30s"));
+                least
+            }
+        }
+    }
+
+    /// A whole number in a range.
+    pub fn number<T>(&mut self, option: &str, text: &str, range: RangeInclusive<T>) -> T
+    where
+        T: FromStr + PartialOrd + Copy + Display,
+    {
+        match text.parse() {
+            Ok(number) if range.contains(&number) => number,
+            _ => {
+                self.wrong(format!("{option} {text}: give a whole number from {} to {}", range.start(), range.end()));
+                *range.start()
+            }
+        }
+    }
+
+    /// An address with a port.
+    pub fn address(&mut self, option: &str, text: &str) -> Option<SocketAddr> {
+        self.note(text.parse().map_err(|_| {
+            format!("{option} {text:?}: give an IP address with a port, such as 127.0.0.1:6443 or [::1]:6443")
+        }))
+    }
+
+    /// The value if nothing was wrong.
+    ///
+    /// # Errors
+    /// All that was wrong.
+    pub fn finish<T>(self, value: Option<T>) -> Result<T, Mistakes> {
+        match value {
+            Some(value) if self.0.is_empty() => Ok(value),
+            _ => Err(Mistakes(self.0)),
+        }
+    }
+}
