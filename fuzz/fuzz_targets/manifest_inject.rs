@@ -28,6 +28,7 @@ fuzz_target!(|input: (u8, &str)| {
             trusts: true,
             credentials: choice & 4 == 0,
         },
+        service: (choice & 8 == 0).then(|| "/etc/kubernetes/berth-cluster/kubeconfig".into()),
     };
     let Ok(injected) = inject(text, &options) else { return };
     let values = |text: &str| {

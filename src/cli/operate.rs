@@ -32,6 +32,10 @@ pub struct InjectArgs {
     /// Directory where the shims of a node meet, there and in the containers
     #[arg(long, env = "BERTH_RUN_DIR", hide_env_values = true, default_value = "/run/berth", value_name = "DIR", help_heading = ADDRESSES)]
     pub run_dir: String,
+    /// Keep the Service `kubernetes` whole: with this kubeconfig, which `berth grant` wrote on the node [/etc/kubernetes/berth-cluster/kubeconfig if
+    /// none is named]; a Deployment or DaemonSet uses its service account
+    #[arg(long, env = "BERTH_SERVICE", hide_env_values = true, value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "/etc/kubernetes/berth-cluster/kubeconfig")]
+    pub service: Option<String>,
     /// How the apiserver is asked; files are those of its container. Without --probe-ca, kubeadm's
     /// CA is found.
     #[command(flatten)]

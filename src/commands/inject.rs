@@ -224,7 +224,21 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<Options> {
         sidecar: args.sidecar,
         addresses: addresses?,
         probing,
+        service: service(args.service.as_deref(), checks),
     })
+}
+
+/// The kubeconfig's directory is mounted where it is, and nothing else should be in it.
+fn service(kubeconfig: Option<&str>, checks: &mut Checks) -> Option<String> {
+    let kubeconfig = kubeconfig?;
+    let directory = Path::new(kubeconfig).parent().filter(|directory| directory.components().count() > 2);
+    if !kubeconfig.starts_with('/') || kubeconfig.contains("..") || kubeconfig.contains(':') || directory.is_none() {
+        checks.wrong(format!(
+            "--service {kubeconfig:?}: give the absolute path of a kubeconfig in a directory of its own, such as \
+             /etc/kubernetes/berth-cluster/kubeconfig, which `berth grant` writes"
+        ));
+    }
+    Some(kubeconfig.to_owned())
 }
 
 /// The options of the probe as variables of the containers.

@@ -68,6 +68,8 @@ pub struct Options {
     pub addresses: Addresses,
     /// How it asks.
     pub probing: Probing,
+    /// The kubeconfig with which it keeps the Service `kubernetes`; a pod that is not static has its service account.
+    pub service: Option<String>,
 }
 
 /// What became of a manifest.
@@ -112,7 +114,10 @@ pub fn inject_over(text: &str, backup: Option<String>, options: &Options) -> Res
         options.addresses = addresses::inherited(&found).map_err(one)?;
     }
     let manifest = Manifest::parse(&base).map_err(one)?;
-    let (edits, notes) = plan(&manifest, &options)?;
+    let (edits, mut notes) = plan(&manifest, &options)?;
+    if options.service.is_none() && found.pod().get("volumes").is_some_and(|all| all.named(VOLUMES[2]).is_some()) {
+        notes.push("without --service the shim does not keep the Service kubernetes any more".into());
+    }
     let new = apply(&base, manifest.document(), &edits).map_err(one)?;
     let values = |text: &str| parse(text).map(|documents| documents.iter().map(Node::value).collect::<Vec<_>>());
     if again && values(text) == values(&new) {
@@ -196,12 +201,15 @@ impl<'a> Planner<'a> {
         for file in self.probe_files() {
             mounts.extend(self.mount(&file).filter(|mount| !mounts.contains(mount)));
         }
+        let mut of_shim = variables;
+        let cluster = self.cluster(&mut of_shim);
+        mounts.extend(cluster.map(parts::cluster_mount));
         let image = &self.options.image;
         let mut first = vec![parts::install(image, &self.options.run_dir, uid)];
         let low = listen.iter().any(|address| address.port() < 1024);
         let native = self.options.sidecar == Sidecar::Native;
         let group = self.manifest.container().security("runAsGroup").map(Node::value);
-        let shim = parts::shim(image, native, &parts::user(uid, group.as_ref(), low), &variables, &mounts);
+        let shim = parts::shim(image, native, &parts::user(uid, group.as_ref(), low), &of_shim, &mounts);
         if native {
             first.push(shim);
         } else {
@@ -217,10 +225,32 @@ impl<'a> Planner<'a> {
             "berth-install copies the binary and makes the run directory"
         };
         self.edit(pod.key("initContainers"), Change::Append(first), reason);
-        self.add(pod.key("volumes"), parts::volumes(&self.options.run_dir), "for the binary and the run directory");
+        let volumes = parts::volumes(&self.options.run_dir, cluster);
+        let reason = match cluster {
+            Some(_) => "for the binary, the run directory and the shim's credentials in the cluster",
+            None => "for the binary and the run directory",
+        };
+        self.add(pod.key("volumes"), volumes, reason);
         let annotations = self.manifest.template_path().key("metadata").key("annotations");
         let original = Value::from(self.original.to_string());
         self.edit(annotations.key(ORIGINAL), Change::Set(original), "what was there before, for berth eject");
+    }
+
+    /// The variables with which the shim keeps the Service `kubernetes`; the directory of its credentials, if it needs one.
+    fn cluster(&mut self, variables: &mut Vec<Value>) -> Option<&'a str> {
+        let kubeconfig = self.options.service.as_deref()?;
+        let is_static = self.manifest.kind() == "Pod";
+        let cluster = if is_static { kubeconfig } else { "in-cluster" };
+        variables.push(parts::variable("BERTH_CLUSTER", cluster));
+        variables.push(parts::field("BERTH_NODE_NAME", "spec.nodeName"));
+        if !is_static {
+            self.notes.push(
+                "--service: the pod's service account needs the Roles of berth; see docs/service.md#how-to-turn-it-on"
+                    .into(),
+            );
+            return None;
+        }
+        kubeconfig.rsplit_once('/').map(|(directory, _)| directory)
     }
 
     /// Adds to a list of named things: at its end, but in what kubeadm writes at its beginning, where its

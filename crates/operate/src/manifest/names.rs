@@ -7,8 +7,8 @@ pub(crate) const BINARY: &str = "/opt/berth/berth";
 pub(crate) const INSTALL: &str = "berth-install";
 /// The shim's container.
 pub(crate) const SHIM: &str = "berth";
-/// Volume with the binary, and the one that is the run directory.
-pub(crate) const VOLUMES: [&str; 2] = ["berth-bin", "berth-run"];
+/// Volume with the binary, the one that is the run directory, and that of the shim's credentials in the cluster.
+pub(crate) const VOLUMES: [&str; 3] = ["berth-bin", "berth-run", "berth-cluster"];
 /// Variables that are added to the apiserver's container.
 pub(crate) const VARIABLES: [&str; 12] = [
     "BERTH_HOST_IP",

@@ -158,6 +158,7 @@ mod tests {
             run_dir: "/run/other".into(),
             sidecar: Sidecar::Native,
             addresses: Addresses::OfManifest,
+            service: None,
             probing: Probing::default(),
         };
         inject(KUBEADM, &options).unwrap().text

@@ -81,7 +81,7 @@ impl Planner<'_> {
                 self.set_flag(
                     "shutdown-delay-duration",
                     &value,
-                    "clients that still have the address find it served until they have heard",
+                    "clients that still have the address are served until they know that it is gone",
                 );
                 DELAY
             }

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 const BIN: &str = VOLUMES[0];
 const RUN: &str = VOLUMES[1];
+const CLUSTER: &str = VOLUMES[2];
 
 /// Directory of [`BINARY`].
 const BIN_DIR: &str = "/opt/berth";
@@ -107,10 +108,16 @@ pub(super) fn file_mount(mount: &Value, file: &str, host_path: bool) -> Value {
     new
 }
 
-/// What the mounts mount.
-pub(super) fn volumes(run_dir: &str) -> Vec<Value> {
-    vec![
-        json!({"name": BIN, "emptyDir": {}}),
-        json!({"name": RUN, "hostPath": {"path": run_dir, "type": "DirectoryOrCreate"}}),
-    ]
+/// The directory of the shim's credentials: all of it, since they are renewed by rename, and writable, since the shim does it.
+pub(super) fn cluster_mount(directory: &str) -> Value {
+    json!({"name": CLUSTER, "mountPath": directory})
+}
+
+/// What the mounts mount; `cluster` is the directory of the shim's credentials.
+pub(super) fn volumes(run_dir: &str, cluster: Option<&str>) -> Vec<Value> {
+    let directory = |name, path, kind| json!({"name": name, "hostPath": {"path": path, "type": kind}});
+    let mut volumes = vec![json!({"name": BIN, "emptyDir": {}}), directory(RUN, run_dir, "DirectoryOrCreate")];
+    // Without credentials the shim would not start: it is better that the kubelet says so.
+    volumes.extend(cluster.map(|path| directory(CLUSTER, path, "Directory")));
+    volumes
 }

@@ -167,7 +167,7 @@ impl Planner<'_> {
         }
         let hook = json!({"exec": {"command": [self.wrapping.binary, "drain", "--wait", "--if-sibling"]}});
         let path = self.container.key("lifecycle").key("preStop");
-        self.edit(path, Change::Set(hook), "the sibling takes new connections before kube-apiserver hears of the stop");
+        self.edit(path, Change::Set(hook), "the sibling takes new connections before kube-apiserver receives SIGTERM");
     }
 }
 

@@ -15,6 +15,7 @@ fn options() -> Options {
         sidecar: Sidecar::Native,
         addresses: Addresses::OfManifest,
         probing: Probing::default(),
+        service: None,
     }
 }
 
@@ -52,6 +53,38 @@ fn kubeadm_with(old: &str, new: &str) -> String {
 #[test]
 fn kubeadms_manifest() {
     insta::assert_snapshot!(diff(KUBEADM, &inject(KUBEADM, &options()).unwrap()));
+}
+
+/// A static pod has credentials of its own; another pod has a service account.
+#[test]
+fn the_service_is_kept_with_the_shims_own_credentials() {
+    let service = Some("/etc/kubernetes/berth-cluster/kubeconfig".to_owned());
+    let shim = |text: &str, options: Options| {
+        let outcome = inject(text, &Options { service: service.clone(), ..options.clone() }).unwrap();
+        let manifest = Manifest::parse(&outcome.text).unwrap();
+        let pod = manifest.pod().value();
+        let shim = pod["initContainers"].as_array().unwrap().iter().find(|one| one["name"] == SHIM).unwrap().clone();
+        let variable = |name: &str| shim["env"].as_array().unwrap().iter().find(|one| one["name"] == name).cloned();
+        let cluster = variable("BERTH_CLUSTER").unwrap()["value"].as_str().unwrap().to_owned();
+        assert_eq!(variable("BERTH_NODE_NAME").unwrap()["valueFrom"]["fieldRef"]["fieldPath"], "spec.nodeName");
+        let named = |list: &Value| list.as_array().unwrap().iter().find(|one| one["name"] == VOLUMES[2]).cloned();
+        let apiserver = manifest.apiserver().value();
+        assert!(named(&apiserver["volumeMounts"]).is_none() && !apiserver["env"].to_string().contains("BERTH_CLUSTER"));
+        let without = inject(&outcome.text, &options).unwrap();
+        (cluster, named(&shim["volumeMounts"]), named(&pod["volumes"]), outcome.notes, without.notes)
+    };
+    let (cluster, mount, volume, _, without) = shim(KUBEADM, options());
+    assert_eq!(cluster, "/etc/kubernetes/berth-cluster/kubeconfig");
+    // The directory, writable: the token in it is renewed by rename.
+    assert_eq!(mount, Some(serde_json::json!({"name": VOLUMES[2], "mountPath": "/etc/kubernetes/berth-cluster"})));
+    assert_eq!(
+        volume.unwrap()["hostPath"],
+        serde_json::json!({"path": "/etc/kubernetes/berth-cluster", "type": "Directory"})
+    );
+    assert!(without.iter().any(|note| note.starts_with("without --service the shim")), "{without:?}");
+    let (cluster, mount, volume, notes, _) = shim(DEPLOYMENT, with_ca());
+    assert_eq!((cluster.as_str(), mount, volume), ("in-cluster", None, None));
+    assert!(notes.iter().any(|note| note.starts_with("--service: the pod's service account")), "{notes:?}");
 }
 
 #[test]
@@ -333,10 +366,11 @@ fn manifest() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn any_manifest_comes_back(text in manifest(), plain: bool) {
+    fn any_manifest_comes_back(text in manifest(), plain: bool, service: bool) {
         let sidecar = if plain { Sidecar::Plain } else { Sidecar::Native };
         let probing = Probing { trusts: true, ..Probing::default() };
-        let options = Options { sidecar, probing, ..options() };
+        let service = service.then(|| "/etc/kubernetes/berth-cluster/kubeconfig".to_owned());
+        let options = Options { sidecar, probing, service, ..options() };
         let once = inject(&text, &options).unwrap();
         prop_assert_eq!(&inject(&once.text, &options).unwrap().text, &once.text);
         prop_assert_eq!(values(&ejected(&once.text)), values(&text));
