@@ -4,53 +4,13 @@
 //! who comes first renews, and the others read what is there.
 
 use super::api::Api;
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use berth_cluster::lease::NAMESPACE;
+use berth_cluster::account::{Claims, Token, token_path, token_request};
 use berth_node::instance::InstanceId;
 use berth_os::file::replace;
-use humantime::parse_rfc3339;
-use serde::Deserialize;
-use serde_json::json;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
-
-/// What is asked for; the apiserver may give less (`--service-account-max-token-expiration`).
-const LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
-
-/// What a service account's token says of itself. It is not checked here: the apiserver does that.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(super) struct Claims {
-    sub: String,
-    /// Seconds since 1970.
-    iat: u64,
-    /// Seconds since 1970; a token of a Secret has none.
-    exp: Option<u64>,
-}
-
-impl Claims {
-    pub(super) fn parse(token: &str) -> Option<Self> {
-        let payload = URL_SAFE_NO_PAD.decode(token.trim().split('.').nth(1)?).ok()?;
-        serde_json::from_slice(&payload).ok()
-    }
-
-    /// The service account's name, if it is one of berth's namespace.
-    fn account(&self) -> Option<&str> {
-        self.sub.strip_prefix("system:serviceaccount:")?.strip_prefix(NAMESPACE)?.strip_prefix(':')
-    }
-
-    pub(super) fn expires(&self) -> Option<SystemTime> {
-        SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(self.exp?))
-    }
-
-    /// A third of its life is over.
-    fn is_due(&self, now: SystemTime) -> bool {
-        let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        self.exp.is_some_and(|exp| now >= self.iat.saturating_add(exp.saturating_sub(self.iat) / 3))
-    }
-}
+use std::time::SystemTime;
 
 /// The file of the token.
 #[derive(Debug)]
@@ -68,28 +28,21 @@ impl TokenFile {
     /// Renews the token if that is due. When it expires, if that is known.
     pub(super) async fn look(&self, api: &Api) -> Option<SystemTime> {
         let claims = Claims::parse(&fs::read_to_string(&self.path).ok()?)?;
-        if claims.is_due(SystemTime::now())
-            && let Some(account) = claims.account()
+        if claims.renewal().is_some_and(|due| SystemTime::now() >= due)
+            && let Some(account) = &claims.account
             && let Some(expires) = self.renew(api, account).await
         {
             return Some(expires);
         }
-        claims.expires()
+        claims.until
     }
 
     async fn renew(&self, api: &Api, account: &str) -> Option<SystemTime> {
-        let path = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token");
-        let request = json!({
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"expirationSeconds": LIFE.as_secs()},
-        });
-        let answer = api.note("renew_token", api.client().post(&path, &request).await)?;
-        let status = &answer["status"];
-        let expires = parse_rfc3339(status["expirationTimestamp"].as_str()?).ok()?;
-        match self.write(status["token"].as_str()?) {
+        let asked = api.client().post(&token_path(account), &token_request()).await;
+        let Token { text, until } = Token::parse(&api.note("renew_token", asked)?)?;
+        match self.write(&text) {
             Ok(()) => {
-                tracing::info!(expires = %humantime::format_rfc3339_seconds(expires), "renewed the service account's token");
+                tracing::info!(expires = %humantime::format_rfc3339_seconds(until), "renewed the service account's token");
             }
             Err(error) => {
                 tracing::warn!(
@@ -100,7 +53,7 @@ impl TokenFile {
                 return None;
             }
         }
-        Some(expires)
+        Some(until)
     }
 
     fn write(&self, token: &str) -> std::io::Result<()> {
@@ -114,36 +67,65 @@ impl TokenFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Facts;
+    use base64::Engine;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    use berth_cluster::kubeconfig::Token as InFile;
+    use berth_cluster::{Access, Client};
+    use berth_testing::{answer, serve_with};
+    use std::sync::Arc;
+    use tokio::sync::watch;
 
-    fn token(payload: &str) -> String {
-        format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(payload))
+    /// Of a service account, from some time before now to some time after it, in seconds.
+    fn token(account: &str, before: u64, after: u64) -> String {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        let (iat, exp) = (now - before, now + after);
+        let claims = format!(r#"{{"sub":"system:serviceaccount:{account}","iat":{iat},"exp":{exp}}}"#);
+        format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(claims))
     }
 
-    #[test]
-    fn a_token_is_due_after_a_third_of_its_life() {
-        let claims =
-            Claims::parse(&token(r#"{"sub":"system:serviceaccount:berth-system:berth-cp-1","iat":1000,"exp":4000}"#));
-        let claims = claims.unwrap();
-        assert_eq!(claims.account(), Some("berth-cp-1"));
-        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        assert!(!claims.is_due(at(1999)) && claims.is_due(at(2000)) && claims.is_due(at(9000)));
-        assert_eq!(claims.expires(), Some(at(4000)));
-    }
-
-    #[test]
-    fn another_namespaces_token_and_one_without_an_end_are_left_alone() {
-        let other = Claims::parse(&token(r#"{"sub":"system:serviceaccount:kube-system:x","iat":1,"exp":2}"#)).unwrap();
-        assert_eq!(other.account(), None);
-        let endless = Claims::parse(&token(r#"{"sub":"x","iat":1}"#)).unwrap();
-        assert!(!endless.is_due(SystemTime::now()) && endless.expires().is_none());
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn nothing_panics(text in "\\PC{0,60}", payload in "\\PC{0,60}", iat: u64, exp: u64) {
-            let _ = (Claims::parse(&text), Claims::parse(&token(&payload)));
-            let claims = Claims { sub: text, iat, exp: Some(exp) };
-            let _ = (claims.account(), claims.is_due(SystemTime::now()), claims.expires());
+    /// After a third of its life, by its own service account, and written in one step.
+    #[tokio::test]
+    async fn a_token_is_renewed_when_that_is_due_and_stays_if_it_cannot_be() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("token");
+        let mut refused = true;
+        let mut server = serve_with(move |_| {
+            if std::mem::take(&mut refused) {
+                return answer("403 Forbidden", "{}");
+            }
+            answer("201 Created", r#"{"status":{"token":"n3w","expirationTimestamp":"2100-01-01T00:00:00Z"}}"#)
+        })
+        .await;
+        let berth = server.access.server.strip_prefix("https://").unwrap().strip_suffix("/k").unwrap().parse().unwrap();
+        let access = Access { token: Some(InFile::File(path.clone())), client: None, ..server.access.clone() };
+        let (_tell, facts) = watch::channel(Facts::default());
+        let api = Api::new(Client::new(&access).unwrap(), berth, facts, watch::channel(None).0, Arc::new(|_, _| {}));
+        let file = TokenFile::new(&path, &"a".parse().unwrap());
+        let left_alone = [
+            token("berth-system:berth-cp-1", 90, 210),
+            // Another namespace's, which may have no Role for it.
+            token("kube-system:berth-cp-1", 200, 100),
+            "none".into(),
+        ];
+        for other in left_alone {
+            fs::write(&path, &other).unwrap();
+            file.look(&api).await;
+            assert_eq!(fs::read_to_string(&path).unwrap(), other);
         }
+        assert!(server.asked.try_recv().is_err());
+        let due = token("berth-system:berth-cp-1", 101, 199);
+        fs::write(&path, &due).unwrap();
+        assert_eq!(file.look(&api).await, Claims::parse(&due).unwrap().until);
+        assert_eq!(fs::read_to_string(&path).unwrap(), due);
+        let until = file.look(&api).await.unwrap();
+        assert_eq!(humantime::format_rfc3339_seconds(until).to_string(), "2100-01-01T00:00:00Z");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "n3w");
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
+        let (request, _) = server.asked.recv().await.unwrap();
+        assert!(
+            request.starts_with("POST ") && request.contains("/berth-cp-1/token ") && request.contains(&due),
+            "{request}"
+        );
     }
 }
