@@ -5,16 +5,20 @@
 #[path = "support/mod.rs"]
 mod support;
 
+use berth_cluster::lease::lease_path;
+use berth_cluster::service::slice_path;
+use berth_testing::{Objects, serve_with};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use support::eventually;
@@ -239,6 +243,50 @@ impl Node {
     }
 }
 
+/// The API of a cluster, which this many nodes are in.
+struct Cluster {
+    temp: TempDir,
+    objects: Objects,
+}
+
+impl Cluster {
+    fn of(nodes: &[&Node]) -> Self {
+        let (temp, objects) = (tempfile::tempdir().unwrap(), Objects::default());
+        let addresses: Vec<_> = nodes.iter().map(|node| json!({"addresses": [node.listen.ip()]})).collect();
+        objects.set(&slice_path("kubernetes"), Some(json!({"addressType": "IPv4", "endpoints": addresses})));
+        let (answers, (tell, told)) = (objects.clone(), mpsc::channel());
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let mut server = serve_with(move |request| answers.answer(request)).await;
+                tell.send(server.access).unwrap();
+                while server.asked.recv().await.is_some() {}
+            });
+        });
+        let access = told.recv().unwrap();
+        fs::write(temp.path().join("ca.crt"), access.ca).unwrap();
+        let kubeconfig = format!(
+            "current-context: a\ncontexts: [{{name: a, context: {{cluster: a, user: a}}}}]\nusers: [{{name: a, user: {{token: t}}}}]\n\
+             clusters: [{{name: a, cluster: {{server: '{}', certificate-authority: ca.crt}}}}]\n",
+            access.server
+        );
+        fs::write(temp.path().join("admin.conf"), kubeconfig).unwrap();
+        Self { temp, objects }
+    }
+
+    /// Whether an upgrade may have changed its node; none: nobody has the lock.
+    fn locked(&self) -> Option<bool> {
+        let lease = self.objects.get(&lease_path("upgrade"))?;
+        Some(lease["metadata"]["annotations"]["berth/changed"] == "true")
+    }
+
+    fn upgrade(&self, node: &Node, options: &[&str]) -> Command {
+        let mut upgrade = node.upgrade(options);
+        upgrade.arg("--kubeconfig").arg(self.temp.path().join("admin.conf"));
+        upgrade
+    }
+}
+
 /// Connects and asks all the time.
 struct Load {
     stop: Arc<AtomicBool>,
@@ -328,6 +376,7 @@ fn an_upgrade_and_a_restart_lose_nothing() {
     let v2 = node.new_manifest("v2");
     let (code, _, log) = said(&mut node.upgrade(&["--manifest", v2.to_str().unwrap()]));
     assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("no --kubeconfig: nothing keeps another control-plane node"), "{log}");
     node.is_whole("v2");
     assert_eq!(node.befores(), [("v1".into(), node.manifest("v1"))]);
     let (code, _, log) = said(&mut node.upgrade(&[]));
@@ -464,4 +513,47 @@ fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
         node.is_whole(tag);
     }
     load.end();
+}
+
+/// Whoever was killed in the middle keeps the others out until it is brought to its end, or its lock is broken.
+#[test]
+fn two_nodes_are_never_upgraded_at_once() {
+    let nodes = [Node::new("v1"), Node::new("v1")];
+    let [first, second] = &nodes;
+    let _kubelets = [Kubelet::start(first), Kubelet::start(second)];
+    nodes.iter().for_each(Node::until_joined);
+    let cluster = Cluster::of(&[first, second]);
+    let refused = |node: &Node| {
+        let (code, _, log) = said(&mut cluster.upgrade(node, &[]));
+        assert_eq!(code, Some(69), "{log}");
+        assert!(log.contains("another upgrade has the cluster's lock: node ") && log.contains("--break-lock"), "{log}");
+        node.is_whole("v1");
+    };
+    let v2 = first.new_manifest("v2");
+    let v2 = ["--manifest", v2.to_str().unwrap()];
+    let mut upgrade = Running::start(&mut cluster.upgrade(first, &[v2[0], v2[1], "--settle", "60s"]));
+    upgrade.logs("the cluster's lock is held: no other node is upgraded meanwhile");
+    upgrade.logs("3/8");
+    assert_eq!(cluster.locked(), Some(true));
+    refused(second);
+    upgrade.signal(Signal::SIGKILL);
+    upgrade.ended();
+    refused(second);
+
+    let (code, _, log) = said(&mut cluster.upgrade(first, &[]));
+    assert_eq!(code, Some(0), "{log}");
+    first.is_whole("v2");
+    assert_eq!(cluster.locked(), None, "whoever is done releases it");
+
+    let mut upgrade = Running::start(&mut cluster.upgrade(first, &["--settle", "60s"]));
+    upgrade.logs("3/8");
+    upgrade.signal(Signal::SIGKILL);
+    upgrade.ended();
+    let (code, _, log) = said(&mut cluster.upgrade(second, &["--break-lock"]));
+    assert_eq!((code, cluster.locked()), (Some(0), None), "{log}");
+    // Rolled back is done too.
+    let mut upgrade = Running::start(&mut cluster.upgrade(first, &["--settle", "60s"]));
+    upgrade.logs("3/8");
+    upgrade.signal(Signal::SIGTERM);
+    assert_eq!((upgrade.ended().code(), cluster.locked()), (Some(1), None), "{}", upgrade.log());
 }

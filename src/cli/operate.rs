@@ -165,13 +165,16 @@ pub struct UpgradeArgs {
     /// little, so that watches go on in it
     #[arg(long, env = "BERTH_SETTLE", hide_env_values = true, default_value = "75s", value_name = "DURATION")]
     pub settle: String,
-    /// Puts the node's address back into the Service `kubernetes` as an admin [default:
-    /// /etc/kubernetes/admin.conf, if it is there]
+    /// Takes the cluster's lock, and puts the node's address back into the Service `kubernetes`, as an admin
+    /// [default: /etc/kubernetes/admin.conf, if it is there]
     #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// The current apiserver is not behind berth, so the first switch is one restart: do it
     #[arg(long, env = "BERTH_ACCEPT_GAP", hide_env_values = true)]
     pub accept_gap: bool,
+    /// Take the cluster's lock from the node that has it, whose upgrade will not be brought to its end
+    #[arg(long, env = "BERTH_BREAK_LOCK", hide_env_values = true)]
+    pub break_lock: bool,
     /// Which errors do not count.
     #[command(flatten)]
     pub excused: ExcusedArgs,

@@ -37,6 +37,8 @@ fn options(args: &UpgradeArgs, checks: &mut Checks) -> Options {
         kubeconfig: args.kubeconfig.clone(),
         accept_gap: args.accept_gap,
         ignore_errors: args.excused.ignore_errors.clone(),
+        break_lock: args.break_lock,
+        command: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" "),
     }
 }
 

@@ -1,6 +1,7 @@
 //! `berth status --cluster`: the instances of all nodes as their Leases have them, and whether the Service `kubernetes` names
 //! their addresses.
 
+use crate::upgrade::lock::{Holder, NAME};
 use berth_cluster::lease::{DURATION, Expiry, InstanceLease, LEASES, RENEWAL};
 use berth_cluster::service::{OF_SERVICE, addresses};
 use berth_cluster::{Client, Error};
@@ -23,6 +24,19 @@ pub struct ClusterStatus {
     pub instances: Vec<Instance>,
     /// Addresses in the Service that are no instance's here.
     pub others: Vec<Other>,
+    /// The upgrade that has the cluster's lock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upgrade: Option<Upgrade>,
+}
+
+/// An upgrade of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Upgrade {
+    /// Which.
+    #[serde(flatten)]
+    pub holder: Holder,
+    /// It does not renew the lock: it has ended, or was interrupted.
+    pub expired: bool,
 }
 
 /// An instance that has a Lease.
@@ -98,12 +112,25 @@ impl Observer {
             version: VERSION,
             others: others.map(|(ip, service)| Other { address: *ip, service: service.clone() }).collect(),
             instances: instances.into_iter().map(|lease| self.instance(lease, &named, time)).collect(),
+            upgrade: leases.iter().find(|lease| lease["metadata"]["name"] == NAME).map(|lease| Upgrade {
+                holder: Holder::parse(lease),
+                expired: self.age(
+                    NAME,
+                    lease["spec"]["renewTime"].as_str().and_then(|time| humantime::parse_rfc3339(time).ok()),
+                    time,
+                ) > DURATION,
+            }),
         }
     }
 
+    /// Time since a Lease changed.
+    fn age(&self, name: &str, renewed: Option<SystemTime>, time: SystemTime) -> Duration {
+        let by_clock = renewed.and_then(|renewed| time.duration_since(renewed).ok());
+        self.expiry.age(name, by_clock.unwrap_or_default())
+    }
+
     fn instance(&self, lease: InstanceLease, named: &BTreeMap<IpAddr, Vec<String>>, time: SystemTime) -> Instance {
-        let by_clock = time.duration_since(lease.renewed).unwrap_or_default();
-        let age = self.expiry.age(&lease.name(), by_clock);
+        let age = self.age(&lease.name(), Some(lease.renewed), time);
         let ip = lease.address.ip();
         let service = (!ip.is_unspecified()).then(|| named.get(&ip).cloned().unwrap_or_default());
         Instance {
@@ -174,7 +201,8 @@ mod tests {
 
     #[test]
     fn instances_are_told_with_what_names_them() {
-        let upgrade = json!({"metadata": {"name": "upgrade"}, "spec": {}});
+        let upgrade = json!({"metadata": {"name": "upgrade", "annotations": {"berth/node": "cp-2"}},
+            "spec": {"renewTime": "1970-01-01T00:15:00.000000Z"}});
         let leases = [
             lease("cp-2", "10.0.0.6:6443", 950),
             lease("cp-1", "10.0.0.5:6443", 995),
@@ -190,6 +218,8 @@ mod tests {
         assert_eq!(services, [Some(&both[..]), Some(&[]), None]);
         let other = Other { address: "10.0.0.9".parse().unwrap(), service: vec!["kubernetes".into()] };
         assert_eq!(status.others, [other]);
+        let upgrade = status.upgrade.unwrap();
+        assert!(upgrade.expired && upgrade.holder.node == "cp-2" && upgrade.holder.changed, "{upgrade:?}");
         let empty = Observer::default().status(&json!({}), &json!({}), at(0), Duration::ZERO);
         assert_eq!(serde_json::to_value(empty).unwrap(), json!({"version": 1, "instances": [], "others": []}));
     }

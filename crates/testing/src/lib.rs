@@ -9,7 +9,10 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
-use std::sync::Arc;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -88,4 +91,64 @@ pub async fn serve_with(mut answer: impl FnMut(&str) -> String + Send + 'static)
 #[must_use]
 pub fn answer(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+/// Objects by their paths, as an apiserver keeps them: POST makes one, PUT replaces the one that was read, DELETE removes
+/// the one that was.
+#[derive(Debug, Clone, Default)]
+pub struct Objects {
+    all: Arc<Mutex<BTreeMap<String, Value>>>,
+    version: Arc<AtomicU64>,
+}
+
+impl Objects {
+    /// What is at a path.
+    #[must_use]
+    pub fn get(&self, path: &str) -> Option<Value> {
+        self.all.lock().unwrap().get(path).cloned()
+    }
+
+    /// As if somebody had written it.
+    pub fn set(&self, path: &str, object: Option<Value>) {
+        let mut all = self.all.lock().unwrap();
+        match object {
+            Some(mut object) => {
+                let version = self.version.fetch_add(1, Ordering::Relaxed);
+                object["metadata"]["resourceVersion"] = version.to_string().into();
+                all.insert(path.to_owned(), object);
+            }
+            None => drop(all.remove(path)),
+        }
+    }
+
+    /// Answers a request of [`serve_with`].
+    #[must_use]
+    pub fn answer(&self, request: &str) -> String {
+        let mut words = request.split(' ');
+        let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let path = path.strip_prefix("/k").unwrap_or(path).split('?').next().unwrap_or_default();
+        let body = request.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        let body: Value = serde_json::from_str(body).unwrap_or_default();
+        let no = |status: &str| answer(status, &format!(r#"{{"message": "{status}"}}"#));
+        let meta = &body["metadata"];
+        let namespace = path.split_once("/namespaces/").and_then(|(_, rest)| rest.split('/').next());
+        let namespace = format!("/api/v1/namespaces/{}", namespace.unwrap_or_default());
+        let there = self.get(path);
+        let path = match method {
+            "POST" => format!("{path}/{}", meta["name"].as_str().unwrap_or_default()),
+            _ => path.to_owned(),
+        };
+        let read = if method == "DELETE" { &body["preconditions"] } else { meta };
+        let stale = |there: &Value| there["metadata"]["resourceVersion"] != read["resourceVersion"];
+        match (method, there) {
+            ("GET", Some(there)) => return answer("200 OK", &there.to_string()),
+            ("POST", _) if self.get(&namespace).is_none() => return no("404 Not Found"),
+            ("POST", _) if self.get(&path).is_some() => return no("409 Conflict"),
+            ("PUT" | "DELETE", Some(there)) if !read.is_null() && stale(&there) => return no("409 Conflict"),
+            ("DELETE", Some(_)) => self.set(&path, None),
+            ("POST" | "PATCH", _) | ("PUT", Some(_)) => self.set(&path, Some(body)),
+            _ => return no("404 Not Found"),
+        }
+        answer("200 OK", &self.get(&path).unwrap_or_default().to_string())
+    }
 }

@@ -5,7 +5,7 @@ use crate::cli::StatusArgs;
 use crate::commands::{Exit, block_on, unavailable};
 use anyhow::Context;
 use berth_cluster::Client;
-use berth_operate::cluster_status::{ClusterStatus, Instance, Observer, explain};
+use berth_operate::cluster_status::{ClusterStatus, Instance, Observer, Upgrade, explain};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -51,6 +51,11 @@ fn table(status: &ClusterStatus) -> String {
             other.service.join(", ")
         );
     }
+    if let Some(Upgrade { holder, expired }) = &status.upgrade {
+        let who = holder.describe();
+        let end = format!("; it is not renewed: `berth upgrade` on {} brings it to its end", holder.node);
+        let _ = writeln!(text, "upgrade of {who}{}", if *expired && holder.changed { &end } else { "" });
+    }
     text
 }
 
@@ -75,6 +80,7 @@ fn cells(instance: &Instance) -> [String; 7] {
 mod tests {
     use super::*;
     use berth_operate::cluster_status::Other;
+    use berth_operate::upgrade::lock::Holder;
 
     #[test]
     fn a_table_says_who_is_there_and_who_is_named() {
@@ -98,13 +104,24 @@ mod tests {
             ..instance.clone()
         };
         let other = Other { address: "10.0.0.9".parse().unwrap(), service: vec!["kubernetes".into()] };
-        let mut status = ClusterStatus { version: 1, instances: vec![instance, gone], others: vec![other] };
+        let holder = Holder {
+            upgrade: "u".into(),
+            node: "cp-2".into(),
+            process: "7".into(),
+            command: "berth upgrade".into(),
+            changed: true,
+            since: "2026-11-22T11:20:00.000000Z".into(),
+        };
+        let upgrade = Some(Upgrade { holder, expired: true });
+        let mut status = ClusterStatus { version: 1, instances: vec![instance, gone], others: vec![other], upgrade };
         assert_eq!(
             table(&status),
             "NODE  INSTANCE  SHIM    VERSION  ADDRESS        RENEWED          SERVICE\n\
              cp-1  3f2a      joined  v1.36.3  10.0.0.5:6443  4s ago           berth-cp-1-ipv4, kubernetes\n\
              cp-2  3f2a      joined  -        10.0.0.5:6443  2m ago, expired  no\n\
-             the Service kubernetes names 10.0.0.9 too, for which there is no Lease (kubernetes)\n"
+             the Service kubernetes names 10.0.0.9 too, for which there is no Lease (kubernetes)\n\
+             upgrade of node cp-2 since 2026-11-22T11:20:00Z (process 7 there: berth upgrade); it is not renewed: `berth upgrade` on cp-2 \
+             brings it to its end\n"
         );
         status.instances.clear();
         assert!(table(&status).starts_with("no instance has a Lease"));

@@ -2,6 +2,8 @@
 //! interrupted upgrade found again.
 
 use super::drive::{self, Setting};
+use super::journal::node_name;
+use super::lock::{Claim, Holder, Lock, LockError};
 use super::machine::{Limits, Position};
 use super::pod::{self, Pod};
 use super::preflight::{self, Images};
@@ -16,6 +18,7 @@ use crate::manifest::file::{Backups, read};
 use berth_cluster::Client;
 use berth_cluster::service::OF_SERVICE;
 use berth_node::registry::RunDir;
+use hyper::StatusCode;
 use std::fmt::Display;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -31,6 +34,9 @@ const ADMIN: &str = "/etc/kubernetes/admin.conf";
 /// What is not avoided without a kubeconfig.
 const GAPS: &str = "the Service kubernetes is without this node for up to 10 s whenever an instance stops (with several \
                     control-plane nodes, starts too)";
+
+/// What is not known without the cluster's lock.
+const UNLOCKED: &str = "nothing keeps another control-plane node from being upgraded at the same time";
 
 /// What a kubelet may take to stop a pod beyond its grace period.
 const MARGIN: Duration = Duration::from_secs(60);
@@ -60,6 +66,10 @@ pub struct Options {
     pub accept_gap: bool,
     /// Checks of doctor whose errors do not count.
     pub ignore_errors: Vec<String>,
+    /// The cluster's lock is taken from whoever has it.
+    pub break_lock: bool,
+    /// The command line, for who is kept from upgrading another node.
+    pub command: String,
 }
 
 /// Why an upgrade was not begun; nothing was changed.
@@ -165,12 +175,63 @@ pub async fn dry_run(options: &Options, say: &Say) -> Result<Vec<String>, NotBeg
 pub async fn begin(options: &Options, say: &Say) -> Result<Begun, NotBegun> {
     let store = Store::open(&options.backup_dir).map_err(|error| unavailable(&error))?;
     if let Some(state) = store.load().map_err(|error| unavailable(&error))? {
-        let (state, setting) = go_on(options, state, say)?;
+        let (state, mut setting) = go_on(options, state, say)?;
+        setting.lock = take_lock(options, &state, &setting, true, say).await?;
         return Ok(Begun { state, store, setting });
     }
-    let (state, setting) = fresh(options, say).await?;
-    store.save(&state).map_err(|error| unavailable(&error))?;
+    let (state, mut setting) = fresh(options, say).await?;
+    setting.lock = take_lock(options, &state, &setting, false, say).await?;
+    let begun = async {
+        // In this order: who is killed in between is not taken for one that has changed its node and cannot go on.
+        store.save(&state).map_err(|error| unavailable(&error))?;
+        match &setting.lock {
+            Some(lock) => lock.mark(say).await.map_err(|error| unavailable(&format!("nothing was changed: {error}"))),
+            None => Ok(()),
+        }
+    };
+    if let Err(why) = begun.await {
+        let _ = store.remove();
+        if let Some(lock) = &setting.lock {
+            lock.release(say).await;
+        }
+        return Err(why);
+    }
     Ok(Begun { state, store, setting })
+}
+
+/// What keeps other nodes from being upgraded meanwhile, if there is a cluster that gives it. Who goes on may have changed the
+/// node, and goes on whether it answers or not: it may be this node that does not.
+async fn take_lock(
+    options: &Options,
+    state: &State,
+    setting: &Setting,
+    resumed: bool,
+    say: &Say,
+) -> Result<Option<Lock>, NotBegun> {
+    let Some(client) = &setting.client else {
+        say.more(&format!("no --kubeconfig: {UNLOCKED}"));
+        return Ok(None);
+    };
+    let me = Holder {
+        upgrade: state.uid.to_string(),
+        node: node_name(Path::new("/proc")).unwrap_or_else(|| state.address.ip().to_string()),
+        process: std::process::id().to_string(),
+        command: options.command.clone(),
+        changed: resumed,
+        since: String::new(),
+    };
+    let lock = Lock::new(client, Claim::new(me, options.break_lock));
+    match lock.take(say).await {
+        Ok(()) => {
+            say.more("the cluster's lock is held: no other node is upgraded meanwhile (Lease berth-system/upgrade)");
+            Ok(Some(lock))
+        }
+        Err(LockError::Api(error)) if error.status() != Some(StatusCode::CONFLICT) => {
+            say.more(&format!("{error}: {UNLOCKED}"));
+            Ok(resumed.then_some(lock))
+        }
+        Err(error) => Err(unavailable(&error)),
+    }
 }
 
 /// Goes on with an upgrade that was interrupted.
@@ -210,6 +271,7 @@ fn setting(options: &Options, old: &Pod, new: Pod, client: Option<Client>) -> Se
         run_dir: options.run_dir(&new),
         pod_logs: options.pod_logs_dir.clone(),
         client,
+        lock: None,
         pod: new,
     }
 }

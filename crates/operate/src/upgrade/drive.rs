@@ -1,6 +1,7 @@
 //! The loop: look, ask the machine, keep the position, do it, tell.
 
 use super::journal::image_trouble;
+use super::lock::Lock;
 use super::logs::{self, Pod as LogPod};
 use super::machine::{
     Action, Hopeless, INTERRUPTED, LEAVING, Limits, Machine, Outcome, Position, Seen, Slot, Step, Version,
@@ -16,6 +17,7 @@ use crate::manifest::names::{INSTALL, SHIM};
 use berth_cluster::Client;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply};
+use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -42,6 +44,8 @@ pub struct Setting {
     pub pod_logs: PathBuf,
     /// The cluster, as an admin.
     pub client: Option<Client>,
+    /// What keeps other nodes from being upgraded meanwhile.
+    pub lock: Option<Lock>,
 }
 
 /// How it ended.
@@ -93,12 +97,21 @@ pub async fn drive(state: State, store: &Store, setting: &Setting, say: Rc<Say>)
         setting,
         say: say.clone(),
     };
-    match service {
-        None => driver.run().await,
-        Some(service) => tokio::select! {
-            ended = driver.run() => ended,
-            () = service.keep(say) => Ok(Ended::Stopped),
-        },
+    let keep_service = async {
+        match service {
+            Some(service) => service.keep(say.clone()).await,
+            None => pending().await,
+        }
+    };
+    let keep_lock = async {
+        match &setting.lock {
+            Some(lock) => lock.keep(&say).await,
+            None => pending().await,
+        }
+    };
+    tokio::select! {
+        ended = driver.run() => ended,
+        ((), ()) = async { tokio::join!(keep_service, keep_lock) } => Ok(Ended::Stopped),
     }
 }
 
@@ -270,6 +283,10 @@ impl Driver<'_> {
                     kept.gaps
                 ));
             }
+        }
+        // Before the state goes: who is killed in between goes on here, and nobody is kept out for good.
+        if let Some(lock) = &self.setting.lock {
+            lock.release(&self.say).await;
         }
         let before = self.store.before(&self.state);
         if outcome == Outcome::RolledBack || self.state.same() {

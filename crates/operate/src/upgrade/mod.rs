@@ -8,7 +8,7 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`machine`] | the steps: where it stands and what is seen, to what is done next. Pure |
-//! | [`state`] | where it stands, on disk, and the lock against two runs at once |
+//! | [`state`] | where it stands, on disk, and the lock against two runs on the node |
 //! | [`pod`] | what matters of a manifest, and the temporary one |
 //! | [`sight`] | the files and instances as the machine sees them |
 //! | [`preflight`] | what is asked before a first switch, whose gap it would lengthen |
@@ -16,6 +16,7 @@
 //! | [`logs`] | the last lines of a container that failed |
 //! | [`service`] | keeps the node's address in the Service `kubernetes` |
 //! | [`begin`] | manifests checked, doctor asked, or an interrupted upgrade found again |
+//! | [`lock`] | keeps two nodes from being upgraded at once |
 //! | [`drive`] | the loop: look, ask the machine, do it, tell |
 //! | [`say`] | what a person reads meanwhile |
 //!
@@ -26,6 +27,7 @@
 pub mod begin;
 pub mod drive;
 pub mod journal;
+pub mod lock;
 pub mod logs;
 pub mod machine;
 pub mod pod;

@@ -1,0 +1,387 @@
+//! The lock against upgrades of two nodes at once: a Lease of the cluster, held while a node is upgraded.
+//!
+//! It is created with POST and replaced with PUT and the `resourceVersion` that was read, so of two that race one has it. It
+//! says whether its holder may have changed its node. One that has not loses it when it is not seen to renew it: a
+//! process that was killed is in nobody's way. One that has keeps it until that upgrade is brought to its end, or until an
+//! operator breaks it: a node that was left in the middle is what must not become two.
+//!
+//! [`Claim`] decides, without I/O. Whose upgrade it is says the UID that is drawn for each and kept in its state.
+
+use super::say::Say;
+use crate::grant::objects;
+use berth_cluster::client::found;
+use berth_cluster::lease::{DURATION, Expiry, LEASES, NAMESPACE, RENEWAL, lease_path};
+use berth_cluster::service::MANAGER;
+use berth_cluster::{Client, Error};
+use humantime::format_rfc3339_micros;
+use hyper::StatusCode;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::Mutex;
+use tokio::time::sleep;
+
+/// Name of the Lease.
+pub const NAME: &str = "upgrade";
+
+/// Longest time that an answer may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often what fails is tried again, and what another wrote in between.
+const TRIES: (u32, u32) = (2, 50);
+
+/// Time between two tries, and between two looks at somebody else's.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How long a release may take to succeed.
+const RELEASE: Duration = Duration::from_secs(15);
+
+const NODE: &str = "berth/node";
+const UPGRADE: &str = "berth/upgrade";
+const PROCESS: &str = "berth/process";
+const COMMAND: &str = "berth/command";
+const CHANGED: &str = "berth/changed";
+
+/// An upgrade that has the lock, or wants it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Holder {
+    /// The upgrade: the UID that was drawn for it.
+    pub upgrade: String,
+    /// The node that is upgraded.
+    pub node: String,
+    /// The process there.
+    pub process: String,
+    /// What was run.
+    pub command: String,
+    /// It may have changed its node.
+    pub changed: bool,
+    /// Since when it has it.
+    pub since: String,
+}
+
+impl Holder {
+    /// Understands the Lease. What does not say that nothing was changed may have been written by a later berth.
+    #[must_use]
+    pub fn parse(object: &Value) -> Self {
+        let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
+        let annotations = &object["metadata"]["annotations"];
+        Self {
+            upgrade: text(&annotations[UPGRADE]),
+            node: text(&annotations[NODE]),
+            process: text(&annotations[PROCESS]),
+            command: text(&annotations[COMMAND]),
+            changed: annotations[CHANGED] != "false",
+            since: text(&object["spec"]["acquireTime"]),
+        }
+    }
+
+    /// Who it is, for people.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let Self { node, process, command, since, .. } = self;
+        let since = since.split_once('.').map_or_else(|| since.clone(), |(seconds, _)| format!("{seconds}Z"));
+        format!("node {node} since {since} (process {process} there: {command})")
+    }
+
+    /// Why another node is not upgraded, and what to do.
+    #[must_use]
+    pub fn refuses(&self, node: &str) -> String {
+        let who = self.describe();
+        if !self.changed {
+            return format!("another upgrade has the cluster's lock: {who}: wait for it");
+        }
+        let there = &self.node;
+        let fix = if there == node {
+            "it is this node's own and not in --backup-dir: give the directory that it was begun with".to_owned()
+        } else {
+            format!(
+                "wait for it; if it was interrupted or ended with 75, run `berth upgrade` on {there}, which brings it to its end"
+            )
+        };
+        format!(
+            "another upgrade has the cluster's lock: {who}: {fix}; --break-lock takes it from a node that is gone for good"
+        )
+    }
+}
+
+/// What is next for who wants the lock, or has it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Turn {
+    /// Nobody has it: this is to be created.
+    Create(Value),
+    /// It is to become this, if it is still what was read.
+    Replace(Value),
+    /// Whether its holder lives will be seen.
+    Wait(Holder),
+    /// Its holder lives, or has changed its node.
+    Refused(Holder),
+}
+
+/// Decides what an upgrade does about the lock.
+#[derive(Debug)]
+pub struct Claim {
+    me: Holder,
+    break_lock: bool,
+    /// Of somebody else's.
+    expiry: Expiry,
+    /// The first of those that was read.
+    first: Option<Value>,
+}
+
+impl Claim {
+    /// Of an upgrade; `break_lock` takes the lock from whoever has it, once.
+    #[must_use]
+    pub fn new(me: Holder, break_lock: bool) -> Self {
+        Self { me, break_lock, expiry: Expiry::default(), first: None }
+    }
+
+    /// From now on it may change its node.
+    pub fn will_change(&mut self) {
+        self.me.changed = true;
+    }
+
+    /// What to do about the Lease as it was read from etcd. `now` is a clock that never goes back.
+    pub fn next(&mut self, now: Duration, time: SystemTime, read: Option<&Value>) -> Turn {
+        let Some(object) = read else {
+            (self.expiry, self.first) = (Expiry::default(), None);
+            return Turn::Create(self.object(None, time));
+        };
+        let holder = Holder::parse(object);
+        if holder.upgrade == self.me.upgrade || self.break_lock {
+            return Turn::Replace(self.object(Some(object), time));
+        }
+        if holder.changed {
+            return Turn::Refused(holder);
+        }
+        self.expiry.read(now, RENEWAL, [object]);
+        let version = &object["metadata"]["resourceVersion"];
+        if self.expiry.expired(NAME) {
+            Turn::Replace(self.object(Some(object), time))
+        } else if self.first.get_or_insert_with(|| version.clone()) == version {
+            Turn::Wait(holder)
+        } else {
+            Turn::Refused(holder)
+        }
+    }
+
+    /// It could not be read.
+    pub fn failed(&mut self) {
+        self.expiry.failed();
+    }
+
+    /// It is had: what was in the way counts no more.
+    pub fn has(&mut self) {
+        (self.break_lock, self.expiry, self.first) = (false, Expiry::default(), None);
+    }
+
+    fn object(&self, before: Option<&Value>, time: SystemTime) -> Value {
+        let Holder { upgrade, node, process, command, changed, .. } = &self.me;
+        let time = json!(format_rfc3339_micros(time).to_string());
+        let mut object = json!({
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {
+                "name": NAME,
+                "namespace": NAMESPACE,
+                "labels": {"app.kubernetes.io/managed-by": "berth", "app.kubernetes.io/component": "upgrade"},
+                "annotations": {
+                    NODE: node,
+                    UPGRADE: upgrade,
+                    PROCESS: process,
+                    COMMAND: command,
+                    CHANGED: changed.to_string(),
+                },
+            },
+            "spec": {
+                "holderIdentity": format!("{node}_{upgrade}"),
+                "leaseDurationSeconds": DURATION.as_secs(),
+                "acquireTime": time,
+                "renewTime": time,
+                "leaseTransitions": 0,
+            },
+        });
+        if let Some(before) = before {
+            let spec = &before["spec"];
+            object["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
+            if Holder::parse(before).upgrade == *upgrade {
+                object["spec"]["acquireTime"] = spec["acquireTime"].clone();
+                object["spec"]["leaseTransitions"] = spec["leaseTransitions"].clone();
+            } else {
+                object["spec"]["leaseTransitions"] = json!(spec["leaseTransitions"].as_u64().unwrap_or(0) + 1);
+            }
+        }
+        object
+    }
+}
+
+/// Why the lock is not had.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another upgrade has it.
+    #[error("{}", holder.refuses(node))]
+    Busy {
+        /// Which.
+        holder: Holder,
+        /// Who wants it.
+        node: String,
+    },
+    /// It cannot be asked for.
+    #[error(transparent)]
+    Api(#[from] Error),
+}
+
+/// The lock of a cluster.
+#[derive(Debug)]
+pub struct Lock {
+    client: Client,
+    path: String,
+    began: Instant,
+    /// One request at a time: a renewal that comes late could bring back what was released.
+    claim: Mutex<Claim>,
+}
+
+impl Lock {
+    /// Asked for as an administrator.
+    #[must_use]
+    pub fn new(client: &Client, claim: Claim) -> Self {
+        let client = client.clone().with_patience(PATIENCE);
+        Self { client, path: lease_path(NAME), began: Instant::now(), claim: Mutex::new(claim) }
+    }
+
+    /// Takes it. That may need 40 s, where somebody who had changed nothing was killed.
+    ///
+    /// # Errors
+    /// Another upgrade has it, or the cluster does not give it.
+    pub async fn take(&self, say: &Say) -> Result<(), LockError> {
+        let mut claim = self.claim.lock().await;
+        let mut waited = None;
+        loop {
+            match (self.turn(&mut claim).await, waited.take()) {
+                (Ok(None), _) => return Ok(()),
+                (Ok(Some(holder)), _) => {
+                    let who = holder.describe();
+                    say.waiting(&format!(
+                        "the cluster's lock is held by {who}: whether that lives is seen within 40 s"
+                    ));
+                    waited = Some(holder);
+                    sleep(LOOK).await;
+                }
+                // Somebody has it, so this is not a cluster that does not give it.
+                (Err(LockError::Api(_)), Some(holder)) => {
+                    return Err(LockError::Busy { holder, node: claim.me.node.clone() });
+                }
+                (Err(error), _) => return Err(error),
+            }
+        }
+    }
+
+    /// Says in it that the node will be changed: from here on nobody else gets it.
+    ///
+    /// # Errors
+    /// Another upgrade got it meanwhile, or the cluster does not answer. Then nothing may be changed.
+    pub async fn mark(&self, say: &Say) -> Result<(), LockError> {
+        self.claim.lock().await.will_change();
+        self.take(say).await
+    }
+
+    /// Renews it until it is dropped. A cluster that does not answer is nothing to be told: what is marked is nobody else's.
+    pub async fn keep(&self, say: &Say) {
+        let mut told = false;
+        loop {
+            sleep(RENEWAL).await;
+            let mut claim = self.claim.lock().await;
+            match self.turn(&mut claim).await {
+                Err(LockError::Busy { holder, .. }) if !told => {
+                    let who = holder.describe();
+                    say.line(&format!(
+                        "warning: the cluster's lock was taken by {who}: two nodes are upgraded at once"
+                    ));
+                    told = true;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Gives it back.
+    pub async fn release(&self, say: &Say) {
+        let claim = self.claim.lock().await;
+        let began = Instant::now();
+        loop {
+            match self.remove(&claim.me.upgrade).await {
+                Ok(()) => return,
+                Err(_) if began.elapsed() < RELEASE => sleep(LOOK).await,
+                Err(error) => {
+                    say.line(&format!("warning: the cluster's lock cannot be released: {error}"));
+                    say.more(&format!(
+                        "no other node can be upgraded until `kubectl delete lease {NAME} --namespace {NAMESPACE}`"
+                    ));
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn remove(&self, upgrade: &str) -> Result<(), Error> {
+        match found(self.client.get(&self.path).await)? {
+            Some(object) if Holder::parse(&object).upgrade == upgrade => {
+                found(self.client.delete_read(&self.path, &object).await).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// One look and what follows from it; `None`: it is had, else by whom.
+    async fn turn(&self, claim: &mut Claim) -> Result<Option<Holder>, LockError> {
+        let mut tries = (0, 0);
+        loop {
+            let done = match self.look(claim).await {
+                Ok(Turn::Create(object)) => self.create(&object).await,
+                Ok(Turn::Replace(object)) => self.client.put(&self.path, &object).await.map(drop),
+                Ok(Turn::Wait(holder)) => return Ok(Some(holder)),
+                Ok(Turn::Refused(holder)) => return Err(LockError::Busy { holder, node: claim.me.node.clone() }),
+                Err(error) => Err(error),
+            };
+            match done {
+                Ok(()) => {
+                    claim.has();
+                    return Ok(None);
+                }
+                Err(error) if error.status() == Some(StatusCode::CONFLICT) && tries.1 < TRIES.1 => tries.1 += 1,
+                Err(error) if tries.0 == TRIES.0 || is_forbidden(&error) => return Err(error.into()),
+                // The answer may have got lost: that is seen in the next look.
+                Err(_) => tries.0 += 1,
+            }
+            sleep(LOOK / 4).await;
+        }
+    }
+
+    async fn look(&self, claim: &mut Claim) -> Result<Turn, Error> {
+        match found(self.client.get(&self.path).await) {
+            Ok(read) => Ok(claim.next(self.began.elapsed(), SystemTime::now(), read.as_ref())),
+            Err(error) => {
+                claim.failed();
+                Err(error)
+            }
+        }
+    }
+
+    /// In a namespace that is made if it is not there.
+    async fn create(&self, object: &Value) -> Result<(), Error> {
+        let created = self.client.post(LEASES, object).await;
+        let Err(error) = created else { return Ok(()) };
+        if error.status() != Some(StatusCode::NOT_FOUND) {
+            return Err(error);
+        }
+        let namespace = objects::namespace();
+        self.client.apply(&objects::path(&namespace), MANAGER, &namespace).await?;
+        self.client.post(LEASES, object).await.map(drop)
+    }
+}
+
+fn is_forbidden(error: &Error) -> bool {
+    matches!(error.status(), Some(StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED))
+}
+
+#[cfg(test)]
+mod tests;

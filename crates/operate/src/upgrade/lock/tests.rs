@@ -1,0 +1,338 @@
+use super::*;
+use berth_testing::{Objects, Server, answer, serve_with};
+use proptest::prelude::*;
+
+const NAMESPACE_PATH: &str = "/api/v1/namespaces/berth-system";
+
+fn holder(upgrade: &str, node: &str, changed: bool) -> Holder {
+    Holder {
+        upgrade: upgrade.into(),
+        node: node.into(),
+        process: "7".into(),
+        command: "berth upgrade --manifest m".into(),
+        changed,
+        since: String::new(),
+    }
+}
+
+/// What happens to a node's `berth upgrade`, or to time.
+#[derive(Debug, Clone, Copy)]
+enum Op {
+    /// It reads the Lease; if none runs, one is started.
+    Look(usize),
+    /// What it decided is done.
+    Write(usize),
+    /// The same, and the answer is lost.
+    Lose(usize),
+    /// It looks for as long as somebody else's lock may need to expire.
+    Wait(usize),
+    /// It is killed.
+    Kill(usize),
+    /// It comes to the end of the upgrade: the lock is released, then the state removed.
+    Release(usize),
+    Remove(usize),
+    Pass(u64),
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    /// The upgrade in its `upgrade.json`.
+    state: Option<String>,
+    /// Its manifests are not what they were, and not what they shall be.
+    changed: bool,
+    process: Option<Process>,
+}
+
+#[derive(Debug)]
+struct Process {
+    upgrade: String,
+    claim: Claim,
+    decided: Option<Turn>,
+    phase: Phase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Phase {
+    Takes,
+    Marks,
+    Drives,
+    Released,
+}
+
+/// Three nodes and etcd.
+#[derive(Debug, Default)]
+struct World {
+    lease: Option<Value>,
+    version: u64,
+    now: u64,
+    drawn: u32,
+    nodes: [Node; 3],
+    /// Upgrades that were brought to their end.
+    done: u32,
+}
+
+impl World {
+    fn time(&self) -> (Duration, SystemTime) {
+        (Duration::from_secs(self.now), SystemTime::UNIX_EPOCH + Duration::from_secs(self.now))
+    }
+
+    fn apply(&mut self, op: Op) {
+        match op {
+            Op::Pass(seconds) => self.now += seconds,
+            Op::Look(node) => self.look(node),
+            Op::Write(node) => self.write(node, true),
+            Op::Lose(node) => self.write(node, false),
+            Op::Wait(node) => {
+                for _ in 0..6 {
+                    self.look(node);
+                    self.now += 9;
+                }
+            }
+            Op::Kill(node) => self.nodes[node].process = None,
+            Op::Release(node) => {
+                let Some(process) = &mut self.nodes[node].process else { return };
+                if process.phase == Phase::Drives {
+                    process.phase = Phase::Released;
+                    process.decided = None;
+                    self.lease.take_if(|lease| Holder::parse(lease).upgrade == process.upgrade);
+                    self.nodes[node].changed = false;
+                }
+            }
+            Op::Remove(node) => {
+                let node = &mut self.nodes[node];
+                if node.process.take_if(|process| process.phase == Phase::Released).is_some() {
+                    node.state = None;
+                    self.done += 1;
+                }
+            }
+        }
+    }
+
+    fn look(&mut self, at: usize) {
+        let (now, time) = self.time();
+        let node = &mut self.nodes[at];
+        let process = node.process.get_or_insert_with(|| {
+            self.drawn += 1;
+            let upgrade = node.state.clone().unwrap_or_else(|| self.drawn.to_string());
+            let claim = Claim::new(holder(&upgrade, &format!("cp-{at}"), node.state.is_some()), false);
+            Process { upgrade, claim, decided: None, phase: Phase::Takes }
+        });
+        if process.phase == Phase::Released {
+            return;
+        }
+        let turn = process.claim.next(now, time, self.lease.as_ref());
+        match (&turn, process.phase) {
+            (Turn::Refused(_), Phase::Takes) => node.process = None,
+            (Turn::Refused(_), Phase::Marks) => (node.process, node.state) = (None, None),
+            _ => process.decided = Some(turn),
+        }
+    }
+
+    fn write(&mut self, at: usize, answered: bool) {
+        let node = &mut self.nodes[at];
+        let Some(process) = &mut node.process else { return };
+        let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
+        let mut object = match (process.decided.take(), &self.lease) {
+            (Some(Turn::Create(object)), None) => object,
+            (Some(Turn::Replace(object)), Some(there)) if version(&object) == version(there) => object,
+            // 409, 404, or nothing to do.
+            _ => return,
+        };
+        self.version += 1;
+        object["metadata"]["name"] = json!(NAME);
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.lease = Some(object);
+        if !answered {
+            return;
+        }
+        process.claim.has();
+        match process.phase {
+            Phase::Takes if node.state.is_none() => {
+                node.state = Some(process.upgrade.clone());
+                process.claim.will_change();
+                process.phase = Phase::Marks;
+            }
+            Phase::Takes | Phase::Marks => {
+                process.phase = Phase::Drives;
+                node.changed = true;
+            }
+            Phase::Drives | Phase::Released => {}
+        }
+    }
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let node = 0usize..3;
+    prop_oneof![
+        8 => node.clone().prop_map(Op::Look),
+        8 => node.clone().prop_map(Op::Write),
+        1 => node.clone().prop_map(Op::Lose),
+        2 => node.clone().prop_map(Op::Wait),
+        1 => node.clone().prop_map(Op::Kill),
+        1 => node.clone().prop_map(Op::Release),
+        1 => node.prop_map(Op::Remove),
+        1 => (1u64..60).prop_map(Op::Pass),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    /// However nodes race, are killed, stand still and go on.
+    #[test]
+    fn never_two_nodes_are_changed(ops in prop::collection::vec(op(), 0..150)) {
+        let mut world = World::default();
+        for op in ops {
+            world.apply(op);
+            let changed = world.nodes.iter().filter(|node| node.changed).count();
+            prop_assert!(changed <= 1, "{world:#?}");
+        }
+    }
+
+    /// Whatever went before, who goes on comes to the end, and then so does a new one.
+    #[test]
+    fn nobody_is_kept_out_for_good(ops in prop::collection::vec(op(), 0..100)) {
+        let mut world = World::default();
+        ops.into_iter().for_each(|op| world.apply(op));
+        (0..3).for_each(|node| world.apply(Op::Kill(node)));
+        // Whose the lock is goes on first: nobody else can.
+        let holder = world.lease.as_ref().map(|lease| Holder::parse(lease).upgrade);
+        let mut nodes = [0, 1, 2];
+        nodes.sort_by_key(|node| world.nodes[*node].state != holder);
+        for node in nodes.into_iter().chain(nodes) {
+            let done = world.done;
+            for op in [Op::Wait(node), Op::Write(node), Op::Look(node), Op::Write(node), Op::Release(node), Op::Remove(node)] {
+                world.apply(op);
+            }
+            prop_assert!(world.done > done, "node {node}: {world:#?}");
+        }
+    }
+
+    #[test]
+    fn nothing_panics(text in "\\PC{0,30}", number in any::<u64>()) {
+        let object = json!({"metadata": {"annotations": {NODE: text, CHANGED: text}, "resourceVersion": number},
+            "spec": {"leaseTransitions": number, "acquireTime": text}});
+        let read = Holder::parse(&object);
+        let _ = (read.describe(), read.refuses(&text));
+        let _ = Claim::new(holder("a", "cp-1", false), true).next(Duration::ZERO, SystemTime::now(), Some(&object));
+    }
+}
+
+#[test]
+fn who_holds_it_is_told_with_the_fix() {
+    let mut claim = Claim::new(holder("a", "cp-1", false), false);
+    let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
+    let Turn::Create(object) = claim.next(Duration::ZERO, time, None) else { panic!() };
+    let read = Holder::parse(&object);
+    assert_eq!(read, Holder { since: "1970-01-01T00:00:01.000000Z".into(), ..holder("a", "cp-1", false) });
+    let who = "node cp-1 since 1970-01-01T00:00:01Z (process 7 there: berth upgrade --manifest m)";
+    let told = read.refuses("cp-2");
+    assert!(told.ends_with(&format!("{who}: wait for it")), "{told}");
+    let changed = Holder { changed: true, ..read };
+    let told = changed.refuses("cp-2");
+    assert!(
+        told.contains(who) && told.contains("run `berth upgrade` on cp-1") && told.contains("--break-lock"),
+        "{told}"
+    );
+    assert!(changed.refuses("cp-1").contains("--backup-dir"));
+    // What a later berth writes may mean anything.
+    assert!(Holder::parse(&json!({})).changed);
+}
+
+fn lock(server: &Server, claim: Claim) -> Lock {
+    Lock::new(&Client::new(&server.access).unwrap(), claim)
+}
+
+/// An API with a namespace, and all who ask it.
+async fn api() -> (Objects, Server) {
+    let objects = Objects::default();
+    objects.set(NAMESPACE_PATH, Some(json!({})));
+    let answers = objects.clone();
+    (objects, serve_with(move |request| answers.answer(request)).await)
+}
+
+#[tokio::test]
+async fn a_lock_is_taken_marked_and_released() {
+    let (objects, server) = api().await;
+    // A cluster where berth wrote nothing before.
+    objects.set(NAMESPACE_PATH, None);
+    let (path, say) = (lease_path(NAME), Say::default());
+    let first = lock(&server, Claim::new(holder("a", "cp-1", false), false));
+    first.take(&say).await.unwrap();
+    assert!(objects.get(NAMESPACE_PATH).is_some(), "the namespace is made");
+    assert!(!Holder::parse(&objects.get(&path).unwrap()).changed);
+    first.mark(&say).await.unwrap();
+    let held = objects.get(&path).unwrap();
+    assert!(Holder::parse(&held).changed);
+
+    let other = |break_lock| lock(&server, Claim::new(holder("b", "cp-2", false), break_lock));
+    let busy = other(false).take(&say).await.unwrap_err();
+    assert!(busy.to_string().contains("node cp-1 since"), "{busy}");
+    // The same upgrade, gone on with.
+    lock(&server, Claim::new(holder("a", "cp-1", true), false)).take(&say).await.unwrap();
+    let again = objects.get(&path).unwrap();
+    assert_eq!(again["spec"]["acquireTime"], held["spec"]["acquireTime"]);
+
+    let breaker = other(true);
+    breaker.take(&say).await.unwrap();
+    let broken = objects.get(&path).unwrap();
+    assert_eq!((Holder::parse(&broken).node.as_str(), &broken["spec"]["leaseTransitions"]), ("cp-2", &json!(1)));
+    first.release(&say).await;
+    assert!(objects.get(&path).is_some(), "it is another's now");
+    breaker.release(&say).await;
+    assert_eq!(objects.get(&path), None);
+}
+
+/// One that had changed nothing: whether it lives is seen, and as soon as it is, that is the answer.
+#[tokio::test]
+async fn who_lives_is_believed_as_soon_as_it_is_seen() {
+    let (objects, server) = api().await;
+    let say = Say::default();
+    let first = lock(&server, Claim::new(holder("a", "cp-1", false), false));
+    first.take(&say).await.unwrap();
+    let second = lock(&server, Claim::new(holder("b", "cp-2", false), false));
+    let renew = async {
+        sleep(LOOK * 3 / 2).await;
+        first.take(&say).await.unwrap();
+        std::future::pending::<()>().await;
+    };
+    let taken = tokio::select! {
+        taken = second.take(&say) => taken,
+        () = renew => unreachable!(),
+    };
+    assert!(taken.unwrap_err().to_string().ends_with("wait for it"));
+    assert_eq!(Holder::parse(&objects.get(&lease_path(NAME)).unwrap()).node, "cp-1");
+}
+
+#[tokio::test]
+async fn of_two_that_race_one_has_it() {
+    let (objects, server) = api().await;
+    let say = Say::default();
+    let locks = [("a", "cp-1"), ("b", "cp-2")]
+        .map(|(upgrade, node)| lock(&server, Claim::new(holder(upgrade, node, true), false)));
+    let (first, second) = tokio::join!(locks[0].take(&say), locks[1].take(&say));
+    assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
+    let has = Holder::parse(&objects.get(&lease_path(NAME)).unwrap()).node;
+    assert_eq!(has, if first.is_ok() { "cp-1" } else { "cp-2" });
+}
+
+#[tokio::test]
+async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
+    let say = Say::default();
+    for (status, told) in [("403 Forbidden", "403"), ("500 Internal Server Error", "500")] {
+        let server = serve_with(move |_| answer(status, r#"{"message": "no"}"#)).await;
+        let error = lock(&server, Claim::new(holder("a", "cp-1", false), false)).take(&say).await.unwrap_err();
+        assert!(matches!(&error, LockError::Api(error) if error.to_string().contains(told)), "{error}");
+    }
+    // Where somebody was seen, it is.
+    let (objects, mut first) = (Objects::default(), true);
+    objects.set(NAMESPACE_PATH, Some(json!({})));
+    let held = Claim::new(holder("b", "cp-2", false), false).object(None, SystemTime::now());
+    objects.set(&lease_path(NAME), Some(held));
+    let server = serve_with(move |request| match std::mem::take(&mut first) {
+        true => objects.answer(request),
+        false => answer("500 Internal Server Error", "no"),
+    });
+    let error = lock(&server.await, Claim::new(holder("a", "cp-1", false), false)).take(&say).await.unwrap_err();
+    assert!(matches!(error, LockError::Busy { .. }), "{error}");
+}
