@@ -1,13 +1,16 @@
 //! Upgrades of real kube-apiservers behind this build of berth: `scripts/e2e.sh`, which looks at berth
 //! from outside, and `berth rehearse` from one minor version to the next. And `scripts/manifests.sh`: a real
 //! kubeadm and kube-apiserver that take what `berth inject` writes. And `scripts/kubelet.sh`: a real kubelet with
-//! containerd that runs such pods, and what berth does to them meanwhile. And `berth grant` (`e2e/grant.rs`). Where they cannot be run (they
+//! containerd that runs such pods, and what berth does to them meanwhile. And `berth grant` and the lock of `berth upgrade` (`e2e/`). Where they cannot be run (they
 //! need root, some tools, and binaries that are there already) they count as ignored and say why. Rust's
 //! own harness can decide that only at compile time, so this one has its own.
 
 #[cfg(feature = "operate")]
 #[path = "e2e/grant.rs"]
 mod grant;
+#[cfg(feature = "operate")]
+#[path = "e2e/lock.rs"]
+mod lock;
 mod support;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -42,6 +45,11 @@ fn main() -> ExitCode {
     trials.push(Trial::ignorable_test("rbac_of_a_real_kube_apiserver", || match binaries() {
         Err(why) => Ok(Completion::ignored_with(why)),
         Ok(binaries) => grant::grant(&binaries.new.path, &binaries.etcd).map(|()| Completion::Completed),
+    }));
+    #[cfg(feature = "operate")]
+    trials.push(Trial::ignorable_test("lock_of_a_real_cluster", || match binaries() {
+        Err(why) => Ok(Completion::ignored_with(why)),
+        Ok(binaries) => lock::lock_of_a_cluster(&binaries.new.path, &binaries.etcd).map(|()| Completion::Completed),
     }));
     if cfg!(feature = "operate") {
         trials.push(scripted("manifests_for_a_real_kubeadm_and_kube_apiserver", "scripts/manifests.sh"));

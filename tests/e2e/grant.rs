@@ -55,15 +55,15 @@ pub(crate) fn grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
 }
 
 /// etcd and a kube-apiserver on an address of their own. They end when it is dropped.
-struct Cluster {
+pub(crate) struct Cluster {
     address: SocketAddr,
-    admin: PathBuf,
+    pub(crate) admin: PathBuf,
     apiserver: Running,
     _etcd: Running,
 }
 
 impl Cluster {
-    fn start(dir: &Path, apiserver: &str, etcd: &str) -> Result<Self, Failed> {
+    pub(crate) fn start(dir: &Path, apiserver: &str, etcd: &str) -> Result<Self, Failed> {
         let ip = fresh_ip();
         let address = SocketAddr::from((ip, 6443));
         let (store, peers) = (format!("http://{ip}:2379"), format!("http://{ip}:2380"));
@@ -115,7 +115,7 @@ impl Cluster {
     }
 
     /// Waits for what a new cluster gets by itself.
-    async fn ready(&self) -> Result<(), Failed> {
+    pub(crate) async fn ready(&self) -> Result<(), Failed> {
         let client = Client::from_kubeconfig(&self.admin).map_err(|error| error.to_string())?;
         let began = Instant::now();
         loop {
@@ -133,10 +133,10 @@ impl Cluster {
         }
     }
 
-    fn berth(&self, args: &[&str]) -> Command {
+    pub(crate) fn berth(&self, args: &[&str]) -> Command {
         let mut command = berth(args);
         command.arg("--kubeconfig").arg(&self.admin);
-        if !args.contains(&"--revoke") {
+        if args.contains(&"grant") && !args.contains(&"--revoke") {
             let uid = nix::unistd::geteuid().to_string();
             command.args(["--listen", &self.address.to_string(), "--uid", &uid]);
         }

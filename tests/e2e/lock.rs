@@ -1,0 +1,63 @@
+//! The lock of `berth upgrade`, with a real kube-apiserver.
+
+use crate::grant::Cluster;
+use crate::support::process::said;
+use berth_cluster::Client;
+use berth_cluster::client::found;
+use berth_cluster::lease::lease_path;
+use berth_operate::upgrade::lock::{Claim, Holder, Lock, LockError, NAME};
+use berth_operate::upgrade::say::Say;
+use libtest_mimic::Failed;
+use serde_json::{Value, json};
+
+fn lock(client: &Client, node: &str, break_lock: bool) -> Lock {
+    let holder = Holder {
+        upgrade: format!("uid-{node}"),
+        node: node.into(),
+        process: "7".into(),
+        command: "berth upgrade".into(),
+        changed: false,
+        since: String::new(),
+    };
+    Lock::new(client, Claim::new(holder, break_lock))
+}
+
+pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Failed> {
+    let temp = tempfile::tempdir()?;
+    let cluster = Cluster::start(temp.path(), apiserver, etcd)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(cluster.ready())?;
+    let client = Client::from_kubeconfig(&cluster.admin)?;
+    let (first, second, say) = (lock(&client, "cp-1", false), lock(&client, "cp-2", false), Say::default());
+    let held = || runtime.block_on(client.get(&lease_path(NAME))).map(|lease| Holder::parse(&lease));
+    let status = || {
+        let (status, out, err) = said(&mut cluster.berth(&["status", "--cluster", "--json"]));
+        assert_eq!(status, Some(0), "{err}");
+        serde_json::from_str::<Value>(&out)
+    };
+    assert_eq!(status()?["instances"], json!([]), "a cluster without the namespace has no instances");
+
+    // It is made now, and of two that race one has the lock.
+    let (one, other) = runtime.block_on(async { tokio::join!(mark(&first, &say), mark(&second, &say)) });
+    let (has, refused) = if one.is_ok() { ("cp-1", other) } else { ("cp-2", one) };
+    assert!(matches!(&refused, Err(LockError::Busy { holder, .. }) if holder.node == has), "{refused:?}");
+    let holder = held()?;
+    assert!(holder.changed && holder.node == has, "{holder:?}");
+    assert_eq!(status()?["upgrade"]["node"], has);
+
+    // Broken, then released by who has it and by nobody else.
+    let breaker = lock(&client, "cp-3", true);
+    runtime.block_on(mark(&breaker, &say))?;
+    assert_eq!(held()?.node, "cp-3");
+    for (lock, left) in [(&first, true), (&second, true), (&breaker, false)] {
+        runtime.block_on(lock.release(&say));
+        let lease = runtime.block_on(client.get(&lease_path(NAME)));
+        assert_eq!(found(lease)?.is_some(), left);
+    }
+    Ok(())
+}
+
+async fn mark(lock: &Lock, say: &Say) -> Result<(), LockError> {
+    lock.take(say).await?;
+    lock.mark(say).await
+}
