@@ -1,25 +1,28 @@
 #!/usr/bin/env bash
-# Builds the real kube-apiserver, kubectl, kubeadm, kubelet and etcd of the tests, once, into a
-# cache outside the repository, and prints where they are. What is built is pinned in
+# Builds the real kube-apiserver, kubectl, kubeadm, kubelet, kube-proxy and etcd of the tests, once, into
+# a cache outside the repository, and prints where they are. What is built is pinned in
 # tests/kube-apiserver/: one Go module per Kubernetes minor version, and one for etcd.
 set -euo pipefail
 
 readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+# Of k8s.io/kubernetes. A version's module need not have them all.
+readonly PROGRAMS=(kube-apiserver kubectl kubeadm kubelet kube-proxy)
 
 usage() {
     cat <<'TEXT'
 usage: scripts/kube-apiserver.sh [--check] [VERSION]
 
-Prints KUBE_APISERVER=, KUBECTL=, KUBEADM=, KUBELET= and ETCD= with the paths of binaries, for a
-shell's eval; KUBEADM= and KUBELET= only for a version whose module has them. Takes what these
-variables already name, and builds the rest with Go, once; the first build takes some minutes.
+Prints KUBE_APISERVER=, KUBECTL=, KUBEADM=, KUBELET=, KUBE_PROXY= and ETCD= with the paths of
+binaries, for a shell's eval; KUBEADM=, KUBELET= and KUBE_PROXY= only for a version whose module
+has them. Takes what these variables already name, and builds the rest with Go, once; the first
+build takes some minutes.
 
   VERSION   a directory of tests/kube-apiserver, such as v1.36; the newest if not given
   --check   build nothing: print the paths if all is there, else exit with 69
   --help    this text
 
 Variables:
-  KUBE_APISERVER, KUBECTL, KUBEADM, KUBELET
+  KUBE_APISERVER, KUBECTL, KUBEADM, KUBELET, KUBE_PROXY
                      binaries of the same minor version as VERSION, instead of built ones
   ETCD               an etcd 3.x, instead of the built one
   GO                 the go command, if not the one on PATH
@@ -61,25 +64,20 @@ main() {
 
     # A variable that is set wins. Any patch version will do for it, since the point of setting
     # one may be to test another patch version.
-    given KUBE_APISERVER kube-apiserver "$version."
-    given KUBECTL kubectl "$version."
-    given KUBEADM kubeadm "$version."
-    given KUBELET kubelet "$version."
-    given ETCD etcd v3.
-    KUBE_APISERVER=${KUBE_APISERVER:-$kubernetes_cache/kube-apiserver}
-    KUBECTL=${KUBECTL:-$kubernetes_cache/kubectl}
-    ! has_tool kubeadm || KUBEADM=${KUBEADM:-$kubernetes_cache/kubeadm}
-    ! has_tool kubelet || KUBELET=${KUBELET:-$kubernetes_cache/kubelet}
-    ETCD=${ETCD:-$etcd_cache/etcd}
+    local name
+    for name in "${PROGRAMS[@]}"; do
+        locate "$name" "$version." "$(! has_tool "$name" || echo "$kubernetes_cache/$name")"
+    done
+    locate etcd v3. "$etcd_cache/etcd"
 
     if [[ -n $(missing) ]]; then
         $check && die_missing "run scripts/kube-apiserver.sh $version, which builds with Go"
         need_go
         build_missing
     fi
-    printf '%s=%q\n' KUBE_APISERVER "$KUBE_APISERVER" KUBECTL "$KUBECTL" ETCD "$ETCD"
-    [[ -z ${KUBEADM:-} ]] || printf '%s=%q\n' KUBEADM "$KUBEADM"
-    [[ -z ${KUBELET:-} ]] || printf '%s=%q\n' KUBELET "$KUBELET"
+    for name in "${PROGRAMS[@]}" etcd; do
+        [[ -z $(path_of "$name") ]] || printf '%s=%q\n' "$(variable "$name")" "$(path_of "$name")"
+    done
 }
 
 say() { printf 'kube-apiserver.sh: %s\n' "$*" >&2; }
@@ -92,10 +90,17 @@ die() {
 }
 
 die_missing() {
-    say "missing: $(missing | paste -sd, | sed 's/,/, /g')"
-    say "$1, or set $(missing_variables | paste -sd, | sed 's/,/, /g') to what you have"
+    local name names=() variables=()
+    for name in $(missing); do
+        if [[ $name == etcd ]]; then names+=("etcd $etcd_version"); else names+=("$name $kubernetes_version"); fi
+        variables+=("$(variable "$name")")
+    done
+    say "missing: $(listed "${names[@]}")"
+    say "$1, or set $(listed "${variables[@]}") to what you have"
     exit $EX_UNAVAILABLE
 }
+
+listed() { printf '%s\n' "$@" | paste -sd, | sed 's/,/, /g'; }
 
 versions() { find "$pins" -maxdepth 1 -name 'v1.*' -printf '%f\n' | sort -V; }
 newest_version() { versions | tail -n 1; }
@@ -110,7 +115,7 @@ cache_dir() {
 # pinned MODULE_DIR MODULE: the version that go.mod requires
 pinned() { sed -nE "s@^(require)?[[:space:]]*$2 (v[^[:space:]]+).*@\2@p" "$1/go.mod" | head -n 1; }
 
-# has_tool NAME: does this version's module have it? Only one needs to, for those that write or run manifests.
+# has_tool NAME: does this version's module have it? Only one needs to, for those that the tests run in one version.
 has_tool() { grep -q "^[[:space:]]k8s.io/kubernetes/cmd/$1\$" "$kubernetes_module/go.mod"; }
 
 inputs_hash() {
@@ -122,47 +127,56 @@ inputs_hash() {
     } | sha256sum | cut -c 1-12
 }
 
-# given VARIABLE NAME VERSION_PREFIX: is what the variable names the program that it should be?
-given() {
-    local path=${!1:-} name=$2 prefix=$3 found
-    [[ -n $path ]] || return 0
-    [[ -f $path && -x $path ]] || die $EX_USAGE "$1=$path is no program"
+# variable NAME: the variable that has the program's path
+variable() {
+    local name=${1^^}
+    echo "${name//-/_}"
+}
+
+path_of() {
+    local variable
+    variable=$(variable "$1")
+    echo "${!variable:-}"
+}
+
+# locate NAME VERSION_PREFIX PATH: the program is at PATH, unless its variable says where. Is it what it should be, then?
+locate() {
+    local name=$1 prefix=$2 variable path found
+    variable=$(variable "$name") path=$(path_of "$name")
+    if [[ -z $path ]]; then
+        printf -v "$variable" %s "$3"
+        return
+    fi
+    [[ -f $path && -x $path ]] || die $EX_USAGE "$variable=$path is no program"
     found=$(version_of "$name" "$path") || found=
-    [[ -n $found ]] || die $EX_USAGE "$1=$path does not tell the version of a $name"
+    [[ -n $found ]] || die $EX_USAGE "$variable=$path does not tell the version of a $name"
     [[ $found == "$prefix"* ]] ||
-        die $EX_USAGE "$1=$path is $name $found, not ${prefix}x: unset it, or ask for another VERSION"
-    printf -v "$1" %s "$(realpath -s -- "$path")"
+        die $EX_USAGE "$variable=$path is $name $found, not ${prefix}x: unset it, or ask for another VERSION"
+    printf -v "$variable" %s "$(realpath -s -- "$path")"
 }
 
 # version_of NAME PATH: its version, always with a leading v
 version_of() {
     case $1 in
-        kube-apiserver | kubelet) "$2" --version | sed -nE 's/^Kubernetes (v.+)$/\1/p' ;;
+        kube-apiserver | kubelet | kube-proxy) "$2" --version | sed -nE 's/^Kubernetes (v.+)$/\1/p' ;;
         kubeadm) "$2" version --output=short ;;
         kubectl) KUBERC=off "$2" version --client | sed -nE 's/^Client Version: (v.+)$/\1/p' ;;
         etcd) "$2" --version | sed -nE 's/^etcd Version: (.+)$/v\1/p' ;;
     esac
 }
 
+# Names of programs that are not there.
 missing() {
-    [[ -x $KUBE_APISERVER ]] || echo "kube-apiserver $kubernetes_version"
-    [[ -x $KUBECTL ]] || echo "kubectl $kubernetes_version"
-    [[ -z ${KUBEADM:-} || -x $KUBEADM ]] || echo "kubeadm $kubernetes_version"
-    [[ -z ${KUBELET:-} || -x $KUBELET ]] || echo "kubelet $kubernetes_version"
-    [[ -x $ETCD ]] || echo "etcd $etcd_version"
-}
-
-missing_variables() {
-    [[ -x $KUBE_APISERVER ]] || echo KUBE_APISERVER
-    [[ -x $KUBECTL ]] || echo KUBECTL
-    [[ -z ${KUBEADM:-} || -x $KUBEADM ]] || echo KUBEADM
-    [[ -z ${KUBELET:-} || -x $KUBELET ]] || echo KUBELET
-    [[ -x $ETCD ]] || echo ETCD
+    local name path
+    for name in "${PROGRAMS[@]}" etcd; do
+        path=$(path_of "$name")
+        [[ -z $path || -x $path ]] || echo "$name"
+    done
 }
 
 need_go() {
     local dirs=() dir needed why
-    ! missing | grep -v '^etcd ' >/dev/null || dirs+=("$kubernetes_module")
+    ! missing | grep -vx etcd >/dev/null || dirs+=("$kubernetes_module")
     [[ -x $ETCD ]] || dirs+=("$etcd_module")
     needed=$(for dir in "${dirs[@]}"; do sed -nE 's/^go ([0-9.]+)$/\1/p' "$dir/go.mod"; done | sort -V | tail -n 1)
     go=$(command -v -- "${GO:-go}") ||
@@ -186,32 +200,32 @@ build_missing() {
     mkdir -- "$scratch"
 
     # Asked again now that the lock is held: the other build may have made it all.
-    [[ -x $ETCD ]] || build "$etcd_module" "$ETCD" etcd "$etcd_version" .
-    [[ -x $KUBECTL ]] ||
-        build "$kubernetes_module" "$KUBECTL" kubectl "$kubernetes_version" k8s.io/kubernetes/cmd/kubectl
-    [[ -z ${KUBEADM:-} || -x $KUBEADM ]] ||
-        build "$kubernetes_module" "$KUBEADM" kubeadm "$kubernetes_version" k8s.io/kubernetes/cmd/kubeadm
-    [[ -x $KUBE_APISERVER ]] ||
-        build "$kubernetes_module" "$KUBE_APISERVER" kube-apiserver "$kubernetes_version" \
-            k8s.io/kubernetes/cmd/kube-apiserver
-    [[ -z ${KUBELET:-} || -x $KUBELET ]] ||
-        build "$kubernetes_module" "$KUBELET" kubelet "$kubernetes_version" k8s.io/kubernetes/cmd/kubelet
+    local names=()
+    readarray -t names < <(missing | grep -vx etcd)
+    [[ -x $ETCD ]] || build "$etcd_module" "$etcd_version" . etcd
+    ((!${#names[@]})) || build "$kubernetes_module" "$kubernetes_version" k8s.io/kubernetes/cmd/ "${names[@]}"
 }
 
-# build MODULE_DIR TARGET NAME VERSION PACKAGE
+# build MODULE_DIR VERSION PACKAGES NAME…: in one go, so that one is linked while others compile. PACKAGES is a prefix of
+# packages, or the one package.
 build() {
-    local dir=$1 target=$2 name=$3 version=$4 package=$5 flags found
-    say "building $name $version"
-    readarray -t flags < <(build_flags "$name" "$version")
+    local dir=$1 version=$2 packages=$3 name flags found target
+    shift 3
+    say "building $(listed "$@") $version"
+    readarray -t flags < <(build_flags "$1" "$version")
+    [[ $packages == . ]] || packages=("${@/#/$packages}")
     # Without the lock's descriptor: what Go leaves running must not keep others waiting.
     env -u GOOS -u GOARCH CGO_ENABLED=0 GOWORK=off \
-        "$go" -C "$dir" build "${flags[@]}" -o "$scratch/$name" "$package" >&2 9>&- ||
-        die $EX_SOFTWARE "$name $version does not build; Go's reason is above"
-    found=$(version_of "$name" "$scratch/$name") || found=
-    [[ $found == "$version" ]] || die $EX_SOFTWARE "built $name says '$found', not $version"
-    mkdir -p "$(dirname "$target")"
-    mv -T -- "$scratch/$name" "$target"
-    say "built $name $version after ${SECONDS}s"
+        "$go" -C "$dir" build "${flags[@]}" -o "$scratch/" "${packages[@]}" >&2 9>&- ||
+        die $EX_SOFTWARE "$(listed "$@") $version: no build; Go's reason is above"
+    for name in "$@"; do
+        found=$(version_of "$name" "$scratch/$name") || found=
+        [[ $found == "$version" ]] || die $EX_SOFTWARE "built $name says '$found', not $version"
+        target=$(path_of "$name")
+        mkdir -p "$(dirname "$target")"
+        mv -T -- "$scratch/$name" "$target"
+    done
+    say "built $(listed "$@") $version after ${SECONDS}s"
 }
 
 # build_flags NAME VERSION: one a line. The tags are those of released Kubernetes binaries.

@@ -119,7 +119,7 @@ fn binaries() -> Result<Binaries, String> {
 fn binary(minor: u32) -> Result<(Binary, String), String> {
     let mut script = Command::new(root().join("scripts/kube-apiserver.sh"));
     script.args(["--check", &format!("v1.{minor}")]);
-    for name in ["KUBE_APISERVER", "KUBECTL", "KUBEADM", "KUBELET"] {
+    for name in ["KUBE_APISERVER", "KUBECTL", "KUBEADM", "KUBELET", "KUBE_PROXY"] {
         script.env_remove(name);
     }
     let paths = output(&mut script)?;

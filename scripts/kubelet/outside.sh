@@ -45,7 +45,7 @@ previous_version() {
 }
 
 # scripts/kube-apiserver.sh without the variables, which are for the newest version
-apiserver_sh() { env -u KUBE_APISERVER -u KUBECTL -u KUBEADM -u KUBELET "$root/scripts/kube-apiserver.sh" "$@"; }
+apiserver_sh() { env -u KUBE_APISERVER -u KUBECTL -u KUBEADM -u KUBELET -u KUBE_PROXY "$root/scripts/kube-apiserver.sh" "$@"; }
 
 # enter_node ARGUMENTS…: this script once more, as the first process of the node's namespaces, with whose end
 # all ends that runs in them.
