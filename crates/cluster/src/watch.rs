@@ -64,13 +64,17 @@ async fn list_and_watch(
     let mut version = read["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
     let items = read["items"].as_array().into_iter().flatten();
     let mut objects: Objects = items.filter_map(|item| Some((name(item)?, item.clone()))).collect();
-    tell(Ok(&objects));
+    let mut told = false;
     loop {
         let path = format!(
             "{list}&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={version}"
         );
         let client = client();
         let mut watch = Watch::begin(&client, &path).await?;
+        // Not before: where the list may be read and not watched, that is one failure, and none that comes and goes.
+        if !std::mem::replace(&mut told, true) {
+            tell(Ok(&objects));
+        }
         while let Some(events) = watch.next(&client).await? {
             let mut changed = false;
             for Event { kind, object } in events {

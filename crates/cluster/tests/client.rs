@@ -123,6 +123,7 @@ async fn a_list_is_followed_through_watches_that_end() {
             }
             () if watched("9") => answer("200 OK", &event("DELETED", object("a", 10))),
             () if watched("10") => answer("200 OK", &event("ERROR", json!({"code": 410, "message": "too old"}))),
+            () if watched("20") => answer("403 Forbidden", "no watch"),
             () => String::new(),
         }
     })
@@ -142,7 +143,9 @@ async fn a_list_is_followed_through_watches_that_end() {
             assert_eq!(told.recv().await.unwrap().unwrap(), expected);
         }
         assert!(told.recv().await.unwrap().unwrap_err().ends_with("too old"));
-        assert_eq!(told.recv().await.unwrap().unwrap(), "z");
+        // A list that may not be watched is not told: it would be a failure that comes and goes.
+        assert!(told.recv().await.unwrap().unwrap_err().ends_with("no watch"));
+        assert!(told.recv().await.unwrap().is_err());
     };
     tokio::select! {
         () = following => {}
