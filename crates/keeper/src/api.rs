@@ -1,5 +1,5 @@
 //! Who is asked, and what comes of it: each request is counted, and each kind of failure is told once, when it begins and
-//! when it is over.
+//! when it is over. One that meets every request alike is told of the first.
 
 use crate::{Count, Facts};
 use berth_cluster::{Client, Error};
@@ -77,17 +77,16 @@ impl Api {
         let mut problems = lock(&self.problems);
         match failure {
             None => {
-                if problems.remove(request).is_some() {
+                if problems.remove(request).is_some_and(|(before, _)| !told(&problems, before)) {
                     tracing::info!(request, "the cluster's API takes this request again");
                 }
             }
             Some(error) => {
                 let help = help(result);
+                let told = told(&problems, result);
                 // What changes with each try (a port, a time) is no other failure.
-                if problems
-                    .insert(request, (result, format!("{error}{help}")))
-                    .is_none_or(|(before, _)| before != result)
-                {
+                let before = problems.insert(request, (result, format!("{error}{help}")));
+                if !told && before.is_none_or(|(before, _)| before != result) {
                     tracing::warn!(request, "{error}{help}");
                 }
             }
@@ -102,6 +101,11 @@ impl Api {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a failure that meets every request alike has met another one, of which it was said.
+fn told(problems: &BTreeMap<&'static str, (&'static str, String)>, result: &str) -> bool {
+    matches!(result, "unreachable" | "unauthorized") && problems.values().any(|(before, _)| *before == result)
 }
 
 /// What to do about a failure.

@@ -219,22 +219,29 @@ impl Keeper {
         Ok((keeper, Withdrawal { ask, facts }))
     }
 
-    /// Keeps slices and Leases for as long as it is polled.
+    /// Keeps slices and Leases for as long as it is polled, from when the shim has joined.
     pub async fn keep(&mut self) {
         let (tell, mut seen) = watch::channel(None);
-        let api = self.api.clone();
-        let _following = AbortOnDropHandle::new(tokio::spawn(async move {
-            let asked = api.clone();
-            let told = |objects: Result<&Objects, &Error>| {
-                api.noted("watch_slice", objects.err());
-                let slice = objects.ok().map(|objects| objects.get("kubernetes").cloned().unwrap_or_default());
-                tell.send_replace(slice);
-            };
-            follow(move || asked.client(), service::RECONCILED, told).await;
-        }));
+        let mut following = None;
         let mut changes = self.facts.clone();
-        let (mut renewal, mut waiting) = (Instant::now(), Vec::<oneshot::Sender<()>>::new());
+        let mut waiting = Vec::<oneshot::Sender<()>>::new();
+        // Before that there is nothing to keep, and in a cluster that begins nobody to ask.
+        tokio::select! {
+            _ = changes.wait_for(|facts| facts.phase != Phase::Waiting) => {}
+            Some(withdrawn) = self.withdrawals.recv() => {
+                self.withdrawn = true;
+                waiting.push(withdrawn);
+            }
+        }
+        let mut renewal = Instant::now();
         loop {
+            if self.facts.borrow().phase == Phase::Left {
+                // It may have come through the berth to this very shim, which waits for its connections to end.
+                following = None;
+                tell.send_replace(None);
+            } else {
+                following.get_or_insert_with(|| follow_reconciled(self.api.clone(), tell.clone()));
+            }
             let reconciled = seen.borrow_and_update().clone();
             let mut wake = self.keep_slices(reconciled.as_ref()).await;
             if self.withdrawn && self.is_alone() {
@@ -373,6 +380,19 @@ impl Keeper {
     fn tell(&self, change: impl FnOnce(&mut ClusterStatus)) {
         self.status.send_modify(|status| status.as_mut().map_or((), change));
     }
+}
+
+/// Tells what kube-apiserver's own slice is, and `None` while that is not known.
+fn follow_reconciled(api: Arc<Api>, tell: watch::Sender<Option<Value>>) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        let asked = api.clone();
+        let told = |objects: Result<&Objects, &Error>| {
+            api.noted("watch_slice", objects.err());
+            let slice = objects.ok().map(|objects| objects.get("kubernetes").cloned().unwrap_or_default());
+            tell.send_replace(slice);
+        };
+        follow(move || asked.client(), service::RECONCILED, told).await;
+    }))
 }
 
 impl Slice {
