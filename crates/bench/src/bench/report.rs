@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 
 /// Version of the form of bench.json.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Writes bench.md, bench.json and bench.svg.
 pub(crate) fn write(directory: &Path, results: &Results, setting: &Setting) -> Result<()> {
