@@ -96,6 +96,11 @@ impl<'a> Berth<'a> {
     }
 }
 
+/// The uid of a container. Images of kube-apiserver and of berth are root's, if nothing is said.
+pub(super) fn uid(container: Container<'_>) -> u32 {
+    container.security("runAsUser").and_then(Node::text).and_then(|uid| uid.parse().ok()).unwrap_or(0)
+}
+
 /// Reads the words of a container behind `berth`, and its variables as options that are not among them.
 fn told(container: Container<'_>, command: &str, words: &[&str], at: usize) -> Told {
     let variables = container.node().get("env").map(Node::items).unwrap_or_default();

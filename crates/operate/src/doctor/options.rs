@@ -1,7 +1,6 @@
 //! What berth's options in a manifest say, and what berth would say of them.
 
-use super::layout::{Berth, HOST_IP, Layout, Told};
-use super::manifest::uid;
+use super::layout::{Berth, HOST_IP, Layout, Told, uid};
 use crate::manifest::Manifest;
 use berth_cluster::yaml::{Node, parse};
 use berth_exec::args;

@@ -4,7 +4,7 @@ mod credentials;
 mod volumes;
 
 use super::checks::*;
-use super::layout::{Berth, HOST_IP, Layout, Told};
+use super::layout::{Berth, HOST_IP, Layout, Told, uid};
 use super::{Case, Check, Finding, options};
 use crate::manifest::inject::{self, Rule, Wrapping, judge};
 use crate::manifest::split;
@@ -15,7 +15,7 @@ use berth_options::place::PlaceArgs;
 use berth_options::probe::ProbeArgs;
 use berth_shim::backend::probe::ProbeKind;
 
-pub(super) use volumes::{run_dir_of, uid};
+pub(super) use volumes::run_dir_of;
 
 /// Ports below need a capability (net.ipv4.ip_unprivileged_port_start).
 const FIRST_UNPRIVILEGED: u16 = 1024;

@@ -1,7 +1,7 @@
 //! Volumes: where the shims of a node meet, and where the binary comes from.
 
 use super::super::checks::{BINARY_MISSING, IMAGE_DIFFERS, RUN_DIR_OWNER, RUN_DIR_VOLUME};
-use super::super::layout::{Layout, Told};
+use super::super::layout::{Layout, Told, uid};
 use super::super::options;
 use super::Examiner;
 use crate::manifest::Container;
@@ -126,11 +126,6 @@ impl Examiner<'_> {
             _ => {}
         }
     }
-}
-
-/// The uid of a container. Images of kube-apiserver and of berth are root's, if nothing is said.
-pub(in super::super) fn uid(container: Container<'_>) -> u32 {
-    container.security("runAsUser").and_then(Node::text).and_then(|uid| uid.parse().ok()).unwrap_or(0)
 }
 
 /// The run directory in a container.

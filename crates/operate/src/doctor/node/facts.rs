@@ -1,7 +1,6 @@
 //! A look at the node: files below a root, which tests move; sockets and addresses of this network namespace.
 
-use super::super::layout::Layout;
-use super::super::manifest::uid;
+use super::super::layout::{Layout, uid};
 use super::super::options;
 use super::{Certificates, Clients, Credentials, Uncovered, covered, run_dir_on_node};
 use crate::manifest::Manifest;

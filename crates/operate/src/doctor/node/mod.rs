@@ -7,8 +7,8 @@ mod credentials;
 mod facts;
 
 use super::checks::*;
-use super::layout::{HOST_IP, Layout};
-use super::manifest::{run_dir_of, uid};
+use super::layout::{HOST_IP, Layout, uid};
+use super::manifest::run_dir_of;
 use super::room::quantity;
 use super::{Case, Finding, options};
 use crate::manifest::{Manifest, split};
