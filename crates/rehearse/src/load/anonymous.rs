@@ -60,22 +60,25 @@ impl Anonymous {
         let targets: Vec<_> = self.sources.iter().map(from).collect();
         let (path, tell) = (self.path, Arc::new(tell));
         begin(stop, Seed(0).fresh(self.rate), |entry, due| {
-            let (target, path, tell) =
-                (targets[entry.number as usize % targets.len()].clone(), path.clone(), tell.clone());
-            async move { tell(connection(&target, path, due).await) }
+            let index = entry.number as usize % targets.len();
+            let (target, source) = (targets[index].clone(), self.sources[index]);
+            let (path, tell) = (path.clone(), tell.clone());
+            async move { tell(connection(&target, source, path, due).await) }
         })
         .await;
         Ok(())
     }
 }
 
-async fn connection(target: &Target, path: String, due: Due) -> Connection {
+async fn connection(target: &Target, source: IpAddr, path: String, due: Due) -> Connection {
     let began = SystemTime::now();
-    let mut client = String::new();
+    let mut client = source.to_string();
     let mut step = "connect";
     let asked = within((due.instant + UNANSWERED).duration_since(Instant::now()), async {
         let socket = target.socket()?;
-        client = socket.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
+        if let Ok(address) = socket.local_addr() {
+            client = address.to_string();
+        }
         let mut link = target.dial_from(socket, Protocol::Http1, client.clone()).await?;
         step = "request";
         Ok(link.ask(get(path)).await?.0)

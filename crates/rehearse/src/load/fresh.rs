@@ -3,8 +3,9 @@
 use super::timetable::{Entry, Seed, protocol};
 use super::{Client, Due};
 use crate::record::Stamp;
+use std::panic::resume_unwind;
 use std::pin::pin;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::sleep_until;
 
 /// Opens `rate` connections a second until the load stops, then waits for those under way.
@@ -19,7 +20,7 @@ pub(super) async fn run(client: Client, seed: Seed, rate: u32) {
 }
 
 /// Begins each when it is due, until told to stop, then waits for those under way. There is no bound on those but that
-/// each is given up after [`super::UNANSWERED`]: a slow server must not slow the timetable.
+/// each is given up after [`super::UNANSWERED`]: a slow server must not slow the timetable. One that panics ends all.
 pub(super) async fn begin<F: Future<Output = ()> + Send + 'static>(
     stop: impl Future<Output = ()>,
     timetable: impl Iterator<Item = Entry>,
@@ -35,7 +36,29 @@ pub(super) async fn begin<F: Future<Output = ()> + Send + 'static>(
             () = sleep_until(due.instant) => {}
         }
         attempts.spawn(attempt(entry, due));
-        while attempts.try_join_next().is_some() {}
+        while let Some(ended) = attempts.try_join_next() {
+            resume(ended);
+        }
     }
-    while attempts.join_next().await.is_some() {}
+    while let Some(ended) = attempts.join_next().await {
+        resume(ended);
+    }
+}
+
+fn resume(ended: Result<(), JoinError>) {
+    if let Some(panic) = ended.err().and_then(|error| error.try_into_panic().ok()) {
+        resume_unwind(panic);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::pending;
+
+    #[tokio::test]
+    #[should_panic(expected = "closed pipe")]
+    async fn an_attempt_that_panics_ends_all() {
+        begin(pending(), Seed(0).fresh(1_000), |_, _| async { panic!("closed pipe") }).await;
+    }
 }
