@@ -34,7 +34,7 @@ impl Loss {
         match self {
             Self::Refused => ("refused", "connection refused", "connections refused"),
             Self::Reset => ("reset", "connection reset", "connections reset"),
-            Self::Closed => ("closed", "connection closed unanswered", "connections closed unanswered"),
+            Self::Closed => ("closed", "connection closed without an answer", "connections closed without an answer"),
             Self::Unanswered => ("unanswered", "request unanswered for 15 s", "requests unanswered for 15 s"),
             Self::Tls => ("tls", "TLS error", "TLS errors"),
             Self::Http => ("http", "HTTP error", "HTTP errors"),
