@@ -362,7 +362,6 @@ async fn a_good_relay_loses_nothing() {
     assert_eq!((verdict.ends_by_instance.len(), control), (14, (16, 8)));
     assert!(verdict.figures.watch_events > 40, "{verdict:#?}");
     assert_eq!(record.informers.len(), 6);
-    // What the quiet ones hold is no evidence.
     for informer in &record.informers {
         assert_eq!(informer.held, informer.written, "{informer:?}");
         // Nothing told the quiet ones a revision since new began; the others saw events.

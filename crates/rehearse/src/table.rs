@@ -29,7 +29,6 @@ pub fn render(ran: &Ran) -> String {
     row("longest wait", wait(figures.wait_max_ms), waits);
     row("longest time without an answer", wait(figures.longest_silence_ms), String::new());
     row("x509 errors", count(figures.x509_errors), String::new());
-    row("streams ended by berth", count(count_of(&verdict.lost, "stream_ended")), String::new());
     let control = || ran.control_streams.values();
     let (opened, ended) = (control().map(|c| c.opened).sum(), control().map(|c| c.ended).sum());
     let apart = format!("counted apart: it shut down; without berth {} of {}", count(ended), count(opened));
@@ -121,7 +120,7 @@ pub fn compare(runs: &[(Via, &Ran)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Figures, Tally, Verdict};
+    use crate::data::{ControlStreams, Figures, Informer, Tally, Verdict};
     use crate::verdict::{Loss, NEW, OLD};
 
     fn instance(name: &str, version: &str) -> Instance {
@@ -131,9 +130,15 @@ mod tests {
     #[test]
     fn nothing_lost() {
         let apart = Tally { kind: "ended_by_instance".into(), text: String::new(), count: 16 };
+        let informer = |id: &str, missing| Informer { id: id.into(), missing, ..Informer::default() };
         let ran = Ran {
             verdict: Verdict { notes: vec!["old had to be killed".into()], apart: vec![apart], ..Verdict::default() },
             instances: vec![instance(OLD, "v1.35.4"), instance(NEW, "v1.36.3")],
+            // What the quiet one holds is no evidence.
+            informers: [("informer-0", 0), ("informer-1", 1), ("informer-2", 0), ("quiet-0", 0)]
+                .map(|(id, missing)| informer(id, missing))
+                .into(),
+            control_streams: [(OLD.to_owned(), ControlStreams { opened: 8, ended: 3 })].into(),
             figures: Figures {
                 requests: 2_134,
                 new_connections: 1_031,
@@ -154,11 +159,10 @@ mod tests {
         longest wait                         38 ms   median 1.2 ms, 99 % within 9.9 ms
         longest time without an answer        0 ms
         x509 errors                              0
-        streams ended by berth                   0
-        streams ended by the instance           16   counted apart: it shut down; without berth 0 of 0
+        streams ended by the instance           16   counted apart: it shut down; without berth 3 of 8
         rejected by the instance                 0   503 or 429 while it shut down
         watch events                           820   no write missed or duplicated
-        informers                                0   of 0 hold exactly what was written
+        informers                                2   of 3 hold exactly what was written
         lists again                              0   0 after 410: their revision was older than the instance (--settle)
         connections on old                     600   v1.35.4
         connections on new                     431   v1.36.3
@@ -192,7 +196,6 @@ mod tests {
         longest wait                        15.0 s   median 0 ms, 99 % within 0 ms
         longest time without an answer        0 ms
         x509 errors                              0
-        streams ended by berth                   1
         streams ended by the instance            0   counted apart: it shut down; without berth 0 of 0
         rejected by the instance                 0   503 or 429 while it shut down
         watch events                             0   with gaps
