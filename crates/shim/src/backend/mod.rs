@@ -131,7 +131,9 @@ impl TableWriter {
     }
 
     pub(crate) fn remove(&self, id: &InstanceId) {
-        self.table.send_modify(|table| Arc::make_mut(table).instances.retain(|i| i.id != *id));
+        if self.table.borrow().instances.iter().any(|i| i.id == *id) {
+            self.table.send_modify(|table| Arc::make_mut(table).instances.retain(|i| i.id != *id));
+        }
     }
 
     /// Takes in what was seen of an instance in an epoch, and how a person would say it. Returns
