@@ -13,7 +13,7 @@ pub enum Setting {
     Netmask(Ipv4Addr),
 }
 
-/// Sets something of an interface.
+/// Sets something of an interface. Fails as the kernel does: `ENODEV`, `EPERM`.
 pub fn set(interface: &str, setting: Setting) -> io::Result<()> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
     let (what, ifr_ifru) = match setting {

@@ -45,7 +45,7 @@ pub fn dial(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The next connection of a listener.
+/// The next connection of a listener; `EWOULDBLOCK` when there is none.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
 }

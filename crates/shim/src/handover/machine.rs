@@ -33,6 +33,7 @@ pub(crate) struct Facts {
     pub(crate) ready: bool,
     /// Some instance can get connections.
     pub(crate) reachable: bool,
+    /// Told to leave for good.
     pub(crate) leaving: bool,
     /// A relaying thread gives no sign of life: an accept loop may never end.
     pub(crate) blocked: bool,

@@ -110,6 +110,7 @@ pub struct Open {
 }
 
 impl Open {
+    #[must_use]
     pub fn new(context: &Arc<Context>) -> Self {
         context.stats.open.fetch_add(1, Relaxed);
         Self { context: context.clone(), pending: Some(Pending::new(context.stats.clone())) }

@@ -72,6 +72,7 @@ pub(super) struct Said {
 /// What a client sent so far.
 pub(super) struct ReplayBuffer {
     bytes: Vec<u8>,
+    /// The client is done.
     finished: bool,
     /// A sibling passed the client on: it is not passed again.
     passed: bool,
