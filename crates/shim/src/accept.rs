@@ -1,6 +1,6 @@
 //! From the kernel's accept queue to the worker that relays: accept loop, caps and back-off.
 //!
-//! One task a listener, all on the first worker; connections are dealt to the worker with the fewest.
+//! One task a listener, all on the first worker; connections are distributed to the worker with the fewest.
 //! (Two epolls on duplicates of one listener share very unevenly: 1,748 to 252 were seen.) Nothing
 //! that accept(2) can say ends the loop, except that the listener listens no more.
 
@@ -103,22 +103,22 @@ struct WorkerQueue {
 }
 
 impl WorkerQueue {
-    fn new(worker: &Handle, context: Arc<Context>) -> Self {
+    fn new(worker: &Handle, context: Context) -> Self {
         let (to, mut queue) = mpsc::unbounded_channel();
         worker.spawn(async move {
             while let Some(Accepted { open, client, peer, said }) = queue.recv().await {
                 tokio::spawn(relay::serve(open, client, peer, said));
             }
         });
-        Self { to, context }
+        Self { to, context: Arc::new(context) }
     }
 }
 
-/// Deals accepted connections to workers, up to a limit.
+/// Distributes accepted connections to workers, up to a limit.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
     first: Handle,
-    lanes: Vec<WorkerQueue>,
+    queues: Vec<WorkerQueue>,
     metrics: Arc<Metrics>,
     ended: Arc<Notify>,
     limit: u64,
@@ -127,7 +127,7 @@ pub(crate) struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// Deals to workers, at least one, each with the context of its connections; at most `limit` connections at
+    /// Distributes to workers, at least one, each with the context of its connections; at most `limit` connections at
     /// once.
     pub(crate) fn new(
         workers: &[Handle],
@@ -136,9 +136,8 @@ impl Dispatcher {
         ended: Arc<Notify>,
         limit: u64,
     ) -> Self {
-        let lanes = workers.iter().zip(contexts).map(|(worker, context)| WorkerQueue::new(worker, Arc::new(context)));
-        let lanes = lanes.collect();
-        Self { first: workers[0].clone(), lanes, metrics, ended, limit, troubled: AtomicBool::new(false) }
+        let queues = workers.iter().zip(contexts).map(|(worker, context)| WorkerQueue::new(worker, context)).collect();
+        Self { first: workers[0].clone(), queues, metrics, ended, limit, troubled: AtomicBool::new(false) }
     }
 
     /// Accepts from a listener until it is told otherwise or the listener listens no more. Runs on the
@@ -190,13 +189,13 @@ impl Dispatcher {
 
     /// Relays a connection that a sibling accepted.
     pub(crate) fn take_over(&self, client: TcpStream, peer: SocketAddr, said: Vec<u8>) {
-        self.deal(client, peer, Some(said));
+        self.dispatch(client, peer, Some(said));
     }
 
-    fn deal(&self, client: TcpStream, peer: SocketAddr, said: Option<Vec<u8>>) {
-        if let Some(lane) = self.lanes.iter().min_by_key(|lane| lane.context.stats.open.load(Relaxed)) {
+    fn dispatch(&self, client: TcpStream, peer: SocketAddr, said: Option<Vec<u8>>) {
+        if let Some(queue) = self.queues.iter().min_by_key(|queue| queue.context.stats.open.load(Relaxed)) {
             // The worker ends with the shim; so do its connections.
-            let _ = lane.to.send(Accepted { open: Open::new(&lane.context), client, peer, said });
+            let _ = queue.to.send(Accepted { open: Open::new(&queue.context), client, peer, said });
         }
     }
 
@@ -210,7 +209,7 @@ impl Dispatcher {
             match socket::accept(listener.as_fd()) {
                 Ok((client, peer)) => {
                     self.troubled.store(false, Relaxed);
-                    self.deal(client, peer, None);
+                    self.dispatch(client, peer, None);
                 }
                 Err(error) => match Trouble::of(&error) {
                     Trouble::Empty => return Some(Trouble::Empty),

@@ -28,7 +28,7 @@ pub static LOG_LINES_DROPPED: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct WorkerStats {
-    /// Connections dealt to the worker and not ended.
+    /// Connections distributed to the worker and not ended.
     pub open: AtomicU64,
     /// Of these, how many have a client that said something and has no answer.
     pub pending: AtomicU64,

@@ -1,6 +1,6 @@
 //! The data plane's threads: one current-thread runtime per core. A connection stays on the worker
-//! that it was dealt to, so that its two sockets and its buffer never change cores, and its counters hardly do: who
-//! accepts or is passed a connection counts it for the worker.
+//! that it was distributed to, so that its two sockets and its buffer never change cores, and its counters hardly do:
+//! who accepts or is passed a connection counts it for the worker.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};

@@ -12,12 +12,12 @@ use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// Most that is moved at once, and the size of a pipe: its limit without privilege (pipe-max-size). What a pipe holds is
-/// what one move is worth, and 256 KiB cost a fifth to a half more CPU time.
+/// Most that is moved at once, and the size of a pipe: its limit without privilege (pipe-max-size). What a pipe holds
+/// is what one move is worth, and 256 KiB cost a fifth to a half more CPU time.
 pub(super) const MOST: usize = 1024 * 1024;
 
-/// Most pipes of that size. All pipes of a user share 64 MiB (pipe-user-pages-soft), beyond which each new one has 8 KiB,
-/// and kube-apiserver may be the same user. Further ones are as large as any.
+/// Most pipes of that size. All pipes of a user share 64 MiB (pipe-user-pages-soft), beyond which each new one has 8
+/// KiB, and kube-apiserver may be the same user. Further ones are as large as any.
 const LARGE_PIPES: usize = 8;
 
 /// Size of any pipe.
@@ -29,7 +29,7 @@ pub(crate) const PIPES: u32 = 1;
 /// A move of so many bytes is a large one.
 pub(super) const LARGE: usize = 64 * 1024;
 
-/// Large moves in a row that make a direction bulk: an answer of less than half a megabyte is over before
+/// Consecutive large moves that make a direction bulk: an answer of less than half a megabyte is over before
 /// a pipe would pay.
 const MANY: u8 = 4;
 

@@ -9,6 +9,7 @@
 //! A future that ended has done what the other end must see, once both sockets are closed: after
 //! [`Outcome::Closed`] each gets its FIN, if it has not got it yet; after any other both are set to reset at close.
 
+use super::Bytes;
 use super::bulk::{self, Bulk, LARGE, MOST, Moved};
 use super::outcome::Outcome;
 use berth_os::socket::{is_gone, is_writable, reset_on_close, room};
@@ -54,12 +55,6 @@ thread_local! {
 /// Runs `f` with the thread's shared buffer, which holds nothing of worth before or after.
 pub(super) fn with_buffer<T>(f: impl FnOnce(&mut [u8]) -> T) -> T {
     BUFFER.with(|buffer| f(&mut buffer.borrow_mut()))
-}
-
-/// Bytes that were moved, for the connection's record and for counters that go along with it.
-pub(crate) trait Meter {
-    fn up(&mut self, bytes: usize);
-    fn down(&mut self, bytes: usize);
 }
 
 /// What was read and not taken yet.
@@ -308,12 +303,12 @@ impl Watch {
 }
 
 /// Copies until the end. `up` and `down` are bytes that were read before and not yet written.
-pub(crate) async fn copy<M: Meter>(
+pub(super) async fn copy(
     client: &mut TcpStream,
     backend: &mut TcpStream,
     up: Vec<u8>,
     down: Vec<u8>,
-    meter: &mut M,
+    bytes: &mut Bytes<'_>,
 ) -> Outcome {
     let (mut up, mut down) = (Direction::new(up), Direction::new(down));
     let mut watch = Watch::default();
@@ -322,14 +317,14 @@ pub(crate) async fn copy<M: Meter>(
             let mut moved = false;
             let upward = up.poll(cx, client, backend, &down, buffer, |n| {
                 moved = true;
-                meter.up(n);
+                bytes.up(n);
             });
             if let Poll::Ready(Err(SourceGone)) = upward {
                 return Poll::Ready(Outcome::ClientReset);
             }
             let downward = down.poll(cx, backend, client, &up, buffer, |n| {
                 moved = true;
-                meter.down(n);
+                bytes.down(n);
             });
             if let Poll::Ready(Err(SourceGone)) = downward {
                 return Poll::Ready(Outcome::BackendReset);

@@ -101,8 +101,8 @@ impl Context {
     }
 }
 
-/// What a connection shares with the others of its worker. It counts as open from when it is dealt to the
-/// worker until this is dropped, however it ends.
+/// What a connection shares with the others of its worker. It counts as open from when it is distributed
+/// to the worker until this is dropped, however it ends.
 #[derive(Debug)]
 pub struct Open {
     context: Arc<Context>,
@@ -124,8 +124,8 @@ impl Drop for Open {
     }
 }
 
-/// Counts a connection as pending: its client said something and has no answer. From when it is dealt until it is
-/// read from, it may have.
+/// Counts a connection as pending: its client said something and has no answer. From when it is distributed until
+/// it is read from, it may have.
 #[derive(Debug)]
 struct Pending {
     stats: Arc<WorkerStats>,
@@ -159,7 +159,7 @@ struct Bytes<'a> {
     down: u64,
 }
 
-impl copy::Meter for Bytes<'_> {
+impl Bytes<'_> {
     fn up(&mut self, bytes: usize) {
         self.up += bytes as u64;
         self.stats.bytes_up.fetch_add(bytes as u64, Relaxed);
@@ -199,7 +199,7 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said:
                     source = backend.local_addr().ok();
                     instance = Some(id);
                 }
-                copy::Meter::up(&mut bytes, said.sent);
+                bytes.up(said.sent);
                 let outcome = copy::copy(&mut client, &mut backend, said.up, said.down, &mut bytes).await;
                 backend.close();
                 outcome
