@@ -60,7 +60,7 @@ pub fn patches(manifest: &Manifest, edits: &[Edit]) -> Result<[Patch; 2], Proble
     ])
 }
 
-const HEAD: &str = "# Written by berth inject --kubeadm-patch; write it anew rather than change it.\n";
+const HEAD: &str = "# Written by berth inject --kubeadm-patch; regenerate it rather than edit it.\n";
 
 /// RFC 6902.
 fn operations_of(change: &Change, list: &str) -> Vec<Value> {

@@ -198,7 +198,7 @@ impl Probe {
                 rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
             )) if self.replaced.load(Ordering::Relaxed) => {
                 "; the file of --probe-ca was replaced on the node, and this container still has the one that it was started with: \
-                 start the pod anew (`berth upgrade`)"
+                 recreate the pod (`berth upgrade`)"
             }
             Some(rustls::Error::InvalidCertificate(
                 rustls::CertificateError::UnknownIssuer | rustls::CertificateError::BadSignature,
@@ -220,7 +220,7 @@ impl Probe {
                 read_linked(path).map_err(|error| format!("cannot read {option} {}: {error}", path.display()))?;
             if !linked && !self.replaced.swap(true, Ordering::Relaxed) {
                 let file = path.display();
-                tracing::warn!(%file, option, "the probe's file was replaced on the node, and this container has the old one: start the pod anew");
+                tracing::warn!(%file, option, "the probe's file was replaced on the node, and this container has the old one: recreate the pod");
             }
             Ok::<_, String>(bytes)
         };
@@ -286,9 +286,9 @@ impl Probe {
     }
 }
 
-/// What is in a file, and whether it still has a name. A mount of a single file (`subPath`) shows the file that was there when
-/// the container started: if another takes its name by a rename, as ansible and cert-manager do it, the container keeps the old one,
-/// which has no name any more. Written in place, as by kubeadm, it is the same file.
+/// What is in a file, and whether it still has a name. A mount of a single file (`subPath`) shows the file that was
+/// there when the container started: if another takes its name by a rename, as ansible and cert-manager do it, the
+/// container keeps the old one, which has no name any more. Written in place, as by kubeadm, it is the same file.
 fn read_linked(path: &Path) -> io::Result<(Vec<u8>, bool)> {
     let mut file = File::open(path)?;
     let mut bytes = Vec::new();
