@@ -27,8 +27,8 @@ const CONNECTIONS: usize = 64;
 /// How long a client may take for its request's head.
 const HEAD: Duration = Duration::from_secs(5);
 
-/// How long a client may be connected, and how much longer the answer that is on its way may take. A scraper that keeps its
-/// connection makes another; one that does not read its answers gives its place back.
+/// How long a client may be connected, and how much longer the answer that is on its way may take. A scraper that keeps
+/// its connection makes another; one that does not read its answers gives its place back.
 const CONNECTED: Duration = Duration::from_secs(10);
 const LAST_ANSWER: Duration = Duration::from_secs(5);
 

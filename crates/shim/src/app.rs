@@ -1,5 +1,5 @@
 //! The wiring of a shim, and the only place where it is done: [`build`] takes what a shim needs (ports,
-//! threads, files) and fails before anything is served, [`Bound::run`] serves until it is told to stop.
+//! threads, files) and fails before anything is served, [`Bound::run`] serves until it gets SIGTERM.
 //!
 //! A [`Bound`] knows its real addresses, so that a test runs a whole shim on port 0.
 //!
@@ -301,7 +301,7 @@ impl Bound {
         Answered::new(self.phase(), self.shared.metrics.clone())
     }
 
-    /// Serves until it is told to stop and its connections have ended.
+    /// Serves until `stop` says otherwise and its connections have ended.
     pub async fn run(self, stop: watch::Receiver<Stop>) -> Ended {
         let Self { shared, sockets, writer, probe, data, server, admin, keeper } = self;
         let (mut keeper, withdrawal) = keeper.unzip();

@@ -3,9 +3,9 @@
 //! A record is `instances/ID.json`. The process that it is about holds an exclusive lock (flock) on the
 //! file, from before the file has its name until the process ends, through execve. So:
 //!
-//! * **Alive means locked**, but for a record that was written again (below). Only the owner takes an exclusive lock, or
-//!   a shim in its stead. Everybody who wants to know asks for a shared one and lets go at once: two who ask do not see
-//!   each other, and one who asks is never in the way of an owner, who locks a new file that nobody knows yet.
+//! * **Alive means locked**, but for a record that was written again (below). Only the owner takes an exclusive lock,
+//!   or a shim in its stead. Everybody who wants to know asks for a shared one and lets go at once: two who ask do not
+//!   see each other, and one who asks is never in the way of an owner, who locks a new file that nobody knows yet.
 //! * **Gone means unlocked, not unlinked.** Who found a live record keeps its descriptor ([`HeldRecord`]) and asks that
 //!   one from then on: a name that is removed, hidden or unreadable says nothing about the process.
 //! * **A record that was removed is written again** ([`restore`]) by the instance's shim, which holds the lock in the
@@ -154,8 +154,8 @@ impl InstanceClaim {
         &self.path
     }
 
-    /// Lets the lock go on through `exec`, which comes back only when it fails: then the record is removed. Any child that
-    /// is started meanwhile inherits the descriptor.
+    /// Lets the lock go on through `exec`, which comes back only when it fails: then the record is removed. Any child
+    /// that is started meanwhile inherits the descriptor.
     ///
     /// # Errors
     /// The descriptor's flag cannot be changed; the record is removed.

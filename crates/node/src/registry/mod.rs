@@ -165,8 +165,8 @@ impl BerthDir {
         self.path.join("leases")
     }
 
-    /// Makes the run directory, the directory and its subdirectories again where they were removed, each with the checks of
-    /// [`RunDir::open`]. Whether one was missing.
+    /// Makes the run directory, the directory and its subdirectories again where they were removed, each with the
+    /// checks of [`RunDir::open`]. Whether one was missing.
     ///
     /// # Errors
     /// As [`RunDir::open`], of each directory.

@@ -70,8 +70,8 @@ impl Watch {
                 outcome = event => outcome,
                 () = sleep_until(next) => {
                     self.next = Instant::now() + self.tick;
-                    // A directory was removed, or there was no inotify to be had: maybe now. And another directory can have
-                    // the name (a rename, a mount), of which the watched one tells nothing. Watching one twice is
+                    // A directory was removed, or there was no inotify to be had: maybe now. And another directory can
+                    // have the name (a rename, a mount), of which the watched one tells nothing. Watching one twice is
                     // watching it once.
                     self.begin();
                     return;

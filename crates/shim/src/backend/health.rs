@@ -8,8 +8,8 @@ pub enum Observation {
     Pass,
     /// The probe was answered otherwise or not at all, but the port is there.
     Fail,
-    /// As [`Observation::Fail`], and it stays so until somebody changes something: the apiserver does not know who asks, or shows a
-    /// certificate that does not fit.
+    /// As [`Observation::Fail`], and it stays so until somebody changes something: the apiserver does not know who
+    /// asks, or shows a certificate that does not fit.
     Rejected,
     /// The port refused a connection: nobody listens.
     Refused,
@@ -46,7 +46,7 @@ impl HealthTracker {
             (InstanceHealth::Unready | InstanceHealth::Failing, Observation::Pass) => {
                 (self.rise, InstanceHealth::Ready)
             }
-            // Whoever refuses starts anew: what listens there next is another process.
+            // Whoever refuses starts again: what listens there next is another process.
             (_, Observation::Refused) => (0, InstanceHealth::Unready),
             (health, _) => (0, health),
         };
@@ -70,7 +70,7 @@ mod tests {
     proptest! {
         /// The machine against the sentence that describes it, read off the whole history.
         #[test]
-        fn standing_follows_from_history(rise in 1u32..5, fall in 1u32..5, history in prop::collection::vec(seen(), 0..60)) {
+        fn health_follows_from_history(rise in 1u32..5, fall in 1u32..5, history in prop::collection::vec(seen(), 0..60)) {
             let mut health = HealthTracker::new(rise, fall);
             for end in 0..history.len() {
                 health.observe(history[end]);
@@ -80,7 +80,7 @@ mod tests {
         }
 
         #[test]
-        fn never_ready_without_rise_passes_in_a_row(rise in 1u32..5, history in prop::collection::vec(seen(), 0..60)) {
+        fn never_ready_without_rise_consecutive_passes(rise in 1u32..5, history in prop::collection::vec(seen(), 0..60)) {
             let mut health = HealthTracker::new(rise, 3);
             let mut was = InstanceHealth::Unready;
             for (i, seen) in history.iter().enumerate() {
@@ -94,13 +94,13 @@ mod tests {
         }
     }
 
-    /// Ready iff the last full row of passes is younger than the last full row of fails.
+    /// Ready iff the last `rise` consecutive passes are younger than the last `fall` consecutive fails.
     fn by_definition(history: &[Observation], rise: u32, fall: u32) -> InstanceHealth {
-        let last_row = |of: Observation, length: u32| {
+        let last_run = |of: Observation, length: u32| {
             let length = length as usize;
             (length..=history.len()).rev().find(|end| history[end - length..*end].iter().all(|s| *s == of))
         };
-        match (last_row(Observation::Pass, rise), last_row(Observation::Fail, fall)) {
+        match (last_run(Observation::Pass, rise), last_run(Observation::Fail, fall)) {
             (None, _) => InstanceHealth::Unready,
             (Some(pass), Some(fail)) if fail > pass => InstanceHealth::Failing,
             (Some(_), _) => InstanceHealth::Ready,

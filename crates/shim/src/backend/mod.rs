@@ -1,8 +1,9 @@
 //! The instances that connections can go to.
 //!
-//! [`Table`] is what the relay picks from: a snapshot without locks, changed by [`TableWriter`] alone. "Which instance gets a new connection" is decided in [`Table::pick`] (leaving:
-//! [`Table::pick_leaving`]) and nowhere else; who relays its bytes is another matter. `prober` asks the instances, [`probe`] is
-//! one question, [`health`] says what consecutive answers mean.
+//! [`Table`] is what the relay picks from: a snapshot without locks, changed by [`TableWriter`] alone. "Which instance
+//! gets a new connection" is decided in [`Table::pick`] (leaving: [`Table::pick_leaving`]) and nowhere else; who relays
+//! its bytes is another matter. `prober` asks the instances, [`probe`] is one question, [`health`] says what
+//! consecutive answers mean.
 
 pub(crate) mod follow;
 pub mod health;

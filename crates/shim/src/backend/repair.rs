@@ -1,5 +1,5 @@
-//! Puts back what was removed from a run directory while it is in use: the directories, and the records of instances that
-//! live. (A shim's lease comes back with its next renewal; [`berth_node::ipc::Server`] puts its socket back.)
+//! Puts back what was removed from a run directory while it is in use: the directories, and the records of instances
+//! that live. (A shim's lease comes back with its next renewal; [`berth_node::ipc::Server`] puts its socket back.)
 //!
 //! That the directory is empty is no reason to stop: whoever holds a lock, a listener or a connection lives. But it
 //! is where newcomers and commands look.

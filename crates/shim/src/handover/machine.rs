@@ -421,8 +421,8 @@ impl Machine {
         };
     }
 
-    /// It let go, and every accept loop has ended. One on a thread that is blocked takes nobody out and may never end: the
-    /// shim has left without it after a lease, or nothing would begin that ends it.
+    /// It let go, and every accept loop has ended. One on a thread that is blocked takes nobody out and may never end:
+    /// the shim has left without it after a lease, or nothing would begin that ends it.
     fn has_let_go(&self) -> bool {
         let idle = |held: &Held| matches!(held.accept, AcceptLoop::None | AcceptLoop::Failed);
         let ended = || self.closing.is_empty() && self.held.values().all(idle);

@@ -62,9 +62,9 @@ struct Group {
     told_problems: BTreeSet<String>,
 }
 
-/// Runs the shim's part in its berth, with bound sockets that do not listen, by their addresses, of which the first names
-/// the berth. It has left for good when it was told [`Stop::Drain`] and whoever holds it drops the future; guards are
-/// held until then.
+/// Runs the shim's part in its berth, with bound sockets that do not listen, by their addresses, of which the first
+/// names the berth. It has left for good when it was told [`Stop::Drain`] and whoever holds it drops the future; guards
+/// are held until then.
 ///
 /// # Errors
 /// There is no clock or no boot ID: leases cannot be kept.

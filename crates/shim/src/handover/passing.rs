@@ -1,6 +1,6 @@
 //! Clients that one shim passes to another.
 //!
-//! With a client goes a [`PassToken`], and who has taken it serves: a sibling that stood still may find the request when
+//! With a client goes a [`PassToken`], and who has taken it serves: a sibling that stalled may find the request when
 //! who asked has waited long enough and serves the client itself.
 
 use super::Group;
@@ -87,7 +87,7 @@ pub(super) struct Passing {
 }
 
 impl Passing {
-    /// A sibling with a lease that holds is busy or stands still for a moment: who is relayed to its instance instead is
+    /// A sibling with a lease that holds is busy or stalls for a moment: who is relayed to its instance instead is
     /// cut when this shim ends. So it is waited for as long as its lease holds, and as long as a client may be held.
     pub(super) fn new(lease: Duration, hold: Duration) -> Self {
         Self {

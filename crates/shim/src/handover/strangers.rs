@@ -1,5 +1,6 @@
 //! Listeners on the shim's addresses that no shim of the berth holds: another proxy of the same uid, or a shim
-//! with another run directory. (One of a sibling without a connection is told of as such.) The kernel gives them a share of new connections, and nobody can guard them.
+//! with another run directory. (One of a sibling without a connection is told of as such.) The kernel gives them a
+//! share of new connections, and nobody can guard them.
 
 use crate::metrics::Metrics;
 use berth_os::proc_net::{self, Owner};
