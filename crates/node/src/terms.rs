@@ -31,7 +31,7 @@ impl FromStr for ShimId {
 #[serde(transparent)]
 pub struct Cookie(pub u64);
 
-/// Where a shim is in its life.
+/// The state of a shim. On the wire it is its `phase`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
