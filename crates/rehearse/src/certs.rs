@@ -178,7 +178,7 @@ impl Certs {
     }
 }
 
-/// TLS of a client that trusts these authorities and nobody else, and that may be known by a certificate.
+/// TLS of a client that trusts these CAs and nobody else, and that may be known by a certificate.
 pub(crate) fn client_config(
     ca: impl IntoIterator<Item = CertificateDer<'static>>,
     identity: Option<&Identity>,

@@ -314,14 +314,14 @@ pub enum MarkKind {
     Ready,
     /// New connections go to it.
     Joined,
-    /// It was told to stop.
+    /// SIGTERM was sent to it.
     Sigterm,
     /// It got SIGTERM: its `/readyz` is 500 from here on (a stand-in says so).
     #[cfg_attr(test, schemars(skip))]
     Terminating,
     /// New connections go to it no more.
     Left,
-    /// It takes no new connections, or turns requests away (a stand-in says so).
+    /// It takes no new connections, or rejects requests (a stand-in says so).
     #[cfg_attr(test, schemars(skip))]
     Draining,
     /// Its last connection is over.

@@ -47,7 +47,7 @@ impl<'a> Ends<'a> {
         }
     }
 
-    /// Whether an instance had been told to stop, or was gone.
+    /// Whether an instance had been sent SIGTERM, or was gone.
     pub(crate) fn stopping(&self, instance: &str, at: Stamp) -> bool {
         let began = self.began(instance, at);
         let stops = [MarkKind::Sigterm, MarkKind::Terminating, MarkKind::Exited];
@@ -97,7 +97,7 @@ mod tests {
         Stamp(at * 1_000_000)
     }
 
-    /// Old is told to stop at 1000 ms; its kept connections end at 1200 ms, its watches at 2000 ms.
+    /// Old gets SIGTERM at 1000 ms; its kept connections end at 1200 ms, its watches at 2000 ms.
     fn stopped() -> Record {
         let mut record = Record::default();
         record.moments.add("old", MarkKind::Started, ms(0));

@@ -5,7 +5,7 @@
 //! * [`plan`]: what will be rehearsed, in checked values; [`fault`]: what goes wrong meanwhile.
 //! * [`apiserver`]: what `--old` and `--new` say; berth's own is the [`stand_in`].
 //! * `instance`: one of them as a command line; it knows the `setting`.
-//! * `topology`: which processes an instance has and who is told to stop when; `haproxy`: the
+//! * `topology`: which processes an instance has and which gets SIGTERM when; `haproxy`: the
 //!   configuration of what berth replaces.
 //! * [`stage`]: the processes, certificates from [`certs`], an [`address`]; all on 127/8 and in one temporary directory.
 //! * [`store`]: the objects that stand-ins serve, in etcd's place; they reach it through [`hub`] in

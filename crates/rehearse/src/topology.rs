@@ -107,7 +107,7 @@ impl Layout {
         }
     }
 
-    /// Who is told to stop, and how: the next group when all of the one before have ended. What is
+    /// Which get a signal to stop, and which: the next group when all of the one before have ended. What is
     /// left after the grace period is killed.
     pub(crate) fn stop(&self) -> Vec<Vec<(Role, Signal)>> {
         let apiserver = (Role::Apiserver, Signal::SIGTERM);

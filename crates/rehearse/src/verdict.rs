@@ -136,8 +136,7 @@ impl<'a> Judge<'a> {
         self.new_ends.get(stream).is_some_and(|end| self.ends.by_instance(end).is_ok())
     }
 
-    /// Whether an instance turned a request away because it was stopping: it counts those itself, or
-    /// the status says so.
+    /// Whether an instance rejected a request because it was stopping: it counts those itself, or the status says so.
     fn rejected(&mut self, attempt: &Attempt, instance: &str, status: u16) -> bool {
         match self.rejected.get_mut(attempt.stream.as_str()) {
             Some(0) => false,
@@ -351,7 +350,7 @@ impl<'a> Judge<'a> {
         let early = self.record.attempts.iter().filter(served).filter(|a| ready.is_none_or(|r| a.done < r)).count();
         let after = |gone: Stamp| self.record.attempts.iter().filter(served).any(|a| a.due > gone);
         let objection = match (told, gone, ready) {
-            (None, ..) => Some(format!("{old} was never told to stop")),
+            (None, ..) => Some(format!("{old} was never sent SIGTERM")),
             (_, None, _) => Some(format!("{old} did not come to the end of its drain")),
             (_, _, None) => Some(format!("{new} never got ready")),
             (Some(told), _, Some(ready)) if told < ready => Some(format!("{old} was stopped before {new} was ready")),

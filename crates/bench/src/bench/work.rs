@@ -163,7 +163,7 @@ impl fmt::Display for Case {
 /// What a figure is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Metric {
-    /// Answers a second.
+    /// Requests/s.
     Rate,
     /// Bits a second, in 10^9.
     Gigabits,

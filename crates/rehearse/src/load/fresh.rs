@@ -19,7 +19,7 @@ pub(super) async fn run(client: Client, seed: Seed, rate: u32) {
     .await;
 }
 
-/// Begins each when it is due, until told to stop, then waits for those under way. There is no bound on those but that
+/// Begins each when it is due, until `stop`, then waits for those under way. There is no bound on those but that
 /// each is given up after [`super::UNANSWERED`]: a slow server must not slow the timetable. One that panics ends all.
 pub(super) async fn begin<F: Future<Output = ()> + Send + 'static>(
     stop: impl Future<Output = ()>,

@@ -1,8 +1,8 @@
 //! The right to read and write, for clients of real apiservers.
 //!
 //! Clients are no admins, whom kube-apiserver lets do everything even while it does not know its own
-//! roles yet: an instance that gets connections before it is ready turns them away with 403, as it
-//! would turn away a kubelet.
+//! roles yet: an instance that gets connections before it is ready rejects their requests with 403, as
+//! it would a kubelet's.
 
 use super::dial::Target;
 use super::objects::{self, Request, WRITTEN};

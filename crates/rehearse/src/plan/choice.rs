@@ -44,7 +44,7 @@ impl Via {
     }
 }
 
-/// Which processes an instance has, and who of them is told to stop when.
+/// Which processes an instance has, and which of them gets SIGTERM when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Topology {

@@ -29,7 +29,7 @@ pub const WATCHES: RangeInclusive<u32> = 1..=500;
 /// Clients that read a large answer slowly.
 pub const SLOW_READERS: RangeInclusive<u32> = 0..=100;
 
-/// Upgrades in a row.
+/// Consecutive upgrades.
 pub const UPGRADES: RangeInclusive<u32> = 1..=1000;
 
 /// Shortest phase of the load: in less, nothing is seen.

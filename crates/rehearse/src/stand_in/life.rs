@@ -28,7 +28,7 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// Counts a request until the token is dropped; `None`: turn it away.
+    /// Counts a request until the token is dropped; `None`: reject it.
     pub(super) fn begin_request(&self) -> Option<TaskTrackerToken> {
         (!self.draining.is_cancelled()).then(|| self.requests.token())
     }

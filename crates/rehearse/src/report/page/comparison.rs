@@ -76,7 +76,7 @@ pub(super) fn section(runs: &[Run]) -> Markup {
                     }
                 }
             }
-            p.quiet { "Good answers a second by instance; below each, × is what was lost and ◇ what an instance ended itself or a promise allows." }
+            p.quiet { "Successful requests/s by instance; below each, × is what was lost and ◇ what an instance ended itself or a promise allows." }
         }
     }
 }

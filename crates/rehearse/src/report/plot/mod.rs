@@ -229,7 +229,7 @@ pub(super) fn small(frame: Frame, run: &Run, ran: &Ran, most: f64) -> Markup {
     requests::small(&frame, run.via.words(), ran, &words, most)
 }
 
-/// Most answers a second that a scale should reach to.
+/// Most successful requests/s that a scale should reach to.
 pub(super) fn most_a_second(run: &Ran) -> f64 {
     requests::most(&requests::rates(run))
 }

@@ -1,4 +1,4 @@
-//! Answers a second, and below them what was lost when.
+//! Requests/s, and below them what was lost when.
 
 use super::counts::{self, Stack};
 use super::{Frame, Sign, View};
@@ -23,7 +23,7 @@ const TOGETHER: usize = 2;
 pub(super) fn plot(view: &View<'_>) -> Markup {
     let (frame, run) = (&view.frame, view.run);
     let stack = rates(run);
-    let title = "Good answers a second, by instance";
+    let title = "Successful requests/s, by instance";
     let (heading, top) = frame.heading(title, &view.keys());
     let bottom = top + if frame.wide { 170.0 } else { 130.0 };
     let ticks = svg::ticks(most(&stack), 4);
@@ -75,7 +75,7 @@ pub(super) fn small(frame: &Frame, name: &str, run: &Ran, words: &[&Mark], most:
         (frame.axis(bottom))
         (losses)
     };
-    let title = format!("Good answers a second: {name}");
+    let title = format!("Successful requests/s: {name}");
     frame.svg(below + 4.0, &title, &told(&lost), &body)
 }
 
