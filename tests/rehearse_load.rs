@@ -441,7 +441,7 @@ async fn an_event_that_is_lost_is_seen() {
 }
 
 #[tokio::test]
-async fn an_event_that_is_doubled_is_seen() {
+async fn an_event_that_is_duplicated_is_seen() {
     let (record, plan) = upgrade(Plot::hears(Hears::OfAWriteTwice)).await;
     assert_eq!(judge(&record, &plan).lost, [(Loss::EventDuplicated, 6)].into());
     assert!(record.watches.iter().all(|watch| matches!(watch.flaws[..], [(_, Loss::EventDuplicated, 1)])));

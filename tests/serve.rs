@@ -463,7 +463,7 @@ fn drain_waits_for_who_was_accepted_last() {
     let mut drained = Running::start(berth(["drain", "--wait", "--run-dir"]).arg(node.run_dir()));
     shim.logs("left");
     client.write_all(&client_hello(300)).unwrap();
-    // Counted from before it left: on a machine that stood still meanwhile it says nothing.
+    // Counted from before it left: on a machine that stalled meanwhile it says nothing.
     let in_time = began.elapsed() < Duration::from_millis(400);
     read(&mut instance, 300);
     std::thread::sleep(MOMENT * 5);

@@ -442,7 +442,7 @@ fn killed_at_each_step_the_same_command_goes_on() {
         upgrade.logs(&format!("{step}/8"));
         upgrade.signal(Signal::SIGKILL);
         upgrade.ended();
-        // On a machine that stood still meanwhile it may have been at its end.
+        // On a machine that stalled meanwhile it may have been at its end.
         if !node.path("kept/upgrade.json").exists() {
             node.is_whole(tag);
             continue;

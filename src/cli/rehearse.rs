@@ -33,10 +33,10 @@ pub struct RehearseArgs {
     /// Rehearse in a network namespace of its own, where kube-apiserver can advertise an address
     #[arg(long, env = "BERTH_REHEARSE_NETNS", hide_env_values = true, help_heading = REHEARSED)]
     pub netns: bool,
-    /// Which processes an instance has, and who of them is told to stop when
+    /// Which processes an instance has, and which of them gets SIGTERM when
     #[arg(long, env = "BERTH_REHEARSE_TOPOLOGY", hide_env_values = true, default_value = "sidecar", value_name = "TOPOLOGY", value_enum, help_heading = REHEARSED)]
     pub topology: Topology,
-    /// Upgrades in a row, from old to new and back
+    /// Consecutive upgrades, from old to new and back
     #[arg(long, env = "BERTH_REHEARSE_UPGRADES", hide_env_values = true, default_value = "1", value_name = "N", help_heading = REHEARSED)]
     pub upgrades: String,
     /// What goes wrong meanwhile, separated by commas; several: one after the other

@@ -3,7 +3,7 @@
 //! The child stays between this process, which has several threads, and the apiserver: the kernel tells the child of
 //! this one's death once for each thread, and kube-apiserver takes a second SIGTERM for "at once".
 //!
-//! The shim leaves the group before the child hears of SIGTERM, and every client that said something has its first
+//! The shim leaves the group before the child gets SIGTERM, and every client that said something has its first
 //! byte, so that no connection begins at an apiserver that is stopping; then it drains, and the child's exit status becomes its own.
 
 use super::serve::{Signals, build};

@@ -34,7 +34,7 @@ const BERTH: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(HOST), 6443);
 const CLIENTS: u32 = 64;
 
 /// HAProxy's limit of connections where it is to be full, how many silent ones then come, and how many of
-/// these at least wait in HAProxy's queue: the kernel deals half of them to it.
+/// these at least wait in HAProxy's queue: the kernel gives it half of them.
 const FULL: &str = "100";
 const SILENT: usize = 300;
 const CROWD: usize = 16;

@@ -89,7 +89,7 @@ fn one_thread_that_hangs_expires_the_lease_too() {
     let _alone = alone();
     let (node, instance) = (Node::new(), Echo::new());
     let (a, b, _) = two(&node, [instance.address; 2], &["--lease", "1s", "--threads", "2"]);
-    // Not the one that accepts: what is dealt to the other would wait.
+    // Not the one that accepts: what is distributed to the other would wait.
     let thread = eventually("the second relaying thread", || a.thread("berth-relay-1"));
     ptrace::seize(thread, ptrace::Options::empty()).unwrap();
     ptrace::interrupt(thread).unwrap();

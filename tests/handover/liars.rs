@@ -1,4 +1,4 @@
-//! A peer on the shim's socket that says what is not so.
+//! A peer on the shim's socket that sends invalid messages.
 
 use super::node::{Echo, Node, Shim, alone};
 use super::support::net::{client_hello, connect, fresh_ip, ping};

@@ -98,7 +98,7 @@ fn many_at_once_outlive_the_shim() {
     all_outlive(a, clients, CLIENTS);
 }
 
-/// A sibling that stood still for too long finds the request when it wakes, and must leave the client to
+/// A sibling that stalled beyond its lease finds the request when it wakes, and must leave the client to
 /// who serves it by then: two relays on one socket would say everything twice.
 #[test]
 fn who_waited_in_vain_serves_the_client_alone() {

@@ -1,4 +1,4 @@
-//! Upgrades in a row.
+//! Consecutive upgrades.
 
 use super::load::{self, Record};
 use super::node::{Echo, Node, alone, number};
@@ -46,7 +46,7 @@ fn upgrade(times: usize, options: &[&str], enough: impl Fn(&Record) -> bool) -> 
 }
 
 #[test]
-fn upgrades_in_a_row_lose_nothing() {
+fn consecutive_upgrades_lose_nothing() {
     let _alone = alone();
     let migrate = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req").unwrap_or_default();
     assert_ne!(migrate.trim(), "1", "with net.ipv4.tcp_migrate_req=1 the kernel does it: nothing is shown");

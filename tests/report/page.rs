@@ -33,7 +33,7 @@ fn the_golden_report_is_read_and_written_as_it_is() {
     assert!(text == golden, "the golden file is another: BERTH_BLESS=1 cargo test --test report golden");
 }
 
-/// As commit ad17dc9 wrote it, under the same version: never to be made anew. What came since has its default.
+/// As commit ad17dc9 wrote it, under the same version: never to be regenerated. What came since has its default.
 #[test]
 fn a_report_of_before_is_read_and_shown() {
     let read = |text: &str| serde_json::from_str::<Report>(text).unwrap();

@@ -7,7 +7,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Draws before a port is taken for held on all of 127.0.0.0/8. One address in use by chance has a
-/// likelihood of one in 16 million, so even two in a row tell; the rest is against other trouble.
+/// likelihood of one in 16 million, so even two consecutive ones tell; the rest is against other trouble.
 const TRIES: usize = 16;
 
 /// Why there is no address.

@@ -317,7 +317,7 @@ impl Driver<'_> {
         Ok(ended)
     }
 
-    /// Who came by an address that nobody listens on now is refused from here on, and hears of it only that way.
+    /// Who came by an address that nobody listens on now is refused from here on, and is notified in no other way.
     fn tell_unreached(&self) {
         for address in &self.unreached {
             self.say.line(&format!(

@@ -22,7 +22,7 @@ pub const LEAVING: Duration = Duration::from_secs(30);
 /// Ends of a process after which it is not waited for any more: the kubelet starts it again later and later.
 const ENDS: u32 = 3;
 
-/// Drains that may fail in a row.
+/// Consecutive drains that may fail.
 const DRAINS: u32 = 3;
 
 /// Why it goes back if the operator wants it to.

@@ -27,7 +27,7 @@ pub enum Rule {
     Readiness,
     /// No ports are declared.
     Ports,
-    /// The shim leaves the port before kube-apiserver is told to stop.
+    /// The shim leaves the port before kube-apiserver gets SIGTERM.
     PreStop,
     /// The grace period is long enough.
     GracePeriod,
@@ -42,12 +42,12 @@ impl Rule {
             Self::HostNetwork => "the pod has a network of its own",
             Self::Rollout => "an update stops the old pod first",
             Self::OwnFiles => "two instances would write one file",
-            Self::ShutdownDelay => "kube-apiserver stops listening the moment it is told to stop",
+            Self::ShutdownDelay => "kube-apiserver stops listening the moment it gets SIGTERM",
             Self::Probe => "a probe asks the shared port, where the other instance may answer",
             Self::Pace => "a probe of berth comes too often, or waits too short a time",
             Self::Readiness => "there is no readiness probe, so an update does not wait for the new instance",
             Self::Ports => "ports are declared, and on one node only one pod can have them",
-            Self::PreStop => "there is no preStop hook, so the shim hears of the stop no sooner than kube-apiserver",
+            Self::PreStop => "there is no preStop hook, so the shim is notified no sooner than kube-apiserver",
             Self::GracePeriod => "the grace period ends before the shutdown and the drain can",
             Self::Anonymous => "the probe is not let in",
         }
