@@ -28,12 +28,18 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest answer that is read. Etcd keeps no object above 1.5 MB.
 const BODY_LIMIT: usize = 4 << 20;
 
+/// Longest message of an apiserver that is told, in characters.
+const MESSAGE_LIMIT: usize = 500;
+
 /// Content type of a server-side apply. JSON is YAML.
 const APPLY: &str = "application/apply-patch+yaml";
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// Nobody can be asked with these.
+    #[error(transparent)]
+    Credentials(#[from] KubeconfigError),
     /// Nobody answered, or not in HTTP.
     #[error("{server}: {why}")]
     Unreachable {
@@ -64,7 +70,7 @@ impl Error {
     pub fn status(&self) -> Option<StatusCode> {
         match self {
             Self::Status { status, .. } => Some(*status),
-            Self::Unreachable { .. } => None,
+            Self::Credentials(_) | Self::Unreachable { .. } => None,
         }
     }
 }
@@ -252,9 +258,9 @@ impl Client {
     pub(crate) fn refused(&self, status: StatusCode, method: Method, path: &str, body: &[u8]) -> Error {
         let json = serde_json::from_slice::<Value>(body).ok();
         let message = json.as_ref().and_then(|json| json["message"].as_str()).map(ToOwned::to_owned);
-        let message = message.unwrap_or_else(|| String::from_utf8_lossy(body).chars().take(200).collect());
+        let message = message.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
         // A line of a log, or the one that a command says.
-        let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+        let message = message.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(MESSAGE_LIMIT).collect();
         Error::Status { server: self.server.clone(), status, method, path: path.to_owned(), message }
     }
 
@@ -284,7 +290,7 @@ impl Client {
                 return Ok(stream);
             }
         }
-        self.handshake(TcpStream::connect(last).await).await
+        self.handshake(TcpStream::connect(last).await).await.map_err(|why| format!("at {last}: {why}"))
     }
 
     async fn handshake(&self, stream: std::io::Result<TcpStream>) -> Result<TlsStream<TcpStream>, String> {

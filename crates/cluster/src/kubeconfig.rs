@@ -30,7 +30,9 @@ pub struct Mistake {
 }
 
 impl Mistake {
-    pub(super) fn new(field: &str, why: &str) -> Self {
+    /// Of a field.
+    #[must_use]
+    pub fn new(field: &str, why: &str) -> Self {
         Self { field: field.to_owned(), why: why.to_owned() }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::client::{Ask, Client, Error};
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -25,6 +25,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(800), Duration::from
 /// A watch that lasted for so long was none that failed.
 const LASTED: Duration = Duration::from_secs(10);
 
+/// A watch that ends so soon and without an event is one that failed, as client-go's reflector has it.
+const SHORT: Duration = Duration::from_secs(1);
+
 /// Longest event. Etcd keeps no object above 1.5 MB.
 const EVENT_LIMIT: usize = 4 << 20;
 
@@ -33,7 +36,11 @@ pub type Objects = BTreeMap<String, Value>;
 
 /// Follows the objects of a list for as long as it is polled; tells all of them after each change, and each failure, after
 /// which it goes on with the list, later and later. `list` is a path with a query; `client` says who is asked next.
-pub async fn follow(client: impl Fn() -> Client, list: &str, mut tell: impl FnMut(Result<&Objects, &Error>)) {
+pub async fn follow(
+    client: impl Fn() -> Result<Client, Error>,
+    list: &str,
+    mut tell: impl FnMut(Result<&Objects, &Error>),
+) {
     let mut pauses = pauses();
     loop {
         let began = Instant::now();
@@ -56,11 +63,11 @@ pub fn pauses() -> ExponentialBackoff {
 enum Never {}
 
 async fn list_and_watch(
-    client: &impl Fn() -> Client,
+    client: &impl Fn() -> Result<Client, Error>,
     list: &str,
     tell: &mut impl FnMut(Result<&Objects, &Error>),
 ) -> Result<Never, Error> {
-    let read = client().get(list).await?;
+    let read = client()?.get(list).await?;
     let mut version = read["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
     let items = read["items"].as_array().into_iter().flatten();
     let mut objects: Objects = items.filter_map(|item| Some((name(item)?, item.clone()))).collect();
@@ -69,7 +76,8 @@ async fn list_and_watch(
         let path = format!(
             "{list}&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={version}"
         );
-        let client = client();
+        let client = client()?;
+        let (began, mut any) = (Instant::now(), false);
         let mut watch = Watch::begin(&client, &path).await?;
         // Not before: where the list may be read and not watched, that is one failure, and none that comes and goes.
         if !std::mem::replace(&mut told, true) {
@@ -77,6 +85,7 @@ async fn list_and_watch(
         }
         while let Some(events) = watch.next(&client).await? {
             let mut changed = false;
+            any |= !events.is_empty();
             for Event { kind, object } in events {
                 if kind == Kind::Error {
                     // 410: what was last seen is forgotten.
@@ -99,6 +108,9 @@ async fn list_and_watch(
             if changed {
                 tell(Ok(&objects));
             }
+        }
+        if !any && began.elapsed() < SHORT {
+            return Err(client.unreachable("a watch ended at once".into()));
         }
     }
 }
@@ -128,7 +140,8 @@ impl Watch {
         let status = response.status();
         let body = response.into_body();
         if !status.is_success() {
-            let body = client.in_time(async { body.collect().await.map_err(|error| error.to_string()) }).await?;
+            let body = Limited::new(body, EVENT_LIMIT).collect();
+            let body = client.in_time(async { body.await.map_err(|error| error.to_string()) }).await?;
             return Err(client.refused(status, Method::GET, path, &body.to_bytes()));
         }
         Ok(Self { body, events: Events::default(), _connection: connection })

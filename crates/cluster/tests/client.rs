@@ -124,14 +124,14 @@ async fn a_list_is_followed_through_watches_that_end() {
             () if watched("9") => answer("200 OK", &event("DELETED", object("a", 10))),
             () if watched("10") => answer("200 OK", &event("ERROR", json!({"code": 410, "message": "too old"}))),
             () if watched("20") => answer("403 Forbidden", "no watch"),
-            () => String::new(),
+            () => answer("200 OK", ""),
         }
     })
     .await;
     let client = Client::new(&server.access).unwrap();
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
     let following = follow(
-        || client.clone(),
+        || Ok(client.clone()),
         "/l?x=y",
         |seen| {
             let seen = seen.map(|objects| objects.keys().cloned().collect::<Vec<_>>().join(","));

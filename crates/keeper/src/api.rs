@@ -1,7 +1,7 @@
-//! Who is asked, and what comes of it: each request is counted, and each kind of failure is told once, when it begins and
-//! when it is over. One that meets every request alike is told of the first.
+//! Who is asked, and what comes of it: each request is counted, and each failure is told once, when it begins and when it
+//! is over. One that meets every request alike is told of the first.
 
-use crate::{Count, Facts};
+use crate::{Count, Credentials, Facts};
 use berth_cluster::{Client, Error};
 use berth_node::ipc::wire::ClusterStatus;
 use hyper::StatusCode;
@@ -11,22 +11,36 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
-/// Longest time that an answer may take: the next thing waits for it.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time that an answer may take.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A failure that was not met again for so long is over: nobody needs that request any more. Longer than the time between two
+/// looks at the token.
+const FORGOTTEN: Duration = Duration::from_secs(900);
 
 /// The cluster's API, as a shim reaches it.
-pub(super) struct Api {
-    client: Client,
+pub(crate) struct Api {
+    credentials: Credentials,
     /// What clients dial: a sibling may listen there.
     berth: SocketAddr,
     /// The Service's addresses on other nodes, as they were seen last.
     others: Mutex<Vec<SocketAddr>>,
-    /// How each request fails now: the result that is counted, and a sentence.
-    problems: Mutex<BTreeMap<&'static str, (&'static str, String)>>,
+    problems: Mutex<BTreeMap<String, Problem>>,
     facts: watch::Receiver<Facts>,
     status: watch::Sender<Option<ClusterStatus>>,
     count: Count,
+}
+
+/// How a request fails now.
+#[derive(Debug)]
+struct Problem {
+    /// As it is counted.
+    result: &'static str,
+    /// A sentence.
+    why: String,
+    last: Instant,
 }
 
 impl fmt::Debug for Api {
@@ -36,62 +50,90 @@ impl fmt::Debug for Api {
 }
 
 impl Api {
-    pub(super) fn new(
-        client: Client,
+    pub(crate) fn new(
+        credentials: Credentials,
         berth: SocketAddr,
         facts: watch::Receiver<Facts>,
         status: watch::Sender<Option<ClusterStatus>>,
         count: Count,
     ) -> Self {
-        let client = client.with_patience(PATIENCE);
-        Self { client, berth, others: Mutex::default(), problems: Mutex::default(), facts, status, count }
+        Self { credentials, berth, others: Mutex::default(), problems: Mutex::default(), facts, status, count }
     }
 
-    /// Dials the own instance if it is ready, else the berth, else another node.
-    pub(super) fn client(&self) -> Client {
-        let own = self.facts.borrow().instances.iter().find(|own| own.ready).map(|own| own.address);
+    /// Dials an instance that the shim speaks for if one is ready, else the berth, else another node. Its files are read
+    /// for each request: whoever renews them writes them anew.
+    ///
+    /// # Errors
+    /// What is wrong with the credentials.
+    pub(crate) fn client(&self) -> Result<Client, Error> {
+        let own = self.own();
         let others = lock(&self.others);
-        self.client.clone().at(own.into_iter().chain([self.berth]).chain(others.iter().copied()))
+        let client = self.credentials.client()?.with_patience(TIMEOUT);
+        Ok(client.at(own.into_iter().chain([self.berth]).chain(others.iter().copied())))
     }
 
-    pub(super) fn set_others(&self, others: Vec<SocketAddr>) {
+    /// The instance that is asked first.
+    pub(crate) fn own(&self) -> Option<SocketAddr> {
+        self.facts.borrow().instances.iter().find(|own| own.ready).map(|own| own.address)
+    }
+
+    pub(crate) fn set_others(&self, others: Vec<SocketAddr>) {
         *lock(&self.others) = others;
     }
 
-    /// The answer, if there is one; `request` is a word of this code.
-    pub(super) fn note<T>(&self, request: &'static str, answer: Result<T, Error>) -> Option<T> {
-        self.noted(request, answer.as_ref().err());
+    /// The answer, if there is one; `request` is a word of this code, `object` what it is about.
+    pub(crate) async fn ask<T>(
+        &self,
+        request: &'static str,
+        object: &str,
+        ask: impl AsyncFnOnce(Client) -> Result<T, Error>,
+    ) -> Option<T> {
+        let answer = match self.client() {
+            Ok(client) => ask(client).await,
+            Err(error) => Err(error),
+        };
+        self.noted(request, object, answer.as_ref().err());
         answer.ok()
     }
 
     /// How a request ended.
-    pub(super) fn noted(&self, request: &'static str, failure: Option<&Error>) {
-        let result = match failure.map(Error::status) {
-            None => "ok",
-            Some(None) => "unreachable",
-            Some(Some(StatusCode::UNAUTHORIZED)) => "unauthorized",
-            Some(Some(StatusCode::FORBIDDEN)) => "forbidden",
-            Some(Some(_)) => "failed",
-        };
+    pub(crate) fn noted(&self, request: &'static str, object: &str, failure: Option<&Error>) {
+        let result = result(failure);
         (self.count)(request, result);
+        let key = format!("{request} {object}");
+        let now = Instant::now();
         let mut problems = lock(&self.problems);
+        problems.retain(|_, problem| now.duration_since(problem.last) < FORGOTTEN);
         match failure {
             None => {
-                if problems.remove(request).is_some_and(|(before, _)| !told(&problems, before)) {
-                    tracing::info!(request, "the cluster's API takes this request again");
+                if problems.remove(&key).is_some_and(|before| !is_told(&problems, before.result)) {
+                    tracing::info!(request, object, "the cluster's API takes this request again");
                 }
             }
             Some(error) => {
-                let help = help(result);
-                let told = told(&problems, result);
+                let why = format!("{error}{}", help(result));
+                let told = is_told(&problems, result);
                 // What changes with each try (a port, a time) is no other failure.
-                let before = problems.insert(request, (result, format!("{error}{help}")));
-                if !told && before.is_none_or(|(before, _)| before != result) {
-                    tracing::warn!(request, "{error}{help}");
+                let problem = Problem { result, why: why.clone(), last: now };
+                if problems.insert(key, problem).is_none_or(|before| before.result != result) && !told {
+                    tracing::warn!(request, object, "{why}");
                 }
             }
         }
-        let problems: Vec<_> = problems.iter().map(|(request, (_, why))| format!("{request}: {why}")).collect();
+        self.publish(&problems);
+    }
+
+    /// A request is not needed any more, however it went.
+    pub(crate) fn forget(&self, request: &'static str, object: &str) {
+        let mut problems = lock(&self.problems);
+        if problems.remove(&format!("{request} {object}")).is_some() {
+            self.publish(&problems);
+        }
+    }
+
+    fn publish(&self, problems: &BTreeMap<String, Problem>) {
+        let problems: Vec<_> =
+            problems.iter().map(|(request, Problem { why, .. })| format!("{request}: {why}")).collect();
         self.status.send_if_modified(|status| {
             let Some(status) = status else { return false };
             std::mem::replace(&mut status.problems, problems.clone()) != problems
@@ -104,15 +146,70 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Whether a failure that meets every request alike has met another one, of which it was said.
-fn told(problems: &BTreeMap<&'static str, (&'static str, String)>, result: &str) -> bool {
-    matches!(result, "unreachable" | "unauthorized") && problems.values().any(|(before, _)| *before == result)
+fn is_told(problems: &BTreeMap<String, Problem>, result: &str) -> bool {
+    matches!(result, "credentials" | "unreachable" | "unauthorized")
+        && problems.values().any(|problem| problem.result == result)
+}
+
+fn result(failure: Option<&Error>) -> &'static str {
+    match failure {
+        None => "ok",
+        Some(Error::Credentials(_)) => "credentials",
+        Some(Error::Unreachable { .. }) => "unreachable",
+        Some(Error::Status { status: StatusCode::UNAUTHORIZED, .. }) => "unauthorized",
+        Some(Error::Status { status: StatusCode::FORBIDDEN, .. }) => "forbidden",
+        Some(Error::Status { .. }) => "failed",
+    }
 }
 
 /// What to do about a failure.
 fn help(result: &str) -> &'static str {
     match result {
-        "unauthorized" => "; help: the credentials of --cluster are not valid (any more): run berth grant again",
-        "forbidden" => "; help: a Role lacks this: run berth grant again, which names all control-plane nodes",
+        "credentials" | "unauthorized" => {
+            "; help: run berth grant again (in-cluster: see the pod's service account), the shim reads its files for each request"
+        }
+        "forbidden" => {
+            "; help: a Role lacks this: run berth grant again, which names all control-plane nodes (in-cluster: apply the Roles \
+             again)"
+        }
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn failed(status: StatusCode) -> Error {
+        let path = "/x".to_owned();
+        Error::Status { server: "s".into(), status, method: hyper::Method::GET, path, message: "no".into() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_problem_is_shown_until_it_is_over_or_forgotten() {
+        let status = watch::Sender::new(Some(ClusterStatus::default()));
+        let seen = status.subscribe();
+        let (facts, credentials) = (watch::channel(Facts::default()).1, Credentials::Kubeconfig("/nonexistent".into()));
+        let counted = Arc::new(Mutex::new(Vec::new()));
+        let counting = counted.clone();
+        let count: Count = Arc::new(move |request, result| lock(&counting).push((request, result)));
+        let api = Api::new(credentials, "10.0.0.5:6443".parse().unwrap(), facts, status, count);
+        let problems = || seen.borrow().as_ref().unwrap().problems.clone();
+        api.noted("apply_lease", "a", Some(&failed(StatusCode::FORBIDDEN)));
+        api.noted("apply_lease", "b", None);
+        assert!(problems().len() == 1 && problems()[0].starts_with("apply_lease a: s says 403"), "{:?}", problems());
+        assert!(problems()[0].ends_with("apply the Roles again)"));
+        api.noted("apply_lease", "a", None);
+        assert_eq!(problems(), [""; 0]);
+        api.noted("renew_token", "t", Some(&failed(StatusCode::UNAUTHORIZED)));
+        api.forget("renew_token", "t");
+        assert_eq!(problems(), [""; 0]);
+        api.noted("delete_slice", "gone", Some(&failed(StatusCode::INTERNAL_SERVER_ERROR)));
+        tokio::time::advance(FORGOTTEN).await;
+        let missing = api.client().unwrap_err();
+        api.noted("list_leases", "", Some(&missing));
+        assert!(problems().len() == 1 && problems()[0].contains("kubeconfig /nonexistent"), "{:?}", problems());
+        assert_eq!(lock(&counted).last(), Some(&("list_leases", "credentials")));
     }
 }

@@ -1,63 +1,69 @@
 //! The token of the shim's service account, renewed by itself: nothing expires a year later.
 //!
-//! `berth grant` writes the first one, and the right to make the next, for this account alone. Siblings share the file:
-//! who comes first renews, and the others read what is there.
+//! `berth grant` writes the first one, and the right to make the next, for this account alone. Siblings share the file: who
+//! comes first renews, and the others read what is there.
 
-use super::api::Api;
+use crate::api::Api;
 use berth_cluster::account::{Claims, Token, token_path, token_request};
 use berth_node::instance::InstanceId;
 use berth_os::file::replace;
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// The file of the token.
-#[derive(Debug)]
-pub(super) struct TokenFile {
+#[derive(Debug, Clone)]
+pub(crate) struct TokenFile {
     path: PathBuf,
     /// Of this shim alone: siblings write into the same directory.
     temporary: PathBuf,
 }
 
 impl TokenFile {
-    pub(super) fn new(path: &Path, instance: &InstanceId) -> Self {
+    /// Beside the kubeconfig that names it, if it names one.
+    pub(crate) fn new(path: &Path, instance: &InstanceId) -> Self {
         Self { path: path.to_owned(), temporary: path.with_extension(format!("{instance}.tmp")) }
     }
 
     /// Renews the token if that is due. When it expires, if that is known.
-    pub(super) async fn look(&self, api: &Api) -> Option<SystemTime> {
+    pub(crate) async fn look(&self, api: &Api) -> Option<SystemTime> {
+        const REQUEST: &str = "renew_token";
         let claims = Claims::parse(&fs::read_to_string(&self.path).ok()?)?;
-        if claims.renewal().is_some_and(|due| SystemTime::now() >= due)
-            && let Some(account) = &claims.account
-            && let Some(expires) = self.renew(api, account).await
-        {
-            return Some(expires);
-        }
-        claims.until
-    }
-
-    async fn renew(&self, api: &Api, account: &str) -> Option<SystemTime> {
-        let asked = api.client().post(&token_path(account), &token_request()).await;
-        let Token { text, until } = Token::parse(&api.note("renew_token", asked)?)?;
-        match self.write(&text) {
-            Ok(()) => {
-                tracing::info!(expires = %humantime::format_rfc3339_seconds(until), "renewed the service account's token");
-            }
+        let account = claims.account.as_deref();
+        let Some(account) = account.filter(|_| claims.renewal().is_some_and(|due| due <= SystemTime::now())) else {
+            account.inspect(|account| api.forget(REQUEST, account));
+            return claims.until;
+        };
+        let path = token_path(account);
+        let answer = api.ask(REQUEST, account, async |client| client.post(&path, &token_request()).await).await;
+        let Some(token) = answer.as_ref().and_then(Token::parse) else { return claims.until };
+        let (file, text) = (self.clone(), token.text);
+        // A disk that etcd keeps busy may take seconds, which the shim has not.
+        let written =
+            tokio::task::spawn_blocking(move || file.write(&text)).await.unwrap_or_else(|error| Err(error.into()));
+        match written {
+            Ok(()) => tracing::info!(account, "renewed the service account's token"),
             Err(error) => {
                 tracing::warn!(
                     path = %self.path.display(),
                     "cannot write the renewed token: {error}; help: the directory is mounted as a directory and belongs to \
                      the shim's uid, as `berth grant` leaves it"
                 );
-                return None;
+                return claims.until;
             }
         }
-        Some(until)
+        Some(token.until)
     }
 
-    fn write(&self, token: &str) -> std::io::Result<()> {
+    /// With the owner that the file had: a sibling may have another uid than who renews.
+    fn write(&self, token: &str) -> io::Result<()> {
+        let owner = fs::metadata(&self.path)?;
         replace(&self.path, &self.temporary, |mut file| {
+            if file.metadata()?.uid() != owner.uid() {
+                fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
+            }
             file.write_all(token.as_bytes())?;
             file.sync_all()
         })
@@ -67,12 +73,11 @@ impl TokenFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Facts;
+    use crate::{Credentials, Facts};
     use base64::Engine;
-    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-    use berth_cluster::kubeconfig::Token as InFile;
-    use berth_cluster::{Access, Client};
+    use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
     use berth_testing::{answer, serve_with};
+    use std::os::unix::fs::PermissionsExt;
     use std::sync::Arc;
     use tokio::sync::watch;
 
@@ -98,9 +103,17 @@ mod tests {
         })
         .await;
         let berth = server.access.server.strip_prefix("https://").unwrap().strip_suffix("/k").unwrap().parse().unwrap();
-        let access = Access { token: Some(InFile::File(path.clone())), client: None, ..server.access.clone() };
+        let kubeconfig = temp.path().join("kubeconfig");
+        let text = format!(
+            "current-context: a\nclusters: [{{name: c, cluster: {{server: '{}', certificate-authority-data: {}}}}}]\nusers: \
+             [{{name: u, user: {{tokenFile: token}}}}]\ncontexts: [{{name: a, context: {{cluster: c, user: u}}}}]\n",
+            server.access.server,
+            STANDARD.encode(&server.access.ca)
+        );
+        fs::write(&kubeconfig, text).unwrap();
         let (_tell, facts) = watch::channel(Facts::default());
-        let api = Api::new(Client::new(&access).unwrap(), berth, facts, watch::channel(None).0, Arc::new(|_, _| {}));
+        let credentials = Credentials::Kubeconfig(kubeconfig);
+        let api = Api::new(credentials, berth, facts, watch::channel(None).0, Arc::new(|_, _| {}));
         let file = TokenFile::new(&path, &"a".parse().unwrap());
         let left_alone = [
             token("berth-system:berth-cp-1", 90, 210),
@@ -121,7 +134,8 @@ mod tests {
         let until = file.look(&api).await.unwrap();
         assert_eq!(humantime::format_rfc3339_seconds(until).to_string(), "2100-01-01T00:00:00Z");
         assert_eq!(fs::read_to_string(&path).unwrap(), "n3w");
-        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 2);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let (request, _) = server.asked.recv().await.unwrap();
         assert!(
             request.starts_with("POST ") && request.contains("/berth-cp-1/token ") && request.contains(&due),

@@ -1,13 +1,11 @@
 //! What a shim does in the cluster's API.
 
 use crate::mistakes::Checks;
-use berth_cluster::kubeconfig::Token;
 use berth_cluster::lease::is_object_name;
-use berth_cluster::{Access, Client};
-use berth_keeper::ClusterConfig;
+use berth_cluster::service::{Family, slice_name};
+use berth_keeper::{ClusterConfig, Credentials};
 use berth_shim::config::Place;
 use clap::Args;
-use std::path::Path;
 
 const CLUSTER: &str = "Cluster";
 
@@ -23,7 +21,7 @@ pub struct ClusterArgs {
     pub node_name: Option<String>,
 }
 
-/// Checks the options, and reads the credentials. `server_name` is what the apiserver's certificate has to carry where no
+/// Checks the options. `server_name` is what the apiserver's certificate has to carry where no
 /// kubeconfig says it.
 pub(crate) fn check(
     args: &ClusterArgs,
@@ -33,34 +31,23 @@ pub(crate) fn check(
 ) -> Option<ClusterConfig> {
     let cluster = args.cluster.as_deref()?;
     let node = args.node_name.clone().unwrap_or_else(host_name);
-    if !is_object_name(&node) {
+    if !is_object_name(&slice_name(&node, Family::V4)) || !is_object_name(&node) {
         checks.wrong(format!("--node-name {node:?}: give the name that `kubectl get nodes` shows"));
     }
-    if let Some(instance) = place.instance.as_ref().filter(|instance| !is_object_name(instance.as_str())) {
+    let named = |id: &str| !id.contains('.') && is_object_name(id);
+    if let Some(instance) = place.instance.as_ref().filter(|instance| !named(instance.as_str())) {
         checks.wrong(format!(
-            "--instance {instance}: with --cluster it is part of a Lease's name: use only a-z 0-9 . and -, and begin and end \
-             with a letter or a digit"
+            "--instance {instance}: with --cluster it is part of a Lease's name: use only a-z 0-9 and -, and begin and end with a \
+             letter or a digit"
         ));
     }
-    let access = if cluster == "in-cluster" {
-        Access::in_cluster(place.berth(), server_name)
+    // What the files hold is the keeper's: a shim serves on without them, and tries again.
+    let credentials = if cluster == "in-cluster" {
+        Credentials::InCluster { server: place.berth(), name: server_name.to_owned() }
     } else {
-        Access::read(Path::new(cluster))
+        Credentials::Kubeconfig(cluster.into())
     };
-    let access = checks.note(access.map_err(|error| format!("--cluster {cluster}: {error}")))?;
-    if access.client.is_some() {
-        checks.wrong(format!(
-            "--cluster {cluster}: it holds a client certificate, which is an operator's, and can do more than a shim needs: give \
-             a kubeconfig that `berth grant` wrote"
-        ));
-    }
-    let client = checks.note(Client::new(&access).map_err(|error| format!("--cluster {cluster}: {error}")))?;
-    let token = match access.token {
-        // The kubelet renews that of a service account.
-        Some(Token::File(path)) if cluster != "in-cluster" => Some(path),
-        _ => None,
-    };
-    Some(ClusterConfig { client, token, node })
+    Some(ClusterConfig { credentials, node })
 }
 
 /// In lower case, as the kubelet takes it.

@@ -156,7 +156,7 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
         drain_timeout = %format_duration(config.drain_timeout),
         max_connections = room.connections,
         threads = room.threads,
-        cluster = config.cluster.as_ref().map(|cluster| cluster.client.server()),
+        cluster = config.cluster.as_ref().map(|cluster| tracing::field::debug(&cluster.credentials)),
         node = config.cluster.as_ref().map(|cluster| cluster.node.as_str()),
         "berth"
     );
@@ -339,7 +339,7 @@ impl Bound {
         let cut = tokio::select! {
             cut = leave(&shared, config.drain_timeout) => cut,
             () = follow_stop(stop, &shared, withdrawal.as_ref()) => 0,
-            () = join_again(&shared) => 0,
+            () = join_again(&shared, withdrawal.as_ref()) => 0,
             () = keeping_cluster => 0,
             kept = keeping => {
                 if let Err(error) = kept {
@@ -381,7 +381,7 @@ async fn follow_stop(mut stop: watch::Receiver<Stop>, shared: &Shared, withdrawa
             // A second signal does not wait for it.
             tokio::select! {
                 () = withdrawal.withdraw() => {}
-                _ = stop.wait_for(|stop| *stop == Stop::Now) => continue,
+                Ok(_) = stop.wait_for(|stop| *stop == Stop::Now) => continue,
             }
         }
         shared.stop.send_if_modified(|told| std::mem::replace(told, (*told).max(outside)) < outside);
@@ -394,7 +394,7 @@ async fn follow_stop(mut stop: watch::Receiver<Stop>, shared: &Shared, withdrawa
 
 /// Takes `berth drain` back when the own instance is ready again as another process: a preStop hook runs for a
 /// restart in place too, and the shim, if it is a native sidecar, stays.
-async fn join_again(shared: &Shared) {
+async fn join_again(shared: &Shared, withdrawal: Option<&Withdrawal>) {
     let (mut stop, mut table) = (shared.stop.subscribe(), shared.table.clone());
     while stop.wait_for(|stop| *stop == Stop::Leave).await.is_ok() {
         let drained = table.borrow().own().map(|own| own.started);
@@ -410,6 +410,7 @@ async fn join_again(shared: &Shared) {
                 true
             }
         }) {
+            withdrawal.inspect(|withdrawal| withdrawal.take_back());
             tracing::info!("the instance was started anew and is ready: what `berth drain` said is over");
         }
     }

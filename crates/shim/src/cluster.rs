@@ -26,9 +26,9 @@ impl Cluster {
         }
     }
 
-    /// `any`: a node shim, which speaks for every instance.
+    /// `any`: a node shim, which speaks for the instances that have no shim of their own.
     pub(crate) fn tell(&self, phase: Phase, sibling: bool, blocked: bool, table: &Table, any: bool) {
-        let spoken_for = table.instances.iter().filter(|instance| instance.own || any);
+        let spoken_for = table.instances.iter().filter(|instance| instance.own || (any && !instance.fallback));
         let instances = spoken_for.map(|instance| Instance {
             id: instance.id.clone(),
             address: instance.address,
@@ -36,6 +36,10 @@ impl Cluster {
             version: instance.version.clone(),
         });
         let facts = Facts { phase, sibling, blocked, instances: instances.collect() };
-        self.facts.send_if_modified(|told| *told != facts && std::mem::replace(told, facts.clone()) != facts);
+        self.facts.send_if_modified(|told| {
+            let changed = *told != facts;
+            *told = facts;
+            changed
+        });
     }
 }

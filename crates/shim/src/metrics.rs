@@ -168,7 +168,7 @@ impl Metrics {
         self.renewals.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Counts a request to the cluster's API: `ok`, `unauthorized`, `forbidden`, `unreachable`, `failed`.
+    /// Counts a request to the cluster's API: `ok`, `credentials`, `unauthorized`, `forbidden`, `unreachable`, `failed`.
     pub(crate) fn cluster_asked(&self, request: &'static str, result: &'static str) {
         self.cluster_requests.get_or_create(&[("request", request), ("result", result)]).inc();
     }

@@ -210,6 +210,12 @@ impl Machine {
         self.peers.iter().filter(|(_, peer)| joined(peer)).map(|(holder, _)| *holder).collect()
     }
 
+    /// Whether a sibling is there that is joined, ready and does not go.
+    pub(crate) fn has_successor(&self) -> bool {
+        let stays = |told: &Announce| told.phase == Phase::Joined && told.ready && !told.leaving;
+        self.peers.values().any(|peer| peer.live(self.now).is_some_and(stays))
+    }
+
     /// Siblings that are connected and have told nothing for a lease's time.
     pub(crate) fn silent(&self) -> Vec<ShimId> {
         let silent = |peer: &Peer| peer.connected && peer.told.is_none() && self.now >= peer.since + self.rules.lease;

@@ -55,7 +55,10 @@ impl Group {
     pub(super) fn tell_who_takes(&self) {
         let joined = self.machine.joined_siblings();
         let Shared { phase, table, config, cluster, .. } = &self.shared;
-        cluster.tell(phase.borrow().0, !joined.is_empty(), self.is_blocked(), &table.borrow(), config.discover);
+        if config.cluster.is_some() {
+            let sibling = self.machine.has_successor();
+            cluster.tell(phase.borrow().0, sibling, self.is_blocked(), &table.borrow(), config.discover);
+        }
         let instances = joined.into_iter().filter_map(|holder| self.siblings.instances.get(&holder));
         let paths: Vec<_> = instances.filter_map(|instance| self.shared.berth.socket_path(instance).ok()).collect();
         self.siblings.passing.takers.send_if_modified(|now| std::mem::replace(now, paths.clone()) != paths);

@@ -1,0 +1,231 @@
+//! The node's own slices in the Service `kubernetes`, brought to what [`Rule`] says.
+
+use crate::api::Api;
+use crate::slice::{Rule, Sight, Want};
+use crate::{Facts, jittered, node_address};
+use backon::ExponentialBackoff;
+use berth_cluster::lease::RENEWAL;
+use berth_cluster::service::{self, Family, MANAGER, Service};
+use berth_cluster::watch::{Objects, follow, pauses};
+use berth_cluster::{Error, client};
+use berth_node::ipc::wire::ClusterStatus;
+use berth_node::terms::Phase;
+use berth_os::clock;
+use serde_json::Value;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+/// What is done about slices.
+#[derive(Debug)]
+pub(crate) struct Slices {
+    api: Arc<Api>,
+    node: String,
+    addresses: Vec<SocketAddr>,
+    slices: Vec<Slice>,
+    service: Option<Service>,
+    /// The port that kube-apiserver's own slice had last.
+    port: Option<u16>,
+    status: watch::Sender<Option<ClusterStatus>>,
+    /// Whether none of them is in the Service, as far as this shim knows.
+    out: watch::Sender<bool>,
+}
+
+/// The node's own slice of a family.
+#[derive(Debug)]
+struct Slice {
+    address: SocketAddr,
+    name: String,
+    rule: Rule,
+    /// What it was made last, and when.
+    made: Option<(bool, Instant)>,
+}
+
+/// Follows kube-apiserver's own slice, from an instance; both end with it.
+struct Following {
+    from: Option<SocketAddr>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl Slices {
+    /// Of a shim at these addresses.
+    pub(crate) fn new(
+        api: Arc<Api>,
+        node: &str,
+        addresses: &[SocketAddr],
+        status: watch::Sender<Option<ClusterStatus>>,
+        out: watch::Sender<bool>,
+    ) -> Self {
+        let first_of = |family| addresses.iter().find(|a| Family::of(a.ip()) == family && node_address(a.ip()));
+        let slices = Family::ALL.into_iter().filter_map(|family| {
+            let (address, name) = (*first_of(family)?, service::slice_name(node, family));
+            Some(Slice { address, name, rule: Rule::default(), made: None })
+        });
+        let slices: Vec<_> = slices.collect();
+        if slices.is_empty() {
+            tracing::warn!("--listen has no address that other nodes could dial: the Service kubernetes is not kept");
+        }
+        Self {
+            api,
+            node: node.to_owned(),
+            addresses: addresses.to_vec(),
+            slices,
+            service: None,
+            port: None,
+            status,
+            out,
+        }
+    }
+
+    /// Keeps them for as long as it is polled. `going`: the shim is about to leave.
+    pub(crate) async fn keep(mut self, mut facts: watch::Receiver<Facts>, mut going: watch::Receiver<bool>) {
+        if self.slices.is_empty() {
+            self.out.send_replace(true);
+            return;
+        }
+        let (tell, mut seen) = watch::channel(None);
+        let mut following: Option<Following> = None;
+        let mut backoff = pauses();
+        let mut before = Facts::default();
+        loop {
+            let now = facts.borrow_and_update().clone();
+            if (now.phase, now.sibling) != (before.phase, before.sibling) {
+                // A request of a sibling that goes may come late, and take out what is in again.
+                self.slices.iter_mut().for_each(|slice| slice.made = None);
+            }
+            // Only then something is decided by it. And through the berth a watch may come to this very shim, which waits
+            // for its connections to end.
+            let from = self.api.own();
+            if now.phase != Phase::Joined {
+                following = None;
+                tell.send_replace(None);
+            } else if following.as_ref().is_none_or(|following| following.from != from) {
+                let task = AbortOnDropHandle::new(tokio::spawn(follow_reconciled(self.api.clone(), tell.clone())));
+                following = Some(Following { from, _task: task });
+            }
+            let reconciled = seen.borrow_and_update().clone();
+            let gone = *going.borrow_and_update();
+            before = now;
+            let wake = tokio::select! {
+                wake = self.bring(reconciled.as_ref(), &before, gone, &mut backoff) => wake,
+                // What is under way may hang, and can be repeated.
+                changed = going.changed() => if changed.is_ok() { continue } else { return },
+            };
+            tokio::select! {
+                changed = seen.changed() => if changed.is_err() { return },
+                changed = facts.changed() => if changed.is_err() { return },
+                changed = going.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep_until(wake) => {}
+            }
+        }
+    }
+
+    /// Brings each slice to what it should be. When to look again, at the latest.
+    async fn bring(
+        &mut self,
+        reconciled: Option<&Value>,
+        facts: &Facts,
+        going: bool,
+        backoff: &mut ExponentialBackoff,
+    ) -> Instant {
+        let now = Instant::now();
+        if self.service.is_none() && facts.phase == Phase::Joined {
+            let object = self.api.ask("read_service", "kubernetes", async |client| client.get(service::SERVICE).await);
+            self.service = object.await.as_ref().map(Service::parse);
+        }
+        let time = clock::boottime().unwrap_or_default();
+        let own: Vec<_> = self.addresses.iter().map(SocketAddr::ip).collect();
+        let others = |slice: &Value| service::addresses(slice).filter(|ip| !own.contains(ip)).collect::<Vec<_>>();
+        let others = reconciled.map(others);
+        self.port = reconciled.and_then(|slice| service::ports(slice).next()).or(self.port);
+        if let (Some(others), Some(port)) = (&others, self.port) {
+            self.api.set_others(others.iter().map(|ip| SocketAddr::new(*ip, port)).collect());
+        }
+        let (mut wake, mut failed) = (now + jittered(RENEWAL), facts.phase == Phase::Joined && self.service.is_none());
+        for slice in &mut self.slices {
+            let family = Family::of(slice.address.ip());
+            let others = others.as_ref().map(|others| others.iter().any(|ip| Family::of(*ip) == family));
+            let sight = Sight { phase: facts.phase, sibling: facts.sibling, withdrawn: going, others };
+            let want = slice.rule.decide(time, sight);
+            let service = self.service.as_ref().filter(|service| service.families.contains(&family));
+            // Another berth of the node may be the one that the Service names.
+            let service = service.filter(|_| self.port.is_none_or(|port| port == slice.address.port()));
+            failed |= match want {
+                Want::AsItIs => false,
+                Want::Absent => !slice.remove(&self.api).await,
+                Want::Present => service.is_some() && !slice.apply(&self.api, &self.node, service).await,
+            };
+            wake = slice.rule.wake(time).map_or(wake, |at| wake.min(now + at.saturating_sub(time)));
+        }
+        let names = self.slices.iter().filter(|slice| slice.is_in()).map(|slice| slice.name.clone()).collect();
+        self.status.send_modify(|status| status.as_mut().map_or((), |status| status.slices = names));
+        let out = self.slices.iter().all(|slice| matches!(slice.made, Some((false, _))));
+        self.out.send_if_modified(|now| std::mem::replace(now, out) != out);
+        if failed {
+            return Instant::now() + backoff.next().unwrap_or(RENEWAL);
+        }
+        *backoff = pauses();
+        wake
+    }
+}
+
+/// Tells what kube-apiserver's own slice is, and `None` while that is not known.
+async fn follow_reconciled(api: Arc<Api>, tell: watch::Sender<Option<Value>>) {
+    let told = |objects: Result<&Objects, &Error>| {
+        api.noted("watch_slice", "kubernetes", objects.err());
+        let slice = objects.ok().map(|objects| objects.get("kubernetes").cloned().unwrap_or_default());
+        tell.send_replace(slice);
+    };
+    follow(|| api.client(), service::RECONCILED, told).await;
+}
+
+/// Whether a slice is not in the Service.
+pub(crate) async fn take_out(api: &Api, name: &str) -> bool {
+    let path = service::slice_path(name);
+    api.ask("delete_slice", name, async |client| client::found(client.delete(&path).await)).await.is_some()
+}
+
+impl Slice {
+    fn is_in(&self) -> bool {
+        matches!(self.made, Some((true, _)))
+    }
+
+    /// Whether it is there.
+    async fn apply(&mut self, api: &Api, node: &str, service: Option<&Service>) -> bool {
+        // Somebody may have removed it; an apply that changes nothing is no write in etcd.
+        if matches!(self.made, Some((true, at)) if at.elapsed() < RENEWAL) {
+            return true;
+        }
+        let port_name = service.map_or("https", |service| &service.port_name);
+        let object = service::slice(node, self.address, port_name);
+        let path = service::slice_path(&self.name);
+        let applied = api.ask("apply_slice", &self.name, async |client| client.apply(&path, MANAGER, &object).await);
+        let applied = applied.await.is_some();
+        if applied {
+            self.set(true);
+        }
+        applied
+    }
+
+    /// Whether it is not there.
+    async fn remove(&mut self, api: &Api) -> bool {
+        if matches!(self.made, Some((false, _))) {
+            return true;
+        }
+        let removed = take_out(api, &self.name).await;
+        if removed {
+            self.set(false);
+        }
+        removed
+    }
+
+    fn set(&mut self, present: bool) {
+        let before = self.made.replace((present, Instant::now())).map(|(was, _)| was);
+        if before != Some(present) {
+            let what = if present { "is in" } else { "is out of" };
+            tracing::info!(slice = self.name, address = %self.address, "the node's own slice {what} the Service kubernetes");
+        }
+    }
+}
