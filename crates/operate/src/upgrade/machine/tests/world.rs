@@ -288,8 +288,19 @@ impl World {
                 Action::Entered => *disk = machine.position().clone(),
                 action => {
                     // As long as a shim is silent, so long it is waited for.
+                    let mut waited = false;
                     while matches!(action, Action::Drain(slot) if self.is_silent(slot as usize)) {
                         self.tick();
+                        waited = true;
+                    }
+                    // Nor does this model say what one does that reads the request only when the other one has gone: that is
+                    // decided in the shim, and it leaves.
+                    if let Action::Drain(slot) = action
+                        && waited
+                        && !self.in_group(1 - slot as usize)
+                    {
+                        machine.drained(false);
+                        continue;
                     }
                     self.act(&action);
                     if matches!(action, Action::Drain(_)) {
