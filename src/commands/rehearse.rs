@@ -11,7 +11,7 @@ use berth_rehearse::netns;
 use berth_rehearse::plan::Plan;
 use berth_rehearse::report::{self, gather};
 use berth_rehearse::stage::Error;
-use berth_rehearse::{Aborted, Outcome, rehearse, stand_in, table};
+use berth_rehearse::{Aborted, Rehearsed, rehearse, stand_in, table};
 use std::io::Write;
 
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
@@ -58,7 +58,7 @@ fn again(args: &RehearseArgs, plan: &Plan) -> Vec<String> {
 }
 
 /// Prints all that a rehearsal came to, also when it was aborted.
-fn finish(plan: &Plan, outcome: &Outcome, runs: &[Run]) -> anyhow::Result<Exit> {
+fn finish(plan: &Plan, outcome: &Rehearsed, runs: &[Run]) -> anyhow::Result<Exit> {
     let mut text = String::new();
     let runs: Vec<_> = runs.iter().filter_map(|run| Some((run.via, run.ran()?))).collect();
     for (via, ran) in &runs {

@@ -120,12 +120,12 @@ pub(crate) fn run(model: &Model) -> Run {
         control_streams: BTreeMap::new(),
         endpoint_gaps: None,
     };
-    Run { via: model.via, topology: "sidecar".into(), outcome: Outcome::Ran(Box::new(ran)) }
+    Run { via: model.via, topology: "sidecar".into(), outcome: RunOutcome::Ran(Box::new(ran)) }
 }
 
 pub(crate) fn skipped(via: Via) -> Run {
     let reason = "there is no haproxy in PATH: install it, or leave haproxy out of --compare".to_owned();
-    Run { via, topology: "sidecar".into(), outcome: Outcome::Skipped(reason) }
+    Run { via, topology: "sidecar".into(), outcome: RunOutcome::Skipped(reason) }
 }
 
 pub(crate) fn report(runs: Vec<Run>) -> Report {

@@ -1,6 +1,6 @@
 //! What `berth rehearse` writes.
 
-use berth_rehearse::data::{MarkKind, Outcome, Report, VERSION};
+use berth_rehearse::data::{MarkKind, Report, RunOutcome, VERSION};
 use std::process::{Command, Stdio};
 
 #[test]
@@ -23,7 +23,7 @@ fn a_rehearsal_leaves_data_and_a_page() {
     assert_eq!((report.version, report.seed, report.aborted), (VERSION, Some(7), None));
     assert!(report.command.shell.starts_with("env BERTH_REHEARSE_CLIENTS=4 berth rehearse --phase=1s --seed=7 "));
     let [run] = report.runs.as_slice() else { panic!("{:#?}", report.runs) };
-    let Outcome::Ran(ran) = &run.outcome else { panic!("{run:#?}") };
+    let RunOutcome::Ran(ran) = &run.outcome else { panic!("{run:#?}") };
     assert_eq!(ran.verdict.held, status.success(), "{:#?}", ran.verdict);
     assert_eq!((ran.instances.len(), ran.watches.len()), (2, 3));
     let answered: u64 = ran.timeline.answered.values().flatten().sum();

@@ -13,7 +13,7 @@ fn the_golden_report_is_read_and_written_as_it_is() {
     let losses = vec![(2_600, "reset", 9, 3)];
     let model = Model { load_ms: 4_000, handover: (2_000, 2_600), watches: 2, losses, ..Model::lossy(Via::Haproxy) };
     let mut report = report(vec![run(&model), skipped(Via::PortSharing)]);
-    if let Outcome::Ran(ran) = &mut report.runs[0].outcome {
+    if let RunOutcome::Ran(ran) = &mut report.runs[0].outcome {
         ran.promises = promises();
         ran.informers.push(informer());
         ran.figures.endpoint_gap_ms = Some(1_250.0);
@@ -41,7 +41,7 @@ fn a_report_of_before_is_read_and_shown() {
     let renamed = [("side-container", "sidecar"), ("turned_away", "rejected"), ("turned away", "rejected")];
     let before = read(&renamed.iter().fold(text.to_owned(), |text, (old, new)| text.replace(old, new)));
     let mut now = read(&std::fs::read_to_string(GOLDEN).unwrap());
-    let Outcome::Ran(ran) = &mut now.runs[0].outcome else { panic!("it ran") };
+    let RunOutcome::Ran(ran) = &mut now.runs[0].outcome else { panic!("it ran") };
     (ran.figures.relists, ran.figures.expired) = (0, 0);
     ran.informers[0].expired = 0;
     assert!(before == now, "but for what is called otherwise since");
@@ -91,7 +91,7 @@ fn losses_gaps_and_broken_promises_are_shown() {
 #[test]
 fn what_promises_allow_is_not_hidden() {
     let mut allowed = run(&Model::clean(Via::Berth));
-    let Outcome::Ran(ran) = &mut allowed.outcome else { unreachable!() };
+    let RunOutcome::Ran(ran) = &mut allowed.outcome else { unreachable!() };
     ran.promises = vec![Promise { held: true, ..promises()[1].clone() }];
     let page = render(&report(vec![allowed]));
     assert!(page.contains("Every promise was kept") && page.contains("and 3 that a promise allows"));
@@ -102,7 +102,7 @@ fn what_promises_allow_is_not_hidden() {
 #[test]
 fn watches_that_a_promise_lets_be_cut_are_told_apart() {
     let mut allowed = lossy();
-    let Outcome::Ran(ran) = &mut allowed.outcome else { unreachable!() };
+    let RunOutcome::Ran(ran) = &mut allowed.outcome else { unreachable!() };
     for watch in &mut ran.watches {
         watch.gaps.iter_mut().for_each(|gap| gap.allowed = !gap.by_instance);
         (watch.missed, watch.flaws) = (0, Vec::new());
@@ -121,7 +121,7 @@ fn watches_that_a_promise_lets_be_cut_are_told_apart() {
 #[test]
 fn a_name_is_said_once() {
     let mut run = run(&Model::clean(Via::Berth));
-    let Outcome::Ran(ran) = &mut run.outcome else { unreachable!() };
+    let RunOutcome::Ran(ran) = &mut run.outcome else { unreachable!() };
     let mark = |instance: &str, text: &str| Mark {
         at_ms: 1_000,
         instance: instance.into(),
@@ -160,13 +160,13 @@ fn an_aborted_rehearsal_concludes_nothing() {
 #[test]
 fn empty_and_spoiled_reports_are_pages_too() {
     assert!(render(&report(Vec::new())).contains("Nothing was rehearsed"));
-    let empty = Run { via: Via::Direct, topology: String::new(), outcome: Outcome::Ran(Box::default()) };
+    let empty = Run { via: Via::Direct, topology: String::new(), outcome: RunOutcome::Ran(Box::default()) };
     let page = render(&report(vec![empty.clone(), skipped(Via::Berth)]));
     assert!(page.contains("No load was started") && page.contains("This run proves nothing"));
 
     // Lists of different lengths, times beyond the load, instances that nobody knows.
     let mut spoiled = lossy();
-    let Outcome::Ran(ran) = &mut spoiled.outcome else { unreachable!() };
+    let RunOutcome::Ran(ran) = &mut spoiled.outcome else { unreachable!() };
     ran.timeline.answered.insert("stranger".into(), vec![u64::from(u32::MAX); 3]);
     ran.timeline.lost.insert("reset".into(), vec![1; 10_000]);
     ran.timeline.wait_p50_ms.clear();
@@ -184,7 +184,7 @@ fn empty_and_spoiled_reports_are_pages_too() {
 #[test]
 fn a_burst_does_not_flatten_the_rest() {
     let mut burst = run(&Model::clean(Via::Berth));
-    let Outcome::Ran(ran) = &mut burst.outcome else { unreachable!() };
+    let RunOutcome::Ran(ran) = &mut burst.outcome else { unreachable!() };
     ran.timeline.answered.get_mut("old").unwrap()[1] = 135;
     let page = render(&report(vec![burst]));
     // The scale ends where it would have ended, and the value is there in words.
@@ -206,7 +206,7 @@ fn of_500_watches_the_worst_are_shown() {
 fn what_was_seen_beside_the_requests_is_shown() {
     let mut beside = run(&Model::clean(Via::Berth));
     assert!(!render(&report(vec![beside.clone()])).contains("Seen beside"));
-    let Outcome::Ran(ran) = &mut beside.outcome else { unreachable!() };
+    let RunOutcome::Ran(ran) = &mut beside.outcome else { unreachable!() };
     ran.control_streams.insert("old".into(), ControlStreams { opened: 8, ended: 7 });
     ran.figures.slow_reads = 2;
     (ran.figures.relists, ran.figures.expired) = (5, 4);
@@ -236,7 +236,7 @@ fn hostile_text_is_only_text() {
     const EVIL: &str = "</title></script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;\u{0}";
     let evil = || EVIL.to_owned();
     let mut report =
-        report(vec![lossy(), Run { via: Via::Direct, topology: evil(), outcome: Outcome::Skipped(evil()) }]);
+        report(vec![lossy(), Run { via: Via::Direct, topology: evil(), outcome: RunOutcome::Skipped(evil()) }]);
     report.berth_version = evil();
     report.made_at = evil();
     report.command = Command::new(vec![evil()]);
@@ -248,7 +248,7 @@ fn hostile_text_is_only_text() {
         programs: vec![Program { role: evil(), version: evil() }],
         ..report.environment
     };
-    let Outcome::Ran(ran) = &mut report.runs[0].outcome else { unreachable!() };
+    let RunOutcome::Ran(ran) = &mut report.runs[0].outcome else { unreachable!() };
     ran.instances.push(Instance { name: evil(), version: evil() });
     ran.timeline.answered.insert(evil(), ran.timeline.answered["old"].clone());
     ran.timeline.open_connections.insert(evil(), ran.timeline.answered["old"].clone());
@@ -282,7 +282,7 @@ fn hostile_text_is_only_text() {
 
 fn lossy() -> Run {
     let mut run = run(&Model::lossy(Via::Haproxy));
-    if let Outcome::Ran(ran) = &mut run.outcome {
+    if let RunOutcome::Ran(ran) = &mut run.outcome {
         ran.promises = promises();
     }
     run

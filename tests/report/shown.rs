@@ -2,7 +2,7 @@
 
 use super::browser::Browser;
 use super::fixture::*;
-use berth_rehearse::data::{Instance, Outcome, Report, Via};
+use berth_rehearse::data::{Instance, Report, RunOutcome, Via};
 use berth_rehearse::report::{page, write};
 use std::io::{Write, stderr};
 
@@ -90,7 +90,7 @@ fn looks_right(browser: &mut Browser, shown: &str, scheme: &str, report: &Report
 
 fn reports() -> Vec<(&'static str, Report)> {
     let mut lossy = run(&Model::lossy(Via::Haproxy));
-    if let Outcome::Ran(ran) = &mut lossy.outcome {
+    if let RunOutcome::Ran(ran) = &mut lossy.outcome {
         ran.promises = promises();
         ran.instances.insert(1, Instance { name: "bad-flag".into(), version: String::new() });
         ran.informers = vec![informer()];

@@ -90,14 +90,14 @@ pub struct Run {
     /// Who gets SIGTERM when: `sidecar`, `native-sidecar`, `node` or `run`.
     pub topology: String,
     /// What came of it.
-    pub outcome: Outcome,
+    pub outcome: RunOutcome,
 }
 
 /// What came of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum RunOutcome {
     /// It was not made, for this reason.
     Skipped(String),
     /// It was made, perhaps not to its end.
@@ -515,8 +515,8 @@ impl Run {
     /// What was made, unless it was skipped.
     pub fn ran(&self) -> Option<&Ran> {
         match &self.outcome {
-            Outcome::Ran(ran) => Some(ran),
-            Outcome::Skipped(_) => None,
+            RunOutcome::Ran(ran) => Some(ran),
+            RunOutcome::Skipped(_) => None,
         }
     }
 }

@@ -64,7 +64,7 @@ use verdict::Verdict;
 
 /// All that a rehearsal came to.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct Rehearsed {
     /// One a way that was rehearsed, in the order of [`Plan::runs`].
     pub runs: Vec<Run>,
     /// Ways that were not rehearsed, and why.
@@ -106,8 +106,8 @@ fn name(signal: i32) -> String {
 
 /// Rehearses, one run after the other. Processes are stopped and directories removed in every case but SIGKILL, and
 /// then by the next rehearsal.
-pub async fn rehearse(plan: &Plan) -> Outcome {
-    let mut outcome = Outcome::default();
+pub async fn rehearse(plan: &Plan) -> Rehearsed {
+    let mut outcome = Rehearsed::default();
     let handler = |kind| signal(kind).map_err(|e| Error::Unavailable(format!("cannot handle signals: {e}")));
     let (mut int, mut term) = match (handler(SignalKind::interrupt()), handler(SignalKind::terminate())) {
         (Ok(int), Ok(term)) => (int, term),

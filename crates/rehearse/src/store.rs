@@ -117,13 +117,13 @@ impl Store {
 /// The changes after a revision, as far back as they are kept.
 #[derive(Debug)]
 pub(crate) struct Log {
-    kept: Mutex<Kept>,
+    kept: Mutex<KeptChanges>,
     added: watch::Sender<u64>,
     keep: usize,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct KeptChanges {
     /// All changes after this revision are here.
     after: u64,
     /// Changes that were here and are not any more.
@@ -134,7 +134,7 @@ struct Kept {
 impl Log {
     /// One that begins after a revision and keeps the last `keep` changes.
     pub(crate) fn new(after: u64, keep: usize) -> Self {
-        let kept = Kept { after, forgotten: 0, changes: VecDeque::new() };
+        let kept = KeptChanges { after, forgotten: 0, changes: VecDeque::new() };
         Self { kept: Mutex::new(kept), added: watch::Sender::new(0), keep }
     }
 
@@ -162,7 +162,7 @@ impl Log {
     }
 
     /// A panic elsewhere leaves whole changes behind.
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, KeptChanges> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::peer::{Kind, Peer};
 use crate::stats::Summary;
-use crate::work::{Case, Metric, Outcome, Work};
+use crate::work::{Case, Measured, Metric, Work};
 use std::collections::HashMap;
 use std::fmt;
 use std::mem::discriminant;
@@ -14,7 +14,7 @@ pub(crate) struct Sample {
     /// Its place among the peers.
     pub(crate) peer: usize,
     pub(crate) round: usize,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: Measured,
 }
 
 /// As progress: the first figure.

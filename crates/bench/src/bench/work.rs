@@ -261,7 +261,7 @@ pub(crate) fn thousands(value: f64) -> String {
 }
 
 /// The figures of one case, or why there are none.
-pub(crate) type Outcome = Result<Vec<(Metric, f64)>, String>;
+pub(crate) type Measured = Result<Vec<(Metric, f64)>, String>;
 
 /// What all measurements have in common.
 pub(crate) struct Bench<'a> {
@@ -274,7 +274,7 @@ pub(crate) struct Bench<'a> {
 
 impl Bench<'_> {
     /// Starts the peer, lets it do all cases and ends it.
-    pub(crate) fn run(&self, work: Work, peer: &Peer) -> Vec<(Case, Outcome)> {
+    pub(crate) fn run(&self, work: Work, peer: &Peer) -> Vec<(Case, Measured)> {
         let started = peer.start(self.backend, self.directory).map_err(|error| format!("{error:#}"));
         let mut pool = None;
         let measure = |case: Case| match &started {

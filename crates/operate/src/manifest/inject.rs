@@ -74,7 +74,7 @@ pub struct Options {
 
 /// What became of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outcome {
+pub struct Injection {
     /// What the edits were made to: the manifest, or what it was before an earlier injection.
     pub base: String,
     /// The file now.
@@ -92,7 +92,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// All that is in the way.
-pub fn inject(text: &str, options: &Options) -> Result<Outcome, Vec<Problem>> {
+pub fn inject(text: &str, options: &Options) -> Result<Injection, Vec<Problem>> {
     inject_over(text, None, options)
 }
 
@@ -100,7 +100,7 @@ pub fn inject(text: &str, options: &Options) -> Result<Outcome, Vec<Problem>> {
 ///
 /// # Errors
 /// As [`inject`].
-pub fn inject_over(text: &str, backup: Option<String>, options: &Options) -> Result<Outcome, Vec<Problem>> {
+pub fn inject_over(text: &str, backup: Option<String>, options: &Options) -> Result<Injection, Vec<Problem>> {
     let one = |problem| vec![problem];
     let found = Manifest::parse(text).map_err(one)?;
     let again = found.annotation(ORIGINAL).is_some();
@@ -121,9 +121,9 @@ pub fn inject_over(text: &str, backup: Option<String>, options: &Options) -> Res
     let new = apply(&base, manifest.document(), &edits).map_err(one)?;
     let values = |text: &str| parse(text).map(|documents| documents.iter().map(Node::value).collect::<Vec<_>>());
     if again && values(text) == values(&new) {
-        return Ok(Outcome { base, text: text.to_owned(), edits: Vec::new(), notes, options });
+        return Ok(Injection { base, text: text.to_owned(), edits: Vec::new(), notes, options });
     }
-    Ok(Outcome { base, text: new, edits, notes, options })
+    Ok(Injection { base, text: new, edits, notes, options })
 }
 
 /// The edits that put a manifest behind berth, and what an operator should know.

@@ -13,7 +13,7 @@ use crate::record::{Answer, Failure, Kind, What};
 /// first connection.
 pub(super) async fn run(client: Client, seed: Seed, index: u64) {
     let start = Due::now();
-    let mut kept = Kept { client, index, opened: 0, link: None };
+    let mut kept = KeptConnection { client, index, opened: 0, link: None };
     for entry in seed.kept(index, PACE) {
         let due = start.plus(entry.after);
         if !kept.wait(due).await {
@@ -23,7 +23,7 @@ pub(super) async fn run(client: Client, seed: Seed, index: u64) {
     }
 }
 
-struct Kept {
+struct KeptConnection {
     client: Client,
     index: u64,
     /// Connections so far.
@@ -31,7 +31,7 @@ struct Kept {
     link: Option<Link>,
 }
 
-impl Kept {
+impl KeptConnection {
     /// Waits until the next request is due, and notices when the connection ends meanwhile. False:
     /// there is no next one.
     async fn wait(&mut self, due: Due) -> bool {

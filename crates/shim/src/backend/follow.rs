@@ -37,12 +37,12 @@ pub(crate) struct Own {
 
 /// A live instance. Another value means another process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Seen {
+enum LiveInstance {
     Recorded(Box<Record>),
     Leased(SocketAddr),
 }
 
-impl Seen {
+impl LiveInstance {
     fn address(&self) -> SocketAddr {
         match self {
             Self::Recorded(record) => record.address,
@@ -53,7 +53,7 @@ impl Seen {
 
 #[derive(Debug, Default)]
 struct Look {
-    live: BTreeMap<InstanceId, Seen>,
+    live: BTreeMap<InstanceId, LiveInstance>,
     /// The records of those that are recorded.
     held: BTreeMap<InstanceId, HeldRecord>,
     leases: Vec<Lease>,
@@ -74,7 +74,7 @@ fn look(berth: &BerthDir, own: &Own, known: &[Lease]) -> io::Result<Look> {
     let (boot, now) = (clock::boot_id()?, clock::boottime()?);
     look.leases.retain(|lease| lease.instance != own.id && lease.is_live(&boot, now));
     for lease in &look.leases {
-        look.live.extend(lease.backend.map(|address| (lease.instance.clone(), Seen::Leased(address))));
+        look.live.extend(lease.backend.map(|address| (lease.instance.clone(), LiveInstance::Leased(address))));
         look.shimmed.insert(lease.instance.clone());
     }
     let records = instance::list_live(berth)?;
@@ -89,7 +89,7 @@ impl Look {
     fn hold(&mut self, held: HeldRecord) {
         let record = held.record();
         let id = record.instance.clone();
-        self.live.insert(id.clone(), Seen::Recorded(Box::new(record.clone())));
+        self.live.insert(id.clone(), LiveInstance::Recorded(Box::new(record.clone())));
         self.held.insert(id, held);
     }
 
@@ -110,7 +110,7 @@ impl Look {
 pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metrics: Arc<Metrics>) {
     let mut watch = Watch::new(&berth);
     let mut repair = Repair::new(berth.clone(), metrics);
-    let mut known: BTreeMap<InstanceId, Seen> = BTreeMap::new();
+    let mut known: BTreeMap<InstanceId, LiveInstance> = BTreeMap::new();
     let mut held: BTreeMap<InstanceId, HeldRecord> = BTreeMap::new();
     let mut known_leases: Vec<Lease> = Vec::new();
     let mut told: BTreeSet<IgnoredFile> = BTreeSet::new();

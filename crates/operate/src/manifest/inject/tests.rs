@@ -27,7 +27,7 @@ fn with_ca() -> Options {
     Options { probing, ..options() }
 }
 
-fn diff(old: &str, outcome: &Outcome) -> String {
+fn diff(old: &str, outcome: &Injection) -> String {
     let notes: String = outcome.notes.iter().map(|note| format!("note: {note}\n")).collect();
     notes + &TextDiff::from_lines(old, &outcome.text).unified_diff().to_string()
 }

@@ -10,14 +10,14 @@ mod tests;
 
 use super::{environment, format};
 use crate::data::{
-    self, Command, ControlStreams, Informer, Instance, Mark, MarkKind, Outcome, Period, Program, Promise, Ran, Report,
-    Run, Tally, Verdict,
+    self, Command, ControlStreams, Informer, Instance, Mark, MarkKind, Period, Program, Promise, Ran, Report, Run,
+    RunOutcome, Tally, Verdict,
 };
 use crate::plan::{Plan, Via};
 use crate::promise::Promise as Promised;
 use crate::record::{Player, Record, Stamp};
 use crate::verdict::{Loss, Verdict as Judged};
-use crate::{Outcome as Rehearsed, Run as Played};
+use crate::{Rehearsed, Run as Played};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -29,8 +29,8 @@ pub fn runs(plan: &Plan, rehearsed: &Rehearsed) -> Vec<Run> {
         let via_is = |run: &&Played| run.via == *via;
         let skipped = || rehearsed.skipped.iter().find(|(other, _)| other == via);
         let outcome = match rehearsed.runs.iter().find(via_is) {
-            Some(played) => Outcome::Ran(Box::new(ran(played, control))),
-            None => Outcome::Skipped(skipped()?.1.clone()),
+            Some(played) => RunOutcome::Ran(Box::new(ran(played, control))),
+            None => RunOutcome::Skipped(skipped()?.1.clone()),
         };
         Some(Run { via: *via, topology: topology.clone(), outcome })
     };

@@ -364,7 +364,7 @@ fn runs_are_in_the_order_of_the_plan() {
     let report = report(&plan, &rehearsed, runs(&plan, &rehearsed), vec!["berth".into()]);
     // Port sharing was not come to.
     assert_eq!(report.runs.iter().map(|run| run.via).collect::<Vec<_>>(), [Via::Haproxy, Via::Berth, Via::Direct]);
-    assert_eq!(report.runs[0].outcome, Outcome::Skipped("no haproxy".into()));
+    assert_eq!(report.runs[0].outcome, RunOutcome::Skipped("no haproxy".into()));
     assert_eq!(report.runs[1].ran().unwrap().verdict.control.as_ref().unwrap()[0].count, 1);
     assert!(report.aborted.unwrap().contains("SIGINT"));
     assert_eq!(report.environment.programs.len(), 2);

@@ -2,7 +2,7 @@
 
 use super::run;
 use super::state::State;
-use crate::data::{Gap, Outcome, Ran, Run};
+use crate::data::{Gap, Ran, Run, RunOutcome};
 use crate::report::format;
 use crate::report::plot::{self, Frame};
 use maud::{Markup, html};
@@ -69,10 +69,10 @@ pub(super) fn section(runs: &[Run]) -> Markup {
                 div.small-multiple {
                     h3 { (run.via.words()) " " (State::of_run(run).badge()) }
                     @match &run.outcome {
-                        Outcome::Ran(ran) => div.plot-scroll {
+                        RunOutcome::Ran(ran) => div.plot-scroll {
                             @for frame in frames { div class=(frame.class()) { (plot::small(frame, run, ran, most)) } }
                         },
-                        Outcome::Skipped(reason) => p.skipped { (run::sentence(reason)) },
+                        RunOutcome::Skipped(reason) => p.skipped { (run::sentence(reason)) },
                     }
                 }
             }

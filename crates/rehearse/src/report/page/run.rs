@@ -2,7 +2,7 @@
 
 use super::state::{self, State};
 use super::tables;
-use crate::data::{MarkKind, Outcome, Ran, Run, Tally, Via, count_of};
+use crate::data::{MarkKind, Ran, Run, RunOutcome, Tally, Via, count_of};
 use crate::report::format;
 use crate::report::plot::{self, Frame};
 use maud::{Markup, html};
@@ -13,8 +13,8 @@ pub(super) fn section(run: &Run, index: usize, several: bool) -> Markup {
         section.run id=(id) {
             @if several { h2 { (title(run)) " " (State::of_run(run).badge()) } } @else { h2 { "What happened" } }
             @match &run.outcome {
-                Outcome::Skipped(reason) => p.skipped { "Not made: " (sentence(reason)) },
-                Outcome::Ran(ran) => {
+                RunOutcome::Skipped(reason) => p.skipped { "Not made: " (sentence(reason)) },
+                RunOutcome::Ran(ran) => {
                     @if several {
                         p.lead { (ran.verdict.summary) }
                         p.quiet { (what(run, ran)) }

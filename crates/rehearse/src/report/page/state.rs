@@ -1,6 +1,6 @@
 //! A verdict as a shape and words.
 
-use crate::data::{Outcome, Ran, Report, Run, Via};
+use crate::data::{Ran, Report, Run, RunOutcome, Via};
 use crate::report::format;
 use maud::{Markup, html};
 
@@ -38,8 +38,8 @@ impl State {
 
     pub(super) fn of_run(run: &Run) -> Self {
         let kind = match &run.outcome {
-            Outcome::Ran(ran) => kind(ran),
-            Outcome::Skipped(_) => Kind::Skipped,
+            RunOutcome::Ran(ran) => kind(ran),
+            RunOutcome::Skipped(_) => Kind::Skipped,
         };
         Self { kind, via: None }
     }
