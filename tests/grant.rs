@@ -63,7 +63,7 @@ fn objects_are_printed_without_a_cluster() {
     let (status, json, _) = said(&mut berth(["grant", "--print", "--json", "--node=cp-1,cp-2"]));
     assert_eq!(status, Some(0));
     let list: serde_json::Value = serde_json::from_str(&json).unwrap();
-    let documents: Vec<_> = documents.iter().map(berth_cluster::yaml::Node::value).collect();
+    let documents: Vec<_> = documents.iter().map(berth_cluster::yaml::YamlNode::value).collect();
     assert_eq!(list["items"].as_array(), Some(&documents));
     assert_eq!(documents.len(), 2 + 2 * 4);
     assert!(documents[1].to_string().contains("berth-cp-2-ipv6"));

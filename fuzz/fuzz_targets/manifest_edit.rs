@@ -4,7 +4,7 @@
 //! The input is a file, a zero byte, and choices: a place in the file, and what to do there.
 #![no_main]
 
-use berth_cluster::yaml::{self, Node};
+use berth_cluster::yaml::{self, YamlNode};
 use berth_fuzz::yaml::{Read, Yaml, read};
 use berth_operate::manifest::edit::{Change, Edit, Path, Step, apply};
 use libfuzzer_sys::arbitrary::Unstructured;
@@ -90,7 +90,7 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 /// A change at a place that is mostly there.
-fn edit(root: &Node, choices: &mut Unstructured<'_>) -> Edit {
+fn edit(root: &YamlNode, choices: &mut Unstructured<'_>) -> Edit {
     let mut path = Path::default();
     let mut node = root;
     while choices.ratio(7, 8).unwrap_or(false) {
@@ -102,7 +102,7 @@ fn edit(root: &Node, choices: &mut Unstructured<'_>) -> Edit {
             node = value;
         } else if !items.is_empty() {
             let index = choices.choose_index(items.len()).unwrap_or_default();
-            path = match items[index].get("name").and_then(Node::text) {
+            path = match items[index].get("name").and_then(YamlNode::text) {
                 Some(name) if choices.arbitrary().unwrap_or(false) => path.name(name),
                 _ => path.index(index),
             };

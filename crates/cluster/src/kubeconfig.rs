@@ -3,7 +3,7 @@
 //! kubeadm's `admin.conf` is what is meant: certificates, maybe a token. Programs that fetch credentials
 //! (`exec`, `auth-provider`) are not run, and a server that is not checked is not asked.
 
-use crate::yaml::{Node, parse};
+use crate::yaml::{YamlNode, parse};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use std::fs;
@@ -134,17 +134,17 @@ impl Access {
     pub fn parse(text: &str, file: impl Fn(&Path) -> Result<Vec<u8>, String>) -> Result<Self, Mistake> {
         let documents = parse(text).map_err(|problem| Mistake::new("line", &problem.to_string()))?;
         let root = documents.first().ok_or_else(|| Mistake::new("file", "it is empty"))?;
-        let context = root.get("current-context").and_then(Node::text);
+        let context = root.get("current-context").and_then(YamlNode::text);
         let context = context.ok_or_else(|| Mistake::new("current-context", "it is not set: set it"))?;
         let context = named(root, "contexts", context, "context")?;
         let of = |key: &str| {
-            let name = context.get(key).and_then(Node::text);
+            let name = context.get(key).and_then(YamlNode::text);
             name.ok_or_else(|| Mistake::new("context", &format!("it names no {key}")))
         };
         let cluster = named(root, "clusters", of("cluster")?, "cluster")?;
         let user = named(root, "users", of("user")?, "user")?;
-        let text = |node: &Node, key: &str| node.get(key).and_then(Node::text).map(ToOwned::to_owned);
-        let blob = |node: &Node, key: &str| -> Result<Option<Vec<u8>>, Mistake> {
+        let text = |node: &YamlNode, key: &str| node.get(key).and_then(YamlNode::text).map(ToOwned::to_owned);
+        let blob = |node: &YamlNode, key: &str| -> Result<Option<Vec<u8>>, Mistake> {
             let data = format!("{key}-data");
             if let Some(encoded) = text(node, &data) {
                 let encoded: String = encoded.split_whitespace().collect();
@@ -188,7 +188,7 @@ impl Access {
 }
 
 /// What has a name in one of a kubeconfig's lists.
-fn named<'a>(root: &'a Node, list: &str, name: &str, what: &str) -> Result<&'a Node, Mistake> {
+fn named<'a>(root: &'a YamlNode, list: &str, name: &str, what: &str) -> Result<&'a YamlNode, Mistake> {
     let found = root.get(list).and_then(|list| list.named(name)).and_then(|(_, item)| item.get(what));
     found.ok_or_else(|| Mistake::new(list, &format!("there is no {what} of the name {name:?}")))
 }

@@ -47,7 +47,7 @@ pub fn split(message: &str) -> (&str, &str) {
 
 /// A value in a YAML file.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub struct YamlNode {
     /// What it is.
     pub data: Data,
     /// Where it is written, in bytes; without comments and line ends around it.
@@ -65,7 +65,7 @@ pub struct Node {
     pub tagged: bool,
 }
 
-/// What a [`Node`] is.
+/// What a [`YamlNode`] is.
 #[derive(Debug, Clone)]
 pub enum Data {
     /// Text, number, truth value or nothing.
@@ -76,14 +76,14 @@ pub enum Data {
         plain: bool,
     },
     /// A list.
-    Sequence(Vec<Node>),
+    Sequence(Vec<YamlNode>),
     /// Keys and values, in their order.
-    Mapping(Vec<(Node, Node)>),
+    Mapping(Vec<(YamlNode, YamlNode)>),
     /// Stands for what it is inside of.
     Alias,
 }
 
-impl Node {
+impl YamlNode {
     /// The text of a scalar that is not nothing.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
@@ -117,7 +117,7 @@ impl Node {
         self.entry(key).map(|(_, value)| value).filter(|value| !value.is_null())
     }
 
-    /// [`Node::get`] through several mappings.
+    /// [`YamlNode::get`] through several mappings.
     #[must_use]
     pub fn at(&self, keys: &[&str]) -> Option<&Self> {
         keys.iter().try_fold(self, |node, key| node.get(key))
@@ -203,7 +203,7 @@ fn disputed(text: &str) -> Option<(usize, &'static str)> {
 ///
 /// # Errors
 /// It is no YAML, a key is there twice or is no text, or it is nested more deeply than any manifest.
-pub fn parse(text: &str) -> Result<Vec<Node>, Problem> {
+pub fn parse(text: &str) -> Result<Vec<YamlNode>, Problem> {
     if let Some((at, what)) = disputed(text) {
         let line = text[..at].matches('\n').count() + 1;
         return Err(Problem::new(line, format!("{what}, which readers of YAML do not agree on: remove it")));
@@ -290,21 +290,21 @@ impl Begin {
         }
     }
 
-    fn node(self, data: Data, end: usize, flow: bool) -> Node {
+    fn node(self, data: Data, end: usize, flow: bool) -> YamlNode {
         let Self { start, line, column, anchor, tagged, .. } = self;
-        Node { data, span: start..end, line, column, flow, shared: anchor != 0, tagged }
+        YamlNode { data, span: start..end, line, column, flow, shared: anchor != 0, tagged }
     }
 }
 
 /// What has an anchor, as far as it was read.
 #[derive(Default)]
 struct Anchors {
-    nodes: HashMap<usize, Node>,
+    nodes: HashMap<usize, YamlNode>,
     aliased: usize,
 }
 
 impl Anchors {
-    fn keep(&mut self, anchor: usize, node: &Node) {
+    fn keep(&mut self, anchor: usize, node: &YamlNode) {
         if anchor != 0 {
             self.nodes.insert(anchor, node.clone());
         }
@@ -327,11 +327,11 @@ struct Open {
     bracket: bool,
     flow: bool,
     mapping: bool,
-    nodes: Vec<Node>,
+    nodes: Vec<YamlNode>,
 }
 
 impl Open {
-    fn finish(self, text: &str, closing: usize) -> Result<Node, Problem> {
+    fn finish(self, text: &str, closing: usize) -> Result<YamlNode, Problem> {
         // In a block, what ends it is whatever comes next: its own end is its last child's.
         let end = match self.nodes.last() {
             _ if self.bracket => closing + 1,
@@ -343,8 +343,8 @@ impl Open {
     }
 }
 
-fn pairs(text: &str, nodes: Vec<Node>) -> Result<Vec<(Node, Node)>, Problem> {
-    let mut entries: Vec<(Node, Node)> = Vec::with_capacity(nodes.len() / 2);
+fn pairs(text: &str, nodes: Vec<YamlNode>) -> Result<Vec<(YamlNode, YamlNode)>, Problem> {
+    let mut entries: Vec<(YamlNode, YamlNode)> = Vec::with_capacity(nodes.len() / 2);
     let mut nodes = nodes.into_iter();
     while let (Some(key), Some(mut value)) = (nodes.next(), nodes.next()) {
         let Data::Scalar { text: name, .. } = &key.data else {
@@ -353,7 +353,7 @@ fn pairs(text: &str, nodes: Vec<Node>) -> Result<Vec<(Node, Node)>, Problem> {
                 "a key is a list or a mapping, as in no manifest: is it the right file?",
             ));
         };
-        let same = |key: &Node| matches!(&key.data, Data::Scalar { text, .. } if text == name);
+        let same = |key: &YamlNode| matches!(&key.data, Data::Scalar { text, .. } if text == name);
         if let Some((first, _)) = entries.iter().find(|(key, _)| same(key)) {
             return Err(Problem::new(key.line, format!("{name} is there twice, in line {} too: keep one", first.line)));
         }
@@ -398,7 +398,7 @@ mod tests {
     fn nodes_know_where_they_are() {
         let documents = parse(TEXT).unwrap();
         assert_eq!(documents.len(), 2);
-        let written = |node: &Node| TEXT[node.span.clone()].to_owned();
+        let written = |node: &YamlNode| TEXT[node.span.clone()].to_owned();
         let a = documents[0].get("a").unwrap();
         assert!(a.shared && documents[0].get("f").unwrap().shared);
         assert_eq!(written(&a.items()[0]), "b: 1 # é\n    c: [d, {e: f}]");

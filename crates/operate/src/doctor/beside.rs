@@ -4,7 +4,7 @@
 use super::checks::{ETCD_NOTIFY, SAME_POD_NAME, STRAY_FILE};
 use super::{Case, Finding};
 use crate::manifest::basename;
-use berth_cluster::yaml::{Node, parse};
+use berth_cluster::yaml::{YamlNode, parse};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -65,8 +65,8 @@ fn etcd(case: &Case<'_>, file: &File) -> Option<Finding> {
     let root = documents.iter().find(|root| pod_name(root).is_some())?;
     let containers = root.at(&["spec", "containers"])?.items();
     let arguments = containers.iter().map(|container| {
-        let list = |key| container.get(key).map(Node::items).unwrap_or_default();
-        list("command").iter().chain(list("args")).filter_map(Node::text).collect::<Vec<_>>()
+        let list = |key| container.get(key).map(YamlNode::items).unwrap_or_default();
+        list("command").iter().chain(list("args")).filter_map(YamlNode::text).collect::<Vec<_>>()
     });
     let mut etcds = arguments.filter(|words| words.first().is_some_and(|program| basename(program) == "etcd"));
     let words = etcds.next()?;
@@ -111,8 +111,8 @@ fn judge(case: &Case<'_>, file: &File, own: &(String, String)) -> Option<Finding
 }
 
 /// Namespace and name of a pod, as the kubelet sees them.
-fn pod_name(root: &Node) -> Option<(String, String)> {
-    let metadata = |key| root.at(&["metadata", key]).and_then(Node::text).map(ToOwned::to_owned);
-    let is_pod = root.get("kind").and_then(Node::text) == Some("Pod");
+fn pod_name(root: &YamlNode) -> Option<(String, String)> {
+    let metadata = |key| root.at(&["metadata", key]).and_then(YamlNode::text).map(ToOwned::to_owned);
+    let is_pod = root.get("kind").and_then(YamlNode::text) == Some("Pod");
     is_pod.then(|| Some((metadata("namespace").unwrap_or_else(|| "default".into()), metadata("name")?)))?
 }

@@ -2,7 +2,7 @@
 //! berth is told in each. Options are read as berth itself reads them, from arguments and variables.
 
 use crate::manifest::{Container, Manifest, basename};
-use berth_cluster::yaml::Node;
+use berth_cluster::yaml::YamlNode;
 use berth_options::{InPod, PodCommand};
 use clap::builder::Resettable;
 use clap::{ArgAction, CommandFactory, FromArgMatches};
@@ -98,14 +98,14 @@ impl<'a> Berth<'a> {
 
 /// The uid of a container. Images of kube-apiserver and of berth are root's, if nothing is said.
 pub(super) fn uid(container: Container<'_>) -> u32 {
-    container.security("runAsUser").and_then(Node::text).and_then(|uid| uid.parse().ok()).unwrap_or(0)
+    container.security("runAsUser").and_then(YamlNode::text).and_then(|uid| uid.parse().ok()).unwrap_or(0)
 }
 
 /// Reads the words of a container behind `berth`, and its variables as options that are not among them.
 fn told(container: Container<'_>, command: &str, words: &[&str], at: usize) -> Told {
-    let variables = container.node().get("env").map(Node::items).unwrap_or_default();
-    let elsewhere = |variable: &Node| {
-        let ours = variable.get("name").and_then(Node::text).is_some_and(|name| name.starts_with("BERTH_"));
+    let variables = container.node().get("env").map(YamlNode::items).unwrap_or_default();
+    let elsewhere = |variable: &YamlNode| {
+        let ours = variable.get("name").and_then(YamlNode::text).is_some_and(|name| name.starts_with("BERTH_"));
         ours && variable.get("valueFrom").is_some_and(|from| from.get("fieldRef").is_none())
     };
     if container.node().get("envFrom").is_some() || variables.iter().any(elsewhere) {
@@ -145,11 +145,11 @@ fn told(container: Container<'_>, command: &str, words: &[&str], at: usize) -> T
 }
 
 /// A variable's value, with a name of the same kind for what only the kubelet knows.
-fn value_of(container: Container<'_>, variable: &Node, left: &mut usize) -> String {
-    match variable.at(&["valueFrom", "fieldRef", "fieldPath"]).and_then(Node::text) {
+fn value_of(container: Container<'_>, variable: &YamlNode, left: &mut usize) -> String {
+    match variable.at(&["valueFrom", "fieldRef", "fieldPath"]).and_then(YamlNode::text) {
         Some("status.hostIP" | "status.podIP") => HOST_IP.to_owned(),
         Some(field) => field.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-"),
-        None => expand(container, variable.get("value").and_then(Node::text).unwrap_or_default(), left),
+        None => expand(container, variable.get("value").and_then(YamlNode::text).unwrap_or_default(), left),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::layout::{Berth, HOST_IP, Layout, Told, uid};
 use crate::manifest::Manifest;
-use berth_cluster::yaml::{Node, parse};
+use berth_cluster::yaml::{YamlNode, parse};
 use berth_exec::args;
 use berth_options::PodCommand;
 use berth_options::check::{self, Checks, check_beside_instance, check_probe, check_probe_options};
@@ -182,14 +182,14 @@ pub(super) fn backlog(told: &Told) -> u32 {
 pub(super) fn lets_probes_in(text: &str) -> Result<bool, String> {
     let documents = parse(text).map_err(|problem| problem.to_string())?;
     let root =
-        documents.iter().find(|root| root.get("kind").and_then(Node::text) == Some("AuthenticationConfiguration"));
+        documents.iter().find(|root| root.get("kind").and_then(YamlNode::text) == Some("AuthenticationConfiguration"));
     let root = root.ok_or("it holds no AuthenticationConfiguration")?;
     // Without the field, --anonymous-auth decides, which is judged apart.
     let Some(anonymous) = root.get("anonymous") else { return Ok(true) };
-    if anonymous.get("enabled").map(Node::value) != Some(Value::Bool(true)) {
+    if anonymous.get("enabled").map(YamlNode::value) != Some(Value::Bool(true)) {
         return Ok(false);
     }
-    let conditions = anonymous.get("conditions").map(Node::items).unwrap_or_default();
-    let allowed = |path: &str| conditions.iter().any(|rule| rule.get("path").and_then(Node::text) == Some(path));
+    let conditions = anonymous.get("conditions").map(YamlNode::items).unwrap_or_default();
+    let allowed = |path: &str| conditions.iter().any(|rule| rule.get("path").and_then(YamlNode::text) == Some(path));
     Ok(conditions.is_empty() || (allowed("/readyz") && allowed("/livez")))
 }

@@ -6,7 +6,7 @@ use super::layout::Layout;
 use super::node::{ENCRYPTS, SIGNS, covered, listen};
 use super::{Case, Check, Finding};
 use crate::manifest::{Manifest, tag};
-use berth_cluster::yaml::Node;
+use berth_cluster::yaml::YamlNode;
 use std::collections::BTreeSet;
 
 /// Most minor versions between two kube-apiservers of a cluster (Kubernetes' version skew policy).
@@ -209,7 +209,7 @@ impl Pair<'_> {
 
 /// Major and minor number of a kube-apiserver, by its image's tag.
 fn version(manifest: &Manifest) -> Option<(u64, u64)> {
-    let image = manifest.apiserver().get("image").and_then(Node::text)?;
+    let image = manifest.apiserver().get("image").and_then(YamlNode::text)?;
     let mut numbers = tag(image)?.strip_prefix('v')?.split('.').map(|number| number.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }

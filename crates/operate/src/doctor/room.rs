@@ -6,7 +6,7 @@
 use super::checks::REQUESTS;
 use super::{Case, Finding};
 use crate::manifest::Manifest;
-use berth_cluster::yaml::Node;
+use berth_cluster::yaml::YamlNode;
 use berth_cluster::{Client, Error};
 use serde_json::Value;
 use std::net::IpAddr;
@@ -97,7 +97,7 @@ pub(super) fn examine(case: &Case<'_>, room: &Room) -> Vec<Finding> {
 
 /// What the pod of a manifest requests.
 fn of_manifest(manifest: &Manifest) -> Resources {
-    requests(&Node::value(manifest.pod()))
+    requests(&YamlNode::value(manifest.pod()))
 }
 
 /// Name of the node whose kube-apiserver has one of these addresses.

@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn the_kustomize_component_has_the_same_rules() {
-        let documents: Vec<_> = parse(IN_CLUSTER).unwrap().iter().map(berth_cluster::yaml::Node::value).collect();
+        let documents: Vec<_> = parse(IN_CLUSTER).unwrap().iter().map(berth_cluster::yaml::YamlNode::value).collect();
         let roles = documents.iter().filter(|object| object["kind"] == "Role");
         let rules: Vec<_> = roles.map(|role| (role["metadata"]["namespace"].clone(), role["rules"].clone())).collect();
         let leases = json!([on_leases().object()]);

@@ -1,63 +1,63 @@
 //! A container of a pod: what runs in it, as whom, and what it sees.
 
-use berth_cluster::yaml::Node;
+use berth_cluster::yaml::YamlNode;
 use std::path::{Path, PathBuf};
 
 /// A container, and the pod that it is in.
 #[derive(Debug, Clone, Copy)]
 pub struct Container<'a> {
-    node: &'a Node,
-    pod: &'a Node,
+    node: &'a YamlNode,
+    pod: &'a YamlNode,
 }
 
 impl<'a> Container<'a> {
     /// A container of a pod's `spec`.
     #[must_use]
-    pub fn new(node: &'a Node, pod: &'a Node) -> Self {
+    pub fn new(node: &'a YamlNode, pod: &'a YamlNode) -> Self {
         Self { node, pod }
     }
 
     /// The container itself.
     #[must_use]
-    pub fn node(self) -> &'a Node {
+    pub fn node(self) -> &'a YamlNode {
         self.node
     }
 
     /// Its name.
     #[must_use]
     pub fn name(self) -> &'a str {
-        self.node.get("name").and_then(Node::text).unwrap_or_default()
+        self.node.get("name").and_then(YamlNode::text).unwrap_or_default()
     }
 
     /// Its command line: `command`, then `args`.
     #[must_use]
-    pub fn arguments(self) -> Vec<&'a Node> {
-        let list = |key| self.node.get(key).map(Node::items).unwrap_or_default();
+    pub fn arguments(self) -> Vec<&'a YamlNode> {
+        let list = |key| self.node.get(key).map(YamlNode::items).unwrap_or_default();
         list("command").iter().chain(list("args")).collect()
     }
 
     /// A variable of its environment; the last of that name, which is the one that counts.
     #[must_use]
-    pub fn variable(self, name: &str) -> Option<&'a Node> {
-        let all = self.node.get("env").map(Node::items).unwrap_or_default();
-        all.iter().rev().find(|variable| variable.get("name").and_then(Node::text) == Some(name))
+    pub fn variable(self, name: &str) -> Option<&'a YamlNode> {
+        let all = self.node.get("env").map(YamlNode::items).unwrap_or_default();
+        all.iter().rev().find(|variable| variable.get("name").and_then(YamlNode::text) == Some(name))
     }
 
     /// A field of its security context, or of the pod's.
     #[must_use]
-    pub fn security(self, field: &str) -> Option<&'a Node> {
+    pub fn security(self, field: &str) -> Option<&'a YamlNode> {
         let own = self.node.at(&["securityContext", field]);
         own.or_else(|| self.pod.at(&["securityContext", field]))
     }
 
     /// The volume mount that a file is in: the one with the longest path.
     #[must_use]
-    pub fn mount_of(self, file: &str) -> Option<&'a Node> {
-        let mounts = self.node.get("volumeMounts").map(Node::items).unwrap_or_default();
-        let path = |mount: &Node| {
-            mount.get("mountPath").and_then(Node::text).unwrap_or_default().trim_end_matches('/').to_owned()
+    pub fn mount_of(self, file: &str) -> Option<&'a YamlNode> {
+        let mounts = self.node.get("volumeMounts").map(YamlNode::items).unwrap_or_default();
+        let path = |mount: &YamlNode| {
+            mount.get("mountPath").and_then(YamlNode::text).unwrap_or_default().trim_end_matches('/').to_owned()
         };
-        let covers = |mount: &&Node| {
+        let covers = |mount: &&YamlNode| {
             let below = file.strip_prefix(&path(mount)).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
             below && mount.get("mountPath").is_some()
         };
@@ -66,8 +66,8 @@ impl<'a> Container<'a> {
 
     /// The volume of the pod that a mount mounts.
     #[must_use]
-    pub fn volume_of(self, mount: &Node) -> Option<&'a Node> {
-        let name = mount.get("name").and_then(Node::text)?;
+    pub fn volume_of(self, mount: &YamlNode) -> Option<&'a YamlNode> {
+        let name = mount.get("name").and_then(YamlNode::text)?;
         Some(self.pod.get("volumes")?.named(name)?.1)
     }
 
@@ -75,7 +75,7 @@ impl<'a> Container<'a> {
     #[must_use]
     pub fn on_node(self, path: &str) -> Option<String> {
         let mount = self.mount_of(path)?;
-        let field = |node: &Node, key: &str| node.get(key).and_then(Node::text).map(ToOwned::to_owned);
+        let field = |node: &YamlNode, key: &str| node.get(key).and_then(YamlNode::text).map(ToOwned::to_owned);
         let base = field(self.volume_of(mount)?.get("hostPath")?, "path")?;
         let within = field(mount, "subPath").unwrap_or_default();
         let rest = path.strip_prefix(field(mount, "mountPath")?.trim_end_matches('/'))?;

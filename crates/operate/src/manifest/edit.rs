@@ -2,7 +2,7 @@
 
 use super::write::{Style, scalar};
 use super::{Problem, plain};
-use berth_cluster::yaml::{Data, Node, parse};
+use berth_cluster::yaml::{Data, YamlNode, parse};
 use serde_json::{Value, json};
 use std::fmt;
 use std::ops::Range;
@@ -106,7 +106,7 @@ pub fn apply(text: &str, document: usize, edits: &[Edit]) -> Result<String, Prob
     let mut documents = parse(&text)?;
     let Some(style) = documents.get(document).map(Style::of) else { return Ok(text) };
     plain::check(&text, &documents[document])?;
-    let values = |documents: &[Node]| documents.iter().map(Node::value).collect::<Vec<_>>();
+    let values = |documents: &[YamlNode]| documents.iter().map(YamlNode::value).collect::<Vec<_>>();
     for edit in edits {
         let editor = Editor { text: &text, style, edit };
         let (place, new) = editor.change(&documents[document])?;
@@ -172,7 +172,7 @@ struct Editor<'a> {
 type Splice = (Range<usize>, String);
 
 impl Editor<'_> {
-    fn change(&self, root: &Node) -> Result<Splice, Problem> {
+    fn change(&self, root: &YamlNode) -> Result<Splice, Problem> {
         let (found, missing) = self.find(root)?;
         let node = found.last().copied().unwrap_or(root);
         let there = missing.is_empty();
@@ -194,7 +194,7 @@ impl Editor<'_> {
     }
 
     /// The nodes along the path, from the root on, as far as there are any, and the steps that are left.
-    fn find<'n>(&self, root: &'n Node) -> Result<(Vec<&'n Node>, &[Step]), Problem> {
+    fn find<'n>(&self, root: &'n YamlNode) -> Result<(Vec<&'n YamlNode>, &[Step]), Problem> {
         let mut found = vec![root];
         let mut node = root;
         for (at, step) in self.edit.path.0.iter().enumerate() {
@@ -215,7 +215,7 @@ impl Editor<'_> {
     }
 
     /// Whether a node is what a step can go into.
-    fn check(&self, node: &Node, step: &Step) -> Result<(), Problem> {
+    fn check(&self, node: &YamlNode, step: &Step) -> Result<(), Problem> {
         if node.shared {
             return Err(self.shared(node));
         }
@@ -230,7 +230,7 @@ impl Editor<'_> {
         Err(Problem::new(node.line, format!("{}: here should be a {kind}: fix the manifest", self.edit.path)))
     }
 
-    fn shared(&self, node: &Node) -> Problem {
+    fn shared(&self, node: &YamlNode) -> Problem {
         let path = &self.edit.path;
         Problem::new(
             node.line,
@@ -238,7 +238,7 @@ impl Editor<'_> {
         )
     }
 
-    fn set(&self, found: &[&Node], missing: &[Step], value: &Value) -> Result<Splice, Problem> {
+    fn set(&self, found: &[&YamlNode], missing: &[Step], value: &Value) -> Result<Splice, Problem> {
         // What is missing is made inside out, around the value.
         let mut value = value.clone();
         for step in missing.iter().skip(1).rev() {
@@ -261,7 +261,7 @@ impl Editor<'_> {
     }
 
     /// The last of the nodes along the path becomes this.
-    fn replace(&self, found: &[&Node], value: &Value) -> Result<Splice, Problem> {
+    fn replace(&self, found: &[&YamlNode], value: &Value) -> Result<Splice, Problem> {
         let [.., parent, node] = found else {
             return Err(Problem::new(1, "the document is empty: is it the right file?"));
         };
@@ -280,7 +280,7 @@ impl Editor<'_> {
     }
 
     /// A new key.
-    fn add(&self, map: &Node, key: &str, value: &Value) -> Splice {
+    fn add(&self, map: &YamlNode, key: &str, value: &Value) -> Splice {
         let Some((first, _)) = map.entries().first() else { return (0..0, String::new()) };
         if map.flow {
             let end = map.entries().last().map_or(map.span.end, |(_, value)| value.span.end);
@@ -301,7 +301,7 @@ impl Editor<'_> {
     }
 
     /// New items, the first of which becomes the one of this index.
-    fn insert(&self, list: &Node, index: usize, values: &[Value]) -> Splice {
+    fn insert(&self, list: &YamlNode, index: usize, values: &[Value]) -> Splice {
         let items = list.items();
         if list.flow {
             let values: Vec<_> = values.iter().map(|value| self.style.flow(value)).collect();
@@ -321,7 +321,7 @@ impl Editor<'_> {
         }
     }
 
-    fn remove(&self, found: &[&Node]) -> Result<Splice, Problem> {
+    fn remove(&self, found: &[&YamlNode]) -> Result<Splice, Problem> {
         let [.., parent, node] = found else { return Ok((0..0, String::new())) };
         let last = parent.entries().len() + parent.items().len() == 1;
         if last {
@@ -365,7 +365,7 @@ impl Editor<'_> {
     }
 
     /// Column of the dash before an item.
-    fn dash(&self, item: &Node) -> usize {
+    fn dash(&self, item: &YamlNode) -> usize {
         let line = &self.text[self.line_start(item.span.start)..item.span.start];
         line.find('-').unwrap_or_else(|| item.column.saturating_sub(2))
     }

@@ -7,7 +7,7 @@
 use super::edit::{COMMENT, Change, Edit, Path, apply};
 use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, VARIABLES, VOLUMES};
 use super::{Manifest, Problem};
-use berth_cluster::yaml::{Node, parse};
+use berth_cluster::yaml::{YamlNode, parse};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::fmt;
@@ -109,7 +109,7 @@ impl Undo<'_> {
     }
 
     /// Takes items out of a list by their names; with the list, if nothing else is in it.
-    fn names(&mut self, parent: &Node, path: &Path, list: &str, names: &[&str]) {
+    fn names(&mut self, parent: &YamlNode, path: &Path, list: &str, names: &[&str]) {
         let Some(node) = parent.get(list) else { return };
         let there: Vec<_> = names.iter().filter(|name| node.named(name).is_some()).collect();
         if there.is_empty() {
@@ -177,9 +177,9 @@ impl Undo<'_> {
         }
     }
 
-    fn probe(&mut self, path: &Path, now: &Node, original: &Map<String, Value>) {
+    fn probe(&mut self, path: &Path, now: &YamlNode, original: &Map<String, Value>) {
         for (key, old) in original {
-            let raised = now.get(key).map(Node::value) == Some(LEAST.into());
+            let raised = now.get(key).map(YamlNode::value) == Some(LEAST.into());
             match old {
                 Value::Object(_) => self.edit(path.key(key), Change::Set(old.clone()), BEFORE),
                 _ if !raised => {}
@@ -192,7 +192,7 @@ impl Undo<'_> {
 
     fn grace(&mut self, original: &Original) {
         let path = self.manifest.pod_path().key("terminationGracePeriodSeconds");
-        let now = self.manifest.pod().get("terminationGracePeriodSeconds").map(Node::value);
+        let now = self.manifest.pod().get("terminationGracePeriodSeconds").map(YamlNode::value);
         match original.grace {
             Some((new, None)) if now == Some(new.into()) => self.remove(path),
             Some((new, Some(old))) if now == Some(new.into()) => self.edit(path, Change::Set(old.into()), BEFORE),
@@ -201,8 +201,8 @@ impl Undo<'_> {
     }
 }
 
-fn runs_berth(hook: &Node) -> bool {
-    hook.at(&["exec", "command"]).and_then(|command| command.items().first()).and_then(Node::text) == Some(BINARY)
+fn runs_berth(hook: &YamlNode) -> bool {
+    hook.at(&["exec", "command"]).and_then(|command| command.items().first()).and_then(YamlNode::text) == Some(BINARY)
 }
 
 /// The text without the comments that berth wrote into this document.

@@ -12,7 +12,7 @@ use super::eject::{ORIGINAL, Original, undo};
 use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, VOLUMES};
 use super::pod::basename;
 use super::{Manifest, Problem};
-use berth_cluster::yaml::{Node, parse};
+use berth_cluster::yaml::{YamlNode, parse};
 use berth_shim::config::Listen;
 use clap::ValueEnum;
 use serde_json::Value;
@@ -119,7 +119,7 @@ pub fn inject_over(text: &str, backup: Option<String>, options: &Options) -> Res
         notes.push("without --service the shim does not keep the Service kubernetes any more".into());
     }
     let new = apply(&base, manifest.document(), &edits).map_err(one)?;
-    let values = |text: &str| parse(text).map(|documents| documents.iter().map(Node::value).collect::<Vec<_>>());
+    let values = |text: &str| parse(text).map(|documents| documents.iter().map(YamlNode::value).collect::<Vec<_>>());
     if again && values(text) == values(&new) {
         return Ok(Injection { base, text: text.to_owned(), edits: Vec::new(), notes, options });
     }
@@ -208,7 +208,7 @@ impl<'a> Planner<'a> {
         let mut first = vec![parts::install(image, &self.options.run_dir, uid)];
         let low = listen.iter().any(|address| address.port() < 1024);
         let native = self.options.sidecar == Sidecar::Native;
-        let group = self.manifest.container().security("runAsGroup").map(Node::value);
+        let group = self.manifest.container().security("runAsGroup").map(YamlNode::value);
         let shim = parts::shim(image, native, &parts::user(uid, group.as_ref(), low), &of_shim, &mounts);
         if native {
             first.push(shim);
@@ -274,7 +274,7 @@ impl<'a> Planner<'a> {
 
     fn host_network(&mut self) {
         let pod = self.manifest.pod();
-        if pod.get("hostNetwork").map(Node::value) != Some(true.into()) {
+        if pod.get("hostNetwork").map(YamlNode::value) != Some(true.into()) {
             self.wrong(
                 pod.line,
                 "hostNetwork is not true, and a pod of its own network has no address of the node to share: set it to true",
@@ -308,7 +308,7 @@ impl<'a> Planner<'a> {
     /// What an update will not do.
     fn rollout(&mut self) {
         let spec = self.manifest.root().get("spec");
-        let at = |keys: &[&str]| spec.and_then(|spec| spec.at(keys)).map(Node::value);
+        let at = |keys: &[&str]| spec.and_then(|spec| spec.at(keys)).map(YamlNode::value);
         let notes = &mut self.notes;
         match self.manifest.kind() {
             "Deployment" => {

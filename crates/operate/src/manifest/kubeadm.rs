@@ -9,7 +9,7 @@
 use super::edit::{Change, Edit, Step};
 use super::write::Style;
 use super::{Manifest, Problem};
-use berth_cluster::yaml::Node;
+use berth_cluster::yaml::YamlNode;
 use serde_json::{Value, json};
 
 /// A file of the directory that kubeadm is given.
@@ -74,7 +74,7 @@ fn operations_of(change: &Change, list: &str) -> Vec<Value> {
 }
 
 /// Puts a change into a strategic merge patch. None: it cannot be said.
-fn add(patch: &mut Value, there: Option<&Node>, path: &[Step], change: &Change) -> Option<()> {
+fn add(patch: &mut Value, there: Option<&YamlNode>, path: &[Step], change: &Change) -> Option<()> {
     let Some((step, rest)) = path.split_first() else {
         *patch = match (change, there) {
             // Else it would be merged with what is there: an httpGet with an exec.

@@ -6,13 +6,13 @@
 //! does not show it. The editor knows none of these forms: a document with one of them is not edited.
 
 use super::Problem;
-use berth_cluster::yaml::{Data, Node};
+use berth_cluster::yaml::{Data, YamlNode};
 
 /// Whether a document is written in those forms alone that manifests have.
 ///
 /// # Errors
 /// Another form, and how to write it.
-pub(super) fn check(text: &str, node: &Node) -> Result<(), Problem> {
+pub(super) fn check(text: &str, node: &YamlNode) -> Result<(), Problem> {
     if node.tagged {
         return Err(refuse(node, "a tag (!)", "write the value without it"));
     }
@@ -53,7 +53,7 @@ fn has_tab_below(rest: &str) -> bool {
 }
 
 /// Whether a key is a text in one line with its colon behind it, without the `?` that it may begin with.
-fn is_plain_key(text: &str, key: &Node) -> bool {
+fn is_plain_key(text: &str, key: &YamlNode) -> bool {
     let (before, rest) = (&text[..key.span.start], &text[key.span.end..]);
     let asked = key.flow && before.trim_end().ends_with('?');
     let written = &text[key.span.clone()];
@@ -61,7 +61,7 @@ fn is_plain_key(text: &str, key: &Node) -> bool {
     one && !asked && rest.trim_start_matches([' ', '\t']).starts_with(':')
 }
 
-fn refuse(node: &Node, form: &str, fix: &str) -> Problem {
+fn refuse(node: &YamlNode, form: &str, fix: &str) -> Problem {
     Problem::new(node.line, format!("{form} in a document that is to be edited: {fix}"))
 }
 

@@ -3,7 +3,7 @@
 
 use super::edit::{Path, Step};
 use super::{Container, Problem};
-use berth_cluster::yaml::{Node, parse};
+use berth_cluster::yaml::{YamlNode, parse};
 use std::net::IpAddr;
 
 /// Kinds whose pod is looked at, and the way to it.
@@ -25,7 +25,7 @@ const KUBEADM: &str = "kubeadm.kubernetes.io/kube-apiserver.advertise-address.en
 #[derive(Debug, Clone)]
 pub struct Manifest {
     text: String,
-    root: Node,
+    root: YamlNode,
     document: usize,
     template: &'static [&'static str],
     container: usize,
@@ -61,23 +61,23 @@ impl Manifest {
     pub fn parse(text: &str) -> Result<Self, Problem> {
         let mut found = Vec::new();
         for (document, root) in parse(text)?.into_iter().enumerate() {
-            let kind = root.get("kind").and_then(Node::text).unwrap_or_default().to_owned();
+            let kind = root.get("kind").and_then(YamlNode::text).unwrap_or_default().to_owned();
             if kind == "List" {
                 return Err(Problem::new(root.line, "kind: List: give its items as documents of their own (---)"));
             }
             let Some((_, template)) = KINDS.into_iter().find(|(known, _)| *known == kind) else { continue };
             let containers = root.at(template).and_then(|pod| pod.at(&["spec", "containers"]));
-            let containers = containers.map(Node::items).unwrap_or_default();
-            let by = |wanted: fn(&Node) -> bool| containers.iter().position(wanted);
-            let container =
-                by(runs_apiserver).or_else(|| by(|it| it.get("name").and_then(Node::text) == Some("kube-apiserver")));
+            let containers = containers.map(YamlNode::items).unwrap_or_default();
+            let by = |wanted: fn(&YamlNode) -> bool| containers.iter().position(wanted);
+            let container = by(runs_apiserver)
+                .or_else(|| by(|it| it.get("name").and_then(YamlNode::text) == Some("kube-apiserver")));
             let Some(container) = container else { continue };
             let node = &containers[container];
-            let name = node.get("name").and_then(Node::text);
+            let name = node.get("name").and_then(YamlNode::text);
             let name =
                 name.ok_or_else(|| Problem::new(node.line, "the container has no name: give it one"))?.to_owned();
             // Edits find it by its name.
-            if containers.iter().filter(|it| it.get("name").and_then(Node::text) == Some(&name)).count() > 1 {
+            if containers.iter().filter(|it| it.get("name").and_then(YamlNode::text) == Some(&name)).count() > 1 {
                 return Err(Problem::new(node.line, format!("{name} is the name of several containers: rename one")));
             }
             found.push(Self { text: text.to_owned(), root, document, template, container, name });
@@ -111,14 +111,14 @@ impl Manifest {
 
     /// The whole document.
     #[must_use]
-    pub fn root(&self) -> &Node {
+    pub fn root(&self) -> &YamlNode {
         &self.root
     }
 
     /// `Pod`, `Deployment` and so on.
     #[must_use]
     pub fn kind(&self) -> &str {
-        self.root.get("kind").and_then(Node::text).unwrap_or_default()
+        self.root.get("kind").and_then(YamlNode::text).unwrap_or_default()
     }
 
     /// Whether kubeadm wrote it, and will write it again.
@@ -129,7 +129,7 @@ impl Manifest {
 
     /// The pod or the pod template.
     #[must_use]
-    pub fn template(&self) -> &Node {
+    pub fn template(&self) -> &YamlNode {
         self.root.at(self.template).unwrap_or(&self.root)
     }
 
@@ -141,7 +141,7 @@ impl Manifest {
 
     /// The pod's `spec`.
     #[must_use]
-    pub fn pod(&self) -> &Node {
+    pub fn pod(&self) -> &YamlNode {
         self.template().get("spec").unwrap_or(&self.root)
     }
 
@@ -153,8 +153,8 @@ impl Manifest {
 
     /// The apiserver's container.
     #[must_use]
-    pub fn apiserver(&self) -> &Node {
-        &self.pod().get("containers").map(Node::items).unwrap_or_default()[self.container]
+    pub fn apiserver(&self) -> &YamlNode {
+        &self.pod().get("containers").map(YamlNode::items).unwrap_or_default()[self.container]
     }
 
     /// Way to [`Manifest::apiserver`].
@@ -171,7 +171,7 @@ impl Manifest {
 
     /// An annotation of the pod.
     #[must_use]
-    pub fn annotation(&self, name: &str) -> Option<&Node> {
+    pub fn annotation(&self, name: &str) -> Option<&YamlNode> {
         self.template().at(&["metadata", "annotations", name])
     }
 
@@ -184,13 +184,13 @@ impl Manifest {
     /// The containers of one of the pod's lists, `containers` or `initContainers`.
     pub fn containers(&self, list: &str) -> impl Iterator<Item = Container<'_>> {
         let pod = self.pod();
-        let containers = pod.get(list).map(Node::items).unwrap_or_default();
+        let containers = pod.get(list).map(YamlNode::items).unwrap_or_default();
         containers.iter().map(move |node| Container::new(node, pod))
     }
 
     /// The arguments from the program on: `command`, then `args`.
     #[must_use]
-    pub fn arguments(&self) -> Vec<&Node> {
+    pub fn arguments(&self) -> Vec<&YamlNode> {
         self.container().arguments()
     }
 
@@ -309,9 +309,9 @@ impl Manifest {
 }
 
 /// Whether a container's command is kube-apiserver, by itself, behind hyperkube or behind berth.
-fn runs_apiserver(container: &Node) -> bool {
-    let list = |key| container.get(key).map(Node::items).unwrap_or_default();
-    let words: Vec<_> = list("command").iter().chain(list("args")).take(5).filter_map(Node::text).collect();
+fn runs_apiserver(container: &YamlNode) -> bool {
+    let list = |key| container.get(key).map(YamlNode::items).unwrap_or_default();
+    let words: Vec<_> = list("command").iter().chain(list("args")).take(5).filter_map(YamlNode::text).collect();
     let programs =
         words.iter().skip_while(|word| basename(word) == "berth" || **word == "exec" || word.starts_with('-'));
     programs.take(2).any(|word| !word.starts_with('-') && basename(word) == "kube-apiserver")
@@ -389,7 +389,8 @@ mod tests {
             "[{name: x, mountPath: /a}, {name: y, mountPath: /a/b/}, {name: z, mountPath: /a/bc}, v, {name: w}]";
         let text = pod(&format!("{{name: a, command: [kube-apiserver], volumeMounts: {mounts}}}"));
         let manifest = Manifest::parse(&text).unwrap();
-        let of = |file| manifest.container().mount_of(file).and_then(|mount| mount.get("name")).and_then(Node::text);
+        let of =
+            |file| manifest.container().mount_of(file).and_then(|mount| mount.get("name")).and_then(YamlNode::text);
         assert_eq!((of("/a/b/c"), of("/a/bcd"), of("/b"), of("/a/bc")), (Some("y"), Some("x"), None, Some("z")));
     }
 }

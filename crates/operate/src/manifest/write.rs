@@ -1,6 +1,6 @@
 //! Values to YAML text, in the manner of the file that they go into.
 
-use berth_cluster::yaml::{Node, resolve};
+use berth_cluster::yaml::{YamlNode, resolve};
 use serde_json::{Map, Value};
 use std::fmt::Write;
 
@@ -42,7 +42,7 @@ pub fn document(value: &Value) -> String {
 
 impl Style {
     /// As the document does it; a block list decides, and every mapping.
-    pub(super) fn of(document: &Node) -> Self {
+    pub(super) fn of(document: &YamlNode) -> Self {
         Self { indented: indented(document).unwrap_or(true), sorted: sorted(document), json: document.flow }
     }
 
@@ -227,7 +227,7 @@ fn looks_like_number(text: &str) -> bool {
 }
 
 /// Whether the first list in a mapping stands deeper than its key.
-fn indented(node: &Node) -> Option<bool> {
+fn indented(node: &YamlNode) -> Option<bool> {
     for (key, value) in node.entries() {
         let block = !value.flow && !value.items().is_empty();
         let first = value.items().first().filter(|_| block);
@@ -240,7 +240,7 @@ fn indented(node: &Node) -> Option<bool> {
     node.items().iter().find_map(indented)
 }
 
-fn sorted(node: &Node) -> bool {
+fn sorted(node: &YamlNode) -> bool {
     let keys: Vec<_> = node.entries().iter().filter_map(|(key, _)| key.text()).collect();
     keys.is_sorted() && node.entries().iter().all(|(_, value)| sorted(value)) && node.items().iter().all(sorted)
 }

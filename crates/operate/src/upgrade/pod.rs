@@ -3,7 +3,7 @@
 use crate::manifest::edit::{Change, Edit, apply};
 use crate::manifest::names::{INSTALL, SHIM, VOLUMES};
 use crate::manifest::{Manifest, Problem, basename};
-use berth_cluster::yaml::Node;
+use berth_cluster::yaml::YamlNode;
 use berth_node::instance::InstanceId;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ impl Pod {
     /// # Errors
     /// It is no static pod.
     pub fn of(manifest: &Manifest) -> Result<Self, Problem> {
-        let text = |node: Option<&Node>| node.and_then(Node::text).map(ToOwned::to_owned);
+        let text = |node: Option<&YamlNode>| node.and_then(YamlNode::text).map(ToOwned::to_owned);
         let root = manifest.root();
         if manifest.kind() != "Pod" {
             let kind = manifest.kind();
@@ -106,7 +106,7 @@ impl Pod {
 /// The manifest is written in a way that cannot be edited.
 pub fn temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, Problem> {
     let metadata = manifest.template_path().key("metadata");
-    let name = manifest.root().at(&["metadata", "name"]).and_then(Node::text).unwrap_or_default();
+    let name = manifest.root().at(&["metadata", "name"]).and_then(YamlNode::text).unwrap_or_default();
     let set = |key: &str, value: String, reason: &str| Edit {
         path: metadata.key(key),
         change: Change::Set(value.into()),
@@ -117,7 +117,7 @@ pub fn temporary(manifest: &Manifest, uid: &InstanceId) -> Result<String, Proble
         set("name", format!("{PREFIX}{name}"), "two files with one pod name overwrite each other"),
         set("uid", uid.to_string(), "which instance is this pod's is known from its name"),
     ];
-    let component = manifest.template().at(&["metadata", "labels", "component"]).and_then(Node::text);
+    let component = manifest.template().at(&["metadata", "labels", "component"]).and_then(YamlNode::text);
     edits.extend(component.map(|component| Edit {
         path: metadata.key("labels").key("component"),
         change: Change::Set(format!("{PREFIX}{component}").into()),

@@ -4,7 +4,7 @@ use super::super::checks::{CLUSTER_ACCOUNT, CLUSTER_MOUNT, NODE_NAME};
 use super::super::layout::Berth;
 use super::super::options;
 use super::Examiner;
-use berth_cluster::yaml::Node;
+use berth_cluster::yaml::YamlNode;
 
 /// Where a pod finds the token of its service account.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -43,7 +43,7 @@ impl Examiner<'_> {
 
     fn account(&mut self, shim: &Berth<'_>, line: usize) {
         let pod = self.case.manifest.pod();
-        let automount = pod.get("automountServiceAccountToken").map(Node::value) != Some(false.into());
+        let automount = pod.get("automountServiceAccountToken").map(YamlNode::value) != Some(false.into());
         if self.case.manifest.kind() == "Pod" {
             let cause = "--cluster in-cluster is for a pod with a service account, to which a static pod cannot refer";
             self.found(CLUSTER_ACCOUNT, line, cause, GRANT);
@@ -65,11 +65,11 @@ impl Examiner<'_> {
             self.found(CLUSTER_MOUNT, line, cause, "mount its directory from the node, writable");
             return;
         };
-        let text = |key: &str| mount.get(key).and_then(Node::text);
+        let text = |key: &str| mount.get(key).and_then(YamlNode::text);
         let single = text("mountPath").is_some_and(|path| path.trim_end_matches('/') == kubeconfig);
         let (cause, fix) = if single || text("subPath").is_some() {
             ("is mounted as a file or a subPath, which shows the old one for ever", "mount its directory as a whole")
-        } else if mount.get("readOnly").map(Node::value) == Some(true.into()) {
+        } else if mount.get("readOnly").map(YamlNode::value) == Some(true.into()) {
             ("is mounted read-only, and the shim renews the token beside it", "remove readOnly")
         } else if container.on_node(kubeconfig).is_none() {
             ("is in no hostPath, so a token that the shim renews ends with the pod", GRANT)

@@ -8,7 +8,7 @@ use super::layout::{Berth, HOST_IP, Layout, Told, uid};
 use super::{Case, Check, Finding, options};
 use crate::manifest::inject::{self, Rule, Wrapping, judge};
 use crate::manifest::split;
-use berth_cluster::yaml::Node;
+use berth_cluster::yaml::YamlNode;
 use berth_options::PodCommand;
 use berth_options::check;
 use berth_options::place::PlaceArgs;
@@ -201,7 +201,7 @@ impl Examiner<'_> {
         let ports = listen.iter().filter_map(|text| check::listen(text).ok()).map(|listen| listen.addr.port());
         let Some(port) = ports.min().filter(|port| *port < FIRST_UNPRIVILEGED) else { return };
         let capability = |list: &str, names: [&str; 2]| {
-            let all = shim.container.node().at(&["securityContext", "capabilities", list]).map(Node::items);
+            let all = shim.container.node().at(&["securityContext", "capabilities", list]).map(YamlNode::items);
             all.unwrap_or_default().iter().any(|name| name.text().is_some_and(|name| names.contains(&name)))
         };
         if capability("drop", ["ALL", "NET_BIND_SERVICE"]) && !capability("add", ["ALL", "NET_BIND_SERVICE"]) {
@@ -218,7 +218,7 @@ impl Examiner<'_> {
     /// An init container that holds up those after it.
     fn start(&mut self, shim: &Berth<'_>) {
         let (node, name) = (shim.container.node(), shim.container.name());
-        if node.get("restartPolicy").and_then(Node::text) != Some("Always") {
+        if node.get("restartPolicy").and_then(YamlNode::text) != Some("Always") {
             self.found(
                 SHIM_BLOCKS_START,
                 node.line,
@@ -226,10 +226,10 @@ impl Examiner<'_> {
                 format!("set restartPolicy: Always in {name}"),
             );
         }
-        let asks = |probe: &&Node| {
+        let asks = |probe: &&YamlNode| {
             let port = ["httpGet", "tcpSocket", "grpc"].into_iter().find_map(|kind| probe.at(&[kind, "port"]));
             let shared = options::place(&shim.told).is_none_or(|place| {
-                let port = port.and_then(Node::text).unwrap_or_default();
+                let port = port.and_then(YamlNode::text).unwrap_or_default();
                 place
                     .listen
                     .iter()

@@ -5,7 +5,7 @@ use super::super::layout::{Layout, Told, uid};
 use super::super::options;
 use super::Examiner;
 use crate::manifest::Container;
-use berth_cluster::yaml::Node;
+use berth_cluster::yaml::YamlNode;
 use berth_options::PodCommand;
 use berth_options::place::PlaceArgs;
 use std::path::Path;
@@ -29,7 +29,7 @@ impl Examiner<'_> {
                 );
                 continue;
             };
-            if mount.get("readOnly").map(Node::value) == Some(true.into()) {
+            if mount.get("readOnly").map(YamlNode::value) == Some(true.into()) {
                 wrong(
                     mount.line,
                     format!("{name} cannot write to the run directory {run_dir}"),
@@ -67,8 +67,9 @@ impl Examiner<'_> {
             _ => None,
         });
         if let (Some((install, _)), Some((shim, _))) = (copy, &layout.shim) {
-            let image =
-                |container: Container<'_>| container.node().get("image").and_then(Node::text).map(ToOwned::to_owned);
+            let image = |container: Container<'_>| {
+                container.node().get("image").and_then(YamlNode::text).map(ToOwned::to_owned)
+            };
             let (own, other) = (image(install), image(shim.container));
             if own != other {
                 self.found(
@@ -87,10 +88,10 @@ impl Examiner<'_> {
         if let Some(mount) = apiserver.mount_of(layout.binary)
             && let Some(volume) = apiserver.volume_of(mount).filter(|volume| volume.get("emptyDir").is_some())
         {
-            let name = volume.get("name").and_then(Node::text);
+            let name = volume.get("name").and_then(YamlNode::text);
             let brings = |container: Container<'_>| {
-                let mounts = container.node().get("volumeMounts").map(Node::items).unwrap_or_default();
-                mounts.iter().any(|mount| mount.get("name").and_then(Node::text) == name)
+                let mounts = container.node().get("volumeMounts").map(YamlNode::items).unwrap_or_default();
+                mounts.iter().any(|mount| mount.get("name").and_then(YamlNode::text) == name)
             };
             if !self.case.manifest.containers("initContainers").any(brings) {
                 self.found(
@@ -103,7 +104,8 @@ impl Examiner<'_> {
         }
         let Some(place) = options::place(&layout.apiserver.told) else { return };
         let Some(mount) = apiserver.mount_of(run_dir_of(place)) else { return };
-        let kind = apiserver.volume_of(mount).and_then(|volume| volume.at(&["hostPath", "type"])).and_then(Node::text);
+        let kind =
+            apiserver.volume_of(mount).and_then(|volume| volume.at(&["hostPath", "type"])).and_then(YamlNode::text);
         let owner =
             copy.filter(|(_, args)| args.run_dir.is_some()).map(|(install, args)| (install, args.owner.unwrap_or(0)));
         match owner {

@@ -9,7 +9,7 @@ use super::clients::kubeconfigs;
 use crate::manifest::Manifest;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use berth_cluster::yaml::{Node, parse};
+use berth_cluster::yaml::{YamlNode, parse};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -143,7 +143,7 @@ fn first(pem: &[u8]) -> Result<Validity, String> {
 /// Clients' certificates that are within a kubeconfig. One that it names as a file is the kubelet's, which renews it itself.
 fn clients(text: &str) -> Vec<Validity> {
     let documents = parse(text).unwrap_or_default();
-    let users = documents.iter().flat_map(|root| root.get("users").map(Node::items).unwrap_or_default());
+    let users = documents.iter().flat_map(|root| root.get("users").map(YamlNode::items).unwrap_or_default());
     let data = users.filter_map(|user| user.at(&["user", "client-certificate-data"])?.text());
     let decoded = data.filter_map(|data| STANDARD.decode(data.split_whitespace().collect::<String>()).ok());
     decoded.filter_map(|pem| first(&pem).ok()).collect()

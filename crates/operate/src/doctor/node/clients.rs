@@ -10,7 +10,7 @@ use super::super::{Check, Finding};
 use super::connections::connections;
 use super::is_host_ip;
 use berth_cluster::kubeconfig::Place;
-use berth_cluster::yaml::{Node, parse};
+use berth_cluster::yaml::{YamlNode, parse};
 use berth_os::proc_net::processes_of;
 use berth_shim::config::Listen;
 use std::collections::BTreeMap;
@@ -162,7 +162,7 @@ pub(super) fn kubeconfigs(root: &Path) -> Vec<(String, String)> {
 /// Host and port of each server of a kubeconfig. A name may stand for several addresses.
 fn servers(text: &str) -> impl Iterator<Item = (String, u16)> {
     let documents = parse(text).unwrap_or_default();
-    let clusters = documents.iter().flat_map(|root| root.get("clusters").map(Node::items).unwrap_or_default());
+    let clusters = documents.iter().flat_map(|root| root.get("clusters").map(YamlNode::items).unwrap_or_default());
     let urls = clusters.filter_map(|cluster| cluster.at(&["cluster", "server"])?.text());
     let places: Vec<_> = urls.filter_map(|url| Place::parse(url).ok()).map(|place| (place.host, place.port)).collect();
     places.into_iter()

@@ -4,7 +4,7 @@ use super::super::layout::{Layout, uid};
 use super::super::options;
 use super::{Certificates, Clients, Credentials, Uncovered, covered, run_dir_on_node};
 use crate::manifest::Manifest;
-use berth_cluster::yaml::Node;
+use berth_cluster::yaml::YamlNode;
 use berth_node::ipc;
 use berth_node::registry::{self, RunDir, lease};
 use berth_options::check;
@@ -117,7 +117,7 @@ impl Facts {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         let container = manifest.container();
         let file = manifest.flag("authentication-config").and_then(|flag| container.on_node(flag.value));
-        let volumes = manifest.pod().get("volumes").map(Node::items).unwrap_or_default();
+        let volumes = manifest.pod().get("volumes").map(YamlNode::items).unwrap_or_default();
         let host_paths = volumes.iter().filter_map(host_path).map(|(path, ..)| (path.to_owned(), kind(&at(path))));
         let running = running(&root.join("proc"));
         let named = |name: &str| running.iter().filter(|process| process.name == name).cloned().collect();
@@ -240,10 +240,10 @@ pub async fn unconnected(root: &Path, manifest: &Manifest) -> Vec<String> {
 }
 
 /// The path and type of a volume that is a hostPath, and its line.
-pub(super) fn host_path(volume: &Node) -> Option<(&str, &str, usize)> {
+pub(super) fn host_path(volume: &YamlNode) -> Option<(&str, &str, usize)> {
     let host_path = volume.get("hostPath")?;
     let path = host_path.get("path")?;
-    Some((path.text()?, host_path.get("type").and_then(Node::text).unwrap_or_default(), path.line))
+    Some((path.text()?, host_path.get("type").and_then(YamlNode::text).unwrap_or_default(), path.line))
 }
 
 /// What is there, as the type of a hostPath calls it.

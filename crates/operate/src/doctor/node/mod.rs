@@ -12,7 +12,7 @@ use super::manifest::run_dir_of;
 use super::room::quantity;
 use super::{Case, Finding, options};
 use crate::manifest::{Manifest, split};
-use berth_cluster::yaml::Node;
+use berth_cluster::yaml::YamlNode;
 use berth_node::registry;
 use berth_os::proc_net::{self, Entry};
 use berth_shim::config::Listen;
@@ -97,7 +97,7 @@ impl Examiner<'_> {
     }
 
     fn host_paths(&mut self) {
-        let volumes = self.case.manifest.pod().get("volumes").map(Node::items).unwrap_or_default();
+        let volumes = self.case.manifest.pod().get("volumes").map(YamlNode::items).unwrap_or_default();
         for (path, kind, line) in volumes.iter().filter_map(facts::host_path) {
             let found = self.facts.host_paths.get(path).copied().flatten();
             let fits = match kind {
@@ -253,7 +253,7 @@ impl Examiner<'_> {
             _ => return,
         };
         let request = self.case.manifest.apiserver().at(&["resources", "requests", "memory"]);
-        let request = request.and_then(Node::text).and_then(quantity).unwrap_or(0.0) as u64;
+        let request = request.and_then(YamlNode::text).and_then(quantity).unwrap_or(0.0) as u64;
         let needed = running.max(request);
         if available < needed {
             self.findings.push(MEMORY.at(

@@ -1,6 +1,6 @@
 //! Flags of the kube-apiserver, and the times that follow from them.
 
-use super::{Change, Node, Planner, basename};
+use super::{Change, Planner, YamlNode, basename};
 use crate::manifest::edit::Step;
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ impl Planner<'_> {
             return;
         }
         let mount = self.manifest.container().mount_of(flag.value);
-        let mounted = mount.and_then(|mount| mount.get("mountPath")).and_then(Node::text);
+        let mounted = mount.and_then(|mount| mount.get("mountPath")).and_then(YamlNode::text);
         if named && mounted == Some(flag.value) {
             self.wrong(flag.line, format!("--{name}={} is mounted as this one file, and each instance needs a file of its own: mount its directory", flag.value));
             return;
@@ -47,11 +47,11 @@ impl Planner<'_> {
         while let Some(name) = names.get(seen).cloned() {
             seen += 1;
             let Some(variable) = self.manifest.container().variable(&name) else { continue };
-            let field = variable.at(&["valueFrom", "fieldRef", "fieldPath"]).and_then(Node::text);
+            let field = variable.at(&["valueFrom", "fieldRef", "fieldPath"]).and_then(YamlNode::text);
             if matches!(field, Some("metadata.uid" | "metadata.name")) {
                 return true;
             }
-            for further in references(variable.get("value").and_then(Node::text).unwrap_or_default()) {
+            for further in references(variable.get("value").and_then(YamlNode::text).unwrap_or_default()) {
                 // They could go in circles.
                 if !names.contains(&further) {
                     names.push(further);

@@ -2,7 +2,7 @@
 //! change is a lapse.
 
 use super::flags::{DRAIN, OWN};
-use super::{BINARY, Change, Edit, Manifest, Node, Options, PROBES, Planner, basename};
+use super::{BINARY, Change, Edit, Manifest, Options, PROBES, Planner, YamlNode, basename};
 use crate::manifest::split;
 use crate::manifest::write::Style;
 use serde_json::{Map, Value};
@@ -161,7 +161,7 @@ fn said(manifest: &Manifest, edit: &Edit) -> String {
 }
 
 /// Whether a probe runs berth.
-fn asks_berth(probe: &Node) -> bool {
+fn asks_berth(probe: &YamlNode) -> bool {
     let program = probe.at(&["exec", "command"]).and_then(|command| command.items().first());
-    program.and_then(Node::text).is_some_and(|program| basename(program) == "berth")
+    program.and_then(YamlNode::text).is_some_and(|program| basename(program) == "berth")
 }

@@ -1,6 +1,6 @@
 //! What the kubelet asks, what the shim asks, and the hook before the stop.
 
-use super::{Change, LEAST, Node, Planner, basename, parts};
+use super::{Change, LEAST, Planner, YamlNode, basename, parts};
 use serde_json::{Map, Value, json};
 
 /// What asks a port.
@@ -26,7 +26,7 @@ impl Planner<'_> {
         self.edit(path.key("exec"), Change::Set(self.asking(name)), reason);
         for (kind, _) in probe.entries() {
             let Some(kind) = kind.text().filter(|kind| KINDS.contains(kind)) else { continue };
-            original.insert(kind.into(), probe.get(kind).map_or(Value::Null, Node::value));
+            original.insert(kind.into(), probe.get(kind).map_or(Value::Null, YamlNode::value));
             self.edit(path.key(kind), Change::Remove, "berth asks instead");
         }
         self.pace(name, &mut original);
@@ -37,7 +37,7 @@ impl Planner<'_> {
     pub(super) fn pace(&mut self, name: &str, original: &mut Map<String, Value>) {
         let Some(probe) = self.manifest.apiserver().get(name) else { return };
         for (key, default) in [("periodSeconds", 10), ("timeoutSeconds", 1)] {
-            let old = probe.get(key).map(Node::value);
+            let old = probe.get(key).map(YamlNode::value);
             if old.as_ref().map_or(Some(default), Value::as_u64).is_none_or(|seconds| seconds < LEAST) {
                 original.insert(key.into(), old.unwrap_or(Value::Null));
                 let path = self.container.key(name).key(key);
@@ -66,8 +66,8 @@ impl Planner<'_> {
     /// Lets a probe of berth that says no timeout of its own wait as long as the kubelet does.
     pub(super) fn patience(&mut self, name: &str) {
         let Some(probe) = self.manifest.apiserver().get(name) else { return };
-        let words = probe.at(&["exec", "command"]).map(Node::items).unwrap_or_default();
-        let mut words: Vec<_> = words.iter().filter_map(Node::text).collect();
+        let words = probe.at(&["exec", "command"]).map(YamlNode::items).unwrap_or_default();
+        let mut words: Vec<_> = words.iter().filter_map(YamlNode::text).collect();
         let patient = words.iter().any(|word| word.starts_with("--timeout") || word.starts_with("--probe-timeout"));
         if patient || words.get(1) != Some(&"live") {
             return;
@@ -81,13 +81,13 @@ impl Planner<'_> {
 
     /// How long the kubelet lets a probe of berth run.
     fn seconds(&self, probe: &str) -> u64 {
-        let timeout = self.manifest.apiserver().at(&[probe, "timeoutSeconds"]).map(Node::value);
+        let timeout = self.manifest.apiserver().at(&[probe, "timeoutSeconds"]).map(YamlNode::value);
         timeout.and_then(|timeout| timeout.as_u64()).unwrap_or(LEAST).max(LEAST)
     }
 
-    fn asks(&self, probe: &Node, port: u16) -> Asks {
+    fn asks(&self, probe: &YamlNode, port: u16) -> Asks {
         let asked = KINDS.into_iter().find_map(|kind| probe.at(&[kind, "port"]));
-        let Some(asked) = asked.and_then(Node::text) else { return Asks::Elsewhere };
+        let Some(asked) = asked.and_then(YamlNode::text) else { return Asks::Elsewhere };
         let ports = self.manifest.apiserver().get("ports");
         let number = match asked.parse::<u16>() {
             Ok(number) => Some(number),
@@ -145,7 +145,7 @@ impl Planner<'_> {
             self.wrong(line, format!("{file}, which the probe needs, is in no volumeMount of the container: mount it"));
             return None;
         };
-        let name = mount.get("name").and_then(Node::text).unwrap_or_default();
+        let name = mount.get("name").and_then(YamlNode::text).unwrap_or_default();
         let volume = self.manifest.pod().get("volumes").and_then(|volumes| volumes.named(name));
         Some(parts::file_mount(
             &mount.value(),
@@ -172,9 +172,9 @@ impl Planner<'_> {
 }
 
 /// Whether a hook runs `berth drain --if-sibling`, by itself or within something else.
-fn drains(hook: &Node) -> bool {
-    let words = hook.at(&["exec", "command"]).map(Node::items).unwrap_or_default();
-    let words: Vec<_> = words.iter().filter_map(Node::text).flat_map(str::split_whitespace).collect();
+fn drains(hook: &YamlNode) -> bool {
+    let words = hook.at(&["exec", "command"]).map(YamlNode::items).unwrap_or_default();
+    let words: Vec<_> = words.iter().filter_map(YamlNode::text).flat_map(str::split_whitespace).collect();
     let drain = words.windows(2).any(|pair| basename(pair[0]) == "berth" && pair[1] == "drain");
     drain && words.contains(&"--if-sibling")
 }

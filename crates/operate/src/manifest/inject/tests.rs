@@ -37,7 +37,7 @@ fn told(text: &str) -> Vec<String> {
 }
 
 fn values(text: &str) -> Vec<Value> {
-    parse(text).unwrap().iter().map(Node::value).collect()
+    parse(text).unwrap().iter().map(YamlNode::value).collect()
 }
 
 fn ejected(text: &str) -> String {
