@@ -72,9 +72,11 @@ main() {
     # shellcheck source=scripts/e2e/checks.sh
     . "$root/scripts/e2e/checks.sh"
 
-    need_tools
+    need_tools ip openssl jq
     need_binaries
     set_stage
+    sample_listeners &
+    pid[sampler]=$!
 
     first_instance
     upgrade_that_must_not_be

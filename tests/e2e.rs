@@ -1,9 +1,10 @@
 //! Upgrades of real kube-apiservers behind this build of berth: `scripts/e2e.sh`, which looks at berth
 //! from outside, and `berth rehearse` from one minor version to the next. And `scripts/manifests.sh`: a real
 //! kubeadm and kube-apiserver that take what `berth inject` writes. And `scripts/kubelet.sh`: a real kubelet with
-//! containerd that runs such pods, and what berth does to them meanwhile. And `berth grant` and the lock of `berth upgrade` (`e2e/`). Where they cannot be run (they
-//! need root, some tools, and binaries that are there already) they count as ignored and say why. Rust's
-//! own harness can decide that only at compile time, so this one has its own.
+//! containerd that runs such pods, and what berth does to them meanwhile. And `berth grant` and the lock of
+//! `berth upgrade` (`e2e/`). And `scripts/service.sh`: the Service `kubernetes` through a real kube-proxy, while instances
+//! change places. Where they cannot be run (they need root, some tools, and binaries that are there already) they count as
+//! ignored and say why. Rust's own harness can decide that only at compile time, so this one has its own.
 
 #[cfg(feature = "operate")]
 #[path = "e2e/grant.rs"]
@@ -24,8 +25,8 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Each needs the machine for itself.
     arguments.test_threads = Some(1);
-    let scripted = |name: &str, script: &'static str| {
-        Trial::ignorable_test(name, move || match obstacle() {
+    let scripted = |name: &str, script: &'static str, tools: &'static [&'static str]| {
+        Trial::ignorable_test(name, move || match obstacle(tools) {
             Some(why) => Ok(Completion::ignored_with(why)),
             None => run(script).map(|()| Completion::Completed),
         })
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
         Err(why) => Ok(Completion::ignored_with(why)),
         Ok(binaries) => rehearsal(&binaries).map(|()| Completion::Completed),
     });
-    let mut trials = vec![scripted("upgrade_of_a_real_kube_apiserver", "scripts/e2e.sh")];
+    let mut trials = vec![scripted("upgrade_of_a_real_kube_apiserver", "scripts/e2e.sh", &[])];
     #[cfg(feature = "operate")]
     trials.push(Trial::ignorable_test("rbac_of_a_real_kube_apiserver", || match binaries() {
         Err(why) => Ok(Completion::ignored_with(why)),
@@ -52,7 +53,8 @@ fn main() -> ExitCode {
         Ok(binaries) => lock::lock_of_a_cluster(&binaries.new.path, &binaries.etcd).map(|()| Completion::Completed),
     }));
     if cfg!(feature = "operate") {
-        trials.push(scripted("manifests_for_a_real_kubeadm_and_kube_apiserver", "scripts/manifests.sh"));
+        trials.push(scripted("manifests_for_a_real_kubeadm_and_kube_apiserver", "scripts/manifests.sh", &[]));
+        trials.push(scripted("the_service_kubernetes_never_empties", "scripts/service.sh", &["nft"]));
         trials.push(kubelet);
     }
     if cfg!(feature = "rehearse") {
@@ -71,13 +73,13 @@ fn run(script: &str) -> Result<(), Failed> {
 }
 
 /// Why it cannot be run here.
-fn obstacle() -> Option<String> {
+fn obstacle(tools: &[&str]) -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("it needs root, for network namespaces".into());
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let missing: Vec<_> =
-        TOOLS.into_iter().filter(|tool| !std::env::split_paths(&path).any(|dir| dir.join(tool).is_file())).collect();
+    let found = |tool: &&&str| std::env::split_paths(&path).any(|dir| dir.join(tool).is_file());
+    let missing: Vec<_> = TOOLS.iter().chain(tools).filter(|tool| !found(tool)).copied().collect();
     if !missing.is_empty() {
         return Some(format!("it needs {}", missing.join(", ")));
     }

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Part of scripts/e2e.sh: the clients, and the one that watches the listeners.
+# Part of scripts/e2e.sh and scripts/service.sh: the clients, and the one that watches the listeners.
 
 # served_by INSTANCE: the load's requests that it has answered
 served_by() { grep -c 'ResponseComplete.*"tls-load/' "$work/audit-$1.json" || :; }

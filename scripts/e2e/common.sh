@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Part of scripts/e2e.sh and scripts/kubelet.sh: processes, waiting, the load, and what is said of it all.
+# Part of scripts/e2e.sh, scripts/service.sh and scripts/kubelet.sh: processes, waiting, the load, and what is said of it all.
 
 program=$(basename "$0" .sh)
 # -g: this is read within a function.
@@ -124,7 +124,7 @@ show_logs() {
 
 # New TLS connections, by turns from both addresses.
 start_load() {
-    start load "$client" "$TLS_LOAD" --server $HOST_IP:$PORT --ca "$work/ca.crt" --rate "$rate" \
+    start load "$client" "$TLS_LOAD" --server "${SERVICE_IP:-$HOST_IP}:${SERVICE_PORT:-$PORT}" --ca "$work/ca.crt" --rate "$rate" \
         --source $CLIENT_IP --source $FAR_CLIENT_IP
     needed[load]=
 }

@@ -1,15 +1,18 @@
 # shellcheck shell=bash
-# Part of scripts/e2e.sh: tools, namespaces, certificates, processes, and how all of it goes away again.
+# Part of scripts/e2e.sh and scripts/service.sh: tools, namespaces, certificates, processes, and how all of it goes away again.
 
 # The Service's addresses and sockets of shims, each by its name. -g: this is read within a function.
 declare -gA endpoints=() held=()
+# What shims are given for the cluster's API.
+declare -ga cluster=()
 usual_logs=({a,b,c,d}{,-api}.log)
 node=''
 
+# need_tools TOOL…: and cargo
 need_tools() {
     local tool missing=()
     [[ $(id -u) == 0 ]] || unavailable "network namespaces need root"
-    for tool in ip openssl jq "${CARGO:=cargo}"; do
+    for tool in "$@" "${CARGO:=cargo}"; do
         type -P "$tool" >/dev/null || missing+=("$tool")
     done
     ((!${#missing[@]})) || unavailable "missing: ${missing[*]}"
@@ -35,8 +38,6 @@ set_stage() {
         --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
         --listen-peer-urls http://127.0.0.1:0 --unsafe-no-fsync --log-level warn
     needed[etcd]=
-    sample_listeners &
-    pid[sampler]=$!
 }
 
 make_namespaces() {
@@ -60,7 +61,7 @@ make_certificates() {
         cd "$work"
         openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -days 2 -subj /CN=e2e-ca \
             -keyout ca.key -out ca.crt
-        certificate server /CN=kube-apiserver serverAuth "DNS:kubernetes,IP:$HOST_IP"
+        certificate server /CN=kube-apiserver serverAuth "DNS:kubernetes,IP:$HOST_IP${SERVICE_IP:+,IP:$SERVICE_IP}"
         certificate admin /O=system:masters/CN=admin clientAuth DNS:admin
         certificate direct /O=system:masters/CN=direct clientAuth DNS:direct
         openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out sa.key
@@ -96,23 +97,29 @@ start_run() {
 # start_pod INSTANCE: `berth serve`, which has the instance's name here, and `berth exec`, as INSTANCE-api
 start_pod() {
     local instance=$1 command
-    apiserver_of "$instance"
-    start "$instance" "$node" "$BERTH" serve "${place[@]}" "${shim[@]}"
+    start_shim "$instance"
     start "$instance-api" "$node" "$BERTH" exec "${place[@]}" -- "${command[@]}"
-    needed[$instance]= needed[$instance-api]=
+    needed[$instance-api]=
+}
+
+# start_shim INSTANCE: `berth serve`
+start_shim() {
+    apiserver_of "$1"
+    start "$1" "$node" "$BERTH" serve "${place[@]}" "${shim[@]}"
+    needed[$1]=
 }
 
 # apiserver_of INSTANCE: sets what is common to all ways to start it
 apiserver_of() {
     place=(--listen "$HOST_IP:$PORT" --instance "$1" --run-dir "$work/run")
-    shim=(--probe-ca "$work/ca.crt" --log-connections)
+    shim=(--probe-ca "$work/ca.crt" --log-connections "${cluster[@]}")
     command=(
         "$KUBE_APISERVER" --etcd-servers=http://127.0.0.1:2379 --service-cluster-ip-range=10.96.0.0/24
         --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$work/sa.pub"
         --service-account-signing-key-file="$work/sa.key" --authorization-mode=RBAC
         --client-ca-file="$work/ca.crt" --tls-cert-file="$work/server.crt" --tls-private-key-file="$work/server.key"
         --audit-policy-file="$root/scripts/e2e/audit.yaml" --audit-log-path="$work/audit-{instance}.json"
-        --shutdown-delay-duration="${DELAY[$1]}s" --shutdown-watch-termination-grace-period=10s
+        --shutdown-delay-duration="${DELAY[$1]:-0}s" --shutdown-watch-termination-grace-period=10s
     )
 }
 

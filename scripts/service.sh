@@ -1,0 +1,297 @@
+#!/usr/bin/env bash
+# The Service `kubernetes` of a cluster with one control-plane node, while kube-apiservers change places behind berth: real
+# kube-apiservers and etcd, a real kube-proxy, clients that dial the Service's address, and shims that have nothing but what
+# `berth grant` gives them. With --cluster nobody is refused; without it, in the same run, many are.
+set -Eeuo pipefail
+export LC_ALL=C TZ=UTC
+
+readonly EX_USAGE=64 EX_UNAVAILABLE=69
+
+# The node's end and a pod's end of a veth (RFC 5737), and a client from farther away.
+readonly HOST_IP=192.0.2.2 CLIENT_IP=192.0.2.1 FAR_CLIENT_IP=10.23.45.67 PORT=6443
+# Where the Service is.
+readonly SERVICE_IP=10.96.0.1 SERVICE_PORT=443
+# An address of the node that is not the berth's. A kube-apiserver stays there all the time and writes no address: kube-proxy and
+# what looks on watch through it, for through one that stops they would be blind to what it does.
+readonly OBSERVER_IP=192.0.2.3
+# New connections a second.
+readonly LEAST_RATE=100 rate=100
+# terminationGracePeriodSeconds: from SIGTERM to all of a pod's containers to SIGKILL for what is left.
+readonly GRACE=30
+# The default of --shutdown-delay-duration.
+readonly -A DELAY=()
+readonly NODE=cp-1
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/service.sh [--upgrades N] [--away SECONDS]... [--cost] [--keep] [--help]
+
+Upgrades of a real kube-apiserver behind berth, in network namespaces that it makes and removes, judged at the Service
+`kubernetes`: by clients that dial its address through a real kube-proxy, and by what that has in the kernel. Then etcd
+stops for a while, a shim is killed, and each of the rights is missing once.
+Needs root, ip, nft, openssl, jq, cargo and the binaries of scripts/kube-apiserver.sh, which it builds if they are
+not there.
+
+  --upgrades N       upgrades with --cluster, and as many without (3)
+  --away SECONDS     for so long etcd is stopped (20)
+  --cost             measure what 3 and 7 nodes write, which takes 4 minutes more
+  --keep             keep the directory with the logs, and say where it is; failures keep it too
+  --help             this text
+
+Variables:
+  BERTH      the berth to test; built with cargo if not given
+  CARGO      the cargo command, if not the one on PATH
+  and those of scripts/kube-apiserver.sh
+
+Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
+TEXT
+}
+
+main() {
+    local seconds
+    keep=false cost=false upgrades=3 away=()
+    while (($#)); do
+        case $1 in
+            --keep) keep=true ;;
+            --cost) cost=true ;;
+            --upgrades | --away)
+                [[ ${2:-} =~ ^[1-9][0-9]{0,2}$ ]] || { usage >&2 && exit $EX_USAGE; }
+                if [[ $1 == --away ]]; then away+=("$2"); else upgrades=$2; fi
+                shift
+                ;;
+            -h | --help) usage && exit 0 ;;
+            *) usage >&2 && exit $EX_USAGE ;;
+        esac
+        shift
+    done
+    ((${#away[@]})) || away=(20)
+    # All the time that it may take, in seconds.
+    LIMIT=$((240 + 60 * upgrades + $(IFS=+ && echo "${away[*]}") * 2))
+    ! $cost || LIMIT=$((LIMIT + 400))
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+    # shellcheck source=scripts/e2e/common.sh
+    . "$root/scripts/e2e/common.sh"
+    # shellcheck source=scripts/e2e/stage.sh
+    . "$root/scripts/e2e/stage.sh"
+    # shellcheck source=scripts/e2e/clients.sh
+    . "$root/scripts/e2e/clients.sh"
+    # shellcheck source=scripts/service/stage.sh
+    . "$root/scripts/service/stage.sh"
+    # shellcheck source=scripts/service/seen.sh
+    . "$root/scripts/service/seen.sh"
+    # shellcheck source=scripts/service/rights.sh
+    . "$root/scripts/service/rights.sh"
+
+    need_tools ip nft openssl jq
+    need_binaries
+    set_stage
+    start_observer
+    start_node
+
+    first_instance
+    heading "$upgrades upgrades with --cluster"
+    upgrade_all kept
+    shim_killed
+    for seconds in "${away[@]}"; do etcd_away "$seconds"; done
+    credentials_that_are_none
+    rights_that_are_missing
+    killed_is_forgotten
+    ! $cost || measure_cost
+    lone_shim
+    heading "$upgrades upgrades without it"
+    upgrade_all plain
+    end_load
+    report "kube-apiserver and kube-proxy $version"
+}
+
+first_instance() {
+    say "starting kube-apiserver $version"
+    next_instance
+    start_pod "$instance"
+    await 60 "it to serve" shims_are joined 1
+    await 30 "the Service to have an address" service_has_addresses
+    await 20 "kube-proxy to send clients there" proxied
+    start_load
+    await 10 "the first 100 connections" answers_are 100
+}
+
+# upgrade_all WAY: one instance after another; what clients were refused, and what the kernel had, from one stop to the next
+upgrade_all() {
+    local way=$1 number old refused=0 in_kernel=0 empty=0 from to figures shown=()
+    now "at[$way]"
+    for ((number = 1; number <= upgrades; number++)); do
+        old=$instance
+        next_instance
+    start_pod "$instance"
+        await 60 "$instance to serve" shims_are joined 2
+        # After the upgrade before, kube-apiserver's own reconciler puts the address back within 10 s.
+        await 20 "the Service to have kube-apiserver's own address" service_has_addresses
+        now from
+        at[stop-$way-$number]=$from
+        say "stopping $old, $way $number"
+        stop_instance "$old"
+    done
+    await 20 "the Service to have kube-apiserver's own address" service_has_addresses
+    await 10 "the address in kube-proxy" proxied
+    await 10 "100 connections more" answers_are $(($(answers) + 100))
+    now "at[stop-$way-$number]"
+    for ((number = 1; number <= upgrades; number++)); do
+        from=${at[stop-$way-$number]} to=${at[stop-$way-$((number + 1))]}
+        figures=$(at_service "$from" "$to")
+        shown+=("$(lost "$figures")")
+        (($(lost "$figures") == 0)) || refused=$((refused + 1))
+        (($(spells kernel "$from" "$to") == 0)) || in_kernel=$((in_kernel + 1))
+        (($(spells union "$from" "$to") == 0)) || empty=$((empty + 1))
+    done
+    from=${at[$way]} to=${at[stop-$way-$number]}
+    figures=$(at_service "$from" "$to")
+    row "connections to $SERVICE_IP" "$(words_of "$figures")"
+    row "lost in each upgrade" "${shown[*]}"
+    row "upgrades in which clients lost" "$refused of $upgrades"
+    row "in which the kernel had nobody" "$in_kernel of $upgrades"
+    row "in which all slices were empty" "$empty of $upgrades$(longest_spell "$from" "$to")"
+    if [[ $way == kept ]]; then
+        expect "connections lost with --cluster" "$(lost "$figures")" -eq 0 load.log
+        expect "spells without an address in kube-proxy, with --cluster" \
+            "$(spells kernel "$from" "$to")" -eq 0 kernel.log
+        expect "spells without an address in all slices, with --cluster" \
+            "$(spells union "$from" "$to")" -eq 0 slices.log
+        expect "nobody but $NODE wrote the slice" "$(slices_in_service)" == "berth-$NODE-ipv4,kubernetes" slices.log
+    else
+        expect "upgrades in which clients lost something without --cluster: at least half" $((refused * 2)) -ge "$upgrades" load.log
+        expect "upgrades in which the slices were empty without --cluster: at least half" $((empty * 2)) -ge "$upgrades" slices.log
+    fi
+}
+
+# The shim of the old instance dies in the middle of an upgrade: with it go the connections that it had, nothing else.
+shim_killed() {
+    local old=$instance figures refused
+    killed=$old
+    say "an upgrade in which a shim is killed"
+    heading "an upgrade in which the old one's shim gets SIGKILL"
+    next_instance
+    start_pod "$instance"
+    await 60 "$instance to serve" shims_are joined 2
+    await 20 "the Service to have kube-apiserver's own address" service_has_addresses
+    now 'at[killed]'
+    unset "needed[$old]" "needed[$old-api]"
+    kill -KILL "${pid[$old]}"
+    kill -TERM "${pid[$old-api]}"
+    await 30 "$old to end" has_ended "$old-api"
+    # Bash says that it was killed.
+    take_exit "$old" 2>/dev/null
+    take_exit "$old-api"
+    await 20 "the Service to have kube-apiserver's own address" service_has_addresses
+    await 10 "100 connections more" answers_are $(($(answers) + 100))
+    now 'at[killed-over]'
+    figures=$(at_service "${at[killed]}" "${at[killed-over]}")
+    refused=$(awk -v from="${at[killed]}" -v to="${at[killed-over]}" \
+        '$1 >= from && $1 < to && $3 != "ok" && /refused/ { n++ } END { print n + 0 }' "$work/load.out")
+    row "connections to $SERVICE_IP" "$(words_of "$figures"); $refused refused"
+    expect "connections refused when a shim was killed" "$refused" -eq 0 load.log
+    # Those that it was relaying at that moment.
+    expect "connections lost when a shim was killed: only its own" "$(lost "$figures")" -le 5 load.log
+    expect "spells without an address in kube-proxy" "$(spells kernel "${at[killed]}" "${at[killed-over]}")" -eq 0 kernel.log
+    expect "spells without an address in all slices" "$(spells union "${at[killed]}" "${at[killed-over]}")" -eq 0 slices.log
+}
+
+# Its Lease is removed by the one that lives. Time in which nothing could be read does not count.
+killed_is_forgotten() {
+    local gone
+    await 60 "the Lease of the killed shim to be removed" have_leases no "$NODE.$killed"
+    gone=$(lease_events "${at[killed]}" 9e18 | awk -v name="$NODE.$killed" '$2 == "DELETED" && $3 == name { print $1 }')
+    row "Lease of the killed shim" "removed after $(((gone - at[killed]) / 1000000)) s"
+    expect "ms until the Lease of the killed shim was removed" $(((gone - at[killed]) / 1000)) -ge 30000 leases.log
+}
+
+# etcd_away SECONDS: two more nodes have Leases; while nobody can write, all of them look dead.
+etcd_away() {
+    local seconds=$1 figures name removed
+    say "etcd is away for $seconds s"
+    heading "etcd stopped for $seconds s, with 3 nodes"
+    for name in cp-2 cp-3; do start_other_node "$name"; done
+    await 30 "their Leases" have_leases yes cp-2.cp-2 cp-3.cp-3
+    now 'at[away]'
+    kill -STOP "${pid[etcd]}"
+    pause "$seconds"
+    kill -CONT "${pid[etcd]}"
+    now 'at[back]'
+    # Everybody has renewed twice, so everybody has read twice.
+    for name in "$NODE" cp-2 cp-3; do
+        await 40 "$name to renew its Lease" renewed "$name" 2
+    done
+    await 20 "the Service to have kube-apiserver's own address" service_has_addresses
+    await 10 "100 connections more" answers_are $(($(answers) + 100))
+    now 'at[away-over]'
+    figures=$(window "${at[away]}" "${at[away-over]}")
+    row "connections to $SERVICE_IP" "$(words "$figures")"
+    row "first renewal after it was back" "$((($(first_renewal) - at[back]) / 1000)) ms"
+    removed=$(removed "${at[away]}" "${at[away-over]}" | grep -vxF "$NODE.$killed" | xargs)
+    row "slices and Leases that were removed" "${removed:-none}"
+    expect "connections lost while etcd was away" "$(lost "$figures")" -eq 0 load.log
+    expect "slices and Leases that were removed while etcd was away, or after" "$removed" == "" slices.log leases.log
+    expect "spells without an address in kube-proxy" "$(spells kernel "${at[away]}" "${at[away-over]}")" -eq 0 kernel.log
+    expect "spells without an address in all slices" "$(spells union "${at[away]}" "${at[away-over]}")" -eq 0 slices.log
+    for name in cp-2 cp-3; do stop "$name" 10; done
+    await 10 "their Leases to be removed" have_leases no cp-2.cp-2 cp-3.cp-3
+}
+
+# The last shim of the node ends, and then its slice must have gone before it stops listening; the apiserver stays. It comes
+# back, and so does the slice.
+lone_shim() {
+    local deleted listening
+    say "a lone shim ends and comes back"
+    heading "a lone shim ends"
+    sample_listeners &
+    pid[sampler]=$!
+    now 'at[lone]'
+    unset "needed[$instance]"
+    kill -TERM "${pid[$instance]}"
+    await 20 "it to end" has_ended "$instance"
+    take_exit "$instance"
+    await 10 "its Lease to be removed" have_leases no "$NODE.$instance"
+    kill "${pid[sampler]}"
+    deleted=$(answered DELETE "/endpointslices/berth-$NODE-ipv4" "${at[lone]}")
+    listening=$(awk 'NF > 1 { last = $1 } END { print last }' "$work/listeners")
+    row "slice removed" "$(((listening - ${deleted:-0}) / 1000)) ms before it stopped listening"
+    expect "the slice is removed" "${deleted:-none}" != none "$instance.log"
+    expect "the slice is removed before the shim stops listening" "${deleted:-$listening}" -lt "$listening" "$instance.log"
+    expect "its exit status" "${exits[$instance]}" == 0 "$instance.log"
+    mv -- "$work/$instance.log" "$work/$instance-ended.log"
+    start_shim "$instance"
+    await 20 "it to serve again" shims_are joined 1
+    await 20 "the slice to be there again" slice_is_there
+    # The control begins with a shim that writes nothing. Its own slice goes with the one that does.
+    unset "needed[$instance]"
+    stop "$instance" 20
+    take_exit "$instance"
+    cluster=()
+    start_shim "$instance"
+    await 20 "it to serve without --cluster" shims_are joined 1
+    await 20 "kube-proxy to send clients there" proxied
+    await 10 "100 connections more" answers_are $(($(answers) + 100))
+}
+
+# What the writers of Leases cost etcd, beside what kube-apiserver writes by itself.
+measure_cost() {
+    local nodes number name names leases
+    heading "what nodes write into etcd, in a minute"
+    for nodes in 1 3 7; do
+        names=() leases=()
+        for ((number = 2; number <= nodes; number++)); do names+=("cost-$number") leases+=("cost-$number.cost-$number"); done
+        for name in "${names[@]}"; do start_other_node "$name"; done
+        # Each slice that is none is removed once, after 30 s.
+        await 60 "the Leases, and what is done once" settled "${names[@]}"
+        say "counting what is written, $nodes nodes"
+        row "$nodes nodes" "$(written_in 60)"
+        for name in "${names[@]}"; do stop "$name" 10; done
+        await 10 "their Leases to be removed" have_leases no "${leases[@]}"
+    done
+}
+
+end_load() {
+    stop load 20
+    expect "new connections a second that this machine kept up" "$(paced)" -ge "$rate" load.log
+}
+
+main "$@"
