@@ -65,8 +65,9 @@ fn page() -> String {
     // Nobody answers there: which results are counted, shows.
     let (kubeconfig, ca) = (dir.path().join("kubeconfig"), Ca::new());
     std::fs::write(dir.path().join("ca.crt"), ca.pem()).unwrap();
+    std::fs::write(dir.path().join("token"), "t").unwrap();
     let cluster = "current-context: a\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1', certificate-authority: ca.crt}}]\n\
-                   contexts: [{name: a, context: {cluster: a, user: a}}]\nusers: [{name: a, user: {token: t}}]\n";
+                   contexts: [{name: a, context: {cluster: a, user: a}}]\nusers: [{name: a, user: {tokenFile: token}}]\n";
     std::fs::write(&kubeconfig, cluster).unwrap();
     let mut command = berth(["serve", "--probe=tcp", "--rise=1", "--instance=a", "--lease=300ms"]);
     command.args(["--listen", &listen.to_string(), "--backend", &backend.to_string(), "--admin", &admin.to_string()]);

@@ -115,6 +115,21 @@ pub struct Instance {
     pub version: Option<Arc<str>>,
 }
 
+/// The requests that are counted.
+pub const REQUESTS: [&str; 8] = [
+    "read_service",
+    "watch_slice",
+    "apply_slice",
+    "delete_slice",
+    "list_leases",
+    "apply_lease",
+    "delete_lease",
+    "renew_token",
+];
+
+/// How they fail.
+pub const FAILURES: [&str; 5] = ["credentials", "unauthorized", "forbidden", "unreachable", "failed"];
+
 /// What is counted of a request: which, and how it ended.
 pub type Count = Arc<dyn Fn(&'static str, &'static str) + Send + Sync>;
 

@@ -38,7 +38,6 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 #[derive(Debug)]
 pub(crate) struct Admin {
     listener: TcpListener,
-    address: SocketAddr,
 }
 
 impl Admin {
@@ -46,12 +45,7 @@ impl Admin {
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
         let bound = socket::bind(address, false)?;
         socket::start_listening(bound.as_fd(), 128)?;
-        let address = socket::local_address(bound.as_fd())?;
-        Ok(Self { listener: TcpListener::from_std(StdTcpListener::from(bound))?, address })
-    }
-
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.address
+        Ok(Self { listener: TcpListener::from_std(StdTcpListener::from(bound))? })
     }
 
     /// Answers until it is dropped.

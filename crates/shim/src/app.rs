@@ -138,8 +138,8 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
         None => None,
     };
     let addresses: Vec<_> = config.place.addresses().collect();
-    let links = shared.cluster.links(shared.metrics.clone());
-    let keeper = config.cluster.clone().map(|cluster| Keeper::new(cluster, &addresses, &shared.instance, links));
+    let links = || shared.cluster.links(shared.metrics.clone());
+    let keeper = config.cluster.clone().map(|cluster| Keeper::new(cluster, &addresses, &shared.instance, links()));
     let keeper = keeper.transpose().map_err(|error| system("draw random bytes")(io::Error::other(error)))?;
     tracing::info!(
         version = berth_node::VERSION,
@@ -275,10 +275,6 @@ fn port_error(address: SocketAddr, error: &io::Error) -> BuildError {
 impl Bound {
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.shared.config.place.addresses()
-    }
-
-    pub fn admin_address(&self) -> Option<SocketAddr> {
-        self.admin.as_ref().map(Admin::address)
     }
 
     pub fn instance(&self) -> &InstanceId {

@@ -19,6 +19,7 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// The keeper's side.
     pub(crate) fn links(&self, metrics: Arc<Metrics>) -> Links {
+        metrics.begin_cluster();
         Links {
             facts: self.facts.subscribe(),
             status: self.status.clone(),

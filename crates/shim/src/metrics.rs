@@ -168,6 +168,13 @@ impl Metrics {
         self.renewals.get_or_create(&[("result", result)]).inc();
     }
 
+    /// Failures of a keeper's requests are there from the start.
+    pub(crate) fn begin_cluster(&self) {
+        for (request, result) in berth_keeper::REQUESTS.iter().flat_map(|r| berth_keeper::FAILURES.map(|f| (*r, f))) {
+            begin(&self.cluster_requests, [("request", request), ("result", result)]);
+        }
+    }
+
     /// Counts a request to the cluster's API: `ok`, `credentials`, `unauthorized`, `forbidden`, `unreachable`, `failed`.
     pub(crate) fn cluster_asked(&self, request: &'static str, result: &'static str) {
         self.cluster_requests.get_or_create(&[("request", request), ("result", result)]).inc();
