@@ -10,9 +10,8 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Length of a UUID as text.
 const UUID_LEN: usize = 36;
 
-/// Time since this boot, with the time that the machine slept: nobody sets it, and all processes of a
-/// node read the same, so that one can say when its word runs out. (A time namespace would shift
-/// it; Kubernetes makes none.)
+/// Time since this boot, with the time that the machine slept: nobody sets it, and all processes of a node read the
+/// same, so that one can say when its word runs out. (A time namespace would shift it; Kubernetes makes none.)
 pub fn boottime() -> io::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_BOOTTIME)?.into())
 }

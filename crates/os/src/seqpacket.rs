@@ -67,8 +67,7 @@ pub struct Received {
 /// Receives one message.
 ///
 /// # Errors
-/// `EWOULDBLOCK` when there is none; `EMSGSIZE` when it or its descriptors did not fit: those that did
-/// are closed.
+/// `EWOULDBLOCK` when there is none; `EMSGSIZE` when it or its descriptors did not fit: those that did are closed.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

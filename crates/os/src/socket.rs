@@ -1,7 +1,6 @@
 //! TCP sockets with the options that std and tokio do not offer.
 //!
-//! Every function is one system call or a fixed short row of them; what to do about a failure is
-//! decided by the caller.
+//! Every function is one system call or a fixed short row of them; what to do about a failure is decided by the caller.
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};

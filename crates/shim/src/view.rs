@@ -51,8 +51,7 @@ impl Shared {
         all
     }
 
-    /// Asks every sibling with a live lease at once; one that says nothing for a second is named, not
-    /// waited for.
+    /// Asks every sibling with a live lease at once; one that says nothing for a second is named, not waited for.
     async fn ask_siblings(&self, ask: Ask) -> Vec<(InstanceId, Result<Reply, String>)> {
         let (Ok(boot), Ok(now), Ok(found)) = (clock::boot_id(), clock::boottime(), lease::list(&self.berth)) else {
             return Vec::new();

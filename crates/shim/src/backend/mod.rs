@@ -25,8 +25,7 @@ pub struct Instance {
     pub id: InstanceId,
     pub address: SocketAddr,
     pub own: bool,
-    /// Whether it is used only where no other is ready: a node shim leaves an instance with a shim of
-    /// its own to that.
+    /// Whether it is used only where no other is ready: a node shim leaves an instance with a shim of its own to that.
     pub fallback: bool,
     tracker: HealthTracker,
     /// Another number for each process that listened at the address, and for each time that it
@@ -56,9 +55,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// The instance that a new connection goes to: the own one if it is ready, else a ready
-    /// sibling's, else (fail open) one that was ready and never refused since. `usable` leaves out
-    /// what the connection tried in vain.
+    /// The instance that a new connection goes to: the own one if it is ready, else a ready sibling's, else (fail open)
+    /// one that was ready and never refused since. `usable` leaves out what the connection tried in vain.
     pub fn pick(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
         let with = |health| {
             let mut fit = self.instances.iter().filter(|i| i.health() == health && usable(i));

@@ -311,8 +311,7 @@ fn fail(result: &'static str, words: String) -> Answer {
     Answer { seen: Observation::Fail, result, words }
 }
 
-/// For `--probe-insecure`: takes any certificate. Signatures are checked still, so that the
-/// handshake is one.
+/// For `--probe-insecure`: takes any certificate. Signatures are checked still, so that the handshake is one.
 #[derive(Debug)]
 struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
 

@@ -1,10 +1,9 @@
 //! Bytes both ways between two sockets, until both directions ended or one end was reset.
 //!
-//! One future holds both directions, so that a connection is one task, and no buffer: what can be
-//! read goes through a buffer that the thread's connections share and is written at once. Only what
-//! the other end does not take yet is kept, as a `Rest` of its exact size; until it is gone,
-//! nothing more is read (backpressure). A direction that moves a lot goes around the buffer, through a
-//! pipe of the kernel ([`bulk`]).
+//! One future holds both directions, so that a connection is one task, and no buffer: what can be read goes through a
+//! buffer that the thread's connections share and is written at once. Only what the other end does not take yet is
+//! kept, as a `Rest` of its exact size; until it is gone, nothing more is read (backpressure). A direction that moves a
+//! lot goes around the buffer, through a pipe of the kernel ([`bulk`]).
 //!
 //! A future that ended has done what the other end must see, once both sockets are closed: after
 //! [`Outcome::Closed`] each gets its FIN, if it has not got it yet; after any other both are set to reset at close.

@@ -1,9 +1,8 @@
 //! One connection, from accept to its end.
 //!
 //! `opening` finds an instance and brings the client's first bytes there, as often as it takes, from the address that
-//! [`source`] names the client by;
-//! `copy` moves bytes both ways from then on, with `bulk` where they are many; here is the
-//! frame around both: counting, the line of log, and the reset of what the end of the shim cuts (`abort`). TLS is
+//! [`source`] names the client by; `copy` moves bytes both ways from then on, with `bulk` where they are many; here is
+//! the frame around both: counting, the line of log, and the reset of what the end of the shim cuts (`abort`). TLS is
 //! never opened.
 
 mod abort;

@@ -1,11 +1,10 @@
 //! From an accepted client to an instance that answered: pick, connect, replay, hold.
 //!
-//! A completed connect is not yet an accepted connection. A backend that closes its
-//! listener resets what waits there, and a process that ends drops what it accepted last. A TLS
-//! client speaks first and its ClientHello can be replayed, so what it sent is kept until the instance's
-//! first byte, and a leg that is refused or ends before that, or whose instance is not ready any more
-//! beside one that is, is replayed to the next instance. While there is none, the client is held.
-//! Nobody gets another leg who wants nothing any more.
+//! A completed connect is not yet an accepted connection. A backend that closes its listener resets what waits there,
+//! and a process that ends drops what it accepted last. A TLS client speaks first and its ClientHello can be replayed,
+//! so what it sent is kept until the instance's first byte, and a leg that is refused or ends before that, or whose
+//! instance is not ready any more beside one that is, is replayed to the next instance. While there is none, the client
+//! is held. Nobody gets another leg who wants nothing any more.
 
 use super::abort::AbortOnDrop;
 use super::copy::{Watch, with_buffer};
