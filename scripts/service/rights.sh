@@ -13,25 +13,25 @@ readonly -A REQUESTS=(
 # Where each answers for its metrics.
 declare -gA admins=()
 
-# A shim does not begin with what can never work.
+# What is wrong with them, by the name of the shim that has them: it serves without, and tries again.
+readonly -A BAD=([missing]="a kubeconfig that is not there" [empty]="a kubeconfig without a context" [operators]="an administrator's kubeconfig")
+
 credentials_that_are_none() {
-    local file=$work/bad.conf
+    local name
     say "kubeconfigs that are none"
     heading "credentials that are none"
-    rejected "a kubeconfig that is not there" "$work/none.conf" "No such file"
-    echo "apiVersion: v1" >"$file"
-    rejected "a kubeconfig without a context" "$file" "$file: current-context"
-    rejected "an administrator's" "$admin" "it holds a client certificate"
-}
-
-# rejected WHAT FILE WORDS
-rejected() {
-    local status=0
-    ip netns exec "$node" timeout 10 "$BERTH" serve --listen "$OBSERVER_IP:7443" --run-dir "$work/run" --backend 127.0.0.2:7443 \
-        --probe-ca "$work/ca.crt" --cluster "$2" --node-name $NODE >"$work/rejected.out" 2>"$work/rejected.log" || status=$?
-    row "$1" "exit status $status: $(tail -n 1 "$work/rejected.log" | sed "s@$work/@@g" | cut -c 1-90)"
-    expect "exit status with $1" "$status" == 64 rejected.log
-    expect "lines that say so, with $1" "$(wc -l <"$work/rejected.log") $(grep -c -- "--cluster.*$3" "$work/rejected.log")" == "1 1" rejected.log
+    backend=$(own_address "$instance")
+    mkdir -p "$work/grants/missing" "$work/grants/empty" "$work/grants/operators"
+    echo "apiVersion: v1" >"$work/grants/empty/kubeconfig"
+    cp "$admin" "$work/grants/operators/kubeconfig"
+    for name in "${!BAD[@]}"; do start_limited "$name"; done
+    for name in "${!BAD[@]}"; do
+        await 30 "$name to serve" has_joined "$name"
+        await 15 "$name to say what is wrong" said "$name" ""
+        check_limited "${BAD[$name]}" "$name" list_leases credentials
+        stop "$name" 20
+        take_exit "$name"
+    done
 }
 
 # Shims that have all but one of the rights that `berth grant` gave.
@@ -191,7 +191,7 @@ check_limited() {
     expect "lines in the log, $right" "$lines" == 1 "$name.log"
     expect "berth_cluster_requests_total, $right" "${counted:-0}" -ge 1 "$name.log"
     expect "problems in the status that are $request, $right" \
-        "$(jq -r '.cluster.problems[]?' <<<"$status" | grep -c "^$request: .*help: ")" == 1 "$name.log"
+        "$(jq -r '.cluster.problems[]?' <<<"$status" | grep -c "^$request .*: .*help: ")" == 1 "$name.log"
     # Who was drained has left.
     if [[ $right != delete\ * ]]; then
         answer=$(kubectl get --raw /readyz --server "https://$(jq -r .berth <<<"$status")" 2>&1) || :
