@@ -111,7 +111,7 @@ mod tests {
     fn the_json_has_every_sample_and_every_failure() {
         let results = results();
         let json = json(&results, &setting());
-        assert_eq!(json["version"], 1);
+        assert_eq!(json["version"], VERSION);
         let samples = json["samples"].as_array().unwrap();
         assert_eq!(samples.len(), results.samples.len());
         assert_eq!(samples[0]["figures"]["rate"], 100.0);
