@@ -5,8 +5,11 @@ use std::process::Stdio;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// This very binary, even if its file was replaced meanwhile.
-pub(crate) const THIS: &str = "/proc/self/exe";
+/// This very binary, even if its file was replaced meanwhile, and for whoever starts it: the berth that is rehearsed with
+/// becomes the stand-in, and may be another file, which has none.
+pub(crate) fn this() -> OsString {
+    format!("/proc/{}/exe", std::process::id()).into()
+}
 
 /// How long an answer to `--version` may take.
 const VERSION_WITHIN: Duration = Duration::from_secs(20);

@@ -1,6 +1,6 @@
 //! One apiserver of a rehearsal, and how what was typed becomes a whole command line.
 
-use super::apiserver::{Apiserver, THIS, flag, has};
+use super::apiserver::{Apiserver, flag, has, this};
 use super::fault::{Fault, SLOW};
 use super::setting::Setting;
 use std::ffi::OsString;
@@ -23,7 +23,7 @@ impl Instance {
     /// Program and flags, all but where it listens.
     pub(crate) fn command(&self, setting: &Setting) -> Vec<OsString> {
         let mut command: Vec<OsString> = match &self.apiserver {
-            Apiserver::StandIn { .. } => vec![THIS.into(), "stand-in".into()],
+            Apiserver::StandIn { .. } => vec![this(), "stand-in".into()],
             Apiserver::Command { program, .. } => vec![program.clone()],
         };
         let (Apiserver::StandIn { flags } | Apiserver::Command { flags, .. }) = &self.apiserver;

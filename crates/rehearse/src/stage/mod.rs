@@ -8,7 +8,7 @@ mod seen;
 pub(crate) use directory::sweep;
 
 use super::address::{NETNS, free_address};
-use super::apiserver::THIS;
+use super::apiserver::this;
 use super::certs;
 use super::etcd::{self, Etcd};
 use super::haproxy;
@@ -109,7 +109,7 @@ impl Stage {
         let setting = Setting {
             dir: dir.path().to_owned(),
             address,
-            berth: plan.berth.clone().unwrap_or_else(|| THIS.into()),
+            berth: plan.berth.clone().unwrap_or_else(|| this().into()),
             certs: certs::make(dir.path(), &[address.ip()])?,
             etcd: None,
             probe_with_certificate: plan.old.wants_certificates() || plan.new.wants_certificates(),

@@ -47,7 +47,7 @@ impl Process {
     ) -> io::Result<Self> {
         let (program, arguments) = part.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
-        if program == super::super::apiserver::THIS {
+        if *program == super::super::apiserver::this() {
             command.arg0("berth");
         }
         command.args(arguments).process_group(0).kill_on_drop(true);
