@@ -8,6 +8,7 @@ use hyper::StatusCode;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -131,13 +132,25 @@ impl Api {
         }
     }
 
+    /// Changes what the status says of the keeper.
+    pub(crate) fn tell(&self, change: impl FnOnce(&mut ClusterStatus)) {
+        self.status.send_modify(|status| status.as_mut().map_or((), change));
+    }
+
+    /// Whether a slice is in the Service, as far as this shim knows.
+    pub(crate) fn has_slices(&self) -> bool {
+        self.status.borrow().as_ref().is_some_and(|status| !status.slices.is_empty())
+    }
+
+    /// The token's file, where the shim renews the token itself and the kubeconfig can be read.
+    pub(crate) fn token(&self) -> Option<PathBuf> {
+        self.credentials.token()
+    }
+
     fn publish(&self, problems: &BTreeMap<String, Problem>) {
         let problems: Vec<_> =
             problems.iter().map(|(request, Problem { why, .. })| format!("{request}: {why}")).collect();
-        self.status.send_if_modified(|status| {
-            let Some(status) = status else { return false };
-            std::mem::replace(&mut status.problems, problems.clone()) != problems
-        });
+        self.tell(|status| status.problems = problems);
     }
 }
 

@@ -8,7 +8,6 @@ use berth_cluster::client;
 use berth_cluster::lease::{self, Expiry, InstanceLease, RENEWAL, is_object_name};
 use berth_cluster::service::{self, Family, MANAGER};
 use berth_node::instance::InstanceId;
-use berth_node::ipc::wire::ClusterStatus;
 use berth_os::clock;
 use humantime::format_rfc3339_seconds;
 use hyper::StatusCode;
@@ -32,8 +31,8 @@ pub(crate) struct Leases {
     pub(crate) address: SocketAddr,
     /// This process, whatever its pid.
     pub(crate) holder: String,
-    pub(crate) token: Option<TokenFile>,
-    pub(crate) status: watch::Sender<Option<ClusterStatus>>,
+    /// Names files of this shim alone.
+    pub(crate) instance: InstanceId,
     /// Those that are held, by name.
     pub(crate) held: BTreeMap<String, Held>,
     pub(crate) expiry: Expiry,
@@ -64,10 +63,10 @@ impl Leases {
                 if alone {
                     // When the shim ends, there may be nobody left who could be asked; but what it left in the Service is
                     // found by its Lease.
-                    if self.status.borrow().as_ref().is_none_or(|status| status.slices.is_empty()) {
-                        self.remove(|_| true).await;
-                    } else {
+                    if self.api.has_slices() {
                         renewal = Instant::now() + jittered(Duration::from_millis(100));
+                    } else {
+                        self.remove(|_| true).await;
                     }
                 } else {
                     self.round(&now).await;
@@ -143,7 +142,7 @@ impl Leases {
         let Some(object) = applied.await else { return false };
         self.held.insert(name, Held { instance: instance.id.clone(), acquired, transitions, object });
         let renewed = rfc3339(lease.renewed);
-        self.tell(|status| status.lease_renewed = renewed);
+        self.api.tell(|status| status.lease_renewed = renewed);
         true
     }
 
@@ -200,15 +199,12 @@ impl Leases {
         }
     }
 
-    async fn keep_token(&mut self) {
-        if let Some(token) = &self.token {
-            let expires = token.look(&self.api).await.and_then(rfc3339);
-            self.tell(|status| status.token_expires = expires);
+    /// The kubeconfig may come later, so its token's file is looked for each time.
+    async fn keep_token(&self) {
+        if let Some(path) = self.api.token() {
+            let expires = TokenFile::new(&path, &self.instance).look(&self.api).await.and_then(rfc3339);
+            self.api.tell(|status| status.token_expires = expires);
         }
-    }
-
-    fn tell(&self, change: impl FnOnce(&mut ClusterStatus)) {
-        self.status.send_modify(|status| status.as_mut().map_or((), change));
     }
 }
 

@@ -34,7 +34,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use token::TokenFile;
 use tokio::sync::watch;
 
 /// Longest time that a shim which goes waits for its slice to be removed, and for its Leases.
@@ -204,17 +203,15 @@ impl Keeper {
         status.send_replace(Some(ClusterStatus::default()));
         let going = watch::Sender::new(false);
         let (tell, out) = watch::channel(false);
-        let token = config.credentials.token().map(|path| TokenFile::new(&path, instance));
-        let api = Arc::new(Api::new(config.credentials, addresses[0], facts.clone(), status.clone(), count));
+        let api = Arc::new(Api::new(config.credentials, addresses[0], facts.clone(), status, count));
         let keeper = Self {
-            slices: Some(Slices::new(api.clone(), &config.node, addresses, status.clone(), tell)),
+            slices: Some(Slices::new(api.clone(), &config.node, addresses, tell)),
             leases: Leases {
                 api,
                 holder: format!("{}_{:016x}", config.node, getrandom::u64()?),
                 node: config.node,
                 address: addresses[0],
-                token,
-                status,
+                instance: instance.clone(),
                 held: BTreeMap::new(),
                 expiry: Expiry::default(),
             },
@@ -240,8 +237,7 @@ impl Keeper {
     /// Removes the Leases that are held: the shim ends. Not those of a node whose slice is still in the Service, and of which
     /// nobody else speaks: by its Lease another node finds it.
     pub async fn finish(&mut self) {
-        let slices = self.leases.status.borrow().as_ref().map_or(0, |status| status.slices.len());
-        if slices == 0 || self.facts.borrow().sibling {
+        if !self.leases.api.has_slices() || self.facts.borrow().sibling {
             let _ = tokio::time::timeout(WITHDRAWAL, self.leases.remove(|_| true)).await;
         }
     }

@@ -8,7 +8,6 @@ use berth_cluster::lease::RENEWAL;
 use berth_cluster::service::{self, Family, MANAGER, Service};
 use berth_cluster::watch::{Objects, follow, pauses};
 use berth_cluster::{Error, client};
-use berth_node::ipc::wire::ClusterStatus;
 use berth_node::terms::Phase;
 use berth_os::clock;
 use serde_json::Value;
@@ -28,7 +27,6 @@ pub(crate) struct Slices {
     service: Option<Service>,
     /// The port that kube-apiserver's own slice had last.
     port: Option<u16>,
-    status: watch::Sender<Option<ClusterStatus>>,
     /// Whether none of them is in the Service, as far as this shim knows.
     out: watch::Sender<bool>,
 }
@@ -51,13 +49,7 @@ struct Following {
 
 impl Slices {
     /// Of a shim at these addresses.
-    pub(crate) fn new(
-        api: Arc<Api>,
-        node: &str,
-        addresses: &[SocketAddr],
-        status: watch::Sender<Option<ClusterStatus>>,
-        out: watch::Sender<bool>,
-    ) -> Self {
+    pub(crate) fn new(api: Arc<Api>, node: &str, addresses: &[SocketAddr], out: watch::Sender<bool>) -> Self {
         let first_of = |family| addresses.iter().find(|a| Family::of(a.ip()) == family && node_address(a.ip()));
         let slices = Family::ALL.into_iter().filter_map(|family| {
             let (address, name) = (*first_of(family)?, service::slice_name(node, family));
@@ -67,16 +59,7 @@ impl Slices {
         if slices.is_empty() {
             tracing::warn!("--listen has no address that other nodes could dial: the Service kubernetes is not kept");
         }
-        Self {
-            api,
-            node: node.to_owned(),
-            addresses: addresses.to_vec(),
-            slices,
-            service: None,
-            port: None,
-            status,
-            out,
-        }
+        Self { api, node: node.to_owned(), addresses: addresses.to_vec(), slices, service: None, port: None, out }
     }
 
     /// Keeps them for as long as it is polled. `going`: the shim is about to leave.
@@ -160,7 +143,7 @@ impl Slices {
             wake = slice.rule.wake(time).map_or(wake, |at| wake.min(now + at.saturating_sub(time)));
         }
         let names = self.slices.iter().filter(|slice| slice.is_in()).map(|slice| slice.name.clone()).collect();
-        self.status.send_modify(|status| status.as_mut().map_or((), |status| status.slices = names));
+        self.api.tell(|status| status.slices = names);
         let out = self.slices.iter().all(|slice| matches!(slice.made, Some((false, _))));
         self.out.send_if_modified(|now| std::mem::replace(now, out) != out);
         if failed {
