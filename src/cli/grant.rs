@@ -1,5 +1,6 @@
 //! `berth grant`.
 
+use super::operate::AdminArgs;
 use berth_options::place::ADDRESSES;
 use clap::Args;
 use std::path::PathBuf;
@@ -7,15 +8,9 @@ use std::path::PathBuf;
 /// Options of `berth grant`.
 #[derive(Debug, Clone, Args)]
 pub struct GrantArgs {
-    /// Makes the objects, as an administrator; shims never see it
-    #[arg(
-        long,
-        env = "BERTH_KUBECONFIG",
-        hide_env_values = true,
-        default_value = "/etc/kubernetes/admin.conf",
-        value_name = "FILE"
-    )]
-    pub kubeconfig: PathBuf,
+    /// Who makes the objects.
+    #[command(flatten)]
+    pub admin: AdminArgs,
     /// Where the shim's kubeconfig goes, with its token beside it, in a directory of their own
     #[arg(long, env = "BERTH_GRANT_WRITE", hide_env_values = true, value_name = "FILE", conflicts_with_all = ["revoke", "print"])]
     pub write: Option<PathBuf>,

@@ -14,16 +14,10 @@ pub struct StatusArgs {
     #[cfg(feature = "operate")]
     #[arg(long, env = "BERTH_STATUS_CLUSTER", hide_env_values = true)]
     pub cluster: bool,
-    /// Asks the cluster, for --cluster
+    /// Who asks the cluster, for --cluster.
     #[cfg(feature = "operate")]
-    #[arg(
-        long,
-        env = "BERTH_KUBECONFIG",
-        hide_env_values = true,
-        default_value = "/etc/kubernetes/admin.conf",
-        value_name = "FILE"
-    )]
-    pub kubeconfig: std::path::PathBuf,
+    #[command(flatten)]
+    pub admin: super::operate::AdminArgs,
     /// Print JSON instead of a table
     #[arg(long, env = "BERTH_STATUS_JSON", hide_env_values = true)]
     pub json: bool,

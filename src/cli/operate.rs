@@ -64,6 +64,20 @@ pub struct KeptArgs {
     pub backup_dir: PathBuf,
 }
 
+/// Who asks the cluster for an operator.
+#[derive(Debug, Clone, Args)]
+pub struct AdminArgs {
+    /// Asks the cluster, as an administrator; shims never see it
+    #[arg(
+        long,
+        env = "BERTH_KUBECONFIG",
+        hide_env_values = true,
+        default_value = "/etc/kubernetes/admin.conf",
+        value_name = "FILE"
+    )]
+    pub kubeconfig: PathBuf,
+}
+
 /// The kubelet of this node.
 #[derive(Debug, Clone, Args)]
 pub struct KubeletArgs {

@@ -29,8 +29,8 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
         };
     }
     let options = if args.revoke { None } else { options(args, &nodes, &mut checks) };
-    let access = Access::read(&args.kubeconfig).and_then(|access| {
-        let client = Client::new(&access).map_err(|mistake| mistake.of(&args.kubeconfig))?;
+    let access = Access::read(&args.admin.kubeconfig).and_then(|access| {
+        let client = Client::new(&access).map_err(|mistake| mistake.of(&args.admin.kubeconfig))?;
         Ok((access, client))
     });
     let mistakes = checks.finish(Some(())).err();

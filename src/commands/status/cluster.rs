@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime};
 
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
-    let client = match Client::from_kubeconfig(&args.kubeconfig) {
+    let client = match Client::from_kubeconfig(&args.admin.kubeconfig) {
         Ok(client) => client,
         Err(error) => return Ok(unavailable(&format!("{error}: give another with --kubeconfig"))),
     };
