@@ -179,11 +179,11 @@ impl TableWriter {
         });
     }
 
-    /// The epoch of an instance now, and whether it is rising.
-    pub fn epoch(&self, id: &InstanceId) -> Option<(u64, bool)> {
+    /// The epoch of an instance now, its health, and whether that is rising.
+    pub fn epoch(&self, id: &InstanceId) -> Option<(u64, InstanceHealth, bool)> {
         let table = self.table.borrow();
         let instance = table.instances.iter().find(|i| i.id == *id)?;
-        Some((instance.epoch, instance.tracker.is_rising()))
+        Some((instance.epoch, instance.health(), instance.tracker.is_rising()))
     }
 
     /// Changes an instance. Who waits for a change is woken if `change` says that there was one.
@@ -213,7 +213,7 @@ mod tests {
     }
 
     fn see(writer: &mut TableWriter, id: &InstanceId, seen: Observation) {
-        let (epoch, _) = writer.epoch(id).unwrap();
+        let (epoch, ..) = writer.epoch(id).unwrap();
         writer.observe(id, epoch, seen, "").unwrap();
     }
 
@@ -266,7 +266,7 @@ mod tests {
     fn a_refusal_of_an_epoch_that_is_over_is_not_held_against_the_next() {
         let (mut writer, own, _) = writer();
         see(&mut writer, &own, Observation::Pass);
-        let (old, _) = writer.epoch(&own).unwrap();
+        let (old, ..) = writer.epoch(&own).unwrap();
         see(&mut writer, &own, Observation::Refused);
         see(&mut writer, &own, Observation::Pass);
         assert!(writer.observe(&own, old, Observation::Refused, "late").is_none());
@@ -295,7 +295,7 @@ mod tests {
             (Observation::Pass, "still nobody", false),
         ] {
             table.mark_unchanged();
-            let (epoch, _) = writer.epoch(&own).unwrap();
+            let (epoch, ..) = writer.epoch(&own).unwrap();
             writer.observe(&own, epoch, seen, words).unwrap();
             assert_eq!(table.has_changed().unwrap(), changes, "{seen:?} {words}");
         }

@@ -14,9 +14,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-/// Time between two probes while nobody listens, if that is shorter than the interval: a refused connect costs both
-/// ends next to nothing, and a newcomer should not wait for the next interval.
-const REFUSED: Duration = Duration::from_millis(100);
+/// Time between two probes of an instance that is not ready, if that is shorter than the interval: a newcomer should not
+/// wait for the next one. With several nodes, kube-apiserver puts its address into the Service `kubernetes` as soon as it
+/// is ready, and each moment until its shim listens refuses clients that come by that.
+const STARTING: Duration = Duration::from_millis(100);
 
 /// The probing of all instances. Dropping it ends it.
 #[derive(Debug)]
@@ -99,7 +100,7 @@ impl Shared {
         let mut last_result = "";
         loop {
             let asked = tokio::time::Instant::now();
-            let Some((epoch, _)) = self.writer().epoch(&id) else { return };
+            let Some((epoch, ..)) = self.writer().epoch(&id) else { return };
             let Answer { seen, result, words } = self.probe.ready(address).await;
             self.metrics.probed(result);
             let became_ready = self.observe(&id, epoch, seen, &words);
@@ -111,10 +112,11 @@ impl Shared {
                 let version = self.version(address).await;
                 self.writer().set_version(&id, version);
             }
-            let rising = self.writer().epoch(&id).is_some_and(|(_, rising)| rising);
+            let Some((_, health, rising)) = self.writer().epoch(&id) else { return };
             let pause = match seen {
                 _ if rising => continue,
-                Observation::Refused => self.interval.min(REFUSED),
+                Observation::Refused => self.interval.min(STARTING),
+                Observation::Fail if health == InstanceHealth::Unready => self.interval.min(STARTING),
                 Observation::Pass | Observation::Fail | Observation::Rejected => self.interval,
             };
             tokio::time::sleep_until(asked + pause).await;
