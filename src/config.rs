@@ -5,8 +5,8 @@ use berth_options::check::{Checks, Mistakes};
 use berth_rehearse::apiserver::{Apiserver, Shutdown, has};
 use berth_rehearse::fault::Fault;
 use berth_rehearse::plan::{
-    CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE, SLOW_READERS,
-    Timing, UPGRADES, Via, WATCHES, find_program,
+    CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, NODES, Nodes, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE,
+    SLOW_READERS, Timing, UPGRADES, Via, WATCHES, find_program,
 };
 use clap::ValueEnum;
 use std::collections::BTreeSet;
@@ -25,6 +25,7 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         checks.wrong("--old and --new: a stand-in and a real apiserver have no store in common; give both or neither");
     }
     let etcd = etcd(args, [&old, &new], &mut checks);
+    let nodes = nodes(args, [&old, &new], &mut checks);
     let berth = args.berth.as_deref().and_then(|program| {
         let fix = |why| format!("--berth {}: {why}; give the path of a berth binary", program.display());
         checks.note(find_program(program.as_os_str()).map_err(fix))
@@ -71,6 +72,7 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         etcd,
         berth,
         netns: args.netns,
+        nodes,
         topology: args.topology,
         upgrades: checks.number("--upgrades", &args.upgrades, UPGRADES),
         faults,
@@ -81,6 +83,12 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         runs: runs(args.via, &args.compare),
         output: Output { json: args.json.clone(), report: args.report.clone() },
     };
+    let others = plan.nodes.as_ref().map_or(0, |nodes| nodes.count.saturating_sub(1));
+    for fault in plan.faults.iter().filter(|fault| fault.is_of_a_node() && others == 0) {
+        checks.wrong(format!(
+            "--fault {fault}: no other node is there that could serve meanwhile; give --nodes 2 or more"
+        ));
+    }
     if matches!(plan.via, Via::PortSharing | Via::Direct) {
         for fault in plan.faults.iter().filter(|fault| fault.needs_a_shim()) {
             let via = plan.via;
@@ -129,6 +137,37 @@ fn etcd(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -
         (false, None) => None,
         _ => checks.note(find_program(program.as_os_str()).map_err(fix)).filter(|_| wanted),
     }
+}
+
+/// Several nodes, and what their network is made of.
+fn nodes(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) -> Option<Nodes> {
+    let Some(count) = &args.nodes else {
+        if args.kube_proxy.is_some() {
+            checks.wrong("--kube-proxy: without --nodes nobody dials a Service; give --nodes, or leave it out");
+        }
+        return None;
+    };
+    let count = checks.number("--nodes", count, NODES);
+    if !args.netns {
+        checks.wrong("--nodes: each needs a network namespace; give --netns, too");
+    }
+    if apiservers.iter().any(|apiserver| apiserver.is_stand_in()) {
+        checks.wrong("--nodes: a stand-in knows no Service; give --old and --new, the commands of kube-apiservers");
+    }
+    if apiservers
+        .iter()
+        .any(|apiserver| matches!(apiserver, Apiserver::Command { flags, .. } if has(flags, "etcd-servers")))
+    {
+        checks.wrong("--nodes: an etcd outside cannot be reached from a network namespace; leave out --etcd-servers");
+    }
+    for (program, package) in [("ip", "iproute2"), ("nft", "nftables")] {
+        let fix = |why| format!("--nodes: {why}; install {package}");
+        checks.note(find_program(program.as_ref()).map_err(fix));
+    }
+    let program = args.kube_proxy.as_deref().unwrap_or(Path::new("kube-proxy"));
+    let fix = |why| format!("--kube-proxy {}: {why}; give the path of a kube-proxy binary", program.display());
+    let kube_proxy = checks.note(find_program(program.as_os_str()).map_err(fix))?;
+    Some(Nodes { count, kube_proxy })
 }
 
 fn faults(typed: &[String], checks: &mut Checks) -> BTreeSet<Fault> {
@@ -193,6 +232,7 @@ mod tests {
             ("--json", "/nonexistent/file"),
             ("--report", "/"),
             ("--upgrades", "0"),
+            ("--kube-proxy", "/nonexistent/kube-proxy"),
         ];
         let args: Vec<String> = wrong.iter().map(|(option, value)| format!("{option}={value}")).collect();
         let errors = typed(&args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap_err().0;
@@ -230,6 +270,21 @@ mod tests {
         assert_eq!(typed(&["--etcd=/bin/true"]).unwrap().etcd, None);
         let mistakes = typed(&["--old=true --tls-cert-file=x", "--new=true", "--etcd=/nonexistent"]).unwrap_err().0;
         assert!(mistakes.len() == 2 && mistakes[0].contains("--old: --tls-cert-file"), "{mistakes:?}");
+    }
+
+    #[test]
+    fn several_nodes_need_what_is_real() {
+        let real = ["--old=true", "--new=true", "--etcd=/bin/true", "--kube-proxy=/bin/true"];
+        let errors = |more: &[&str]| typed(&[&real[..], more].concat()).map_or_else(|e| e.0, |_| Vec::new());
+        let has = |errors: &[String], what: &str| errors.iter().any(|error| error.contains(what));
+        assert!(has(&errors(&["--nodes=3"]), "give --netns"));
+        assert!(has(&errors(&[]), "without --nodes"));
+        assert!(has(&errors(&["--fault=node-gone"]), "no other node"));
+        assert!(has(&errors(&["--nodes=1", "--netns", "--fault=partition"]), "no other node"));
+        let stand_ins = typed(&["--nodes=3", "--netns", "--kube-proxy=/bin/true"]).unwrap_err().0;
+        assert!(has(&stand_ins, "a stand-in knows no Service"), "{stand_ins:?}");
+        let right = errors(&["--nodes=3", "--netns", "--fault=node-gone,partition"]);
+        assert!(right.iter().all(|error| error.contains("install ")), "{right:?}");
     }
 
     #[test]

@@ -12,6 +12,9 @@ mod grant;
 #[cfg(feature = "operate")]
 #[path = "e2e/lock.rs"]
 mod lock;
+#[cfg(all(feature = "operate", feature = "rehearse"))]
+#[path = "e2e/nodes.rs"]
+mod nodes;
 mod support;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -60,6 +63,13 @@ fn main() -> ExitCode {
     if cfg!(feature = "rehearse") {
         trials.push(rehearsal);
     }
+    #[cfg(all(feature = "operate", feature = "rehearse"))]
+    trials.push(Trial::ignorable_test("rehearsal_of_three_nodes", || {
+        match obstacle(&["nft"]).map_or_else(binaries, Err) {
+            Err(why) => Ok(Completion::ignored_with(why)),
+            Ok(binaries) => nodes::rehearsal(&binaries).map(|()| Completion::Completed),
+        }
+    }));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -102,6 +112,8 @@ struct Binaries {
 struct Binary {
     path: String,
     version: String,
+    /// What is built beside it.
+    paths: String,
 }
 
 /// The kube-apiservers of the two newest versions that are pinned here.
@@ -111,28 +123,29 @@ fn binaries() -> Result<Binaries, String> {
     let mut minors: Vec<u32> = names.filter_map(|name| name.strip_prefix("v1.")?.parse().ok()).collect();
     minors.sort_unstable();
     let [.., old, new] = minors[..] else { return Err("it needs two versions in tests/kube-apiserver".into()) };
-    let (old, _) = binary(old)?;
-    let (new, etcd) = binary(new)?;
+    let (old, new) = (binary(old)?, binary(new)?);
+    let etcd = program(&new.paths, "ETCD")?;
     Ok(Binaries { old, new, etcd })
 }
 
-/// A built kube-apiserver of a minor version, and the etcd beside it. What the environment names is for
-/// one version alone, so it is left aside.
-fn binary(minor: u32) -> Result<(Binary, String), String> {
+/// A built kube-apiserver of a minor version. What the environment names is for one version alone, so it is left aside.
+fn binary(minor: u32) -> Result<Binary, String> {
     let mut script = Command::new(root().join("scripts/kube-apiserver.sh"));
     script.args(["--check", &format!("v1.{minor}")]);
     for name in ["KUBE_APISERVER", "KUBECTL", "KUBEADM", "KUBELET", "KUBE_PROXY"] {
         script.env_remove(name);
     }
     let paths = output(&mut script)?;
-    let path = |name: &str| {
-        let mut lines = paths.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));
-        lines.next().map(str::to_owned).ok_or(format!("scripts/kube-apiserver.sh says no {name}"))
-    };
-    let (path, etcd) = (path("KUBE_APISERVER")?, path("ETCD")?);
+    let path = program(&paths, "KUBE_APISERVER")?;
     let said = output(Command::new(&path).arg("--version"))?;
     let version = said.trim().strip_prefix("Kubernetes ").ok_or(format!("{path} --version says {said}"))?.to_owned();
-    Ok((Binary { path, version }, etcd))
+    Ok(Binary { path, version, paths })
+}
+
+/// The path of a program, of those that scripts/kube-apiserver.sh says.
+fn program(paths: &str, name: &str) -> Result<String, String> {
+    let path = paths.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    path.map(str::to_owned).ok_or(format!("scripts/kube-apiserver.sh says no {name}"))
 }
 
 /// From one minor version to the next in a network namespace: nothing is lost, and the connections that

@@ -212,11 +212,11 @@ struct Scene {
 
 impl Scene {
     async fn start(&self, name: &str) -> (Child, SocketAddr) {
-        self.recorder.note(|r| r.players.push(Player { name: name.into(), version: None, serves: true }));
+        self.recorder.note(|r| r.players.push(Player { name: name.into(), version: None, serves: true, node: None }));
         let store = if name == OLD { "middle" } else { "store" };
         let (child, address) = stand_in(name, &self.dir.path().join(store), &self.certs, self.history);
         until(|| self.recorder.look(|r| r.moments.first(name, MarkKind::Ready).is_some())).await;
-        let joined = Joined { at: Stamp::now(), name: name.into(), address };
+        let joined = Joined::here(name, address);
         self.joined.send_modify(|instances| instances.push(joined));
         (child, address)
     }
@@ -286,7 +286,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
 
     let plan = Plan { load: plot.load, ..Plan::default() };
     let target = Target::new(address, &scene.certs).unwrap();
-    let load = Load::start(&plan.load, &target, &scene.joined.subscribe(), &scene.recorder).await.unwrap();
+    let load = Load::start(&plan.load, &target, &[], &scene.joined.subscribe(), &scene.recorder).await.unwrap();
     scene.recorder.note(|r| r.began = Some(Stamp::now()));
     // Until the thirteenth write, those that the plots are about were heard of.
     let written = |name: &str| {

@@ -119,6 +119,8 @@ pub(crate) fn run(model: &Model) -> Run {
         informers: Vec::new(),
         control_streams: BTreeMap::new(),
         endpoint_gaps: None,
+        dialled: Vec::new(),
+        away: Vec::new(),
     };
     Run { via: model.via, topology: "sidecar".into(), outcome: RunOutcome::Ran(Box::new(ran)) }
 }

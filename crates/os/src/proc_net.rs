@@ -90,9 +90,11 @@ pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, Process> {
     found
 }
 
-/// Whether a process has a socket that listens on this address, in this thread's network namespace.
+/// Whether a process has a socket that listens on this address, in its network namespace.
 pub fn listens(pid: i32, address: SocketAddr) -> bool {
-    let inodes: HashSet<_> = listeners_at(address).unwrap_or_default().iter().map(|entry| entry.inode).collect();
+    let table = format!("/proc/{pid}/net/{}", if address.is_ipv6() { "tcp6" } else { "tcp" });
+    let listeners = read_listeners(&table).unwrap_or_default().into_iter();
+    let inodes: HashSet<_> = listeners.filter(|entry| entry.local == address).map(|entry| entry.inode).collect();
     procfs::process::Process::new(pid).is_ok_and(|process| sockets_of(&process).any(|inode| inodes.contains(&inode)))
 }
 

@@ -1,5 +1,6 @@
 //! Limits and descendants of this process.
 
+use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, kill, sigaction};
@@ -7,8 +8,10 @@ use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
 use procfs::process::Process;
 use rustix::process::WaitOptions;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
+use std::sync::Arc;
 
 /// Raises the limit of open files to the hard limit and says what it is.
 pub fn raise_file_limit() -> io::Result<u64> {
@@ -72,6 +75,15 @@ pub fn die_with_parent(command: &mut Command) {
     // are called, all async-signal-safe.
     unsafe {
         command.pre_exec(move || die_with(parent, Signal::SIGTERM));
+    }
+}
+
+/// Lets the child run in a namespace of any kind that execve does not need anew.
+pub fn in_namespace(command: &mut Command, namespace: Arc<OwnedFd>) {
+    // SAFETY: between fork and exec only setns is called, and construction of an error without allocation: both
+    // async-signal-safe.
+    unsafe {
+        command.pre_exec(move || Ok(setns(&*namespace, CloneFlags::empty())?));
     }
 }
 

@@ -11,8 +11,9 @@ use rcgen::{
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ClientConfig, RootCertStore};
+use serde_json::json;
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -165,6 +166,18 @@ impl Certs {
         write(&self.cert_file(instance), &cert.pem())?;
         self.names.add(cert.into(), instance);
         Ok(())
+    }
+
+    /// An admin's kubeconfig, for other programs. JSON is YAML.
+    pub(crate) fn kubeconfig(&self, server: SocketAddr) -> String {
+        let cluster = json!({"server": format!("https://{server}"), "certificate-authority": self.ca_file});
+        let user = json!({"client-certificate": self.admin_cert_file, "client-key": self.admin_key_file});
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "rehearsal",
+            "clusters": [{"name": "rehearsal", "cluster": cluster}], "users": [{"name": "admin", "user": user}],
+            "contexts": [{"name": "rehearsal", "context": {"cluster": "rehearsal", "user": "admin"}}],
+        })
+        .to_string()
     }
 
     /// TLS of a client that trusts the CA and nobody else, and is of the group `CLIENTS`.

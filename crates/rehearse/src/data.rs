@@ -131,6 +131,53 @@ pub struct Ran {
     pub control_streams: BTreeMap<String, ControlStreams>,
     /// Times for which the Service `kubernetes` named nobody; none: not looked at.
     pub endpoint_gaps: Option<Vec<Period>>,
+    /// Of several nodes, what clients saw at the Service `kubernetes`, and then at each node's address. Numbers of requests, of
+    /// new connections and of what was lost or allowed are of all of them; all else is of those who dialled the Service.
+    #[serde(default)]
+    pub dialled: Vec<Dialled>,
+    /// Nodes that went away, and when the Service named them no more.
+    #[serde(default)]
+    pub away: Vec<Away>,
+}
+
+/// What clients saw at one address.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Dialled {
+    /// The Service, or the node.
+    pub name: String,
+    /// The address, with its port.
+    pub address: String,
+    /// All requests.
+    pub requests: u64,
+    /// Those that had to connect first.
+    pub new_connections: u64,
+    /// What was lost, by kind.
+    pub lost: Vec<Tally>,
+    /// Losses that promises under faults allow.
+    pub allowed: u64,
+    /// The longest wait.
+    pub wait_max_ms: f64,
+}
+
+/// A node that went away.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Away {
+    /// How, as `--fault` names it.
+    pub fault: String,
+    /// Which.
+    pub node: String,
+    /// When it went.
+    pub from_ms: i64,
+    /// Time until kube-apiserver's own reconciler had taken its address out of the Service; none: that was not seen.
+    pub reconciled_ms: Option<f64>,
+    /// Time until no slice of the Service named its address.
+    pub named_ms: Option<f64>,
+    /// Time until the last new connection began that the Service's clients lost; none: they lost none.
+    pub lost_ms: Option<f64>,
+    /// Time until all was as before.
+    pub back_ms: Option<f64>,
 }
 
 /// Connections to an instance itself.
@@ -472,6 +519,11 @@ impl Ran {
     /// All that promises under faults allowed to be lost.
     pub fn allowed(&self) -> u64 {
         self.promises.iter().flat_map(|promise| &promise.allowed).map(|tally| tally.count).sum()
+    }
+
+    /// The longest time for which the Service named a node that was away; none: one was named all the time.
+    pub(crate) fn longest_named(&self) -> Option<f64> {
+        self.away.iter().map(|away| away.named_ms).try_fold(0.0, |longest, named| Some(f64::max(longest, named?)))
     }
 }
 

@@ -27,6 +27,10 @@ pub enum Fault {
     HangShim,
     /// All shims get SIGKILL while both serve
     BothKilled,
+    /// A node of several loses its power: its link is down, and all that runs on it gets SIGKILL
+    NodeGone,
+    /// A node of several loses its link, and gets it back
+    Partition,
 }
 
 impl Fault {
@@ -51,6 +55,10 @@ impl Fault {
             (Self::HangShim, false) => {
                 "what the shim had accepted waits; when its lease has run out, the sibling accepts; nothing is lost"
             }
+            (Self::NodeGone | Self::Partition, _) => {
+                "what is sent to that node is lost until it listens again; the Service sends clients there until kube-apiserver's own \
+                 reconciler takes it out, and not longer because of berth; nothing else is lost"
+            }
             (Self::BothKilled | Self::CrashAfterReady | Self::KillShim, _) => {
                 "an outage until they are started again, and nothing is lost after that"
             }
@@ -60,6 +68,11 @@ impl Fault {
     /// Whether it is an upgrade of its own, which fails, before the real one.
     pub fn fails_the_upgrade(self) -> bool {
         matches!(self, Self::BadFlag | Self::NeverReady)
+    }
+
+    /// Whether it is done to a whole node, of several.
+    pub fn is_of_a_node(self) -> bool {
+        matches!(self, Self::NodeGone | Self::Partition)
     }
 
     /// Whether it is done to what relays to an instance.

@@ -13,7 +13,7 @@
 //! * [`load`]: clients through the berth that never retry.
 //! * [`record`]: what clients saw, and what instances report of themselves.
 //! * `monitor`: what is asked beside the load.
-//! * [`netns`]: a network namespace for all of this.
+//! * [`netns`]: a network namespace for all of this; `network`: those of several nodes.
 //! * `script`: one run: start old, load, start new, wait until it joined, stop old.
 //! * [`data`]: what is said of it to others, with a version; as far as can be, that is what is gathered.
 //! * [`verdict`]: from the record to what was lost (`loss`), `ends`: who ended a stream, and `promise`:
@@ -36,6 +36,7 @@ pub mod load;
 mod loss;
 mod monitor;
 pub mod netns;
+mod network;
 pub mod plan;
 mod progress;
 mod promise;
@@ -51,9 +52,10 @@ mod topology;
 pub mod verdict;
 mod wire;
 
+use network::Network;
 use plan::{Plan, Via, find_program};
 use record::{Record, Recorder};
-use stage::{Error, Stage};
+use stage::{Error, Stages};
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -119,6 +121,15 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
     for left in stage::sweep() {
         eprintln!("removed {}, which a rehearsal left that was killed", left.display());
     }
+    let unavailable =
+        |error| Error::Unavailable(format!("cannot make the network of several nodes: {error} (root can)"));
+    let network = match plan.nodes.as_ref().map(|nodes| Network::new(nodes.count)).transpose() {
+        Ok(network) => network,
+        Err(error) => {
+            outcome.aborted = Some(unavailable(error).into());
+            return outcome;
+        }
+    };
     for &via in &plan.runs {
         if let Err(why) = available(via) {
             let why = format!("{why}: {via} cannot be rehearsed");
@@ -131,8 +142,8 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
             continue;
         }
         let recorder = Arc::new(Recorder::default());
-        let mut stage = match Stage::new(plan, via, &recorder) {
-            Ok(stage) => stage,
+        let mut stages = match Stages::new(plan, network.as_ref(), via, &recorder) {
+            Ok(stages) => stages,
             Err(error) => {
                 outcome.aborted = Some(error.into());
                 return outcome;
@@ -142,11 +153,11 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
             eprintln!("\nvia {via}");
         }
         let ended = tokio::select! {
-            ended = caught(script::play(plan, &mut stage, &recorder)) => ended,
+            ended = caught(script::play(plan, &mut stages, &recorder)) => ended,
             _ = int.recv() => Err(Aborted::Signal(libc::SIGINT)),
             _ = term.recv() => Err(Aborted::Signal(libc::SIGTERM)),
         };
-        stage.close().await;
+        stages.close().await;
         let record = recorder.take();
         let verdict = verdict::judge(&record, plan);
         let failed = ended.as_ref().err().map(ToString::to_string);

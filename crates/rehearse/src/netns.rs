@@ -1,13 +1,17 @@
 //! A network namespace of this process's own: nothing outside can be reached from it, and nothing in
-//! it from outside. The kernel removes it when the last process in it has ended.
+//! it from outside. And further ones, for nodes. The kernel removes each when nobody is in it and nobody holds it.
 
 use berth_os::netdevice::{self, Setting};
 use nix::errno::Errno;
-use nix::sched::{CloneFlags, unshare};
-use nix::unistd::{getegid, geteuid};
-use std::fs;
-use std::io;
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::unistd::{getegid, geteuid, sethostname};
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread;
 
 /// The one interface that a new namespace has.
 const LOOPBACK: &str = "lo";
@@ -58,10 +62,92 @@ fn set_up(address: Ipv4Addr) -> io::Result<()> {
     netdevice::set(ALIAS, Setting::Netmask(Ipv4Addr::BROADCAST))
 }
 
+/// A network namespace beside this process's own, whose host has a name of its own: kube-apiservers know one another
+/// by that. Clones are the same.
+#[derive(Debug, Clone)]
+pub(crate) struct Namespace {
+    net: Arc<OwnedFd>,
+    uts: Arc<OwnedFd>,
+}
+
+impl Namespace {
+    /// A new one, with nothing in it but a loopback interface that is down.
+    pub(crate) fn new(host: &str) -> io::Result<Self> {
+        let open =
+            |kind: &str| Ok::<_, io::Error>(Arc::new(File::open(format!("/proc/thread-self/ns/{kind}"))?.into()));
+        let make = || {
+            unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWUTS)?;
+            sethostname(host)?;
+            Ok::<_, io::Error>(Self { net: open("net")?, uts: open("uts")? })
+        };
+        thread::scope(|scope| ended(scope.spawn(make).join()))
+    }
+
+    /// Does something on a thread that is in it: a socket belongs to where it was made.
+    pub(crate) fn within<T: Send>(&self, act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+        let there = || {
+            setns(&*self.net, CloneFlags::CLONE_NEWNET)?;
+            act()
+        };
+        thread::scope(|scope| ended(scope.spawn(there).join()))
+    }
+
+    /// Lets a command run in it.
+    pub(crate) fn hold(&self, command: &mut Command) {
+        for namespace in [&self.net, &self.uts] {
+            berth_os::process::in_namespace(command, Arc::clone(namespace));
+        }
+    }
+
+    /// Its name for `ip`, while this process lives.
+    pub(crate) fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.net.as_raw_fd())
+    }
+}
+
+/// A thread that panics has a bug, which is told as one.
+fn ended<T>(joined: thread::Result<io::Result<T>>) -> io::Result<T> {
+    joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Runs lines of ip(8), in a namespace or in this process's own.
+pub(crate) fn ip(namespace: Option<&Namespace>, lines: &str) -> io::Result<()> {
+    let mut command = Command::new("ip");
+    command.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    if let Some(namespace) = namespace {
+        namespace.hold(&mut command);
+    }
+    let mut child = command.spawn()?;
+    // Taken, so that it is closed. What ip does not read any more, it tells of.
+    let _ = child.stdin.take().map(|mut stdin| stdin.write_all(lines.as_bytes()));
+    let output = child.wait_with_output()?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(io::Error::other(format!("ip: {}", String::from_utf8_lossy(&output.stderr).trim()))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn a_namespace_beside_has_a_host_of_its_own() {
+        let Ok(namespace) = Namespace::new("cp-9") else {
+            eprintln!("skipped: no network namespace can be made here");
+            return;
+        };
+        ip(Some(&namespace), "link set lo up\naddr add 10.99.0.1/32 dev lo\n").unwrap();
+        let listener = namespace.within(|| TcpListener::bind("10.99.0.1:6443")).unwrap();
+        let address = listener.local_addr().unwrap();
+        namespace.within(|| TcpStream::connect(address)).unwrap();
+        assert!(TcpListener::bind(address).is_err(), "it is there alone");
+        let mut command = Command::new("uname");
+        namespace.hold(command.arg("-n"));
+        assert_eq!(command.output().unwrap().stdout, b"cp-9\n");
+        assert!(ip(Some(&namespace), "link set nothing up\n").unwrap_err().to_string().contains("nothing"));
+    }
 
     /// What a thread unshares is its own; its descendants share it.
     #[test]
@@ -69,10 +155,10 @@ mod tests {
         let outside = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = outside.local_addr().unwrap().port();
         // One thread among others can have no user namespace: this needs the privilege.
-        if std::thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET)).join().unwrap().is_err() {
+        if thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET)).join().unwrap().is_err() {
             return;
         }
-        let inside = std::thread::spawn(move || {
+        let inside = thread::spawn(move || {
             let address = Ipv4Addr::new(10, 123, 0, 5);
             enter(address).unwrap();
             let listener = TcpListener::bind((address, 6443)).unwrap();

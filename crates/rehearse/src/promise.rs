@@ -5,9 +5,11 @@
 
 use super::fault::{Fault, SLOW};
 use super::loss::Loss;
-use super::plan::LEASE;
+use super::monitor::{RECONCILED, names};
+use super::plan::{GONE_WITHIN, LEASE};
 use super::record::{Answer, Attempt, Injected, Kind, MarkKind, Record, Stamp};
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 /// How long after a kill its clients may see it.
@@ -21,6 +23,15 @@ const AFTER: Duration = Duration::from_millis(500);
 
 /// How long after the end of its lease a sibling may begin to accept from a shim that hangs.
 const TAKE_OVER: Duration = Duration::from_secs(1);
+
+/// How long after a change of the Service's slices kube-proxy may take to have it in the kernel: it syncs once a second.
+const PROXIED: Duration = Duration::from_secs(2);
+
+/// How much later than by kube-apiserver's own reconciler an address may be gone: two looks.
+const LATER: Duration = Duration::from_millis(500);
+
+/// How much more than its share of the Service's connections a node that is gone may cost.
+const SHARE: f64 = 1.25;
 
 /// A promise and what came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +77,8 @@ pub(crate) struct Lost<'a> {
     pub(crate) seen: Stamp,
     /// The instance that it was on, if that is known.
     pub(crate) instance: Option<&'a str>,
+    /// The node that was dialled, if it was not the Service.
+    pub(crate) node: Option<SocketAddr>,
 }
 
 /// The fault whose promise allows a loss: its place in [`Record::injected`].
@@ -83,6 +96,21 @@ fn allows(injected: &Injected, lost: &Lost<'_>) -> bool {
             let over = injected.over.unwrap_or(Stamp(u64::MAX));
             lost.seen >= *at && lost.seen <= over.plus(NOTICE) && lost.due.is_none_or(|due| due <= over)
         }
+        Fault::NodeGone | Fault::Partition => {
+            // What was there before may see it late, as a rule when the node is back.
+            let over = injected.over.unwrap_or(Stamp(u64::MAX));
+            let there = lost.instance.is_none_or(|instance| instance == injected.instance);
+            let forgotten = injected.noticed.map_or(over, |gone| gone.plus(PROXIED));
+            let sent_there = |due: Stamp| match lost.node {
+                Some(node) => Some(node) == injected.node && due <= over,
+                None => due <= forgotten || injected.named_again.is_some_and(|again| due >= again && due <= over),
+            };
+            there
+                && lost.seen >= *at
+                && lost.seen <= over.plus(GONE_WITHIN)
+                // A connection that was there stays silent for a while.
+                && lost.due.is_none_or(|due| sent_there(due) || (lost.instance.is_some() && lost.loss == Loss::Unanswered))
+        }
         Fault::KillShim | Fault::CrashAfterReady => {
             let ended = matches!(lost.loss, Loss::Reset | Loss::Closed | Loss::StreamEnded);
             let there = lost.instance.is_none_or(|instance| instance == injected.instance);
@@ -99,6 +127,27 @@ pub(crate) fn check(record: &Record) -> Vec<Promise> {
         .iter()
         .map(|injected| Check { record, injected, broken: Vec::new(), seen: Vec::new() }.run())
         .collect()
+}
+
+/// When the Service stopped naming a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Away {
+    /// In the slice that kube-apiserver's own reconciler writes.
+    pub(crate) reconciled: Option<Stamp>,
+    /// In all slices.
+    pub(crate) named: Option<Stamp>,
+}
+
+impl Away {
+    /// After `at`.
+    pub(crate) fn of(record: &Record, at: Stamp, node: IpAddr) -> Self {
+        let after = || record.named.iter().filter(|(seen, _)| *seen >= at);
+        let first = |seen: Option<&(Stamp, _)>| seen.map(|(seen, _)| *seen);
+        Self {
+            reconciled: first(after().find(|(_, named)| named.get(RECONCILED).is_none_or(|all| !all.contains(&node)))),
+            named: first(after().find(|(_, named)| !names(named, node))),
+        }
+    }
 }
 
 struct Check<'a> {
@@ -120,6 +169,7 @@ impl Check<'_> {
             Fault::SlowStart => self.late(),
             Fault::CrashAfterReady | Fault::KillShim | Fault::BothKilled => self.comes_back(),
             Fault::Hang | Fault::HangShim => self.waits(),
+            Fault::NodeGone | Fault::Partition => self.forgotten(),
         }
         Promise {
             fault: *fault,
@@ -182,6 +232,47 @@ impl Check<'_> {
         self.seen.push(format!("all as before after {:.1?}", over.since(at)));
     }
 
+    /// The node's address leaves the Service when kube-apiserver's own reconciler takes it out, and until then the
+    /// Service's clients lose its share.
+    fn forgotten(&mut self) {
+        let Injected { at, over, node, named_again, .. } = *self.injected;
+        let Some(node) = node else { return };
+        let Away { reconciled, named } = Away::of(self.record, at, node.ip());
+        let (Some(reconciled), Some(named)) = (reconciled, named) else {
+            self.broken.push("its address was not seen to leave the Service".into());
+            return;
+        };
+        self.seen.push(format!(
+            "kube-apiserver's own reconciler took its address out after {:.1?}, and no slice named it after {:.1?}",
+            reconciled.since(at),
+            named.since(at)
+        ));
+        if named > reconciled.plus(LATER) {
+            self.broken.push(format!("a slice of berth's named it {:.1?} longer", named.since(reconciled)));
+        }
+        let until = named.plus(PROXIED);
+        let new = |a: &&Attempt| a.kind == Kind::New && a.due >= at && a.due <= until;
+        let (all, failed) = self.record.attempts.iter().filter(new).fold((0_u64, 0_u64), |(all, failed), attempt| {
+            (all + 1, failed + u64::from(matches!(attempt.answer, Answer::Failed(_))))
+        });
+        self.seen.push(format!("of the Service's {all} new connections meanwhile {failed} were lost"));
+        let nodes = self.record.nodes.len().max(1);
+        if nodes > 1 && failed as f64 > all as f64 / nodes as f64 * SHARE {
+            self.broken
+                .push(format!("of the Service's {all} new connections {failed} were lost: more than one node's share"));
+        }
+        if let (Some(again), Some(over)) = (named_again, over) {
+            let early = |a: &&Attempt| a.kind == Kind::New && a.due >= again && a.due <= over;
+            let failed = |a: &&Attempt| matches!(a.answer, Answer::Failed(_));
+            let refused = self.record.attempts.iter().filter(early).filter(failed).count();
+            self.seen.push(format!(
+                "the Service named it again after {:.1?}, and {refused} new connections came before it listened",
+                again.since(at)
+            ));
+            self.seen.push(format!("all as before after {:.1?}", over.since(at)));
+        }
+    }
+
     /// Who waits, and for how long.
     fn waits(&mut self) {
         let Injected { fault, at, over, alone, noticed, .. } = *self.injected;
@@ -242,7 +333,7 @@ impl Check<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Failure;
+    use crate::record::{Dialled, Failure};
 
     /// A moment, in milliseconds.
     fn ms(ms: u64) -> Stamp {
@@ -253,9 +344,11 @@ mod tests {
         Injected {
             fault,
             instance: "new".into(),
+            node: None,
             alone: false,
             at: ms(1_000),
             noticed: None,
+            named_again: None,
             over: Some(ms(10_000)),
             seen: vec!["why".into()],
         }
@@ -267,7 +360,7 @@ mod tests {
     }
 
     fn lost(loss: Loss, due: Option<u64>, seen: u64) -> Lost<'static> {
-        Lost { loss, due: due.map(ms), seen: ms(seen), instance: Some("new") }
+        Lost { loss, due: due.map(ms), seen: ms(seen), instance: Some("new"), node: None }
     }
 
     /// What breaks the promise of a fault, in a record that `write` made.
@@ -302,6 +395,56 @@ mod tests {
             assert!(!excused(lost(Loss::Refused, Some(10_001), 10_002)));
             assert!(!excused(lost(Loss::Refused, Some(500), 999)));
         }
+    }
+
+    const NODE: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 3)), 6443);
+
+    /// A node that is gone from 1 s to 10 s, and out of the Service after 4 s.
+    fn gone(fault: Fault) -> Injected {
+        Injected { node: Some(NODE), noticed: Some(ms(4_000)), named_again: Some(ms(9_800)), ..injected(fault) }
+    }
+
+    #[test]
+    fn a_node_that_is_gone_excuses_what_is_sent_there_and_nothing_else() {
+        for fault in [gone(Fault::NodeGone), gone(Fault::Partition)] {
+            let excused = |lost| excuse(std::slice::from_ref(&fault), &lost).is_some();
+            let unknown = |due, seen| Lost { instance: None, ..lost(Loss::Unanswered, Some(due), seen) };
+            // By the Service, until it names the node no more; by the node's address, until it is back.
+            assert!(excused(unknown(3_000, 18_000)) && !excused(unknown(6_100, 21_100)));
+            // And between its return there and the end of its absence.
+            assert!(excused(unknown(9_900, 9_910)) && !excused(unknown(10_100, 10_110)));
+            assert!(excused(Lost { node: Some(NODE), ..unknown(9_000, 24_000) }));
+            assert!(!excused(Lost { node: Some(NODE), ..unknown(10_100, 25_100) }));
+            let other = (std::net::Ipv4Addr::new(10, 0, 0, 4), 6443).into();
+            assert!(!excused(Lost { node: Some(other), ..unknown(3_000, 18_000) }));
+            // What was on it, whenever it sees that; not what was on another.
+            assert!(excused(lost(Loss::StreamEnded, None, 35_000)) && !excused(lost(Loss::StreamEnded, None, 41_000)));
+            assert!(!excused(Lost { instance: Some("old"), ..lost(Loss::StreamEnded, None, 3_000) }));
+            assert!(!excused(lost(Loss::StreamEnded, None, 999)));
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_gone_leaves_the_service_with_its_own_reconciler() {
+        let slice = |addresses: &[&str]| addresses.iter().map(|a| a.parse().unwrap()).collect();
+        let both = |own: &[&str], berth: &[&str]| [("kubernetes".into(), slice(own)), ("berth-x".into(), slice(berth))];
+        let broken = |named: Vec<(u64, _)>, lost: u64| {
+            broken(gone(Fault::NodeGone), |r| {
+                r.named = named.into_iter().map(|(at, slices): (u64, [_; 2])| (ms(at), slices.into())).collect();
+                for name in ["cp-1", "cp-2"] {
+                    let (attempts, ends) = (Vec::new(), Vec::new());
+                    r.nodes.push(Dialled { name: name.into(), address: NODE, attempts, ends });
+                }
+                r.attempts = (0..100).map(|n| attempt(2_000 + n, 3_000, n >= lost)).collect();
+            })
+        };
+        let (there, gone) = (&["10.0.0.2", "10.0.0.3"][..], &["10.0.0.2"][..]);
+        let with = |last: &[&str]| vec![(500, both(there, &[])), (4_000, both(gone, &[])), (4_100, both(gone, last))];
+        assert_eq!(broken(with(&[]), 50), [""; 0]);
+        assert!(broken(with(&[]), 70)[0].contains("more than one node's share"));
+        let late = vec![(500, both(there, there)), (4_000, both(gone, there)), (6_000, both(gone, &[]))];
+        assert!(broken(late, 50)[0].contains("named it 2.0s longer"));
+        assert!(broken(vec![(500, both(there, &[]))], 50)[0].contains("not seen to leave"));
     }
 
     #[test]

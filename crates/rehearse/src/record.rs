@@ -9,8 +9,9 @@ use super::data::Informer;
 use super::fault::Fault;
 use super::loss::Loss;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -189,7 +190,7 @@ pub struct EndReport {
     /// As the client named it.
     pub stream: StreamId,
     /// The other end of the connection as the instance saw it.
-    pub peer: std::net::SocketAddr,
+    pub peer: SocketAddr,
     /// Who ended it.
     pub by: EndedBy,
     /// When the instance began to end it, or saw that it was over.
@@ -262,6 +263,8 @@ pub struct Player {
     pub version: Option<String>,
     /// Whether it is one of those that take over from one another; others are not to serve.
     pub serves: bool,
+    /// Where, if there are several nodes.
+    pub node: Option<String>,
 }
 
 /// A fault that was injected.
@@ -271,12 +274,16 @@ pub struct Injected {
     pub fault: Fault,
     /// At whom.
     pub instance: String,
+    /// At the node with this address, not at an instance alone.
+    pub node: Option<SocketAddr>,
     /// No sibling was there that could take over.
     pub alone: bool,
     /// When.
     pub at: Stamp,
     /// When it was noticed, where something waits for that.
     pub noticed: Option<Stamp>,
+    /// When the Service named the node again, which may be a little before its shim listens.
+    pub named_again: Option<Stamp>,
     /// When all was as before again; none: not seen.
     pub over: Option<Stamp>,
     /// What was seen, in words.
@@ -315,6 +322,22 @@ pub struct Control {
     pub ends: Vec<StreamEnd>,
 }
 
+/// What clients saw that dialled a node by its address.
+#[derive(Debug, Clone)]
+pub struct Dialled {
+    /// The node.
+    pub name: String,
+    /// What was dialled.
+    pub address: SocketAddr,
+    /// In the order in which they were done.
+    pub attempts: Vec<Attempt>,
+    /// Ends that clients saw.
+    pub ends: Vec<StreamEnd>,
+}
+
+/// The addresses that are ready in each EndpointSlice of the Service `kubernetes`.
+pub type Named = BTreeMap<String, BTreeSet<IpAddr>>;
+
 /// All that was written down.
 #[derive(Debug, Default)]
 pub struct Record {
@@ -340,8 +363,12 @@ pub struct Record {
     pub informers: Vec<Informer>,
     /// Large answers that were read slowly to their end.
     pub slow_reads: u64,
+    /// What others saw, who dialled the nodes: one each, if there are several.
+    pub nodes: Vec<Dialled>,
     /// The same without berth.
     pub control: Control,
+    /// Whom the Service `kubernetes` named, from when on.
+    pub named: Vec<(Stamp, Named)>,
     /// Times for which the Service `kubernetes` named nobody; none if it never named anybody, as
     /// without real apiservers in a network namespace.
     pub endpoint_gaps: Option<Vec<(Stamp, Stamp)>>,

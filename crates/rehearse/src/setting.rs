@@ -2,21 +2,25 @@
 
 use super::apiserver::Shutdown;
 use super::certs::Certs;
+use super::network::Node;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What the processes need to know.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Setting {
     /// Directory of all that the rehearsal writes.
     pub(crate) dir: PathBuf,
     /// The berth.
     pub(crate) address: SocketAddr,
+    /// Where it is, if there are several.
+    pub(crate) node: Option<Node>,
     /// The program that shims are processes of.
     pub(crate) berth: PathBuf,
     /// The certificates.
-    pub(crate) certs: Certs,
+    pub(crate) certs: Arc<Certs>,
     /// Value of `--etcd-servers` for real apiservers.
     pub(crate) etcd: Option<String>,
     /// The shims' probes show a certificate: an apiserver refuses, or may refuse, who has none.
@@ -36,5 +40,10 @@ impl Setting {
     /// Where shims meet.
     pub(crate) fn run_dir(&self) -> PathBuf {
         self.dir.join("run")
+    }
+
+    /// What the shims of a node do in the cluster, they do with this kubeconfig.
+    pub(crate) fn kubeconfig(&self, node: &Node) -> PathBuf {
+        self.dir.join(&node.name).join("kubeconfig")
     }
 }

@@ -1,6 +1,6 @@
 //! The verdict as a short table, for standard output.
 
-use super::data::{Instance, Promise, Ran, Via, count_of};
+use super::data::{Away, Dialled, Instance, Promise, Ran, Via, count_of};
 use super::report::format::{count, wait};
 use std::fmt::Write;
 
@@ -61,6 +61,23 @@ pub fn render(ran: &Ran) -> String {
             "the one that stops empties it, whoever shares the port".into(),
         );
     }
+    for Dialled { name, requests, new_connections, lost, allowed, wait_max_ms, .. } in &ran.dialled {
+        let lost: u64 = lost.iter().map(|tally| tally.count).sum();
+        let longest = wait(*wait_max_ms);
+        let (allowed, requests, new) = (count(*allowed), count(*requests), count(*new_connections));
+        let note = format!("of {requests} ({new} new), {allowed} more allowed, longest wait {longest}");
+        row(&format!("lost at {name}"), count(lost), note);
+    }
+    for Away { fault, node, reconciled_ms, named_ms, lost_ms, .. } in &ran.away {
+        let after = |ms: &Option<f64>| ms.map_or_else(|| "never".to_owned(), wait);
+        let own = after(reconciled_ms);
+        let lost = lost_ms.map_or_else(|| "nothing lost".to_owned(), |ms| format!("last lost after {}", wait(ms)));
+        row(
+            &format!("{node} out of the Service after"),
+            after(named_ms),
+            format!("{fault}; by kube-apiserver's own reconciler {own}; {lost}"),
+        );
+    }
     text.push('\n');
     for Promise { fault, instance, promise, held, what_happened, .. } in promises {
         // A version that is wrong on purpose is named by what is wrong with it.
@@ -108,6 +125,9 @@ pub fn compare(runs: &[(Via, &Ran)]) -> String {
     ];
     if runs.iter().any(|(_, ran)| !ran.promises.is_empty()) {
         rows.push(("promises broken", |r| count(broken(r))));
+    }
+    if runs.iter().any(|(_, ran)| !ran.away.is_empty()) {
+        rows.push(("a node out of the Service after", |r| r.longest_named().map_or("never".into(), wait)));
     }
     let line = |name: &str, cells: &mut dyn Iterator<Item = String>| {
         cells.fold(format!("{name:<32}"), |line, cell| format!("{line}{cell:>14}")) + "\n"
@@ -208,6 +228,38 @@ mod tests {
         not as it should be: new never got ready
         verdict: something was lost
         "#);
+    }
+
+    #[test]
+    fn several_nodes() {
+        let dialled = |name: &str, lost, allowed| Dialled {
+            name: name.into(),
+            requests: 1_200,
+            new_connections: 300,
+            lost: vec![Loss::Refused.tally(lost)],
+            allowed,
+            wait_max_ms: 15_000.0,
+            ..Dialled::default()
+        };
+        let away = Away {
+            fault: "node-gone".into(),
+            node: "cp-3".into(),
+            reconciled_ms: Some(14_000.0),
+            named_ms: Some(14_100.0),
+            ..Away::default()
+        };
+        let ran = Ran {
+            dialled: vec![dialled("Service kubernetes", 2, 30), dialled("cp-1", 0, 0)],
+            away: vec![away],
+            ..Ran::default()
+        };
+        let text = render(&ran);
+        let rows: Vec<_> = text.lines().filter(|line| line.contains("lost at") || line.contains("out of")).collect();
+        insta::assert_snapshot!(rows.join("\n"), @r"
+        lost at Service kubernetes               2   of 1,200 (300 new), 30 more allowed, longest wait 15.0 s
+        lost at cp-1                             0   of 1,200 (300 new), 0 more allowed, longest wait 15.0 s
+        cp-3 out of the Service after       14.1 s   node-gone; by kube-apiserver's own reconciler 14.0 s; nothing lost
+        ");
     }
 
     #[test]

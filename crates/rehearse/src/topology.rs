@@ -24,6 +24,8 @@ pub(crate) enum Role {
     Unit,
     /// It keeps the objects of all instances: etcd.
     Store,
+    /// It sends who dials a Service to an address: kube-proxy.
+    Service,
 }
 
 /// A process to be started.
@@ -157,6 +159,9 @@ fn shim(setting: &Setting) -> Vec<OsString> {
     if setting.probe_with_certificate {
         options.push(flag("probe-cert", &certs.probe_cert_file));
         options.push(flag("probe-key", &certs.probe_key_file));
+    }
+    if let Some(node) = &setting.node {
+        options.extend([flag("cluster", setting.kubeconfig(node)), flag("node-name", &node.name)]);
     }
     options
 }

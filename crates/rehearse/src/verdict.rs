@@ -9,9 +9,12 @@ use super::data::{Figures, Informer};
 use super::ends::Ends;
 use super::plan::Plan;
 use super::promise::{self, Lost, Promise};
-use super::record::{Answer, Attempt, Failure, Kind, MarkKind, Record, Stamp, StreamEnd, StreamId, WatchSum, What};
+use super::record::{
+    Answer, Attempt, Dialled, Failure, Kind, MarkKind, Record, Stamp, StreamEnd, StreamId, WatchSum, What,
+};
 use hdrhistogram::Histogram;
 use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 pub use super::loss::Loss;
@@ -51,10 +54,21 @@ pub struct Verdict {
     pub rejected: u64,
     /// What was promised under faults, and what came of it.
     pub promises: Vec<Promise>,
+    /// What of it clients saw that dialled a node: one a node, in the order of the record.
+    pub nodes: Vec<AtNode>,
     /// What else is worth knowing.
     pub notes: Vec<String>,
     /// Why nothing can be concluded, or what else was not as it should be.
     pub objections: Vec<String>,
+}
+
+/// What clients saw that dialled a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AtNode {
+    /// What was lost, by kind.
+    pub lost: BTreeMap<Loss, u64>,
+    /// Losses that promises under faults allow.
+    pub allowed: u64,
 }
 
 impl Verdict {
@@ -90,9 +104,13 @@ pub fn judge(record: &Record, plan: &Plan) -> Verdict {
     let mut judge = Judge::new(record);
     judge.verdict.promises = promise::check(record);
     for attempt in &record.attempts {
+        judge.count(attempt);
         judge.attempt(attempt);
     }
-    judge.ends();
+    judge.ends(&record.ends);
+    for node in &record.nodes {
+        judge.node(node);
+    }
     judge.watches(plan);
     judge.informers();
     judge.waits();
@@ -111,15 +129,19 @@ struct Judge<'a> {
     /// Who answered on a stream.
     served_by: HashMap<&'a str, &'a str>,
     local: BTreeMap<String, u64>,
+    /// The node whose clients are judged; none: the Service's, or the only ones.
+    node: Option<SocketAddr>,
     verdict: Verdict,
 }
 
 impl<'a> Judge<'a> {
     fn new(record: &'a Record) -> Self {
-        let new_ends = record.ends.iter().filter(|end| end.what == What::New);
+        let ends = record.ends.iter().chain(record.nodes.iter().flat_map(|node| &node.ends));
+        let new_ends = ends.filter(|end| end.what == What::New);
         let new_ends = new_ends.map(|end| (end.stream.as_str(), end)).collect();
         let rejected = record.reports.iter().map(|(_, r)| (r.stream.as_str(), r.rejected)).collect();
-        let served_by = record.attempts.iter().filter_map(|attempt| match &attempt.answer {
+        let attempts = record.attempts.iter().chain(record.nodes.iter().flat_map(|node| &node.attempts));
+        let served_by = attempts.filter_map(|attempt| match &attempt.answer {
             Answer::Good { instance } | Answer::Bad { instance, .. } => {
                 Some((attempt.stream.as_str(), instance.as_str()))
             }
@@ -128,7 +150,7 @@ impl<'a> Judge<'a> {
         let served_by = served_by.collect();
         let ends = Ends::new(record);
         let verdict = Verdict::default();
-        Self { record, ends, new_ends, rejected, served_by, local: BTreeMap::new(), verdict }
+        Self { record, ends, new_ends, rejected, served_by, local: BTreeMap::new(), node: None, verdict }
     }
 
     /// Whether a new connection that failed was ended by the instance that it had come to.
@@ -148,16 +170,31 @@ impl<'a> Judge<'a> {
         }
     }
 
+    /// What clients saw that dialled a node.
+    fn node(&mut self, node: &Dialled) {
+        let (lost, allowed) = (self.verdict.lost.clone(), self.verdict.allowed());
+        self.node = Some(node.address);
+        for attempt in &node.attempts {
+            self.attempt(attempt);
+        }
+        self.ends(&node.ends);
+        self.node = None;
+        let before = |loss| lost.get(loss).copied().unwrap_or(0);
+        let here = self.verdict.lost.iter().map(|(loss, count)| (*loss, count - before(loss)));
+        let lost = here.filter(|(_, count)| *count > 0).collect();
+        self.verdict.nodes.push(AtNode { lost, allowed: self.verdict.allowed() - allowed });
+    }
+
+    /// What a new connection of the Service's, or of the only clients, came to.
+    fn count(&mut self, attempt: &Attempt) {
+        if let (Kind::New, Answer::Good { instance } | Answer::Bad { instance, .. }) = (attempt.kind, &attempt.answer) {
+            *self.verdict.figures.new_connections_by_instance.entry(instance.clone()).or_default() += 1;
+        }
+    }
+
     fn attempt(&mut self, attempt: &Attempt) {
         self.verdict.figures.requests += 1;
-        let new = attempt.kind == Kind::New;
-        self.verdict.figures.new_connections += u64::from(new);
-        match &attempt.answer {
-            Answer::Good { instance } | Answer::Bad { instance, .. } if new => {
-                *self.verdict.figures.new_connections_by_instance.entry(instance.clone()).or_default() += 1;
-            }
-            _ => {}
-        }
+        self.verdict.figures.new_connections += u64::from(attempt.kind == Kind::New);
         match &attempt.answer {
             Answer::Good { .. } => {}
             Answer::Bad { instance, status } => self.bad_status(attempt, instance, *status),
@@ -169,8 +206,8 @@ impl<'a> Judge<'a> {
         if self.rejected(attempt, instance, status) {
             self.verdict.rejected += 1;
         } else {
-            let lost =
-                Lost { loss: Loss::BadStatus, due: Some(attempt.due), seen: attempt.done, instance: Some(instance) };
+            let (due, seen, node) = (Some(attempt.due), attempt.done, self.node);
+            let lost = Lost { loss: Loss::BadStatus, due, seen, instance: Some(instance), node };
             self.lose(&lost, format!("{}: {status} from {instance}", attempt.stream));
         }
     }
@@ -200,12 +237,12 @@ impl<'a> Judge<'a> {
         };
         let waited = attempt.done.since(attempt.due);
         let instance = self.served_by.get(attempt.stream.as_str()).copied();
-        let lost = Lost { loss, due: Some(attempt.due), seen: attempt.done, instance };
+        let lost = Lost { loss, due: Some(attempt.due), seen: attempt.done, instance, node: self.node };
         self.lose(&lost, format!("{}: {failure} after {waited:.1?}", attempt.stream));
     }
 
-    fn ends(&mut self) {
-        for end in self.record.ends.iter().filter(|end| end.what != What::New) {
+    fn ends(&mut self, ends: &[StreamEnd]) {
+        for end in ends.iter().filter(|end| end.what != What::New) {
             if let Failure::Local(why) = &end.how {
                 *self.local.entry(why.clone()).or_default() += 1;
                 continue;
@@ -217,7 +254,8 @@ impl<'a> Judge<'a> {
                 Err(why) => {
                     let while_what = if end.in_flight { "with a request under way" } else { "between requests" };
                     let words = format!("{} ({:?}): {} {while_what}, {why}", end.stream, end.what, end.how);
-                    let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance: Some(&end.instance) };
+                    let (instance, node) = (Some(end.instance.as_str()), self.node);
+                    let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance, node };
                     if !self.lose(&lost, words) {
                         self.verdict.ends_allowed.push(end.stream.clone());
                     }
@@ -324,17 +362,20 @@ impl<'a> Judge<'a> {
             self.object(format!("only {connections} new connections; fewer than {fewest} say nothing"));
         }
         let record = self.record;
-        let turns: Vec<&str> = record.players.iter().filter(|p| p.serves).map(|p| p.name.as_str()).collect();
-        if turns.len() < 2 {
+        let mut nodes: BTreeMap<Option<&str>, Vec<&str>> = BTreeMap::new();
+        for player in record.players.iter().filter(|player| player.serves) {
+            nodes.entry(player.node.as_deref()).or_default().push(&player.name);
+        }
+        if nodes.is_empty() || nodes.values().any(|turns| turns.len() < 2) {
             self.object("there was no upgrade".into());
         }
-        for name in &turns {
+        for name in nodes.values().flatten() {
             let served = self.verdict.figures.new_connections_by_instance.get(*name).copied().unwrap_or(0);
             if served < FEWEST_EACH {
                 self.object(format!("{name} served only {served} new connections"));
             }
         }
-        for pair in turns.windows(2) {
+        for pair in nodes.values().flat_map(|turns| turns.windows(2)) {
             self.upgrade(pair[0], pair[1]);
         }
     }

@@ -1,8 +1,9 @@
 //! A client's connection: TCP, TLS with the certificate checked, HTTP. And what its failures mean.
 
 use super::observe::{Observed, Said};
-use super::{Instances, objects};
+use super::{Instances, Joined, objects};
 use crate::certs::{Certs, Names};
+use crate::netns::Namespace;
 use crate::record::{Failure, Protocol, STREAM_HEADER, Signed, Stamp, StreamEnd, StreamId, What};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -10,6 +11,7 @@ use hyper::client::conn::{http1, http2};
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::ServerName;
+use socket2::{SockRef, TcpKeepalive};
 use std::error::Error;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -27,6 +29,10 @@ const USER_AGENT: &str = concat!("berth-rehearse/", env!("CARGO_PKG_VERSION"));
 /// Time for the goodbye of a connection that this side closes.
 const GOODBYE: Duration = Duration::from_secs(1);
 
+/// Together [`GONE_WITHIN`](crate::plan::GONE_WITHIN). client-go notices it after 45 s (HTTP/2's pings).
+const KEEPALIVE: TcpKeepalive =
+    TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5)).with_retries(3);
+
 /// Who answered with a certificate that is trusted and belongs to no instance.
 const STRANGER: &str = "unknown";
 
@@ -34,6 +40,8 @@ const STRANGER: &str = "unknown";
 #[derive(Clone)]
 pub struct Target {
     address: SocketAddr,
+    /// Where it is dialled from, if not from this process's own network namespace.
+    namespace: Option<Namespace>,
     /// In every certificate, wherever it is dialled.
     name: ServerName<'static>,
     names: Names,
@@ -64,6 +72,7 @@ impl Target {
         };
         Self {
             address,
+            namespace: None,
             name: ServerName::IpAddress(address.ip().into()),
             names,
             http1: connector(b"http/1.1"),
@@ -74,14 +83,24 @@ impl Target {
         }
     }
 
-    /// An instance's own address.
-    pub(super) fn at(&self, address: SocketAddr) -> Self {
+    /// A node's address.
+    pub(super) fn node(&self, address: SocketAddr) -> Self {
         Self { address, ..self.clone() }
+    }
+
+    /// An instance's own address.
+    pub(super) fn at(&self, instance: &Joined) -> Self {
+        let namespace = instance.node.as_ref().map(|node| node.namespace.clone());
+        Self { address: instance.address, namespace, ..self.clone() }
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Those of all instances, the one that came last first; the berth's if there are none.
     pub(super) fn direct(&self, instances: &Instances) -> Vec<Self> {
-        let mut targets: Vec<Self> = instances.iter().rev().map(|joined| self.at(joined.address)).collect();
+        let mut targets: Vec<Self> = instances.iter().rev().map(|joined| self.at(joined)).collect();
         if targets.is_empty() {
             targets.push(self.clone());
         }
@@ -101,7 +120,13 @@ impl Target {
     /// A socket to dial from.
     pub(super) fn socket(&self) -> Result<TcpSocket, Failure> {
         let socket = || {
-            let socket = if self.address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+            let new = || if self.address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+            let socket = match &self.namespace {
+                Some(namespace) => namespace.within(new)?,
+                None => new()?,
+            };
+            // A peer that is gone without a word ends a connection on which nothing is said, too.
+            SockRef::from(&socket).set_tcp_keepalive(&KEEPALIVE)?;
             if let Some(size) = self.buffer {
                 socket.set_recv_buffer_size(u32::try_from(size).unwrap_or(u32::MAX))?;
             }

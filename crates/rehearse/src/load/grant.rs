@@ -10,11 +10,14 @@ use crate::certs::{CLIENTS, Certs};
 use crate::record::{Failure, Protocol};
 use hyper::{Method, StatusCode};
 use serde_json::json;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+
+/// It was made, now or by an earlier try.
+const CREATED: [StatusCode; 2] = [StatusCode::CREATED, StatusCode::CONFLICT];
 
 /// Longest time until it is granted and known.
 const WITHIN: Duration = Duration::from_secs(20);
@@ -24,27 +27,48 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// Grants it, and waits until the apiserver knows. The error says why it does not.
 pub(crate) async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
-    let unusable = |e| format!("cannot use the certificates just made: {e}");
-    let (admin, client) =
-        (Target::admin(address, certs).map_err(unusable)?, Target::new(address, certs).map_err(unusable)?);
-    let mut why = "no answer".to_owned();
+    let (admin, client) = targets(address, certs)?;
+    let read = objects::get(objects::maps(WRITTEN));
     let granted = async {
-        for (target, request, good) in [
-            (admin, bind(), &[StatusCode::CREATED, StatusCode::CONFLICT][..]),
-            (client, objects::get(objects::maps(WRITTEN)), &[StatusCode::OK]),
-        ] {
-            loop {
-                match ask(&target, &request).await {
-                    Ok(status) if good.contains(&status) => break,
-                    Ok(status) => why = format!("{} {}: {status}", request.method, request.path),
-                    Err(failure) => why = format!("{} {}: {failure}", request.method, request.path),
-                }
-                sleep(PAUSE).await;
+        until(&admin, &bind(), &CREATED).await?;
+        until(&client, &read, &[StatusCode::OK]).await
+    };
+    let told = |why| format!("the clients of the rehearsal, group {CLIENTS}, may not read and write: {why}");
+    granted.await.map_err(told)
+}
+
+/// Makes a Node, as its kubelet would.
+pub(crate) async fn admit(address: SocketAddr, certs: &Certs, name: &str, ip: IpAddr) -> Result<(), String> {
+    let node = json!({
+        "kind": "Node", "apiVersion": "v1", "metadata": {"name": name},
+        "status": {"addresses": [{"type": "InternalIP", "address": ip}]},
+    });
+    let request = Request { method: Method::POST, path: "/api/v1/nodes".into(), body: node.to_string() };
+    until(&targets(address, certs)?.0, &request, &CREATED)
+        .await
+        .map_err(|why| format!("cannot make the Node {name}: {why}"))
+}
+
+/// An admin, and a client.
+fn targets(address: SocketAddr, certs: &Certs) -> Result<(Target, Target), String> {
+    let unusable = |e| format!("cannot use the certificates just made: {e}");
+    Ok((Target::admin(address, certs).map_err(unusable)?, Target::new(address, certs).map_err(unusable)?))
+}
+
+/// Asks until the answer is a good one, for [`WITHIN`].
+async fn until(target: &Target, request: &Request, good: &[StatusCode]) -> Result<(), String> {
+    let mut why = "no answer".to_owned();
+    let asked = async {
+        loop {
+            match ask(target, request).await {
+                Ok(status) if good.contains(&status) => break,
+                Ok(status) => why = format!("{} {}: {status}", request.method, request.path),
+                Err(failure) => why = format!("{} {}: {failure}", request.method, request.path),
             }
+            sleep(PAUSE).await;
         }
     };
-    let granted = timeout(WITHIN, granted).await;
-    granted.map_err(|_| format!("the clients of the rehearsal, group {CLIENTS}, may not read and write: {why}"))
+    timeout(WITHIN, asked).await.map_err(|_| why)
 }
 
 fn bind() -> Request {

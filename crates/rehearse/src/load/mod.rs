@@ -32,10 +32,11 @@ mod writer;
 
 pub use anonymous::{Anonymous, Connection};
 pub use dial::Target;
-pub(crate) use grant::grant;
+pub(crate) use grant::{admit, grant};
 
-use super::plan::{LoadPlan, UNANSWERED};
-use super::record::{Answer, Attempt, Kind, Recorder, Stamp, StreamId, What};
+use super::network::Node;
+use super::plan::{LoadPlan, RATE, UNANSWERED};
+use super::record::{Answer, Attempt, Dialled, Kind, Recorder, Stamp, StreamId, What};
 use dial::{Link, Unsent};
 use hyper::StatusCode;
 use informer::Scope;
@@ -56,7 +57,7 @@ use writer::{Goal, Ledger, Writer};
 pub type Instances = Vec<Joined>;
 
 /// An instance that can be dialled without what shares the port.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone)]
 pub struct Joined {
     /// When it joined. One that was started again joins again.
     pub at: Stamp,
@@ -64,6 +65,15 @@ pub struct Joined {
     pub name: String,
     /// Its own address.
     pub address: SocketAddr,
+    /// Where that address is, if not in this process's own network namespace.
+    pub(crate) node: Option<Node>,
+}
+
+impl Joined {
+    /// One that joined now, in this process's own network namespace.
+    pub fn here(name: &str, address: SocketAddr) -> Self {
+        Self { at: Stamp::now(), name: name.to_owned(), address, node: None }
+    }
 }
 
 /// Time over which watches and other long-lived clients begin.
@@ -74,6 +84,9 @@ const INFORMERS: u64 = 2;
 
 /// Clients that keep a copy of what nobody writes: of each kind, one of each HTTP version.
 const QUIET: u64 = 4;
+
+/// Kept connections to each node, where several are dialled: one of each HTTP version.
+const KEPT_AT_NODE: u64 = 2;
 
 /// Kept connections, and watches, to each instance itself: two of each HTTP version.
 const CONTROLS: u64 = 4;
@@ -89,9 +102,12 @@ pub struct Load {
 
 impl Load {
     /// Writes the objects that are read, and starts all clients. The error says why it cannot.
+    ///
+    /// `nodes` are dialled besides, under these names.
     pub async fn start(
         plan: &LoadPlan,
         target: &Target,
+        nodes: &[(String, SocketAddr)],
         instances: &channel::Receiver<Instances>,
         recorder: &Arc<Recorder>,
     ) -> Result<Self, String> {
@@ -102,11 +118,12 @@ impl Load {
             tag: Tag::now(),
             ledger: Ledger::default(),
             stop: stop.clone(),
+            node: None,
             control: None,
         };
         let (begin, begun) = oneshot::channel();
         let (end, over) = oneshot::channel();
-        let run = run(*plan, client, instances.clone(), begin);
+        let run = run(*plan, client, nodes.to_vec(), instances.clone(), begin);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|e| format!("no runtime: {e}"))?;
         let token = gone.clone();
@@ -153,6 +170,7 @@ impl Drop for Load {
 async fn run(
     plan: LoadPlan,
     client: Client,
+    nodes: Vec<(String, SocketAddr)>,
     mut instances: channel::Receiver<Instances>,
     begin: oneshot::Sender<()>,
 ) -> Result<(), String> {
@@ -186,14 +204,22 @@ async fn run(
         timed.spawn(slow::run(client.clone(), seed, index));
     }
     timed.spawn(fresh::run(client.clone(), seed, plan.rate));
+    let nodes: Vec<Client> = nodes.into_iter().map(|(name, address)| client.at_node(name, address)).collect();
+    for at_node in &nodes {
+        timed.spawn(fresh::run(at_node.clone(), seed, *RATE.start()));
+        for index in 0..KEPT_AT_NODE {
+            timed.spawn(kept::run(at_node.clone(), seed, index));
+        }
+    }
     let writer = tokio::spawn(writer.run());
     let _ = begin.send(());
 
-    let mut controlled: BTreeMap<Joined, Arc<Recorder>> = BTreeMap::new();
+    let mut controlled: BTreeMap<(Stamp, String), Arc<Recorder>> = BTreeMap::new();
     let (_never, no_goal) = channel::channel(None);
     while !client.stop.is_cancelled() {
         for joined in instances.borrow_and_update().iter() {
-            if controlled.contains_key(joined) {
+            let key = (joined.at, joined.name.clone());
+            if controlled.contains_key(&key) {
                 continue;
             }
             let control = client.control(joined);
@@ -201,7 +227,7 @@ async fn run(
                 controls.spawn(kept::run(control.clone(), seed, index));
                 controls.spawn(watch::run(control.clone(), index, no_goal.clone()));
             }
-            controlled.insert(joined.clone(), control.recorder);
+            controlled.insert(key, control.recorder);
         }
         let changed = client.stop.run_until_cancelled(instances.changed()).await;
         if matches!(changed, Some(Err(_))) {
@@ -212,12 +238,22 @@ async fn run(
     let mut broken = 0;
     broken += ended(&mut timed).await;
     controls.shutdown().await;
-    for (joined, recorder) in controlled {
+    for (name, address, recorder) in
+        nodes.into_iter().filter_map(|at| Some((at.node?, at.target.address(), at.recorder)))
+    {
+        let seen = recorder.take();
+        let dialled = Dialled { name, address, attempts: seen.attempts, ends: seen.ends };
+        client.recorder.note(|r| {
+            r.behind = r.behind.max(seen.behind);
+            r.nodes.push(dialled);
+        });
+    }
+    for ((_, name), recorder) in controlled {
         let control = recorder.take();
         let good = control.attempts.iter().filter(|a| matches!(a.answer, Answer::Good { .. }));
         let streams: BTreeSet<_> = good.map(|a| &a.stream).collect();
         client.recorder.note(|r| {
-            *r.control.streams.entry(joined.name).or_default() += streams.len() as u64;
+            *r.control.streams.entry(name).or_default() += streams.len() as u64;
             r.control.ends.extend(control.ends);
         });
     }
@@ -255,6 +291,8 @@ struct Client {
     tag: Tag,
     ledger: Ledger,
     stop: CancellationToken,
+    /// It dials this node, not the Service.
+    node: Option<String>,
     /// It dials this instance itself, once.
     control: Option<Joined>,
 }
@@ -262,15 +300,22 @@ struct Client {
 impl Client {
     /// One that dials an instance itself, with a record of its own.
     fn control(&self, instance: &Joined) -> Self {
-        let target = self.target.at(instance.address);
+        let target = self.target.at(instance);
         Self { target, recorder: Arc::default(), control: Some(instance.clone()), ..self.clone() }
+    }
+
+    /// One that dials a node, with a record of its own.
+    fn at_node(&self, name: String, address: SocketAddr) -> Self {
+        let target = self.target.node(address);
+        Self { target, recorder: Arc::default(), node: Some(name), ..self.clone() }
     }
 
     /// Name of one client of a kind.
     fn name(&self, kind: &str, index: u64) -> String {
-        match &self.control {
-            Some(joined) => format!("control-{}-{:x}-{kind}-{index}", joined.name, joined.at.0),
-            None => format!("{kind}-{index}"),
+        match (&self.control, &self.node) {
+            (Some(joined), _) => format!("control-{}-{:x}-{kind}-{index}", joined.name, joined.at.0),
+            (None, Some(node)) => format!("{node}-{kind}-{index}"),
+            (None, None) => format!("{kind}-{index}"),
         }
     }
 

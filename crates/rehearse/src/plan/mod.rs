@@ -32,11 +32,17 @@ pub const SLOW_READERS: RangeInclusive<u32> = 0..=100;
 /// Consecutive upgrades.
 pub const UPGRADES: RangeInclusive<u32> = 1..=1000;
 
+/// Nodes: each is a kube-apiserver or two, of 300 MiB and more.
+pub const NODES: RangeInclusive<u8> = 1..=7;
+
 /// Shortest phase of the load: in less, nothing is seen.
 pub const SHORTEST_PHASE: Duration = Duration::from_secs(1);
 
 /// Longest `--shutdown-delay-duration`: production uses seconds to a minute.
 pub const LONGEST_DELAY: Duration = Duration::from_secs(60);
+
+/// After this long without a sign of life of its peer, a connection ends on which nothing is under way.
+pub const GONE_WITHIN: Duration = Duration::from_secs(30);
 
 /// Time between two requests of a kept connection.
 pub const PACE: Duration = Duration::from_millis(100);
@@ -62,6 +68,8 @@ pub struct Plan {
     pub berth: Option<PathBuf>,
     /// In a network namespace of its own.
     pub netns: bool,
+    /// Several nodes, each in a network namespace of its own.
+    pub nodes: Option<Nodes>,
     /// Which processes an instance has.
     pub topology: Topology,
     /// From old to new and back, in [`UPGRADES`].
@@ -89,6 +97,15 @@ pub struct Output {
     pub json: Option<PathBuf>,
     /// The page.
     pub report: Option<PathBuf>,
+}
+
+/// Nodes of one cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Nodes {
+    /// How many, in [`NODES`].
+    pub count: u8,
+    /// The kube-proxy by which clients dial the Service `kubernetes`.
+    pub kube_proxy: PathBuf,
 }
 
 /// How long what lasts.
@@ -162,6 +179,7 @@ impl Default for Plan {
             etcd: None,
             berth: None,
             netns: false,
+            nodes: None,
             topology: Topology::Sidecar,
             upgrades: 1,
             faults: BTreeSet::new(),
@@ -176,6 +194,11 @@ impl Default for Plan {
 }
 
 impl Plan {
+    /// Descriptors that its load can have open at most. As much again goes to the addresses of several nodes.
+    pub fn descriptors(&self) -> u64 {
+        self.load.descriptors() * if self.nodes.is_some() { 2 } else { 1 }
+    }
+
     /// Asks both commands for their version, which shows whether they can be started at all.
     pub async fn ask_versions(&mut self) -> Result<(), Mistakes> {
         let mut checks = Checks::default();
@@ -194,7 +217,7 @@ impl Plan {
 impl LoadPlan {
     /// Descriptors that the load can have open at most: an answer that never comes holds its
     /// connection for [`UNANSWERED`], the store's sockets come on top.
-    pub fn descriptors(&self) -> u64 {
+    fn descriptors(&self) -> u64 {
         let fresh = u64::from(self.rate) * UNANSWERED.as_secs();
         fresh + 2 * u64::from(self.clients) + 3 * u64::from(self.watches + self.slow_readers) + 128
     }

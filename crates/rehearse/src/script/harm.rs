@@ -22,7 +22,7 @@ const BEYOND_LEASE: Duration = Duration::from_secs(3);
 impl Play<'_> {
     /// An upgrade to a version that cannot serve: it is given up after a while.
     pub(super) async fn failing_upgrade(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
-        let new = Instance { name: fault.to_string(), fault: Some(fault), ..super::instance(self.plan, 1) };
+        let new = Instance { name: fault.to_string(), fault: Some(fault), ..super::instance(self.plan, None, 1) };
         let direct = self.stage.layout.via == Via::Direct;
         if direct {
             self.say(&format!("stop {}", old.name));
@@ -155,7 +155,18 @@ impl Play<'_> {
         self.recorder.note(|r| {
             place = r.injected.len();
             let (instance, at) = (instance.to_owned(), Stamp::now());
-            r.injected.push(Injected { fault, instance, alone, at, noticed: None, over: None, seen: Vec::new() });
+            let node = fault.is_of_a_node().then_some(self.stage.setting.address);
+            r.injected.push(Injected {
+                fault,
+                instance,
+                node,
+                alone,
+                at,
+                noticed: None,
+                named_again: None,
+                over: None,
+                seen: Vec::new(),
+            });
         });
         place
     }
@@ -164,7 +175,7 @@ impl Play<'_> {
         self.note(place, |i| i.over = Some(Stamp::now()));
     }
 
-    fn note(&self, place: usize, write: impl FnOnce(&mut Injected)) {
+    pub(super) fn note(&self, place: usize, write: impl FnOnce(&mut Injected)) {
         self.recorder.note(|r| r.injected.get_mut(place).map(write).unwrap_or_default());
     }
 }

@@ -1,19 +1,21 @@
 //! The script of one run: start old, load, start new, wait until it joined, stop old, and so on; then
-//! end the load and stop what is left.
+//! end the load and stop what is left. `harm`: faults while both serve. `nodes`: the same on several nodes.
 
 mod harm;
+mod nodes;
 
 use super::fault::{Fault, SLOW};
 use super::hub;
 use super::instance::Instance;
 use super::load::{Load, Target, grant};
-use super::monitor::Monitor;
+use super::monitor::{Monitor, names};
 use super::plan::{Plan, Via};
 use super::progress::Progress;
 use super::record::{Recorder, Stamp};
-use super::stage::{Error, Stage};
+use super::stage::{Error, Stage, Stages};
 use super::topology::Role;
 use super::verdict::{NEW, OLD};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
@@ -29,8 +31,8 @@ const SETTLE: Duration = Duration::from_millis(1500);
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Plays it. What clients and instances did is in the record afterwards.
-pub(crate) async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>) -> Result<(), Error> {
-    let path = stage.setting.store();
+pub(crate) async fn play(plan: &Plan, stages: &mut Stages, recorder: &Arc<Recorder>) -> Result<(), Error> {
+    let path = stages.front().setting.store();
     let socket = UnixListener::bind(&path).map_err(|e| {
         Error::Unavailable(format!("cannot make the socket {} (TMPDIR names another place): {e}", path.display()))
     })?;
@@ -38,47 +40,44 @@ pub(crate) async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder
     let mut background = tokio::task::JoinSet::new();
     background.spawn(hub::serve(socket, Arc::default(), Arc::clone(recorder)));
     let progress = Progress::new(recorder);
-    let monitor = Monitor::new(&stage.setting);
-    let service = (plan.netns && !plan.old.is_stand_in())
-        .then(|| background.spawn(monitor.clone().watch_service(Arc::clone(recorder))));
-    if service.is_none() && !plan.old.is_stand_in() {
-        progress.say("the Service kubernetes stays out of this: no loopback address can be in it (see --netns)");
-    }
     if plan.etcd.is_none() && !plan.old.is_stand_in() {
         progress.say("--etcd-servers is given: what this rehearsal writes stays there");
     }
-    let mut play = Play { plan, stage, recorder, progress: &progress, monitor };
+    stages.front().start_etcd().await?;
+    match &plan.nodes {
+        Some(nodes) => nodes::play(plan, nodes, stages, recorder, &progress).await,
+        None => one_node(plan, stages.front(), recorder, &progress).await,
+    }
+}
 
-    play.stage.start_etcd().await?;
+async fn one_node(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>, progress: &Progress) -> Result<(), Error> {
+    let monitor = Monitor::new(&stage.setting);
+    let mut background = tokio::task::JoinSet::new();
+    let service = (plan.netns && !plan.old.is_stand_in())
+        .then(|| background.spawn(monitor.clone().watch_service(vec![stage.setting.address], Arc::clone(recorder))));
+    if service.is_none() && !plan.old.is_stand_in() {
+        progress.say("the Service kubernetes stays out of this: no loopback address can be in it (see --netns)");
+    }
+    let mut play = Play { plan, stage, recorder, progress, monitor };
+
     play.stage.open()?;
-    let old = instance(plan, 0);
+    let old = instance(plan, None, 0);
     play.start(&old).await?;
     play.joined(&old).await?;
     play.first(&old).await?;
     if service.is_some() {
         play.service_back().await;
     }
-
-    let load = &plan.load;
-    play.say(&format!(
-        "load: {} new connections a second, {} kept connections, {} watches, seed {}",
-        load.rate, load.clients, load.watches, load.seed
-    ));
     if !plan.old.is_stand_in() {
         grant(play.stage.setting.address, &play.stage.setting.certs).await.map_err(Error::Unavailable)?;
     }
-    let target = Target::new(play.stage.setting.address, &play.stage.setting.certs)
-        .map_err(|e| Error::Unavailable(format!("cannot use the certificates just made: {e}")))?;
-    let load = Load::start(load, &target, &play.stage.instances(), recorder).await.map_err(Error::Unavailable)?;
-    recorder.note(|r| r.began = Some(Stamp::now()));
-    sleep(plan.timing.phase).await;
-
+    let load = start_load(plan, play.stage, &[], recorder, progress).await?;
     for fault in plan.faults.iter().filter(|fault| fault.fails_the_upgrade()) {
         play.failing_upgrade(&old, *fault).await?;
     }
     let mut old = old;
     for upgrade in 1..=plan.upgrades {
-        let mut new = instance(plan, upgrade);
+        let mut new = instance(plan, None, upgrade);
         let faults = plan.faults.iter().copied().filter(|_| upgrade == 1);
         let faults: Vec<Fault> = faults.filter(|fault| !fault.fails_the_upgrade()).collect();
         new.fault = faults.iter().copied().find(|fault| *fault == Fault::SlowStart);
@@ -92,21 +91,46 @@ pub(crate) async fn play(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder
     if let Some(service) = service {
         service.abort();
     }
-
-    recorder.note(|r| r.over = Some(Stamp::now()));
-    if let Err(broken) = load.finish().await {
-        recorder.note(|r| r.troubles.push(broken));
-    }
+    finish(load, recorder).await;
     play.say(&format!("load is over, stop {}", old.name));
     play.stop(&old).await;
     Ok(())
 }
 
+/// Starts the load at what clients dial, and at these nodes; returns when there was some.
+async fn start_load(
+    plan: &Plan,
+    front: &Stage,
+    nodes: &[(String, SocketAddr)],
+    recorder: &Arc<Recorder>,
+    progress: &Progress,
+) -> Result<Load, Error> {
+    let load = &plan.load;
+    progress.say(&format!(
+        "load: {} new connections a second, {} kept connections, {} watches, seed {}",
+        load.rate, load.clients, load.watches, load.seed
+    ));
+    let target = Target::new(front.setting.address, &front.setting.certs)
+        .map_err(|e| Error::Unavailable(format!("cannot use the certificates just made: {e}")))?;
+    let load = Load::start(load, &target, nodes, &front.instances(), recorder).await.map_err(Error::Unavailable)?;
+    recorder.note(|r| r.began = Some(Stamp::now()));
+    sleep(plan.timing.phase).await;
+    Ok(load)
+}
+
+async fn finish(load: Load, recorder: &Recorder) {
+    recorder.note(|r| r.over = Some(Stamp::now()));
+    if let Err(broken) = load.finish().await {
+        recorder.note(|r| r.troubles.push(broken));
+    }
+}
+
 /// The instance that serves after so many upgrades.
-fn instance(plan: &Plan, upgrades: u32) -> Instance {
+fn instance(plan: &Plan, node: Option<&str>, upgrades: u32) -> Instance {
     let new = !upgrades.is_multiple_of(2);
     let (side, apiserver) = if new { (NEW, &plan.new) } else { (OLD, &plan.old) };
-    let name = if upgrades < 2 { side.to_owned() } else { format!("{side}-{}", upgrades / 2 + 1) };
+    let side = node.map_or_else(|| side.to_owned(), |node| format!("{node}-{side}"));
+    let name = if upgrades < 2 { side } else { format!("{side}-{}", upgrades / 2 + 1) };
     Instance { name, apiserver: apiserver.clone(), version: plan.versions[usize::from(new)].clone(), fault: None }
 }
 
@@ -164,7 +188,8 @@ impl Play<'_> {
     }
 
     async fn service_back(&self) {
-        if timeout(SERVICE_BACK_WITHIN, self.monitor.service_back()).await.is_err() {
+        let own = self.stage.setting.address.ip();
+        if timeout(SERVICE_BACK_WITHIN, self.monitor.service_is(|named| names(named, own))).await.is_err() {
             let trouble = format!("the Service kubernetes named nobody for {SERVICE_BACK_WITHIN:?} and more");
             self.recorder.note(|r| r.troubles.push(trouble));
         }

@@ -1,31 +1,32 @@
 //! The stage of a rehearsal: a directory, an address, certificates, and the processes that were started,
-//! asked and stopped there. `directory` is removed whatever happens, `process` is one of them, `seen` what can be seen of them from outside.
+//! asked and stopped there. `stages` are those of several nodes, `directory` is removed whatever happens, `process` is one of
+//! them, `seen` what can be seen of them from outside.
 
 mod directory;
 mod process;
 mod seen;
+mod stages;
 
 pub(crate) use directory::sweep;
+pub(crate) use stages::Stages;
 
-use super::address::{NETNS, free_address};
-use super::apiserver::this;
+use super::address::free_address;
 use super::certs;
 use super::etcd::{self, Etcd};
 use super::haproxy;
 use super::instance::Instance;
 use super::load::{Instances, Joined};
-use super::plan::{Plan, Via};
+use super::network::Node;
+use super::plan::Via;
 use super::record::{MarkKind, Player, Recorder, Stamp};
 use super::setting::Setting;
 use super::topology::{Layout, NODE, Part, Role};
 use berth_os::proc_net;
-use directory::Directory;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use process::Process;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitStatus;
@@ -73,15 +74,13 @@ pub(crate) struct Stage {
     pub(crate) layout: Layout,
     recorder: Arc<Recorder>,
     processes: Vec<Process>,
-    /// The etcd that real apiservers get.
-    etcd: Option<PathBuf>,
+    /// The etcd that real apiservers get: its program, and where it listens.
+    etcd: Option<(PathBuf, Etcd)>,
     /// The instances' own addresses, where berth does not choose them.
     own: BTreeMap<String, SocketAddr>,
     joined: watch::Sender<Instances>,
     /// Stopped by SIGSTOP: they hear of nothing else before they go on.
     frozen: Vec<Pid>,
-    /// Removed last.
-    _dir: Directory,
 }
 
 /// How an instance ended when it was stopped.
@@ -97,36 +96,23 @@ pub(crate) struct Stopped {
 }
 
 impl Stage {
-    /// Makes the directory and the certificates, and finds an address.
-    pub(crate) fn new(plan: &Plan, via: Via, recorder: &Arc<Recorder>) -> Result<Self, Error> {
-        let missing = |what: &str, error: io::Error| Error::Unavailable(format!("{what}: {error}"));
-        let dir = Directory::new()
-            .map_err(|e| missing("cannot make a temporary directory (TMPDIR names another place)", e))?;
-        let address = match plan.netns {
-            true => NETNS.into(),
-            false => free_address().map_err(|e| missing("no free address in 127.0.0.0/8", e))?,
-        };
-        let setting = Setting {
-            dir: dir.path().to_owned(),
-            address,
-            berth: plan.berth.clone().unwrap_or_else(|| this().into()),
-            certs: certs::make(dir.path(), &[address.ip()])?,
-            etcd: None,
-            probe_with_certificate: plan.old.wants_certificates() || plan.new.wants_certificates(),
-            shutdown: plan.shutdown,
-            hold: plan.timing.hold,
-        };
-        Ok(Self {
+    /// One without a process.
+    fn new(setting: Setting, layout: Layout, recorder: &Arc<Recorder>, joined: &watch::Sender<Instances>) -> Self {
+        Self {
             setting,
-            layout: Layout { via, topology: plan.topology },
+            layout,
             recorder: Arc::clone(recorder),
             processes: Vec::new(),
-            etcd: plan.etcd.clone(),
+            etcd: None,
             own: BTreeMap::new(),
-            joined: watch::Sender::default(),
+            joined: joined.clone(),
             frozen: Vec::new(),
-            _dir: dir,
-        })
+        }
+    }
+
+    /// Where it is, if there are several nodes.
+    pub(crate) fn node(&self) -> Option<&Node> {
+        self.setting.node.as_ref()
     }
 
     /// Starts the relay that all instances share, again if it ended.
@@ -139,11 +125,8 @@ impl Stage {
 
     /// Starts an etcd if one is wanted, and waits until it is up.
     pub(crate) async fn start_etcd(&mut self) -> Result<(), Error> {
-        let Some(program) = &self.etcd else { return Ok(()) };
-        let etcd = Etcd::new().map_err(|e| Error::Unavailable(format!("no free address in 127.0.0.0/8: {e}")))?;
-        let part = etcd.part(program, &self.setting.dir);
-        self.setting.etcd = Some(etcd.url());
-        self.spawn(etcd::NAME, &part)?;
+        let Some((program, etcd)) = self.etcd.clone() else { return Ok(()) };
+        self.spawn(etcd::NAME, &etcd.part(&program, &self.setting.dir))?;
         let began = Instant::now();
         loop {
             let why = match timeout(etcd::UP_WITHIN, etcd.healthy()).await {
@@ -166,7 +149,8 @@ impl Stage {
     /// Starts the processes of an instance, again if they were there before and ended.
     pub(crate) async fn start(&mut self, instance: &Instance, serves: bool) -> Result<(), Error> {
         let name = &instance.name;
-        let player = Player { name: name.clone(), version: None, serves };
+        let node = self.node().map(|node| node.name.clone());
+        let player = Player { name: name.clone(), version: None, serves, node };
         self.recorder.note(|r| {
             if r.players.iter().all(|other| other.name != player.name) {
                 r.players.push(player);
@@ -192,16 +176,17 @@ impl Stage {
         Ok(())
     }
 
-    fn spawn(&mut self, owner: &str, part: &Part) -> Result<(), Error> {
+    pub(crate) fn spawn(&mut self, owner: &str, part: &Part) -> Result<(), Error> {
         let hear = seen::hear(owner, self.layout, &self.recorder);
         let (recorder, name, role) = (Arc::clone(&self.recorder), owner.to_owned(), part.role);
         let over = move |status: ExitStatus| match role {
             Role::Apiserver | Role::Unit => {
                 recorder.note(|r| r.moments.tell(&name, MarkKind::Exited, Stamp::now(), status.to_string()));
             }
-            Role::Proxy | Role::Store => {}
+            Role::Proxy | Role::Store | Role::Service => {}
         };
-        let process = Process::start(owner, part, &hear, over).map_err(|error| {
+        let namespace = self.node().map(|node| &node.namespace);
+        let process = Process::start(owner, part, namespace, &hear, over).map_err(|error| {
             let program = part.argv.first().map(|program| program.display().to_string()).unwrap_or_default();
             Error::Unavailable(format!("cannot start {program} for {owner}: {error}"))
         })?;
@@ -262,7 +247,7 @@ impl Stage {
         let Some(address) = self.direct(name) else { return };
         self.joined.send_modify(|instances| {
             instances.retain(|other| other.name != name);
-            instances.push(Joined { at: Stamp::now(), name: name.to_owned(), address });
+            instances.push(Joined { node: self.node().cloned(), ..Joined::here(name, address) });
         });
     }
 
@@ -307,6 +292,16 @@ impl Stage {
     /// The exit status of the first process of an instance that has ended.
     pub(crate) fn ended(&self, name: &str) -> Option<ExitStatus> {
         self.processes.iter().filter(|p| p.owner == name).find_map(Process::status)
+    }
+
+    /// Waits until one of an owner's processes has ended.
+    pub(crate) async fn over(&self, owner: &str) -> ExitStatus {
+        loop {
+            match self.ended(owner) {
+                Some(status) => return status,
+                None => sleep(LOOK).await,
+            }
+        }
     }
 
     /// Stops an instance as its [`Layout`] says; SIGKILL for what is there after `grace`.
@@ -397,6 +392,14 @@ impl Stage {
         }
     }
 
+    /// Sends SIGKILL to all that there is, at one moment, and waits until it is gone.
+    pub(crate) async fn kill_all(&self) {
+        self.processes.iter().for_each(|process| process.signal(Signal::SIGKILL));
+        for process in &self.processes {
+            process.wait().await;
+        }
+    }
+
     /// Sends SIGSTOP.
     pub(crate) fn freeze(&mut self, pid: Pid) {
         if kill(pid, Signal::SIGSTOP).is_ok() {
@@ -429,12 +432,12 @@ impl Stage {
         lines.join("\n")
     }
 
-    async fn failed(&mut self, name: &str, what: String) -> Error {
+    pub(crate) async fn failed(&mut self, name: &str, what: String) -> Error {
         Error::Instance { instance: name.to_owned(), what, log: self.log(name).await }
     }
 
-    /// Ends what still runs, and removes the directory.
-    pub(crate) async fn close(mut self) {
+    /// Ends what still runs.
+    async fn close(mut self) {
         self.thaw();
         if let Some(status) = self.ended(etcd::NAME) {
             self.recorder.note(|r| r.troubles.push(format!("etcd ended before it was told to ({status})")));
@@ -470,24 +473,25 @@ impl Drop for Stage {
 #[cfg(test)]
 mod tests {
     use super::super::apiserver::Apiserver;
-    use super::super::plan::Topology;
+    use super::super::plan::{Plan, Topology};
     use super::*;
 
     #[tokio::test]
     async fn an_etcd_that_does_not_come_up_is_shown_with_its_log() {
         let plan = Plan { etcd: Some("/bin/false".into()), ..Plan::default() };
-        let mut stage = Stage::new(&plan, Via::Direct, &Arc::default()).unwrap();
-        let error = stage.start_etcd().await.unwrap_err();
+        let mut stages = Stages::new(&plan, None, Via::Direct, &Arc::default()).unwrap();
+        let error = stages.front().start_etcd().await.unwrap_err();
         assert!(matches!(error, Error::Unavailable(_)), "{error}");
         assert!(error.to_string().starts_with("etcd ended before it was up (exit status: 1); its last"), "{error}");
-        stage.close().await;
+        stages.close().await;
     }
 
     /// This test's own binary knows no `run --listen`: it ends at once and says so.
     #[tokio::test]
     async fn an_instance_that_cannot_start_is_shown_with_its_log() {
         let plan = Plan { topology: Topology::Run, ..Plan::default() };
-        let mut stage = Stage::new(&plan, Via::Berth, &Arc::default()).unwrap();
+        let mut stages = Stages::new(&plan, None, Via::Berth, &Arc::default()).unwrap();
+        let stage = stages.front();
         let dir = stage.setting.dir.clone();
         let old = Instance { name: "old".into(), apiserver: Apiserver::default(), version: "v1".into(), fault: None };
         stage.start(&old, true).await.unwrap();
@@ -495,7 +499,7 @@ mod tests {
         assert!(error.contains("old ended before it was ready (exit status: ") && error.contains("listen"), "{error}");
         let stopped = stage.stop("old", Duration::from_secs(30)).await;
         assert!(stopped.early && !stopped.status.unwrap().success());
-        stage.close().await;
+        stages.close().await;
         assert!(!dir.exists());
     }
 }

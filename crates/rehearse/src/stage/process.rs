@@ -1,5 +1,6 @@
 //! One process of a rehearsal: started, read, told, waited for.
 
+use super::super::netns::Namespace;
 use super::super::topology::{Part, Role};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -42,6 +43,7 @@ impl Process {
     pub(super) fn start(
         owner: &str,
         part: &Part,
+        namespace: Option<&Namespace>,
         hear: &Listener,
         over: impl FnOnce(ExitStatus) + Send + 'static,
     ) -> io::Result<Self> {
@@ -55,6 +57,9 @@ impl Process {
         // Settings of the environment must not reach it: the rehearsal is what it says it is.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_")) {
             command.env_remove(name);
+        }
+        if let Some(namespace) = namespace {
+            namespace.hold(command.as_std_mut());
         }
         berth_os::process::die_with_parent(command.as_std_mut());
         let mut child = command.spawn()?;

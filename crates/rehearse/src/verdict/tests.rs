@@ -26,7 +26,8 @@ fn good() -> Record {
     ] {
         record.moments.add(instance, mark, Stamp(ms * 1_000_000));
     }
-    record.players = [OLD, NEW].map(|name| Player { name: name.into(), version: None, serves: true }).into();
+    record.players =
+        [OLD, NEW].map(|name| Player { name: name.into(), version: None, serves: true, node: None }).into();
     let events = [(OLD.to_owned(), 20), (NEW.to_owned(), 10)].into();
     record.watches.push(WatchSum { client: "watch-0".into(), events, ..WatchSum::default() });
     record
@@ -232,4 +233,49 @@ fn a_run_that_tests_nothing_does_not_hold() {
         assert!(!verdict.held() && verdict.lost() == 0 && !verdict.objections.is_empty(), "{n}: {verdict:#?}");
     }
     assert!(!judge(&Record::default(), &plan()).held());
+}
+
+/// A run of two nodes: each goes from old to new as in [`good`], and clients dial both besides the Service.
+fn two_nodes() -> Record {
+    let mut record = good();
+    for player in &mut record.players {
+        player.node = Some("cp-1".into());
+    }
+    for n in 0..300_u64 {
+        let at = n * 10_000_000 + 1;
+        let instance = if at < 2_000_000_000 { "cp-2-old" } else { "cp-2-new" }.to_owned();
+        record.attempts.push(attempt(Kind::New, &format!("more-{n}"), at, Answer::Good { instance }));
+    }
+    for moment in record.moments.0.clone() {
+        record.moments.add(&format!("cp-2-{}", moment.instance), moment.mark, moment.at);
+    }
+    let node = Some("cp-2".to_owned());
+    let player = |name: &str| Player { name: name.into(), version: None, serves: true, node: node.clone() };
+    record.players.extend(["cp-2-old", "cp-2-new"].map(player));
+    for (number, name) in ["cp-1", "cp-2"].into_iter().enumerate() {
+        let address = ([10, 0, 0, number as u8 + 1], 6443).into();
+        let attempts = vec![attempt(Kind::New, name, 0, Answer::Good { instance: OLD.into() })];
+        record.nodes.push(Dialled { name: name.into(), address, attempts, ends: Vec::new() });
+    }
+    record
+}
+
+#[test]
+fn each_node_has_its_upgrade_and_its_losses() {
+    let verdict = judge(&two_nodes(), &plan());
+    assert!(verdict.held(), "{verdict:#?}");
+    assert_eq!((verdict.figures.requests, verdict.figures.new_connections), (602, 602));
+    assert_eq!(verdict.nodes, [AtNode::default(), AtNode::default()]);
+
+    let mut lost = two_nodes();
+    lost.nodes[1].attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Refused)));
+    lost.nodes[1].ends.push(StreamEnd { stream: "y".into(), ..end("y", 1_000_000_000) });
+    let verdict = judge(&lost, &plan());
+    let both: BTreeMap<_, _> = [(Loss::Refused, 1), (Loss::StreamEnded, 1)].into();
+    assert_eq!((&verdict.nodes[0].lost, &verdict.nodes[1].lost, &verdict.lost), (&BTreeMap::new(), &both, &both));
+
+    // One whose other node was not upgraded is none.
+    let mut half = two_nodes();
+    half.players.pop();
+    assert_eq!(judge(&half, &plan()).objections, ["there was no upgrade"]);
 }

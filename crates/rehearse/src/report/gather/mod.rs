@@ -10,15 +10,17 @@ mod tests;
 
 use super::{environment, format};
 use crate::data::{
-    self, Command, ControlStreams, Informer, Instance, Mark, MarkKind, Period, Program, Promise, Ran, Report, Run,
-    RunOutcome, Tally, Verdict,
+    self, Away, Command, ControlStreams, Dialled, Informer, Instance, Mark, MarkKind, Period, Program, Promise, Ran,
+    Report, Run, RunOutcome, Tally, Verdict,
 };
+use crate::network::SERVICE;
 use crate::plan::{Plan, Via};
-use crate::promise::Promise as Promised;
-use crate::record::{Player, Record, Stamp};
-use crate::verdict::{Loss, Verdict as Judged};
+use crate::promise::{self, Promise as Promised};
+use crate::record::{Answer, Attempt, Injected, Kind, Player, Record, Stamp};
+use crate::verdict::{AtNode, Loss, Verdict as Judged, millis};
 use crate::{Rehearsed, Run as Played};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// What came of each run, in the order of the plan.
@@ -58,12 +60,15 @@ fn programs(plan: &Plan, rehearsed: &Rehearsed) -> Vec<Program> {
     let known = players.filter_map(|player| Some((player, player.version.as_ref()?)));
     let new = known.filter(|(player, _)| seen.insert(player.name.as_str()));
     let apiservers = new.map(|(player, version)| Program { role: player.name.clone(), version: version.clone() });
+    let kube_proxy = plan.nodes.as_ref();
+    let kube_proxy =
+        kube_proxy.and_then(|nodes| environment::ask("kube-proxy", nodes.kube_proxy.as_os_str(), "--version"));
     let etcd = plan.etcd.as_ref().and_then(|program| environment::ask("etcd", program.as_os_str(), "--version"));
     let haproxy = rehearsed.runs.iter().find(|run| run.via == Via::Haproxy);
     let haproxy = haproxy.and_then(|_| environment::ask("haproxy", "haproxy".as_ref(), "-v"));
     // Of this program the version is in the report already.
     let berth = plan.berth.as_ref().and_then(|program| environment::ask("berth", program.as_os_str(), "--version"));
-    apiservers.chain(etcd).chain(haproxy).chain(berth).collect()
+    apiservers.chain(etcd).chain(kube_proxy).chain(haproxy).chain(berth).collect()
 }
 
 fn ran(played: &Played, control: Option<&Judged>) -> Ran {
@@ -81,6 +86,8 @@ fn ran(played: &Played, control: Option<&Judged>) -> Ran {
         informers: informers(record),
         control_streams: control_streams(record),
         endpoint_gaps: endpoint_gaps(record, &span),
+        dialled: dialled(record, judged),
+        away: away(record, &span),
         promises: judged.promises.iter().map(|promised| promise(promised, &span)).collect(),
     }
 }
@@ -221,6 +228,52 @@ fn control_streams(record: &Record) -> BTreeMap<String, ControlStreams> {
 fn endpoint_gaps(record: &Record, span: &Span) -> Option<Vec<Period>> {
     let period = |(from, to): &(Stamp, Stamp)| Period { from_ms: span.ms(*from), to_ms: span.ms(*to) };
     Some(record.endpoint_gaps.as_ref()?.iter().map(period).collect())
+}
+
+/// The Service first: what was lost there is what is left of all.
+fn dialled(record: &Record, judged: &Judged) -> Vec<Dialled> {
+    if record.nodes.is_empty() {
+        return Vec::new();
+    }
+    let mut at_service = AtNode { lost: judged.lost.clone(), allowed: judged.allowed() };
+    for node in &judged.nodes {
+        at_service.allowed -= node.allowed;
+        for (loss, count) in &node.lost {
+            *at_service.lost.entry(*loss).or_default() -= count;
+        }
+    }
+    let at = |name: &str, address: SocketAddr, attempts: &[Attempt], seen: &AtNode| Dialled {
+        name: name.to_owned(),
+        address: address.to_string(),
+        requests: attempts.len() as u64,
+        new_connections: attempts.iter().filter(|attempt| attempt.kind == Kind::New).count() as u64,
+        lost: seen.lost.iter().filter(|(_, count)| **count > 0).map(|(loss, &count)| loss.tally(count)).collect(),
+        allowed: seen.allowed,
+        wait_max_ms: attempts.iter().map(|attempt| millis(attempt.done.since(attempt.due))).fold(0.0, f64::max),
+    };
+    let service = at("Service kubernetes", SERVICE, &record.attempts, &at_service);
+    let nodes = record.nodes.iter().zip(&judged.nodes);
+    [service].into_iter().chain(nodes.map(|(node, seen)| at(&node.name, node.address, &node.attempts, seen))).collect()
+}
+
+fn away(record: &Record, span: &Span) -> Vec<Away> {
+    let one = |injected: &Injected| {
+        let Injected { fault, instance, node, at, over, .. } = injected;
+        let seen = promise::Away::of(record, *at, node.as_ref()?.ip());
+        let after = |moment: Stamp| millis(moment.since(*at));
+        let failed = |a: &&Attempt| a.kind == Kind::New && matches!(a.answer, Answer::Failed(_));
+        let meanwhile = |a: &&Attempt| a.due >= *at && over.is_none_or(|over| a.due < over);
+        Some(Away {
+            fault: fault.to_string(),
+            node: record.players.iter().find(|player| player.name == *instance)?.node.clone()?,
+            from_ms: span.ms(*at),
+            reconciled_ms: seen.reconciled.map(after),
+            named_ms: seen.named.map(after),
+            lost_ms: record.attempts.iter().filter(failed).filter(meanwhile).map(|a| a.due).max().map(after),
+            back_ms: over.map(after),
+        })
+    };
+    record.injected.iter().filter_map(one).collect()
 }
 
 /// Each once, in order. Where the script told an instance to stop, it need not say so itself.

@@ -50,8 +50,12 @@ fn record() -> Record {
     ] {
         record.moments.add(instance, mark, at(ms));
     }
-    let player =
-        |(name, version): (&str, &str)| Player { name: name.into(), version: Some(version.into()), serves: true };
+    let player = |(name, version): (&str, &str)| Player {
+        name: name.into(),
+        version: Some(version.into()),
+        serves: true,
+        node: None,
+    };
     record.players = [(OLD, "v1.33.0"), (NEW, "v1.34.0")].map(player).into();
     record
 }
@@ -176,6 +180,8 @@ fn watches_have_segments_and_gaps() {
     let mut killed = record();
     killed.reports.clear();
     killed.injected.push(Injected {
+        node: None,
+        named_again: None,
         fault: Fault::KillShim,
         instance: OLD.into(),
         alone: false,
@@ -368,4 +374,57 @@ fn runs_are_in_the_order_of_the_plan() {
     assert_eq!(report.runs[1].ran().unwrap().verdict.control.as_ref().unwrap()[0].count, 1);
     assert!(report.aborted.unwrap().contains("SIGINT"));
     assert_eq!(report.environment.programs.len(), 2);
+}
+
+#[test]
+fn what_was_dialled_and_who_went_away() {
+    let node: SocketAddr = "10.0.0.3:6443".parse().unwrap();
+    let mut away = record();
+    assert_eq!((gathered(record()).dialled, gathered(record()).away), (Vec::new(), Vec::new()));
+    away.players[1].node = Some("cp-3".into());
+    let lost = |stream: &str, due, done| Attempt {
+        kind: Kind::New,
+        stream: stream.into(),
+        due: at(due),
+        done: at(done),
+        answer: Answer::Failed(Failure::Unanswered),
+    };
+    away.nodes.push(crate::record::Dialled {
+        name: "cp-3".into(),
+        address: node,
+        attempts: vec![lost("cp-3-new-0", 2_400, 2_900), lost("cp-3-new-1", 3_100, 3_900)],
+        ends: Vec::new(),
+    });
+    away.attempts.push(lost("new-300", 2_250, 2_900));
+    let named = |own: &[&str], berth: &[&str]| {
+        let addresses = |all: &[&str]| all.iter().map(|ip| ip.parse().unwrap()).collect();
+        [("kubernetes".to_owned(), addresses(own)), ("berth-cp-3-ipv4".to_owned(), addresses(berth))].into()
+    };
+    let (there, gone) = (&["10.0.0.3"][..], &[][..]);
+    away.named = vec![(at(0), named(there, there)), (at(2_200), named(gone, there)), (at(2_300), named(gone, gone))];
+    away.injected.push(Injected {
+        fault: Fault::NodeGone,
+        instance: NEW.into(),
+        node: Some(node),
+        alone: false,
+        at: at(2_000),
+        noticed: Some(at(2_300)),
+        named_again: None,
+        over: Some(at(3_000)),
+        seen: Vec::new(),
+    });
+    let ran = gathered(away);
+    let dialled = |d: &Dialled| (d.name.clone(), d.lost.iter().map(|t| t.count).sum::<u64>(), d.allowed);
+    let seen: Vec<_> = ran.dialled.iter().map(dialled).collect();
+    assert_eq!(seen, [("Service kubernetes".into(), 0, 1), ("cp-3".into(), 1, 1)]);
+    let expected = Away {
+        fault: "node-gone".into(),
+        node: "cp-3".into(),
+        from_ms: 2_000,
+        reconciled_ms: Some(200.0),
+        named_ms: Some(300.0),
+        lost_ms: Some(250.0),
+        back_ms: Some(1_000.0),
+    };
+    assert_eq!((ran.away.as_slice(), ran.longest_named()), (&[expected][..], Some(300.0)));
 }

@@ -56,6 +56,12 @@ pub(super) fn section(runs: &[Run]) -> Markup {
                         @for (name, measure) in MEASURES {
                             tr { th scope="row" { (name) } @for run in runs { (cell(run, measure)) } }
                         }
+                        @if made.iter().any(|ran| !ran.away.is_empty()) {
+                            tr {
+                                th scope="row" { "A node out of the Service after" }
+                                @for run in runs { (cell(run, |r| r.longest_named().map_or("never".into(), format::wait))) }
+                            }
+                        }
                         @if gap {
                             tr {
                                 th scope="row" { "Endpoints empty for" }

@@ -23,6 +23,8 @@ pub(super) fn section(run: &Run, index: usize, several: bool) -> Markup {
                     (objections(ran))
                     (timeline(ran, &id))
                     (promises(ran))
+                    (dialled(ran))
+                    (away(ran))
                     (sums(ran))
                 }
             }
@@ -159,6 +161,61 @@ fn promises(ran: &Ran) -> Markup {
                     }
                 }
             }
+        }
+    }
+}
+
+/// The Service, and each node.
+fn dialled(ran: &Ran) -> Markup {
+    html! {
+        @if !ran.dialled.is_empty() {
+            h3 { "By what clients dialled" }
+            div.scroll tabindex="0" role="region" aria-label="By what clients dialled" {
+                table.steps {
+                    thead { tr { @for name in ["Dialled", "Address", "Requests", "New connections", "Lost", "Allowed", "Longest wait"] { th scope="col" { (name) } } } }
+                    tbody {
+                        @for dialled in &ran.dialled {
+                            tr {
+                                th scope="row" { (dialled.name) }
+                                td { (dialled.address) }
+                                @for count in [dialled.requests, dialled.new_connections, dialled.lost.iter().map(|tally| tally.count).sum(), dialled.allowed] {
+                                    td { (format::count(count)) }
+                                }
+                                td { (format::wait(dialled.wait_max_ms)) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Nodes that went away.
+fn away(ran: &Ran) -> Markup {
+    let after = |ms: Option<f64>, never: &str| ms.map_or_else(|| never.to_owned(), format::wait);
+    html! {
+        @if !ran.away.is_empty() {
+            h3 { "When the Service forgot a node" }
+            div.scroll tabindex="0" role="region" aria-label="When the Service forgot a node" {
+                table.steps {
+                    thead { tr { @for name in ["Node", "Fault", "At", "Taken out by kube-apiserver", "In no slice", "Last connection lost", "As before"] { th scope="col" { (name) } } } }
+                    tbody {
+                        @for away in &ran.away {
+                            tr {
+                                th scope="row" { (away.node) }
+                                td { (away.fault) }
+                                td { (format::moment(away.from_ms)) }
+                                td { (after(away.reconciled_ms, "never")) }
+                                td { (after(away.named_ms, "never")) }
+                                td { (after(away.lost_ms, "none")) }
+                                td { (after(away.back_ms, "never")) }
+                            }
+                        }
+                    }
+                }
+            }
+            p.quiet { "Times after it went away. The last connection lost is one that the Service's clients began." }
         }
     }
 }
