@@ -16,6 +16,9 @@ use std::time::Duration;
 /// Flags that cannot be the user's: clients verify servers by them, and servers clients.
 const OWN_FLAGS: [&str; 4] = ["client-ca-file", "tls-cert-file", "tls-private-key-file", "tls-sni-cert-key"];
 
+/// Where clients dial the Service, with --nodes.
+const SERVICE_RANGE: &str = "service-cluster-ip-range";
+
 /// Checks everything but what may come and go meanwhile: programs of other ways than `--via`.
 pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let mut checks = Checks::default();
@@ -60,6 +63,11 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         watches: checks.number("--watches", &args.watches, WATCHES),
         slow_readers: checks.number("--slow-readers", &args.slow_readers, SLOW_READERS),
         seed: seed.unwrap_or_else(|| getrandom::u64().unwrap_or_default()),
+        catch_up: match faults.iter().any(|fault| fault.is_of_a_node()) {
+            // What TCP kept for a client of a node without a link it sends again at ever longer intervals.
+            true => Duration::from_secs(60),
+            false => LoadPlan::default().catch_up,
+        },
     };
     for (option, path) in [("--json", &args.json), ("--report", &args.report)] {
         let Some(path) = path else { continue };
@@ -154,11 +162,15 @@ fn nodes(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) 
     if apiservers.iter().any(|apiserver| apiserver.is_stand_in()) {
         checks.wrong("--nodes: a stand-in knows no Service; give --old and --new, the commands of kube-apiservers");
     }
-    if apiservers
-        .iter()
-        .any(|apiserver| matches!(apiserver, Apiserver::Command { flags, .. } if has(flags, "etcd-servers")))
-    {
-        checks.wrong("--nodes: an etcd outside cannot be reached from a network namespace; leave out --etcd-servers");
+    if !cfg!(feature = "operate") {
+        checks.wrong("--nodes: it needs `berth grant`, which this build lacks; give a build with the feature operate");
+    }
+    let typed =
+        |apiserver: &&Apiserver| matches!(apiserver, Apiserver::Command { flags, .. } if has(flags, SERVICE_RANGE));
+    if apiservers.iter().any(typed) {
+        checks.wrong(format!(
+            "--nodes: --{SERVICE_RANGE} is the rehearsal's own, whose clients dial the Service; leave it out"
+        ));
     }
     for (program, package) in [("ip", "iproute2"), ("nft", "nftables")] {
         let fix = |why| format!("--nodes: {why}; install {package}");

@@ -40,7 +40,7 @@ pub(super) fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
         return Err(format!("lost {} without berth, {} with it", lost(direct), lost(berth)).into());
     }
     for ran in [direct, berth] {
-        let new_connections: Vec<_> = ran.dialled.iter().map(|dialled| dialled.new_connections).collect();
+        let new_connections: Vec<_> = ran.by_address.iter().map(|at| at.new_connections).collect();
         if new_connections.len() != 4 || new_connections.iter().any(|count| *count < 200) {
             return Err(format!("new connections by the Service and three addresses: {new_connections:?}").into());
         }

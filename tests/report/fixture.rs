@@ -119,7 +119,7 @@ pub(crate) fn run(model: &Model) -> Run {
         informers: Vec::new(),
         control_streams: BTreeMap::new(),
         endpoint_gaps: None,
-        dialled: Vec::new(),
+        by_address: Vec::new(),
         away: Vec::new(),
     };
     Run { via: model.via, topology: "sidecar".into(), outcome: RunOutcome::Ran(Box::new(ran)) }

@@ -131,10 +131,10 @@ pub struct Ran {
     pub control_streams: BTreeMap<String, ControlStreams>,
     /// Times for which the Service `kubernetes` named nobody; none: not looked at.
     pub endpoint_gaps: Option<Vec<Period>>,
-    /// Of several nodes, what clients saw at the Service `kubernetes`, and then at each node's address. Numbers of requests, of
-    /// new connections and of what was lost or allowed are of all of them; all else is of those who dialled the Service.
+    /// Of several nodes, what clients saw who dialed the Service `kubernetes`, and then at each node's address. What was
+    /// lost, allowed or counted apart is of all of them, all other figures of those who dialed the Service.
     #[serde(default)]
-    pub dialled: Vec<Dialled>,
+    pub by_address: Vec<ByAddress>,
     /// Nodes that went away, and when the Service named them no more.
     #[serde(default)]
     pub away: Vec<Away>,
@@ -143,7 +143,7 @@ pub struct Ran {
 /// What clients saw at one address.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Dialled {
+pub struct ByAddress {
     /// The Service, or the node.
     pub name: String,
     /// The address, with its port.
@@ -521,9 +521,10 @@ impl Ran {
         self.promises.iter().flat_map(|promise| &promise.allowed).map(|tally| tally.count).sum()
     }
 
-    /// The longest time for which the Service named a node that was away; none: one was named all the time.
+    /// The longest time for which the Service named a node that was away, in milliseconds: infinite if it named one to the
+    /// end. None: no node was away.
     pub(crate) fn longest_named(&self) -> Option<f64> {
-        self.away.iter().map(|away| away.named_ms).try_fold(0.0, |longest, named| Some(f64::max(longest, named?)))
+        self.away.iter().map(|away| away.named_ms.unwrap_or(f64::INFINITY)).reduce(f64::max)
     }
 }
 

@@ -52,7 +52,6 @@ mod topology;
 pub mod verdict;
 mod wire;
 
-use network::Network;
 use plan::{Plan, Via, find_program};
 use record::{Record, Recorder};
 use stage::{Error, Stages};
@@ -121,15 +120,6 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
     for left in stage::sweep() {
         eprintln!("removed {}, which a rehearsal left that was killed", left.display());
     }
-    let unavailable =
-        |error| Error::Unavailable(format!("cannot make the network of several nodes: {error} (root can)"));
-    let network = match plan.nodes.as_ref().map(|nodes| Network::new(nodes.count)).transpose() {
-        Ok(network) => network,
-        Err(error) => {
-            outcome.aborted = Some(unavailable(error).into());
-            return outcome;
-        }
-    };
     for &via in &plan.runs {
         if let Err(why) = available(via) {
             let why = format!("{why}: {via} cannot be rehearsed");
@@ -142,7 +132,7 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
             continue;
         }
         let recorder = Arc::new(Recorder::default());
-        let mut stages = match Stages::new(plan, network.as_ref(), via, &recorder) {
+        let mut stages = match Stages::new(plan, via, &recorder) {
             Ok(stages) => stages,
             Err(error) => {
                 outcome.aborted = Some(error.into());

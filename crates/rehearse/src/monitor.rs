@@ -2,9 +2,10 @@
 //! `kubernetes` names. Each question is a connection of its own, and one without an answer says
 //! nothing: what is lost is the load's to say.
 
-use super::record::{Named, Recorder, Stamp};
+use super::record::{Named, NamedFrom, Recorder, Stamp};
 use super::setting::Setting;
-use berth_cluster::lease::LEASES;
+use berth_cluster::lease::OF_INSTANCES;
+use berth_cluster::service::OF_SERVICE;
 use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use rustls::pki_types::ServerName;
@@ -15,11 +16,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, sleep};
 
-/// All of the Service's: kube-apiserver's own reconciler writes the one named `kubernetes`, shims their nodes'.
-const SLICES: &str =
-    "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes";
-
-/// The slice that kube-apiserver's own reconciler writes.
+/// Name of the slice that kube-apiserver's own reconciler writes. Shims write those of their nodes.
 pub(crate) const RECONCILED: &str = "kubernetes";
 
 /// Time between two looks.
@@ -30,8 +27,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub(crate) struct Monitor {
     address: SocketAddr,
     probe: Arc<Probe>,
-    /// Whom the Service names.
-    named: Arc<watch::Sender<Named>>,
+    /// Whom the Service names, and when that was asked.
+    named: Arc<watch::Sender<(Stamp, Named)>>,
 }
 
 impl Monitor {
@@ -47,7 +44,11 @@ impl Monitor {
             server_name: ServerName::IpAddress(setting.address.ip().into()),
             timeout: Duration::from_secs(5),
         });
-        Self { address: setting.address, probe: Arc::new(probe), named: Arc::default() }
+        Self {
+            address: setting.address,
+            probe: Arc::new(probe),
+            named: Arc::new(watch::Sender::new((Stamp(0), Named::new()))),
+        }
     }
 
     /// The same at another address.
@@ -70,45 +71,48 @@ impl Monitor {
     }
 
     /// Notes whom the Service names, and the times for which that is nobody, from the first time on that it names
-    /// somebody, until it is dropped. Asks at the first of these addresses that answers.
-    pub(crate) async fn watch_service(self, addresses: Vec<SocketAddr>, recorder: Arc<Recorder>) {
+    /// somebody, until it is dropped.
+    pub(crate) async fn watch_service(self, recorder: Arc<Recorder>) {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut empty = None;
+        let (mut empty, mut before) = (None, Stamp::now());
         loop {
             ticks.tick().await;
-            let Some(named) = self.named_at(&addresses).await else { continue };
+            let asked = Stamp::now();
+            let Ok(body) = self.probe.get(self.address, OF_SERVICE).await else { continue };
+            let Some(named) = named(&body) else { continue };
             let (now, somebody) = (Stamp::now(), named.values().any(|addresses| !addresses.is_empty()));
             recorder.note(|r| {
-                if r.named.last().is_none_or(|(_, last)| *last != named) {
-                    r.named.push((now, named.clone()));
+                if r.named.last().is_none_or(|last| last.named != named) {
+                    r.named.push(NamedFrom { after: before, at: now, named: named.clone() });
+                }
+                match (&mut r.endpoint_gaps, somebody) {
+                    (None, true) => r.endpoint_gaps = Some(Vec::new()),
+                    (None, false) => {}
+                    (Some(gaps), false) if empty.is_none() => {
+                        empty = Some(gaps.len());
+                        gaps.push((now, now));
+                    }
+                    // Up to now, also when there is no later look.
+                    (Some(gaps), somebody) => {
+                        if let Some(gap) = empty.and_then(|at: usize| gaps.get_mut(at)) {
+                            gap.1 = now;
+                        }
+                        if somebody {
+                            empty = None;
+                        }
+                    }
                 }
             });
-            recorder.note(|r| match (&mut r.endpoint_gaps, somebody) {
-                (None, true) => r.endpoint_gaps = Some(Vec::new()),
-                (None, false) => {}
-                (Some(gaps), false) if empty.is_none() => {
-                    empty = Some(gaps.len());
-                    gaps.push((now, now));
-                }
-                // Up to now, also when there is no later look.
-                (Some(gaps), somebody) => {
-                    if let Some(gap) = empty.and_then(|at: usize| gaps.get_mut(at)) {
-                        gap.1 = now;
-                    }
-                    if somebody {
-                        empty = None;
-                    }
-                }
-            });
-            self.named.send_replace(named);
+            before = asked;
+            self.named.send_replace((asked, named));
         }
     }
 
     /// Waits until there are Leases with these names, of instances.
     pub(crate) async fn leases(&self, wanted: &[String]) {
         loop {
-            let body = self.probe.get(self.address, LEASES).await.unwrap_or_default();
+            let body = self.probe.get(self.address, OF_INSTANCES).await.unwrap_or_default();
             let list: Value = serde_json::from_slice(&body).unwrap_or_default();
             let found: Vec<_> = list["items"].as_array().into_iter().flatten().collect();
             let there = |name: &String| found.iter().any(|lease| lease["metadata"]["name"] == **name);
@@ -119,31 +123,22 @@ impl Monitor {
         }
     }
 
-    async fn named_at(&self, addresses: &[SocketAddr]) -> Option<Named> {
-        for address in addresses {
-            if let Ok(body) = self.probe.get(*address, SLICES).await {
-                return Some(named(&body));
-            }
-        }
-        None
-    }
-
-    /// Waits until the Service names whom it should, if it is watched.
+    /// Waits until the Service names whom it should, if it is watched. What was seen before does not count.
     pub(crate) async fn service_is(&self, right: impl Fn(&Named) -> bool) {
+        let now = Stamp::now();
         // An error is impossible: this very value can send.
-        let _ = self.named.subscribe().wait_for(right).await;
+        let _ = self.named.subscribe().wait_for(|(asked, named)| *asked >= now && right(named)).await;
     }
 }
 
-/// What a list of EndpointSlices names.
-fn named(list: &[u8]) -> Named {
-    let list: Value = serde_json::from_slice(list).unwrap_or_default();
-    let slices = list["items"].as_array().into_iter().flatten();
+/// What a list of EndpointSlices names; none if it is no list.
+fn named(list: &[u8]) -> Option<Named> {
+    let list: Value = serde_json::from_slice(list).ok()?;
     let slice = |slice: &Value| {
         let name = slice["metadata"]["name"].as_str()?.to_owned();
         Some((name, berth_cluster::service::addresses(slice).collect()))
     };
-    slices.filter_map(slice).collect()
+    Some(list["items"].as_array()?.iter().filter_map(slice).collect())
 }
 
 /// Whether any slice of the Service names this address.
@@ -163,8 +158,9 @@ mod tests {
             slice("kubernetes", json!([{"addresses": []}, {"addresses": ["10.0.0.5"]}])),
             slice("berth-cp-2-ipv4", json!(null)),
         ]});
-        let named = named(list.to_string().as_bytes());
+        let named = named(list.to_string().as_bytes()).unwrap();
         assert!(names(&named, "10.0.0.5".parse().unwrap()) && named.len() == 2 && named["berth-cp-2-ipv4"].is_empty());
-        assert!(super::named(b"{}").is_empty() && super::named(b"").is_empty());
+        assert_eq!(super::named(br#"{"items": []}"#), Some(Named::new()));
+        assert!(super::named(b"{}").is_none() && super::named(b"").is_none());
     }
 }

@@ -42,7 +42,7 @@ pub(crate) struct Node {
     gateway: Ipv4Addr,
 }
 
-/// All of them.
+/// All of them. It goes when this and its nodes are dropped.
 #[derive(Debug)]
 pub(crate) struct Network {
     /// Clients dial the Service there.
@@ -50,8 +50,15 @@ pub(crate) struct Network {
     pub(crate) nodes: Vec<Node>,
 }
 
+impl Drop for Network {
+    /// At once, for the kernel takes its time with the other end.
+    fn drop(&mut self) {
+        let _ = ip(None, &format!("link del {LINK}\n"));
+    }
+}
+
 impl Network {
-    /// Makes one of so many nodes, which ends with this process. Needs root in this process's own namespace.
+    /// Makes one of so many nodes. Needs root in this process's own namespace.
     pub(crate) fn new(nodes: u8) -> io::Result<Self> {
         let worker = Namespace::new(WORKER_NAME)?;
         ip(
@@ -64,9 +71,9 @@ impl Network {
         )?;
         ip(Some(&worker), &format!("link set lo up\naddr add {WORKER}/30 dev clients\nlink set clients up\n"))?;
         worker.within(|| {
-            std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
+            set("ip_forward", "1")?;
             // Each client hears that the Service has nobody: by default the kernel says it once a second.
-            std::fs::write("/proc/sys/net/ipv4/icmp_ratelimit", "0")
+            set("icmp_ratelimit", "0")
         })?;
         let nodes: Vec<_> = (1..=nodes).map(|number| node(&worker, number)).collect::<io::Result<_>>()?;
         if let Some(first) = nodes.first() {
@@ -78,6 +85,12 @@ impl Network {
             nodes,
         })
     }
+}
+
+/// Sets a sysctl of this thread's network namespace.
+fn set(name: &str, value: &str) -> io::Result<()> {
+    let path = format!("/proc/sys/net/ipv4/{name}");
+    std::fs::write(&path, value).map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))
 }
 
 fn node(worker: &Namespace, number: u8) -> io::Result<Node> {
@@ -99,12 +112,12 @@ fn node(worker: &Namespace, number: u8) -> io::Result<Node> {
 
 impl Node {
     /// Takes its link away.
-    pub(crate) fn part(&self) -> io::Result<()> {
+    pub(crate) fn link_down(&self) -> io::Result<()> {
         ip(Some(&self.namespace), &format!("link set {LINK} down\n"))
     }
 
     /// Gives it back, and the route that went with it.
-    pub(crate) fn join(&self) -> io::Result<()> {
+    pub(crate) fn link_up(&self) -> io::Result<()> {
         ip(Some(&self.namespace), &format!("link set {LINK} up\nroute replace default via {}\n", self.gateway))
     }
 }

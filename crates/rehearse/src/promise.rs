@@ -7,7 +7,7 @@ use super::fault::{Fault, SLOW};
 use super::loss::Loss;
 use super::monitor::{RECONCILED, names};
 use super::plan::{GONE_WITHIN, LEASE};
-use super::record::{Answer, Attempt, Injected, Kind, MarkKind, Record, Stamp};
+use super::record::{Answer, Attempt, Injected, InjectedNode, Kind, MarkKind, Named, Record, Stamp};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -25,13 +25,13 @@ const AFTER: Duration = Duration::from_millis(500);
 const TAKE_OVER: Duration = Duration::from_secs(1);
 
 /// How long after a change of the Service's slices kube-proxy may take to have it in the kernel: it syncs once a second.
-const PROXIED: Duration = Duration::from_secs(2);
+pub(crate) const PROXIED: Duration = Duration::from_secs(2);
 
 /// How much later than by kube-apiserver's own reconciler an address may be gone: two looks.
 const LATER: Duration = Duration::from_millis(500);
 
-/// How much more than its share of the Service's connections a node that is gone may cost.
-const SHARE: f64 = 1.25;
+/// How far from its share of the Service's connections, which kube-proxy sends at random, a node may be: standard deviations.
+const LUCK: f64 = 5.0;
 
 /// A promise and what came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,77 +81,99 @@ pub(crate) struct Lost<'a> {
     pub(crate) node: Option<SocketAddr>,
 }
 
-/// The fault whose promise allows a loss: its place in [`Record::injected`].
+/// The fault whose promise allows a loss, the last one if there are several: its place in [`Record::injected`].
 pub(crate) fn excuse(injected: &[Injected], lost: &Lost<'_>) -> Option<usize> {
-    injected.iter().position(|fault| allows(fault, lost))
+    injected.iter().rposition(|fault| allows(fault, lost))
 }
 
 fn allows(injected: &Injected, lost: &Lost<'_>) -> bool {
     let Injected { fault, at, .. } = injected;
+    if lost.seen < *at || !injected.node.as_ref().is_none_or(|node| concerns(node, lost)) {
+        return false;
+    }
     let begun = lost.due.is_none_or(|due| due <= *at);
     let all = injected.alone || *fault == Fault::BothKilled;
     match fault {
         Fault::BothKilled | Fault::KillShim | Fault::CrashAfterReady if all => {
             // Who was due before it was over may see it a little later.
             let over = injected.over.unwrap_or(Stamp(u64::MAX));
-            lost.seen >= *at && lost.seen <= over.plus(NOTICE) && lost.due.is_none_or(|due| due <= over)
+            lost.seen <= over.plus(NOTICE) && lost.due.is_none_or(|due| due <= over)
         }
-        Fault::NodeGone | Fault::Partition => {
-            // What was there before may see it late, as a rule when the node is back.
-            let over = injected.over.unwrap_or(Stamp(u64::MAX));
-            let there = lost.instance.is_none_or(|instance| instance == injected.instance);
-            let forgotten = injected.noticed.map_or(over, |gone| gone.plus(PROXIED));
-            let sent_there = |due: Stamp| match lost.node {
-                Some(node) => Some(node) == injected.node && due <= over,
-                None => due <= forgotten || injected.named_again.is_some_and(|again| due >= again && due <= over),
-            };
-            there
-                && lost.seen >= *at
-                && lost.seen <= over.plus(GONE_WITHIN)
-                // A connection that was there stays silent for a while.
-                && lost.due.is_none_or(|due| sent_there(due) || (lost.instance.is_some() && lost.loss == Loss::Unanswered))
-        }
+        Fault::NodeGone | Fault::Partition => injected.node.as_ref().is_some_and(|node| is_away(injected, node, lost)),
         Fault::KillShim | Fault::CrashAfterReady => {
             let ended = matches!(lost.loss, Loss::Reset | Loss::Closed | Loss::StreamEnded);
             let there = lost.instance.is_none_or(|instance| instance == injected.instance);
-            ended && there && begun && lost.seen >= *at && lost.seen <= at.plus(NOTICE)
+            ended && there && begun && lost.seen <= at.plus(NOTICE)
         }
         _ => false,
     }
 }
 
+/// Whether something may have been lost at a node: it was dialed, or the Service was, and it was no other's instance.
+fn concerns(node: &InjectedNode, lost: &Lost<'_>) -> bool {
+    let its_own = |instance: &str| instance.strip_prefix(&node.name).is_some_and(|rest| rest.starts_with('-'));
+    lost.node.is_none_or(|dialed| dialed == node.address) && lost.instance.is_none_or(its_own)
+}
+
+/// Whether something was lost because its node was away.
+fn is_away(injected: &Injected, node: &InjectedNode, lost: &Lost<'_>) -> bool {
+    let Some(due) = lost.due else {
+        // A stream that is silent learns of it late.
+        return lost.seen <= injected.over.map_or(Stamp(u64::MAX), |over| over.plus(GONE_WITHIN));
+    };
+    let never = Stamp(u64::MAX);
+    let listened = node.listened.unwrap_or(never);
+    // Without its link, it says nothing to anybody.
+    let silent = lost.loss == Loss::Unanswered || node.linked.is_none_or(|linked| lost.seen >= linked);
+    let sent_there = match lost.node {
+        _ if lost.instance.is_some() => true,
+        Some(_) => true,
+        None => due <= injected.noticed.unwrap_or(never).plus(PROXIED) || node.named.is_some_and(|named| due >= named),
+    };
+    silent && sent_there && due <= listened
+}
+
 /// Looks at every promise. Losses are added by the caller, as it excuses them.
 pub(crate) fn check(record: &Record) -> Vec<Promise> {
-    record
-        .injected
-        .iter()
-        .map(|injected| Check { record, injected, broken: Vec::new(), seen: Vec::new() }.run())
-        .collect()
+    let check = |injected| {
+        let attempts = attempts(record, injected);
+        Check { record, attempts, injected, broken: Vec::new(), seen: Vec::new() }.run()
+    };
+    record.injected.iter().map(check).collect()
+}
+
+/// What clients saw who dialed where it happened.
+fn attempts<'a>(record: &'a Record, injected: &Injected) -> &'a [Attempt] {
+    let at_node = |node: &InjectedNode| record.nodes.iter().find(|seen| seen.address == node.address);
+    injected.node.as_ref().and_then(at_node).map_or(&record.attempts, |seen| &seen.attempts)
 }
 
 /// When the Service stopped naming a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Away {
+pub(crate) struct Forgotten {
     /// In the slice that kube-apiserver's own reconciler writes.
     pub(crate) reconciled: Option<Stamp>,
     /// In all slices.
     pub(crate) named: Option<Stamp>,
 }
 
-impl Away {
+impl Forgotten {
     /// After `at`.
     pub(crate) fn of(record: &Record, at: Stamp, node: IpAddr) -> Self {
-        let after = || record.named.iter().filter(|(seen, _)| *seen >= at);
-        let first = |seen: Option<&(Stamp, _)>| seen.map(|(seen, _)| *seen);
+        let first = |gone: &dyn Fn(&Named) -> bool| {
+            let mut after = record.named.iter().filter(|named| named.at >= at);
+            after.find(|from| gone(&from.named)).map(|from| from.at)
+        };
         Self {
-            reconciled: first(after().find(|(_, named)| named.get(RECONCILED).is_none_or(|all| !all.contains(&node)))),
-            named: first(after().find(|(_, named)| !names(named, node))),
+            reconciled: first(&|named| named.get(RECONCILED).is_none_or(|all| !all.contains(&node))),
+            named: first(&|named| !names(named, node)),
         }
     }
 }
 
 struct Check<'a> {
     record: &'a Record,
+    attempts: &'a [Attempt],
     injected: &'a Injected,
     broken: Vec<String>,
     seen: Vec<String>,
@@ -186,7 +208,7 @@ impl Check<'_> {
     fn never_served(&mut self) {
         let name = &self.injected.instance;
         let by = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } | Answer::Bad { instance, .. } if instance == name);
-        let answers = self.record.attempts.iter().filter(by).count();
+        let answers = self.attempts.iter().filter(by).count();
         if answers > 0 {
             self.broken.push(format!("it answered {answers} requests"));
         }
@@ -219,8 +241,8 @@ impl Check<'_> {
         let Injected { at, over, .. } = *self.injected;
         let Some(over) = over else { return };
         let good = |a: &&Attempt| a.kind == Kind::New && matches!(a.answer, Answer::Good { .. });
-        let first = self.record.attempts.iter().filter(good).filter(|a| a.due > at).map(|a| a.due).min();
-        let failed = self.record.attempts.iter().filter(|a| a.kind == Kind::New && a.due > at && a.due <= over);
+        let first = self.attempts.iter().filter(good).filter(|a| a.due > at).map(|a| a.due).min();
+        let failed = self.attempts.iter().filter(|a| a.kind == Kind::New && a.due > at && a.due <= over);
         let refused = failed.filter(|a| matches!(a.answer, Answer::Failed(_))).count();
         match first {
             Some(first) if refused > 0 => {
@@ -235,9 +257,9 @@ impl Check<'_> {
     /// The node's address leaves the Service when kube-apiserver's own reconciler takes it out, and until then the
     /// Service's clients lose its share.
     fn forgotten(&mut self) {
-        let Injected { at, over, node, named_again, .. } = *self.injected;
+        let Injected { at, over, ref node, .. } = *self.injected;
         let Some(node) = node else { return };
-        let Away { reconciled, named } = Away::of(self.record, at, node.ip());
+        let Forgotten { reconciled, named } = Forgotten::of(self.record, at, node.address.ip());
         let (Some(reconciled), Some(named)) = (reconciled, named) else {
             self.broken.push("its address was not seen to leave the Service".into());
             return;
@@ -250,34 +272,38 @@ impl Check<'_> {
         if named > reconciled.plus(LATER) {
             self.broken.push(format!("a slice of berth's named it {:.1?} longer", named.since(reconciled)));
         }
-        let until = named.plus(PROXIED);
-        let new = |a: &&Attempt| a.kind == Kind::New && a.due >= at && a.due <= until;
-        let (all, failed) = self.record.attempts.iter().filter(new).fold((0_u64, 0_u64), |(all, failed), attempt| {
-            (all + 1, failed + u64::from(matches!(attempt.answer, Answer::Failed(_))))
-        });
-        self.seen.push(format!("of the Service's {all} new connections meanwhile {failed} were lost"));
-        let nodes = self.record.nodes.len().max(1);
-        if nodes > 1 && failed as f64 > all as f64 / nodes as f64 * SHARE {
+        let (all, lost) = self.lost_between(at, named.plus(PROXIED));
+        self.seen.push(format!("of the Service's {all} new connections meanwhile {lost} were lost"));
+        let share = 1.0 / self.record.nodes.len().max(1) as f64;
+        if lost as f64 > all as f64 * share + LUCK * (all as f64 * share * (1.0 - share)).sqrt() {
             self.broken
-                .push(format!("of the Service's {all} new connections {failed} were lost: more than one node's share"));
+                .push(format!("of the Service's {all} new connections {lost} were lost: more than one node's share"));
         }
-        if let (Some(again), Some(over)) = (named_again, over) {
-            let early = |a: &&Attempt| a.kind == Kind::New && a.due >= again && a.due <= over;
-            let failed = |a: &&Attempt| matches!(a.answer, Answer::Failed(_));
-            let refused = self.record.attempts.iter().filter(early).filter(failed).count();
+        if let (Some(again), Some(listened)) = (node.named, node.listened) {
+            let (_, lost) = self.lost_between(again, listened);
+            let after = again.since(at);
             self.seen.push(format!(
-                "the Service named it again after {:.1?}, and {refused} new connections came before it listened",
-                again.since(at)
+                "the Service named it again after {after:.1?}, and sent it {lost} new connections too early"
             ));
+        }
+        if let Some(over) = over {
             self.seen.push(format!("all as before after {:.1?}", over.since(at)));
         }
+    }
+
+    /// The Service's new connections that were due between two moments, and how many of them were lost.
+    fn lost_between(&self, from: Stamp, to: Stamp) -> (u64, u64) {
+        let new = |a: &&Attempt| a.kind == Kind::New && a.due >= from && a.due <= to;
+        self.record.attempts.iter().filter(new).fold((0, 0), |(all, lost), attempt| {
+            (all + 1, lost + u64::from(matches!(attempt.answer, Answer::Failed(_))))
+        })
     }
 
     /// Who waits, and for how long.
     fn waits(&mut self) {
         let Injected { fault, at, over, alone, noticed, .. } = *self.injected;
         let Some(over) = over else { return };
-        let meanwhile = || self.record.attempts.iter().filter(|a| a.due >= at && a.due < over);
+        let meanwhile = || self.attempts.iter().filter(|a| a.due >= at && a.due < over);
         let longest = meanwhile().map(|a| a.done.since(a.due)).max().unwrap_or_default();
         let late = meanwhile().filter(|a| a.done > over.plus(JITTER)).count();
         self.seen.push(format!("it hung for {:.1?}; the longest wait meanwhile was {longest:.1?}", over.since(at)));
@@ -315,7 +341,7 @@ impl Check<'_> {
         let Injected { instance, at, .. } = self.injected;
         let waited = |a: &&Attempt| a.kind == Kind::New && a.due > at.plus(AFTER) && a.due < noticed;
         let its_own = |a: &Attempt| matches!(&a.answer, Answer::Good { instance: by } if by == instance);
-        let waited: Vec<_> = self.record.attempts.iter().filter(waited).filter(|a| a.done > noticed).collect();
+        let waited: Vec<_> = self.attempts.iter().filter(waited).filter(|a| a.done > noticed).collect();
         let stayed = waited.iter().filter(|a| its_own(a) || a.done > noticed.plus(JITTER)).count();
         if stayed > 0 {
             self.broken.push(format!(
@@ -333,7 +359,7 @@ impl Check<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Dialled, Failure};
+    use crate::record::{AtNode, Failure, NamedFrom};
 
     /// A moment, in milliseconds.
     fn ms(ms: u64) -> Stamp {
@@ -348,7 +374,6 @@ mod tests {
             alone: false,
             at: ms(1_000),
             noticed: None,
-            named_again: None,
             over: Some(ms(10_000)),
             seen: vec!["why".into()],
         }
@@ -399,29 +424,58 @@ mod tests {
 
     const NODE: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 3)), 6443);
 
-    /// A node that is gone from 1 s to 10 s, and out of the Service after 4 s.
+    /// A node that is gone from 1 s to 10 s, out of the Service after 4 s, with its link after 7 s; named at 9.8 s and
+    /// listening at 9.9 s.
     fn gone(fault: Fault) -> Injected {
-        Injected { node: Some(NODE), noticed: Some(ms(4_000)), named_again: Some(ms(9_800)), ..injected(fault) }
+        let (linked, named, listened) = (Some(ms(7_000)), Some(ms(9_800)), Some(ms(9_900)));
+        let node = InjectedNode { name: "cp-3".into(), address: NODE, linked, named, listened };
+        Injected { instance: "cp-3-new".into(), node: Some(node), noticed: Some(ms(4_000)), ..injected(fault) }
     }
 
     #[test]
     fn a_node_that_is_gone_excuses_what_is_sent_there_and_nothing_else() {
         for fault in [gone(Fault::NodeGone), gone(Fault::Partition)] {
             let excused = |lost| excuse(std::slice::from_ref(&fault), &lost).is_some();
-            let unknown = |due, seen| Lost { instance: None, ..lost(Loss::Unanswered, Some(due), seen) };
-            // By the Service, until it names the node no more; by the node's address, until it is back.
-            assert!(excused(unknown(3_000, 18_000)) && !excused(unknown(6_100, 21_100)));
-            // And between its return there and the end of its absence.
-            assert!(excused(unknown(9_900, 9_910)) && !excused(unknown(10_100, 10_110)));
-            assert!(excused(Lost { node: Some(NODE), ..unknown(9_000, 24_000) }));
-            assert!(!excused(Lost { node: Some(NODE), ..unknown(10_100, 25_100) }));
+            let new = |due, seen| Lost { instance: None, ..lost(Loss::Unanswered, Some(due), seen) };
+            let refused = |due, seen| Lost { loss: Loss::Refused, ..new(due, seen) };
+            // By the Service: until it names the node no more, and again between its return there and its listening.
+            assert!(excused(new(3_000, 18_000)) && excused(new(6_000, 21_000)) && !excused(new(6_100, 21_100)));
+            assert!(
+                excused(refused(9_850, 9_860)) && !excused(refused(9_700, 9_710)) && !excused(refused(9_950, 9_960))
+            );
+            // By its address: until it listens.
+            let there = |lost: Lost<'static>| Lost { node: Some(NODE), ..lost };
+            assert!(excused(there(new(9_000, 24_000))) && !excused(there(new(10_000, 25_000))));
+            // Without its link it refuses nobody.
+            assert!(excused(there(refused(6_000, 7_000))) && !excused(there(refused(6_000, 6_900))));
             let other = (std::net::Ipv4Addr::new(10, 0, 0, 4), 6443).into();
-            assert!(!excused(Lost { node: Some(other), ..unknown(3_000, 18_000) }));
+            assert!(!excused(Lost { node: Some(other), ..new(3_000, 18_000) }));
             // What was on it, whenever it sees that; not what was on another.
-            assert!(excused(lost(Loss::StreamEnded, None, 35_000)) && !excused(lost(Loss::StreamEnded, None, 41_000)));
-            assert!(!excused(Lost { instance: Some("old"), ..lost(Loss::StreamEnded, None, 3_000) }));
-            assert!(!excused(lost(Loss::StreamEnded, None, 999)));
+            let cut = |instance, seen| Lost { instance: Some(instance), ..lost(Loss::StreamEnded, None, seen) };
+            assert!(excused(cut("cp-3-old", 35_000)) && !excused(cut("cp-3-old", 41_000)));
+            assert!(
+                !excused(cut("cp-2-new", 3_000)) && !excused(cut("cp-31-new", 3_000)) && !excused(cut("cp-3-new", 999))
+            );
         }
+    }
+
+    #[test]
+    fn of_two_faults_the_later_one_is_to_blame() {
+        let first = gone(Fault::NodeGone);
+        let second = Injected { at: ms(12_000), over: None, ..gone(Fault::Partition) };
+        let cut = Lost { instance: Some("cp-3-new"), ..lost(Loss::StreamEnded, None, 13_000) };
+        assert_eq!(excuse(&[first, second], &cut), Some(1));
+    }
+
+    #[test]
+    fn other_faults_at_a_node_excuse_nothing_at_others() {
+        let killed = Injected { fault: Fault::BothKilled, ..gone(Fault::NodeGone) };
+        let excused = |lost| excuse(std::slice::from_ref(&killed), &lost).is_some();
+        let refused = Lost { instance: None, ..lost(Loss::Refused, Some(2_000), 2_001) };
+        assert!(excused(refused) && excused(Lost { node: Some(NODE), ..refused }));
+        let other = (std::net::Ipv4Addr::new(10, 0, 0, 4), 6443).into();
+        assert!(!excused(Lost { node: Some(other), ..refused }));
+        assert!(!excused(Lost { instance: Some("cp-2-old"), ..refused }));
     }
 
     #[test]
@@ -430,18 +484,21 @@ mod tests {
         let both = |own: &[&str], berth: &[&str]| [("kubernetes".into(), slice(own)), ("berth-x".into(), slice(berth))];
         let broken = |named: Vec<(u64, _)>, lost: u64| {
             broken(gone(Fault::NodeGone), |r| {
-                r.named = named.into_iter().map(|(at, slices): (u64, [_; 2])| (ms(at), slices.into())).collect();
+                let from =
+                    |(at, slices): (u64, [_; 2])| NamedFrom { after: ms(at - 100), at: ms(at), named: slices.into() };
+                r.named = named.into_iter().map(from).collect();
                 for name in ["cp-1", "cp-2"] {
                     let (attempts, ends) = (Vec::new(), Vec::new());
-                    r.nodes.push(Dialled { name: name.into(), address: NODE, attempts, ends });
+                    r.nodes.push(AtNode { name: name.into(), address: NODE, attempts, ends });
                 }
-                r.attempts = (0..100).map(|n| attempt(2_000 + n, 3_000, n >= lost)).collect();
+                r.attempts = (0..400).map(|n| attempt(2_000 + n, 3_000, n >= lost)).collect();
             })
         };
         let (there, gone) = (&["10.0.0.2", "10.0.0.3"][..], &["10.0.0.2"][..]);
         let with = |last: &[&str]| vec![(500, both(there, &[])), (4_000, both(gone, &[])), (4_100, both(gone, last))];
-        assert_eq!(broken(with(&[]), 50), [""; 0]);
-        assert!(broken(with(&[]), 70)[0].contains("more than one node's share"));
+        // Half of 400, and five times ten more.
+        assert_eq!(broken(with(&[]), 250), [""; 0]);
+        assert!(broken(with(&[]), 251)[0].contains("more than one node's share"));
         let late = vec![(500, both(there, there)), (4_000, both(gone, there)), (6_000, both(gone, &[]))];
         assert!(broken(late, 50)[0].contains("named it 2.0s longer"));
         assert!(broken(vec![(500, both(there, &[]))], 50)[0].contains("not seen to leave"));

@@ -274,20 +274,33 @@ pub struct Injected {
     pub fault: Fault,
     /// At whom.
     pub instance: String,
-    /// At the node with this address, not at an instance alone.
-    pub node: Option<SocketAddr>,
+    /// Where that is, if there are several nodes.
+    pub node: Option<InjectedNode>,
     /// No sibling was there that could take over.
     pub alone: bool,
     /// When.
     pub at: Stamp,
     /// When it was noticed, where something waits for that.
     pub noticed: Option<Stamp>,
-    /// When the Service named the node again, which may be a little before its shim listens.
-    pub named_again: Option<Stamp>,
     /// When all was as before again; none: not seen.
     pub over: Option<Stamp>,
     /// What was seen, in words.
     pub seen: Vec<String>,
+}
+
+/// The node at which a fault was injected. The moments are those of a node that goes away and comes back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct InjectedNode {
+    /// Its name, with which those of its instances begin.
+    pub name: String,
+    /// Its address.
+    pub address: SocketAddr,
+    /// When its link was back.
+    pub linked: Option<Stamp>,
+    /// When the Service named it again at the earliest, which may be a little before its shim listens.
+    pub named: Option<Stamp>,
+    /// When its shim listened again.
+    pub listened: Option<Stamp>,
 }
 
 /// What one watch saw in all.
@@ -322,12 +335,12 @@ pub struct Control {
     pub ends: Vec<StreamEnd>,
 }
 
-/// What clients saw that dialled a node by its address.
+/// What clients saw that dialed a node by its address.
 #[derive(Debug, Clone)]
-pub struct Dialled {
+pub struct AtNode {
     /// The node.
     pub name: String,
-    /// What was dialled.
+    /// What was dialed.
     pub address: SocketAddr,
     /// In the order in which they were done.
     pub attempts: Vec<Attempt>,
@@ -337,6 +350,17 @@ pub struct Dialled {
 
 /// The addresses that are ready in each EndpointSlice of the Service `kubernetes`.
 pub type Named = BTreeMap<String, BTreeSet<IpAddr>>;
+
+/// Whom the Service `kubernetes` named from some moment on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedFrom {
+    /// When it was not so yet.
+    pub after: Stamp,
+    /// When it was seen.
+    pub at: Stamp,
+    /// Whom.
+    pub named: Named,
+}
 
 /// All that was written down.
 #[derive(Debug, Default)]
@@ -363,12 +387,12 @@ pub struct Record {
     pub informers: Vec<Informer>,
     /// Large answers that were read slowly to their end.
     pub slow_reads: u64,
-    /// What others saw, who dialled the nodes: one each, if there are several.
-    pub nodes: Vec<Dialled>,
+    /// What others saw, who dialed the nodes: one each, if there are several.
+    pub nodes: Vec<AtNode>,
     /// The same without berth.
     pub control: Control,
-    /// Whom the Service `kubernetes` named, from when on.
-    pub named: Vec<(Stamp, Named)>,
+    /// Whom the Service `kubernetes` named, each time that it changed.
+    pub named: Vec<NamedFrom>,
     /// Times for which the Service `kubernetes` named nobody; none if it never named anybody, as
     /// without real apiservers in a network namespace.
     pub endpoint_gaps: Option<Vec<(Stamp, Stamp)>>,

@@ -1,7 +1,7 @@
 //! The verdict as a short table, for standard output.
 
-use super::data::{Away, Dialled, Instance, Promise, Ran, Via, count_of};
-use super::report::format::{count, wait};
+use super::data::{Away, ByAddress, Instance, Promise, Ran, Via, count_of};
+use super::report::format::{count, named, wait};
 use std::fmt::Write;
 
 /// The table and one line of verdict below.
@@ -61,7 +61,7 @@ pub fn render(ran: &Ran) -> String {
             "the one that stops empties it, whoever shares the port".into(),
         );
     }
-    for Dialled { name, requests, new_connections, lost, allowed, wait_max_ms, .. } in &ran.dialled {
+    for ByAddress { name, requests, new_connections, lost, allowed, wait_max_ms, .. } in &ran.by_address {
         let lost: u64 = lost.iter().map(|tally| tally.count).sum();
         let longest = wait(*wait_max_ms);
         let (allowed, requests, new) = (count(*allowed), count(*requests), count(*new_connections));
@@ -127,7 +127,7 @@ pub fn compare(runs: &[(Via, &Ran)]) -> String {
         rows.push(("promises broken", |r| count(broken(r))));
     }
     if runs.iter().any(|(_, ran)| !ran.away.is_empty()) {
-        rows.push(("a node out of the Service after", |r| r.longest_named().map_or("never".into(), wait)));
+        rows.push(("a node out of the Service after", |r| named(r.longest_named())));
     }
     let line = |name: &str, cells: &mut dyn Iterator<Item = String>| {
         cells.fold(format!("{name:<32}"), |line, cell| format!("{line}{cell:>14}")) + "\n"
@@ -232,14 +232,14 @@ mod tests {
 
     #[test]
     fn several_nodes() {
-        let dialled = |name: &str, lost, allowed| Dialled {
+        let at = |name: &str, lost, allowed| ByAddress {
             name: name.into(),
             requests: 1_200,
             new_connections: 300,
             lost: vec![Loss::Refused.tally(lost)],
             allowed,
             wait_max_ms: 15_000.0,
-            ..Dialled::default()
+            ..ByAddress::default()
         };
         let away = Away {
             fault: "node-gone".into(),
@@ -249,7 +249,7 @@ mod tests {
             ..Away::default()
         };
         let ran = Ran {
-            dialled: vec![dialled("Service kubernetes", 2, 30), dialled("cp-1", 0, 0)],
+            by_address: vec![at("Service kubernetes", 2, 30), at("cp-1", 0, 0)],
             away: vec![away],
             ..Ran::default()
         };

@@ -24,8 +24,8 @@ pub(crate) enum Role {
     Unit,
     /// It keeps the objects of all instances: etcd.
     Store,
-    /// It sends who dials a Service to an address: kube-proxy.
-    Service,
+    /// It is no part of an instance: kube-proxy, and the kube-apiserver through which that watches.
+    Aside,
 }
 
 /// A process to be started.
@@ -167,7 +167,7 @@ fn shim(setting: &Setting) -> Vec<OsString> {
 }
 
 /// Where an apiserver listens that berth does not start.
-fn listen(address: SocketAddr, advertised: SocketAddr) -> Vec<OsString> {
+pub(crate) fn listen(address: SocketAddr, advertised: SocketAddr) -> Vec<OsString> {
     vec![
         format!("--bind-address={}", address.ip()).into(),
         format!("--secure-port={}", address.port()).into(),

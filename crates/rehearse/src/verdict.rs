@@ -10,7 +10,7 @@ use super::ends::Ends;
 use super::plan::Plan;
 use super::promise::{self, Lost, Promise};
 use super::record::{
-    Answer, Attempt, Dialled, Failure, Kind, MarkKind, Record, Stamp, StreamEnd, StreamId, WatchSum, What,
+    Answer, AtNode, Attempt, Failure, Kind, MarkKind, Record, Stamp, StreamEnd, StreamId, WatchSum, What,
 };
 use hdrhistogram::Histogram;
 use std::collections::{BTreeMap, HashMap};
@@ -54,17 +54,17 @@ pub struct Verdict {
     pub rejected: u64,
     /// What was promised under faults, and what came of it.
     pub promises: Vec<Promise>,
-    /// What of it clients saw that dialled a node: one a node, in the order of the record.
-    pub nodes: Vec<AtNode>,
+    /// What of it clients saw that dialed a node: one a node, in the order of the record.
+    pub nodes: Vec<LostAtNode>,
     /// What else is worth knowing.
     pub notes: Vec<String>,
     /// Why nothing can be concluded, or what else was not as it should be.
     pub objections: Vec<String>,
 }
 
-/// What clients saw that dialled a node.
+/// What clients saw that dialed a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AtNode {
+pub struct LostAtNode {
     /// What was lost, by kind.
     pub lost: BTreeMap<Loss, u64>,
     /// Losses that promises under faults allow.
@@ -170,8 +170,8 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// What clients saw that dialled a node.
-    fn node(&mut self, node: &Dialled) {
+    /// What clients saw that dialed a node.
+    fn node(&mut self, node: &AtNode) {
         let (lost, allowed) = (self.verdict.lost.clone(), self.verdict.allowed());
         self.node = Some(node.address);
         for attempt in &node.attempts {
@@ -182,19 +182,19 @@ impl<'a> Judge<'a> {
         let before = |loss| lost.get(loss).copied().unwrap_or(0);
         let here = self.verdict.lost.iter().map(|(loss, count)| (*loss, count - before(loss)));
         let lost = here.filter(|(_, count)| *count > 0).collect();
-        self.verdict.nodes.push(AtNode { lost, allowed: self.verdict.allowed() - allowed });
+        self.verdict.nodes.push(LostAtNode { lost, allowed: self.verdict.allowed() - allowed });
     }
 
-    /// What a new connection of the Service's, or of the only clients, came to.
+    /// A request of the Service's clients, or of the only ones.
     fn count(&mut self, attempt: &Attempt) {
+        self.verdict.figures.requests += 1;
+        self.verdict.figures.new_connections += u64::from(attempt.kind == Kind::New);
         if let (Kind::New, Answer::Good { instance } | Answer::Bad { instance, .. }) = (attempt.kind, &attempt.answer) {
             *self.verdict.figures.new_connections_by_instance.entry(instance.clone()).or_default() += 1;
         }
     }
 
     fn attempt(&mut self, attempt: &Attempt) {
-        self.verdict.figures.requests += 1;
-        self.verdict.figures.new_connections += u64::from(attempt.kind == Kind::New);
         match &attempt.answer {
             Answer::Good { .. } => {}
             Answer::Bad { instance, status } => self.bad_status(attempt, instance, *status),

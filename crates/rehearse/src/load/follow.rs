@@ -19,9 +19,6 @@ use tokio::sync::watch::Receiver;
 /// Pause after an opening that failed. It is a new attempt of the same client, counted as one.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How long the last writes may take to arrive.
-const CATCH_UP: Duration = Duration::from_secs(5);
-
 /// Longest watch, in seconds: beyond any rehearsal. By default kube-apiserver ends one after half an
 /// hour.
 const LONGEST: u32 = 24 * 60 * 60;
@@ -80,12 +77,13 @@ impl<V: View> Follower<V> {
         }
     }
 
-    /// Follows until the load stops and the goal is reached, or [`CATCH_UP`] is over; the goal.
+    /// Follows until the load stops and the goal is reached, or the time to catch up is over; the goal.
     pub(super) async fn run(&mut self, mut goal: Receiver<Option<Arc<Goal>>>) -> Option<Arc<Goal>> {
         let mut told = goal.clone();
+        let catch_up = self.client.catch_up;
         let too_late = async {
             let _ = told.wait_for(Option::is_some).await;
-            tokio::time::sleep(CATCH_UP).await;
+            tokio::time::sleep(catch_up).await;
         };
         tokio::select! {
             () = self.follow(&mut goal) => {}

@@ -38,7 +38,7 @@ pub(crate) async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), Stri
 }
 
 /// Makes a Node, as its kubelet would.
-pub(crate) async fn admit(address: SocketAddr, certs: &Certs, name: &str, ip: IpAddr) -> Result<(), String> {
+pub(crate) async fn create_node(address: SocketAddr, certs: &Certs, name: &str, ip: IpAddr) -> Result<(), String> {
     let node = json!({
         "kind": "Node", "apiVersion": "v1", "metadata": {"name": name},
         "status": {"addresses": [{"type": "InternalIP", "address": ip}]},

@@ -9,6 +9,8 @@
 //! * `anonymous` is `fresh` alone, against an apiserver of somebody else's, for scripts that have one.
 //! * `dial` is a connection of any of them; `observe` sees how its instance ends it.
 //!
+//! With several nodes, the Service `kubernetes` is what all of these dial, and a few more dial each node.
+//!
 //! The **control** are the same clients, a few of each, that dial every instance's own address. What
 //! happens to their connections happens to all of that instance, whatever is in between. A real
 //! apiserver has to `grant` to all of them what they do.
@@ -32,11 +34,11 @@ mod writer;
 
 pub use anonymous::{Anonymous, Connection};
 pub use dial::Target;
-pub(crate) use grant::{admit, grant};
+pub(crate) use grant::{create_node, grant};
 
 use super::network::Node;
 use super::plan::{LoadPlan, RATE, UNANSWERED};
-use super::record::{Answer, Attempt, Dialled, Kind, Recorder, Stamp, StreamId, What};
+use super::record::{Answer, AtNode, Attempt, Kind, Recorder, Stamp, StreamId, What};
 use dial::{Link, Unsent};
 use hyper::StatusCode;
 use informer::Scope;
@@ -85,7 +87,7 @@ const INFORMERS: u64 = 2;
 /// Clients that keep a copy of what nobody writes: of each kind, one of each HTTP version.
 const QUIET: u64 = 4;
 
-/// Kept connections to each node, where several are dialled: one of each HTTP version.
+/// Kept connections to each node, where several are dialed: one of each HTTP version.
 const KEPT_AT_NODE: u64 = 2;
 
 /// Kept connections, and watches, to each instance itself: two of each HTTP version.
@@ -103,7 +105,7 @@ pub struct Load {
 impl Load {
     /// Writes the objects that are read, and starts all clients. The error says why it cannot.
     ///
-    /// `nodes` are dialled besides, under these names.
+    /// `nodes` are dialed besides, under these names.
     pub async fn start(
         plan: &LoadPlan,
         target: &Target,
@@ -117,6 +119,7 @@ impl Load {
             recorder: Arc::clone(recorder),
             tag: Tag::now(),
             ledger: Ledger::default(),
+            catch_up: plan.catch_up,
             stop: stop.clone(),
             node: None,
             control: None,
@@ -242,10 +245,10 @@ async fn run(
         nodes.into_iter().filter_map(|at| Some((at.node?, at.target.address(), at.recorder)))
     {
         let seen = recorder.take();
-        let dialled = Dialled { name, address, attempts: seen.attempts, ends: seen.ends };
+        let at_node = AtNode { name, address, attempts: seen.attempts, ends: seen.ends };
         client.recorder.note(|r| {
             r.behind = r.behind.max(seen.behind);
-            r.nodes.push(dialled);
+            r.nodes.push(at_node);
         });
     }
     for ((_, name), recorder) in controlled {
@@ -290,6 +293,7 @@ struct Client {
     recorder: Arc<Recorder>,
     tag: Tag,
     ledger: Ledger,
+    catch_up: Duration,
     stop: CancellationToken,
     /// It dials this node, not the Service.
     node: Option<String>,

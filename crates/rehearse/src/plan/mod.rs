@@ -138,11 +138,13 @@ pub struct LoadPlan {
     pub slow_readers: u32,
     /// What is random in the clients follows from it.
     pub seed: u64,
+    /// How long the last writes may take to arrive at watches, at the end.
+    pub catch_up: Duration,
 }
 
 impl Default for LoadPlan {
     fn default() -> Self {
-        Self { rate: 100, clients: 8, watches: 8, slow_readers: 0, seed: 0 }
+        Self { rate: 100, clients: 8, watches: 8, slow_readers: 0, seed: 0, catch_up: Duration::from_secs(5) }
     }
 }
 
@@ -194,9 +196,10 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Descriptors that its load can have open at most. As much again goes to the addresses of several nodes.
+    /// Descriptors that its load can have open at most, with that at the nodes' addresses.
     pub fn descriptors(&self) -> u64 {
-        self.load.descriptors() * if self.nodes.is_some() { 2 } else { 1 }
+        let at_node = u64::from(*RATE.start()) * UNANSWERED.as_secs() + 16;
+        self.load.descriptors() + self.nodes.as_ref().map_or(0, |nodes| u64::from(nodes.count) * at_node)
     }
 
     /// Asks both commands for their version, which shows whether they can be started at all.
@@ -208,6 +211,15 @@ impl Plan {
             let fix = |why| format!("{option}: {why}; give a kube-apiserver's command that starts, or stand-in");
             if let Some(told) = checks.note(asked.map_err(fix)) {
                 *version = told;
+            }
+        }
+        if let (Some(_), Some(berth)) = (&self.nodes, &self.berth) {
+            let help = tokio::process::Command::new(berth).args(["serve", "--help"]).output().await;
+            if !help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--cluster")) {
+                checks.wrong(format!(
+                    "--berth {}: its serve knows no --cluster, which --nodes needs; give a newer one",
+                    berth.display()
+                ));
             }
         }
         checks.finish(Some(()))

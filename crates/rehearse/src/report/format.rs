@@ -44,6 +44,15 @@ pub fn bytes(bytes: u64) -> String {
     if gib < 1.0 { format!("{:.0} MiB", gib * 1024.0) } else { format!("{gib:.1} GiB") }
 }
 
+/// How long the Service named a node that was away: [`crate::data::Ran::longest_named`].
+pub(crate) fn named(ms: Option<f64>) -> String {
+    match ms {
+        None => "not seen".to_owned(),
+        Some(ms) if ms.is_infinite() => "to the end".to_owned(),
+        Some(ms) => wait(ms),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,7 @@
 use super::super::fault::Fault;
 use super::super::instance::Instance;
 use super::super::plan::{LEASE, Topology, UNANSWERED, Via};
-use super::super::record::{Injected, Stamp};
+use super::super::record::{Injected, InjectedNode, Stamp};
 use super::super::stage::Error;
 use super::{LOOK, Play, SETTLE};
 use nix::unistd::Pid;
@@ -155,24 +155,20 @@ impl Play<'_> {
         self.recorder.note(|r| {
             place = r.injected.len();
             let (instance, at) = (instance.to_owned(), Stamp::now());
-            let node = fault.is_of_a_node().then_some(self.stage.setting.address);
-            r.injected.push(Injected {
-                fault,
-                instance,
-                node,
-                alone,
-                at,
-                noticed: None,
-                named_again: None,
-                over: None,
-                seen: Vec::new(),
-            });
+            let (name, address) = (self.stage.node().map(|node| node.name.clone()), self.stage.setting.address);
+            let node = name.map(|name| InjectedNode { name, address, linked: None, named: None, listened: None });
+            r.injected.push(Injected { fault, instance, node, alone, at, noticed: None, over: None, seen: Vec::new() });
         });
         place
     }
 
     pub(super) fn over(&self, place: usize) {
         self.note(place, |i| i.over = Some(Stamp::now()));
+    }
+
+    /// A moment of the node at which a fault was injected.
+    pub(super) fn mark(&self, place: usize, write: impl FnOnce(&mut InjectedNode)) {
+        self.note(place, |i| i.node.as_mut().map(write).unwrap_or_default());
     }
 
     pub(super) fn note(&self, place: usize, write: impl FnOnce(&mut Injected)) {

@@ -54,7 +54,7 @@ async fn one_node(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>, prog
     let monitor = Monitor::new(&stage.setting);
     let mut background = tokio::task::JoinSet::new();
     let service = (plan.netns && !plan.old.is_stand_in())
-        .then(|| background.spawn(monitor.clone().watch_service(vec![stage.setting.address], Arc::clone(recorder))));
+        .then(|| background.spawn(monitor.clone().watch_service(Arc::clone(recorder))));
     if service.is_none() && !plan.old.is_stand_in() {
         progress.say("the Service kubernetes stays out of this: no loopback address can be in it (see --netns)");
     }

@@ -1,21 +1,26 @@
 //! The script of several nodes: start all, load by the Service `kubernetes` and by their addresses, upgrade one after
 //! the other, then lose one.
+//!
+//! kube-proxy, and what is seen of the Service, come from one more kube-apiserver, the *observer*. It stays, and writes no
+//! address: through one that stops, they would be blind to what that does.
 
-use super::{LOOK, Play, SETTLE, instance, start_load};
+use super::{Play, SETTLE, instance, start_load};
 use crate::apiserver::{flag, this};
 use crate::fault::Fault;
 use crate::instance::Instance;
-use crate::load::{admit, grant};
+use crate::load::{create_node, grant};
 use crate::monitor::{Monitor, RECONCILED, names};
-use crate::network::Node;
+use crate::network::WORKER;
 use crate::plan::{Nodes, Plan, Via};
 use crate::progress::Progress;
+use crate::promise::PROXIED;
 use crate::record::{Named, Recorder, Stamp};
 use crate::setting::Setting;
-use crate::stage::{Error, Stage, Stages};
-use crate::topology::{Part, Role};
+use crate::stage::{Error, Stage, Stages, forget_settings};
+use crate::topology::{Part, Role, listen};
 use berth_cluster::lease::lease_name;
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -23,8 +28,12 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
-/// Name of kube-proxy where an instance's is expected.
+/// Names where an instance's is expected.
 const KUBE_PROXY: &str = "kube-proxy";
+const OBSERVER: &str = "observer";
+
+/// Where the observer is.
+const OBSERVER_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(WORKER), 6443);
 
 /// How long the Service may need to be as it should: kube-apiserver looks every 10 s who is there and forgets who was not
 /// for 15 s, and a slice of berth's goes 30 s after another node came.
@@ -38,21 +47,22 @@ pub(super) async fn play(
     recorder: &Arc<Recorder>,
     progress: &Progress,
 ) -> Result<(), Error> {
-    let monitor = Monitor::new(&stages.front().setting);
+    let monitor = Monitor::new(&stages.front().setting).at(OBSERVER_ADDRESS);
     let addresses: Vec<SocketAddr> = stages.nodes.iter().map(|stage| stage.setting.address).collect();
-    // Aborted with this future when it is dropped.
-    let mut background = tokio::task::JoinSet::new();
-    let service = background.spawn(monitor.clone().watch_service(addresses.clone(), Arc::clone(recorder)));
     let via = stages.front().layout.via;
     let mut cluster =
         Cluster { plan, via, recorder, progress, monitor, addresses, running: Vec::new(), leases: Vec::new() };
+    cluster.observe(stages.front()).await?;
+    // Aborted with this future when it is dropped.
+    let mut background = tokio::task::JoinSet::new();
+    let service = background.spawn(cluster.monitor.clone().watch_service(Arc::clone(recorder)));
 
     cluster.start(stages).await?;
-    cluster.start_proxy(&nodes.kube_proxy, stages).await?;
+    cluster.start_proxy(&nodes.kube_proxy, stages.front()).await?;
     cluster.settle().await?;
 
-    let dialled: Vec<_> = stages.nodes.iter().map(|stage| (name(stage), stage.setting.address)).collect();
-    let load = start_load(plan, stages.front(), &dialled, recorder, progress).await?;
+    let dialed: Vec<_> = stages.nodes.iter().map(|stage| (name(stage), stage.setting.address)).collect();
+    let load = start_load(plan, stages.front(), &dialed, recorder, progress).await?;
     for fault in plan.faults.iter().filter(|fault| fault.fails_the_upgrade()) {
         let old = cluster.running[0].clone();
         cluster.at(&mut stages.nodes[0]).failing_upgrade(&old, *fault).await?;
@@ -97,12 +107,26 @@ impl Cluster<'_> {
         Play { plan: self.plan, stage, recorder: self.recorder, progress: self.progress, monitor }
     }
 
+    /// Starts the observer, and waits until it is ready.
+    async fn observe(&self, stage: &mut Stage) -> Result<(), Error> {
+        let observer = Instance { name: OBSERVER.into(), ..instance(self.plan, None, 1) };
+        stage.setting.certs.issue(OBSERVER)?;
+        let mut argv = observer.command(&stage.setting);
+        argv.extend(listen(OBSERVER_ADDRESS, OBSERVER_ADDRESS));
+        argv.push("--endpoint-reconciler-type=none".into());
+        stage.spawn(OBSERVER, &Part { role: Role::Aside, argv, awaits: None })?;
+        let why = tokio::select! {
+            () = self.monitor.ready() => return Ok(()),
+            status = stage.over(OBSERVER) => format!("ended before it was ready ({status})"),
+            () = sleep(self.plan.timing.ready_within) => format!("was not ready within {:?}", self.plan.timing.ready_within),
+        };
+        Err(unavailable(&stage.failed(OBSERVER, why).await))
+    }
+
     /// Starts all nodes at once, and gives the shims of each what they may do.
     async fn start(&mut self, stages: &mut Stages) -> Result<(), Error> {
         self.running = stages.nodes.iter().map(|stage| instance(self.plan, Some(&name(stage)), 0)).collect();
         for (stage, first) in stages.nodes.iter_mut().zip(&self.running) {
-            // A rehearsal before this one may have ended while it was away.
-            stage.node().map_or(Ok(()), Node::join).map_err(|e| Error::Unavailable(format!("no network: {e}")))?;
             stage.open()?;
             self.at(stage).start(first).await?;
         }
@@ -110,29 +134,25 @@ impl Cluster<'_> {
             self.at(stage).joined(first).await?;
             self.at(stage).first(first).await?;
         }
-        let setting = &stages.nodes[0].setting;
-        grant(setting.address, &setting.certs).await.map_err(Error::Unavailable)?;
-        let worker = stages.front().setting.clone();
-        for setting in stages.nodes.iter().map(|stage| &stage.setting).chain([&worker]) {
-            let Some(node) = &setting.node else { continue };
-            admit(self.addresses[0], &setting.certs, &node.name, setting.address.ip())
-                .await
-                .map_err(Error::Unavailable)?;
+        let certs = Arc::clone(&stages.front().setting.certs);
+        grant(OBSERVER_ADDRESS, &certs).await.map_err(Error::Unavailable)?;
+        let node = |stage: &Stage| (name(stage), stage.setting.address.ip());
+        let worker = (name(stages.front()), IpAddr::V4(WORKER));
+        for (name, ip) in stages.nodes.iter().map(node).chain([worker]) {
+            create_node(OBSERVER_ADDRESS, &certs, &name, ip).await.map_err(Error::Unavailable)?;
         }
         if self.via == Via::Berth {
             for (stage, first) in stages.nodes.iter().zip(&self.running) {
-                allow(&stage.setting).await?;
+                grant_shims(&stage.setting).await?;
                 self.leases.push(lease_name(&name(stage), &first.name));
             }
         }
         Ok(())
     }
 
-    /// Starts kube-proxy, and waits until clients come to an instance by it. It watches through the first node, which
-    /// stays.
-    async fn start_proxy(&self, program: &Path, stages: &mut Stages) -> Result<(), Error> {
-        let stage = stages.front();
-        let kubeconfig = admin(&stage.setting, self.addresses[0])?;
+    /// Starts kube-proxy, and waits until clients come to an instance by it.
+    async fn start_proxy(&self, program: &Path, stage: &mut Stage) -> Result<(), Error> {
+        let kubeconfig = admin(&stage.setting)?;
         let argv = vec![
             program.into(),
             "--proxy-mode=nftables".into(),
@@ -144,36 +164,47 @@ impl Cluster<'_> {
             "--conntrack-tcp-timeout-established=0s".into(),
             "--conntrack-tcp-timeout-close-wait=0s".into(),
         ];
-        stage.spawn(KUBE_PROXY, &Part { role: Role::Service, argv, awaits: None })?;
+        stage.spawn(KUBE_PROXY, &Part { role: Role::Aside, argv, awaits: None })?;
+        let service = stage.setting.address;
+        let by_service = self.monitor.at(service);
         let why = tokio::select! {
-            () = self.monitor.ready() => {
-                self.progress.say(&format!("kube-proxy sends who dials {} to them", stage.setting.address));
+            () = by_service.ready() => {
+                self.progress.say(&format!("kube-proxy sends who dials {service} to them"));
                 return Ok(());
             }
             status = stage.over(KUBE_PROXY) => format!("ended before it was of use ({status})"),
             () = sleep(SERVICE_WITHIN) => format!("sent nobody to an apiserver within {SERVICE_WITHIN:?}"),
         };
-        Err(stage.failed(KUBE_PROXY, why).await)
+        Err(unavailable(&stage.failed(KUBE_PROXY, why).await))
     }
 
-    /// Waits until the Service is as it is on any day, and each shim has its Lease.
+    /// Waits until each shim has its Lease, and the Service is as it is on any day.
     async fn settle(&self) -> Result<(), Error> {
-        let one = self.addresses.len() == 1;
         if self.via == Via::Berth {
-            let alone = if one { "" } else { ", and the Service no slice but kube-apiserver's own" };
-            self.progress.say(&format!("wait until each shim has its Lease{alone}"));
+            self.progress.say("wait until each shim has its Lease");
         }
-        let alone = |named: &Named| one || named.iter().all(|(slice, all)| slice == RECONCILED || all.is_empty());
-        let settled = async {
-            self.monitor.at(self.addresses[0]).leases(&self.leases).await;
-            self.monitor.service_is(|named| self.all_named(named) && alone(named)).await;
-        };
-        timeout(SERVICE_WITHIN, settled).await.map_err(|_| {
-            let named = self.recorder.look(|r| r.named.last().map(|(_, named)| format!("{named:?}")));
+        timeout(SERVICE_WITHIN, self.monitor.leases(&self.leases)).await.map_err(|_| {
+            let leases = self.leases.join(", ");
             Error::Unavailable(format!(
-                "after {SERVICE_WITHIN:?} there is not a Lease for each of {}, or the Service kubernetes names {}, not each node once",
-                self.leases.join(", "),
-                named.unwrap_or_else(|| "nobody".into())
+                "after {SERVICE_WITHIN:?} there are not all of the Leases {leases} in berth-system: the shims' logs say why (--berth may be \
+                 of a version without --cluster)"
+            ))
+        })?;
+        self.usual().await
+    }
+
+    /// Waits until the Service names each node, and where there are several nobody but kube-apiserver's own reconciler.
+    async fn usual(&self) -> Result<(), Error> {
+        let one = self.addresses.len() == 1;
+        let alone = |named: &Named| one || named.iter().all(|(slice, all)| slice == RECONCILED || all.is_empty());
+        let usual = self.monitor.service_is(|named| self.all_named(named) && alone(named));
+        timeout(SERVICE_WITHIN, usual).await.map_err(|_| {
+            let seen = self.recorder.look(|r| r.named.last().map(|last| last.named.clone())).unwrap_or_default();
+            let slice = |(name, all): (&String, &BTreeSet<IpAddr>)| format!("{name}: {}", Vec::from_iter(all).len());
+            Error::Unavailable(format!(
+                "after {SERVICE_WITHIN:?} the Service kubernetes does not name each node, by kube-apiserver's own slice alone; addresses \
+                 by slice: {}",
+                seen.iter().map(slice).collect::<Vec<_>>().join(", ")
             ))
         })
     }
@@ -182,11 +213,14 @@ impl Cluster<'_> {
         self.addresses.iter().all(|address| names(named, address.ip()))
     }
 
-    async fn all_back(&self) {
-        if timeout(SERVICE_WITHIN, self.monitor.service_is(|named| self.all_named(named))).await.is_err() {
+    /// Waits until the Service names each node; whether it does.
+    async fn all_back(&self) -> bool {
+        let back = timeout(SERVICE_WITHIN, self.monitor.service_is(|named| self.all_named(named))).await.is_ok();
+        if !back {
             let trouble = format!("the Service kubernetes did not name all nodes for {SERVICE_WITHIN:?} and more");
             self.recorder.note(|r| r.troubles.push(trouble));
         }
+        back
     }
 
     /// One node goes to the other version.
@@ -207,11 +241,13 @@ impl Cluster<'_> {
     async fn lose(&self, fault: Fault, number: usize, stage: &mut Stage) -> Result<(), Error> {
         let (running, ip) = (&self.running[number], self.addresses[number].ip());
         let Some(node) = stage.node().cloned() else { return Ok(()) };
+        // Of two nodes, the one that is not upgraded is there alone, and what it says of itself stays for a while.
+        self.usual().await?;
         let failed = |error| Error::Unavailable(format!("cannot change the link of {}: {error}", node.name));
         self.progress.say(&format!("fault {fault} at {}", node.name));
         let mut play = self.at(stage);
         let place = play.inject(fault, &running.name, false);
-        node.part().map_err(failed)?;
+        node.link_down().map_err(failed)?;
         if fault == Fault::NodeGone {
             play.stage.kill_all().await;
         }
@@ -220,22 +256,24 @@ impl Cluster<'_> {
             play.note(place, |i| i.noticed = Some(Stamp::now()));
             self.progress.say(&format!("the Service does not name {ip} any more"));
         }
-        // What the others lose from here on, nothing excuses.
-        sleep(SETTLE + LOOK).await;
-        node.join().map_err(failed)?;
+        // What is sent there beyond this, nothing excuses.
+        sleep(PROXIED + SETTLE).await;
+        node.link_up().map_err(failed)?;
+        play.mark(place, |node| node.linked = Some(Stamp::now()));
         if fault == Fault::NodeGone {
             play.stage.open()?;
             play.start(running).await?;
         }
         play.joined(running).await?;
-        self.all_back().await;
-        play.over(place);
-        self.recorder.note(|r| {
-            let gone = r.injected.get(place).and_then(|injected| injected.noticed);
-            let again = r.named.iter().find(|(at, named)| gone.is_some_and(|gone| *at > gone) && names(named, ip));
-            let again = again.map(|(at, _)| *at);
-            r.injected.get_mut(place).map(|injected| injected.named_again = again).unwrap_or_default();
-        });
+        play.mark(place, |node| node.listened = Some(Stamp::now()));
+        if self.all_back().await {
+            let again = self.recorder.look(|r| {
+                let gone = r.injected.get(place)?.noticed?;
+                r.named.iter().find(|from| from.at > gone && names(&from.named, ip)).map(|from| from.after)
+            });
+            play.mark(place, |node| node.named = again);
+            play.over(place);
+        }
         Ok(())
     }
 }
@@ -244,24 +282,29 @@ fn name(stage: &Stage) -> String {
     stage.node().map(|node| node.name.clone()).unwrap_or_default()
 }
 
-/// An admin's kubeconfig for another program; its file.
-fn admin(setting: &Setting, server: SocketAddr) -> Result<PathBuf, Error> {
-    let path = setting.dir.join(format!("admin-{}.conf", server.ip()));
-    let write = std::fs::write(&path, setting.certs.kubeconfig(server));
+/// It says nothing about what is rehearsed.
+fn unavailable(error: &Error) -> Error {
+    Error::Unavailable(error.to_string())
+}
+
+/// An admin's kubeconfig for another program, at the observer; its file.
+fn admin(setting: &Setting) -> Result<PathBuf, Error> {
+    let path = setting.dir.join("admin.conf");
+    let write = std::fs::write(&path, setting.certs.kubeconfig(OBSERVER_ADDRESS));
     write.map_err(|error| Error::Unavailable(format!("cannot write {}: {error}", path.display())))?;
     Ok(path)
 }
 
 /// `berth grant` for the shims of a node.
-async fn allow(setting: &Setting) -> Result<(), Error> {
+async fn grant_shims(setting: &Setting) -> Result<(), Error> {
     let Some(node) = &setting.node else { return Ok(()) };
     let mut command = Command::new(this());
-    command.arg("grant").arg(flag("kubeconfig", admin(setting, setting.address)?));
-    command.arg(flag("write", setting.kubeconfig(node))).arg(format!("--node={}", node.name));
-    command.args([format!("--listen={}", setting.address), format!("--uid={}", nix::unistd::geteuid())]);
-    let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await;
+    command.arg("grant").arg(flag("kubeconfig", admin(setting)?)).arg(flag("write", setting.kubeconfig(node)));
+    command.arg(format!("--node={}", node.name)).arg(format!("--listen={}", setting.address));
+    command.arg(format!("--uid={}", nix::unistd::geteuid())).stdin(Stdio::null()).kill_on_drop(true).process_group(0);
+    forget_settings(&mut command);
     let failed = |why: String| Error::Unavailable(format!("berth grant --node {}: {}", node.name, why.trim()));
-    let output = output.map_err(|error| failed(error.to_string()))?;
+    let output = command.output().await.map_err(|error| failed(error.to_string()))?;
     match output.status.success() {
         true => Ok(()),
         false => Err(failed(String::from_utf8_lossy(&output.stderr).into_owned())),

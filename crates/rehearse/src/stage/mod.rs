@@ -8,6 +8,7 @@ mod seen;
 mod stages;
 
 pub(crate) use directory::sweep;
+pub(crate) use process::forget_settings;
 pub(crate) use stages::Stages;
 
 use super::address::free_address;
@@ -183,7 +184,7 @@ impl Stage {
             Role::Apiserver | Role::Unit => {
                 recorder.note(|r| r.moments.tell(&name, MarkKind::Exited, Stamp::now(), status.to_string()));
             }
-            Role::Proxy | Role::Store | Role::Service => {}
+            Role::Proxy | Role::Store | Role::Aside => {}
         };
         let namespace = self.node().map(|node| &node.namespace);
         let process = Process::start(owner, part, namespace, &hear, over).map_err(|error| {
@@ -206,9 +207,10 @@ impl Stage {
         Ok(own)
     }
 
-    /// Waits until an address takes connections, as `nc -z` in a loop does.
+    /// Waits until an instance listens on its own address.
     async fn until_open(&mut self, name: &str, address: SocketAddr) -> Result<(), Error> {
-        while tokio::net::TcpStream::connect(address).await.is_err() {
+        let listens = |process: &Process| proc_net::listens(process.pid().as_raw(), address);
+        while !self.process(name, Role::Apiserver).is_some_and(listens) {
             if let Some(status) = self.ended(name) {
                 return Err(self.failed(name, format!("ended before it listened ({status})")).await);
             }
@@ -394,9 +396,19 @@ impl Stage {
 
     /// Sends SIGKILL to all that there is, at one moment, and waits until it is gone.
     pub(crate) async fn kill_all(&self) {
+        let units = self.processes.iter().filter(|process| process.role == Role::Unit && process.status().is_none());
+        let units: Vec<_> = units.map(|unit| (&unit.owner, self.apiserver(&unit.owner))).collect();
         self.processes.iter().for_each(|process| process.signal(Signal::SIGKILL));
+        for apiserver in units.iter().filter_map(|(_, apiserver)| *apiserver) {
+            let _ = kill(apiserver, Signal::SIGKILL);
+        }
         for process in &self.processes {
             process.wait().await;
+        }
+        for (name, _) in units {
+            while seen::living(&self.setting, name).is_some() {
+                sleep(LOOK).await;
+            }
         }
     }
 
@@ -439,8 +451,11 @@ impl Stage {
     /// Ends what still runs.
     async fn close(mut self) {
         self.thaw();
-        if let Some(status) = self.ended(etcd::NAME) {
-            self.recorder.note(|r| r.troubles.push(format!("etcd ended before it was told to ({status})")));
+        for process in self.processes.iter().filter(|p| matches!(p.role, Role::Store | Role::Aside)) {
+            if let Some(status) = process.status() {
+                let trouble = format!("{} ended before it was told to ({status})", process.owner);
+                self.recorder.note(|r| r.troubles.push(trouble));
+            }
         }
         for wait in [ABORT / 2, ABORT / 2] {
             for process in &self.processes {
@@ -479,7 +494,7 @@ mod tests {
     #[tokio::test]
     async fn an_etcd_that_does_not_come_up_is_shown_with_its_log() {
         let plan = Plan { etcd: Some("/bin/false".into()), ..Plan::default() };
-        let mut stages = Stages::new(&plan, None, Via::Direct, &Arc::default()).unwrap();
+        let mut stages = Stages::new(&plan, Via::Direct, &Arc::default()).unwrap();
         let error = stages.front().start_etcd().await.unwrap_err();
         assert!(matches!(error, Error::Unavailable(_)), "{error}");
         assert!(error.to_string().starts_with("etcd ended before it was up (exit status: 1); its last"), "{error}");
@@ -490,7 +505,7 @@ mod tests {
     #[tokio::test]
     async fn an_instance_that_cannot_start_is_shown_with_its_log() {
         let plan = Plan { topology: Topology::Run, ..Plan::default() };
-        let mut stages = Stages::new(&plan, None, Via::Berth, &Arc::default()).unwrap();
+        let mut stages = Stages::new(&plan, Via::Berth, &Arc::default()).unwrap();
         let stage = stages.front();
         let dir = stage.setting.dir.clone();
         let old = Instance { name: "old".into(), apiserver: Apiserver::default(), version: "v1".into(), fault: None };

@@ -54,12 +54,9 @@ impl Process {
         }
         command.args(arguments).process_group(0).kill_on_drop(true);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // Settings of the environment must not reach it: the rehearsal is what it says it is.
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_")) {
-            command.env_remove(name);
-        }
+        forget_settings(&mut command);
         if let Some(namespace) = namespace {
-            namespace.hold(command.as_std_mut());
+            namespace.enter(command.as_std_mut());
         }
         berth_os::process::die_with_parent(command.as_std_mut());
         let mut child = command.spawn()?;
@@ -128,6 +125,13 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
         self.waiter.abort();
+    }
+}
+
+/// Settings of the environment must not reach a program: the rehearsal is what it says it is.
+pub(crate) fn forget_settings(command: &mut Command) {
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"BERTH_")) {
+        command.env_remove(name);
     }
 }
 

@@ -24,30 +24,31 @@ pub(crate) struct Stages {
     pub(crate) nodes: Vec<Stage>,
     /// What is apart from several nodes: etcd, kube-proxy, and the Service's address.
     worker: Option<Stage>,
+    _network: Option<Network>,
     /// Removed last.
     _dir: Directory,
 }
 
 impl Stages {
-    /// Makes the directory and the certificates, and finds an address if there is no network that has them.
-    pub(crate) fn new(
-        plan: &Plan,
-        network: Option<&Network>,
-        via: Via,
-        recorder: &Arc<Recorder>,
-    ) -> Result<Self, Error> {
+    /// Makes the directory, the certificates, and the network or an address in that which is there.
+    pub(crate) fn new(plan: &Plan, via: Via, recorder: &Arc<Recorder>) -> Result<Self, Error> {
         let missing = |what: &str, error: io::Error| Error::Unavailable(format!("{what}: {error}"));
         let no_address = |error| missing("no free address in 127.0.0.0/8", error);
         let dir = Directory::new()
             .map_err(|e| missing("cannot make a temporary directory (TMPDIR names another place)", e))?;
-        let nodes: Vec<_> = network.map(|network| network.nodes.iter().collect()).unwrap_or_default();
-        let worker = network.map(|network| &network.worker);
+        let network = plan.nodes.as_ref().map(|nodes| Network::new(nodes.count)).transpose();
+        let network = network.map_err(|e| {
+            let fix = if e.kind() == io::ErrorKind::PermissionDenied { " (root can)" } else { "" };
+            Error::Unavailable(format!("cannot make the network of several nodes: {e}{fix}"))
+        })?;
+        let nodes: Vec<_> = network.iter().flat_map(|network| &network.nodes).collect();
+        let worker = network.as_ref().map(|network| &network.worker);
         let addresses: Vec<SocketAddr> = match plan.netns {
             _ if network.is_some() => nodes.iter().chain(&worker).map(|node| node.address).collect(),
             true => vec![NETNS.into()],
             false => vec![free_address().map_err(no_address)?],
         };
-        let ips: Vec<IpAddr> = addresses.iter().map(SocketAddr::ip).collect();
+        let ips: Vec<IpAddr> = addresses.iter().map(SocketAddr::ip).chain([WORKER.into()]).collect();
         let etcd = match &plan.etcd {
             Some(_) if network.is_some() => Some(Etcd::at(WORKER)),
             Some(_) => Some(Etcd::new().map_err(no_address)?),
@@ -70,9 +71,10 @@ impl Stages {
         let mut stages = Self {
             nodes: nodes.into_iter().map(|node| stage(at(node))).collect(),
             worker: worker.map(|node| stage(at(node))),
+            _network: network,
             _dir: dir,
         };
-        if network.is_none() {
+        if stages.nodes.is_empty() {
             stages.nodes.push(stage(setting));
         }
         stages.front().etcd = plan.etcd.clone().zip(etcd);

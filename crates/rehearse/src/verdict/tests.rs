@@ -255,7 +255,7 @@ fn two_nodes() -> Record {
     for (number, name) in ["cp-1", "cp-2"].into_iter().enumerate() {
         let address = ([10, 0, 0, number as u8 + 1], 6443).into();
         let attempts = vec![attempt(Kind::New, name, 0, Answer::Good { instance: OLD.into() })];
-        record.nodes.push(Dialled { name: name.into(), address, attempts, ends: Vec::new() });
+        record.nodes.push(AtNode { name: name.into(), address, attempts, ends: Vec::new() });
     }
     record
 }
@@ -264,8 +264,8 @@ fn two_nodes() -> Record {
 fn each_node_has_its_upgrade_and_its_losses() {
     let verdict = judge(&two_nodes(), &plan());
     assert!(verdict.held(), "{verdict:#?}");
-    assert_eq!((verdict.figures.requests, verdict.figures.new_connections), (602, 602));
-    assert_eq!(verdict.nodes, [AtNode::default(), AtNode::default()]);
+    assert_eq!((verdict.figures.requests, verdict.figures.new_connections), (600, 600));
+    assert_eq!(verdict.nodes, [LostAtNode::default(), LostAtNode::default()]);
 
     let mut lost = two_nodes();
     lost.nodes[1].attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Refused)));

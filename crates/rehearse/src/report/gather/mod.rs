@@ -10,14 +10,14 @@ mod tests;
 
 use super::{environment, format};
 use crate::data::{
-    self, Away, Command, ControlStreams, Dialled, Informer, Instance, Mark, MarkKind, Period, Program, Promise, Ran,
+    self, Away, ByAddress, Command, ControlStreams, Informer, Instance, Mark, MarkKind, Period, Program, Promise, Ran,
     Report, Run, RunOutcome, Tally, Verdict,
 };
 use crate::network::SERVICE;
 use crate::plan::{Plan, Via};
-use crate::promise::{self, Promise as Promised};
+use crate::promise::{Forgotten, Promise as Promised};
 use crate::record::{Answer, Attempt, Injected, Kind, Player, Record, Stamp};
-use crate::verdict::{AtNode, Loss, Verdict as Judged, millis};
+use crate::verdict::{Loss, LostAtNode, Verdict as Judged, millis};
 use crate::{Rehearsed, Run as Played};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -86,7 +86,7 @@ fn ran(played: &Played, control: Option<&Judged>) -> Ran {
         informers: informers(record),
         control_streams: control_streams(record),
         endpoint_gaps: endpoint_gaps(record, &span),
-        dialled: dialled(record, judged),
+        by_address: by_address(record, judged),
         away: away(record, &span),
         promises: judged.promises.iter().map(|promised| promise(promised, &span)).collect(),
     }
@@ -148,8 +148,10 @@ fn apart(judged: &Judged) -> Vec<Tally> {
 
 fn summary(played: &Played, objection: Option<&String>) -> String {
     let judged = &played.verdict;
-    let requests = format::of(judged.figures.requests, "request", "requests");
-    let connections = format::count(judged.figures.new_connections);
+    let nodes = || played.record.nodes.iter().flat_map(|node| &node.attempts);
+    let new = nodes().filter(|attempt| attempt.kind == Kind::New).count() as u64;
+    let requests = format::of(judged.figures.requests + nodes().count() as u64, "request", "requests");
+    let connections = format::count(judged.figures.new_connections + new);
     let broken = judged.promises.iter().filter(|p| !p.held()).count() as u64;
     let broke = match broken {
         0 => String::new(),
@@ -168,7 +170,8 @@ fn summary(played: &Played, objection: Option<&String>) -> String {
         }
         (0, None) if broken > 0 => format!("Of {requests} nothing else was lost.{broke}"),
         (0, None) => {
-            let longest = format::wait(judged.figures.wait_max_ms);
+            let waits = nodes().map(|attempt| millis(attempt.done.since(attempt.due)));
+            let longest = format::wait(waits.fold(judged.figures.wait_max_ms, f64::max));
             let all = match judged.allowed() {
                 0 => format!("All of {requests} were answered, {connections} of them on a new connection"),
                 allowed => {
@@ -231,18 +234,18 @@ fn endpoint_gaps(record: &Record, span: &Span) -> Option<Vec<Period>> {
 }
 
 /// The Service first: what was lost there is what is left of all.
-fn dialled(record: &Record, judged: &Judged) -> Vec<Dialled> {
+fn by_address(record: &Record, judged: &Judged) -> Vec<ByAddress> {
     if record.nodes.is_empty() {
         return Vec::new();
     }
-    let mut at_service = AtNode { lost: judged.lost.clone(), allowed: judged.allowed() };
+    let mut at_service = LostAtNode { lost: judged.lost.clone(), allowed: judged.allowed() };
     for node in &judged.nodes {
         at_service.allowed -= node.allowed;
         for (loss, count) in &node.lost {
             *at_service.lost.entry(*loss).or_default() -= count;
         }
     }
-    let at = |name: &str, address: SocketAddr, attempts: &[Attempt], seen: &AtNode| Dialled {
+    let at = |name: &str, address: SocketAddr, attempts: &[Attempt], seen: &LostAtNode| ByAddress {
         name: name.to_owned(),
         address: address.to_string(),
         requests: attempts.len() as u64,
@@ -258,14 +261,15 @@ fn dialled(record: &Record, judged: &Judged) -> Vec<Dialled> {
 
 fn away(record: &Record, span: &Span) -> Vec<Away> {
     let one = |injected: &Injected| {
-        let Injected { fault, instance, node, at, over, .. } = injected;
-        let seen = promise::Away::of(record, *at, node.as_ref()?.ip());
+        let Injected { fault, node, at, over, .. } = injected;
+        let node = node.as_ref().filter(|_| fault.is_of_a_node())?;
+        let seen = Forgotten::of(record, *at, node.address.ip());
         let after = |moment: Stamp| millis(moment.since(*at));
         let failed = |a: &&Attempt| a.kind == Kind::New && matches!(a.answer, Answer::Failed(_));
         let meanwhile = |a: &&Attempt| a.due >= *at && over.is_none_or(|over| a.due < over);
         Some(Away {
             fault: fault.to_string(),
-            node: record.players.iter().find(|player| player.name == *instance)?.node.clone()?,
+            node: node.name.clone(),
             from_ms: span.ms(*at),
             reconciled_ms: seen.reconciled.map(after),
             named_ms: seen.named.map(after),

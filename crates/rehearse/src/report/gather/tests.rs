@@ -3,7 +3,8 @@ use crate::data::{Flaw, Gap, Segment, Timeline, Watch};
 use crate::fault::Fault;
 use crate::plan::{LoadPlan, Plan};
 use crate::record::{
-    Answer, Attempt, Control, EndReport, EndedBy, Failure, Injected, Kind, Player, Protocol, StreamEnd, WatchSum, What,
+    Answer, AtNode, Attempt, Control, EndReport, EndedBy, Failure, Injected, InjectedNode, Kind, NamedFrom, Player,
+    Protocol, StreamEnd, WatchSum, What,
 };
 use crate::verdict::{NEW, OLD, judge};
 
@@ -181,7 +182,6 @@ fn watches_have_segments_and_gaps() {
     killed.reports.clear();
     killed.injected.push(Injected {
         node: None,
-        named_again: None,
         fault: Fault::KillShim,
         instance: OLD.into(),
         alone: false,
@@ -377,11 +377,10 @@ fn runs_are_in_the_order_of_the_plan() {
 }
 
 #[test]
-fn what_was_dialled_and_who_went_away() {
+fn what_was_dialed_and_who_went_away() {
     let node: SocketAddr = "10.0.0.3:6443".parse().unwrap();
     let mut away = record();
-    assert_eq!((gathered(record()).dialled, gathered(record()).away), (Vec::new(), Vec::new()));
-    away.players[1].node = Some("cp-3".into());
+    assert_eq!((gathered(record()).by_address, gathered(record()).away), (Vec::new(), Vec::new()));
     let lost = |stream: &str, due, done| Attempt {
         kind: Kind::New,
         stream: stream.into(),
@@ -389,7 +388,7 @@ fn what_was_dialled_and_who_went_away() {
         done: at(done),
         answer: Answer::Failed(Failure::Unanswered),
     };
-    away.nodes.push(crate::record::Dialled {
+    away.nodes.push(AtNode {
         name: "cp-3".into(),
         address: node,
         attempts: vec![lost("cp-3-new-0", 2_400, 2_900), lost("cp-3-new-1", 3_100, 3_900)],
@@ -401,21 +400,27 @@ fn what_was_dialled_and_who_went_away() {
         [("kubernetes".to_owned(), addresses(own)), ("berth-cp-3-ipv4".to_owned(), addresses(berth))].into()
     };
     let (there, gone) = (&["10.0.0.3"][..], &[][..]);
-    away.named = vec![(at(0), named(there, there)), (at(2_200), named(gone, there)), (at(2_300), named(gone, gone))];
+    let from = |ms, named| NamedFrom { after: at(ms - 100), at: at(ms), named };
+    away.named = vec![from(0, named(there, there)), from(2_200, named(gone, there)), from(2_300, named(gone, gone))];
     away.injected.push(Injected {
         fault: Fault::NodeGone,
         instance: NEW.into(),
-        node: Some(node),
+        node: Some(InjectedNode {
+            name: "cp-3".into(),
+            address: node,
+            linked: None,
+            named: None,
+            listened: Some(at(3_000)),
+        }),
         alone: false,
         at: at(2_000),
         noticed: Some(at(2_300)),
-        named_again: None,
         over: Some(at(3_000)),
         seen: Vec::new(),
     });
     let ran = gathered(away);
-    let dialled = |d: &Dialled| (d.name.clone(), d.lost.iter().map(|t| t.count).sum::<u64>(), d.allowed);
-    let seen: Vec<_> = ran.dialled.iter().map(dialled).collect();
+    let lost_at = |d: &ByAddress| (d.name.clone(), d.lost.iter().map(|t| t.count).sum::<u64>(), d.allowed);
+    let seen: Vec<_> = ran.by_address.iter().map(lost_at).collect();
     assert_eq!(seen, [("Service kubernetes".into(), 0, 1), ("cp-3".into(), 1, 1)]);
     let expected = Away {
         fault: "node-gone".into(),

@@ -59,7 +59,7 @@ pub(super) fn section(runs: &[Run]) -> Markup {
                         @if made.iter().any(|ran| !ran.away.is_empty()) {
                             tr {
                                 th scope="row" { "A node out of the Service after" }
-                                @for run in runs { (cell(run, |r| r.longest_named().map_or("never".into(), format::wait))) }
+                                @for run in runs { (cell(run, |r| format::named(r.longest_named()))) }
                             }
                         }
                         @if gap {

@@ -23,7 +23,7 @@ pub(super) fn section(run: &Run, index: usize, several: bool) -> Markup {
                     (objections(ran))
                     (timeline(ran, &id))
                     (promises(ran))
-                    (dialled(ran))
+                    (by_address(ran))
                     (away(ran))
                     (sums(ran))
                 }
@@ -166,22 +166,22 @@ fn promises(ran: &Ran) -> Markup {
 }
 
 /// The Service, and each node.
-fn dialled(ran: &Ran) -> Markup {
+fn by_address(ran: &Ran) -> Markup {
     html! {
-        @if !ran.dialled.is_empty() {
-            h3 { "By what clients dialled" }
-            div.scroll tabindex="0" role="region" aria-label="By what clients dialled" {
+        @if !ran.by_address.is_empty() {
+            h3 { "By address" }
+            div.scroll tabindex="0" role="region" aria-label="By address" {
                 table.steps {
-                    thead { tr { @for name in ["Dialled", "Address", "Requests", "New connections", "Lost", "Allowed", "Longest wait"] { th scope="col" { (name) } } } }
+                    thead { tr { @for name in ["Dialed", "Address", "Requests", "New connections", "Lost", "Allowed", "Longest wait"] { th scope="col" { (name) } } } }
                     tbody {
-                        @for dialled in &ran.dialled {
+                        @for at in &ran.by_address {
                             tr {
-                                th scope="row" { (dialled.name) }
-                                td { (dialled.address) }
-                                @for count in [dialled.requests, dialled.new_connections, dialled.lost.iter().map(|tally| tally.count).sum(), dialled.allowed] {
+                                th scope="row" { (at.name) }
+                                td { (at.address) }
+                                @for count in [at.requests, at.new_connections, at.lost.iter().map(|tally| tally.count).sum(), at.allowed] {
                                     td { (format::count(count)) }
                                 }
-                                td { (format::wait(dialled.wait_max_ms)) }
+                                td { (format::wait(at.wait_max_ms)) }
                             }
                         }
                     }
