@@ -43,7 +43,7 @@ pub struct PaceArgs {
     /// Path that answers 200 when the apiserver is ready
     #[arg(long, env = "BERTH_PROBE_PATH", hide_env_values = true, default_value = "/readyz", value_name = "PATH", help_heading = PROBE)]
     pub probe_path: String,
-    /// Time between two probes; before it is ready, 100ms at most
+    /// Time between two probes; while it starts, 100ms at most
     #[arg(long, env = "BERTH_PROBE_INTERVAL", hide_env_values = true, default_value = "1s", value_name = "DURATION", help_heading = PROBE)]
     pub probe_interval: String,
     /// Consecutive good answers that make it ready

@@ -19,6 +19,9 @@ use tokio::task::AbortHandle;
 /// is ready, and each moment until its shim listens refuses clients that come by that.
 const STARTING: Duration = Duration::from_millis(100);
 
+/// For so long after it began to listen. A version that never gets ready is not asked ten times a second for ever.
+const STARTS_WITHIN: Duration = Duration::from_secs(120);
+
 /// The probing of all instances. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Probers {
@@ -98,6 +101,7 @@ impl Shared {
 
     async fn probe_forever(self: Arc<Self>, id: InstanceId, address: SocketAddr) {
         let mut last_result = "";
+        let mut began = tokio::time::Instant::now();
         loop {
             let asked = tokio::time::Instant::now();
             let Some((epoch, ..)) = self.writer().epoch(&id) else { return };
@@ -115,8 +119,13 @@ impl Shared {
             let Some((_, health, rising)) = self.writer().epoch(&id) else { return };
             let pause = match seen {
                 _ if rising => continue,
-                Observation::Refused => self.interval.min(STARTING),
-                Observation::Fail if health == InstanceHealth::Unready => self.interval.min(STARTING),
+                Observation::Refused => {
+                    began = asked;
+                    self.interval.min(STARTING)
+                }
+                Observation::Fail if health == InstanceHealth::Unready && asked - began < STARTS_WITHIN => {
+                    self.interval.min(STARTING)
+                }
                 Observation::Pass | Observation::Fail | Observation::Rejected => self.interval,
             };
             tokio::time::sleep_until(asked + pause).await;
