@@ -1,8 +1,9 @@
-//! What netdevice(7) sets of a network interface, in the network namespace of this thread.
+//! Addresses of network interfaces, and what netdevice(7) sets of one, in the network namespace of this thread.
 
+use nix::ifaddrs::getifaddrs;
 use socket2::{Domain, Socket, Type};
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsRawFd;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +37,19 @@ pub fn set(interface: &str, setting: Setting) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// The addresses of all interfaces.
+///
+/// # Errors
+/// What getifaddrs(3) says.
+pub fn addresses() -> io::Result<Vec<IpAddr>> {
+    let addresses = getifaddrs()?.filter_map(|interface| {
+        let address = interface.address?;
+        let four = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+        four.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+    });
+    Ok(addresses.collect())
 }
 
 /// As a sockaddr_in without a port.

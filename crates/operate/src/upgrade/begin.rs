@@ -18,6 +18,7 @@ use crate::manifest::file::{Backups, read};
 use berth_cluster::Client;
 use berth_cluster::service::OF_SERVICE;
 use berth_node::registry::RunDir;
+use berth_os::netdevice;
 use hyper::StatusCode;
 use std::fmt::Display;
 use std::io::Write;
@@ -432,7 +433,7 @@ async fn look_after_service(
 /// Where an apiserver that is not behind berth answers its node. What it advertises may be a router's address; if it is not
 /// told where to listen, it does so on 127.0.0.1 too.
 fn plain_address(old: &Manifest, port: u16) -> SocketAddr {
-    let own = node::addresses().unwrap_or_default();
+    let own = netdevice::addresses().unwrap_or_default();
     let advertised = old.advertised().filter(|ip| ip.is_loopback() || own.contains(ip));
     SocketAddr::new(old.bound().or(advertised).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), port)
 }

@@ -8,10 +8,9 @@ use berth_cluster::yaml::YamlNode;
 use berth_node::ipc;
 use berth_node::registry::{self, RunDir, lease};
 use berth_options::check;
-use berth_os::clock;
 use berth_os::proc_net::{Entry, Process, listeners, process_of};
+use berth_os::{clock, netdevice};
 use berth_shim::config::Listen;
-use nix::ifaddrs::getifaddrs;
 use nix::unistd::Uid;
 use std::collections::BTreeMap;
 use std::fs;
@@ -137,7 +136,7 @@ impl Facts {
             newer_keys,
             authentication: file.and_then(|file| fs::read_to_string(at(&file)).ok()),
             host_paths: host_paths.collect(),
-            addresses: addresses(),
+            addresses: netdevice::addresses().ok(),
             apiservers,
             berths: named("berth"),
             available: fs::read_to_string(root.join("proc/meminfo"))
@@ -271,17 +270,6 @@ pub(super) fn dialled(listen: &[Listen], manifest: &Manifest) -> Vec<u16> {
     ports.sort_unstable();
     ports.dedup();
     ports
-}
-
-/// The addresses of this node. None: they cannot be had.
-#[must_use]
-pub fn addresses() -> Option<Vec<IpAddr>> {
-    let addresses = getifaddrs().ok()?.filter_map(|interface| {
-        let address = interface.address?;
-        let four = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
-        four.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
-    });
-    Some(addresses.collect())
 }
 
 /// All processes that can be seen.

@@ -14,6 +14,7 @@ use super::{Case, Finding, options};
 use crate::manifest::{Manifest, split};
 use berth_cluster::yaml::YamlNode;
 use berth_node::registry;
+use berth_os::netdevice;
 use berth_os::proc_net::{self, Entry};
 use berth_shim::config::Listen;
 use std::net::IpAddr;
@@ -24,7 +25,7 @@ pub(super) use clients::covered;
 pub use clients::{Clients, Uncovered};
 pub use credentials::{Credentials, Held};
 pub(super) use facts::{ENCRYPTS, SIGNS, listen};
-pub use facts::{Facts, Holding, Running, Shim, addresses, unconnected};
+pub use facts::{Facts, Holding, Running, Shim, unconnected};
 
 /// Version of the kernel since which sockets can share a port.
 const REUSEPORT_SINCE: (u32, u32) = (3, 9);
@@ -74,7 +75,7 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
 #[must_use]
 pub fn uncovered(root: &Path, manifest: &Manifest) -> Vec<Uncovered> {
     let listen = Layout::of(manifest).map(|layout| listen(&layout)).unwrap_or_default();
-    let own = addresses().unwrap_or_default();
+    let own = netdevice::addresses().unwrap_or_default();
     if !listen.iter().map(|listen| listen.addr.ip()).any(|ip| is_host_ip(ip) || own.contains(&ip)) {
         return Vec::new();
     }
