@@ -16,6 +16,12 @@ pub fn boottime() -> io::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_BOOTTIME)?.into())
 }
 
+/// Time since this boot, without the time that the machine slept: what BPF programs read. (A time namespace would shift
+/// it for a process and not for them.)
+pub fn monotonic() -> io::Result<Duration> {
+    Ok(clock_gettime(ClockId::CLOCK_MONOTONIC)?.into())
+}
+
 /// The boot that [`boottime`] counts from.
 pub fn boot_id() -> io::Result<String> {
     let failed = |kind, why: &str| io::Error::new(kind, format!("{BOOT_ID}: {why}: is /proc mounted?"));

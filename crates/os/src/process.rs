@@ -1,4 +1,4 @@
-//! Limits and descendants of this process.
+//! Limits, capabilities and descendants of this process.
 
 use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl;
@@ -7,11 +7,29 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signa
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
 use procfs::process::Process;
 use rustix::process::WaitOptions;
+use rustix::thread::CapabilitySet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
+
+/// Which capabilities this thread lacks for BPF programs that concern the network. CAP_BPF is new with Linux 5.8, and
+/// part of CAP_SYS_ADMIN.
+///
+/// # Errors
+/// What capget(2) says.
+pub fn lacks_for_bpf() -> io::Result<Vec<&'static str>> {
+    let has = rustix::thread::capabilities(None)?.effective;
+    let needed =
+        [("CAP_BPF", CapabilitySet::BPF | CapabilitySet::SYS_ADMIN), ("CAP_NET_ADMIN", CapabilitySet::NET_ADMIN)];
+    Ok(needed.into_iter().filter(|(_, one_of)| !has.intersects(*one_of)).map(|(name, _)| name).collect())
+}
+
+/// The kernel's release, as `uname -r` says it.
+pub fn kernel_release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
 
 /// Raises the limit of open files to the hard limit and says what it is.
 pub fn raise_file_limit() -> io::Result<u64> {

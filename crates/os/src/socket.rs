@@ -9,7 +9,7 @@ use procfs::KernelVersion;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -180,6 +180,19 @@ pub fn inode(socket: BorrowedFd<'_>) -> Option<u64> {
     nix::sys::stat::fstat(socket).ok().map(|stat| stat.st_ino)
 }
 
+/// The network namespace that a socket is of.
+///
+/// # Errors
+/// `EPERM` without CAP_NET_ADMIN there.
+pub fn network_namespace(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // SAFETY: it reads and writes no memory of this process.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGSKNS as libc::Ioctl) } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: it is new, so nobody else's.
+        namespace => Ok(unsafe { OwnedFd::from_raw_fd(namespace) }),
+    }
+}
+
 /// Whether a socket listens on an address of this host. Nothing is connected: a bind is refused only for the sake of a
 /// socket that listens, or has no `SO_REUSEADDR`, which Go and most others set.
 ///
@@ -282,7 +295,6 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
     use std::io::{Read, Write};
     use std::net::{Shutdown, TcpListener};
-    use std::os::fd::AsRawFd;
     /// As kube-apiserver has it: `SO_REUSEADDR` alone.
     fn plain(address: SocketAddr) -> io::Result<TcpListener> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;

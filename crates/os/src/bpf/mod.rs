@@ -1,0 +1,99 @@
+//! Steering: a BPF program of type sk_lookup, which the kernel asks for the listener of each new connection in a
+//! network namespace. Linux 5.9; CAP_NET_ADMIN, and CAP_BPF or CAP_SYS_ADMIN.
+//!
+//! What it decides is in `sk_lookup`. The program is short, and depends on addresses that are known when it is loaded;
+//! so a small assembler makes it. A library would bring a compiler for BPF or a loader of ELF files, for some 60 instructions
+//! and eight commands of bpf(2).
+//!
+//! Nothing is pinned. What steers is a descriptor: when its holder ends in whatever way, the port's own listeners
+//! get new connections again. A child that is forked without execve would hold it too.
+
+mod asm;
+mod sk_lookup;
+mod sys;
+
+pub use sk_lookup::{Counters, Link, Slot, Steerer};
+
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// What could not be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The program could not be made.
+    Assemble,
+    /// Memory that the program shares, or its map of listeners.
+    Map,
+    /// The program was not loaded.
+    Program,
+    /// It was not attached to the network namespace.
+    Link,
+    /// A socket was not taken for a listener.
+    Listener,
+    /// What is attached there is not shown.
+    Query,
+}
+
+/// A step that the kernel refused.
+#[derive(Debug)]
+pub struct Refused {
+    pub step: Step,
+    pub source: io::Error,
+    /// What the kernel's verifier says of the program; mostly empty.
+    pub log: String,
+}
+
+impl Refused {
+    fn at(step: Step) -> impl Fn(io::Error) -> Self {
+        move |source| Self { step, source, log: String::new() }
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.step {
+            Step::Assemble => "cannot make the BPF program",
+            Step::Map => "cannot make a BPF map",
+            Step::Program => "cannot load the BPF program",
+            Step::Link => "cannot attach the BPF program to the network namespace",
+            Step::Listener => "cannot steer to this socket",
+            Step::Query => "cannot ask which BPF programs are attached to the network namespace",
+        };
+        write!(to, "{what}: {}", self.source)?;
+        if self.log.is_empty() { Ok(()) } else { write!(to, "\n{}", self.log) }
+    }
+}
+
+impl std::error::Error for Refused {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+/// A program that steers already.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
+    pub id: u32,
+    /// Its name, and the user ID of who loaded it. None without CAP_SYS_ADMIN.
+    pub known: Option<(String, u32)>,
+}
+
+impl fmt::Display for Attached {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "BPF program {}", self.id)?;
+        match &self.known {
+            Some((name, uid)) => write!(to, " ({name:?}, loaded by uid {uid})"),
+            None => write!(to, " (CAP_SYS_ADMIN would show its name)"),
+        }
+    }
+}
+
+/// The programs that steer in a network namespace, in the order in which the kernel asks them.
+///
+/// # Errors
+/// `EPERM` without CAP_NET_ADMIN, `EINVAL` where the kernel has no such programs.
+pub fn attached(namespace: BorrowedFd<'_>) -> Result<Vec<Attached>, Refused> {
+    let ids = sys::attached(namespace)?;
+    Ok(ids.into_iter().map(|id| Attached { id, known: sys::program_info(id).ok() }).collect())
+}

@@ -1,0 +1,256 @@
+//! The program that steers, and what it shares with who holds it.
+
+use super::asm::{Assembler, Helper, If, Instruction, Label, MapAs, Reg, Size};
+use super::sys::{self, SharedValue};
+use super::{Refused, Step};
+use std::io;
+use std::mem::offset_of;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Places for listeners: one a family of the client's, since a listener of one family is none for the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slot {
+    Ipv4 = 0,
+    Ipv6 = 1,
+}
+
+const SLOTS: u32 = 2;
+
+/// New connections since the program was loaded that came to its port and addresses, not from loopback.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Counters {
+    /// Given to the listener in the slot of their family.
+    pub steered: u64,
+    /// Left to the port's own listeners, because it is off or its time is over.
+    pub passed: u64,
+    /// Left to them because there is no listener in the slot, or one that the kernel does not take.
+    pub failed: u64,
+}
+
+/// Memory of the program and of who holds it. As zeroes, it is off.
+#[repr(C)]
+#[derive(Debug)]
+struct State {
+    /// Whether it steers: 0 or 1.
+    on: AtomicU64,
+    /// And until when, on CLOCK_MONOTONIC, in nanoseconds.
+    until: AtomicU64,
+    steered: AtomicU64,
+    passed: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// What makes the kernel ask a program, until it is dropped or its process ends.
+#[derive(Debug)]
+pub struct Link(OwnedFd);
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // Closing is not enough at this moment if another thread is between fork and execve: its child has a duplicate. If it
+        // fails, closing is what remains.
+        let _ = sys::detach(self.0.as_fd());
+    }
+}
+
+/// The program, loaded, off, and attached nowhere.
+#[derive(Debug)]
+pub struct Steerer {
+    program: OwnedFd,
+    listeners: OwnedFd,
+    state: SharedValue<State>,
+}
+
+impl Steerer {
+    /// For new connections of TCP to a port, on these addresses: `0.0.0.0` and `::` are all of their family, and no
+    /// address is all of both. What comes from 127.0.0.0/8 or `::1` is never steered.
+    ///
+    /// # Errors
+    /// What is missing: see [`Refused`].
+    pub fn load(port: u16, addresses: &[IpAddr]) -> Result<Self, Refused> {
+        let listeners = sys::socket_map(SLOTS)?;
+        // SAFETY: it is made of atomics only.
+        let state: SharedValue<State> = unsafe { SharedValue::new() }?;
+        let program =
+            program(port, addresses, listeners.as_fd(), state.as_fd()).map_err(Refused::at(Step::Assemble))?;
+        Ok(Self { program: sys::load_program(&program)?, listeners, state })
+    }
+
+    /// From here on the kernel asks the program, until what is returned is dropped. It is asked after those that are there
+    /// already, and its answer replaces theirs.
+    ///
+    /// # Errors
+    /// `E2BIG` if there are 64; see [`Refused`].
+    pub fn attach(&self, namespace: BorrowedFd<'_>) -> Result<Link, Refused> {
+        sys::link(self.program.as_fd(), namespace).map(Link)
+    }
+
+    /// Steers a family to this listener, which is not kept open, and to those that share its address and port
+    /// (`SO_REUSEPORT`): among these the kernel distributes as ever. When it is closed or listens no more, the program passes. One
+    /// that listens again is to be put again: kernels differ in whether they forget it.
+    ///
+    /// The kernel takes a listener of another network namespace, and connections that are steered to it are lost.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if it does not listen or is one of MPTCP.
+    pub fn put(&self, slot: Slot, listener: BorrowedFd<'_>) -> Result<(), Refused> {
+        sys::put_socket(self.listeners.as_fd(), slot as u32, listener)
+    }
+
+    pub fn switch(&self, on: bool) {
+        self.state.on.store(u64::from(on), Relaxed);
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.state.on.load(Relaxed) != 0
+    }
+
+    /// Lets it steer, if it is on, until then on CLOCK_MONOTONIC: a holder that hangs steers nothing to itself for long.
+    pub fn steer_until(&self, monotonic: Duration) {
+        self.state.until.store(u64::try_from(monotonic.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// What [`Steerer::steer_until`] said last.
+    pub fn until(&self) -> Duration {
+        Duration::from_nanos(self.state.until.load(Relaxed))
+    }
+
+    pub fn counters(&self) -> Counters {
+        let State { steered, passed, failed, .. } = &*self.state;
+        Counters { steered: steered.load(Relaxed), passed: passed.load(Relaxed), failed: failed.load(Relaxed) }
+    }
+}
+
+/// Where `struct bpf_sk_lookup` of linux/bpf.h has what is asked of it. Addresses are in the order of the network, the local
+/// port in that of this host.
+mod context {
+    pub(super) const FAMILY: i16 = 8;
+    pub(super) const PROTOCOL: i16 = 12;
+    pub(super) const REMOTE_IP4: i16 = 16;
+    pub(super) const REMOTE_IP6: i16 = 20;
+    pub(super) const LOCAL_IP4: i16 = 40;
+    pub(super) const LOCAL_IP6: i16 = 44;
+    pub(super) const LOCAL_PORT: i16 = 60;
+}
+
+const SK_PASS: i32 = 1;
+
+/// Flag of bpf_sk_assign: instead of what a program before this one chose.
+const REPLACE: i32 = 1;
+
+// What registers hold throughout the program.
+const CONTEXT: Reg = Reg::R6;
+const SLOT: Reg = Reg::R7;
+const STATE: Reg = Reg::R9;
+
+fn program(
+    port: u16,
+    addresses: &[IpAddr],
+    listeners: BorrowedFd<'_>,
+    state: BorrowedFd<'_>,
+) -> io::Result<Vec<Instruction>> {
+    let mut asm = Assembler::default();
+    let [ipv6, matched, passed, failed, end] = std::array::from_fn(|_| asm.label());
+    asm.copy(CONTEXT, Reg::R1);
+    asm.load(Size::U32, Reg::R2, CONTEXT, context::LOCAL_PORT);
+    asm.jump_if(If::NotEqual(Reg::R2, i32::from(port)), end);
+    asm.load(Size::U32, Reg::R2, CONTEXT, context::PROTOCOL);
+    asm.jump_if(If::NotEqual(Reg::R2, libc::IPPROTO_TCP), end);
+    asm.load(Size::U32, Reg::R2, CONTEXT, context::FAMILY);
+    asm.jump_if(If::Equal(Reg::R2, libc::AF_INET6), ipv6);
+    asm.jump_if(If::NotEqual(Reg::R2, libc::AF_INET), end);
+    match_ipv4(&mut asm, addresses, matched, end);
+    asm.place(ipv6);
+    match_ipv6(&mut asm, addresses, matched, end);
+
+    asm.place(matched);
+    asm.load_map(STATE, state.as_raw_fd(), MapAs::Value);
+    asm.load(Size::U64, Reg::R2, STATE, offset_of!(State, on) as i16);
+    asm.jump_if(If::Zero(Reg::R2), passed);
+    asm.load(Size::U64, Reg::R8, STATE, offset_of!(State, until) as i16);
+    asm.call(Helper::MonotonicTime);
+    asm.jump_if(If::Greater(Reg::R0, Reg::R8), passed);
+
+    asm.store(Size::U32, Reg::R10, -4, SLOT);
+    asm.load_map(Reg::R1, listeners.as_raw_fd(), MapAs::Map);
+    asm.copy(Reg::R2, Reg::R10);
+    asm.add(Reg::R2, -4);
+    asm.call(Helper::MapLookup);
+    asm.jump_if(If::Zero(Reg::R0), failed);
+    // The lookup took a reference, which is given back whatever becomes of it.
+    asm.copy(Reg::R7, Reg::R0);
+    asm.copy(Reg::R1, CONTEXT);
+    asm.copy(Reg::R2, Reg::R7);
+    asm.set(Reg::R3, REPLACE);
+    asm.call(Helper::SocketAssign);
+    asm.copy(Reg::R8, Reg::R0);
+    asm.copy(Reg::R1, Reg::R7);
+    asm.call(Helper::SocketRelease);
+    let assigned = asm.label();
+    asm.jump_if(If::Zero(Reg::R8), assigned);
+
+    for (label, counter) in [
+        (failed, offset_of!(State, failed)),
+        (assigned, offset_of!(State, steered)),
+        (passed, offset_of!(State, passed)),
+    ] {
+        asm.place(label);
+        asm.set(Reg::R1, 1);
+        asm.atomic_add(STATE, counter as i16, Reg::R1);
+        asm.jump(end);
+    }
+    asm.place(end);
+    asm.set(Reg::R0, SK_PASS);
+    asm.exit();
+    asm.finish()
+}
+
+/// Those of one family among the addresses; none if it is all of them.
+fn of_family<A: PartialEq>(addresses: &[IpAddr], any: &A, of: impl Fn(IpAddr) -> Option<A>) -> Option<Vec<A>> {
+    // ::ffff:10.0.0.5 is how a socket of IPv6 is bound to 10.0.0.5.
+    let found: Vec<_> = addresses.iter().filter_map(|address| of(address.to_canonical())).collect();
+    (!addresses.is_empty() && !found.contains(any)).then_some(found)
+}
+
+fn match_ipv4(asm: &mut Assembler, addresses: &[IpAddr], matched: Label, end: Label) {
+    let word = |bytes: [u8; 4]| i32::from_ne_bytes(bytes);
+    asm.set(SLOT, Slot::Ipv4 as i32);
+    asm.load(Size::U32, Reg::R2, CONTEXT, context::REMOTE_IP4);
+    asm.mask(Reg::R2, word([255, 0, 0, 0]));
+    asm.jump_if(If::Equal(Reg::R2, word([127, 0, 0, 0])), end);
+    let ipv4 = |address| if let IpAddr::V4(address) = address { Some(address) } else { None };
+    let Some(addresses) = of_family(addresses, &Ipv4Addr::UNSPECIFIED, ipv4) else { return asm.jump(matched) };
+    asm.load(Size::U32, Reg::R2, CONTEXT, context::LOCAL_IP4);
+    for address in addresses {
+        asm.jump_if(If::Equal(Reg::R2, word(address.octets())), matched);
+    }
+    asm.jump(end);
+}
+
+fn match_ipv6(asm: &mut Assembler, addresses: &[IpAddr], matched: Label, end: Label) {
+    asm.set(SLOT, Slot::Ipv6 as i32);
+    jump_if_ipv6(asm, context::REMOTE_IP6, Ipv6Addr::LOCALHOST, end);
+    let ipv6 = |address| if let IpAddr::V6(address) = address { Some(address) } else { None };
+    let Some(addresses) = of_family(addresses, &Ipv6Addr::UNSPECIFIED, ipv6) else { return asm.jump(matched) };
+    for address in addresses {
+        jump_if_ipv6(asm, context::LOCAL_IP6, address, matched);
+    }
+    asm.jump(end);
+}
+
+fn jump_if_ipv6(asm: &mut Assembler, at: i16, address: Ipv6Addr, label: Label) {
+    let other = asm.label();
+    let octets = address.octets();
+    for (offset, word) in (at..).step_by(4).zip(octets.as_chunks::<4>().0) {
+        asm.load(Size::U32, Reg::R2, CONTEXT, offset);
+        asm.jump_if(If::NotEqual(Reg::R2, i32::from_ne_bytes(*word)), other);
+    }
+    asm.jump(label);
+    asm.place(other);
+}
+
+#[cfg(test)]
+mod tests;

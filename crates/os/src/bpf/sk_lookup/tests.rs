@@ -1,0 +1,265 @@
+use super::*;
+use crate::bpf::attached;
+use crate::bpf::sys::test_run::{Lookup, run};
+use crate::{clock, socket};
+use nix::sched::{CloneFlags, unshare};
+use proptest::prelude::*;
+use socket2::{Domain, Protocol, Socket, Type};
+use std::fs::File;
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpListener};
+
+const PORT: u16 = 6443;
+
+/// Runs a test in a network namespace of its own, where a program can be loaded.
+fn in_a_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
+    let name = name.to_owned();
+    let thread = std::thread::spawn(move || {
+        // Not by eprintln!, which a test's harness keeps to itself.
+        let skip = |why: &dyn std::fmt::Display| drop(writeln!(io::stderr(), "skipped: {name}: {why}"));
+        if let Err(why) = unshare(CloneFlags::CLONE_NEWNET) {
+            return skip(&why);
+        }
+        match Steerer::load(PORT, &[]) {
+            // What the verifier finds is wrong with the program, not missing here.
+            Err(refused) if refused.log.is_empty() => return skip(&refused),
+            loaded => drop(loaded.unwrap()),
+        }
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// A listener of each family, in its slot. (Of IPv6 none where the kernel has no IPv6.)
+struct Listeners {
+    ipv4: TcpListener,
+    ipv6: Option<TcpListener>,
+}
+
+impl Listeners {
+    fn new() -> Self {
+        let any = |ip: IpAddr| TcpListener::bind((ip, 0));
+        Self { ipv4: any(Ipv4Addr::UNSPECIFIED.into()).unwrap(), ipv6: any(Ipv6Addr::UNSPECIFIED.into()).ok() }
+    }
+
+    fn put(&self, steerer: &Steerer) {
+        steerer.put(Slot::Ipv4, self.ipv4.as_fd()).unwrap();
+        if let Some(ipv6) = &self.ipv6 {
+            steerer.put(Slot::Ipv6, ipv6.as_fd()).unwrap();
+        }
+    }
+
+    /// The name of the listener that a client of this address is steered to.
+    fn cookie(&self, of: IpAddr) -> Option<u64> {
+        let listener = if of.is_ipv4() { Some(&self.ipv4) } else { self.ipv6.as_ref() };
+        listener.map(|listener| socket::cookie(listener.as_fd()).unwrap())
+    }
+}
+
+/// A new connection of TCP.
+fn connection(from: IpAddr, to: SocketAddr) -> Lookup {
+    let (protocol, local_port) = (libc::IPPROTO_TCP as u32, u32::from(to.port()));
+    let lookup = Lookup { protocol, local_port, remote_port: 40_000_u16.to_be_bytes(), ..Lookup::default() };
+    match (from, to.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            Lookup { family: libc::AF_INET as u32, remote_ip4: from.octets(), local_ip4: to.octets(), ..lookup }
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            Lookup { family: libc::AF_INET6 as u32, remote_ip6: from.octets(), local_ip6: to.octets(), ..lookup }
+        }
+        mixed => panic!("a connection has one family: {mixed:?}"),
+    }
+}
+
+/// Loaded, on, and good for ever.
+fn steering(addresses: &[IpAddr], listeners: &Listeners) -> Steerer {
+    let steerer = Steerer::load(PORT, addresses).unwrap();
+    listeners.put(&steerer);
+    steerer.steer_until(Duration::MAX);
+    steerer.switch(true);
+    steerer
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn asked(steerer: &Steerer, from: &str, to: &str) -> Option<u64> {
+    run(steerer.program.as_fd(), &connection(ip(from), to.parse().unwrap())).unwrap()
+}
+
+fn counted(steerer: &Steerer) -> (u64, u64, u64) {
+    let Counters { steered, passed, failed } = steerer.counters();
+    (steered, passed, failed)
+}
+
+#[test]
+fn it_steers_only_while_it_is_on_and_its_time_lasts() {
+    in_a_namespace("it_steers_only_while_it_is_on_and_its_time_lasts", || {
+        let listeners = Listeners::new();
+        let steerer = Steerer::load(PORT, &[]).unwrap();
+        listeners.put(&steerer);
+        let client = || asked(&steerer, "10.0.0.9", "10.0.0.5:6443");
+        assert_eq!((client(), counted(&steerer)), (None, (0, 1, 0)), "it begins off");
+        steerer.switch(true);
+        assert_eq!((client(), counted(&steerer)), (None, (0, 2, 0)), "and has no time");
+        let now = clock::monotonic().unwrap();
+        steerer.steer_until(now + Duration::from_secs(600));
+        assert_eq!((client(), counted(&steerer)), (listeners.cookie(ip("10.0.0.5")), (1, 2, 0)));
+        steerer.steer_until(now);
+        assert_eq!((client(), counted(&steerer)), (None, (1, 3, 0)), "its time is over");
+        steerer.steer_until(Duration::MAX);
+        steerer.switch(false);
+        assert_eq!((client(), counted(&steerer)), (None, (1, 4, 0)));
+    });
+}
+
+#[test]
+fn what_is_none_of_its_business_is_not_counted() {
+    in_a_namespace("what_is_none_of_its_business_is_not_counted", || {
+        let listeners = Listeners::new();
+        let steerer = steering(&[ip("10.0.0.5"), ip("fd00::5")], &listeners);
+        for (from, to) in [
+            ("10.0.0.9", "10.0.0.5:6444"),
+            ("10.0.0.9", "10.0.0.6:6443"),
+            ("127.0.0.1", "10.0.0.5:6443"),
+            ("127.255.255.255", "10.0.0.5:6443"),
+            ("fd00::9", "[fd00::6]:6443"),
+            ("fd00::9", "[fd00::5]:443"),
+            ("::1", "[fd00::5]:6443"),
+        ] {
+            assert_eq!(asked(&steerer, from, to), None, "{from} to {to}");
+        }
+        let udp = Lookup {
+            protocol: libc::IPPROTO_UDP as u32,
+            ..connection(ip("10.0.0.9"), "10.0.0.5:6443".parse().unwrap())
+        };
+        assert_eq!(run(steerer.program.as_fd(), &udp).unwrap(), None);
+        assert_eq!(counted(&steerer), (0, 0, 0));
+        for near in ["126.0.0.1", "128.0.0.1", "1.0.0.127"] {
+            assert_eq!(asked(&steerer, near, "10.0.0.5:6443"), listeners.cookie(ip(near)), "{near} is no loopback");
+        }
+        assert_eq!(counted(&steerer), (3, 0, 0));
+    });
+}
+
+#[test]
+fn a_listener_that_is_gone_or_of_the_wrong_family_fails_to_get_it() {
+    in_a_namespace("a_listener_that_is_gone_or_of_the_wrong_family_fails_to_get_it", || {
+        let listeners = Listeners::new();
+        let steerer = steering(&[], &listeners);
+        let ipv4 = || asked(&steerer, "10.0.0.9", "10.0.0.5:6443");
+        assert!(ipv4().is_some());
+        // It takes clients of IPv4 only: the kernel refuses to assign it.
+        steerer.put(Slot::Ipv6, listeners.ipv4.as_fd()).unwrap();
+        assert_eq!(asked(&steerer, "fd00::9", "[fd00::5]:6443"), None);
+        assert_eq!(counted(&steerer), (1, 0, 1));
+        socket::refuse(listeners.ipv4.as_fd()).unwrap();
+        assert_eq!((ipv4(), counted(&steerer)), (None, (1, 0, 2)), "it listens no more");
+        socket::start_listening(listeners.ipv4.as_fd(), 16).unwrap();
+        listeners.put(&steerer);
+        assert!(ipv4().is_some());
+        drop(listeners);
+        assert_eq!((ipv4(), counted(&steerer)), (None, (2, 0, 3)), "it is closed");
+
+        let refused = |socket: BorrowedFd<'_>| {
+            let refused = steerer.put(Slot::Ipv4, socket).unwrap_err();
+            assert_eq!((refused.step, refused.source.raw_os_error()), (Step::Listener, Some(libc::EOPNOTSUPP)));
+        };
+        refused(socket::bind("0.0.0.0:0".parse().unwrap(), false).unwrap().as_fd());
+        // Go's listeners are of MPTCP where the kernel has it.
+        if let Ok(mptcp) = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP)) {
+            mptcp.listen(16).unwrap();
+            refused(mptcp.as_fd());
+        }
+    });
+}
+
+/// Few values, so that what is listed and what is dialled meet often, and differ in one place.
+fn address() -> impl Strategy<Value = IpAddr> {
+    let ipv4 = (prop::sample::select(vec![0_u8, 10, 127]), 0_u8..2, 0_u8..2).prop_map(|(a, c, d)| [a, 0, c, d].into());
+    let ipv6 = (prop::sample::select(vec![0_u16, 0xfd00]), 0_u16..2, 0_u16..2, 0_u16..2)
+        .prop_map(|(a, d, f, h)| [a, 0, 0, d, 0, f, 0, h].into());
+    let mapped = (0_u8..2).prop_map(|d| Ipv4Addr::new(10, 0, 0, d).to_ipv6_mapped().into());
+    prop_oneof![4 => ipv4, 4 => ipv6, 1 => mapped]
+}
+
+/// What the documentation of [`Steerer::load`] says.
+fn is_steered(addresses: &[IpAddr], from: IpAddr, to: SocketAddr) -> bool {
+    let covers = |listed: IpAddr| {
+        let listed = listed.to_canonical();
+        listed == to.ip() || listed.is_unspecified() && listed.is_ipv4() == to.is_ipv4()
+    };
+    to.port() == PORT && !from.is_loopback() && (addresses.is_empty() || addresses.iter().copied().any(covers))
+}
+
+#[test]
+fn what_is_steered_is_what_the_model_says() {
+    in_a_namespace("what_is_steered_is_what_the_model_says", || {
+        let listeners = Listeners::new();
+        let port = prop_oneof![8 => Just(PORT), 1 => Just(PORT.swap_bytes()), 1 => any::<u16>()];
+        let connections = prop::collection::vec((address(), address(), port), 1..20);
+        let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        });
+        let strategy = (prop::collection::vec(address(), 0..5), connections);
+        let outcome = runner.run(&strategy, |(addresses, connections)| {
+            let steerer = steering(&addresses, &listeners);
+            for (from, to, port) in connections {
+                if from.is_ipv4() != to.is_ipv4() || (from.is_ipv6() && listeners.ipv6.is_none()) {
+                    continue;
+                }
+                let to = SocketAddr::new(to, port);
+                let chosen = run(steerer.program.as_fd(), &connection(from, to)).unwrap();
+                let expected = if is_steered(&addresses, from, to) { listeners.cookie(to.ip()) } else { None };
+                prop_assert_eq!(chosen, expected, "{:?}: {} to {}", addresses, from, to);
+            }
+            Ok(())
+        });
+        outcome.unwrap_or_else(|failure| panic!("{failure}"));
+    });
+}
+
+#[test]
+fn nothing_is_attached_when_a_link_is_dropped_of_which_there_is_a_duplicate() {
+    in_a_namespace("nothing_is_attached_when_a_link_is_dropped_of_which_there_is_a_duplicate", || {
+        let namespace = File::open("/proc/thread-self/ns/net").unwrap();
+        let count = || attached(namespace.as_fd()).unwrap().len();
+        let link = Steerer::load(PORT, &[]).unwrap().attach(namespace.as_fd()).unwrap();
+        // As a child has one before its execve.
+        let _duplicate = link.0.try_clone().unwrap();
+        assert_eq!(count(), 1, "the link is enough");
+        drop(link);
+        assert_eq!(count(), 0);
+    });
+}
+
+#[test]
+fn many_addresses_fit_until_a_jump_is_too_long() {
+    in_a_namespace("many_addresses_fit_until_a_jump_is_too_long", || {
+        let many = |count: u16| -> Vec<IpAddr> {
+            (0..count).map(|n| Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 1, n]).into()).collect()
+        };
+        let listeners = Listeners::new();
+        let steerer = steering(&many(1000), &listeners);
+        assert_eq!(asked(&steerer, "fd00::9", "[fd00::1:3e7]:6443"), listeners.cookie(ip("::")));
+        assert_eq!(asked(&steerer, "fd00::9", "[fd00::1:3e8]:6443"), None);
+        let refused = Steerer::load(PORT, &many(5000)).unwrap_err();
+        assert_eq!(refused.step, Step::Assemble);
+    });
+}
+
+#[test]
+fn a_program_that_is_refused_has_the_verifiers_log() {
+    in_a_namespace("a_program_that_is_refused_has_the_verifiers_log", || {
+        let mut asm = Assembler::default();
+        asm.copy(Reg::R0, Reg::R7);
+        asm.exit();
+        let refused = sys::load_program(&asm.finish().unwrap()).unwrap_err();
+        assert_eq!((refused.step, refused.source.raw_os_error()), (Step::Program, Some(libc::EACCES)));
+        assert!(refused.to_string().contains("R7 !read_ok"), "{refused}");
+    });
+}

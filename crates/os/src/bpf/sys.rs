@@ -1,0 +1,324 @@
+//! bpf(2): maps, programs, links. Its commands, types and structures are those of linux/bpf.h; each structure is the
+//! beginning of `union bpf_attr`, without padding.
+
+use super::asm::Instruction;
+use super::{Refused, Step};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use std::ffi::{CStr, c_int, c_long};
+use std::io;
+use std::num::NonZeroUsize;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{NonNull, from_mut, from_ref};
+
+const MAP_CREATE: c_int = 0;
+const MAP_UPDATE_ELEM: c_int = 2;
+const PROG_LOAD: c_int = 5;
+const PROG_GET_FD_BY_ID: c_int = 13;
+const OBJ_GET_INFO_BY_FD: c_int = 15;
+const PROG_QUERY: c_int = 16;
+const LINK_CREATE: c_int = 28;
+const LINK_DETACH: c_int = 34;
+
+const MAP_TYPE_ARRAY: u32 = 2;
+const MAP_TYPE_SOCKMAP: u32 = 15;
+const PROG_TYPE_SK_LOOKUP: u32 = 30;
+const ATTACH_SK_LOOKUP: u32 = 36;
+
+/// Flag of a map that processes may map.
+const MMAPABLE: u32 = 1 << 10;
+
+/// Not GPL: the program calls nothing that asks for it.
+const LICENSE: &CStr = c"Apache-2.0";
+
+/// What the verifier may have to say of a program, in bytes.
+const LOG_BYTES: usize = 1 << 20;
+
+/// Most programs that a network namespace has of this type (kernel/bpf/net_namespace.c).
+const MOST_PROGRAMS: usize = 64;
+
+/// # Safety
+/// `attr` is what the command takes, and each address in it is valid for what the command does with it.
+unsafe fn bpf<T>(command: c_int, attr: &mut T) -> io::Result<c_long> {
+    // SAFETY: `attr` lives for the call and is as long as is said; the rest is the caller's promise.
+    match unsafe { libc::syscall(libc::SYS_bpf, command, from_mut(attr), size_of::<T>()) } {
+        -1 => Err(io::Error::last_os_error()),
+        result => Ok(result),
+    }
+}
+
+/// As [`bpf`], for commands that return a descriptor. The kernel makes it close-on-exec.
+///
+/// # Safety
+/// As [`bpf`], and the command returns a descriptor.
+unsafe fn bpf_fd<T>(command: c_int, attr: &mut T) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's promise.
+    let fd = unsafe { bpf(command, attr) }?;
+    // SAFETY: it is new, so nobody else's; the kernel's descriptors fit into an int.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
+}
+
+fn number(fd: BorrowedFd<'_>) -> u32 {
+    fd.as_raw_fd().unsigned_abs()
+}
+
+/// The name of a map or program, as `bpftool` shows it: at most 15 bytes.
+fn name(text: &str) -> [u8; 16] {
+    let mut name = [0; 16];
+    name.iter_mut().take(15).zip(text.bytes()).for_each(|(to, from)| *to = from);
+    name
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct MapCreate {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    map_flags: u32,
+    inner_map_fd: u32,
+    numa_node: u32,
+    map_name: [u8; 16],
+}
+
+fn create_map(map_type: u32, value_size: usize, max_entries: u32, map_flags: u32) -> Result<OwnedFd, Refused> {
+    let mut attr = MapCreate {
+        map_type,
+        key_size: size_of::<u32>() as u32,
+        value_size: value_size as u32,
+        max_entries,
+        map_flags,
+        map_name: name("berth"),
+        ..MapCreate::default()
+    };
+    // SAFETY: there is no address in it, and it returns a descriptor.
+    unsafe { bpf_fd(MAP_CREATE, &mut attr) }.map_err(Refused::at(Step::Map))
+}
+
+/// A map of listening sockets.
+pub(super) fn socket_map(entries: u32) -> Result<OwnedFd, Refused> {
+    create_map(MAP_TYPE_SOCKMAP, size_of::<u64>(), entries, 0)
+}
+
+#[repr(C)]
+struct MapElement {
+    map_fd: u32,
+    reserved: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// Puts a socket into a map, which does not keep it open.
+pub(super) fn put_socket(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> Result<(), Refused> {
+    let value = u64::from(number(socket));
+    let (key, value) = (from_ref(&key) as u64, from_ref(&value) as u64);
+    let mut attr = MapElement { map_fd: number(map), reserved: 0, key, value, flags: 0 };
+    // SAFETY: key and value live for the call and are as long as the map's are.
+    unsafe { bpf(MAP_UPDATE_ELEM, &mut attr) }.map(drop).map_err(Refused::at(Step::Listener))
+}
+
+/// The one value of an array map, in the memory of this process too. It begins as zeroes.
+#[derive(Debug)]
+pub(super) struct SharedValue<T> {
+    map: OwnedFd,
+    address: NonNull<T>,
+}
+
+// SAFETY: it is memory of its own, and gives out nothing but shared references.
+unsafe impl<T: Sync> Send for SharedValue<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for SharedValue<T> {}
+
+impl<T> SharedValue<T> {
+    const BYTES: NonZeroUsize = NonZeroUsize::new(size_of::<T>()).expect("a map's value has a size");
+
+    /// # Safety
+    /// `T` is made of atomics only: the kernel writes to it at any time, and zeroes are one.
+    pub(super) unsafe fn new() -> Result<Self, Refused> {
+        let map = create_map(MAP_TYPE_ARRAY, size_of::<T>(), 1, MMAPABLE)?;
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: the kernel chooses the address.
+        let address = unsafe { mmap(None, Self::BYTES, access, MapFlags::MAP_SHARED, &map, 0) };
+        let address = address.map_err(|error| Refused::at(Step::Map)(error.into()))?;
+        Ok(Self { map, address: address.cast() })
+    }
+}
+
+impl<T> AsFd for SharedValue<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.map.as_fd()
+    }
+}
+
+impl<T> Deref for SharedValue<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: it is mapped until this is dropped, begins at a page, is large enough, and holds atomics.
+        unsafe { self.address.as_ref() }
+    }
+}
+
+impl<T> Drop for SharedValue<T> {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped so, and no reference outlives this. That it fails is a leak and no more.
+        let _ = unsafe { munmap(self.address.cast(), size_of::<T>()) };
+    }
+}
+
+#[repr(C)]
+struct ProgLoad {
+    prog_type: u32,
+    insn_cnt: u32,
+    insns: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log_buf: u64,
+    kern_version: u32,
+    prog_flags: u32,
+    prog_name: [u8; 16],
+    prog_ifindex: u32,
+    expected_attach_type: u32,
+}
+
+/// Loads a program of type sk_lookup.
+///
+/// # Errors
+/// With the verifier's log, if it is the verifier that refuses it.
+pub(super) fn load_program(program: &[Instruction]) -> Result<OwnedFd, Refused> {
+    let load = |log: &mut [u8]| {
+        let mut attr = ProgLoad {
+            prog_type: PROG_TYPE_SK_LOOKUP,
+            insn_cnt: program.len() as u32,
+            insns: program.as_ptr() as u64,
+            license: LICENSE.as_ptr() as u64,
+            log_level: u32::from(!log.is_empty()),
+            log_size: log.len() as u32,
+            log_buf: if log.is_empty() { 0 } else { log.as_mut_ptr() as u64 },
+            kern_version: 0,
+            prog_flags: 0,
+            prog_name: name("berth"),
+            prog_ifindex: 0,
+            expected_attach_type: ATTACH_SK_LOOKUP,
+        };
+        // SAFETY: program, licence and log live for the call; the lengths are theirs, and the licence ends with NUL.
+        unsafe { bpf_fd(PROG_LOAD, &mut attr) }
+    };
+    // The log costs time and memory: only who is refused asks for it.
+    load(&mut []).or_else(|_| {
+        let mut log = vec![0; LOG_BYTES];
+        load(&mut log).map_err(|source| {
+            let said = log.split(|byte| *byte == 0).next().unwrap_or_default();
+            Refused { step: Step::Program, source, log: String::from_utf8_lossy(said).trim_end().to_owned() }
+        })
+    })
+}
+
+#[repr(C)]
+struct LinkCreate {
+    prog_fd: u32,
+    target_fd: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+/// Attaches a program to a network namespace, for as long as the link is open.
+pub(super) fn link(program: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> Result<OwnedFd, Refused> {
+    let (prog_fd, target_fd) = (number(program), number(namespace));
+    let mut attr = LinkCreate { prog_fd, target_fd, attach_type: ATTACH_SK_LOOKUP, flags: 0 };
+    // SAFETY: there is no address in it, and it returns a descriptor.
+    unsafe { bpf_fd(LINK_CREATE, &mut attr) }.map_err(Refused::at(Step::Link))
+}
+
+#[repr(C)]
+struct LinkDetach {
+    link_fd: u32,
+}
+
+/// Ends what a link does, whoever has a duplicate of it.
+pub(super) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: there is no address in it.
+    unsafe { bpf(LINK_DETACH, &mut LinkDetach { link_fd: number(link) }) }.map(drop)
+}
+
+#[repr(C)]
+struct ProgQuery {
+    target_fd: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    prog_cnt: u32,
+    reserved: u32,
+}
+
+/// The IDs of the programs that steer in a network namespace, in the order in which they are asked.
+pub(super) fn attached(namespace: BorrowedFd<'_>) -> Result<Vec<u32>, Refused> {
+    let mut ids = vec![0_u32; MOST_PROGRAMS];
+    let mut attr = ProgQuery {
+        target_fd: number(namespace),
+        attach_type: ATTACH_SK_LOOKUP,
+        query_flags: 0,
+        attach_flags: 0,
+        prog_ids: ids.as_mut_ptr() as u64,
+        prog_cnt: ids.len() as u32,
+        reserved: 0,
+    };
+    // SAFETY: `ids` lives for the call and has as many places as is said.
+    unsafe { bpf(PROG_QUERY, &mut attr) }.map_err(Refused::at(Step::Query))?;
+    ids.truncate(attr.prog_cnt as usize);
+    Ok(ids)
+}
+
+#[repr(C)]
+struct GetById {
+    id: u32,
+    next_id: u32,
+    open_flags: u32,
+}
+
+#[repr(C)]
+struct GetInfo {
+    fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+/// The beginning of `struct bpf_prog_info`.
+#[repr(C)]
+#[derive(Default)]
+struct ProgInfo {
+    prog_type: u32,
+    id: u32,
+    tag: [u8; 8],
+    jited_len: u32,
+    xlated_len: u32,
+    jited: u64,
+    xlated: u64,
+    load_time: u64,
+    uid: u32,
+    map_count: u32,
+    maps: u64,
+    name: [u8; 16],
+}
+
+/// Name of a program, and the user ID of who loaded it.
+///
+/// # Errors
+/// `EPERM` without CAP_SYS_ADMIN, `ENOENT` if it is gone.
+pub(super) fn program_info(id: u32) -> io::Result<(String, u32)> {
+    // SAFETY: there is no address in it, and it returns a descriptor.
+    let program = unsafe { bpf_fd(PROG_GET_FD_BY_ID, &mut GetById { id, next_id: 0, open_flags: 0 }) }?;
+    let mut info = ProgInfo::default();
+    let (info_len, address) = (size_of::<ProgInfo>() as u32, from_mut(&mut info) as u64);
+    // SAFETY: `info` lives for the call, is as long as is said, and holds numbers only.
+    unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut GetInfo { fd: number(program.as_fd()), info_len, info: address }) }?;
+    let name = info.name.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok((String::from_utf8_lossy(name).into_owned(), info.uid))
+}
+
+#[cfg(test)]
+pub(super) mod test_run;

@@ -1,0 +1,65 @@
+//! Asks a program without a connection.
+
+use super::{bpf, number};
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::from_mut;
+
+/// What a program is asked: `struct bpf_sk_lookup` of linux/bpf.h, addresses as their bytes.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Lookup {
+    /// Of the socket that was chosen.
+    pub(crate) cookie: u64,
+    pub(crate) family: u32,
+    pub(crate) protocol: u32,
+    pub(crate) remote_ip4: [u8; 4],
+    pub(crate) remote_ip6: [u8; 16],
+    pub(crate) remote_port: [u8; 2],
+    pub(crate) reserved: [u8; 2],
+    pub(crate) local_ip4: [u8; 4],
+    pub(crate) local_ip6: [u8; 16],
+    pub(crate) local_port: u32,
+    pub(crate) interface: u32,
+    pub(crate) padding: u32,
+}
+
+/// Runs a program as the kernel would for a new connection (Linux 5.13). The cookie of the socket that it chooses; none
+/// if it passes.
+pub(crate) fn run(program: BorrowedFd<'_>, lookup: &Lookup) -> io::Result<Option<u64>> {
+    const PROG_TEST_RUN: c_int = 10;
+    #[repr(C)]
+    #[derive(Default)]
+    struct TestRun {
+        prog_fd: u32,
+        retval: u32,
+        data_sizes: [u32; 2],
+        data: [u64; 2],
+        repeat: u32,
+        duration: u32,
+        ctx_size_in: u32,
+        ctx_size_out: u32,
+        ctx_in: u64,
+        ctx_out: u64,
+        flags: u32,
+        cpu: u32,
+        batch_size: u32,
+        reserved: u32,
+    }
+    const SK_PASS: u32 = 1;
+    let (mut lookup, bytes) = (*lookup, size_of::<Lookup>() as u32);
+    let context = from_mut(&mut lookup) as u64;
+    let mut attr = TestRun {
+        prog_fd: number(program),
+        ctx_size_in: bytes,
+        ctx_size_out: bytes,
+        ctx_in: context,
+        ctx_out: context,
+        ..TestRun::default()
+    };
+    // SAFETY: the context lives for the call, holds numbers only and is as long as is said.
+    unsafe { bpf(PROG_TEST_RUN, &mut attr) }?;
+    assert_eq!(attr.retval, SK_PASS, "it never drops");
+    Ok(Some(lookup.cookie).filter(|cookie| *cookie != 0))
+}
