@@ -15,5 +15,6 @@ mod limits;
 pub mod metrics;
 pub mod relay;
 mod shared;
+pub mod steering;
 mod view;
 mod workers;

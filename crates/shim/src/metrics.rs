@@ -301,7 +301,7 @@ impl Collector for Sums {
     }
 }
 
-fn family<'a, const LABELS: usize>(
+pub(crate) fn family<'a, const LABELS: usize>(
     to: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
@@ -312,7 +312,12 @@ fn family<'a, const LABELS: usize>(
     samples.into_iter().try_for_each(|(labels, sample)| sample.encode(family.encode_family(&labels)?))
 }
 
-fn gauge<N: EncodeGaugeValue>(to: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: N) -> fmt::Result {
+pub(crate) fn gauge<N: EncodeGaugeValue>(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: N,
+) -> fmt::Result {
     ConstGauge::new(value).encode(to.encode_descriptor(name, help, None, MetricType::Gauge)?)
 }
 

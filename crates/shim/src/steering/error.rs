@@ -1,0 +1,67 @@
+//! Why there is no steering, and what to do about it.
+
+use super::self_test::Tried;
+use berth_os::bpf::{Refused, Step};
+use berth_os::process;
+use std::io;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{refused}: steering needs Linux 5.9 or newer with CONFIG_BPF_SYSCALL, this is {kernel}")]
+    Kernel { refused: Refused, kernel: String },
+    #[error(
+        "{refused}: this process lacks {}; run it as root, and in a container add the capabilities BPF and NET_ADMIN",
+        .lacks.join(" and ")
+    )]
+    Capabilities { refused: Refused, lacks: Vec<&'static str> },
+    /// Capabilities count in the first user namespace only, and others may refuse bpf(2).
+    #[error(
+        "{0}: this process has CAP_BPF and CAP_NET_ADMIN, so something else forbids it: a user namespace (run it outside), a seccomp \
+         or LSM profile without bpf(2), lockdown of the kernel, or before Linux 5.11 the limit of locked memory (ulimit -l unlimited)"
+    )]
+    Forbidden(Refused),
+    #[error("the kernel does not accept berth's BPF program; please report this with the kernel's version. {0}")]
+    Verifier(Refused),
+    #[error("{0}: a listener of TCP is needed that listens, and is none of MPTCP (Go: GODEBUG=multipathtcp=0)")]
+    NoListener(Refused),
+    #[error("cannot look at the listener that is to be steered to: {0}")]
+    Listener(io::Error),
+    #[error(
+        "the listener that is to be steered to belongs to another network namespace: connections would be lost; start both in one"
+    )]
+    Elsewhere,
+    #[error(
+        "{0}: 64 programs steer in this network namespace already, and there is no place for another; end one (bpftool net)"
+    )]
+    Full(Refused),
+    #[error("cannot open this thread's network namespace: {0}: is /proc mounted?")]
+    Namespace(io::Error),
+    #[error("{0}")]
+    Other(Refused),
+    #[error("self-test: a steered connection to {to} did not arrive: {why}")]
+    NotArrived { to: std::net::SocketAddr, why: String },
+    #[error("self-test: cannot be made, neither by IPv4 ({ipv4}) nor by IPv6 ({ipv6})")]
+    Untried { ipv4: Tried, ipv6: Tried },
+}
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        // Where this cannot be asked, what is missing is not named.
+        judge(refused, process::lacks_for_bpf().unwrap_or_default(), process::kernel_release)
+    }
+}
+
+pub(super) fn judge(refused: Refused, lacks: Vec<&'static str>, kernel: impl FnOnce() -> String) -> Error {
+    match (refused.step, refused.source.raw_os_error()) {
+        (Step::Program, _) if !refused.log.is_empty() => Error::Verifier(refused),
+        (_, Some(libc::EPERM | libc::EACCES)) if lacks.is_empty() => Error::Forbidden(refused),
+        (_, Some(libc::EPERM | libc::EACCES)) => Error::Capabilities { refused, lacks },
+        (Step::Listener, Some(libc::EOPNOTSUPP)) => Error::NoListener(refused),
+        (Step::Link, Some(libc::E2BIG)) => Error::Full(refused),
+        // No such system call, command, type of map or of program, or a field of it that is unknown.
+        (Step::Map | Step::Program | Step::Link | Step::Query, Some(libc::ENOSYS | libc::EINVAL | libc::E2BIG)) => {
+            Error::Kernel { refused, kernel: kernel() }
+        }
+        _ => Error::Other(refused),
+    }
+}

@@ -1,0 +1,153 @@
+//! Steering by the kernel: new connections to a port of this node go to a listener of the shim's, whoever listens on the
+//! port. Nothing uses it yet; `berth bridge` will.
+//!
+//! [`Steering`] owns the program ([`berth_os::bpf`]) and decides when it steers. [`self_test()`] tries it on a free port
+//! before anything is changed. Every [`Error`] means that something which is needed is missing, so exit status 69, and that
+//! nothing has changed.
+
+mod error;
+mod self_test;
+
+pub use berth_os::bpf::{Attached, Counters};
+pub use error::Error;
+pub use self_test::{Tried, self_test};
+
+use crate::metrics::{family, gauge};
+use berth_os::bpf::{self, Link, Slot, Steerer};
+use berth_os::{clock, socket};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use std::fmt;
+use std::fs::File;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Not /proc/self, which is the namespace of the process's first thread.
+const NAMESPACE: &str = "/proc/thread-self/ns/net";
+
+/// Renewals in the time that one is good for: one or two may come late.
+const RENEWALS: u32 = 3;
+
+/// A port of this network namespace that is steered while this lives, is on, and is renewed.
+#[derive(Debug)]
+pub struct Steering {
+    /// What makes the kernel ask the program. It goes first.
+    _link: Link,
+    program: Steerer,
+    namespace: File,
+    before: Vec<Attached>,
+    /// How long a renewal is good for.
+    lease: Duration,
+}
+
+impl Steering {
+    /// Of a port on the addresses that the listener which is replaced answers: `0.0.0.0` and `::` are all of their family, and
+    /// no address is all of both. It begins off and without listeners.
+    ///
+    /// Connections from 127.0.0.0/8 and `::1` are never steered. What steers in this network namespace already is said in
+    /// the log first; while this is on, its own choice replaces theirs.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn new(port: u16, addresses: &[IpAddr], lease: Duration) -> Result<Self, Error> {
+        let namespace = File::open(NAMESPACE).map_err(Error::Namespace)?;
+        let before = bpf::attached(namespace.as_fd())?;
+        for other in &before {
+            tracing::info!(
+                port,
+                "{other} steers in this network namespace already: until berth's is off, berth's goes before"
+            );
+        }
+        let program = Steerer::load(port, addresses)?;
+        let link = program.attach(namespace.as_fd())?;
+        Ok(Self { _link: link, program, namespace, before, lease })
+    }
+
+    /// Gives new connections of the listener's family to it. It is not kept open; one that stopped listening and listens
+    /// again has to be given again.
+    ///
+    /// # Errors
+    /// It does not listen, or is none that the kernel steers to, or belongs to another network namespace.
+    pub fn give_to(&self, listener: BorrowedFd<'_>) -> Result<(), Error> {
+        // The kernel would take one of another namespace, and lose what is steered to it.
+        let namespace = socket::network_namespace(listener).map_err(Error::Listener)?;
+        if inode(namespace.as_fd()) != inode(self.namespace.as_fd()) {
+            return Err(Error::Elsewhere);
+        }
+        let address = socket::local_address(listener).map_err(Error::Listener)?;
+        let slot = if address.is_ipv4() { Slot::Ipv4 } else { Slot::Ipv6 };
+        Ok(self.program.put(slot, listener)?)
+    }
+
+    /// From the next new connection on, for as long as it is renewed.
+    pub fn on(&self) {
+        self.renew();
+        self.program.switch(true);
+    }
+
+    /// From the next new connection on, the port's own listeners get them. Those whose handshake has begun still come.
+    pub fn off(&self) {
+        self.program.switch(false);
+    }
+
+    /// Shows that who accepts is alive. Without it the program passes when the lease is over, so that a shim that hangs
+    /// does not swallow connections.
+    pub fn renew(&self) {
+        // If there is no clock, the lease ends.
+        if let Ok(now) = clock::monotonic() {
+            self.program.steer_until(now.saturating_add(self.lease));
+        }
+    }
+
+    /// Renews three times a lease, each time that it is told that who accepts is alive. It never ends.
+    pub async fn keep(&self, mut is_alive: impl FnMut() -> bool) {
+        loop {
+            if is_alive() {
+                self.renew();
+            }
+            tokio::time::sleep(self.lease / RENEWALS).await;
+        }
+    }
+
+    /// Whether new connections are steered now: it is on, and renewed.
+    pub fn is_steering(&self) -> bool {
+        self.program.is_on() && clock::monotonic().is_ok_and(|now| now <= self.program.until())
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.program.counters()
+    }
+
+    /// What steered in this network namespace before.
+    pub fn before(&self) -> &[Attached] {
+        &self.before
+    }
+}
+
+/// Which network namespace it is.
+fn inode(namespace: BorrowedFd<'_>) -> Option<u64> {
+    socket::inode(namespace)
+}
+
+/// What a registry of metrics takes.
+#[derive(Debug)]
+pub struct SteeringMetrics(pub Arc<Steering>);
+
+impl Collector for SteeringMetrics {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "1 while new connections are steered";
+        gauge(&mut to, "berth_steering_on", help, u64::from(self.0.is_steering()))?;
+        let Counters { steered, passed, failed } = self.0.counters();
+        let results = [("steered", steered), ("passed", passed), ("failed", failed)];
+        let results = results.map(|(result, count)| ([("result", result)], ConstCounter::new(count)));
+        let help = "New connections to a port that is steered, by result";
+        family(&mut to, "berth_steering_connections", help, MetricType::Counter, results)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! Whether this kernel steers, tried on a free port of an address of this node.
+
+use super::{Error, Steering};
+use berth_os::{netdevice, socket};
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+
+/// How long a connection of this node to itself may take, on a node that is busy.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What came of it in one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tried {
+    Arrived,
+    /// It could not be tried, and why: nothing to steer of that family.
+    Skipped(String),
+}
+
+impl fmt::Display for Tried {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Arrived => write!(to, "a steered connection arrived"),
+            Self::Skipped(why) => write!(to, "skipped: {why}"),
+        }
+    }
+}
+
+/// Steers a connection of IPv4 and one of IPv6, each to a port on which nobody listens and at an address of this node. Nothing is
+/// left of it.
+///
+/// # Errors
+/// What is missing; a connection did not arrive; or neither family could be tried.
+pub async fn self_test() -> Result<[Tried; 2], Error> {
+    let ipv4 = arrives(Ipv4Addr::LOCALHOST.into()).await?;
+    let ipv6 = arrives(Ipv6Addr::LOCALHOST.into()).await?;
+    match (ipv4, ipv6) {
+        (ipv4 @ Tried::Skipped(_), ipv6 @ Tried::Skipped(_)) => Err(Error::Untried { ipv4, ipv6 }),
+        (ipv4, ipv6) => Ok([ipv4, ipv6]),
+    }
+}
+
+async fn arrives(loopback: IpAddr) -> Result<Tried, Error> {
+    let listener = match TcpListener::bind((loopback, 0)).await {
+        Ok(listener) => listener,
+        Err(error) => return Ok(Tried::Skipped(format!("cannot listen on {loopback}: {error}"))),
+    };
+    let Some((_reserved, to)) = free_port(loopback.is_ipv4()) else {
+        let family = if loopback.is_ipv4() { "IPv4" } else { "IPv6" };
+        return Ok(Tried::Skipped(format!("this node has no address of {family} but those of loopback and of a link")));
+    };
+    let steering = Steering::new(to.port(), &[to.ip()], PATIENCE * 2)?;
+    steering.give_to(listener.as_fd())?;
+    steering.on();
+    connect(to, &listener).await.map(|()| Tried::Arrived)
+}
+
+/// Whether what is sent to an address arrives at a listener.
+pub(super) async fn connect(to: SocketAddr, listener: &TcpListener) -> Result<(), Error> {
+    let both = async {
+        let client = TcpStream::connect(to).await?;
+        let own = client.local_addr()?;
+        // Whoever else finds this port is not meant.
+        while listener.accept().await?.1 != own {}
+        Ok::<_, io::Error>(())
+    };
+    let why = match tokio::time::timeout(PATIENCE, both).await {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => {
+            format!("no answer for {} s; does a firewall drop what this node sends to itself?", PATIENCE.as_secs())
+        }
+    };
+    Err(Error::NotArrived { to, why })
+}
+
+/// A port on which nobody listens, kept free by a socket that does not listen either, at an address of this node from which
+/// connections are steered.
+pub(super) fn free_port(ipv4: bool) -> Option<(OwnedFd, SocketAddr)> {
+    let steered = |ip: &IpAddr| match ip {
+        IpAddr::V4(_) => ipv4 && !ip.is_loopback(),
+        IpAddr::V6(ip) => !ipv4 && !ip.is_loopback() && !ip.is_unicast_link_local(),
+    };
+    let own = netdevice::addresses().unwrap_or_default().into_iter().filter(steered);
+    own.map(|ip| SocketAddr::new(ip, 0)).find_map(|any| {
+        let reserved = socket::bind(any, false).ok()?;
+        let address = socket::local_address(reserved.as_fd()).ok()?;
+        Some((reserved, address))
+    })
+}

@@ -1,0 +1,483 @@
+use super::*;
+use berth_os::bpf::{Refused, Step};
+use nix::sched::{CloneFlags, unshare};
+use prometheus_client::registry::Registry;
+use rustix::thread::CapabilitySet;
+use std::fs;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::Instant;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpSocket;
+
+/// What clients dial, on addresses of the node below.
+const PORT: u16 = 6443;
+
+const FOR_LONG: Duration = Duration::from_secs(600);
+
+/// A network namespace of its own, like a node with two addresses of IPv4 and one of IPv6, in which a program can be attached.
+/// Where there is none, the test is skipped.
+fn on_a_node(name: &str, test: impl FnOnce() + Send + 'static) {
+    in_a_namespace(name, || {
+        let commands =
+            ["addr add 10.77.0.1/32 dev lo", "addr add 10.77.0.2/32 dev lo", "-6 addr add fd77::1/128 dev lo"];
+        for command in commands {
+            let ended = Command::new("ip").args(command.split(' ')).status();
+            assert!(ended.unwrap().success(), "ip {command}");
+        }
+        // The kernel takes an address of IPv6 into use a moment after it was added, and before uses ::1.
+        let listener = TcpListener::bind("[::]:0").unwrap();
+        let to = SocketAddr::new(NODE[2].parse().unwrap(), listener.local_addr().unwrap().port());
+        let source = || Ok::<_, io::Error>(TcpStream::connect(to)?.local_addr()?.ip());
+        let since = Instant::now();
+        while source().ok() != Some(to.ip()) {
+            assert!(since.elapsed() < Duration::from_secs(60), "fd77::1 is not taken into use");
+            std::thread::yield_now();
+        }
+        drop(listener);
+        test();
+    });
+}
+
+/// As [`on_a_node`], with addresses of loopback only.
+fn in_a_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
+    let name = name.to_owned();
+    let thread = std::thread::spawn(move || {
+        // Not by eprintln!, which a test's harness keeps to itself.
+        let skip = |why: &dyn fmt::Display| drop(writeln!(io::stderr(), "skipped: {name}: {why}"));
+        if let Err(why) = unshare(CloneFlags::CLONE_NEWNET) {
+            return skip(&why);
+        }
+        match Command::new("ip").args(["link", "set", "lo", "up"]).status() {
+            Ok(ended) if ended.success() => {}
+            failed => return skip(&format!("cannot run ip: {failed:?}")),
+        }
+        match Steering::new(PORT, &[], FOR_LONG) {
+            Err(missing @ (Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_))) => {
+                return skip(&missing);
+            }
+            made => drop(made.unwrap()),
+        }
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// A listener that tells its name to who connects, for as long as it lives.
+struct Server {
+    listener: TcpListener,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    fn new(name: &'static str, at: &str) -> Self {
+        let listener = TcpListener::bind(at).unwrap();
+        let accepted = listener.try_clone().unwrap();
+        let accepting = std::thread::spawn(move || {
+            while let Ok((mut client, _)) = accepted.accept() {
+                // It may be gone.
+                let _ = client.write_all(name.as_bytes());
+            }
+        });
+        Self { listener, accepting: Some(accepting) }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        socket::refuse(self.listener.as_fd()).unwrap();
+        self.accepting.take().unwrap().join().unwrap();
+    }
+}
+
+/// What a shim listens on, one a family.
+struct Shim([Server; 2]);
+
+impl Shim {
+    fn new(name: &'static str) -> Self {
+        Self([Server::new(name, "127.0.0.1:0"), Server::new(name, "[::1]:0")])
+    }
+
+    fn take(&self, steering: &Steering) {
+        self.0.iter().for_each(|server| steering.give_to(server.listener.as_fd()).unwrap());
+    }
+
+    /// Of the port on these addresses, and on.
+    fn steer(&self, addresses: &[&str]) -> Steering {
+        let addresses: Vec<_> = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        let steering = Steering::new(PORT, &addresses, FOR_LONG).unwrap();
+        self.take(&steering);
+        steering.on();
+        steering
+    }
+}
+
+/// Both ends of it are awaited in this thread's network namespace.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// Who answers there.
+fn ask(to: &str) -> String {
+    ask_from(None, to)
+}
+
+fn ask_from(source: Option<&str>, to: &str) -> String {
+    let to = SocketAddr::new(to.parse().unwrap(), PORT);
+    let answer = async {
+        let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        if let Some(source) = source {
+            socket.bind(SocketAddr::new(source.parse().unwrap(), 0))?;
+        }
+        let mut said = String::new();
+        socket.connect(to).await?.read_to_string(&mut said).await?;
+        Ok::<_, io::Error>(said)
+    };
+    block_on(answer).unwrap_or_else(|error| error.kind().to_string())
+}
+
+const NODE: [&str; 3] = ["10.77.0.1", "10.77.0.2", "fd77::1"];
+
+#[test]
+fn a_steered_connection_arrives_until_the_holder_is_dropped() {
+    on_a_node("a_steered_connection_arrives_until_the_holder_is_dropped", || {
+        let _old = Server::new("old", "[::]:6443");
+        let shim = Shim::new("shim");
+        assert_eq!(NODE.map(ask), ["old"; 3]);
+        let steering = shim.steer(&[]);
+        assert_eq!(NODE.map(ask), ["shim"; 3]);
+        let Counters { steered, passed, failed } = steering.counters();
+        assert_eq!((steered, passed, failed), (3, 0, 0));
+        drop(steering);
+        assert_eq!(NODE.map(ask), ["old"; 3]);
+        assert!(bpf::attached(File::open(NAMESPACE).unwrap().as_fd()).unwrap().is_empty());
+    });
+}
+
+#[test]
+fn it_steers_while_nobody_listens_on_the_port() {
+    on_a_node("it_steers_while_nobody_listens_on_the_port", || {
+        let shim = Shim::new("shim");
+        let refused = io::ErrorKind::ConnectionRefused.to_string();
+        assert_eq!(ask("10.77.0.1"), refused);
+        let steering = shim.steer(&[]);
+        assert_eq!(NODE.map(ask), ["shim"; 3]);
+        steering.off();
+        assert_eq!(ask("10.77.0.1"), refused);
+    });
+}
+
+#[test]
+fn it_passes_while_it_is_off_or_was_not_renewed() {
+    on_a_node("it_passes_while_it_is_off_or_was_not_renewed", || {
+        let _old = Server::new("old", "[::]:6443");
+        let shim = Shim::new("shim");
+        let steering = Steering::new(PORT, &[], FOR_LONG).unwrap();
+        shim.take(&steering);
+        assert_eq!(NODE.map(ask), ["old"; 3]);
+        assert!(!steering.is_steering());
+        steering.on();
+        assert_eq!(NODE.map(ask), ["shim"; 3]);
+        assert!(steering.is_steering());
+        steering.off();
+        assert_eq!(NODE.map(ask), ["old"; 3]);
+        assert!(!steering.is_steering());
+        steering.on();
+        // Its holder hung.
+        steering.program.steer_until(clock::monotonic().unwrap());
+        assert_eq!(NODE.map(ask), ["old"; 3]);
+        assert!(!steering.is_steering());
+        let Counters { steered, passed, failed } = steering.counters();
+        assert_eq!((steered, passed, failed), (3, 9, 0));
+        steering.renew();
+        assert_eq!(NODE.map(ask), ["shim"; 3]);
+        assert!(steering.is_steering());
+    });
+}
+
+#[test]
+fn it_is_renewed_by_who_lives() {
+    on_a_node("it_is_renewed_by_who_lives", || {
+        let steering = Steering::new(PORT, &[], Duration::from_millis(30)).unwrap();
+        let keep = |looks: usize, alive: bool| {
+            steering.on();
+            let begin = clock::monotonic().unwrap();
+            steering.program.steer_until(Duration::ZERO);
+            let (enough, mut counted) = (tokio::sync::Notify::new(), 0);
+            let is_alive = || {
+                counted += 1;
+                if counted > looks {
+                    enough.notify_one();
+                }
+                alive
+            };
+            block_on(async {
+                tokio::select! { () = steering.keep(is_alive) => {}, () = enough.notified() => {} }
+            });
+            (steering.program.until(), begin)
+        };
+        let (until, begin) = keep(3, true);
+        // Three waits of a third of the lease, and what the last renewal is good for.
+        assert!(until >= begin + Duration::from_millis(60), "{until:?}, since {begin:?}");
+        assert_eq!(keep(3, false).0, Duration::ZERO);
+    });
+}
+
+#[test]
+fn other_addresses_keep_their_listeners() {
+    on_a_node("other_addresses_keep_their_listeners", || {
+        let _old = [Server::new("old", "10.77.0.1:6443"), Server::new("old", "[fd77::1]:6443")];
+        let _vip = Server::new("vip", "10.77.0.2:6443");
+        let shim = Shim::new("shim");
+        let _steering = shim.steer(&["10.77.0.1"]);
+        assert_eq!(NODE.map(ask), ["shim", "vip", "old"]);
+        drop(_steering);
+        let _steering = shim.steer(&["::", "10.77.0.2"]);
+        assert_eq!(NODE.map(ask), ["old", "shim", "shim"]);
+    });
+}
+
+#[test]
+fn what_comes_from_loopback_is_not_steered() {
+    on_a_node("what_comes_from_loopback_is_not_steered", || {
+        let _old = Server::new("old", "[::]:6443");
+        let shim = Shim::new("shim");
+        let steering = shim.steer(&[]);
+        assert_eq!(["127.0.0.1", "::1"].map(ask), ["old"; 2]);
+        // As a shim dials the one that is replaced.
+        assert_eq!(ask_from(Some("127.200.3.4"), "10.77.0.1"), "old");
+        assert_eq!(ask_from(Some("::1"), "fd77::1"), "old");
+        assert_eq!(ask_from(Some("10.77.0.2"), "127.0.0.1"), "shim");
+        let Counters { steered, passed, failed } = steering.counters();
+        assert_eq!((steered, passed, failed), (1, 0, 0));
+    });
+}
+
+#[test]
+fn it_goes_before_another_program_which_is_back_when_it_ends() {
+    on_a_node("it_goes_before_another_program_which_is_back_when_it_ends", || {
+        let _old = Server::new("old", "[::]:6443");
+        let (first, second) = (Shim::new("first"), Shim::new("second"));
+        let other = first.steer(&[]);
+        assert_eq!(NODE.map(ask), ["first"; 3]);
+        assert_eq!(other.before().len(), 0);
+        let steering = second.steer(&["10.77.0.1", "::"]);
+        assert_eq!(NODE.map(ask), ["second", "first", "second"]);
+        assert_eq!(steering.before()[0].known, Some(("berth".into(), 0)));
+        steering.off();
+        assert_eq!(NODE.map(ask), ["first"; 3]);
+        steering.on();
+        drop(steering);
+        assert_eq!(NODE.map(ask), ["first"; 3]);
+        drop(other);
+        assert_eq!(NODE.map(ask), ["old"; 3]);
+    });
+}
+
+#[test]
+fn siblings_share_what_is_steered_to_one_of_them() {
+    on_a_node("siblings_share_what_is_steered_to_one_of_them", || {
+        let listen = |at| {
+            let socket = socket::bind(at, false).unwrap();
+            socket::start_listening(socket.as_fd(), 128).unwrap();
+            socket
+        };
+        let one = listen("127.0.0.1:0".parse().unwrap());
+        let other = listen(socket::local_address(one.as_fd()).unwrap());
+        let steering = Steering::new(PORT, &[], FOR_LONG).unwrap();
+        steering.give_to(one.as_fd()).unwrap();
+        steering.on();
+        let clients: Vec<_> = (0..64).map(|_| TcpStream::connect((NODE[0], PORT)).unwrap()).collect();
+        let accept = |socket: &OwnedFd| std::iter::from_fn(|| socket::accept(socket.as_fd()).ok()).count();
+        let (one, other) = (accept(&one), accept(&other));
+        assert!(one > 0 && other > 0, "{one} and {other} of {}", clients.len());
+    });
+}
+
+#[test]
+fn what_cannot_be_steered_to_is_refused() {
+    on_a_node("what_cannot_be_steered_to_is_refused", || {
+        let steering = Steering::new(PORT, &[], FOR_LONG).unwrap();
+        let bound = socket::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
+        assert!(matches!(steering.give_to(bound.as_fd()), Err(Error::NoListener(_))));
+        let elsewhere = std::thread::spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            TcpListener::bind("0.0.0.0:0").unwrap()
+        });
+        let elsewhere = elsewhere.join().unwrap();
+        assert!(matches!(steering.give_to(elsewhere.as_fd()), Err(Error::Elsewhere)));
+        let file = File::open(NAMESPACE).unwrap();
+        assert!(matches!(steering.give_to(file.as_fd()), Err(Error::Listener(_))));
+    });
+}
+
+#[test]
+fn a_namespace_that_is_full_is_named() {
+    on_a_node("a_namespace_that_is_full_is_named", || {
+        let _all: Vec<_> = (0..64).map(|_| Steering::new(PORT, &[], FOR_LONG).unwrap()).collect();
+        assert!(matches!(Steering::new(PORT, &[], FOR_LONG), Err(Error::Full(_))));
+    });
+}
+
+/// In the environment of this test's own binary where that is to steer, and what it says when it does.
+const HOLDER: &str = "BERTH_TEST_STEERS";
+
+/// Not a test by itself.
+#[test]
+fn holder() {
+    if std::env::var_os(HOLDER).is_none() {
+        return;
+    }
+    let shim = Shim::new("holder");
+    let _steering = shim.steer(&[]);
+    println!("\n{HOLDER}");
+    let _ = io::stdin().read(&mut [0]);
+}
+
+#[test]
+fn a_holder_that_is_killed_steers_no_more() {
+    on_a_node("a_holder_that_is_killed_steers_no_more", || {
+        let _old = Server::new("old", "[::]:6443");
+        let mut holder = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "steering::tests::holder", "--nocapture"])
+            .env(HOLDER, "")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(holder.stdout.take().unwrap()).lines().map_while(Result::ok);
+        assert!(said.into_iter().any(|line| line == HOLDER), "it did not steer");
+        assert_eq!(NODE.map(ask), ["holder"; 3]);
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        assert_eq!(NODE.map(ask), ["old"; 3]);
+    });
+}
+
+#[test]
+fn two_capabilities_are_enough_and_one_that_lacks_is_named() {
+    on_a_node("two_capabilities_are_enough_and_one_that_lacks_is_named", || {
+        let with = |kept: CapabilitySet| {
+            let thread = std::thread::spawn(move || {
+                let sets = rustix::thread::CapabilitySets { effective: kept, permitted: kept, inheritable: kept };
+                rustix::thread::set_capabilities(None, sets).unwrap();
+                let shim = Shim::new("shim");
+                let steering = Steering::new(PORT, &[], FOR_LONG)?;
+                shim.take(&steering);
+                steering.on();
+                assert_eq!(NODE.map(ask), ["shim"; 3]);
+                Ok(steering)
+            });
+            thread.join().unwrap()
+        };
+        let (bpf, net, sys) = (CapabilitySet::BPF, CapabilitySet::NET_ADMIN, CapabilitySet::SYS_ADMIN);
+        let one = with(bpf | net).unwrap();
+        let two = with(net | sys).unwrap();
+        let known =
+            |steering: &Steering| steering.before().iter().map(|other| other.known.is_some()).collect::<Vec<_>>();
+        assert_eq!((known(&one), known(&two)), (vec![], vec![true]));
+        assert_eq!(known(&with(bpf | net).unwrap()), [false, false], "names need CAP_SYS_ADMIN");
+        for (kept, lacking) in [
+            (bpf, vec!["CAP_NET_ADMIN"]),
+            (net, vec!["CAP_BPF"]),
+            (CapabilitySet::empty(), vec!["CAP_BPF", "CAP_NET_ADMIN"]),
+        ] {
+            let error = with(kept).unwrap_err();
+            assert!(matches!(&error, Error::Capabilities { lacks, .. } if *lacks == lacking), "{error}");
+            assert!(error.to_string().contains(&lacking.join(" and ")), "{error}");
+        }
+    });
+}
+
+#[test]
+fn the_self_test_steers_in_both_families() {
+    on_a_node("the_self_test_steers_in_both_families", || {
+        assert_eq!(block_on(self_test()).unwrap(), [Tried::Arrived, Tried::Arrived]);
+        // Nothing of it is left.
+        assert!(bpf::attached(File::open(NAMESPACE).unwrap().as_fd()).unwrap().is_empty());
+        fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap();
+        let [ipv4, Tried::Skipped(why)] = block_on(self_test()).unwrap() else { panic!("there is no IPv6") };
+        assert_eq!(ipv4, Tried::Arrived);
+        assert!(why.starts_with("cannot listen on ::1: "), "{why}");
+    });
+}
+
+#[test]
+fn the_self_test_says_why_it_cannot_be_made() {
+    in_a_namespace("the_self_test_says_why_it_cannot_be_made", || {
+        let error = block_on(self_test()).unwrap_err();
+        assert!(matches!(error, Error::Untried { .. }), "{error}");
+        assert!(error.to_string().contains("no address of IPv4"), "{error}");
+        assert!(error.to_string().contains("no address of IPv6"), "{error}");
+    });
+}
+
+#[test]
+fn a_connection_that_does_not_arrive_fails_the_self_test() {
+    on_a_node("a_connection_that_does_not_arrive_fails_the_self_test", || {
+        let error = block_on(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let (_reserved, to) = self_test::free_port(true).unwrap();
+            self_test::connect(to, &listener).await.unwrap_err()
+        });
+        assert!(matches!(error, Error::NotArrived { to, .. } if to.ip().to_string() == NODE[0]), "{error}");
+        assert!(error.to_string().contains("refused"), "{error}");
+    });
+}
+
+#[test]
+fn metrics_tell_what_is_steered() {
+    on_a_node("metrics_tell_what_is_steered", || {
+        let shim = Shim::new("shim");
+        let steering = Arc::new(shim.steer(&[]));
+        ask("10.77.0.1");
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(SteeringMetrics(steering.clone())));
+        let encode = || {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            text
+        };
+        let text = encode();
+        for line in [
+            "berth_steering_on 1\n",
+            "berth_steering_connections_total{result=\"steered\"} 1\n",
+            "berth_steering_connections_total{result=\"passed\"} 0\n",
+            "berth_steering_connections_total{result=\"failed\"} 0\n",
+        ] {
+            assert!(text.contains(line), "{line} is not in {text}");
+        }
+        steering.off();
+        ask("10.77.0.1");
+        drop(shim);
+        steering.on();
+        ask("10.77.0.1");
+        let text = encode();
+        assert!(text.contains("{result=\"passed\"} 1\n") && text.contains("{result=\"failed\"} 1\n"), "{text}");
+    });
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let error = |step, number, log: &str, lacks: &[&'static str]| {
+        let refused = Refused { step, source: io::Error::from_raw_os_error(number), log: log.into() };
+        error::judge(refused, lacks.to_vec(), || "5.4.0".into()).to_string()
+    };
+    for (said, parts) in [
+        (error(Step::Map, libc::EPERM, "", &["CAP_BPF"]), ["cannot make a BPF map", "lacks CAP_BPF; run it as root"]),
+        (error(Step::Program, libc::EPERM, "", &[]), ["cannot load the BPF program", "a user namespace"]),
+        (error(Step::Program, libc::EINVAL, "", &[]), ["Linux 5.9 or newer", "this is 5.4.0"]),
+        (error(Step::Map, libc::ENOSYS, "", &["CAP_BPF"]), ["CONFIG_BPF_SYSCALL", "this is 5.4.0"]),
+        (error(Step::Program, libc::EACCES, "R7 !read_ok", &[]), ["please report", "R7 !read_ok"]),
+        (error(Step::Link, libc::E2BIG, "", &[]), ["cannot attach", "64 programs"]),
+        (error(Step::Listener, libc::EOPNOTSUPP, "", &[]), ["cannot steer to this socket", "multipathtcp=0"]),
+        (error(Step::Map, libc::ENOMEM, "", &[]), ["cannot make a BPF map", "memory"]),
+    ] {
+        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+    }
+}
