@@ -10,14 +10,11 @@ use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
 use rustls::pki_types::ServerName;
 use serde_json::Value;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, sleep};
-
-/// Name of the slice that kube-apiserver's own reconciler writes. Shims write those of their nodes.
-pub(crate) const RECONCILED: &str = "kubernetes";
 
 /// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -141,14 +138,10 @@ fn named(list: &[u8]) -> Option<Named> {
     Some(list["items"].as_array()?.iter().filter_map(slice).collect())
 }
 
-/// Whether any slice of the Service names this address.
-pub(crate) fn names(named: &Named, address: IpAddr) -> bool {
-    named.values().any(|addresses| addresses.contains(&address))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::names;
     use serde_json::json;
 
     #[test]

@@ -5,9 +5,8 @@
 
 use super::fault::{Fault, SLOW};
 use super::loss::Loss;
-use super::monitor::{RECONCILED, names};
 use super::plan::{GONE_WITHIN, LEASE};
-use super::record::{Answer, Attempt, Injected, InjectedNode, Kind, MarkKind, Named, Record, Stamp};
+use super::record::{Answer, Attempt, Injected, InjectedNode, Kind, MarkKind, Named, RECONCILED, Record, Stamp, names};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

@@ -351,6 +351,14 @@ pub struct AtNode {
 /// The addresses that are ready in each EndpointSlice of the Service `kubernetes`.
 pub type Named = BTreeMap<String, BTreeSet<IpAddr>>;
 
+/// Name of the slice that kube-apiserver's own reconciler writes. Shims write those of their nodes.
+pub(crate) const RECONCILED: &str = "kubernetes";
+
+/// Whether any slice of the Service names this address.
+pub(crate) fn names(named: &Named, address: IpAddr) -> bool {
+    named.values().any(|addresses| addresses.contains(&address))
+}
+
 /// Whom the Service `kubernetes` named from some moment on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedFrom {
