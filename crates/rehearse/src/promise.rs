@@ -23,9 +23,6 @@ const AFTER: Duration = Duration::from_millis(500);
 /// How long after the end of its lease a sibling may begin to accept from a shim that hangs.
 const TAKE_OVER: Duration = Duration::from_secs(1);
 
-/// How long after a change of the Service's slices kube-proxy may take to have it in the kernel: it syncs once a second.
-pub(crate) const PROXIED: Duration = Duration::from_secs(2);
-
 /// How much later than by kube-apiserver's own reconciler an address may be gone: two looks.
 const LATER: Duration = Duration::from_millis(500);
 
@@ -124,11 +121,9 @@ fn is_away(injected: &Injected, node: &InjectedNode, lost: &Lost<'_>) -> bool {
     let listened = node.listened.unwrap_or(never);
     // Without its link, it says nothing to anybody.
     let silent = lost.loss == Loss::Unanswered || node.linked.is_none_or(|linked| lost.seen >= linked);
-    let sent_there = match lost.node {
-        _ if lost.instance.is_some() => true,
-        Some(_) => true,
-        None => due <= injected.noticed.unwrap_or(never).plus(PROXIED) || node.named.is_some_and(|named| due >= named),
-    };
+    let by_service = lost.node.is_none() && lost.instance.is_none();
+    let sent_there =
+        !by_service || due <= node.unproxied.unwrap_or(never) || node.named.is_some_and(|named| due >= named);
     silent && sent_there && due <= listened
 }
 
@@ -271,7 +266,12 @@ impl Check<'_> {
         if named > reconciled.plus(LATER) {
             self.broken.push(format!("a slice of berth's named it {:.1?} longer", named.since(reconciled)));
         }
-        let (all, lost) = self.lost_between(at, named.plus(PROXIED));
+        let Some(unproxied) = node.unproxied else {
+            self.broken.push("kube-proxy went on sending clients there".into());
+            return;
+        };
+        self.seen.push(format!("kube-proxy sent nobody there after {:.1?}", unproxied.since(at)));
+        let (all, lost) = self.lost_between(at, unproxied);
         self.seen.push(format!("of the Service's {all} new connections meanwhile {lost} were lost"));
         let share = 1.0 / self.record.nodes.len().max(1) as f64;
         if lost as f64 > all as f64 * share + LUCK * (all as f64 * share * (1.0 - share)).sqrt() {
@@ -423,11 +423,12 @@ mod tests {
 
     const NODE: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 3)), 6443);
 
-    /// A node that is gone from 1 s to 10 s, out of the Service after 4 s, with its link after 7 s; named at 9.8 s and
+    /// A node that is gone from 1 s to 10 s, out of the Service after 4 s, out of kube-proxy after 6 s, with its link after 7 s; named at 9.8 s and
     /// listening at 9.9 s.
     fn gone(fault: Fault) -> Injected {
-        let (linked, named, listened) = (Some(ms(7_000)), Some(ms(9_800)), Some(ms(9_900)));
-        let node = InjectedNode { name: "cp-3".into(), address: NODE, linked, named, listened };
+        let (unproxied, linked) = (Some(ms(6_000)), Some(ms(7_000)));
+        let (named, listened) = (Some(ms(9_800)), Some(ms(9_900)));
+        let node = InjectedNode { name: "cp-3".into(), address: NODE, unproxied, linked, named, listened };
         Injected { instance: "cp-3-new".into(), node: Some(node), noticed: Some(ms(4_000)), ..injected(fault) }
     }
 

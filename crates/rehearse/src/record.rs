@@ -295,6 +295,8 @@ pub struct InjectedNode {
     pub name: String,
     /// Its address.
     pub address: SocketAddr,
+    /// When kube-proxy sent nobody there any more.
+    pub unproxied: Option<Stamp>,
     /// When its link was back.
     pub linked: Option<Stamp>,
     /// When the Service named it again at the earliest, which may be a little before its shim listens.

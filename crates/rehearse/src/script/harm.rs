@@ -156,7 +156,14 @@ impl Play<'_> {
             place = r.injected.len();
             let (instance, at) = (instance.to_owned(), Stamp::now());
             let (name, address) = (self.stage.node().map(|node| node.name.clone()), self.stage.setting.address);
-            let node = name.map(|name| InjectedNode { name, address, linked: None, named: None, listened: None });
+            let node = name.map(|name| InjectedNode {
+                name,
+                address,
+                unproxied: None,
+                linked: None,
+                named: None,
+                listened: None,
+            });
             r.injected.push(Injected { fault, instance, node, alone, at, noticed: None, over: None, seen: Vec::new() });
         });
         place

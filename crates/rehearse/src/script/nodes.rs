@@ -4,16 +4,16 @@
 //! kube-proxy, and what is seen of the Service, come from one more kube-apiserver, the *observer*. It stays, and writes no
 //! address: through one that stops, they would be blind to what that does.
 
-use super::{Play, SETTLE, instance, start_load};
+use super::{LOOK, Play, SETTLE, instance, start_load};
 use crate::apiserver::{flag, this};
 use crate::fault::Fault;
 use crate::instance::Instance;
 use crate::load::{create_node, grant};
 use crate::monitor::Monitor;
+use crate::netns::Namespace;
 use crate::network::WORKER;
 use crate::plan::{Nodes, Plan, Via};
 use crate::progress::Progress;
-use crate::promise::PROXIED;
 use crate::record::{Named, RECONCILED, Recorder, Stamp, names};
 use crate::setting::Setting;
 use crate::stage::{Error, Stage, Stages, forget_settings};
@@ -50,8 +50,9 @@ pub(super) async fn play(
     let monitor = Monitor::new(&stages.front().setting).at(OBSERVER_ADDRESS);
     let addresses: Vec<SocketAddr> = stages.nodes.iter().map(|stage| stage.setting.address).collect();
     let via = stages.front().layout.via;
-    let mut cluster =
-        Cluster { plan, via, recorder, progress, monitor, addresses, running: Vec::new(), leases: Vec::new() };
+    let Some(worker) = stages.front().node().map(|node| node.namespace.clone()) else { return Ok(()) };
+    let (running, leases) = (Vec::new(), Vec::new());
+    let mut cluster = Cluster { plan, via, recorder, progress, monitor, worker, addresses, running, leases };
     cluster.observe(stages.front()).await?;
     // Aborted with this future when it is dropped.
     let mut background = tokio::task::JoinSet::new();
@@ -93,6 +94,8 @@ struct Cluster<'a> {
     recorder: &'a Recorder,
     progress: &'a Progress,
     monitor: Monitor,
+    /// Where kube-proxy is.
+    worker: Namespace,
     addresses: Vec<SocketAddr>,
     /// One a node.
     running: Vec<Instance>,
@@ -237,6 +240,20 @@ impl Cluster<'_> {
         Ok(())
     }
 
+    /// Waits until the rules that kube-proxy has in the kernel do not name an address.
+    async fn unproxied(&self, ip: IpAddr) {
+        loop {
+            let mut nft = Command::new("nft");
+            self.worker.enter(nft.args(["-nn", "list", "table", "ip", "kube-proxy"]).as_std_mut());
+            let rules = nft.stdin(Stdio::null()).kill_on_drop(true).process_group(0).output().await;
+            let rules = rules.ok().filter(|rules| rules.status.success());
+            if rules.is_some_and(|rules| !String::from_utf8_lossy(&rules.stdout).contains(&format!(" {ip} . "))) {
+                return;
+            }
+            sleep(LOOK).await;
+        }
+    }
+
     /// A node goes away, and comes back when the Service has forgotten it.
     async fn lose(&self, fault: Fault, number: usize, stage: &mut Stage) -> Result<(), Error> {
         let (running, ip) = (&self.running[number], self.addresses[number].ip());
@@ -256,8 +273,11 @@ impl Cluster<'_> {
             play.note(place, |i| i.noticed = Some(Stamp::now()));
             self.progress.say(&format!("the Service does not name {ip} any more"));
         }
-        // What is sent there beyond this, nothing excuses.
-        sleep(PROXIED + SETTLE).await;
+        if timeout(SERVICE_WITHIN, self.unproxied(ip)).await.is_ok() {
+            play.mark(place, |node| node.unproxied = Some(Stamp::now()));
+        }
+        // What is lost by the Service from here on, nothing excuses.
+        sleep(SETTLE).await;
         node.link_up().map_err(failed)?;
         play.mark(place, |node| node.linked = Some(Stamp::now()));
         if fault == Fault::NodeGone {

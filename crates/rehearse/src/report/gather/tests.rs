@@ -408,6 +408,7 @@ fn what_was_dialed_and_who_went_away() {
         node: Some(InjectedNode {
             name: "cp-3".into(),
             address: node,
+            unproxied: None,
             linked: None,
             named: None,
             listened: Some(at(3_000)),
