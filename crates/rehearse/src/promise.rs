@@ -26,6 +26,9 @@ const TAKE_OVER: Duration = Duration::from_secs(1);
 /// How much later than by kube-apiserver's own reconciler an address may be gone: two looks.
 const LATER: Duration = Duration::from_millis(500);
 
+/// How long a kube-apiserver may need, once it is ready, until no request meets a watch cache that is being filled.
+const SETTLED: Duration = Duration::from_secs(10);
+
 /// How far from its share of the Service's connections, which kube-proxy sends at random, a node may be: standard deviations.
 const LUCK: f64 = 5.0;
 
@@ -118,7 +121,9 @@ fn is_away(injected: &Injected, node: &InjectedNode, lost: &Lost<'_>) -> bool {
         return lost.seen <= injected.over.map_or(Stamp(u64::MAX), |over| over.plus(GONE_WITHIN));
     };
     let never = Stamp(u64::MAX);
-    let listened = node.listened.unwrap_or(never);
+    // kube-apiserver that was without etcd fills its watch caches anew, and answers 429 until it has.
+    let settled = |at: Stamp| if lost.loss == Loss::BadStatus { at.plus(SETTLED) } else { at };
+    let listened = node.listened.map_or(never, settled);
     // Without its link, it says nothing to anybody.
     let silent = lost.loss == Loss::Unanswered || node.linked.is_none_or(|linked| lost.seen >= linked);
     let by_service = lost.node.is_none() && lost.instance.is_none();
@@ -446,6 +451,14 @@ mod tests {
             // By its address: until it listens.
             let there = |lost: Lost<'static>| Lost { node: Some(NODE), ..lost };
             assert!(excused(there(new(9_000, 24_000))) && !excused(there(new(10_000, 25_000))));
+            // An error status may come a little later, from its own instance.
+            let bad =
+                |due, instance| Lost { loss: Loss::BadStatus, instance: Some(instance), ..there(new(due, due + 1)) };
+            assert!(
+                excused(bad(19_000, "cp-3-new"))
+                    && !excused(bad(20_000, "cp-3-new"))
+                    && !excused(bad(9_000, "cp-2-new"))
+            );
             // Without its link it refuses nobody.
             assert!(excused(there(refused(6_000, 7_000))) && !excused(there(refused(6_000, 6_900))));
             let other = (std::net::Ipv4Addr::new(10, 0, 0, 4), 6443).into();
