@@ -2,7 +2,7 @@
 
 use super::state::{self, State};
 use super::tables;
-use crate::data::{MarkKind, Ran, Run, RunOutcome, Tally, Via, count_of};
+use crate::data::{Away, ByAddress, Informer, MarkKind, Ran, Run, RunOutcome, Tally, Via, count_of};
 use crate::report::format;
 use crate::report::plot::{self, Frame};
 use maud::{Markup, html};
@@ -167,26 +167,17 @@ fn promises(ran: &Ran) -> Markup {
 
 /// The Service, and each node.
 fn by_address(ran: &Ran) -> Markup {
+    let row = |at: &ByAddress| {
+        let lost = at.lost.iter().map(|tally| tally.count).sum();
+        let counts = [at.requests, at.new_connections, lost, at.allowed].map(format::count);
+        let cells = [vec![at.address.clone()], counts.into(), vec![format::wait(at.wait_max_ms)]].concat();
+        (at.name.clone(), cells)
+    };
+    let columns = ["Dialed", "Address", "Requests", "New connections", "Lost", "Allowed", "Longest wait"];
     html! {
         @if !ran.by_address.is_empty() {
             h3 { "By address" }
-            div.scroll tabindex="0" role="region" aria-label="By address" {
-                table.steps {
-                    thead { tr { @for name in ["Dialed", "Address", "Requests", "New connections", "Lost", "Allowed", "Longest wait"] { th scope="col" { (name) } } } }
-                    tbody {
-                        @for at in &ran.by_address {
-                            tr {
-                                th scope="row" { (at.name) }
-                                td { (at.address) }
-                                @for count in [at.requests, at.new_connections, at.lost.iter().map(|tally| tally.count).sum(), at.allowed] {
-                                    td { (format::count(count)) }
-                                }
-                                td { (format::wait(at.wait_max_ms)) }
-                            }
-                        }
-                    }
-                }
-            }
+            (grid("By address", &columns, ran.by_address.iter().map(row)))
         }
     }
 }
@@ -194,28 +185,40 @@ fn by_address(ran: &Ran) -> Markup {
 /// Nodes that went away.
 fn away(ran: &Ran) -> Markup {
     let after = |ms: Option<f64>, never: &str| ms.map_or_else(|| never.to_owned(), format::wait);
+    let row = |away: &Away| {
+        let cells = vec![
+            away.fault.clone(),
+            format::moment(away.from_ms),
+            after(away.reconciled_ms, "never"),
+            after(away.named_ms, "never"),
+            after(away.lost_ms, "none"),
+            after(away.back_ms, "never"),
+        ];
+        (away.node.clone(), cells)
+    };
+    let columns =
+        ["Node", "Fault", "At", "Taken out by kube-apiserver", "In no slice", "Last connection lost", "As before"];
     html! {
         @if !ran.away.is_empty() {
             h3 { "When the Service forgot a node" }
-            div.scroll tabindex="0" role="region" aria-label="When the Service forgot a node" {
-                table.steps {
-                    thead { tr { @for name in ["Node", "Fault", "At", "Taken out by kube-apiserver", "In no slice", "Last connection lost", "As before"] { th scope="col" { (name) } } } }
-                    tbody {
-                        @for away in &ran.away {
-                            tr {
-                                th scope="row" { (away.node) }
-                                td { (away.fault) }
-                                td { (format::moment(away.from_ms)) }
-                                td { (after(away.reconciled_ms, "never")) }
-                                td { (after(away.named_ms, "never")) }
-                                td { (after(away.lost_ms, "none")) }
-                                td { (after(away.back_ms, "never")) }
-                            }
-                        }
+            (grid("When the Service forgot a node", &columns, ran.away.iter().map(row)))
+            p.quiet { "Times after it went away. The last connection lost is one that the Service's clients began." }
+        }
+    }
+}
+
+/// A table that may be wider than the page: each row has a name, and a cell for each of the other columns.
+fn grid(label: &str, columns: &[&str], rows: impl Iterator<Item = (String, Vec<String>)>) -> Markup {
+    html! {
+        div.scroll tabindex="0" role="region" aria-label=(label) {
+            table.steps {
+                thead { tr { @for name in columns { th scope="col" { (name) } } } }
+                tbody {
+                    @for (name, cells) in rows {
+                        tr { th scope="row" { (name) } @for cell in cells { td { (cell) } } }
                     }
                 }
             }
-            p.quiet { "Times after it went away. The last connection lost is one that the Service's clients began." }
         }
     }
 }
@@ -347,26 +350,17 @@ fn shares(ran: &Ran) -> Markup {
 }
 
 fn informers(ran: &Ran) -> Markup {
+    let row = |i: &Informer| {
+        let counts = [i.written, i.held, i.missing, i.stale, i.duplicated, i.relists, i.expired];
+        (i.id.clone(), counts.map(format::count).into())
+    };
+    let columns = ["Client", "Written", "Held at the end", "Missing", "Stale", "Duplicated", "Lists again", "410"];
     html! {
         div.whole {
             h3 { "Informers" }
             p.quiet { "Clients that list, watch and list again, against the objects that were written. "
                 "Those named quiet follow what nobody writes meanwhile: only bookmarks tell them a revision that a younger instance knows. They show who lists again." }
-            div.scroll tabindex="0" role="region" aria-label="Informers" {
-                table.steps {
-                    thead { tr { @for name in ["Client", "Written", "Held at the end", "Missing", "Stale", "Duplicated", "Lists again", "410"] { th scope="col" { (name) } } } }
-                    tbody {
-                        @for informer in &ran.informers {
-                            tr {
-                                th scope="row" { (informer.id) }
-                                @for count in [informer.written, informer.held, informer.missing, informer.stale, informer.duplicated, informer.relists, informer.expired] {
-                                    td { (format::count(count)) }
-                                }
-                            }
-                        }
-                    }
-                }
-            }
+            (grid("Informers", &columns, ran.informers.iter().map(row)))
         }
     }
 }
