@@ -77,10 +77,7 @@ async fn one_node(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>, prog
     }
     let mut old = old;
     for upgrade in 1..=plan.upgrades {
-        let mut new = instance(plan, None, upgrade);
-        let faults = plan.faults.iter().copied().filter(|_| upgrade == 1);
-        let faults: Vec<Fault> = faults.filter(|fault| !fault.fails_the_upgrade()).collect();
-        new.fault = faults.iter().copied().find(|fault| *fault == Fault::SlowStart);
+        let (new, faults) = next(plan, None, upgrade, upgrade == 1);
         play.upgrade(&old, &new, &faults).await?;
         sleep(plan.timing.phase).await;
         if service.is_some() {
@@ -132,6 +129,15 @@ fn instance(plan: &Plan, node: Option<&str>, upgrades: u32) -> Instance {
     let side = node.map_or_else(|| side.to_owned(), |node| format!("{node}-{side}"));
     let name = if upgrades < 2 { side } else { format!("{side}-{}", upgrades / 2 + 1) };
     Instance { name, apiserver: apiserver.clone(), version: plan.versions[usize::from(new)].clone(), fault: None }
+}
+
+/// The instance that an upgrade brings, and what goes wrong meanwhile, if it is the one in which something does.
+fn next(plan: &Plan, node: Option<&str>, upgrade: u32, harmed: bool) -> (Instance, Vec<Fault>) {
+    let faults =
+        plan.faults.iter().copied().filter(|fault| harmed && !fault.fails_the_upgrade() && !fault.is_of_a_node());
+    let faults: Vec<Fault> = faults.collect();
+    let fault = faults.iter().copied().find(|fault| *fault == Fault::SlowStart);
+    (Instance { fault, ..instance(plan, node, upgrade) }, faults)
 }
 
 /// What every step of the script has.

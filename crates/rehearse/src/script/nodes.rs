@@ -4,7 +4,7 @@
 //! kube-proxy, and what is seen of the Service, come from one more kube-apiserver, the *observer*. It stays, and writes no
 //! address: through one that stops, they would be blind to what that does.
 
-use super::{LOOK, Play, SETTLE, instance, start_load};
+use super::{LOOK, Play, SETTLE, instance, next, start_load};
 use crate::apiserver::{flag, this};
 use crate::fault::Fault;
 use crate::instance::Instance;
@@ -228,11 +228,7 @@ impl Cluster<'_> {
 
     /// One node goes to the other version.
     async fn upgrade(&mut self, number: usize, upgrade: u32, stage: &mut Stage) -> Result<(), Error> {
-        let mut new = instance(self.plan, Some(&name(stage)), upgrade);
-        let faults =
-            self.plan.faults.iter().copied().filter(|fault| !fault.fails_the_upgrade() && !fault.is_of_a_node());
-        let faults: Vec<Fault> = faults.filter(|_| upgrade == 1 && number == 0).collect();
-        new.fault = faults.iter().copied().find(|fault| *fault == Fault::SlowStart);
+        let (new, faults) = next(self.plan, Some(&name(stage)), upgrade, upgrade == 1 && number == 0);
         self.at(stage).upgrade(&self.running[number], &new, &faults).await?;
         self.running[number] = new;
         // An operator goes on when all is as before, too.
