@@ -81,7 +81,7 @@ impl Namespace {
             sethostname(host)?;
             Ok::<_, io::Error>(Self { net: open("net")?, uts: open("uts")? })
         };
-        thread::scope(|scope| ended(scope.spawn(make).join()))
+        aside(make)
     }
 
     /// Does something on a thread that is in it: a socket belongs to where it was made.
@@ -90,7 +90,7 @@ impl Namespace {
             setns(&*self.net, CloneFlags::CLONE_NEWNET)?;
             act()
         };
-        thread::scope(|scope| ended(scope.spawn(there).join()))
+        aside(there)
     }
 
     /// Lets a command run in it.
@@ -106,9 +106,9 @@ impl Namespace {
     }
 }
 
-/// A thread that panics has a bug, which is told as one.
-fn ended<T>(joined: thread::Result<io::Result<T>>) -> io::Result<T> {
-    joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+/// On a thread of its own, which alone changes its namespaces. Its panic is a bug, which is told as one.
+fn aside<T: Send>(act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    thread::scope(|scope| scope.spawn(act).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Runs lines of ip(8), in a namespace or in this process's own.
