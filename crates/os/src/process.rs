@@ -4,13 +4,20 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, kill, sigaction};
-use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
-use procfs::process::Process;
+use nix::unistd::{
+    ForkResult, Gid, Pid, Uid, dup2_stderr, dup2_stdin, dup2_stdout, fork, geteuid, getpid, getppid, setgid, setgroups,
+    setsid, setuid,
+};
+use procfs::process::{Limit, LimitValue, Process};
 use rustix::process::WaitOptions;
 use rustix::thread::CapabilitySet;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 
@@ -55,7 +62,7 @@ pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
         all.push(("process_resident_memory_bytes", "Resident memory", (statm.resident * procfs::page_size()) as f64));
     }
     // Not procfs: on some kernels it counts the directory that is being read, on others not.
-    if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
+    if let Ok(open) = fs::read_dir("/proc/self/fd") {
         // One of them is the directory that is being read.
         all.push(("process_open_fds", "Open file descriptors", open.count().saturating_sub(1) as f64));
     }
@@ -93,6 +100,130 @@ pub fn die_with_parent(command: &mut Command) {
     // are called, all async-signal-safe.
     unsafe {
         command.pre_exec(move || die_with(parent, Signal::SIGTERM));
+    }
+}
+
+/// How a process runs, for another that is to run as it does.
+#[derive(Debug, Clone)]
+pub struct Like {
+    pub environment: Vec<(OsString, OsString)>,
+    pub directory: PathBuf,
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: Vec<u32>,
+    /// Resources, and the soft and the hard limit of each.
+    pub limits: Vec<(Resource, u64, u64)>,
+    pub oom_score_adj: i16,
+    /// Its resident memory, in bytes.
+    pub resident: u64,
+}
+
+impl Like {
+    /// Of a process in this one's namespaces.
+    ///
+    /// # Errors
+    /// It has ended, or may not be looked into.
+    pub fn of(pid: i32) -> io::Result<Self> {
+        let process = Process::new(pid).map_err(io::Error::other)?;
+        let status = process.status().map_err(io::Error::other)?;
+        let limits = process.limits().map_err(io::Error::other)?;
+        let number = |limit| match limit {
+            LimitValue::Unlimited => libc::RLIM_INFINITY,
+            LimitValue::Value(value) => value,
+        };
+        let limit = |of, Limit { soft_limit, hard_limit }| (of, number(soft_limit), number(hard_limit));
+        let environment = fs::read(format!("/proc/{pid}/environ"))?;
+        let variables = environment.split(|byte| *byte == 0).filter_map(|variable| {
+            let at = variable.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
+            let text = |bytes| OsStr::from_bytes(bytes).to_owned();
+            Some((text(&variable[..at]), text(&variable[at + 1..])))
+        });
+        let oom_score_adj = fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))?;
+        Ok(Self {
+            environment: variables.collect(),
+            directory: fs::read_link(format!("/proc/{pid}/cwd"))?,
+            uid: status.euid,
+            gid: status.egid,
+            groups: status.groups,
+            limits: vec![
+                limit(Resource::RLIMIT_NOFILE, limits.max_open_files),
+                limit(Resource::RLIMIT_NPROC, limits.max_processes),
+                limit(Resource::RLIMIT_CORE, limits.max_core_file_size),
+                limit(Resource::RLIMIT_MEMLOCK, limits.max_locked_memory),
+            ],
+            oom_score_adj: oom_score_adj.trim().parse().map_err(io::Error::other)?,
+            resident: status.vmrss.unwrap_or_default() * 1024,
+        })
+    }
+
+    /// Lets a child run like it: its environment, directory, user and limits. The child gets SIGKILL when the thread that starts it
+    /// ends. What the child's program may read is for the caller to see to; so is its OOM score ([`Self::set_oom_score`]).
+    pub fn apply(&self, command: &mut Command) {
+        command.env_clear().envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.current_dir(&self.directory);
+        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+        let groups: Vec<_> = self.groups.iter().map(|group| Gid::from_raw(*group)).collect();
+        let limits = self.limits.clone();
+        let parent = getpid();
+        // SAFETY: between fork and exec only setrlimit, setgroups, setgid, setuid, geteuid, prctl and getppid are called, and
+        // construction of an error without allocation: all async-signal-safe.
+        unsafe {
+            command.pre_exec(move || {
+                for (resource, soft, hard) in &limits {
+                    setrlimit(*resource, *soft, *hard)?;
+                }
+                // No other user may.
+                if geteuid().is_root() {
+                    setgroups(&groups)?;
+                    setgid(gid)?;
+                    setuid(uid)?;
+                }
+                // Last: the kernel forgets it when the user changes.
+                die_with(parent, Signal::SIGKILL)
+            });
+        }
+    }
+
+    /// Gives a child its OOM score.
+    ///
+    /// # Errors
+    /// A lower one than this process's own needs CAP_SYS_RESOURCE.
+    pub fn set_oom_score(&self, child: u32) -> io::Result<()> {
+        fs::write(format!("/proc/{child}/oom_score_adj"), self.oom_score_adj.to_string())
+    }
+}
+
+/// Which process this is after [`detach`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Detached {
+    /// The one that was there, and the ID of the other.
+    Caller(i32),
+    /// The one that goes on in a session of its own.
+    Daemon,
+}
+
+/// Divides this process, which must have one thread: the other has a session of its own, no terminal and no directory, and writes
+/// its output into `log`.
+///
+/// # Errors
+/// There is another thread, or what the system calls say.
+pub fn detach(log: &File) -> io::Result<Detached> {
+    let threads = fs::read_dir("/proc/self/task")?.count();
+    if threads != 1 {
+        return Err(io::Error::other(format!("this process has {threads} threads")));
+    }
+    let null = File::open("/dev/null")?;
+    // SAFETY: with one thread, nobody holds a lock that the child would wait for in vain.
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => Ok(Detached::Caller(child.as_raw())),
+        ForkResult::Child => {
+            setsid()?;
+            std::env::set_current_dir("/")?;
+            dup2_stdin(null.as_fd())?;
+            dup2_stdout(log.as_fd())?;
+            dup2_stderr(log.as_fd())?;
+            Ok(Detached::Daemon)
+        }
     }
 }
 
