@@ -10,6 +10,7 @@
 use berth_node::instance::InstanceId;
 use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 const BIND: &str = "--bind-address";
@@ -81,6 +82,35 @@ pub fn check(argv: &[OsString]) -> Vec<ArgsError> {
 #[must_use]
 pub fn advertised(argv: &[OsString]) -> Option<IpAddr> {
     kept_advertise(&read(argv).0)?.to_str()?.trim().parse().ok()
+}
+
+/// The last value of a flag that takes one, such as `--secure-port`: the one that counts.
+#[must_use]
+pub fn value<'a>(argv: &'a [OsString], flag: &str) -> Option<&'a OsStr> {
+    occurrences(argv, flag).last().map(|(_, value)| value)
+}
+
+/// Gives a flag this value, as the last argument before a bare `--`, and removes others that it has.
+pub fn set(argv: &mut Vec<OsString>, flag: &str, value: &OsStr) {
+    let spans: Vec<_> = occurrences(argv, flag).map(|(span, _)| span).collect();
+    for span in spans.into_iter().rev() {
+        argv.drain(span);
+    }
+    let mut whole = OsString::from(flag);
+    whole.push("=");
+    whole.push(value);
+    let end = argv.iter().skip(1).position(|arg| arg == "--").map_or(argv.len(), |at| at + 1);
+    argv.insert(end, whole);
+}
+
+/// Where a flag stands, with its value.
+fn occurrences<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = (Range<usize>, &'a OsStr)> {
+    let end = argv.iter().skip(1).position(|arg| arg == "--").map_or(argv.len(), |at| at + 1);
+    (1..end).filter_map(move |at| match split(&argv[at]) {
+        (name, _) if !is(name, flag) => None,
+        (_, Some(value)) => Some((at..at + 1, value)),
+        (_, None) => argv[..end].get(at + 1).map(|value| (at..at + 2, value.as_os_str())),
+    })
 }
 
 /// Sets the three flags and expands `{instance}`, in everything but the program's name.
@@ -193,17 +223,17 @@ fn split(arg: &OsStr) -> (&OsStr, Option<&OsStr>) {
     }
 }
 
-/// Which of our flags a name is. pflag's normaliser takes `_` for `-` in a name, but the two dashes
-/// before it must be dashes.
+/// Which of our flags a name is.
 fn ours(name: &OsStr) -> Option<&'static str> {
-    let name = name.as_bytes();
-    let same = |flag: &&str| {
-        let flag = flag.as_bytes();
-        name.len() == flag.len()
-            && name.starts_with(b"--")
-            && name.iter().zip(flag).all(|(a, b)| a == b || (*a == b'_' && *b == b'-'))
-    };
-    [BIND, PORT, ADVERTISE].into_iter().find(same)
+    [BIND, PORT, ADVERTISE].into_iter().find(|flag| is(name, flag))
+}
+
+/// Whether a name is a flag's. pflag's normaliser takes `_` for `-` in a name, but the two dashes before it must be dashes.
+fn is(name: &OsStr, flag: &str) -> bool {
+    let (name, flag) = (name.as_bytes(), flag.as_bytes());
+    name.len() == flag.len()
+        && name.starts_with(b"--")
+        && name.iter().zip(flag).all(|(a, b)| a == b || (*a == b'_' && *b == b'-'))
 }
 
 fn expand(arg: OsString, instance: &InstanceId) -> OsString {
@@ -252,6 +282,19 @@ mod tests {
         assert_eq!(rewritten(&[]), set);
         assert_eq!(rewritten(&["--v=2", "--", "--secure-port=1"])[..4], [&["--v=2"][..], &set].concat());
         assert_eq!(rewritten(&["--v=2", "--", "--secure-port=1"])[4..], ["--", "--secure-port=1"]);
+    }
+
+    #[test]
+    fn any_flag_is_read_and_set() {
+        let mut args = argv(&["--audit_log-path", "/a", "--v=2", "--audit-log-path=/b", "--", "--audit-log-path=/c"]);
+        assert_eq!(value(&args, "--audit-log-path"), Some(OsStr::new("/b")));
+        assert_eq!(value(&args, "--cert-dir"), None);
+        set(&mut args, "--audit-log-path", "/d".as_ref());
+        assert_eq!(args, argv(&["--v=2", "--audit-log-path=/d", "--", "--audit-log-path=/c"]));
+        set(&mut args, "--cert-dir", "/e".as_ref());
+        assert_eq!(args[2..4], ["--audit-log-path=/d", "--cert-dir=/e"]);
+        // Its value is missing: kube-apiserver says so.
+        assert_eq!(value(&argv(&["--cert-dir"]), "--cert-dir"), None);
     }
 
     #[test]
