@@ -35,7 +35,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -291,6 +291,27 @@ impl Bound {
 
     pub fn phase(&self) -> watch::Receiver<(Phase, SystemTime)> {
         self.shared.phase.subscribe()
+    }
+
+    /// Duplicates of its listeners, to be steered to while it has joined. Who keeps one longer than the shim listens lets clients
+    /// wait in its queue for nobody.
+    ///
+    /// # Errors
+    /// There are no more descriptors.
+    pub fn listeners(&self) -> io::Result<Vec<OwnedFd>> {
+        self.sockets.iter().map(OwnedFd::try_clone).collect()
+    }
+
+    /// Whether each of its relaying threads gives signs of life, asked at any time.
+    pub fn is_alive(&self) -> impl Fn() -> bool + Send + use<> {
+        let blocked = self.shared.blocked.clone();
+        move || !blocked.load(Relaxed)
+    }
+
+    /// Open connections, asked at any time.
+    pub fn open(&self) -> impl Fn() -> u64 + Send + use<> {
+        let metrics = self.shared.metrics.clone();
+        move || metrics.open()
     }
 
     pub fn answered(&self) -> Answered {

@@ -14,13 +14,13 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 
 /// Most bytes of an answer that are read; `/readyz?verbose` has some 3 KB.
@@ -74,6 +74,8 @@ type Got = Result<Bytes, Answer>;
 #[derive(Debug)]
 pub struct Probe {
     config: ProbeConfig,
+    /// The address that it dials from, where the kernel's choice will not do.
+    source: Option<IpAddr>,
     /// The files as they were read last, and the TLS configuration made of them.
     tls: Mutex<Option<(Files, Arc<ClientConfig>)>>,
     /// A file was replaced behind its mount, as [`read_linked`] finds it.
@@ -90,7 +92,13 @@ struct Files {
 impl Probe {
     /// A probe. Its files are read when it asks.
     pub fn new(config: ProbeConfig) -> Self {
-        Self { config, tls: Mutex::new(None), replaced: AtomicBool::new(false) }
+        Self { config, source: None, tls: Mutex::new(None), replaced: AtomicBool::new(false) }
+    }
+
+    /// It dials from this address: what comes from loopback is not steered.
+    #[must_use]
+    pub fn from(self, source: IpAddr) -> Self {
+        Self { source: Some(source), ..self }
     }
 
     /// Reads the files once, so that a missing one is known at start.
@@ -114,7 +122,7 @@ impl Probe {
         let started = tokio::time::Instant::now();
         let got = match self.config.kind {
             ProbeKind::Https => self.get(address, path).await.map(|_| "200"),
-            ProbeKind::Tcp => self.bounded(connect(address)).await.map(|_| "connected"),
+            ProbeKind::Tcp => self.bounded(self.connect(address)).await.map(|_| "connected"),
         };
         match got {
             Ok(what) => Answer {
@@ -140,10 +148,21 @@ impl Probe {
         })
     }
 
+    async fn connect(&self, address: SocketAddr) -> Result<TcpStream, Answer> {
+        connect(self.source, address).await.map_err(|error| {
+            if error.kind() == io::ErrorKind::ConnectionRefused {
+                let words = format!("nobody listens on {address}");
+                Answer { seen: Observation::Refused, result: "refused", words }
+            } else {
+                fail("connect", format!("cannot connect to {address}: {error}"))
+            }
+        })
+    }
+
     async fn get_unbounded(&self, address: SocketAddr, path: &str) -> Got {
         let tls = self.tls_config().map_err(|why| fail("config", why))?;
         let token = self.token().map_err(|why| fail("config", why))?;
-        let stream = connect(address).await?;
+        let stream = self.connect(address).await?;
         let stream = TlsConnector::from(tls)
             .connect(self.config.server_name.clone(), stream)
             .await
@@ -296,15 +315,11 @@ fn read_linked(path: &Path) -> io::Result<(Vec<u8>, bool)> {
     Ok((bytes, file.metadata()?.nlink() > 0))
 }
 
-async fn connect(address: SocketAddr) -> Result<TcpStream, Answer> {
-    TcpStream::connect(address).await.map_err(|error| {
-        if error.kind() == io::ErrorKind::ConnectionRefused {
-            let words = format!("nobody listens on {address}");
-            Answer { seen: Observation::Refused, result: "refused", words }
-        } else {
-            fail("connect", format!("cannot connect to {address}: {error}"))
-        }
-    })
+async fn connect(source: Option<IpAddr>, address: SocketAddr) -> io::Result<TcpStream> {
+    let Some(source) = source else { return TcpStream::connect(address).await };
+    let socket = if source.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.bind(SocketAddr::new(source, 0))?;
+    socket.connect(address).await
 }
 
 fn fail(result: &'static str, words: String) -> Answer {

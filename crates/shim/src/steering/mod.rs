@@ -1,5 +1,5 @@
 //! Steering by the kernel: new connections to a port of this node go to a listener of the shim's, whoever listens on the
-//! port. Nothing uses it yet; `berth bridge` will.
+//! port. `berth bridge` uses it.
 //!
 //! [`Steering`] owns the program ([`berth_os::bpf`]) and decides when it steers. [`self_test()`] tries it on a free port
 //! before anything is changed. Every [`Error`] means that something which is needed is missing, so exit status 69, and that
