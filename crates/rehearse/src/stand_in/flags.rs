@@ -115,7 +115,7 @@ impl Flags {
 const SWITCHES: [&str; 3] = ["shutdown-send-retry-after", "permit-port-sharing", "anonymous-auth"];
 
 /// Names of the flags that take a value.
-const FLAGS: [&str; 15] = [
+const FLAGS: [&str; 16] = [
     "bind-address",
     "secure-port",
     "advertise-address",
@@ -123,6 +123,7 @@ const FLAGS: [&str; 15] = [
     "tls-private-key-file",
     "client-ca-file",
     "etcd-servers",
+    "endpoint-reconciler-type",
     "shutdown-delay-duration",
     "shutdown-watch-termination-grace-period",
     "audit-log-path",
@@ -157,6 +158,8 @@ impl Typed {
             "client-ca-file" => self.client_ca_file = value.into(),
             "anonymous-auth" => self.anonymous_auth = truth()?,
             "etcd-servers" => self.etcd_servers = value.into(),
+            // It knows no Service.
+            "endpoint-reconciler-type" => {}
             "shutdown-delay-duration" => self.shutdown_delay_duration = time()?,
             "shutdown-watch-termination-grace-period" => self.shutdown_watch_termination_grace_period = time()?,
             "audit-log-path" => self.audit_log_path = value.into(),
