@@ -1,0 +1,405 @@
+//! The steps of a bridge: what is seen, to what is done next. Pure, time is given.
+//!
+//! Nothing of it is kept on disk: steering, the temporary instance and its shim end with the process that holds them, and
+//! then the port is as it was.
+//!
+//! Two rules hold in every step: nothing is steered to a temporary instance that is not ready, and steering goes off only when the
+//! node's own instance is ready, or by the operator's word.
+
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// How long clients whose handshake began before a switch may take until they are accepted: a SYN is sent again after 1 s and 3 s.
+pub const OVERLAP: Duration = Duration::from_secs(5);
+
+/// How long the temporary instance may fail its probe before that counts: one slow answer does not. The end of its process counts at
+/// once.
+const LOST: Duration = Duration::from_secs(3);
+
+/// Ends of its process before it was ready after which the temporary instance is given up.
+const ENDS: u32 = 3;
+
+/// What happens when COMMAND fails, or the node's own instance does not come back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnFailure {
+    /// Clients stay on the bridge until the operator ends it.
+    Stay,
+    /// The bridge ends: at once where the node's own instance is ready, else when it had its time.
+    End,
+}
+
+/// Where a bridge stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Step {
+    /// The temporary instance shall get ready.
+    Start,
+    /// It is ready and is watched for a while.
+    Settle,
+    /// New connections go to it; handshakes that began before still reach the node's own.
+    Overlap,
+    /// The node's own instance may be replaced.
+    Hold,
+    /// The node's own instance shall be ready, and stay so for a while.
+    AwaitOwn,
+    /// New connections go to the node's own; handshakes that began before still reach the bridge.
+    Linger,
+    /// The bridge's connections end, then the temporary instance.
+    Drain,
+}
+
+impl Step {
+    /// Its name, for people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Settle => "settle",
+            Self::Overlap => "overlap",
+            Self::Hold => "hold",
+            Self::AwaitOwn => "await-own",
+            Self::Linger => "linger",
+            Self::Drain => "drain",
+        }
+    }
+}
+
+/// How long is waited.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Until an instance is ready.
+    pub ready: Duration,
+    /// How long it must then stay so.
+    pub settle: Duration,
+}
+
+/// What is seen of the temporary instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Temporary {
+    pub running: bool,
+    /// It passes its probe, and its shim listens.
+    pub ready: bool,
+    /// How often its process ended.
+    pub ends: u32,
+}
+
+/// What is seen of the node's own instance, past the steering.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Own {
+    /// Who listens on the port.
+    pub process: Option<u64>,
+    pub ready: bool,
+}
+
+/// What is seen of the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Seen {
+    pub temporary: Temporary,
+    pub own: Own,
+    pub steering: bool,
+    /// The temporary instance and its connections have ended, as [`Action::Drain`] wants it.
+    pub drained: bool,
+}
+
+/// What is done next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Look again in a while.
+    Wait,
+    /// Another step begins: look again at once.
+    Entered,
+    /// Start the temporary instance, which does not run.
+    Start,
+    /// New connections go to the temporary instance.
+    Steer,
+    /// New connections go to the node's own.
+    Unsteer,
+    /// The shim leaves, then the temporary instance ends.
+    Drain,
+    /// It is over.
+    Finish(Outcome),
+}
+
+/// How it ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "outcome", content = "why")]
+pub enum Outcome {
+    /// The node's own instance serves.
+    Done,
+    /// Nothing was steered, and why.
+    NotBegun(String),
+    /// It ended although the node's own instance is not what it should be, and why.
+    Abandoned(String),
+}
+
+/// A bridge.
+#[derive(Debug)]
+pub struct Machine {
+    limits: Limits,
+    on_failure: OnFailure,
+    step: Step,
+    /// When the step began.
+    since: Option<Duration>,
+    /// COMMAND runs.
+    commanding: bool,
+    /// The node's own instance shall be another process than `before`.
+    anew: bool,
+    /// The node's own process when it was last free to be replaced.
+    before: Option<u64>,
+    /// The node's own process that is ready, and since when.
+    own_ready: Option<(u64, Duration)>,
+    /// From when on it counts that the temporary instance fails its probe.
+    lost: Option<Duration>,
+    trouble: Option<String>,
+    outcome: Outcome,
+}
+
+impl Machine {
+    #[must_use]
+    pub fn new(limits: Limits, on_failure: OnFailure) -> Self {
+        Self {
+            limits,
+            on_failure,
+            step: Step::Start,
+            since: None,
+            commanding: false,
+            anew: false,
+            before: None,
+            own_ready: None,
+            lost: None,
+            trouble: None,
+            outcome: Outcome::Done,
+        }
+    }
+
+    #[must_use]
+    pub fn step(&self) -> Step {
+        self.step
+    }
+
+    /// Why clients stay on the bridge although COMMAND has ended.
+    #[must_use]
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+
+    /// COMMAND runs.
+    #[must_use]
+    pub fn is_commanding(&self) -> bool {
+        self.commanding
+    }
+
+    /// COMMAND begins.
+    ///
+    /// # Errors
+    /// It may not yet, or not any more, or another one runs.
+    pub fn command_begins(&mut self) -> Result<(), String> {
+        match (self.step, self.commanding) {
+            (Step::Hold, false) => {
+                (self.commanding, self.trouble) = (true, None);
+                Ok(())
+            }
+            (_, true) => Err("another COMMAND runs under this bridge: wait for it".into()),
+            (step, false) => Err(format!("the bridge is in the step {}: COMMAND runs in the step hold", step.name())),
+        }
+    }
+
+    /// COMMAND has ended; `how` says how it failed.
+    pub fn command_ended(&mut self, how: Result<(), String>) {
+        if !std::mem::take(&mut self.commanding) || self.step != Step::Hold {
+            return;
+        }
+        match (how, self.on_failure) {
+            (Ok(()), _) => self.await_own(true),
+            (Err(why), OnFailure::Stay) => self.trouble = Some(why),
+            (Err(why), OnFailure::End) => {
+                self.trouble = Some(why);
+                self.await_own(false);
+            }
+        }
+    }
+
+    /// The operator wants it to end: when the node's own instance is ready, whichever process that is, or `now`.
+    ///
+    /// # Errors
+    /// COMMAND runs, which may be about to stop the node's own instance.
+    pub fn end(&mut self, now: bool) -> Result<(), String> {
+        match self.step {
+            Step::Linger | Step::Drain => {}
+            Step::Start | Step::Settle => self.give_up("it was told to end"),
+            _ if now => {
+                self.outcome = Outcome::Abandoned("it was told to end at once".into());
+                self.enter(Step::Linger);
+            }
+            _ if self.commanding => {
+                return Err(
+                    "COMMAND runs and may be about to stop the node's own kube-apiserver: wait for it, or end \
+                            the bridge at once with --now"
+                        .into(),
+                );
+            }
+            _ => {
+                self.trouble = None;
+                self.await_own(false);
+            }
+        }
+        Ok(())
+    }
+
+    /// [`Action::Steer`] failed. It is tried again once clients depend on it.
+    pub fn cannot_steer(&mut self, why: &str) {
+        if self.step == Step::Overlap {
+            self.give_up(&format!("cannot steer: {why}"));
+        }
+    }
+
+    /// What is next.
+    pub fn next(&mut self, seen: &Seen, now: Duration) -> Action {
+        let since = *self.since.get_or_insert(now);
+        let elapsed = now.saturating_sub(since);
+        let lost = self.lost(seen, now);
+        match self.step {
+            Step::Start => self.start(seen, elapsed),
+            Step::Settle => self.settle(seen, elapsed, lost),
+            Step::Overlap | Step::Hold | Step::AwaitOwn => {
+                if let Some(action) = keep_steered(seen, lost) {
+                    return action;
+                }
+                match self.step {
+                    Step::Overlap if elapsed < OVERLAP => Action::Wait,
+                    Step::Overlap => self.enter(Step::Hold),
+                    Step::Hold => {
+                        if !self.commanding {
+                            self.before = seen.own.process;
+                        }
+                        Action::Wait
+                    }
+                    _ => self.own(seen, now, elapsed),
+                }
+            }
+            Step::Linger if seen.steering => Action::Unsteer,
+            Step::Linger if elapsed < OVERLAP => Action::Wait,
+            Step::Linger => self.enter(Step::Drain),
+            Step::Drain if seen.drained => Action::Finish(self.outcome.clone()),
+            Step::Drain => Action::Drain,
+        }
+    }
+
+    fn enter(&mut self, step: Step) -> Action {
+        (self.step, self.since, self.own_ready) = (step, None, None);
+        Action::Entered
+    }
+
+    /// Nothing was steered yet.
+    fn give_up(&mut self, why: &str) {
+        self.outcome = Outcome::NotBegun(why.into());
+        self.enter(Step::Drain);
+    }
+
+    fn await_own(&mut self, anew: bool) {
+        self.anew = anew;
+        self.enter(Step::AwaitOwn);
+    }
+
+    fn start(&mut self, seen: &Seen, elapsed: Duration) -> Action {
+        let Temporary { running, ready, ends } = seen.temporary;
+        if ready {
+            return self.enter(Step::Settle);
+        }
+        if ends >= ENDS {
+            self.give_up(&format!("the temporary kube-apiserver ended {ends} times before it was ready"));
+        } else if elapsed >= self.limits.ready {
+            self.give_up(&format!("the temporary kube-apiserver is not ready after {}", seconds(elapsed)));
+        } else {
+            return if running { Action::Wait } else { Action::Start };
+        }
+        Action::Entered
+    }
+
+    fn settle(&mut self, seen: &Seen, elapsed: Duration, lost: bool) -> Action {
+        if lost {
+            let why = if seen.temporary.running { "is not ready any more" } else { "ended" };
+            self.give_up(&format!("the temporary kube-apiserver {why} {} after it was ready", seconds(elapsed)));
+            return Action::Entered;
+        }
+        if elapsed < self.limits.settle || !seen.temporary.ready {
+            return Action::Wait;
+        }
+        self.before = seen.own.process;
+        self.enter(Step::Overlap)
+    }
+
+    /// Whether the temporary instance does not serve, which one slow answer does not show.
+    fn lost(&mut self, seen: &Seen, now: Duration) -> bool {
+        if seen.temporary.ready {
+            self.lost = None;
+            return false;
+        }
+        let counts = self.lost.get_or_insert(now + LOST);
+        if !seen.temporary.running {
+            // Also when it has been started again meanwhile.
+            *counts = now.min(*counts);
+        }
+        now >= *counts
+    }
+
+    /// Whether the node's own instance is back for good.
+    fn own(&mut self, seen: &Seen, now: Duration, elapsed: Duration) -> Action {
+        let same = self.anew && seen.own.process.is_some() && seen.own.process == self.before;
+        let ready = seen.own.process.filter(|_| seen.own.ready && !same);
+        self.own_ready = match (ready, self.own_ready) {
+            (Some(process), Some((before, since))) if process == before => Some((process, since)),
+            // Who starts again when its time is over does not get another.
+            (Some(process), _) if elapsed < self.limits.ready => Some((process, now)),
+            _ => None,
+        };
+        match self.own_ready {
+            Some((_, since)) if now.saturating_sub(since) >= self.limits.settle => self.enter(Step::Linger),
+            None if elapsed >= self.limits.ready => {
+                let what = match (same, seen.own.process) {
+                    (true, _) => "is the process that it was before: what was run did not restart it",
+                    (false, None) => "does not run: nobody listens on its port",
+                    (false, Some(_)) => "does not stay ready",
+                };
+                self.fail(&format!("after {} the node's own kube-apiserver {what}", seconds(elapsed)))
+            }
+            _ => Action::Wait,
+        }
+    }
+
+    fn fail(&mut self, why: &str) -> Action {
+        // What was wrong first is what is to be fixed.
+        let why = self.trouble.take().map_or_else(|| why.to_owned(), |first| format!("{first}; {why}"));
+        match self.on_failure {
+            OnFailure::Stay => {
+                self.trouble = Some(why);
+                self.enter(Step::Hold)
+            }
+            OnFailure::End => {
+                self.outcome = Outcome::Abandoned(why);
+                self.enter(Step::Linger)
+            }
+        }
+    }
+}
+
+/// What is missing for new connections to go to who is ready.
+fn keep_steered(seen: &Seen, lost: bool) -> Option<Action> {
+    let Seen { temporary, own, steering, .. } = seen;
+    match (temporary.ready, steering) {
+        (true, true) => None,
+        (true, false) => Some(Action::Steer),
+        (false, true) if lost && own.ready => Some(Action::Unsteer),
+        (false, _) if !temporary.running => Some(Action::Start),
+        // Clients are held until one of the two is ready.
+        (false, _) => None,
+    }
+}
+
+fn seconds(duration: Duration) -> String {
+    humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,360 @@
+//! The machine against a model of a node, second by second, in which both instances fail in each way.
+
+use super::*;
+use proptest::prelude::*;
+
+const LIMITS: Limits = Limits { ready: Duration::from_secs(120), settle: Duration::from_secs(20) };
+
+/// What COMMAND does to the node's own instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It ends and another is ready after so long.
+    Restarts(u32),
+    /// COMMAND leaves it alone.
+    Stays,
+    /// It ends, and none gets ready.
+    NeverReady,
+    /// It ends, and each that comes ends again so long after it got ready.
+    Crashes(u32),
+}
+
+#[derive(Debug, Clone)]
+struct Given {
+    /// Seconds until the temporary instance is ready; none: it never is.
+    start: Option<u32>,
+    /// In which seconds its process ends, and from when on it is slow to answer, for how long.
+    deaths: Vec<u32>,
+    slow: Option<(u32, u32)>,
+    own: Fate,
+    /// How long COMMAND takes, when it stops the node's own in that time, and whether it succeeds.
+    command: u32,
+    stops: u32,
+    succeeds: bool,
+    on_failure: OnFailure,
+    /// In which second the operator ends it, and whether at once.
+    end: Option<(u32, bool)>,
+}
+
+fn given() -> impl Strategy<Value = Given> {
+    let fate = prop_oneof![
+        4 => (0..60u32).prop_map(Fate::Restarts),
+        1 => Just(Fate::Stays),
+        1 => Just(Fate::NeverReady),
+        1 => (0..19u32).prop_map(Fate::Crashes),
+    ];
+    let temporary = (
+        prop::option::weighted(0.95, 0..60u32),
+        prop::collection::vec(0..400u32, 0..4),
+        prop::option::of((0..300u32, 1..30u32)),
+    );
+    let on_failure = prop_oneof![Just(OnFailure::Stay), Just(OnFailure::End)];
+    let end = prop::option::weighted(0.3, (0..300u32, any::<bool>()));
+    (temporary, fate, (1..40u32, 0..40u32), prop::bool::weighted(0.8), on_failure, end).prop_map(
+        |((start, deaths, slow), own, (command, stops), succeeds, on_failure, end)| Given {
+            start,
+            deaths,
+            slow,
+            own,
+            command,
+            stops: stops.min(command),
+            succeeds,
+            on_failure,
+            end,
+        },
+    )
+}
+
+/// A process, and how many seconds are left until it is ready.
+type Instance = Option<(u64, u32)>;
+
+struct World {
+    given: Given,
+    machine: Machine,
+    now: u32,
+    processes: u64,
+    temporary: Instance,
+    own: Instance,
+    ends: u32,
+    steering: bool,
+    drained: bool,
+    /// Seconds for which the node's own has been ready.
+    own_ready: u32,
+    /// Seconds for which somebody was ready and clients were sent to the other.
+    dark: u32,
+    steered: Option<u32>,
+    unsteered: Option<u32>,
+    command: Option<u32>,
+    before: Option<u64>,
+    acts: Vec<Action>,
+}
+
+impl World {
+    fn new(given: Given) -> Self {
+        Self {
+            machine: Machine::new(LIMITS, given.on_failure),
+            given,
+            now: 0,
+            processes: 1,
+            temporary: None,
+            own: Some((1, 0)),
+            ends: 0,
+            steering: false,
+            drained: false,
+            own_ready: 1000,
+            dark: 0,
+            steered: None,
+            unsteered: None,
+            command: None,
+            before: None,
+            acts: Vec::new(),
+        }
+    }
+
+    fn process(&mut self, ready_in: u32) -> Instance {
+        self.processes += 1;
+        Some((self.processes, ready_in))
+    }
+
+    /// It serves, whatever its probe says.
+    fn temporary_serves(&self) -> bool {
+        matches!(self.temporary, Some((_, 0)))
+    }
+
+    fn seen(&self) -> Seen {
+        let slow = self.given.slow.is_some_and(|(from, long)| (from..from + long).contains(&self.now));
+        Seen {
+            temporary: Temporary {
+                running: self.temporary.is_some(),
+                ready: self.temporary_serves() && !slow,
+                ends: self.ends,
+            },
+            own: Own { process: self.own.map(|(process, _)| process), ready: matches!(self.own, Some((_, 0))) },
+            steering: self.steering,
+            drained: self.drained,
+        }
+    }
+
+    fn tick(&mut self) {
+        self.now += 1;
+        for (_, left) in self.temporary.iter_mut().chain(self.own.iter_mut()) {
+            *left = left.saturating_sub(1);
+        }
+        if self.given.deaths.contains(&self.now) && self.temporary.take().is_some() {
+            self.ends += 1;
+        }
+        if let (Fate::Crashes(after), true) = (self.given.own, self.command.is_some())
+            && self.own.is_some_and(|(process, left)| process > 1 && left == 0)
+            && self.own_ready > after
+        {
+            self.own = self.process(3);
+        }
+        if let Some(begun) = self.command {
+            let runs = self.now - begun;
+            if runs == self.given.stops {
+                self.own = match self.given.own {
+                    Fate::Stays => self.own,
+                    Fate::Restarts(after) => self.process(after),
+                    Fate::NeverReady => self.process(u32::MAX),
+                    Fate::Crashes(_) => self.process(1),
+                };
+            }
+            if runs == self.given.command {
+                self.machine.command_ended(if self.given.succeeds { Ok(()) } else { Err("exit status 1".into()) });
+            }
+        }
+        self.own_ready = if matches!(self.own, Some((_, 0))) { self.own_ready + 1 } else { 0 };
+        if let Some((at, at_once)) = self.given.end
+            && at == self.now
+        {
+            let _ = self.machine.end(at_once);
+        }
+    }
+
+    /// What the machine wants, until it waits. What may not be is asserted here.
+    fn act(&mut self) -> Option<Outcome> {
+        loop {
+            let seen = self.seen();
+            let action = self.machine.next(&seen, Duration::from_secs(self.now.into()));
+            if !matches!(action, Action::Wait | Action::Drain) {
+                self.acts.push(action.clone());
+                assert!(self.acts.len() < 10_000, "it goes round in circles: {:?}", &self.acts[9_990..]);
+            }
+            match action {
+                Action::Wait => break,
+                Action::Entered => {}
+                Action::Start => {
+                    assert!(self.temporary.is_none(), "it runs already");
+                    self.temporary = self.process(self.given.start.unwrap_or(u32::MAX));
+                }
+                Action::Steer => {
+                    assert!(seen.temporary.ready && !seen.steering, "{seen:?}");
+                    self.steering = true;
+                    self.steered.get_or_insert(self.now);
+                    self.unsteered = None;
+                }
+                Action::Unsteer => {
+                    let settled = seen.own.ready && self.own_ready >= 20;
+                    let replaced = !seen.temporary.ready && seen.own.ready;
+                    let told = matches!(self.machine.outcome, Outcome::Abandoned(_));
+                    assert!(settled || replaced || told, "{seen:?} {}", self.own_ready);
+                    self.steering = false;
+                    self.unsteered = Some(self.now);
+                }
+                Action::Drain => {
+                    assert!(!self.steering, "clients are sent to who ends");
+                    let begun = self.unsteered.unwrap_or_default();
+                    assert!(self.steered.is_none() || self.now >= begun + 5, "handshakes are cut");
+                    (self.temporary, self.drained) = (None, true);
+                }
+                Action::Finish(outcome) => return Some(outcome),
+            }
+        }
+        if self.machine.step() == Step::Hold && self.command.is_none() && self.machine.trouble().is_none() {
+            self.machine.command_begins().unwrap();
+            assert!(self.now >= self.steered.unwrap() + 5, "handshakes that began before are cut");
+            self.command = Some(self.now);
+            self.before = self.own.map(|(process, _)| process);
+        }
+        None
+    }
+
+    /// Whoever is ready gets the clients, once the first was steered, but for the time in which that is noticed.
+    fn look(&mut self) {
+        let told = matches!(self.machine.outcome, Outcome::Abandoned(_));
+        let own = matches!(self.own, Some((_, 0)));
+        let served = if self.steering { self.temporary_serves() } else { own };
+        let other = if self.steering { own } else { self.temporary_serves() };
+        let counts = self.steered.is_some() && !told && !served && other;
+        self.dark = if counts { self.dark + 1 } else { 0 };
+        // Steering comes back with the first good answer.
+        let slow = self.given.slow.map_or(0, |(_, long)| long);
+        assert!(self.dark <= 1 + slow, "{} s dark at {} {:?}", self.dark, self.now, self.given);
+    }
+
+    fn run(&mut self, until: u32) -> Option<Outcome> {
+        while self.now < until {
+            if let Some(outcome) = self.act() {
+                return Some(outcome);
+            }
+            self.look();
+            self.tick();
+        }
+        None
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+
+    /// `World::act` and `World::look` have the rules; here is how it ends.
+    #[test]
+    fn clients_are_served_and_it_ends_well(given in given()) {
+        let mut world = World::new(given.clone());
+        match world.run(3000) {
+            Some(Outcome::Done) => {
+                prop_assert!(matches!(world.own, Some((_, 0))), "the node's own serves");
+                let restarted = world.own.map(|(process, _)| process) != world.before;
+                prop_assert!(restarted || given.end.is_some() || !given.succeeds, "COMMAND's work is not waited for");
+            }
+            Some(Outcome::NotBegun(_)) => prop_assert!(world.steered.is_none() && world.command.is_none()),
+            Some(Outcome::Abandoned(why)) => {
+                let at_once = given.end.is_some_and(|(_, at_once)| at_once);
+                prop_assert!(at_once || given.on_failure == OnFailure::End, "{why}");
+            }
+            None => {
+                prop_assert_eq!(world.machine.step(), Step::Hold);
+                prop_assert!(world.steering && given.on_failure == OnFailure::Stay);
+                prop_assert!(world.machine.trouble().is_some());
+                // The operator fixes it, and ends it.
+                world.given.own = Fate::Restarts(0);
+                world.own = world.process(0);
+                world.machine.end(false).unwrap();
+                prop_assert_eq!(world.run(4000), Some(Outcome::Done));
+            }
+        }
+    }
+}
+
+fn calm(own: Fate) -> Given {
+    Given {
+        start: Some(10),
+        deaths: Vec::new(),
+        slow: None,
+        own,
+        command: 10,
+        stops: 5,
+        succeeds: true,
+        on_failure: OnFailure::Stay,
+        end: None,
+    }
+}
+
+#[test]
+fn a_restart_goes_through_every_step() {
+    let mut world = World::new(calm(Fate::Restarts(30)));
+    assert_eq!(world.run(3000), Some(Outcome::Done));
+    // 10 to be ready, 20 settled; 5 of overlap; 10 of COMMAND; 25 more to be ready, 20 settled; 5 of overlap.
+    assert_eq!((world.steered, world.command, world.unsteered, world.now), (Some(30), Some(35), Some(90), 95));
+    use Action::{Entered, Finish, Start, Steer, Unsteer};
+    assert_eq!(world.acts, [Start, Entered, Entered, Steer, Entered, Entered, Unsteer, Entered, Finish(Outcome::Done)]);
+}
+
+#[test]
+fn a_command_that_restarts_nothing_is_told() {
+    let mut world = World::new(calm(Fate::Stays));
+    assert_eq!(world.run(1000), None);
+    assert!(world.steering && world.machine.trouble().unwrap().contains("did not restart it"));
+    // Whichever process it is, by the operator's word.
+    world.machine.end(false).unwrap();
+    assert_eq!(world.run(2000), Some(Outcome::Done));
+}
+
+#[test]
+fn one_that_never_gets_ready_changes_nothing() {
+    for (start, deaths, why) in [
+        (None, vec![], "not ready after 2m"),
+        (None, vec![1, 2, 3], "ended 3 times before it was ready"),
+        (Some(2), vec![10], "ended 8s after it was ready"),
+    ] {
+        let mut world = World::new(Given { start, deaths, ..calm(Fate::Stays) });
+        let Some(Outcome::NotBegun(said)) = world.run(1000) else { panic!("it has begun") };
+        assert!(said.contains(why), "{said}");
+        assert_eq!((world.steered, world.own), (None, Some((1, 0))));
+    }
+}
+
+#[test]
+fn a_temporary_instance_that_ends_is_replaced_by_the_own_one_at_once() {
+    // In the step hold, while COMMAND runs and has not stopped the node's own.
+    let mut world = World::new(Given { deaths: vec![37], stops: 9, ..calm(Fate::Restarts(1)) });
+    world.run(38);
+    assert!(!world.steering && world.temporary.is_some(), "the own one serves, and another is started");
+    assert_eq!(world.run(3000), Some(Outcome::Done));
+    // And where the own one does not serve, clients wait at the bridge.
+    let mut world = World::new(Given { deaths: vec![45], ..calm(Fate::Restarts(60)) });
+    world.run(46);
+    assert!(world.steering && world.own.is_some_and(|(_, left)| left > 0));
+    assert_eq!(world.run(3000), Some(Outcome::Done));
+}
+
+#[test]
+fn nothing_ends_it_while_a_command_runs_but_at_once() {
+    let mut world = World::new(Given { command: 500, ..calm(Fate::NeverReady) });
+    world.run(60);
+    assert!(world.machine.command_begins().unwrap_err().contains("another COMMAND"));
+    assert!(world.machine.end(false).unwrap_err().contains("--now"));
+    world.machine.end(true).unwrap();
+    let outcome = world.run(3000);
+    assert!(matches!(&outcome, Some(Outcome::Abandoned(why)) if why.contains("at once")), "{outcome:?}");
+}
+
+#[test]
+fn a_command_that_fails_leaves_clients_where_the_operator_said() {
+    let failed = Given { succeeds: false, ..calm(Fate::NeverReady) };
+    let mut world = World::new(failed.clone());
+    assert_eq!(world.run(2000), None);
+    assert_eq!((world.machine.step(), world.machine.trouble()), (Step::Hold, Some("exit status 1")));
+    let mut world = World::new(Given { on_failure: OnFailure::End, ..failed });
+    let Some(Outcome::Abandoned(why)) = world.run(2000) else { panic!("it stays") };
+    assert!(why.starts_with("exit status 1; ") && why.contains("does not stay ready"), "{why}");
+}
