@@ -1,6 +1,8 @@
 //! The command line: clap types and help texts, no logic. Those of the commands that stand in a pod are
 //! [`berth_options`].
 
+#[cfg(feature = "operate")]
+mod bridge;
 mod generate;
 #[cfg(feature = "operate")]
 mod grant;
@@ -12,6 +14,12 @@ mod rehearse;
 
 use berth_options::PodCommand;
 use berth_options::log::LogArgs;
+#[cfg(feature = "operate")]
+use bridge::BRIDGE_STATUS;
+#[cfg(feature = "operate")]
+pub use bridge::{
+    BridgeAction, BridgeArgs, BridgeEndArgs, BridgeStartArgs, BridgeStatusArgs, OnFailure as BridgeOnFailure,
+};
 use clap::{Parser, Subcommand};
 pub use generate::{Generate, GenerateArgs};
 #[cfg(feature = "operate")]
@@ -32,8 +40,8 @@ pub use rehearse::{RehearseArgs, StandInArgs};
     max_term_width = 100,
     propagate_version = true,
     after_help = "Exit status: 0 done, 1 no (not ready, something was lost), 64 wrong command line or \
-                  configuration, 69 a port or file that is needed cannot be had, 70 a bug in berth, 75 (upgrade) neither done nor rolled \
-                  back: run it again."
+                  configuration, 69 a port or file that is needed cannot be had, 70 a bug in berth, 75 (upgrade, bridge) neither done nor \
+                  rolled back: what to do is said."
 )]
 pub struct Cli {
     /// Where the log goes and how much of it.
@@ -65,6 +73,10 @@ pub enum Command {
     #[cfg(feature = "operate")]
     #[command(after_help = UPGRADE_STATUS)]
     Upgrade(Box<UpgradeArgs>),
+    /// Do something to this node's kube-apiserver while a temporary one serves, with nothing lost
+    #[cfg(feature = "operate")]
+    #[command(after_help = BRIDGE_STATUS)]
+    Bridge(Box<BridgeArgs>),
     /// Make credentials for the shims of a node, with which they may do what they need and no more
     #[cfg(feature = "operate")]
     Grant(Box<GrantArgs>),

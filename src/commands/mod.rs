@@ -13,6 +13,8 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 mod ask;
+#[cfg(feature = "operate")]
+mod bridge;
 mod copy_self;
 #[cfg(feature = "operate")]
 mod doctor;
@@ -43,7 +45,7 @@ pub enum Exit {
     Unavailable,
     /// 70 (EX_SOFTWARE): a bug in berth.
     Bug,
-    /// 75 (EX_TEMPFAIL): neither done nor undone; the same command goes on.
+    /// 75 (EX_TEMPFAIL): neither done nor undone; what to do is said.
     Again,
     /// The exit status of the child.
     Child(u8),
@@ -129,6 +131,8 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         #[cfg(feature = "operate")]
         Command::Upgrade(args) => upgrade::run(&args),
+        #[cfg(feature = "operate")]
+        Command::Bridge(args) => bridge::run(&args),
         #[cfg(feature = "operate")]
         Command::Grant(args) => grant::run(&args),
         Command::InPod(PodCommand::CopySelf(args)) => copy_self::run(&args),

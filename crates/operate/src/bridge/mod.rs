@@ -5,8 +5,42 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
+//! | [`preflight`] | whether it can be done here: all that is missing at once |
+//! | [`instance`] | the temporary instance: its arguments, and what it takes from the running one |
 //! | [`machine`] | the steps: what is seen, to what is done next. Pure |
+//! | [`sight`] | both instances, asked past the steering |
+//! | [`drive`] | the daemon that holds it all: look, ask the machine, do it, tell |
+//! | [`cgroup`] | a cgroup of its own, where that can be had |
+//! | [`ipc`] | what commands ask of it, and what it says |
 
 #![allow(missing_docs, reason = "the crate is not published: what its name says needs no comment")]
 
+pub mod cgroup;
+pub mod drive;
+pub mod instance;
+pub mod ipc;
 pub mod machine;
+pub mod preflight;
+pub mod sight;
+
+use berth_shim::backend::probe::ProbeConfig;
+use machine::{Limits, OnFailure};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Where a bridge keeps its socket and logs.
+pub const DIRECTORY: &str = "/run/berth/bridge";
+
+/// What the operator wants.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The command line of the kube-apiserver that runs.
+    pub command: Vec<OsString>,
+    /// Of the temporary instance and its shim, on loopback; none: a free one.
+    pub port: Option<u16>,
+    pub limits: Limits,
+    pub on_failure: OnFailure,
+    /// How both instances are asked.
+    pub probe: ProbeConfig,
+    pub directory: PathBuf,
+}

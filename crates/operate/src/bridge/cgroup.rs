@@ -1,0 +1,77 @@
+//! A cgroup of its own: what ends the operator's session by its cgroup must not end the bridge.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Its name, at the root: beside those of the node's services.
+const NAME: &str = "berth-bridge";
+
+/// Moves this process into a cgroup of its own, in the hierarchies by which a session is ended.
+///
+/// # Errors
+/// There is none that can be written to.
+pub fn leave() -> io::Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let mut left = Err(io::Error::other("no cgroup file system is mounted"));
+    for mount in hierarchies(&mounts) {
+        let moved = enter(&mount.join(NAME));
+        left = if left.is_ok() { left } else { moved };
+    }
+    left
+}
+
+/// Removes it, with this process in it.
+pub fn remove() {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    for mount in hierarchies(&mounts) {
+        // One that cannot be removed is empty, and the next bridge's.
+        let _ = fs::write(mount.join("cgroup.procs"), "0").and_then(|()| fs::remove_dir(mount.join(NAME)));
+    }
+}
+
+fn enter(cgroup: &Path) -> io::Result<()> {
+    match fs::create_dir(cgroup) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    // 0 is who writes.
+    fs::write(cgroup.join("cgroup.procs"), "0")
+}
+
+/// Roots of version 2, and of systemd's own hierarchy of version 1; see proc_pid_mountinfo(5).
+fn hierarchies(mountinfo: &str) -> impl Iterator<Item = PathBuf> {
+    mountinfo.lines().filter_map(|line| {
+        let (mount, kind) = line.split_once(" - ")?;
+        let mut kind = kind.split(' ');
+        let (kind, options) = (kind.next()?, kind.nth(1)?);
+        let ends_sessions = kind == "cgroup2" || (kind == "cgroup" && options.split(',').any(|o| o == "name=systemd"));
+        let mut mount = mount.split(' ').skip(3);
+        let (root, point) = (mount.next()?, mount.next()?);
+        (ends_sessions && root == "/").then(|| point.into())
+    })
+}
+
+/// Whether a process is in this one's cgroups: what ends them ends both.
+#[must_use]
+pub fn is_shared_with(pid: u32) -> bool {
+    let of = |process: &str| fs::read_to_string(format!("/proc/{process}/cgroup")).ok();
+    of(&pid.to_string()).is_some_and(|other| of("self") == Some(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hierarchies_that_end_sessions_are_found() {
+        let mountinfo = "24 30 0:22 / /proc rw shared:5 - proc proc rw\n\
+            35 24 0:31 / /sys/fs/cgroup ro,nosuid shared:9 - tmpfs tmpfs ro,mode=755\n\
+            36 35 0:32 / /sys/fs/cgroup/unified rw shared:10 - cgroup2 cgroup2 rw,nsdelegate\n\
+            37 35 0:33 / /sys/fs/cgroup/systemd rw shared:11 - cgroup cgroup rw,xattr,name=systemd\n\
+            38 35 0:34 / /sys/fs/cgroup/memory rw shared:12 - cgroup cgroup rw,memory\n\
+            39 35 0:33 /user.slice /mnt rw shared:11 - cgroup cgroup rw,xattr,name=systemd\n";
+        let found: Vec<_> = hierarchies(mountinfo).collect();
+        assert_eq!(found, ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"].map(PathBuf::from));
+    }
+}

@@ -1,0 +1,518 @@
+//! The daemon that holds a bridge: look, ask the machine, do it, tell.
+//!
+//! All that a bridge is ends with this process: the kernel forgets the steering, whose descriptor is here, and kills the temporary
+//! instance.
+
+use super::instance::{self, Template};
+use super::ipc::{self, Ask, Reply, Status};
+use super::machine::{Action, Machine, Outcome, Own, Seen, Step, Temporary};
+use super::preflight::Plan;
+use super::sight::{self, Asked};
+use berth_node::terms::Phase;
+use berth_os::file::private_directory;
+use berth_os::socket::Keepalive;
+use berth_shim::app::{self, Bound};
+use berth_shim::backend::probe::Probe;
+use berth_shim::config::{Config, Listen, Place};
+use berth_shim::drain::Stop;
+use berth_shim::steering::Steering;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener as StdListener;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::process::Child;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// The daemon's own log, in the bridge's directory.
+pub const LOG: &str = "bridge.log";
+
+/// Where its shim keeps its lease.
+const SHIM: &str = "shim";
+
+/// How long new connections are steered to a shim that gives no sign of life.
+const LEASE: Duration = Duration::from_secs(3);
+
+/// How long clients wait while neither instance is ready. Longer than client-go's handshake limit, 10 s, is for nobody.
+const HOLD: Duration = Duration::from_secs(12);
+
+/// Longest time between two looks.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Shortest time between two starts of the temporary instance.
+const RESTART: Duration = Duration::from_secs(1);
+
+/// How long the temporary instance may take to end after its last connection did, and how long both may take together.
+const ENDING: Duration = Duration::from_secs(10);
+const LONGEST_DRAIN: Duration = Duration::from_secs(300);
+
+/// A bridge is for a piece of work, not for good.
+const LONG: Duration = Duration::from_secs(30 * 60);
+
+/// How long those who wait for the outcome may take to read it.
+const TELLING: Duration = Duration::from_secs(2);
+
+/// A directory that no other bridge has, with its socket.
+#[derive(Debug)]
+pub struct Claim {
+    directory: PathBuf,
+    socket: StdListener,
+    /// Where the daemon writes what it logs.
+    pub log: File,
+    _lock: File,
+}
+
+impl Claim {
+    /// Takes it, and clears away what one that was killed left there.
+    ///
+    /// # Errors
+    /// Another bridge has it, or it cannot be made.
+    pub fn take(directory: &Path) -> Result<Self, String> {
+        let failed = |what: &'static str| {
+            let path = directory.display().to_string();
+            move |error: io::Error| format!("cannot {what} in {path}: {error}; give another directory with --state-dir")
+        };
+        private_directory(directory, geteuid().as_raw()).map_err(failed("make the bridge's directory"))?;
+        let mut options = OpenOptions::new();
+        options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let lock = options.open(directory.join("lock")).map_err(failed("make a file"))?;
+        lock.try_lock()
+            .map_err(|_| format!("another bridge is on ({}): see `berth bridge status`", directory.display()))?;
+        clear(directory);
+        let path = directory.join(ipc::SOCKET);
+        let socket = StdListener::bind(&path).map_err(failed("make a socket"))?;
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(failed("make a socket"))?;
+        socket.set_nonblocking(true).map_err(failed("make a socket"))?;
+        let log = options.open(directory.join(LOG)).map_err(failed("make a file"))?;
+        Ok(Self { directory: directory.to_owned(), socket, log, _lock: lock })
+    }
+}
+
+/// Removes all but the logs and the lock.
+fn clear(directory: &Path) {
+    instance::clean(directory);
+    let _ = fs::remove_dir_all(directory.join(SHIM));
+    let _ = fs::remove_file(directory.join(ipc::SOCKET));
+}
+
+/// Is a bridge until it is over. To be called on the main thread of a process, in a runtime of one thread.
+pub async fn drive(plan: Plan, claim: Claim) -> Outcome {
+    let (status, _) = watch::channel(first_status(&plan));
+    let (ask, asks) = mpsc::unbounded_channel();
+    let (over, is_over) = oneshot::channel();
+    let socket = UnixListener::from_std(claim.socket);
+    let server = tokio::spawn(serve(socket, status.clone(), ask, is_over));
+    let outcome = match Bridge::build(&plan, status.clone()).await {
+        Ok((bridge, bound)) => bridge.run(bound, asks).await,
+        Err(why) => Outcome::NotBegun(why),
+    };
+    tracing::info!(?outcome, "the bridge is over");
+    clear(&claim.directory);
+    status.send_modify(|status| status.outcome = Some(outcome.clone()));
+    let _ = over.send(());
+    let _ = tokio::time::timeout(TELLING, server).await;
+    outcome
+}
+
+fn first_status(plan: &Plan) -> Status {
+    Status {
+        version: ipc::VERSION,
+        berth: berth_node::VERSION.to_owned(),
+        pid: std::process::id(),
+        step: Step::Start,
+        steering: false,
+        command: false,
+        trouble: None,
+        outcome: None,
+        temporary: ipc::Temporary {
+            address: plan.temporary.into(),
+            pid: None,
+            ready: false,
+            ends: 0,
+            probe: String::new(),
+        },
+        own: ipc::Own { address: plan.own, listener: None, ready: false, probe: String::new() },
+        connections_open: 0,
+        connections_steered: 0,
+        logs: vec![plan.options.directory.join(LOG), plan.options.directory.join(instance::LOG)],
+    }
+}
+
+/// What is asked, and where the answer goes.
+type Asking = (Ask, oneshot::Sender<Result<(), String>>);
+
+/// Answers those who connect until the bridge is over, and then those who are there still.
+async fn serve(
+    socket: io::Result<UnixListener>,
+    status: watch::Sender<Status>,
+    ask: mpsc::UnboundedSender<Asking>,
+    mut over: oneshot::Receiver<()>,
+) {
+    let mut connections = JoinSet::new();
+    match socket {
+        Ok(socket) => loop {
+            tokio::select! {
+                _ = &mut over => break,
+                Some(_) = connections.join_next() => {}
+                Ok((stream, _)) = socket.accept() => {
+                    connections.spawn(answer(stream, status.subscribe(), ask.clone()));
+                }
+            }
+        },
+        Err(error) => tracing::info!(%error, "no command can reach this bridge"),
+    }
+    while connections.join_next().await.is_some() {}
+}
+
+async fn answer(stream: UnixStream, mut status: watch::Receiver<Status>, to: mpsc::UnboundedSender<Asking>) {
+    let (reader, mut writer) = stream.into_split();
+    let mut lines = BufReader::new(reader).lines();
+    let read = |line: io::Result<Option<String>>| serde_json::from_str::<Ask>(&line.ok().flatten()?).ok();
+    let Some(first) = read(lines.next_line().await) else { return };
+    let mut runs = first == Ask::Command;
+    if let Err(why) = ask(&to, first).await {
+        let _ = ipc::write(&mut writer, &Reply::Refused(why)).await;
+        return;
+    }
+    status.mark_changed();
+    loop {
+        tokio::select! {
+            changed = status.changed() => {
+                let now = Box::new(status.borrow_and_update().clone());
+                let over = changed.is_err() || now.outcome.is_some();
+                if ipc::write(&mut writer, &Reply::Status(now)).await.is_err() || over {
+                    break;
+                }
+            }
+            line = lines.next_line() => match read(line) {
+                Some(ended @ Ask::Ended { .. }) if runs => {
+                    runs = false;
+                    let _ = ask(&to, ended).await;
+                }
+                _ => break,
+            },
+        }
+    }
+    if runs {
+        let failed = Some("who ran COMMAND went away before it ended".to_owned());
+        let _ = ask(&to, Ask::Ended { failed }).await;
+    }
+}
+
+async fn ask(to: &mpsc::UnboundedSender<Asking>, what: Ask) -> Result<(), String> {
+    let (reply, replied) = oneshot::channel();
+    let _ = to.send((what, reply));
+    // Who is not answered finds the outcome in the status.
+    replied.await.unwrap_or(Ok(()))
+}
+
+/// All that a bridge is made of, but for its shim.
+struct Bridge<'a> {
+    plan: &'a Plan,
+    machine: Machine,
+    template: Template,
+    child: Option<Child>,
+    ends: u32,
+    started: Option<Instant>,
+    steering: Steering,
+    /// The shim's listeners, while they may be steered to.
+    listeners: Vec<OwnedFd>,
+    /// They are in the program's map, and listen.
+    given: bool,
+    temporary: watch::Receiver<Asked>,
+    own: watch::Receiver<Asked>,
+    phase: watch::Receiver<(Phase, std::time::SystemTime)>,
+    status: watch::Sender<Status>,
+    _asking: JoinSet<()>,
+}
+
+impl<'a> Bridge<'a> {
+    async fn build(plan: &'a Plan, status: watch::Sender<Status>) -> Result<(Self, Bound), String> {
+        let template =
+            Template::new(plan).map_err(|error| format!("cannot prepare the temporary kube-apiserver: {error}"))?;
+        status.send_modify(|status| status.logs.extend(template.logs().into_iter().skip(1)));
+        let steering = Steering::new(plan.port, &plan.steered, LEASE).map_err(|error| format!("steering: {error}"))?;
+        let bound = app::build(config(plan)).await.map_err(|error| error.to_string())?;
+        let listeners = bound.listeners().map_err(|error| error.to_string())?;
+        let phase = bound.phase();
+        let mut asking = JoinSet::new();
+        let probe = || Probe::new(plan.options.probe.clone());
+        let (to, temporary) = watch::channel(Asked::default());
+        asking.spawn(sight::follow(probe(), plan.temporary.into(), None, to));
+        let (to, own) = watch::channel(Asked::default());
+        asking.spawn(sight::follow(probe().from(plan.source), plan.own, Some(plan.port), to));
+        let bridge = Self {
+            plan,
+            machine: Machine::new(plan.options.limits, plan.options.on_failure),
+            template,
+            child: None,
+            ends: 0,
+            started: None,
+            steering,
+            listeners,
+            given: false,
+            temporary,
+            own,
+            phase,
+            status,
+            _asking: asking,
+        };
+        Ok((bridge, bound))
+    }
+
+    async fn run(mut self, bound: Bound, mut asks: mpsc::UnboundedReceiver<Asking>) -> Outcome {
+        let mut signals = match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+            (Ok(term), Ok(int)) => (term, int),
+            (Err(error), _) | (_, Err(error)) => return Outcome::NotBegun(format!("cannot handle signals: {error}")),
+        };
+        let began = Instant::now();
+        let (is_alive, open, mut answered) = (bound.is_alive(), bound.open(), bound.answered());
+        let (stop, told) = watch::channel(Stop::No);
+        let serving = bound.run(told);
+        tokio::pin!(serving);
+        let mut renew = tokio::time::interval(LEASE / 3);
+        let mut served = false;
+        let mut terminated = None;
+        let mut draining: Option<Instant> = None;
+        let mut steered_since: Option<Instant> = None;
+        loop {
+            if self.phase.borrow().0 != Phase::Joined {
+                self.given = false;
+            }
+            let seen = self.seen(served);
+            let action = self.machine.next(&seen, began.elapsed());
+            self.publish(&seen, open());
+            match action {
+                Action::Entered => {
+                    tracing::info!(step = self.machine.step().name(), trouble = self.machine.trouble(), "step");
+                    continue;
+                }
+                Action::Start if self.started.is_none_or(|started| started.elapsed() >= RESTART) => {
+                    self.start();
+                    continue;
+                }
+                Action::Steer => match self.steer() {
+                    Ok(()) => {
+                        steered_since.get_or_insert_with(Instant::now);
+                        continue;
+                    }
+                    Err(why) => self.machine.cannot_steer(&why),
+                },
+                Action::Unsteer => {
+                    self.steering.off();
+                    tracing::info!("new connections go to the node's own listener");
+                    continue;
+                }
+                Action::Drain if draining.is_none() => {
+                    draining = Some(Instant::now());
+                    // Who keeps them keeps clients waiting for nobody.
+                    self.listeners.clear();
+                    stop.send_replace(Stop::Drain);
+                }
+                Action::Finish(outcome) => return outcome,
+                Action::Start | Action::Drain | Action::Wait => {}
+            }
+            if steered_since.is_some_and(|since| since.elapsed() >= LONG) && draining.is_none() {
+                steered_since = None;
+                tracing::warn!(
+                    "the bridge has been on for 30 minutes: it is for a piece of work; `berth bridge end` ends it"
+                );
+            }
+            let late = |since: Option<Instant>, long| since.is_some_and(|since: Instant| since.elapsed() >= long);
+            if late(draining, LONGEST_DRAIN) && *stop.borrow() != Stop::Now {
+                stop.send_replace(Stop::Now);
+            }
+            if served && (late(terminated, ENDING) || late(draining, LONGEST_DRAIN)) {
+                self.signal(Signal::SIGKILL);
+            }
+            tokio::select! {
+                _ = &mut serving, if !served => {
+                    served = true;
+                    if draining.is_none() {
+                        self.steering.off();
+                        return Outcome::Abandoned("its shim ended".into());
+                    }
+                    terminated.get_or_insert_with(|| { self.signal(Signal::SIGTERM); Instant::now() });
+                }
+                () = answered.wait(), if draining.is_some() && terminated.is_none() => {
+                    self.signal(Signal::SIGTERM);
+                    terminated = Some(Instant::now());
+                }
+                () = ended(&mut self.child) => {}
+                Some((ask, reply)) = asks.recv() => { let _ = reply.send(self.take(ask)); }
+                _ = renew.tick() => if is_alive() { self.steering.renew(); },
+                _ = signals.0.recv() => self.told("SIGTERM"),
+                _ = signals.1.recv() => self.told("SIGINT"),
+                Ok(()) = self.temporary.changed() => {}
+                Ok(()) = self.own.changed() => {}
+                Ok(()) = self.phase.changed() => {}
+                () = tokio::time::sleep(LOOK) => {}
+            }
+            self.reap();
+        }
+    }
+
+    fn seen(&self, served: bool) -> Seen {
+        let (temporary, own) = (self.temporary.borrow(), self.own.borrow());
+        let running = self.child.is_some();
+        // What was asked before it was started again is another's answer.
+        let fresh = temporary.at > self.started;
+        let ready = running && fresh && temporary.ready && self.phase.borrow().0 == Phase::Joined;
+        Seen {
+            temporary: Temporary { running, ready, ends: self.ends },
+            own: Own { process: own.listener, ready: own.ready },
+            steering: self.given && self.steering.is_steering(),
+            drained: served && !running,
+        }
+    }
+
+    fn start(&mut self) {
+        self.started = Some(Instant::now());
+        match self.template.start() {
+            Ok(child) => {
+                tracing::info!(pid = child.id(), address = %self.template.address, "the temporary kube-apiserver starts");
+                self.child = Some(child);
+            }
+            Err(error) => {
+                self.ends += 1;
+                tracing::info!(%error, "the temporary kube-apiserver cannot be started");
+            }
+        }
+    }
+
+    /// Sees whether the temporary instance has ended.
+    fn reap(&mut self) {
+        if let Some(Ok(Some(status))) = self.child.as_mut().map(Child::try_wait) {
+            self.child = None;
+            self.ends += 1;
+            tracing::info!(%status, "the temporary kube-apiserver ended");
+        }
+    }
+
+    fn steer(&mut self) -> Result<(), String> {
+        for listener in &self.listeners {
+            self.steering.give_to(listener.as_fd()).map_err(|error| error.to_string())?;
+        }
+        self.given = true;
+        self.steering.on();
+        tracing::info!(port = self.plan.port, "new connections go to the temporary kube-apiserver");
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = self.child.as_ref().and_then(Child::id).and_then(|pid| i32::try_from(pid).ok());
+        if let Some(Err(error)) = pid.map(|pid| kill(Pid::from_raw(pid), signal)) {
+            tracing::info!(%error, %signal, "cannot signal the temporary kube-apiserver");
+        }
+    }
+
+    fn take(&mut self, ask: Ask) -> Result<(), String> {
+        match ask {
+            Ask::Status => Ok(()),
+            Ask::Command => self.machine.command_begins(),
+            Ask::Ended { failed } => {
+                tracing::info!(failed, "COMMAND ended");
+                self.machine.command_ended(failed.map_or(Ok(()), Err));
+                Ok(())
+            }
+            Ask::End { now } => {
+                tracing::info!(now, "told to end");
+                self.machine.end(now)
+            }
+        }
+    }
+
+    /// The first signal ends it as `berth bridge end` does, where that can be; the next one at once.
+    fn told(&mut self, signal: &str) {
+        tracing::info!("{signal}");
+        let now = matches!(self.machine.step(), Step::AwaitOwn);
+        if self.machine.end(now).is_err() {
+            let _ = self.machine.end(true);
+        }
+    }
+
+    fn publish(&self, seen: &Seen, open: u64) {
+        let (temporary, own) = (self.temporary.borrow(), self.own.borrow());
+        self.status.send_if_modified(|status| {
+            let now = Status {
+                step: self.machine.step(),
+                steering: seen.steering,
+                command: self.machine.is_commanding(),
+                trouble: self.machine.trouble().map(str::to_owned),
+                temporary: ipc::Temporary {
+                    pid: self.child.as_ref().and_then(Child::id),
+                    ready: seen.temporary.ready,
+                    ends: seen.temporary.ends,
+                    address: status.temporary.address,
+                    probe: temporary.words.clone(),
+                },
+                own: ipc::Own {
+                    listener: seen.own.process,
+                    ready: seen.own.ready,
+                    address: status.own.address,
+                    probe: own.words.clone(),
+                },
+                connections_open: open,
+                connections_steered: self.steering.counters().steered,
+                ..status.clone()
+            };
+            // Figures alone are no news.
+            let key = |status: &Status| {
+                let Status { step, steering, command, trouble, temporary, own, .. } = status;
+                (*step, *steering, *command, trouble.clone(), temporary.pid, temporary.ready, own.listener, own.ready)
+            };
+            let news = key(status) != key(&now);
+            *status = now;
+            news
+        });
+    }
+}
+
+/// Waits for the end of a child; for ever, if there is none.
+async fn ended(child: &mut Option<Child>) {
+    match child {
+        Some(child) => drop(child.wait().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// The bridge's shim: that of `berth serve` with its defaults, but for how long it holds clients.
+fn config(plan: &Plan) -> Config {
+    let listen = plan.listen.iter().map(|addr| Listen { addr: *addr, freebind: false }).collect();
+    Config {
+        place: Place { listen, instance: Some(plan.instance.clone()), run_dir: plan.options.directory.join(SHIM) },
+        backend: Some(SocketAddr::from(plan.temporary)),
+        discover: false,
+        lease: LEASE,
+        plain_close: false,
+        bind_wait: Duration::ZERO,
+        probe: plan.options.probe.clone(),
+        probe_interval: Duration::from_secs(1),
+        rise: 2,
+        fall: 3,
+        hold: HOLD,
+        drain_timeout: Duration::from_secs(60),
+        max_connections: None,
+        backlog: 4096,
+        keepalive: Keepalive {
+            idle: Some(Duration::from_secs(30)),
+            interval: Duration::from_secs(10),
+            probes: 3,
+            user_timeout: None,
+        },
+        threads: None,
+        admin: None,
+        cluster: None,
+        log_connections: false,
+    }
+}

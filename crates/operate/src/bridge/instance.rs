@@ -1,0 +1,276 @@
+//! The temporary instance: the running one's program, arguments and surroundings, on an address of its own.
+//!
+//! What COMMAND may replace is copied before: the program, in memory, since a file that is executed cannot be written to; and the
+//! certificates and keys that the arguments name, which kube-apiserver reads again when they change.
+
+use super::preflight::Plan;
+use berth_exec::args::{self, ArgsError, Wanted};
+use berth_node::instance::InstanceId;
+use berth_os::process::Like;
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::net::{IpAddr, SocketAddrV4};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tokio::process::Child;
+
+/// Its log, in the bridge's directory.
+pub const LOG: &str = "kube-apiserver.log";
+
+/// Where kube-apiserver keeps the certificate that it makes where it is given none, what it is called, and the temporary
+/// instance's copy.
+const CERTIFICATES: &str = "/var/run/kubernetes";
+const CERTIFICATE: [&str; 2] = ["apiserver.crt", "apiserver.key"];
+const CERT_DIR: &str = "cert-dir";
+
+/// Copies of what its arguments name.
+const FILES: &str = "files";
+
+const AUDIT_LOG: &str = "--audit-log-path";
+const DEBUG_SOCKET: &str = "--debug-socket-path";
+
+/// What makes a temporary instance.
+#[derive(Debug)]
+pub struct Template {
+    pub like: Like,
+    pub address: SocketAddrV4,
+    /// Program name and arguments.
+    pub argv: Vec<OsString>,
+    program: File,
+    directory: PathBuf,
+}
+
+impl Template {
+    /// As planned. Copies go into the bridge's directory, which is there and root's alone.
+    ///
+    /// # Errors
+    /// Its program cannot be copied, or a file that its arguments name.
+    pub fn new(plan: &Plan) -> io::Result<Self> {
+        let directory = plan.options.directory.clone();
+        let program = copy_program(Path::new(&format!("/proc/{}/exe", plan.pid)))?;
+        let mut argv = plan.argv.clone();
+        if is_roots(&plan.like) {
+            argv = copy_files(argv, &directory.join(FILES))?;
+            copy_certificate(&plan.options.command, &directory.join(CERT_DIR))?;
+        }
+        Ok(Self { like: plan.like.clone(), address: plan.temporary, argv, program, directory })
+    }
+
+    /// Starts it. To be called on the thread that lives as long as this process: it gets SIGKILL when that ends.
+    ///
+    /// # Errors
+    /// What execve(2) and what comes before it say.
+    pub fn start(&self) -> io::Result<Child> {
+        let log = OpenOptions::new().create(true).append(true).mode(0o600).open(self.directory.join(LOG))?;
+        // The number is the child's too: it is not closed there.
+        let mut command = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()));
+        if let Some((name, arguments)) = self.argv.split_first() {
+            command.arg0(name).args(arguments);
+        }
+        command.stdin(std::process::Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.like.apply(&mut command);
+        let child = tokio::process::Command::from(command).kill_on_drop(true).spawn()?;
+        if let Some(Err(error)) = child.id().map(|pid| self.like.set_oom_score(pid)) {
+            tracing::info!(%error, "the temporary kube-apiserver has another OOM score than the running one");
+        }
+        Ok(child)
+    }
+
+    /// Files that it writes and that stay.
+    #[must_use]
+    pub fn logs(&self) -> Vec<PathBuf> {
+        let audit = args::value(&self.argv, AUDIT_LOG).filter(|path| *path != "-" && !path.is_empty());
+        [self.directory.join(LOG)].into_iter().chain(audit.map(PathBuf::from)).collect()
+    }
+}
+
+/// Whether an instance may read what is root's alone. Another reads the running one's files, and writes none but logs.
+fn is_roots(like: &Like) -> bool {
+    like.uid == 0
+}
+
+/// The temporary instance's command line. `advertise` is for one that has no `--advertise-address`; files of its own are in
+/// `directory`, but for the audit log, which stays beside the other.
+///
+/// # Errors
+/// A flag that is to be replaced has no value.
+pub fn arguments(
+    command: &[OsString],
+    like: &Like,
+    address: SocketAddrV4,
+    advertise: IpAddr,
+    instance: &InstanceId,
+    directory: &Path,
+) -> Result<Vec<OsString>, ArgsError> {
+    let wanted = Wanted { address: *address.ip(), port: address.port(), advertise, instance };
+    let mut argv = args::rewrite(command, &wanted)?.argv;
+    // The node's own keeps the Service, and is the one that takes its address out of it.
+    args::set(&mut argv, "--endpoint-reconciler-type", "none".as_ref());
+    if let Some(audit) = args::value(&argv, AUDIT_LOG).filter(|path| *path != "-" && !path.is_empty()) {
+        let own = beside(Path::new(audit));
+        args::set(&mut argv, AUDIT_LOG, own.as_os_str());
+    }
+    // It writes there only where it has no certificate.
+    if is_roots(like) && args::value(&argv, "--tls-cert-file").is_none() {
+        args::set(&mut argv, "--cert-dir", directory.join(CERT_DIR).as_os_str());
+    }
+    if args::value(&argv, DEBUG_SOCKET).is_some_and(|path| !path.is_empty()) {
+        // Off: it would take the running one's socket away.
+        args::set(&mut argv, DEBUG_SOCKET, "".as_ref());
+    }
+    Ok(argv)
+}
+
+/// `audit.log` becomes `audit-bridge.log`.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push("-bridge");
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
+/// In memory, and open in children too: a script's interpreter reads it by its name in /proc.
+fn copy_program(program: &Path) -> io::Result<File> {
+    let mut copy = File::from(memfd_create("kube-apiserver", MemfdFlags::empty())?);
+    io::copy(&mut File::open(program)?, &mut copy)?;
+    copy.set_permissions(fs::Permissions::from_mode(0o555))?;
+    Ok(copy)
+}
+
+/// Copies the files that arguments name into a directory that is made for them, and names the copies instead. Not configuration,
+/// which may name other files relative to itself.
+fn copy_files(argv: Vec<OsString>, directory: &Path) -> io::Result<Vec<OsString>> {
+    fs::create_dir_all(directory)?;
+    let mut flag = OsString::new();
+    let mut copied = Vec::with_capacity(argv.len());
+    for (at, arg) in argv.into_iter().enumerate() {
+        let bytes = arg.as_bytes();
+        let (name, value) = match bytes.iter().position(|byte| *byte == b'=') {
+            Some(end) if bytes.starts_with(b"--") => (&bytes[..end], &bytes[end + 1..]),
+            _ if bytes.starts_with(b"--") => {
+                flag.clone_from(&arg);
+                copied.push(arg);
+                continue;
+            }
+            _ => (flag.as_bytes(), bytes),
+        };
+        let path = Path::new(OsStr::from_bytes(value));
+        let name = String::from_utf8_lossy(name);
+        let secret = ["cert", "key", "ca-file", "cafile", "token"].iter().any(|part| name.contains(part));
+        if !secret || name.contains("config") || !path.is_absolute() || !path.is_file() {
+            copied.push(arg);
+            continue;
+        }
+        let own = directory.join(format!("{at}-{}", path.file_name().unwrap_or_default().to_string_lossy()));
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&own)?;
+        let copy = File::open(path).and_then(|mut from| io::copy(&mut from, &mut file));
+        copy.map_err(|error| io::Error::new(error.kind(), format!("cannot copy {}: {error}", path.display())))?;
+        let mut new = bytes[..bytes.len() - value.len()].to_vec();
+        new.extend_from_slice(own.as_os_str().as_bytes());
+        copied.push(OsString::from_vec(new));
+    }
+    Ok(copied)
+}
+
+/// Copies the certificate that the running instance made, so that clients meet the same one.
+fn copy_certificate(command: &[OsString], directory: &Path) -> io::Result<()> {
+    if args::value(command, "--tls-cert-file").is_some() {
+        return Ok(());
+    }
+    fs::create_dir_all(directory)?;
+    let from = args::value(command, "--cert-dir").map_or(Path::new(CERTIFICATES), Path::new);
+    for name in CERTIFICATE {
+        match fs::copy(from.join(name), directory.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Removes what is not to stay.
+pub fn clean(directory: &Path) {
+    for name in [CERT_DIR, FILES] {
+        let _ = fs::remove_dir_all(directory.join(name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn argv(text: &str) -> Vec<OsString> {
+        text.split(' ').map(OsString::from).collect()
+    }
+
+    fn rewritten(uid: u32, text: &str) -> String {
+        let address = "127.1.2.3:7000".parse().unwrap();
+        let instance = InstanceId::parse("bridge").unwrap();
+        let like = Like { uid, ..Like::of(std::process::id().try_into().unwrap()).unwrap() };
+        let own = arguments(&argv(text), &like, address, [10, 0, 0, 5].into(), &instance, Path::new("/b")).unwrap();
+        own.join(OsStr::new(" ")).into_string().unwrap()
+    }
+
+    #[test]
+    fn it_has_an_address_and_files_of_its_own() {
+        let given = "kube-apiserver --secure-port 6443 --audit-log-path=/var/log/audit.log --debug_socket_path /run/x";
+        assert_eq!(
+            rewritten(0, given),
+            "kube-apiserver --secure-port 7000 --bind-address=127.1.2.3 --advertise-address=10.0.0.5 \
+             --endpoint-reconciler-type=none --audit-log-path=/var/log/audit-bridge.log --cert-dir=/b/cert-dir \
+             --debug-socket-path="
+        );
+        assert!(!rewritten(1000, given).contains("--cert-dir"), "it could not write there");
+        let given = "k --bind-address=:: --advertise-address=10.9.9.9 --tls-cert-file=/c --audit-log-path=- --endpoint-reconciler-type=lease";
+        assert_eq!(
+            rewritten(0, given),
+            "k --bind-address=127.1.2.3 --advertise-address=10.9.9.9 --tls-cert-file=/c --audit-log-path=- --secure-port=7000 \
+             --endpoint-reconciler-type=none"
+        );
+    }
+
+    #[test]
+    fn clients_meet_the_certificate_that_the_running_one_made() {
+        let temp = tempfile::tempdir().unwrap();
+        for name in CERTIFICATE {
+            fs::write(temp.path().join(name), name).unwrap();
+        }
+        let own = temp.path().join(CERT_DIR);
+        copy_certificate(&argv(&format!("k --cert-dir={}", temp.path().display())), &own).unwrap();
+        assert_eq!(CERTIFICATE.map(|name| fs::read_to_string(own.join(name)).unwrap()), CERTIFICATE);
+        clean(temp.path());
+        copy_certificate(&argv("k --tls-cert-file=/c"), &own).unwrap();
+        assert!(!own.exists());
+    }
+
+    #[test]
+    fn what_its_arguments_name_is_copied() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = |name: &str| temp.path().join(name).display().to_string();
+        for name in ["ca.crt", "sa.key", "admission.yaml"] {
+            fs::write(path(name), name).unwrap();
+        }
+        let (ca, key, config) = (path("ca.crt"), path("sa.key"), path("admission.yaml"));
+        let given = argv(&format!(
+            "k --client-ca-file={ca} --service-account-key-file {key} --admission-control-config-file={config} \
+             --etcd-cafile=/nonexistent --v=2 --log-file={ca}"
+        ));
+        let own = copy_files(given.clone(), &temp.path().join("files")).unwrap();
+        let changed: Vec<_> = (0..given.len()).filter(|at| given[*at] != own[*at]).collect();
+        assert_eq!(changed, [1, 3]);
+        let copy = own[3].clone();
+        fs::write(&key, "another").unwrap();
+        assert_eq!(fs::read_to_string(&copy).unwrap(), "sa.key");
+        assert_eq!(fs::metadata(&copy).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(own[1].to_string_lossy().starts_with(&format!("--client-ca-file={}", path("files/1-ca.crt"))));
+    }
+}

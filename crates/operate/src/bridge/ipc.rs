@@ -1,0 +1,179 @@
+//! What commands ask of a bridge, and what it says: lines of JSON on a socket that only root can reach.
+//!
+//! Each connection asks once. The answer is that it was refused, or a [`Status`] at once and at each change. Who began COMMAND says
+//! on the same connection how it ended; if it goes away without, COMMAND is taken for failed.
+
+use super::machine::{Outcome, Step};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+/// Of this form.
+pub const VERSION: u32 = 1;
+
+/// The socket's name in the bridge's directory.
+pub const SOCKET: &str = "bridge.sock";
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ask {
+    Status,
+    /// COMMAND begins.
+    Command,
+    /// COMMAND has ended, and how if it failed.
+    Ended {
+        failed: Option<String>,
+    },
+    End {
+        now: bool,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reply {
+    Status(Box<Status>),
+    Refused(String),
+}
+
+/// How a bridge is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    pub version: u32,
+    pub berth: String,
+    /// The daemon's process.
+    pub pid: u32,
+    pub step: Step,
+    /// New connections go to the bridge.
+    pub steering: bool,
+    /// COMMAND runs.
+    pub command: bool,
+    /// Why clients stay on the bridge although COMMAND has ended, or it was told to end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// It is over.
+    #[serde(default, skip_serializing_if = "Option::is_none", flatten)]
+    pub outcome: Option<Outcome>,
+    pub temporary: Temporary,
+    pub own: Own,
+    /// Connections through the bridge that are open.
+    pub connections_open: u64,
+    /// New connections that were steered.
+    pub connections_steered: u64,
+    /// Files that stay.
+    pub logs: Vec<PathBuf>,
+}
+
+/// The temporary instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Temporary {
+    pub address: SocketAddr,
+    pub pid: Option<u32>,
+    pub ready: bool,
+    pub ends: u32,
+    /// What came of its last probe.
+    pub probe: String,
+}
+
+/// The node's own instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Own {
+    pub address: SocketAddr,
+    /// Inode of its listener.
+    pub listener: Option<u64>,
+    pub ready: bool,
+    pub probe: String,
+}
+
+/// A connection to a bridge.
+#[derive(Debug)]
+pub struct Client {
+    replies: Lines<BufReader<OwnedReadHalf>>,
+    writer: OwnedWriteHalf,
+}
+
+impl Client {
+    /// Asks the bridge of this directory.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn ask(directory: &Path, ask: &Ask) -> io::Result<Self> {
+        let (reader, writer) = UnixStream::connect(directory.join(SOCKET)).await?.into_split();
+        let mut client = Self { replies: BufReader::new(reader).lines(), writer };
+        client.tell(ask).await?;
+        Ok(client)
+    }
+
+    /// Says one thing more.
+    ///
+    /// # Errors
+    /// The bridge has gone away.
+    pub async fn tell(&mut self, ask: &Ask) -> io::Result<()> {
+        write(&mut self.writer, ask).await
+    }
+
+    /// The next reply; none when the bridge has gone away. Can be dropped and called again.
+    pub async fn next(&mut self) -> Option<Reply> {
+        let line = self.replies.next_line().await.ok()??;
+        serde_json::from_str(&line).ok()
+    }
+}
+
+/// Writes one line.
+///
+/// # Errors
+/// The other end has gone away.
+pub async fn write(to: &mut OwnedWriteHalf, what: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(what)?;
+    line.push(b'\n');
+    to.write_all(&line).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(what: &impl Serialize) -> String {
+        serde_json::to_string(what).unwrap()
+    }
+
+    #[test]
+    fn lines_are_as_documented() {
+        assert_eq!(text(&Ask::Status), r#""status""#);
+        assert_eq!(text(&Ask::End { now: true }), r#"{"end":{"now":true}}"#);
+        assert_eq!(text(&Reply::Refused("no".into())), r#"{"refused":"no"}"#);
+        let status = Status {
+            version: VERSION,
+            berth: "0.1.0".into(),
+            pid: 7,
+            step: Step::AwaitOwn,
+            steering: true,
+            command: false,
+            trouble: None,
+            outcome: Some(Outcome::Abandoned("told".into())),
+            temporary: Temporary {
+                address: "127.1.2.3:7000".parse().unwrap(),
+                pid: Some(8),
+                ready: true,
+                ends: 0,
+                probe: "200".into(),
+            },
+            own: Own { address: "10.0.0.5:6443".parse().unwrap(), listener: None, ready: false, probe: String::new() },
+            connections_open: 0,
+            connections_steered: 0,
+            logs: Vec::new(),
+        };
+        let line = text(&Reply::Status(Box::new(status.clone())));
+        assert!(
+            line.contains(r#""step":"await-own""#) && line.contains(r#""outcome":"abandoned","why":"told""#),
+            "{line}"
+        );
+        assert_eq!(serde_json::from_str::<Reply>(&line).unwrap(), Reply::Status(Box::new(status.clone())));
+        let running = Status { outcome: None, ..status };
+        assert_eq!(serde_json::from_str::<Status>(&text(&running)).unwrap(), running);
+    }
+}

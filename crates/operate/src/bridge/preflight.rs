@@ -1,0 +1,291 @@
+//! Whether this node can be bridged: all that is missing is said at once, and nothing is changed.
+
+use super::{Options, instance, ipc};
+use berth_exec::{address, args};
+use berth_node::instance::InstanceId;
+use berth_os::proc_net::{self, Entry, Owner};
+use berth_os::process::Like;
+use berth_os::{netdevice, socket};
+use berth_shim::backend::health::Observation;
+use berth_shim::backend::probe::Probe;
+use berth_shim::steering;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// kube-apiserver's default.
+const SECURE_PORT: u16 = 6443;
+
+/// How long a connection to the running instance may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Draws of a port that is free on three addresses.
+const TRIES: usize = 16;
+
+/// The name of the temporary instance.
+pub const INSTANCE: &str = "bridge";
+
+/// A bridge that can be built.
+#[derive(Debug)]
+pub struct Plan {
+    pub options: Options,
+    pub instance: InstanceId,
+    /// The port that is steered, and the addresses that its listener answers.
+    pub port: u16,
+    pub steered: Vec<IpAddr>,
+    /// Where the node's own instance is asked, and from where, so that it is not steered.
+    pub own: SocketAddr,
+    pub source: IpAddr,
+    /// The bridge's listeners.
+    pub listen: Vec<SocketAddr>,
+    pub temporary: SocketAddrV4,
+    /// The temporary instance's command line.
+    pub argv: Vec<OsString>,
+    /// The running instance.
+    pub pid: i32,
+    pub like: Like,
+    /// What is worth knowing and no reason not to begin.
+    pub notes: Vec<String>,
+}
+
+/// Why there is no plan.
+#[derive(Debug)]
+pub enum Refusal {
+    /// The command line is wrong.
+    Mistakes(Vec<String>),
+    /// Something is missing, or in the way.
+    Missing(Vec<String>),
+}
+
+/// What is missing.
+#[derive(Debug, Default)]
+struct Findings {
+    missing: Vec<String>,
+    notes: Vec<String>,
+}
+
+impl Findings {
+    fn note<T, E: Display>(&mut self, what: &str, result: Result<T, E>) -> Option<T> {
+        result.map_err(|error| self.missing.push(format!("{what}{error}"))).ok()
+    }
+}
+
+/// Looks at this node.
+///
+/// # Errors
+/// All that is wrong.
+pub async fn preflight(options: Options) -> Result<Plan, Refusal> {
+    let port = check(&options).map_err(Refusal::Mistakes)?;
+    let mut findings = Findings::default();
+    if UnixStream::connect(options.directory.join(ipc::SOCKET)).is_ok() {
+        findings.missing.push(format!(
+            "another bridge is on ({}): see `berth bridge status`, and end it with `berth bridge end`",
+            options.directory.display()
+        ));
+    }
+    match steering::self_test().await {
+        Err(error) => findings.missing.push(format!("steering: {error}")),
+        Ok(tried) => {
+            for (family, tried) in ["IPv4", "IPv6"].into_iter().zip(tried) {
+                if let steering::Tried::Skipped(why) = tried {
+                    findings.notes.push(format!("steering of {family} was not tried: {why}"));
+                }
+            }
+        }
+    }
+    let steered = listeners(port, &mut findings);
+    let running = steered.first().and_then(|entry| running(entry, &options, &mut findings));
+    let addresses: Vec<_> = steered.iter().map(|entry| entry.local.ip()).collect();
+    let addresses = families(port, &addresses);
+    let advertised = args::advertised(&options.command);
+    let own = SocketAddr::new(own_address(&addresses, advertised), port);
+    let source: IpAddr = if own.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    if running.is_some() {
+        probe(&options, own, source, &mut findings).await;
+    }
+    let ipv6 = addresses.contains(&Ipv6Addr::UNSPECIFIED.into());
+    let place = findings.note("", place(options.port, ipv6));
+    let instance = findings.note("", InstanceId::parse(INSTANCE));
+    if let (Some((pid, like)), Some((temporary, listen)), Some(instance), []) =
+        (running, place, instance, &findings.missing[..])
+    {
+        let argv = instance::arguments(&options.command, &like, temporary, own.ip(), &instance, &options.directory);
+        let argv = argv.map_err(|error| Refusal::Mistakes(vec![format!("--command: {error}")]))?;
+        let notes = findings.notes;
+        let steered = addresses;
+        return Ok(Plan { options, instance, port, steered, own, source, listen, temporary, argv, pid, like, notes });
+    }
+    Err(Refusal::Missing(findings.missing))
+}
+
+/// The secure port of the command line.
+fn check(options: &Options) -> Result<u16, Vec<String>> {
+    let mut wrong: Vec<_> = args::check(&options.command).iter().map(|error| format!("--command: {error}")).collect();
+    let port = args::value(&options.command, "--secure-port").map_or(Ok(SECURE_PORT), |value| {
+        let parsed = value.to_str().and_then(|text| text.trim().parse().ok()).filter(|port| *port > 0);
+        parsed.ok_or_else(|| format!("--command: --secure-port {} is no port", value.display()))
+    });
+    let port = port.map_err(|error| wrong.push(error)).unwrap_or_default();
+    if options.port == Some(port) {
+        wrong.push(format!("--port {port}: the node's own kube-apiserver has it: give another, or none"));
+    }
+    if wrong.is_empty() { Ok(port) } else { Err(wrong) }
+}
+
+/// The listeners of the port, if they can be bridged.
+fn listeners(port: u16, findings: &mut Findings) -> Vec<Entry> {
+    let Some(all) = findings.note("/proc/net/tcp: ", proc_net::listeners(port)) else { return Vec::new() };
+    if all.is_empty() {
+        findings.missing.push(format!(
+            "nobody listens on port {port}: start the kube-apiserver first, and give its own arguments with --command"
+        ));
+    }
+    if let Some(behind) = all.iter().find(|entry| entry.local.ip().is_loopback()) {
+        findings.missing.push(format!(
+            "{} is listened on by {}: a kube-apiserver that shares its node by berth is upgraded by `berth upgrade`, or started \
+             beside the old one; it needs no bridge",
+            behind.local,
+            Owner::of(behind)
+        ));
+    } else if let Some(single) = all.iter().find(|entry| !entry.local.ip().is_unspecified()) {
+        findings.missing.push(format!(
+            "{} is listened on by {} at this one address: a kube-apiserver that is bound to a single address dials that itself, \
+             would be steered to the temporary one, and would refuse its certificate; bind it to 0.0.0.0 (--bind-address)",
+            single.local,
+            Owner::of(single)
+        ));
+    }
+    all
+}
+
+/// Who listens, and how it runs.
+fn running(entry: &Entry, options: &Options, findings: &mut Findings) -> Option<(i32, Like)> {
+    let Some(process) = proc_net::process_of(entry.inode) else {
+        findings.missing.push(format!(
+            "who listens on {} is not to be seen from here ({}): run this as root, in the host's process namespace",
+            entry.local,
+            Owner::of(entry)
+        ));
+        return None;
+    };
+    let what = format!("process {} ({}), which listens on {}: ", process.pid, process.name, entry.local);
+    let mount = |process: &str| fs::metadata(format!("/proc/{process}/ns/mnt")).map(|meta| meta.ino());
+    if mount(&process.pid.to_string()).ok() != mount("self").ok() {
+        findings.missing.push(format!(
+            "{what}it runs in a container, and --command is for a kube-apiserver that does not; static pods are not bridged yet"
+        ));
+        return None;
+    }
+    let like = findings.note(&what, Like::of(process.pid))?;
+    let available = findings.note("/proc/meminfo: ", available_memory())?;
+    if available < like.resident {
+        let mib = |bytes: u64| bytes / (1024 * 1024);
+        findings.missing.push(format!(
+            "{} MiB of memory are available, and a second kube-apiserver takes some {}: free memory, or add it",
+            mib(available),
+            mib(like.resident)
+        ));
+    }
+    if let Some(named) = options.command.first().and_then(|name| find(name))
+        && let (Ok(runs), Ok(named)) = (fs::metadata(format!("/proc/{}/exe", process.pid)), fs::metadata(&named))
+        && (runs.dev(), runs.ino()) != (named.dev(), named.ino())
+    {
+        findings.notes.push(format!(
+            "the program of process {} ({}) is used, not the file that --command names: it is another by now",
+            process.pid, process.name
+        ));
+    }
+    Some((process.pid, like))
+}
+
+/// A program, as a shell finds it.
+fn find(name: &OsStr) -> Option<std::path::PathBuf> {
+    let path = Path::new(name);
+    if path.components().count() > 1 {
+        return Some(path.to_owned());
+    }
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|directory| directory.join(path)).find(|path| path.is_file())
+}
+
+/// In bytes.
+fn available_memory() -> io::Result<u64> {
+    let all = fs::read_to_string("/proc/meminfo")?;
+    let line = all.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other("it has no MemAvailable"))
+}
+
+/// The wildcard addresses that are answered: a listener on `::` may answer IPv4 too.
+fn families(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
+    let (any4, any6) = (IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED));
+    let ipv6 = listened.contains(&any6);
+    let dual = || TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), PATIENCE).is_ok();
+    let ipv4 = listened.contains(&any4) || (ipv6 && dual());
+    [(ipv4, any4), (ipv6, any6)].into_iter().filter_map(|(answers, any)| answers.then_some(any)).collect()
+}
+
+/// An address of this node, by which its own instance is asked.
+fn own_address(answered: &[IpAddr], advertised: Option<IpAddr>) -> IpAddr {
+    let ipv4 = answered.iter().any(IpAddr::is_ipv4) || answered.is_empty();
+    let fits = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => ipv4 && !ip.is_loopback(),
+        IpAddr::V6(ip) => !ipv4 && !ip.is_loopback() && !ip.is_unicast_link_local(),
+    };
+    let of_node = netdevice::addresses().unwrap_or_default();
+    let advertised = advertised.filter(|ip| of_node.contains(ip));
+    let own = advertised.into_iter().chain(of_node).find(fits);
+    own.unwrap_or(if ipv4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() })
+}
+
+/// Asks the running instance as the bridge will.
+async fn probe(options: &Options, own: SocketAddr, source: IpAddr, findings: &mut Findings) {
+    let probe = Probe::new(options.probe.clone()).from(source);
+    if let Err(why) = probe.check() {
+        findings.missing.push(why);
+        return;
+    }
+    let answer = probe.ready(own).await;
+    if answer.seen != Observation::Pass {
+        findings.missing.push(format!("the kube-apiserver that runs is not ready at {own}: {}", answer.words));
+    }
+}
+
+/// Addresses of loopback for the temporary instance and for the bridge's listeners, on one port.
+fn place(port: Option<u16>, ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), String> {
+    let mut why = String::new();
+    for _ in 0..TRIES {
+        match try_place(port.unwrap_or_default(), ipv6) {
+            Ok(place) => return Ok(place),
+            Err(error) => why = error,
+        }
+    }
+    Err(match port {
+        Some(port) => format!("--port {port} is not free on loopback: {why}"),
+        None => format!("no port is free on loopback: {why}"),
+    })
+}
+
+fn try_place(port: u16, ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), String> {
+    let text = |error: &dyn Display| error.to_string();
+    let shim = address::random().map_err(|error| text(&error))?;
+    let reserved = TcpListener::bind((shim, port)).map_err(|error| text(&error))?;
+    let port = reserved.local_addr().map_err(|error| text(&error))?.port();
+    let mut listen = vec![SocketAddr::from((shim, port))];
+    if ipv6 && TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
+        let other = SocketAddr::from((Ipv6Addr::LOCALHOST, port));
+        if socket::is_listened_on(other).map_err(|error| text(&error))? {
+            return Err(proc_net::explain(other));
+        }
+        listen.push(other);
+    }
+    match address::choose(port, None, &listen).map_err(|error| text(&error))? {
+        SocketAddr::V4(temporary) => Ok((temporary, listen)),
+        SocketAddr::V6(other) => Err(format!("{other} is no IPv4 address")),
+    }
+}

@@ -1,0 +1,54 @@
+//! Both instances, asked again and again. The node's own is dialled from loopback, which is never steered.
+
+use berth_os::proc_net;
+use berth_shim::backend::health::Observation;
+use berth_shim::backend::probe::Probe;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Consecutive good answers that make an instance ready.
+const RISE: u32 = 2;
+
+/// Time between two questions to one that is not ready, and to one that is.
+const STARTING: Duration = Duration::from_millis(100);
+const READY: Duration = Duration::from_secs(1);
+
+/// What is known of an instance.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Asked {
+    pub ready: bool,
+    /// Inode of its listener, which no other process has had; as who listens on the port, where that is to be known.
+    pub listener: Option<u64>,
+    /// What came of the last question.
+    pub words: String,
+    /// When that was answered.
+    pub at: Option<Instant>,
+}
+
+/// Asks an address for as long as somebody wants to know. With `port`, who listens on that is looked up too.
+pub async fn follow(probe: Probe, address: SocketAddr, port: Option<u16>, to: watch::Sender<Asked>) {
+    let mut good = 0;
+    while !to.is_closed() {
+        let before = port.and_then(listener);
+        let answer = probe.ready(address).await;
+        let listener = port.and_then(listener);
+        // An answer is of one of the two: better none.
+        good = if answer.seen == Observation::Pass && before == listener { good + 1 } else { 0 };
+        let asked = Asked { ready: good >= RISE, listener, words: answer.words, at: Some(Instant::now()) };
+        let pause = if asked.ready { READY } else { STARTING };
+        to.send_if_modified(|known| {
+            let news = (known.ready, known.listener) != (asked.ready, asked.listener);
+            *known = asked;
+            news
+        });
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Who listens on a port, on other addresses than those of loopback.
+fn listener(port: u16) -> Option<u64> {
+    let all = proc_net::listeners(port).unwrap_or_default();
+    all.into_iter().filter(|entry| !entry.local.ip().is_loopback()).map(|entry| entry.inode).min()
+}

@@ -1,0 +1,118 @@
+//! `berth bridge`.
+
+use berth_options::probe::ProbeArgs;
+use clap::{Args, Subcommand, ValueEnum};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+pub(super) const BRIDGE_STATUS: &str = "Exit status: that of COMMAND, and 128 and the number of a signal that ended it. 75 the node's own \
+    kube-apiserver did not come back: clients stay on the bridge, or it was lost. 64 wrong command line, 69 something that is needed \
+    is missing, or the temporary kube-apiserver did not get ready: COMMAND was not run.";
+
+/// Arguments of `berth bridge`.
+#[derive(Debug, Clone, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct BridgeArgs {
+    /// What to do in several commands; without, all of it is done around COMMAND.
+    #[command(subcommand)]
+    pub action: Option<BridgeAction>,
+    /// How it is built.
+    #[command(flatten)]
+    pub start: BridgeStartArgs,
+    /// What replaces or restarts the node's kube-apiserver
+    #[arg(last = true, value_name = "COMMAND", num_args = 1..)]
+    pub run: Vec<OsString>,
+}
+
+/// Parts of a bridge's life.
+#[derive(Debug, Clone, Subcommand)]
+pub enum BridgeAction {
+    /// Build a bridge, and leave it when the node's own kube-apiserver may be replaced
+    Start(Box<BridgeStartArgs>),
+    /// Say how the bridge is
+    Status(BridgeStatusArgs),
+    /// End the bridge when the node's own kube-apiserver is ready
+    End(BridgeEndArgs),
+}
+
+/// Where the bridge is.
+#[derive(Debug, Clone, Args)]
+pub struct StateDirArgs {
+    /// Directory for the bridge's socket, logs and copies of keys
+    #[arg(
+        long,
+        env = "BERTH_BRIDGE_STATE_DIR",
+        hide_env_values = true,
+        default_value = berth_operate::bridge::DIRECTORY,
+        value_name = "DIR"
+    )]
+    pub state_dir: PathBuf,
+}
+
+/// What happens when COMMAND fails, or the node's own kube-apiserver does not come back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnFailure {
+    /// Clients stay on the bridge until `berth bridge end`
+    Stay,
+    /// End it, at the latest after --ready-timeout
+    End,
+}
+
+/// How a bridge is built.
+#[derive(Debug, Clone, Args)]
+pub struct BridgeStartArgs {
+    /// The command line of the kube-apiserver that runs on this node, outside a pod; its words are separated as by a shell
+    #[arg(long, env = "BERTH_BRIDGE_COMMAND", hide_env_values = true, value_name = "COMMAND LINE")]
+    pub command: Option<String>,
+    /// Port on loopback of the temporary kube-apiserver and of its shim [default: a free one]
+    #[arg(long, env = "BERTH_BRIDGE_PORT", hide_env_values = true, value_name = "PORT")]
+    pub port: Option<String>,
+    /// How long either kube-apiserver may take to get ready
+    #[arg(long, env = "BERTH_READY_TIMEOUT", hide_env_values = true, default_value = "5m", value_name = "DURATION")]
+    pub ready_timeout: String,
+    /// How long each must then stay ready before clients are given to it: a round of its watch cache's bookmarks and a little, so
+    /// that watches go on in it
+    #[arg(long, env = "BERTH_SETTLE", hide_env_values = true, default_value = "75s", value_name = "DURATION")]
+    pub settle: String,
+    /// What happens when COMMAND fails, or the node's own kube-apiserver does not come back
+    #[arg(
+        long,
+        env = "BERTH_BRIDGE_ON_FAILURE",
+        hide_env_values = true,
+        default_value = "stay",
+        value_name = "WHAT",
+        value_enum
+    )]
+    pub on_failure: OnFailure,
+    /// Check what is needed, print the steps, and do nothing
+    #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
+    pub dry_run: bool,
+    /// Where the bridge is.
+    #[command(flatten)]
+    pub state_dir: StateDirArgs,
+    /// How both are asked.
+    #[command(flatten)]
+    pub probe: ProbeArgs,
+}
+
+/// Options of `berth bridge status`.
+#[derive(Debug, Clone, Args)]
+pub struct BridgeStatusArgs {
+    /// Where the bridge is.
+    #[command(flatten)]
+    pub state_dir: StateDirArgs,
+    /// Print JSON
+    #[arg(long, env = "BERTH_STATUS_JSON", hide_env_values = true)]
+    pub json: bool,
+}
+
+/// Options of `berth bridge end`.
+#[derive(Debug, Clone, Args)]
+pub struct BridgeEndArgs {
+    /// Where the bridge is.
+    #[command(flatten)]
+    pub state_dir: StateDirArgs,
+    /// Do not wait for the node's own kube-apiserver: without one, clients are refused
+    #[arg(long, env = "BERTH_BRIDGE_NOW", hide_env_values = true)]
+    pub now: bool,
+}

@@ -1,0 +1,563 @@
+//! `berth bridge`, on a node in a network namespace of its own, whose kube-apiserver is a stand-in that knows nothing of berth.
+#![cfg(all(feature = "operate", feature = "rehearse"))]
+
+mod support;
+
+use berth_os::process::Like;
+use berth_rehearse::record::Recorder;
+use berth_rehearse::store::Store;
+use berth_rehearse::{certs, hub};
+use berth_shim::steering::self_test;
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::{Pid, getsid};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+use support::load::Load;
+use support::process::{Running, berth, gone, said};
+use support::{eventually, skipped};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixListener};
+
+const NODE: &str = "10.77.0.1:6443";
+const NODE_IPV6: &str = "[fd77::1]:6443";
+
+/// Clients that begin a connection in each of this time.
+const CLIENTS: u32 = 8;
+const PERIOD: Duration = Duration::from_millis(40);
+
+/// A node with a kube-apiserver on all its addresses.
+struct Node {
+    dir: tempfile::TempDir,
+    certs: certs::Certs,
+    /// Where its kube-apiserver listens.
+    bind: &'static str,
+    _hub: Hub,
+}
+
+/// What is etcd to the stand-ins: a thread that ends with this.
+struct Hub(Option<tokio::sync::oneshot::Sender<()>>);
+
+impl Hub {
+    fn start(socket: PathBuf) -> Self {
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let (up, is_up) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            block_on(async {
+                let listener = UnixListener::bind(socket).unwrap();
+                up.send(()).unwrap();
+                tokio::select! {
+                    () = hub::serve(listener, Arc::<Store>::default(), Arc::<Recorder>::default()) => {}
+                    _ = ended => {}
+                }
+            });
+        });
+        is_up.recv().unwrap();
+        Self(Some(end))
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        drop(self.0.take());
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// Runs a test on a node; skipped where none can be made, or nothing can be steered.
+fn on_a_node(test: impl FnOnce(&Node) + Send + 'static) {
+    on_a_node_that_listens("0.0.0.0", test);
+}
+
+fn on_a_node_that_listens(bind: &'static str, test: impl FnOnce(&Node) + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
+            return skipped(&format!("no network namespace: {error}"));
+        }
+        for command in ["link set lo up", "addr add 10.77.0.1/32 dev lo", "-6 addr add fd77::1/128 dev lo nodad"] {
+            assert!(Command::new("ip").args(command.split(' ')).status().unwrap().success(), "ip {command}");
+        }
+        // The kernel takes an address of IPv6 into use a moment after it was added.
+        let listener = std::net::TcpListener::bind("[::]:0").unwrap();
+        let ip = NODE_IPV6.parse::<SocketAddr>().unwrap().ip();
+        let to = SocketAddr::new(ip, listener.local_addr().unwrap().port());
+        eventually("fd77::1", || {
+            let source = std::net::TcpStream::connect(to).and_then(|stream| stream.local_addr());
+            source.is_ok_and(|source| source.ip() == ip).then_some(())
+        });
+        drop(listener);
+        if let Err(error) = block_on(self_test()) {
+            return skipped(&error.to_string());
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let certs = certs::make(dir.path(), &["10.77.0.1".parse().unwrap()]).unwrap();
+        certs.issue("own").unwrap();
+        let hub = Hub::start(dir.path().join("store"));
+        let node = Node { dir, certs, bind, _hub: hub };
+        // What COMMAND does: the kube-apiserver ends, and another takes its place.
+        std::fs::write(
+            node.path("restart"),
+            format!(
+                "kill $(cat {pid}); while kill -0 $(cat {pid}) 2>/dev/null; do :; done\n\
+                 {own} >> {log} 2>&1 < /dev/null & echo $! > {pid}\n",
+                pid = node.path("pid").display(),
+                own = node.own(),
+                log = node.path("own.log").display(),
+            ),
+        )
+        .unwrap();
+        node.start_own();
+        test(&node);
+    });
+    thread.join().unwrap();
+}
+
+impl Node {
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The command line of its kube-apiserver.
+    fn own(&self) -> String {
+        format!(
+            "{} stand-in --bind-address={} --secure-port=6443 --stand-in-name=own --etcd-servers=unix://{} --tls-cert-file={} \
+             --tls-private-key-file={} --client-ca-file={} --audit-log-path={}",
+            env!("CARGO_BIN_EXE_berth"),
+            self.bind,
+            self.path("store").display(),
+            self.certs.cert_file("own").display(),
+            self.certs.key_file("own").display(),
+            self.certs.ca_file.display(),
+            self.path("audit.log").display(),
+        )
+    }
+
+    /// Starts it, and waits until it is ready.
+    fn start_own(&self) {
+        let start = format!(
+            "{} >> {} 2>&1 < /dev/null & echo $! > {}",
+            self.own(),
+            self.path("own.log").display(),
+            self.path("pid").display()
+        );
+        assert!(Command::new("sh").args(["-c", &start]).status().unwrap().success());
+        self.answers();
+    }
+
+    fn own_pid(&self) -> i32 {
+        std::fs::read_to_string(self.path("pid")).unwrap().trim().parse().unwrap()
+    }
+
+    /// `berth bridge` and its options.
+    fn bridge(&self, options: &str, run: &[&str]) -> Command {
+        let mut command = berth(["bridge", "--settle=500ms", "--state-dir"]);
+        command.arg(self.path("bridge")).args(["--command", &self.own(), "--probe-ca"]).arg(&self.certs.ca_file);
+        command.args(options.split_whitespace()).arg("--").args(run);
+        command
+    }
+
+    fn restart(&self) -> [String; 2] {
+        ["sh".into(), self.path("restart").display().to_string()]
+    }
+
+    fn part(&self, part: &str) -> Command {
+        let mut command = berth(["bridge", part, "--state-dir"]);
+        command.arg(self.path("bridge"));
+        command
+    }
+
+    fn status(&self) -> Value {
+        let (status, out, err) = said(self.part("status").arg("--json"));
+        assert_eq!(status, Some(0), "{err}");
+        serde_json::from_str(&out).unwrap()
+    }
+
+    /// Process of the daemon.
+    fn daemon(&self) -> u32 {
+        self.status()["pid"].as_u64().unwrap().try_into().unwrap()
+    }
+
+    /// One client's connection.
+    fn attempt(&self) -> impl Fn(std::net::Ipv4Addr) -> Attempt + Clone + Send + 'static {
+        self.attempt_at(NODE)
+    }
+
+    fn attempt_at(&self, to: &'static str) -> impl Fn(std::net::Ipv4Addr) -> Attempt + Clone + Send + 'static {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(self.certs.ca.clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config =
+            rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = config.with_root_certificates(roots).with_no_client_auth();
+        let tls = tokio_rustls::TlsConnector::from(Arc::new(config));
+        move |_| {
+            let tls = tls.clone();
+            Box::pin(async move {
+                let failed = |what| support::load::failed(what);
+                let to: SocketAddr = to.parse().unwrap();
+                let tcp = TcpStream::connect(to).await.map_err(failed("connect"))?;
+                let mut stream =
+                    tls.connect("kubernetes".try_into().unwrap(), tcp).await.map_err(failed("handshake"))?;
+                let asked =
+                    stream.write_all(b"GET /version HTTP/1.1\r\nHost: kubernetes\r\nConnection: close\r\n\r\n").await;
+                asked.map_err(failed("write"))?;
+                let mut answer = Vec::new();
+                let read = stream.read_to_end(&mut answer).await;
+                match String::from_utf8_lossy(&answer).lines().next() {
+                    Some(line) if line.contains(" 200") => Ok(()),
+                    Some(line) => Err(line.to_owned()),
+                    None => Err(format!("no answer: {read:?}")),
+                }
+            })
+        }
+    }
+
+    fn load(&self) -> Load {
+        Load::start(CLIENTS, Some(PERIOD), self.attempt())
+    }
+
+    /// Waits until a client is answered.
+    fn answers(&self) {
+        let attempt = self.attempt();
+        eventually("an answer", || block_on(attempt([127, 0, 0, 1].into())).ok());
+    }
+}
+
+type Attempt = std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let (_, status, _) = said(self.part("status").arg("--json"));
+        if let Ok(Value::Number(pid)) = serde_json::from_str(&status).map(|mut status: Value| status["pid"].take()) {
+            let _ = kill(Pid::from_raw(pid.as_i64().unwrap().try_into().unwrap()), Signal::SIGKILL);
+        }
+        let _ = kill(Pid::from_raw(self.own_pid()), Signal::SIGKILL);
+    }
+}
+
+impl Node {
+    fn is_on(&self) -> bool {
+        said(&mut self.part("status")).0 == Some(0)
+    }
+}
+
+fn args(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
+}
+
+#[test]
+fn clients_lose_nothing_while_the_apiserver_is_replaced() {
+    on_a_node(|node| {
+        // Without a bridge, in the same way.
+        let load = node.load();
+        load.more(50);
+        let (status, _, err) = said(Command::new("sh").arg(node.path("restart")));
+        assert_eq!(status, Some(0), "{err}");
+        node.answers();
+        let lost = load.end();
+        assert!(lost.lost() > 0, "this load would not see a loss: {} served", lost.served);
+
+        let before = node.own_pid();
+        let load = node.load();
+        load.more(50);
+        let mut bridge = Running::start(&mut node.bridge("", &args(&node.restart())));
+        bridge.logs("may be replaced now");
+        bridge.logs("COMMAND is done");
+        bridge.logs("waiting until");
+        let steered = node.status();
+        assert_eq!(steered["steering"], true);
+        let status = bridge.ended();
+        assert!(status.success(), "{}", bridge.log());
+        load.more(50);
+        let record = load.end();
+        assert_eq!(record.lost(), 0, "{} of {}: {}", record.lost(), record.served, record.kinds());
+        assert_ne!(node.own_pid(), before);
+        assert!(steered["connections_steered"].as_u64().unwrap() > 100, "{steered}");
+        eprintln!(
+            "lost: {} of {} without, 0 of {} with, slowest {:?}",
+            lost.lost(),
+            lost.begun.len(),
+            record.served,
+            record.slowest
+        );
+
+        // Nothing is left of it but logs.
+        let left = std::fs::read_dir(node.path("bridge")).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut left: Vec<_> = left.collect();
+        left.sort();
+        assert_eq!(left, ["bridge.log", "kube-apiserver.log", "lock"].map(OsString::from));
+        assert!(node.path("audit-bridge.log").exists(), "its audit log stays beside the other");
+        assert!(!node.is_on());
+    });
+}
+
+#[test]
+fn the_temporary_instance_runs_as_the_running_one() {
+    on_a_node(|node| {
+        let mut start = berth(["bridge", "start", "--settle=100ms", "--state-dir"]);
+        start.arg(node.path("bridge")).args(["--command", &node.own(), "--probe-ca"]).arg(&node.certs.ca_file);
+        let (status, _, err) = said(&mut start);
+        assert_eq!(status, Some(0), "{err}");
+        let status = node.status();
+        let pid = i32::try_from(status["temporary"]["pid"].as_u64().unwrap()).unwrap();
+        let (own, temporary) = (Like::of(node.own_pid()).unwrap(), Like::of(pid).unwrap());
+        assert_eq!(
+            (own.uid, own.gid, &own.groups, own.oom_score_adj),
+            (temporary.uid, temporary.gid, &temporary.groups, temporary.oom_score_adj)
+        );
+        let environment = |like: &Like| like.environment.iter().cloned().collect::<BTreeMap<_, _>>();
+        assert!(environment(&own) == environment(&temporary), "another environment");
+        assert_eq!((&own.directory, &own.limits), (&temporary.directory, &temporary.limits));
+        let cmdline = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().replace('\0', " ");
+        let address = status["temporary"]["address"].as_str().unwrap();
+        let (ip, port) = address.split_once(':').unwrap();
+        let keys = node.path("bridge/files");
+        for part in [
+            format!("--bind-address={ip} "),
+            format!("--secure-port={port} "),
+            "--endpoint-reconciler-type=none ".into(),
+            format!("--tls-private-key-file={}/", keys.display()),
+        ] {
+            assert!(cmdline.contains(&part), "{part} is not in {cmdline}");
+        }
+
+        // One is enough, and COMMAND runs under it too.
+        let (status, _, err) = said(&mut node.bridge("", &["true"]));
+        assert!(status == Some(69) && err.contains("another bridge is on"), "{err}");
+        let (status, _, err) = said(&mut node.part("end"));
+        assert_eq!(status, Some(0), "{err}");
+        gone(pid.try_into().unwrap());
+        let (status, _, err) = said(&mut node.part("end"));
+        assert!(status == Some(69) && err.contains("there is no bridge"), "{err}");
+    });
+}
+
+#[test]
+fn clients_of_both_families_are_served() {
+    on_a_node_that_listens("::", |node| {
+        let loads = [NODE, NODE_IPV6].map(|to| Load::start(CLIENTS, Some(PERIOD), node.attempt_at(to)));
+        let mut bridge = Running::start(&mut node.bridge("", &args(&node.restart())));
+        assert!(bridge.ended().success(), "{}", bridge.log());
+        for load in loads {
+            load.more(50);
+            let record = load.end();
+            assert!(record.lost() == 0 && record.served > 100, "{} served, lost {}", record.served, record.kinds());
+        }
+    });
+}
+
+#[test]
+fn a_command_that_fails_leaves_clients_on_the_bridge() {
+    on_a_node(|node| {
+        let load = node.load();
+        let run = format!("sh {}; exit 7", node.path("restart").display());
+        let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", &run]));
+        let status = bridge.ended();
+        assert_eq!(status.code(), Some(7), "{}", bridge.log());
+        assert!(bridge.log().contains("clients stay on the bridge"), "{}", bridge.log());
+        let status = node.status();
+        assert_eq!((&status["steering"], &status["step"]), (&true.into(), &"hold".into()));
+        assert!(status["trouble"].as_str().unwrap().contains("exit status: 7"), "{status}");
+        load.more(50);
+        let (code, _, err) = said(&mut node.part("end"));
+        assert_eq!(code, Some(0), "{err}");
+        load.more(50);
+        let record = load.end();
+        assert_eq!(record.lost(), 0, "{}", record.kinds());
+    });
+}
+
+#[test]
+fn an_apiserver_that_does_not_come_back_is_told() {
+    on_a_node(|node| {
+        let load = node.load();
+        let pid = node.path("pid");
+        let run = format!("kill $(cat {0}); while kill -0 $(cat {0}) 2>/dev/null; do :; done", pid.display());
+        let mut bridge = Running::start(&mut node.bridge("--ready-timeout=3s", &["sh", "-c", &run]));
+        let status = bridge.ended();
+        assert_eq!(status.code(), Some(75), "{}", bridge.log());
+        assert!(bridge.log().contains("nobody listens on its port"), "{}", bridge.log());
+        let (code, _, err) = said(&mut node.part("end"));
+        assert!(code == Some(75) && err.contains("clients stay on the bridge"), "{err}");
+        // Fixed by the operator.
+        let start = format!(
+            "{} >> {} 2>&1 < /dev/null & echo $! > {}",
+            node.own(),
+            node.path("own.log").display(),
+            pid.display()
+        );
+        assert!(Command::new("sh").args(["-c", &start]).status().unwrap().success());
+        let (code, _, err) = said(&mut node.part("end"));
+        assert_eq!(code, Some(0), "{err}");
+        load.more(50);
+        let record = load.end();
+        assert_eq!(record.lost(), 0, "{}", record.kinds());
+    });
+}
+
+#[test]
+fn the_end_of_the_callers_session_does_not_end_it() {
+    on_a_node(|node| {
+        let load = node.load();
+        // COMMAND goes on until it is killed.
+        let mut command = node.bridge("", &["sh", "-c", "echo runs; while :; do read -r line || sleep 1000; done"]);
+        let mut bridge = Running::start(command.process_group(0).stdin(Stdio::null()));
+        bridge.says("runs");
+        let daemon = Pid::from_raw(node.daemon().try_into().unwrap());
+        assert_eq!(getsid(Some(daemon)).unwrap(), daemon, "it has a session of its own");
+        killpg(bridge.pid(), Signal::SIGKILL).unwrap();
+        bridge.ended();
+        let status = eventually("the end of COMMAND is seen", || {
+            Some(node.status()).filter(|status| status["command"] == false)
+        });
+        assert!(status["trouble"].as_str().unwrap().contains("went away"), "{status}");
+        assert_eq!(status["steering"], true);
+        load.more(50);
+        let (code, _, err) = said(&mut node.part("end"));
+        assert_eq!(code, Some(0), "{err}");
+        let record = load.end();
+        assert_eq!(record.lost(), 0, "{}", record.kinds());
+    });
+}
+
+#[test]
+fn a_temporary_instance_that_is_killed_is_replaced() {
+    on_a_node(|node| {
+        let mut bridge =
+            Running::start(node.bridge("", &["sh", "-c", "echo runs; read -r line < go"]).current_dir(&node.dir));
+        nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        bridge.says("runs");
+        let load = node.load();
+        load.more(50);
+        let temporary = |node: &Node| node.status()["temporary"].clone();
+        let first = temporary(node)["pid"].as_i64().unwrap();
+        kill(Pid::from_raw(first.try_into().unwrap()), Signal::SIGKILL).unwrap();
+        eventually("another one that is ready", || {
+            let now = temporary(node);
+            (now["ready"] == true && now["pid"].as_i64() != Some(first) && node.status()["steering"] == true)
+                .then_some(())
+        });
+        load.more(50);
+        let record = load.end();
+        // What it was answering is lost, and no more.
+        assert!(record.lost() <= 2 * CLIENTS as usize, "{}", record.kinds());
+        kill(Pid::from_raw(node.own_pid()), Signal::SIGKILL).unwrap();
+        node.start_own();
+        std::fs::write(node.path("go"), "\n").unwrap();
+        assert!(bridge.ended().success(), "{}", bridge.log());
+    });
+}
+
+/// At each step, by what is said when it begins: the port's own listener gets new connections at once, nothing is left that runs,
+/// and the next bridge begins.
+#[test]
+fn a_daemon_that_is_killed_leaves_the_port_as_it_was() {
+    on_a_node(|node| {
+        for said_at in [
+            "a temporary kube-apiserver starts",
+            "is watched",
+            "new connections go to it",
+            "may be replaced now",
+            "waiting until",
+            "new connections go to the node's own",
+            "connections end",
+        ] {
+            let mut bridge = Running::start(&mut node.bridge("", &args(&node.restart())));
+            // What says nothing keeps the drain from being over at once.
+            let _silent = (said_at == "connections end").then(|| {
+                bridge.logs("may be replaced now");
+                std::net::TcpStream::connect(NODE).unwrap()
+            });
+            bridge.logs(said_at);
+            let status = node.status();
+            let daemon = status["pid"].as_u64().unwrap();
+            kill(Pid::from_raw(daemon.try_into().unwrap()), Signal::SIGKILL).unwrap();
+            gone(daemon.try_into().unwrap());
+            if let Some(temporary) = status["temporary"]["pid"].as_u64() {
+                gone(temporary.try_into().unwrap());
+            }
+            let code = bridge.ended().code();
+            assert!(matches!(code, Some(75 | 69)), "{said_at}: {code:?} {}", bridge.log());
+            assert!(bridge.log().contains("has ended without a word"), "{said_at}: {}", bridge.log());
+            node.answers();
+            assert!(!node.is_on());
+        }
+        let mut bridge = Running::start(&mut node.bridge("", &args(&node.restart())));
+        assert!(bridge.ended().success(), "{}", bridge.log());
+    });
+}
+
+#[test]
+fn all_that_is_missing_is_said_at_once() {
+    on_a_node(|node| {
+        let elsewhere = std::net::TcpListener::bind("10.77.0.1:7000").unwrap();
+        let mut command = berth(["bridge", "--probe=tcp", "--state-dir"]);
+        command.arg(node.path("bridge")).args([
+            "--command",
+            "kube-apiserver --secure-port=7000",
+            "--port=7000",
+            "--",
+            "true",
+        ]);
+        let (code, _, err) = said(&mut command);
+        assert!(code == Some(64) && err.contains("--port 7000"), "{err}");
+        let mut command = berth(["bridge", "--probe=tcp", "--state-dir"]);
+        command.arg(node.path("bridge")).args([
+            "--command",
+            "kube-apiserver --secure-port=7000",
+            "--port=6443",
+            "--",
+            "true",
+        ]);
+        let (code, _, err) = said(&mut command);
+        assert_eq!(code, Some(69), "{err}");
+        for part in
+            ["10.77.0.1:7000 is listened on by", "bind it to 0.0.0.0", "--port 6443 is not free", "nothing was changed"]
+        {
+            assert!(err.contains(part), "{part} is not in {err}");
+        }
+        drop(elsewhere);
+        let (code, _, err) = said(&mut command);
+        assert!(code == Some(69) && err.contains("nobody listens on port 7000"), "{err}");
+        // The probe's credentials are tried before.
+        let mut command = berth(["bridge", "--probe-server-name=other", "--probe-ca"]);
+        command.arg(&node.certs.ca_file).args(["--command", &node.own(), "--state-dir"]).arg(node.path("bridge"));
+        let (code, _, err) = said(command.args(["--", "true"]));
+        assert!(code == Some(69) && err.contains("--probe-server-name"), "{err}");
+        let (code, out, err) = said(&mut node.bridge("--dry-run", &["systemctl", "restart", "kube-apiserver"]));
+        assert_eq!(code, Some(0), "{err}");
+        assert!(
+            out.contains("run systemctl restart kube-apiserver") && out.contains("--endpoint-reconciler-type=none"),
+            "{out}"
+        );
+        assert!(!Path::new(&node.path("bridge")).exists(), "nothing is changed");
+    });
+}
+
+#[test]
+fn every_mistake_is_said_at_once() {
+    let (code, _, err) = said(&mut berth(["bridge", "--settle=x", "--ready-timeout=0s", "--port=0"]));
+    assert_eq!(code, Some(64));
+    for part in [
+        "--settle x",
+        "--ready-timeout 0s",
+        "--port 0",
+        "--command is not given",
+        "--probe-ca is not given",
+        "nothing to run",
+    ] {
+        assert!(err.contains(part), "{part} is not in {err}");
+    }
+    let (code, _, err) = said(&mut berth(["bridge", "--probe=tcp", "--command", "k --secure-port", "--", "true"]));
+    assert!(code == Some(64) && err.contains("--secure-port"), "{err}");
+}
