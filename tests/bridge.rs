@@ -295,7 +295,7 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
         let left = std::fs::read_dir(node.path("bridge")).unwrap().map(|entry| entry.unwrap().file_name());
         let mut left: Vec<_> = left.collect();
         left.sort();
-        assert_eq!(left, ["bridge.log", "kube-apiserver.log", "lock"].map(OsString::from));
+        assert_eq!(left, ["bridge.lock", "bridge.log", "kube-apiserver.log"].map(OsString::from));
         assert!(node.path("audit-bridge.log").exists(), "its audit log stays beside the other");
         assert!(!node.is_on());
     });
@@ -321,7 +321,7 @@ fn the_temporary_instance_runs_as_the_running_one() {
         let cmdline = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().replace('\0', " ");
         let address = status["temporary"]["address"].as_str().unwrap();
         let (ip, port) = address.split_once(':').unwrap();
-        let keys = node.path("bridge/files");
+        let keys = node.path("bridge/bridge-files");
         for part in [
             format!("--bind-address={ip} "),
             format!("--secure-port={port} "),
@@ -371,6 +371,26 @@ fn a_command_that_fails_leaves_clients_on_the_bridge() {
         load.more(50);
         let (code, _, err) = said(&mut node.part("end"));
         assert_eq!(code, Some(0), "{err}");
+        load.more(50);
+        let record = load.end();
+        assert_eq!(record.lost(), 0, "{}", record.kinds());
+    });
+}
+
+#[test]
+fn a_command_that_fails_can_end_the_bridge() {
+    on_a_node(|node| {
+        let load = node.load();
+        let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", "exit 7"]));
+        assert_eq!(bridge.ended().code(), Some(7), "{}", bridge.log());
+        let daemon = node.daemon();
+        let (code, _, err) = said(node.part("end").arg("--now"));
+        assert!(code == Some(0) && !err.contains("clients stay"), "{err}");
+        gone(daemon.try_into().unwrap());
+        let mut bridge = Running::start(&mut node.bridge("--on-failure=end", &["sh", "-c", "exit 7"]));
+        assert_eq!(bridge.ended().code(), Some(7), "{}", bridge.log());
+        assert!(!bridge.log().contains("clients stay") && bridge.log().contains("done: "), "{}", bridge.log());
+        assert!(!node.is_on());
         load.more(50);
         let record = load.end();
         assert_eq!(record.lost(), 0, "{}", record.kinds());
@@ -463,22 +483,26 @@ fn a_temporary_instance_that_is_killed_is_replaced() {
 #[test]
 fn a_daemon_that_is_killed_leaves_the_port_as_it_was() {
     on_a_node(|node| {
-        for said_at in [
-            "a temporary kube-apiserver starts",
-            "is watched",
-            "new connections go to it",
-            "may be replaced now",
-            "waiting until",
-            "new connections go to the node's own",
-            "connections end",
+        for (said_at, code) in [
+            ("a temporary kube-apiserver starts", 69),
+            ("is watched", 69),
+            ("new connections go to it", 69),
+            ("may be replaced now", 75),
+            ("waiting until", 75),
+            ("new connections go to the node's own", 75),
+            ("connections end", 75),
         ] {
-            let mut bridge = Running::start(&mut node.bridge("", &args(&node.restart())));
+            let run = format!("echo runs; sh {}", node.path("restart").display());
+            let mut bridge = Running::start(&mut node.bridge("", &["sh", "-c", &run]));
             // What says nothing keeps the drain from being over at once.
             let _silent = (said_at == "connections end").then(|| {
                 bridge.logs("may be replaced now");
                 std::net::TcpStream::connect(NODE).unwrap()
             });
             bridge.logs(said_at);
+            if said_at == "may be replaced now" {
+                bridge.says("runs");
+            }
             let status = node.status();
             let daemon = status["pid"].as_u64().unwrap();
             kill(Pid::from_raw(daemon.try_into().unwrap()), Signal::SIGKILL).unwrap();
@@ -486,8 +510,7 @@ fn a_daemon_that_is_killed_leaves_the_port_as_it_was() {
             if let Some(temporary) = status["temporary"]["pid"].as_u64() {
                 gone(temporary.try_into().unwrap());
             }
-            let code = bridge.ended().code();
-            assert!(matches!(code, Some(75 | 69)), "{said_at}: {code:?} {}", bridge.log());
+            assert_eq!(bridge.ended().code(), Some(code), "{said_at}: {}", bridge.log());
             assert!(bridge.log().contains("has ended without a word"), "{said_at}: {}", bridge.log());
             node.answers();
             assert!(!node.is_on());
@@ -534,13 +557,26 @@ fn all_that_is_missing_is_said_at_once() {
         command.arg(&node.certs.ca_file).args(["--command", &node.own(), "--state-dir"]).arg(node.path("bridge"));
         let (code, _, err) = said(command.args(["--", "true"]));
         assert!(code == Some(69) && err.contains("--probe-server-name"), "{err}");
-        let (code, out, err) = said(&mut node.bridge("--dry-run", &["systemctl", "restart", "kube-apiserver"]));
+        let (code, out, err) = said(&mut node.bridge("--dry-run", &["sh", "restart", "kube-apiserver"]));
         assert_eq!(code, Some(0), "{err}");
         assert!(
-            out.contains("run systemctl restart kube-apiserver") && out.contains("--endpoint-reconciler-type=none"),
+            out.contains("run sh restart kube-apiserver") && out.contains("--endpoint-reconciler-type=none"),
             "{out}"
         );
+        let (code, _, err) = said(&mut node.bridge("", &["no-such-program"]));
+        assert!(code == Some(64) && err.contains("no program no-such-program"), "{err}");
+        // Another's arguments would make another apiserver.
+        let mut command = berth(["bridge", "--probe-ca"]);
+        command.arg(&node.certs.ca_file).args(["--command", &format!("{} --v=2", node.own()), "--state-dir"]);
+        let (code, _, err) = said(command.arg(node.path("bridge")).args(["--", "true"]));
+        assert!(code == Some(69) && err.contains("other arguments than --command"), "{err}");
         assert!(!Path::new(&node.path("bridge")).exists(), "nothing is changed");
+        // What is another's is left alone.
+        std::fs::create_dir(node.path("bridge")).unwrap();
+        std::fs::write(node.path("bridge/lock"), "").unwrap();
+        let (code, _, err) = said(&mut node.bridge("", &["true"]));
+        assert!(code == Some(69) && err.contains("give one that is empty"), "{err}");
+        assert_eq!(std::fs::read_dir(node.path("bridge")).unwrap().count(), 1);
     });
 }
 

@@ -1,6 +1,7 @@
 //! `berth bridge`: what was typed to a bridge, COMMAND within it, and how both ended.
 //!
-//! The bridge is another process, divided from this one before any thread and any runtime begins.
+//! The bridge is another process, divided from this one before any thread and any runtime begins: two that share a runtime's pipe for
+//! signals would take each other's.
 
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::{BridgeAction, BridgeArgs, BridgeEndArgs, BridgeOnFailure, BridgeStartArgs, BridgeStatusArgs};
@@ -8,16 +9,18 @@ use anyhow::Context;
 use berth_operate::bridge::drive::{Claim, drive};
 use berth_operate::bridge::ipc::{Ask, Client, Reply, Status};
 use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure, Outcome, Step};
-use berth_operate::bridge::preflight::{Plan, Refusal, preflight};
+use berth_operate::bridge::preflight::{Plan, Refusal, find, preflight};
 use berth_operate::bridge::{Options, cgroup};
 use berth_operate::upgrade::say::Say;
 use berth_options::check::{Checks, Mistakes, check_probe};
-use berth_os::process::{Detached, detach};
+use berth_os::process::{Detached, detach, leave_terminal};
 use humantime::format_duration;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
@@ -41,45 +44,78 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
         Ok(options) => options,
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
-    let directory = options.directory.clone();
-    let plan = match block_on(preflight(options))? {
-        Ok(plan) => plan,
-        Err(Refusal::Mistakes(mistakes)) => return Ok(mistaken(&Mistakes(mistakes))),
-        Err(Refusal::Missing(missing)) => {
-            missing.iter().for_each(|what| eprintln!("berth: {what}"));
-            eprintln!("berth: nothing was changed");
-            return Ok(Exit::Unavailable);
-        }
-    };
-    for note in &plan.notes {
-        eprintln!("berth: note: {note}");
-    }
     if args.dry_run {
+        let plan = match plan(options)? {
+            Ok(plan) => plan,
+            Err(exit) => return Ok(exit),
+        };
         let mut out = std::io::stdout().lock();
         for (at, step) in steps(&plan, run).iter().enumerate() {
             let _ = writeln!(out, "{}  {step}", at + 1);
         }
         return Ok(Exit::Ok);
     }
+    let directory = options.directory.clone();
+    // The bridge says on it that it begins.
+    let (mut begins, begin) = UnixStream::pair()?;
+    match detach().context("cannot divide this process")? {
+        Detached::Daemon => {
+            drop(begins);
+            hold(options, begin)
+        }
+        Detached::Caller(bridge) => {
+            drop(begin);
+            if begins.read_exact(&mut [0]).is_err() {
+                // It has said why.
+                return Ok(match waitpid(Pid::from_raw(bridge), None)? {
+                    WaitStatus::Exited(_, code) => u8::try_from(code).map_or(Exit::Bug, Exit::Child),
+                    _ => Exit::Unavailable,
+                });
+            }
+            block_on(accompany(&directory, run))?
+        }
+    }
+}
+
+/// Is the bridge, if there can be one. Until it says on `begin` that it begins, it writes to who started it.
+fn hold(options: Options, mut begin: UnixStream) -> anyhow::Result<Exit> {
+    let directory = options.directory.clone();
+    let plan = match plan(options)? {
+        Ok(plan) => plan,
+        Err(exit) => return Ok(exit),
+    };
     let claim = match Claim::take(&directory) {
         Ok(claim) => claim,
         Err(why) => return Ok(unavailable(&why)),
     };
-    match detach(&claim.log).context("cannot divide this process")? {
-        Detached::Daemon => {
-            if let Err(error) = cgroup::leave() {
-                tracing::info!(%error, "this bridge is in the cgroup of who started it");
-            }
-            block_on(drive(plan, claim))?;
-            cgroup::remove();
-            Ok(Exit::Ok)
-        }
-        Detached::Caller(_) => {
-            // What is open here would keep those waiting who look for a bridge that has ended.
-            drop(claim);
-            block_on(accompany(&directory, run))?
-        }
+    leave_terminal(&claim.log).context("cannot leave the terminal")?;
+    if begin.write_all(&[0]).is_err() {
+        tracing::info!("who wanted a bridge has gone away: there is none");
+        return Ok(Exit::Unavailable);
     }
+    drop(begin);
+    if let Err(error) = cgroup::leave() {
+        tracing::info!(%error, "this bridge is in the cgroup of who started it");
+    }
+    block_on(drive(plan, claim))?;
+    cgroup::remove();
+    Ok(Exit::Ok)
+}
+
+/// What the preflight finds is said here.
+fn plan(options: Options) -> anyhow::Result<Result<Plan, Exit>> {
+    Ok(match block_on(preflight(options))? {
+        Ok(plan) => {
+            plan.notes.iter().for_each(|note| eprintln!("berth: note: {note}"));
+            Ok(plan)
+        }
+        Err(Refusal::Mistakes(mistakes)) => Err(mistaken(&Mistakes(mistakes))),
+        Err(Refusal::Missing(missing)) => {
+            missing.iter().for_each(|what| eprintln!("berth: {what}"));
+            eprintln!("berth: nothing was changed");
+            Err(Exit::Unavailable)
+        }
+    })
 }
 
 /// Checks what was typed.
@@ -87,6 +123,11 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
     let mut checks = Checks::default();
     if run.is_some_and(<[_]>::is_empty) {
         checks.wrong("there is nothing to run: give COMMAND after --, or begin with `berth bridge start`");
+    }
+    if let Some(program) = run.and_then(<[_]>::first)
+        && find(program).is_none()
+    {
+        checks.wrong(format!("COMMAND: there is no program {} to run: give its path", program.display()));
     }
     let command = match &args.command {
         None => {
@@ -176,11 +217,15 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
             watcher.logs();
             return Ok(Exit::Unavailable);
         }
-        Seen::Gone => return Ok(watcher.gone()),
+        Seen::Gone => {
+            watcher.gone();
+            return Ok(Exit::Unavailable);
+        }
         Seen::Interrupted => {
             watcher.say.line("interrupted: the bridge ends, COMMAND was not run");
-            let mut client = Client::ask(directory, &Ask::End { now: false }).await?;
-            watcher.until(&mut client, |_| false).await;
+            if let Ok(mut client) = Client::ask(directory, &Ask::End { now: false }).await {
+                watcher.until(&mut client, |_| false).await;
+            }
             return Ok(Exit::Unavailable);
         }
     };
@@ -194,12 +239,19 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
         return Ok(Exit::Ok);
     };
     drop(client);
-    let mut client = Client::ask(directory, &Ask::Command).await?;
+    let Ok(mut client) = Client::ask(directory, &Ask::Command).await else {
+        watcher.gone();
+        return Ok(Exit::Unavailable);
+    };
     match watcher.until(&mut client, |_| true).await {
         Seen::There(_) => {}
         Seen::Refused(why) => return Ok(unavailable(&why)),
         // COMMAND is not run where nothing stands in for what it may stop.
-        Seen::Over(_) | Seen::Gone | Seen::Interrupted => {
+        Seen::Interrupted => {
+            watcher.say.line("interrupted: COMMAND was not run; `berth bridge end` ends the bridge");
+            return Ok(Exit::Unavailable);
+        }
+        Seen::Over(_) | Seen::Gone => {
             watcher.gone();
             return Ok(Exit::Unavailable);
         }
@@ -218,7 +270,7 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
     watcher.say.line(failed.as_deref().unwrap_or("COMMAND is done"));
     let succeeded = failed.is_none();
     let told = client.tell(&Ask::Ended { failed }).await;
-    let seen = watcher.until(&mut client, |status| !status.command && status.trouble.is_some()).await;
+    let seen = watcher.until(&mut client, stays).await;
     let again = if succeeded { Exit::Again } else { exit };
     Ok(match seen {
         Seen::Over(Outcome::Done) => exit,
@@ -277,7 +329,7 @@ async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
     let directory = &args.state_dir.state_dir;
     let mut watcher = Watcher::new(directory)?;
     let Ok(mut client) = Client::ask(directory, &Ask::End { now: args.now }).await else { return Ok(none(directory)) };
-    Ok(match watcher.until(&mut client, |status| status.trouble.is_some()).await {
+    Ok(match watcher.until(&mut client, stays).await {
         Seen::Over(Outcome::Abandoned(why)) if !args.now => {
             watcher.say.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
             Exit::Again
@@ -335,6 +387,11 @@ fn none(directory: &Path) -> Exit {
         "there is no bridge in {} (--state-dir): begin one with `berth bridge start`",
         directory.display()
     ))
+}
+
+/// Clients stay on the bridge, and nothing changes that but the operator.
+fn stays(status: &Status) -> bool {
+    status.step == Step::Hold && !status.command && status.trouble.is_some()
 }
 
 /// What was waited for.

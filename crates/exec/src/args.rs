@@ -106,10 +106,23 @@ pub fn set(argv: &mut Vec<OsString>, flag: &str, value: &OsStr) {
 /// Where a flag stands, with its value.
 fn occurrences<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = (Range<usize>, &'a OsStr)> {
     let end = argv.iter().skip(1).position(|arg| arg == "--").map_or(argv.len(), |at| at + 1);
-    (1..end).filter_map(move |at| match split(&argv[at]) {
-        (name, _) if !is(name, flag) => None,
-        (_, Some(value)) => Some((at..at + 1, value)),
-        (_, None) => argv[..end].get(at + 1).map(|value| (at..at + 2, value.as_os_str())),
+    let mut at = 1;
+    std::iter::from_fn(move || {
+        while at < end {
+            let begin = at;
+            at += 1;
+            match split(&argv[begin]) {
+                (name, _) if !is(name, flag) => {}
+                (_, Some(value)) => return Some((begin..at, value)),
+                (_, None) => {
+                    // Whatever it looks like, it is a value.
+                    let value = argv[..end].get(at)?;
+                    at += 1;
+                    return Some((begin..at, value.as_os_str()));
+                }
+            }
+        }
+        None
     })
 }
 
@@ -293,6 +306,10 @@ mod tests {
         assert_eq!(args, argv(&["--v=2", "--audit-log-path=/d", "--", "--audit-log-path=/c"]));
         set(&mut args, "--cert-dir", "/e".as_ref());
         assert_eq!(args[2..4], ["--audit-log-path=/d", "--cert-dir=/e"]);
+        let mut args = argv(&["--cert-dir", "--cert-dir", "x"]);
+        assert_eq!(value(&args, "--cert-dir"), Some(OsStr::new("--cert-dir")));
+        set(&mut args, "--cert-dir", "/e".as_ref());
+        assert_eq!(args, argv(&["x", "--cert-dir=/e"]));
         // Its value is missing: kube-apiserver says so.
         assert_eq!(value(&argv(&["--cert-dir"]), "--cert-dir"), None);
     }

@@ -202,29 +202,36 @@ pub enum Detached {
     Daemon,
 }
 
-/// Divides this process, which must have one thread: the other has a session of its own, no terminal and no directory, and writes
-/// its output into `log`.
+/// Divides this process, which must have one thread: the other has a session of its own. To be called before anything that both would
+/// share, such as a runtime with its pipe for signals.
 ///
 /// # Errors
 /// There is another thread, or what the system calls say.
-pub fn detach(log: &File) -> io::Result<Detached> {
+pub fn detach() -> io::Result<Detached> {
     let threads = fs::read_dir("/proc/self/task")?.count();
     if threads != 1 {
         return Err(io::Error::other(format!("this process has {threads} threads")));
     }
-    let null = File::open("/dev/null")?;
     // SAFETY: with one thread, nobody holds a lock that the child would wait for in vain.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(Detached::Caller(child.as_raw())),
         ForkResult::Child => {
             setsid()?;
-            std::env::set_current_dir("/")?;
-            dup2_stdin(null.as_fd())?;
-            dup2_stdout(log.as_fd())?;
-            dup2_stderr(log.as_fd())?;
             Ok(Detached::Daemon)
         }
     }
+}
+
+/// Leaves the directory and the terminal of who started this process, which writes its output into `log` from now on.
+///
+/// # Errors
+/// What the system calls say.
+pub fn leave_terminal(log: &File) -> io::Result<()> {
+    std::env::set_current_dir("/")?;
+    dup2_stdin(File::open("/dev/null")?.as_fd())?;
+    dup2_stdout(log.as_fd())?;
+    dup2_stderr(log.as_fd())?;
+    Ok(())
 }
 
 /// Lets the child run in a namespace of any kind that execve does not need anew.

@@ -38,7 +38,7 @@ use tokio::time::Instant;
 pub const LOG: &str = "bridge.log";
 
 /// Where its shim keeps its lease.
-const SHIM: &str = "shim";
+const SHIM: &str = "bridge-shim";
 
 /// How long new connections are steered to a shim that gives no sign of life.
 const LEASE: Duration = Duration::from_secs(3);
@@ -73,7 +73,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Takes it, and clears away what one that was killed left there.
+    /// Takes one that the preflight let through, and clears away what one that was killed left there.
     ///
     /// # Errors
     /// Another bridge has it, or it cannot be made.
@@ -85,7 +85,7 @@ impl Claim {
         private_directory(directory, geteuid().as_raw()).map_err(failed("make the bridge's directory"))?;
         let mut options = OpenOptions::new();
         options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let lock = options.open(directory.join("lock")).map_err(failed("make a file"))?;
+        let lock = options.open(directory.join(ipc::LOCK)).map_err(failed("make a file"))?;
         lock.try_lock()
             .map_err(|_| format!("another bridge is on ({}): see `berth bridge status`", directory.display()))?;
         clear(directory);
@@ -98,7 +98,7 @@ impl Claim {
     }
 }
 
-/// Removes all but the logs and the lock.
+/// Removes what a bridge keeps here, but for its logs and its lock.
 fn clear(directory: &Path) {
     instance::clean(directory);
     let _ = fs::remove_dir_all(directory.join(SHIM));
@@ -148,8 +148,8 @@ fn first_status(plan: &Plan) -> Status {
     }
 }
 
-/// What is asked, and where the answer goes.
-type Asking = (Ask, oneshot::Sender<Result<(), String>>);
+/// What is asked, or none: who ran COMMAND went away before it ended; and where the answer goes.
+type Asking = (Option<Ask>, oneshot::Sender<Result<(), String>>);
 
 /// Answers those who connect until the bridge is over, and then those who are there still.
 async fn serve(
@@ -180,7 +180,7 @@ async fn answer(stream: UnixStream, mut status: watch::Receiver<Status>, to: mps
     let read = |line: io::Result<Option<String>>| serde_json::from_str::<Ask>(&line.ok().flatten()?).ok();
     let Some(first) = read(lines.next_line().await) else { return };
     let mut runs = first == Ask::Command;
-    if let Err(why) = ask(&to, first).await {
+    if let Err(why) = ask(&to, Some(first)).await {
         let _ = ipc::write(&mut writer, &Reply::Refused(why)).await;
         return;
     }
@@ -197,19 +197,18 @@ async fn answer(stream: UnixStream, mut status: watch::Receiver<Status>, to: mps
             line = lines.next_line() => match read(line) {
                 Some(ended @ Ask::Ended { .. }) if runs => {
                     runs = false;
-                    let _ = ask(&to, ended).await;
+                    let _ = ask(&to, Some(ended)).await;
                 }
                 _ => break,
             },
         }
     }
     if runs {
-        let failed = Some("who ran COMMAND went away before it ended".to_owned());
-        let _ = ask(&to, Ask::Ended { failed }).await;
+        let _ = ask(&to, None).await;
     }
 }
 
-async fn ask(to: &mpsc::UnboundedSender<Asking>, what: Ask) -> Result<(), String> {
+async fn ask(to: &mpsc::UnboundedSender<Asking>, what: Option<Ask>) -> Result<(), String> {
     let (reply, replied) = oneshot::channel();
     let _ = to.send((what, reply));
     // Who is not answered finds the outcome in the status.
@@ -229,6 +228,8 @@ struct Bridge<'a> {
     listeners: Vec<OwnedFd>,
     /// They are in the program's map, and listen.
     given: bool,
+    /// By a signal, to end.
+    was_told: bool,
     temporary: watch::Receiver<Asked>,
     own: watch::Receiver<Asked>,
     phase: watch::Receiver<(Phase, std::time::SystemTime)>,
@@ -261,6 +262,7 @@ impl<'a> Bridge<'a> {
             steering,
             listeners,
             given: false,
+            was_told: false,
             temporary,
             own,
             phase,
@@ -289,7 +291,7 @@ impl<'a> Bridge<'a> {
             if self.phase.borrow().0 != Phase::Joined {
                 self.given = false;
             }
-            let seen = self.seen(served);
+            let seen = self.seen(served, is_alive());
             let action = self.machine.next(&seen, began.elapsed());
             self.publish(&seen, open());
             match action {
@@ -362,12 +364,13 @@ impl<'a> Bridge<'a> {
         }
     }
 
-    fn seen(&self, served: bool) -> Seen {
+    fn seen(&self, served: bool, alive: bool) -> Seen {
         let (temporary, own) = (self.temporary.borrow(), self.own.borrow());
         let running = self.child.is_some();
         // What was asked before it was started again is another's answer.
         let fresh = temporary.at > self.started;
-        let ready = running && fresh && temporary.ready && self.phase.borrow().0 == Phase::Joined;
+        // A relaying thread that hangs takes connections and answers none.
+        let ready = running && fresh && temporary.ready && alive && self.phase.borrow().0 == Phase::Joined;
         Seen {
             temporary: Temporary { running, ready, ends: self.ends },
             own: Own { process: own.listener, ready: own.ready },
@@ -416,7 +419,12 @@ impl<'a> Bridge<'a> {
         }
     }
 
-    fn take(&mut self, ask: Ask) -> Result<(), String> {
+    fn take(&mut self, ask: Option<Ask>) -> Result<(), String> {
+        let Some(ask) = ask else {
+            tracing::info!("who ran COMMAND went away");
+            self.machine.command_abandoned("who ran COMMAND went away before it ended");
+            return Ok(());
+        };
         match ask {
             Ask::Status => Ok(()),
             Ask::Command => self.machine.command_begins(),
@@ -432,12 +440,12 @@ impl<'a> Bridge<'a> {
         }
     }
 
-    /// The first signal ends it as `berth bridge end` does, where that can be; the next one at once.
+    /// The first signal ends it as `berth bridge end` does, the next one at once.
     fn told(&mut self, signal: &str) {
         tracing::info!("{signal}");
-        let now = matches!(self.machine.step(), Step::AwaitOwn);
-        if self.machine.end(now).is_err() {
-            let _ = self.machine.end(true);
+        let now = std::mem::replace(&mut self.was_told, true);
+        if let Err(why) = self.machine.end(now) {
+            tracing::warn!("{signal}: {why}; the next signal ends it at once");
         }
     }
 

@@ -27,10 +27,10 @@ pub const LOG: &str = "kube-apiserver.log";
 /// instance's copy.
 const CERTIFICATES: &str = "/var/run/kubernetes";
 const CERTIFICATE: [&str; 2] = ["apiserver.crt", "apiserver.key"];
-const CERT_DIR: &str = "cert-dir";
+const CERT_DIR: &str = "bridge-cert-dir";
 
 /// Copies of what its arguments name.
-const FILES: &str = "files";
+const FILES: &str = "bridge-files";
 
 const AUDIT_LOG: &str = "--audit-log-path";
 const DEBUG_SOCKET: &str = "--debug-socket-path";
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(
             rewritten(0, given),
             "kube-apiserver --secure-port 7000 --bind-address=127.1.2.3 --advertise-address=10.0.0.5 \
-             --endpoint-reconciler-type=none --audit-log-path=/var/log/audit-bridge.log --cert-dir=/b/cert-dir \
+             --endpoint-reconciler-type=none --audit-log-path=/var/log/audit-bridge.log --cert-dir=/b/bridge-cert-dir \
              --debug-socket-path="
         );
         assert!(!rewritten(1000, given).contains("--cert-dir"), "it could not write there");

@@ -1,7 +1,7 @@
 //! What commands ask of a bridge, and what it says: lines of JSON on a socket that only root can reach.
 //!
 //! Each connection asks once. The answer is that it was refused, or a [`Status`] at once and at each change. Who began COMMAND says
-//! on the same connection how it ended; if it goes away without, COMMAND is taken for failed.
+//! on the same connection how it ended; if it goes away without, clients stay on the bridge.
 
 use super::machine::{Outcome, Step};
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,9 @@ pub const VERSION: u32 = 1;
 
 /// The socket's name in the bridge's directory.
 pub const SOCKET: &str = "bridge.sock";
+
+/// What is locked by the bridge that is on, and stays: by it a directory is known as a bridge's.
+pub const LOCK: &str = "bridge.lock";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

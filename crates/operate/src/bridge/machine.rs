@@ -220,6 +220,13 @@ impl Machine {
         }
     }
 
+    /// Nobody will say how COMMAND ended: it may run on, so that clients stay on the bridge, whatever was to happen on failure.
+    pub fn command_abandoned(&mut self, why: &str) {
+        if std::mem::take(&mut self.commanding) && self.step == Step::Hold {
+            self.trouble = Some(why.into());
+        }
+    }
+
     /// The operator wants it to end: when the node's own instance is ready, whichever process that is, or `now`.
     ///
     /// # Errors
@@ -229,6 +236,7 @@ impl Machine {
             Step::Linger | Step::Drain => {}
             Step::Start | Step::Settle => self.give_up("it was told to end"),
             _ if now => {
+                self.trouble = None;
                 self.outcome = Outcome::Abandoned("it was told to end at once".into());
                 self.enter(Step::Linger);
             }
@@ -263,8 +271,16 @@ impl Machine {
             Step::Start => self.start(seen, elapsed),
             Step::Settle => self.settle(seen, elapsed, lost),
             Step::Overlap | Step::Hold | Step::AwaitOwn => {
-                if let Some(action) = keep_steered(seen, lost) {
-                    return action;
+                match keep_steered(seen, lost) {
+                    // The node's own has its time, whether or not another can be started.
+                    Some(Action::Start) if self.step == Step::AwaitOwn => {
+                        return match self.own(seen, now, elapsed) {
+                            Action::Wait => Action::Start,
+                            decided => decided,
+                        };
+                    }
+                    Some(action) => return action,
+                    None => {}
                 }
                 match self.step {
                     Step::Overlap if elapsed < OVERLAP => Action::Wait,

@@ -9,14 +9,16 @@ use berth_os::{netdevice, socket};
 use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::Probe;
 use berth_shim::steering;
+use nix::unistd::geteuid;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// kube-apiserver's default.
@@ -89,6 +91,7 @@ pub async fn preflight(options: Options) -> Result<Plan, Refusal> {
             options.directory.display()
         ));
     }
+    findings.note("", directory(&options.directory));
     match steering::self_test().await {
         Err(error) => findings.missing.push(format!("steering: {error}")),
         Ok(tried) => {
@@ -138,6 +141,19 @@ fn check(options: &Options) -> Result<u16, Vec<String>> {
     if wrong.is_empty() { Ok(port) } else { Err(wrong) }
 }
 
+/// What is there is made private, and cleared: only a bridge's directory, or one that is empty.
+fn directory(directory: &Path) -> Result<(), String> {
+    let wrong = |why: &str| Err(format!("--state-dir {}: {why}: give one that is empty, or none", directory.display()));
+    match fs::read_dir(directory).map(Iterator::count) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => wrong(&error.to_string()),
+        Ok(files) if files > 0 && !directory.join(ipc::LOCK).is_file() => {
+            wrong("this directory has other files than a bridge's")
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
 /// The listeners of the port, if they can be bridged.
 fn listeners(port: u16, findings: &mut Findings) -> Vec<Entry> {
     let Some(all) = findings.note("/proc/net/tcp: ", proc_net::listeners(port)) else { return Vec::new() };
@@ -178,11 +194,23 @@ fn running(entry: &Entry, options: &Options, findings: &mut Findings) -> Option<
     let mount = |process: &str| fs::metadata(format!("/proc/{process}/ns/mnt")).map(|meta| meta.ino());
     if mount(&process.pid.to_string()).ok() != mount("self").ok() {
         findings.missing.push(format!(
-            "{what}it runs in a container, and --command is for a kube-apiserver that does not; static pods are not bridged yet"
+            "{what}it has a mount namespace of its own (a container, or a unit with such as PrivateTmp or ProtectSystem), and --command \
+             is for a kube-apiserver in the host's; static pods are not bridged yet"
         ));
         return None;
     }
     let like = findings.note(&what, Like::of(process.pid))?;
+    let user = geteuid();
+    if !user.is_root() && user.as_raw() != like.uid {
+        findings.missing.push(format!("{what}it runs as uid {}, and this as uid {user}: run this as root", like.uid));
+    }
+    let cmdline = findings.note(&what, fs::read(format!("/proc/{}/cmdline", process.pid)))?;
+    if !is_run_with(&cmdline, &options.command) {
+        findings.missing.push(format!(
+            "{what}it runs with other arguments than --command: take them from /proc/{}/cmdline",
+            process.pid
+        ));
+    }
     let available = findings.note("/proc/meminfo: ", available_memory())?;
     if available < like.resident {
         let mib = |bytes: u64| bytes / (1024 * 1024);
@@ -204,13 +232,22 @@ fn running(entry: &Entry, options: &Options, findings: &mut Findings) -> Option<
     Some((process.pid, like))
 }
 
-/// A program, as a shell finds it.
-fn find(name: &OsStr) -> Option<std::path::PathBuf> {
-    let path = Path::new(name);
-    if path.components().count() > 1 {
-        return Some(path.to_owned());
+/// Whether a process whose arguments are these, each with a zero behind it, was given those of a command line. A program's name
+/// may differ.
+fn is_run_with(cmdline: &[u8], command: &[OsString]) -> bool {
+    let runs = cmdline.strip_suffix(&[0]).unwrap_or(cmdline).split(|byte| *byte == 0);
+    runs.skip(1).eq(command.iter().skip(1).map(|arg| arg.as_bytes()))
+}
+
+/// A program that can be executed, as a shell finds it.
+#[must_use]
+pub fn find(name: &OsStr) -> Option<PathBuf> {
+    let is_program = |path: &PathBuf| fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0);
+    if name.as_bytes().contains(&b'/') {
+        return Some(PathBuf::from(name)).filter(is_program);
     }
-    std::env::split_paths(&std::env::var_os("PATH")?).map(|directory| directory.join(path)).find(|path| path.is_file())
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    std::env::split_paths(&path).map(|directory| directory.join(name)).find(is_program)
 }
 
 /// In bytes.
@@ -287,5 +324,40 @@ fn try_place(port: u16, ipv6: bool) -> Result<(SocketAddrV4, Vec<SocketAddr>), S
     match address::choose(port, None, &listen).map_err(|error| text(&error))? {
         SocketAddr::V4(temporary) => Ok((temporary, listen)),
         SocketAddr::V6(other) => Err(format!("{other} is no IPv4 address")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_that_run_are_those_that_are_given() {
+        let command = ["kube-apiserver", "--v=2", ""].map(OsString::from);
+        assert!(is_run_with(b"/usr/bin/kube-apiserver\0--v=2\0\0", &command));
+        for other in [&b"kube-apiserver\0--v=2\0"[..], b"kube-apiserver\0--v=3\0\0", b"k\0--v=2\0\0--x\0", b""] {
+            assert!(!is_run_with(other, &command), "{other:?}");
+        }
+        assert!(is_run_with(b"k\0", &["kube-apiserver".into()]));
+    }
+
+    #[test]
+    fn a_directory_of_something_else_is_left_alone() {
+        let temp = tempfile::tempdir().unwrap();
+        assert_eq!(directory(&temp.path().join("new")), Ok(()));
+        assert_eq!(directory(temp.path()), Ok(()));
+        fs::write(temp.path().join("lock"), "").unwrap();
+        assert!(directory(temp.path()).unwrap_err().contains("other files"));
+        assert!(directory(&temp.path().join("lock")).is_err(), "a file");
+        fs::write(temp.path().join(ipc::LOCK), "").unwrap();
+        assert_eq!(directory(temp.path()), Ok(()));
+    }
+
+    #[test]
+    fn a_program_is_found_as_a_shell_finds_it() {
+        assert!(find("sh".as_ref()).is_some() && find("/bin/sh".as_ref()).is_some());
+        for none in ["", "/", "/nonexistent", "/etc/passwd", "no-such-program"] {
+            assert_eq!(find(none.as_ref()), None, "{none}");
+        }
     }
 }

@@ -25,6 +25,8 @@ struct Given {
     /// In which seconds its process ends, and from when on it is slow to answer, for how long.
     deaths: Vec<u32>,
     slow: Option<(u32, u32)>,
+    /// From which second on no process of it can be started.
+    unstartable: Option<u32>,
     own: Fate,
     /// How long COMMAND takes, when it stops the node's own in that time, and whether it succeeds.
     command: u32,
@@ -46,14 +48,16 @@ fn given() -> impl Strategy<Value = Given> {
         prop::option::weighted(0.95, 0..60u32),
         prop::collection::vec(0..400u32, 0..4),
         prop::option::of((0..300u32, 1..30u32)),
+        prop::option::weighted(0.2, 0..300u32),
     );
     let on_failure = prop_oneof![Just(OnFailure::Stay), Just(OnFailure::End)];
     let end = prop::option::weighted(0.3, (0..300u32, any::<bool>()));
     (temporary, fate, (1..40u32, 0..40u32), prop::bool::weighted(0.8), on_failure, end).prop_map(
-        |((start, deaths, slow), own, (command, stops), succeeds, on_failure, end)| Given {
+        |((start, deaths, slow, unstartable), own, (command, stops), succeeds, on_failure, end)| Given {
             start,
             deaths,
             slow,
+            unstartable,
             own,
             command,
             stops: stops.min(command),
@@ -184,6 +188,11 @@ impl World {
                 Action::Entered => {}
                 Action::Start => {
                     assert!(self.temporary.is_none(), "it runs already");
+                    if self.given.unstartable.is_some_and(|from| self.now >= from) {
+                        // It is tried again a second later.
+                        self.ends += 1;
+                        break;
+                    }
                     self.temporary = self.process(self.given.start.unwrap_or(u32::MAX));
                 }
                 Action::Steer => {
@@ -263,7 +272,8 @@ proptest! {
             }
             None => {
                 prop_assert_eq!(world.machine.step(), Step::Hold);
-                prop_assert!(world.steering && given.on_failure == OnFailure::Stay);
+                prop_assert!(given.on_failure == OnFailure::Stay);
+                prop_assert!(world.steering || given.unstartable.is_some());
                 prop_assert!(world.machine.trouble().is_some());
                 // The operator fixes it, and ends it.
                 world.given.own = Fate::Restarts(0);
@@ -280,6 +290,7 @@ fn calm(own: Fate) -> Given {
         start: Some(10),
         deaths: Vec::new(),
         slow: None,
+        unstartable: None,
         own,
         command: 10,
         stops: 5,
@@ -346,6 +357,29 @@ fn nothing_ends_it_while_a_command_runs_but_at_once() {
     world.machine.end(true).unwrap();
     let outcome = world.run(3000);
     assert!(matches!(&outcome, Some(Outcome::Abandoned(why)) if why.contains("at once")), "{outcome:?}");
+}
+
+#[test]
+fn a_temporary_instance_that_cannot_be_started_again_keeps_nothing_from_ending() {
+    for (own, outcome) in [(Fate::Restarts(30), Some(Outcome::Done)), (Fate::NeverReady, None)] {
+        let mut world = World::new(Given { deaths: vec![50], unstartable: Some(40), ..calm(own) });
+        assert_eq!(world.run(2000), outcome);
+        assert_eq!(world.machine.trouble().is_some(), outcome.is_none());
+    }
+}
+
+#[test]
+fn who_vanishes_leaves_clients_on_the_bridge() {
+    for on_failure in [OnFailure::Stay, OnFailure::End] {
+        let mut world = World::new(Given { command: 5000, on_failure, ..calm(Fate::NeverReady) });
+        world.run(60);
+        world.machine.command_abandoned("it went away");
+        assert_eq!(world.run(2000), None);
+        assert_eq!((world.machine.step(), world.machine.trouble()), (Step::Hold, Some("it went away")));
+        // What is told at once has no trouble left.
+        world.machine.end(true).unwrap();
+        assert_eq!((world.machine.step(), world.machine.trouble()), (Step::Linger, None));
+    }
 }
 
 #[test]
