@@ -31,7 +31,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 /// The daemon's own log, in the bridge's directory.
@@ -58,6 +58,9 @@ const LONGEST_DRAIN: Duration = Duration::from_secs(300);
 
 /// A bridge is for a piece of work, not for good.
 const LONG: Duration = Duration::from_secs(30 * 60);
+
+/// How long the Service's API may take to forget the bridge.
+const WITHDRAWAL: Duration = Duration::from_secs(5);
 
 /// How long those who wait for the outcome may take to read it.
 const TELLING: Duration = Duration::from_secs(2);
@@ -235,6 +238,13 @@ struct Bridge<'a> {
     phase: watch::Receiver<(Phase, std::time::SystemTime)>,
     status: watch::Sender<Status>,
     _asking: JoinSet<()>,
+    service: Option<Keeping>,
+}
+
+/// The Service is kept while that is said, until it is dropped.
+struct Keeping {
+    on: watch::Sender<bool>,
+    task: JoinHandle<()>,
 }
 
 impl<'a> Bridge<'a> {
@@ -268,6 +278,11 @@ impl<'a> Bridge<'a> {
             phase,
             status,
             _asking: asking,
+            service: plan.service.clone().map(|service| {
+                let (on, is_on) = watch::channel(false);
+                let service = service.at([plan.temporary.into(), plan.own]);
+                Keeping { on, task: tokio::spawn(service.keep(is_on)) }
+            }),
         };
         Ok((bridge, bound))
     }
@@ -294,6 +309,7 @@ impl<'a> Bridge<'a> {
             let seen = self.seen(served, is_alive());
             let action = self.machine.next(&seen, began.elapsed());
             self.publish(&seen, open());
+            self.keep_service(&seen);
             match action {
                 Action::Entered => {
                     tracing::info!(step = self.machine.step().name(), trouble = self.machine.trouble(), "step");
@@ -317,6 +333,7 @@ impl<'a> Bridge<'a> {
                 }
                 Action::Drain if draining.is_none() => {
                     draining = Some(Instant::now());
+                    self.leave_service().await;
                     // Who keeps them keeps clients waiting for nobody.
                     self.listeners.clear();
                     stop.send_replace(Stop::Drain);
@@ -342,6 +359,7 @@ impl<'a> Bridge<'a> {
                     served = true;
                     if draining.is_none() {
                         self.steering.off();
+                        self.leave_service().await;
                         return Outcome::Abandoned("its shim ended".into());
                     }
                     terminated.get_or_insert_with(|| { self.signal(Signal::SIGTERM); Instant::now() });
@@ -361,6 +379,22 @@ impl<'a> Bridge<'a> {
                 () = tokio::time::sleep(LOOK) => {}
             }
             self.reap();
+        }
+    }
+
+    /// It is kept while new connections go to the bridge, until the node's own is back for good.
+    fn keep_service(&self, seen: &Seen) {
+        let on = seen.steering && matches!(self.machine.step(), Step::Overlap | Step::Hold | Step::AwaitOwn);
+        if let Some(service) = &self.service {
+            service.on.send_if_modified(|was| std::mem::replace(was, on) != on);
+        }
+    }
+
+    async fn leave_service(&mut self) {
+        let Some(Keeping { on, task }) = self.service.take() else { return };
+        drop(on);
+        if tokio::time::timeout(WITHDRAWAL, task).await.is_err() {
+            tracing::warn!("the bridge's slice may be in the Service kubernetes: `berth bridge end` removes it");
         }
     }
 
