@@ -88,6 +88,9 @@ pub struct BridgeStartArgs {
     /// [default: /etc/kubernetes/admin.conf, if it is there]
     #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
+    /// Serve /metrics, /livez, /readyz and /status of the bridge by HTTP here [default: off]
+    #[arg(long, env = "BERTH_BRIDGE_ADMIN", hide_env_values = true, value_name = "ADDR:PORT")]
+    pub admin: Option<String>,
     /// Check what is needed, print the steps, and do nothing
     #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
     pub dry_run: bool,

@@ -148,6 +148,7 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
     let ready = checks.duration("--ready-timeout", &args.ready_timeout, Duration::from_secs(1));
     let settle = checks.duration("--settle", &args.settle, Duration::ZERO);
     let probe = check_probe(&args.probe, READY, true, &mut checks);
+    let admin = args.admin.as_deref().and_then(|text| checks.address("--admin", text));
     let on_failure = match args.on_failure {
         BridgeOnFailure::Stay => OnFailure::Stay,
         BridgeOnFailure::End => OnFailure::End,
@@ -163,6 +164,7 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
             on_failure,
             probe: absolute(probe),
             directory,
+            admin,
             kubeconfig: args.kubeconfig.clone(),
         }),
         _ => None,

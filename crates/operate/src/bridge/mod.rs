@@ -28,6 +28,7 @@ pub mod sight;
 use berth_shim::backend::probe::ProbeConfig;
 use machine::{Limits, OnFailure};
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Where a bridge keeps its socket and logs.
@@ -45,6 +46,8 @@ pub struct Options {
     /// How both instances are asked.
     pub probe: ProbeConfig,
     pub directory: PathBuf,
+    /// Where its shim tells metrics and status.
+    pub admin: Option<SocketAddr>,
     /// Of an admin, by whom the Service is kept; none: kubeadm's, if it is there.
     pub kubeconfig: Option<PathBuf>,
 }
