@@ -35,9 +35,9 @@ pub enum BridgeAction {
     End(BridgeEndArgs),
 }
 
-/// Where the bridge is.
+/// Where the bridge is, and how it is told.
 #[derive(Debug, Clone, Args)]
-pub struct StateDirArgs {
+pub struct ToldArgs {
     /// Directory for the bridge's socket, logs and copies of keys
     #[arg(
         long,
@@ -47,6 +47,9 @@ pub struct StateDirArgs {
         value_name = "DIR"
     )]
     pub state_dir: PathBuf,
+    /// Tell it as JSON: the bridge's status, a line at each change, on standard error (of `status` and --dry-run on standard output)
+    #[arg(long, env = "BERTH_BRIDGE_JSON", hide_env_values = true)]
+    pub json: bool,
 }
 
 /// What happens when COMMAND fails, or the node's own kube-apiserver does not come back.
@@ -94,9 +97,9 @@ pub struct BridgeStartArgs {
     /// Check what is needed, print the steps, and do nothing
     #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
     pub dry_run: bool,
-    /// Where the bridge is.
+    /// Where the bridge is, and how it is told.
     #[command(flatten)]
-    pub state_dir: StateDirArgs,
+    pub told: ToldArgs,
     /// How both are asked.
     #[command(flatten)]
     pub probe: ProbeArgs,
@@ -105,20 +108,17 @@ pub struct BridgeStartArgs {
 /// Options of `berth bridge status`.
 #[derive(Debug, Clone, Args)]
 pub struct BridgeStatusArgs {
-    /// Where the bridge is.
+    /// Where the bridge is, and how it is told.
     #[command(flatten)]
-    pub state_dir: StateDirArgs,
-    /// Print JSON
-    #[arg(long, env = "BERTH_STATUS_JSON", hide_env_values = true)]
-    pub json: bool,
+    pub told: ToldArgs,
 }
 
 /// Options of `berth bridge end`.
 #[derive(Debug, Clone, Args)]
 pub struct BridgeEndArgs {
-    /// Where the bridge is.
+    /// Where the bridge is, and how it is told.
     #[command(flatten)]
-    pub state_dir: StateDirArgs,
+    pub told: ToldArgs,
     /// Where there is no bridge on this node: removes what one that was killed left in the Service `kubernetes`, as an admin
     /// [default: /etc/kubernetes/admin.conf, if it is there]
     #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]

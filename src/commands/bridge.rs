@@ -4,7 +4,9 @@
 //! signals would take each other's.
 
 use super::{Exit, block_on, mistaken, unavailable};
-use crate::cli::{BridgeAction, BridgeArgs, BridgeEndArgs, BridgeOnFailure, BridgeStartArgs, BridgeStatusArgs};
+use crate::cli::{
+    BridgeAction, BridgeArgs, BridgeEndArgs, BridgeOnFailure, BridgeStartArgs, BridgeStatusArgs, ToldArgs,
+};
 use anyhow::Context;
 use berth_cluster::kubeconfig::ADMIN;
 use berth_operate::bridge::drive::{Claim, drive};
@@ -52,12 +54,16 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
             Err(exit) => return Ok(exit),
         };
         let mut out = std::io::stdout().lock();
-        for (at, step) in steps(&plan, run).iter().enumerate() {
+        let steps = steps(&plan, run);
+        if args.told.json {
+            let _ = writeln!(out, "{:#}", serde_json::json!({"steps": steps, "notes": plan.notes}));
+            return Ok(Exit::Ok);
+        }
+        for (at, step) in steps.iter().enumerate() {
             let _ = writeln!(out, "{}  {step}", at + 1);
         }
         return Ok(Exit::Ok);
     }
-    let directory = options.directory.clone();
     // The bridge says on it that it begins.
     let (mut begins, begin) = UnixStream::pair()?;
     match detach().context("cannot divide this process")? {
@@ -74,7 +80,7 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
                     _ => Exit::Unavailable,
                 });
             }
-            block_on(accompany(&directory, run))?
+            block_on(accompany(&args.told, run))?
         }
     }
 }
@@ -154,7 +160,7 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
         BridgeOnFailure::End => OnFailure::End,
     };
     // The daemon has another working directory.
-    let directory = std::path::absolute(&args.state_dir.state_dir);
+    let directory = std::path::absolute(&args.told.state_dir);
     let directory = checks.note(directory.map_err(|error| format!("--state-dir: {error}: give a path")));
     let options = match (command, probe, directory) {
         (Some(command), Some(probe), Some(directory)) => Some(Options {
@@ -206,8 +212,9 @@ fn steps(plan: &Plan, run: Option<&[OsString]>) -> Vec<String> {
 }
 
 /// Sees to it that there is a bridge, and runs COMMAND under it.
-async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
-    let mut watcher = Watcher::new(directory)?;
+async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
+    let directory = &told.state_dir;
+    let mut watcher = Watcher::new(told)?;
     let mut client = match Client::ask(directory, &Ask::Status).await {
         Ok(client) => client,
         Err(error) => return Ok(unavailable(&format!("the bridge cannot be asked: {error}"))),
@@ -218,7 +225,7 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
         Seen::Refused(why) => return Ok(unavailable(&why)),
         Seen::Over(outcome) => {
             let (Outcome::NotBegun(why) | Outcome::Abandoned(why)) = outcome else { return Ok(Exit::Unavailable) };
-            watcher.say.line(&format!("not begun: {why}"));
+            watcher.line(&format!("not begun: {why}"));
             watcher.logs();
             return Ok(Exit::Unavailable);
         }
@@ -227,7 +234,7 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
             return Ok(Exit::Unavailable);
         }
         Seen::Interrupted => {
-            watcher.say.line("interrupted: the bridge ends, COMMAND was not run");
+            watcher.line("interrupted: the bridge ends, COMMAND was not run");
             if let Ok(mut client) = Client::ask(directory, &Ask::End { now: false }).await {
                 watcher.until(&mut client, |_| false).await;
             }
@@ -235,12 +242,10 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
         }
     };
     if cgroup::is_shared_with(status.pid) {
-        watcher
-            .say
-            .more("it is in the cgroup of this session: what ends that ends it too (no cgroup can be made here)");
+        watcher.more("it is in the cgroup of this session: what ends that ends it too (no cgroup can be made here)");
     }
     let Some(run) = run else {
-        watcher.say.more("`berth bridge status` says how it is, `berth bridge end` ends it");
+        watcher.more("`berth bridge status` says how it is, `berth bridge end` ends it");
         return Ok(Exit::Ok);
     };
     drop(client);
@@ -253,7 +258,7 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
         Seen::Refused(why) => return Ok(unavailable(&why)),
         // COMMAND is not run where nothing stands in for what it may stop.
         Seen::Interrupted => {
-            watcher.say.line("interrupted: COMMAND was not run; `berth bridge end` ends the bridge");
+            watcher.line("interrupted: COMMAND was not run; `berth bridge end` ends the bridge");
             return Ok(Exit::Unavailable);
         }
         Seen::Over(_) | Seen::Gone => {
@@ -272,7 +277,7 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
         Ok(status) => Some(format!("COMMAND failed ({status})")),
         Err(error) => Some(format!("COMMAND cannot be run: {error}")),
     };
-    watcher.say.line(failed.as_deref().unwrap_or("COMMAND is done"));
+    watcher.line(failed.as_deref().unwrap_or("COMMAND is done"));
     let succeeded = failed.is_none();
     let told = client.tell(&Ask::Ended { failed }).await;
     let seen = watcher.until(&mut client, stays).await;
@@ -280,7 +285,7 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
     Ok(match seen {
         Seen::Over(Outcome::Done) => exit,
         Seen::Over(Outcome::NotBegun(why) | Outcome::Abandoned(why)) => {
-            watcher.say.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
+            watcher.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
             watcher.logs();
             again
         }
@@ -289,8 +294,8 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
             again
         }
         Seen::Interrupted => {
-            watcher.say.line("interrupted: clients stay on the bridge, which goes on by itself");
-            watcher.say.more("`berth bridge status` says how it is, `berth bridge end` ends it");
+            watcher.line("interrupted: clients stay on the bridge, which goes on by itself");
+            watcher.more("`berth bridge status` says how it is, `berth bridge end` ends it");
             again
         }
         Seen::Refused(_) | Seen::Gone => {
@@ -331,14 +336,14 @@ fn exit_code(status: ExitStatus) -> u8 {
 }
 
 async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
-    let directory = &args.state_dir.state_dir;
-    let mut watcher = Watcher::new(directory)?;
+    let directory = &args.told.state_dir;
+    let mut watcher = Watcher::new(&args.told)?;
     let Ok(mut client) = Client::ask(directory, &Ask::End { now: args.now }).await else {
         return Ok(swept(args, directory).await);
     };
     Ok(match watcher.until(&mut client, stays).await {
         Seen::Over(Outcome::Abandoned(why)) if !args.now => {
-            watcher.say.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
+            watcher.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
             Exit::Again
         }
         Seen::Over(_) => Exit::Ok,
@@ -352,7 +357,7 @@ async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
         }
         Seen::Gone => watcher.gone(),
         Seen::Interrupted => {
-            watcher.say.line("interrupted: the bridge goes on ending by itself");
+            watcher.line("interrupted: the bridge goes on ending by itself");
             Exit::Again
         }
     })
@@ -383,14 +388,14 @@ async fn swept(args: &BridgeEndArgs, directory: &Path) -> Exit {
 }
 
 async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
-    let directory = &args.state_dir.state_dir;
+    let directory = &args.told.state_dir;
     let reply = match Client::ask(directory, &Ask::Status).await {
         Ok(mut client) => client.next().await,
         Err(_) => None,
     };
     let Some(Reply::Status(status)) = reply else { return Ok(none(directory)) };
     let mut out = std::io::stdout().lock();
-    if args.json {
+    if args.told.json {
         serde_json::to_writer_pretty(&mut out, &status)?;
         let _ = writeln!(out);
         return Ok(Exit::Ok);
@@ -438,6 +443,7 @@ enum Seen {
 /// Tells what a bridge does.
 struct Watcher {
     say: Say,
+    json: bool,
     directory: std::path::PathBuf,
     step: Option<Step>,
     term: Signals,
@@ -445,9 +451,10 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn new(directory: &Path) -> anyhow::Result<Self> {
+    fn new(args: &ToldArgs) -> anyhow::Result<Self> {
         let (term, int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        Ok(Self { say: Say::default(), directory: directory.to_owned(), step: None, term, int })
+        let (say, directory) = (Say::default(), args.state_dir.clone());
+        Ok(Self { say, json: args.json, directory, step: None, term, int })
     }
 
     /// Forgets the signals that were meant for COMMAND.
@@ -478,15 +485,32 @@ impl Watcher {
         }
     }
 
+    fn line(&self, what: &str) {
+        if !self.json {
+            self.say.line(what);
+        }
+    }
+
+    fn more(&self, what: &str) {
+        if !self.json {
+            self.say.more(what);
+        }
+    }
+
     fn tell(&mut self, status: &Status) {
+        if self.json
+            && let Ok(line) = serde_json::to_string(status)
+        {
+            eprintln!("{line}");
+        }
         let Status { step, temporary, own, .. } = status;
         if status.outcome == Some(Outcome::Done) {
-            self.say.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
+            self.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
         }
         if status.outcome.is_some() || self.step.replace(*step) == Some(*step) {
             return;
         }
-        self.say.line(&match step {
+        self.line(&match step {
             Step::Start => format!("a temporary kube-apiserver starts on {}", temporary.address),
             Step::Settle => "it is ready, and is watched for a while (--settle)".to_owned(),
             Step::Overlap => "new connections go to it; handshakes that began before may end".to_owned(),
@@ -504,19 +528,19 @@ impl Watcher {
 
     fn stays(&self, status: &Status) {
         let trouble = status.trouble.as_deref().unwrap_or_default();
-        self.say.line(&format!("{trouble}: clients stay on the bridge"));
-        self.say.more(&format!("the node's own kube-apiserver: {}", status.own.probe));
-        self.say.more("fix it, then `berth bridge end`; `berth bridge end --now` ends it without");
+        self.line(&format!("{trouble}: clients stay on the bridge"));
+        self.more(&format!("the node's own kube-apiserver: {}", status.own.probe));
+        self.more("fix it, then `berth bridge end`; `berth bridge end --now` ends it without");
         self.logs();
     }
 
     fn gone(&self) -> Exit {
-        self.say.line("the bridge has ended without a word; new connections go to who listens on the port itself");
+        self.line("the bridge has ended without a word; new connections go to who listens on the port itself");
         self.logs();
         Exit::Again
     }
 
     fn logs(&self) {
-        self.say.more(&format!("logs are in {}", self.directory.display()));
+        self.more(&format!("logs are in {}", self.directory.display()));
     }
 }
