@@ -1,7 +1,9 @@
 //! Whether this node can be bridged: all that is missing is said at once, and nothing is changed.
 
 use super::pod::{self, Pod};
+use super::service::Service;
 use super::{Options, Running, instance, ipc};
+use berth_cluster::kubeconfig::ADMIN;
 use berth_exec::{address, args};
 use berth_node::instance::InstanceId;
 use berth_os::proc_net::{self, Entry, Owner};
@@ -59,6 +61,8 @@ pub struct Plan {
     pub command: Vec<OsString>,
     /// It is in one.
     pub pod: Option<Pod>,
+    /// The node's address in the Service, where it can be kept.
+    pub service: Option<Service>,
     /// What is worth knowing and no reason not to begin.
     pub notes: Vec<String>,
 }
@@ -137,6 +141,7 @@ pub async fn preflight(mut options: Options) -> Result<Plan, Refusal> {
         }
     }
     probe(&options, own, source, &mut findings).await;
+    let service = service(&options, own, &mut findings).await;
     let (Some((temporary, listen)), Some(instance), []) = (place, instance, &findings.missing[..]) else {
         return Err(Refusal::Missing(findings.missing));
     };
@@ -168,6 +173,7 @@ pub async fn preflight(mut options: Options) -> Result<Plan, Refusal> {
         like,
         command,
         pod,
+        service,
         notes,
     };
     Ok(plan)
@@ -370,6 +376,32 @@ async fn probe(options: &Options, own: SocketAddr, source: IpAddr, findings: &mu
     if answer.seen != Observation::Pass {
         findings.missing.push(format!("the kube-apiserver that runs is not ready at {own}: {}", answer.words));
     }
+}
+
+/// What keeps the Service, with credentials that are let in.
+async fn service(options: &Options, own: SocketAddr, findings: &mut Findings) -> Option<Service> {
+    const LOST: &str = "the Service kubernetes is not kept: on the only control-plane node, pods lose it while COMMAND \
+        restarts kube-apiserver";
+    let path = match &options.kubeconfig {
+        Some(path) => path,
+        None if Path::new(ADMIN).exists() => Path::new(ADMIN),
+        None => {
+            findings.notes.push(format!("no --kubeconfig, and no {ADMIN}: {LOST}"));
+            return None;
+        }
+    };
+    let why = match Service::new(path, own).map(|service| service.at([own])) {
+        Ok(service) => match service.check().await {
+            Ok(()) => return Some(service),
+            Err(error) => error.to_string(),
+        },
+        Err(why) => why,
+    };
+    match options.kubeconfig {
+        Some(_) => findings.missing.push(format!("--kubeconfig: {why}")),
+        None => findings.notes.push(format!("{why}; {LOST}")),
+    }
+    None
 }
 
 /// Addresses of loopback for the temporary instance and for the bridge's listeners, on one port.
