@@ -64,7 +64,17 @@ pub enum OnFailure {
 /// How a bridge is built.
 #[derive(Debug, Clone, Args)]
 pub struct BridgeStartArgs {
-    /// The command line of the kube-apiserver that runs on this node, outside a pod; its words are separated as by a shell
+    /// The static pod's manifest
+    #[arg(
+        long,
+        env = "BERTH_MANIFEST",
+        hide_env_values = true,
+        default_value = berth_operate::bridge::pod::MANIFEST,
+        value_name = "FILE",
+        conflicts_with = "command"
+    )]
+    pub manifest: PathBuf,
+    /// The command line of the kube-apiserver that runs on this node, if it is in no pod; its words are separated as by a shell
     #[arg(long, env = "BERTH_BRIDGE_COMMAND", hide_env_values = true, value_name = "COMMAND LINE")]
     pub command: Option<String>,
     /// Port on loopback of the temporary kube-apiserver and of its shim [default: a free one]

@@ -14,14 +14,16 @@ use berth_operate::bridge::ipc::{Ask, Client, Reply, Status};
 use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure, Outcome, Step};
 use berth_operate::bridge::preflight::{Plan, Refusal, find, preflight};
 use berth_operate::bridge::service::sweep;
-use berth_operate::bridge::{Options, cgroup};
+use berth_operate::bridge::{Options, Running, cgroup};
 use berth_operate::upgrade::say::Say;
 use berth_options::check::{Checks, Mistakes, check_probe};
+use berth_os::namespaces::own_mounts;
 use berth_os::process::{Detached, detach, leave_terminal};
+use berth_shim::backend::probe::ProbeKind;
 use humantime::format_duration;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, geteuid};
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -88,6 +90,10 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
 /// Is the bridge, if there can be one. Until it says on `begin` that it begins, it writes to who started it.
 fn hold(options: Options, mut begin: UnixStream) -> anyhow::Result<Exit> {
     let directory = options.directory.clone();
+    // Before there is a second thread. Without root there is none, and the preflight says so.
+    if matches!(options.running, Running::Pod { .. }) && geteuid().is_root() {
+        own_mounts().context("cannot have a mount namespace: run this with CAP_SYS_ADMIN")?;
+    }
     let plan = match plan(options)? {
         Ok(plan) => plan,
         Err(exit) => return Ok(exit),
@@ -137,23 +143,20 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
     {
         checks.wrong(format!("COMMAND: there is no program {} to run: give its path", program.display()));
     }
-    let command = match &args.command {
-        None => {
-            checks.wrong(
-                "--command is not given: name the command line of the kube-apiserver that runs here, such as \
-                 --command 'kube-apiserver --etcd-servers=…' (one in a static pod cannot be bridged yet)",
-            );
-            None
-        }
+    let running = match &args.command {
+        None => Some(Running::Pod { manifest: args.manifest.clone() }),
         Some(text) => {
             let words = shell_words::split(text);
-            checks.note(words.map_err(|error| format!("--command: {error}: close it, or put a backslash before it")))
+            let words = checks
+                .note(words.map_err(|error| format!("--command: {error}: close it, or put a backslash before it")));
+            words.map(|words| Running::Process { command: words.into_iter().map(OsString::from).collect() })
         }
     };
+    let is_pod = args.command.is_none();
     let port = args.port.as_deref().map(|text| checks.number("--port", text, 1..=u16::MAX));
     let ready = checks.duration("--ready-timeout", &args.ready_timeout, Duration::from_secs(1));
     let settle = checks.duration("--settle", &args.settle, Duration::ZERO);
-    let probe = check_probe(&args.probe, READY, true, &mut checks);
+    let probe = check_probe(&args.probe, READY, !is_pod, &mut checks);
     let admin = args.admin.as_deref().and_then(|text| checks.address("--admin", text));
     let on_failure = match args.on_failure {
         BridgeOnFailure::Stay => OnFailure::Stay,
@@ -162,13 +165,14 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
     // The daemon has another working directory.
     let directory = std::path::absolute(&args.told.state_dir);
     let directory = checks.note(directory.map_err(|error| format!("--state-dir: {error}: give a path")));
-    let options = match (command, probe, directory) {
-        (Some(command), Some(probe), Some(directory)) => Some(Options {
-            command: command.into_iter().map(OsString::from).collect(),
+    let options = match (running, probe, directory) {
+        (Some(running), Some(probe), Some(directory)) => Some(Options {
+            running,
             port,
             limits: Limits { ready, settle },
             on_failure,
-            probe: absolute(probe),
+            finds_ca: is_pod && probe.kind == ProbeKind::Https && probe.ca.is_none() && !args.probe.probe_insecure,
+            probe: probe.with_files(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned())),
             directory,
             admin,
             kubeconfig: args.kubeconfig.clone(),
@@ -176,17 +180,6 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
         _ => None,
     };
     checks.finish(options)
-}
-
-/// Its files, wherever this process is later.
-fn absolute(mut probe: berth_shim::backend::probe::ProbeConfig) -> berth_shim::backend::probe::ProbeConfig {
-    let client = probe.client.iter_mut().flat_map(|(cert, key)| [cert, key]);
-    for path in client.chain(&mut probe.ca).chain(&mut probe.token) {
-        if let Ok(whole) = std::path::absolute(&*path) {
-            *path = whole;
-        }
-    }
-    probe
 }
 
 fn steps(plan: &Plan, run: Option<&[OsString]>) -> Vec<String> {

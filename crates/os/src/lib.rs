@@ -6,6 +6,7 @@ pub mod bpf;
 pub mod clock;
 pub mod file;
 pub mod inotify;
+pub mod namespaces;
 pub mod netdevice;
 pub mod pipe;
 pub mod proc_net;

@@ -243,7 +243,7 @@ pub fn in_namespace(command: &mut Command, namespace: Arc<OwnedFd>) {
     }
 }
 
-fn die_with(parent: Pid, signal: Signal) -> io::Result<()> {
+pub(crate) fn die_with(parent: Pid, signal: Signal) -> io::Result<()> {
     prctl::set_pdeathsig(signal)?;
     // The parent may have died before the line above.
     if getppid() == parent { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
@@ -300,7 +300,7 @@ fn stay(child: Pid, heard: &SigSet) -> io::Result<ExitStatus> {
 }
 
 /// How a child ended, if it has.
-fn ended(child: Pid) -> io::Result<Option<ExitStatus>> {
+pub(crate) fn ended(child: Pid) -> io::Result<Option<ExitStatus>> {
     // Not nix's: that one has no real-time signals.
     let ended = rustix::process::waitpid(rustix::process::Pid::from_raw(child.as_raw()), WaitOptions::NOHANG)?;
     Ok(ended.map(|(_, status)| ExitStatus::from_raw(status.as_raw())))

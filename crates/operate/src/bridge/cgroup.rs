@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 /// Its name, at the root: beside those of the node's services.
 const NAME: &str = "berth-bridge";
 
+/// The one of a container's, in every hierarchy. Not within the other: version 2 has processes only in leaves.
+pub const CONTAINER: &str = "berth-bridge-kube-apiserver";
+
 /// Moves this process into a cgroup of its own, in the hierarchies by which a session is ended.
 ///
 /// # Errors
@@ -14,7 +17,7 @@ const NAME: &str = "berth-bridge";
 pub fn leave() -> io::Result<()> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let mut left = Err(io::Error::other("no cgroup file system is mounted"));
-    for mount in hierarchies(&mounts) {
+    for mount in hierarchies(&mounts, ends_sessions) {
         let moved = enter(&mount.join(NAME));
         left = if left.is_ok() { left } else { moved };
     }
@@ -24,7 +27,7 @@ pub fn leave() -> io::Result<()> {
 /// Removes it, with this process in it.
 pub fn remove() {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    for mount in hierarchies(&mounts) {
+    for mount in hierarchies(&mounts, ends_sessions) {
         // One that cannot be removed is empty, and the next bridge's.
         let _ = fs::write(mount.join("cgroup.procs"), "0").and_then(|()| fs::remove_dir(mount.join(NAME)));
     }
@@ -39,16 +42,33 @@ fn enter(cgroup: &Path) -> io::Result<()> {
     fs::write(cgroup.join("cgroup.procs"), "0")
 }
 
-/// Roots of version 2, and of systemd's own hierarchy of version 1; see proc_pid_mountinfo(5).
-fn hierarchies(mountinfo: &str) -> impl Iterator<Item = PathBuf> {
-    mountinfo.lines().filter_map(|line| {
+/// The cgroups of a bridge and of its container, wherever there can be one: the cgroup.procs of what is above it, and its own
+/// directory.
+#[must_use]
+pub fn all() -> Vec<(PathBuf, PathBuf)> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let all = hierarchies(&mounts, |_, _| true).flat_map(|root| {
+        let own = [CONTAINER, NAME].map(|name| root.join(name));
+        own.map(|own| (root.join("cgroup.procs"), own))
+    });
+    all.collect()
+}
+
+/// Version 2, and systemd's own hierarchy of version 1: by their file system and its options.
+fn ends_sessions(kind: &str, options: &str) -> bool {
+    kind == "cgroup2" || options.split(',').any(|option| option == "name=systemd")
+}
+
+/// Roots of hierarchies; see proc_pid_mountinfo(5).
+fn hierarchies(mountinfo: &str, wanted: impl Fn(&str, &str) -> bool) -> impl Iterator<Item = PathBuf> {
+    mountinfo.lines().filter_map(move |line| {
         let (mount, kind) = line.split_once(" - ")?;
         let mut kind = kind.split(' ');
         let (kind, options) = (kind.next()?, kind.nth(1)?);
-        let ends_sessions = kind == "cgroup2" || (kind == "cgroup" && options.split(',').any(|o| o == "name=systemd"));
+        let is_wanted = matches!(kind, "cgroup" | "cgroup2") && wanted(kind, options);
         let mut mount = mount.split(' ').skip(3);
         let (root, point) = (mount.next()?, mount.next()?);
-        (ends_sessions && root == "/").then(|| point.into())
+        (is_wanted && root == "/").then(|| point.into())
     })
 }
 
@@ -71,7 +91,8 @@ mod tests {
             37 35 0:33 / /sys/fs/cgroup/systemd rw shared:11 - cgroup cgroup rw,xattr,name=systemd\n\
             38 35 0:34 / /sys/fs/cgroup/memory rw shared:12 - cgroup cgroup rw,memory\n\
             39 35 0:33 /user.slice /mnt rw shared:11 - cgroup cgroup rw,xattr,name=systemd\n";
-        let found: Vec<_> = hierarchies(mountinfo).collect();
+        let found: Vec<_> = hierarchies(mountinfo, ends_sessions).collect();
         assert_eq!(found, ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"].map(PathBuf::from));
+        assert_eq!(hierarchies(mountinfo, |_, _| true).count(), 3);
     }
 }

@@ -12,7 +12,7 @@ use berth_node::terms::Phase;
 use berth_os::file::private_directory;
 use berth_os::socket::Keepalive;
 use berth_shim::app::{self, Bound};
-use berth_shim::backend::probe::Probe;
+use berth_shim::backend::probe::{Probe, ProbeConfig};
 use berth_shim::config::{Config, Listen, Place};
 use berth_shim::drain::Stop;
 use berth_shim::steering::{Steering, SteeringMetrics};
@@ -270,11 +270,11 @@ impl<'a> Bridge<'a> {
         let listeners = bound.listeners().map_err(|error| error.to_string())?;
         let phase = bound.phase();
         let mut asking = JoinSet::new();
-        let probe = || Probe::new(plan.options.probe.clone());
+        let probe = |config: &ProbeConfig| Probe::new(config.clone());
         let (to, temporary) = watch::channel(Asked::default());
-        asking.spawn(sight::follow(probe(), plan.temporary.into(), None, to));
+        asking.spawn(sight::follow(probe(&plan.probe), plan.temporary.into(), None, to));
         let (to, own) = watch::channel(Asked::default());
-        asking.spawn(sight::follow(probe().from(plan.source), plan.own, Some(plan.port), to));
+        asking.spawn(sight::follow(probe(&plan.options.probe).from(plan.source), plan.own, Some(plan.port), to));
         let bridge = Self {
             plan,
             machine: Machine::new(plan.options.limits, plan.options.on_failure),
@@ -363,7 +363,7 @@ impl<'a> Bridge<'a> {
                 stop.send_replace(Stop::Now);
             }
             if served && (late(terminated, ENDING) || late(draining, LONGEST_DRAIN)) {
-                self.signal(Signal::SIGKILL);
+                self.signal(self.template.kill());
             }
             tokio::select! {
                 _ = &mut serving, if !served => {
@@ -565,7 +565,7 @@ fn config(plan: &Plan) -> Config {
         lease: LEASE,
         plain_close: false,
         bind_wait: Duration::ZERO,
-        probe: plan.options.probe.clone(),
+        probe: plan.probe.clone(),
         probe_interval: Duration::from_secs(1),
         rise: 2,
         fall: 3,

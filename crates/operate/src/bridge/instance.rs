@@ -3,10 +3,12 @@
 //! What COMMAND may replace is copied before: the program, in memory, since a file that is executed cannot be written to; and the
 //! certificates and keys that the arguments name, which kube-apiserver reads again when they change.
 
+use super::pod::container::{self, Container};
 use super::preflight::Plan;
 use berth_exec::args::{self, ArgsError, Wanted};
 use berth_node::instance::InstanceId;
-use berth_os::process::Like;
+use berth_os::process::{KILL_CHILD, Like};
+use nix::sys::signal::Signal;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
@@ -32,18 +34,23 @@ const CERT_DIR: &str = "bridge-cert-dir";
 /// Copies of what its arguments name.
 const FILES: &str = "bridge-files";
 
-const AUDIT_LOG: &str = "--audit-log-path";
+pub(super) const AUDIT_LOG: &str = "--audit-log-path";
 const DEBUG_SOCKET: &str = "--debug-socket-path";
 
 /// What makes a temporary instance.
 #[derive(Debug)]
 pub struct Template {
-    pub like: Like,
     pub address: SocketAddrV4,
-    /// Program name and arguments.
-    pub argv: Vec<OsString>,
-    program: File,
+    runs: Runs,
     directory: PathBuf,
+    audit: Option<PathBuf>,
+}
+
+/// What is run.
+#[derive(Debug)]
+enum Runs {
+    Program { program: File, argv: Vec<OsString>, like: Like },
+    Container(Container),
 }
 
 impl Template {
@@ -53,13 +60,21 @@ impl Template {
     /// Its program cannot be copied, or a file that its arguments name.
     pub fn new(plan: &Plan) -> io::Result<Self> {
         let directory = plan.options.directory.clone();
-        let program = copy_program(Path::new(&format!("/proc/{}/exe", plan.pid)))?;
-        let mut argv = plan.argv.clone();
-        if is_roots(&plan.like) {
-            argv = copy_files(argv, &directory.join(FILES))?;
-            copy_certificate(&plan.options.command, &directory.join(CERT_DIR))?;
-        }
-        Ok(Self { like: plan.like.clone(), address: plan.temporary, argv, program, directory })
+        let runs = match &plan.pod {
+            Some(pod) => {
+                Runs::Container(Container::new(pod, plan.pid, &plan.argv, plan.like.oom_score_adj, &directory)?)
+            }
+            None => {
+                let program = copy_program(Path::new(&format!("/proc/{}/exe", plan.pid)))?;
+                let mut argv = plan.argv.clone();
+                if is_roots(&plan.like) {
+                    argv = copy_files(argv, &directory.join(FILES))?;
+                    copy_certificate(&plan.command, &directory.join(CERT_DIR))?;
+                }
+                Runs::Program { program, argv, like: plan.like.clone() }
+            }
+        };
+        Ok(Self { address: plan.temporary, runs, directory, audit: plan.audit.clone() })
     }
 
     /// Starts it. To be called on the thread that lives as long as this process: it gets SIGKILL when that ends.
@@ -68,25 +83,41 @@ impl Template {
     /// What execve(2) and what comes before it say.
     pub fn start(&self) -> io::Result<Child> {
         let log = OpenOptions::new().create(true).append(true).mode(0o600).open(self.directory.join(LOG))?;
-        // The number is the child's too: it is not closed there.
-        let mut command = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()));
-        if let Some((name, arguments)) = self.argv.split_first() {
-            command.arg0(name).args(arguments);
-        }
+        let mut command = match &self.runs {
+            Runs::Program { program, argv, like } => {
+                // The number is the child's too: it is not closed there.
+                let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+                if let Some((name, arguments)) = argv.split_first() {
+                    command.arg0(name).args(arguments);
+                }
+                like.apply(&mut command);
+                command
+            }
+            Runs::Container(container) => container.command()?,
+        };
         command.stdin(std::process::Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        self.like.apply(&mut command);
         let child = tokio::process::Command::from(command).kill_on_drop(true).spawn()?;
-        if let Some(Err(error)) = child.id().map(|pid| self.like.set_oom_score(pid)) {
+        if let Runs::Program { like, .. } = &self.runs
+            && let Some(Err(error)) = child.id().map(|pid| like.set_oom_score(pid))
+        {
             tracing::info!(%error, "the temporary kube-apiserver has another OOM score than the running one");
         }
         Ok(child)
     }
 
+    /// The signal that kills it: of a container all that is in it, with its cgroup.
+    #[must_use]
+    pub fn kill(&self) -> Signal {
+        match self.runs {
+            Runs::Program { .. } => Signal::SIGKILL,
+            Runs::Container(_) => KILL_CHILD,
+        }
+    }
+
     /// Files that it writes and that stay.
     #[must_use]
     pub fn logs(&self) -> Vec<PathBuf> {
-        let audit = args::value(&self.argv, AUDIT_LOG).filter(|path| *path != "-" && !path.is_empty());
-        [self.directory.join(LOG)].into_iter().chain(audit.map(PathBuf::from)).collect()
+        [self.directory.join(LOG)].into_iter().chain(self.audit.clone()).collect()
     }
 }
 
@@ -96,13 +127,13 @@ fn is_roots(like: &Like) -> bool {
 }
 
 /// The temporary instance's command line. `advertise` is for one that has no `--advertise-address`; files of its own are in
-/// `directory`, but for the audit log, which stays beside the other.
+/// `directory`, but for the audit log, which stays beside the other. `like` is none for one in a container, whose files are its own.
 ///
 /// # Errors
 /// A flag that is to be replaced has no value.
 pub fn arguments(
     command: &[OsString],
-    like: &Like,
+    like: Option<&Like>,
     address: SocketAddrV4,
     advertise: IpAddr,
     instance: &InstanceId,
@@ -112,12 +143,12 @@ pub fn arguments(
     let mut argv = args::rewrite(command, &wanted)?.argv;
     // The node's own keeps the Service, and is the one that takes its address out of it.
     args::set(&mut argv, "--endpoint-reconciler-type", "none".as_ref());
-    if let Some(audit) = args::value(&argv, AUDIT_LOG).filter(|path| *path != "-" && !path.is_empty()) {
-        let own = beside(Path::new(audit));
+    if let Some(audit) = audit_log(&argv) {
+        let own = beside(&audit);
         args::set(&mut argv, AUDIT_LOG, own.as_os_str());
     }
     // It writes there only where it has no certificate.
-    if is_roots(like) && args::value(&argv, "--tls-cert-file").is_none() {
+    if like.is_some_and(is_roots) && args::value(&argv, "--tls-cert-file").is_none() {
         args::set(&mut argv, "--cert-dir", directory.join(CERT_DIR).as_os_str());
     }
     if args::value(&argv, DEBUG_SOCKET).is_some_and(|path| !path.is_empty()) {
@@ -125,6 +156,11 @@ pub fn arguments(
         args::set(&mut argv, DEBUG_SOCKET, "".as_ref());
     }
     Ok(argv)
+}
+
+/// The file that it audits into.
+pub(super) fn audit_log(argv: &[OsString]) -> Option<PathBuf> {
+    args::value(argv, AUDIT_LOG).filter(|path| *path != "-" && !path.is_empty()).map(PathBuf::from)
 }
 
 /// `audit.log` becomes `audit-bridge.log`.
@@ -199,6 +235,7 @@ fn copy_certificate(command: &[OsString], directory: &Path) -> io::Result<()> {
 
 /// Removes what is not to stay.
 pub fn clean(directory: &Path) {
+    container::clean(directory);
     for name in [CERT_DIR, FILES] {
         let _ = fs::remove_dir_all(directory.join(name));
     }
@@ -216,7 +253,8 @@ mod tests {
         let address = "127.1.2.3:7000".parse().unwrap();
         let instance = InstanceId::parse("bridge").unwrap();
         let like = Like { uid, ..Like::of(std::process::id().try_into().unwrap()).unwrap() };
-        let own = arguments(&argv(text), &like, address, [10, 0, 0, 5].into(), &instance, Path::new("/b")).unwrap();
+        let own =
+            arguments(&argv(text), Some(&like), address, [10, 0, 0, 5].into(), &instance, Path::new("/b")).unwrap();
         own.join(OsStr::new(" ")).into_string().unwrap()
     }
 

@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`preflight`] | whether it can be done here: all that is missing at once |
 //! | [`instance`] | the temporary instance: its arguments, and what it takes from the running one |
+//! | [`pod`] | the same where the running one is in a static pod |
 //! | [`machine`] | the steps: what is seen, to what is done next. Pure |
 //! | [`sight`] | both instances, asked past the steering |
 //! | [`drive`] | the daemon that holds it all: look, ask the machine, do it, tell |
@@ -21,6 +22,7 @@ pub mod drive;
 pub mod instance;
 pub mod ipc;
 pub mod machine;
+pub mod pod;
 pub mod preflight;
 pub mod service;
 pub mod sight;
@@ -34,17 +36,27 @@ use std::path::PathBuf;
 /// Where a bridge keeps its socket and logs.
 pub const DIRECTORY: &str = "/run/berth/bridge";
 
+/// The kube-apiserver that runs here.
+#[derive(Debug, Clone)]
+pub enum Running {
+    /// A process in the node's namespaces, with this command line.
+    Process { command: Vec<OsString> },
+    /// In a static pod, with this manifest.
+    Pod { manifest: PathBuf },
+}
+
 /// What the operator wants.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The command line of the kube-apiserver that runs.
-    pub command: Vec<OsString>,
+    pub running: Running,
     /// Of the temporary instance and its shim, on loopback; none: a free one.
     pub port: Option<u16>,
     pub limits: Limits,
     pub on_failure: OnFailure,
     /// How both instances are asked.
     pub probe: ProbeConfig,
+    /// No CA was given, nor that there shall be none: it is taken from the pod's arguments.
+    pub finds_ca: bool,
     pub directory: PathBuf,
     /// Where its shim tells metrics and status.
     pub admin: Option<SocketAddr>,

@@ -1,7 +1,8 @@
 //! Whether this node can be bridged: all that is missing is said at once, and nothing is changed.
 
+use super::pod::{self, Pod};
 use super::service::Service;
-use super::{Options, instance, ipc};
+use super::{Options, Running, instance, ipc};
 use berth_cluster::kubeconfig::ADMIN;
 use berth_exec::{address, args};
 use berth_node::instance::InstanceId;
@@ -9,7 +10,7 @@ use berth_os::proc_net::{self, Entry, Owner};
 use berth_os::process::Like;
 use berth_os::{netdevice, socket};
 use berth_shim::backend::health::Observation;
-use berth_shim::backend::probe::Probe;
+use berth_shim::backend::probe::{Probe, ProbeConfig};
 use berth_shim::steering;
 use nix::unistd::geteuid;
 use std::ffi::{OsStr, OsString};
@@ -17,7 +18,7 @@ use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -49,11 +50,17 @@ pub struct Plan {
     /// The bridge's listeners.
     pub listen: Vec<SocketAddr>,
     pub temporary: SocketAddrV4,
-    /// The temporary instance's command line.
+    /// How the temporary instance is asked: with files that COMMAND does not change.
+    pub probe: ProbeConfig,
+    /// The temporary instance's command line, and where it writes its audit log.
     pub argv: Vec<OsString>,
-    /// The running instance.
+    pub audit: Option<PathBuf>,
+    /// The running instance, and its command line.
     pub pid: i32,
     pub like: Like,
+    pub command: Vec<OsString>,
+    /// It is in one.
+    pub pod: Option<Pod>,
     /// The node's address in the Service, where it can be kept.
     pub service: Option<Service>,
     /// What is worth knowing and no reason not to begin.
@@ -71,13 +78,13 @@ pub enum Refusal {
 
 /// What is missing.
 #[derive(Debug, Default)]
-struct Findings {
-    missing: Vec<String>,
-    notes: Vec<String>,
+pub(super) struct Findings {
+    pub(super) missing: Vec<String>,
+    pub(super) notes: Vec<String>,
 }
 
 impl Findings {
-    fn note<T, E: Display>(&mut self, what: &str, result: Result<T, E>) -> Option<T> {
+    pub(super) fn note<T, E: Display>(&mut self, what: &str, result: Result<T, E>) -> Option<T> {
         result.map_err(|error| self.missing.push(format!("{what}{error}"))).ok()
     }
 }
@@ -86,9 +93,16 @@ impl Findings {
 ///
 /// # Errors
 /// All that is wrong.
-pub async fn preflight(options: Options) -> Result<Plan, Refusal> {
-    let port = check(&options).map_err(Refusal::Mistakes)?;
+pub async fn preflight(mut options: Options) -> Result<Plan, Refusal> {
     let mut findings = Findings::default();
+    let port = match &options.running {
+        Running::Process { command } => Some(check(command).map_err(Refusal::Mistakes)?),
+        Running::Pod { manifest } => pod::port(manifest, &mut findings),
+    };
+    if port.is_some() && port == options.port {
+        let wrong = "the node's own kube-apiserver has it: give another, or none";
+        return Err(Refusal::Mistakes(vec![format!("--port {}: {wrong}", port.unwrap_or_default())]));
+    }
     if UnixStream::connect(options.directory.join(ipc::SOCKET)).is_ok() {
         findings.missing.push(format!(
             "another bridge is on ({}): see `berth bridge status`, and end it with `berth bridge end`",
@@ -106,58 +120,73 @@ pub async fn preflight(options: Options) -> Result<Plan, Refusal> {
             }
         }
     }
+    let Some(port) = port else { return Err(Refusal::Missing(findings.missing)) };
     let steered = listeners(port, &mut findings);
-    let running = steered.first().and_then(|entry| running(entry, &options, &mut findings));
+    let running = match steered.first() {
+        Some(entry) => running(entry, &options, &mut findings).await,
+        None => None,
+    };
     let addresses: Vec<_> = steered.iter().map(|entry| entry.local.ip()).collect();
     let addresses = families(port, &addresses);
-    let advertised = args::advertised(&options.command);
-    let own = SocketAddr::new(own_address(&addresses, advertised), port);
-    let source: IpAddr = if own.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-    let mut service = None;
-    if running.is_some() {
-        probe(&options, own, source, &mut findings).await;
-        service = self::service(&options, own, &mut findings).await;
-    }
-    let ipv6 = addresses.contains(&Ipv6Addr::UNSPECIFIED.into());
-    let place = findings.note("", place(options.port, ipv6));
+    let place = findings.note("", place(options.port, addresses.contains(&Ipv6Addr::UNSPECIFIED.into())));
     let instance = findings.note("", InstanceId::parse(INSTANCE));
-    if let (Some((pid, like)), Some((temporary, listen)), Some(instance), []) =
-        (running, place, instance, &findings.missing[..])
-    {
-        let argv = instance::arguments(&options.command, &like, temporary, own.ip(), &instance, &options.directory);
-        let argv = argv.map_err(|error| Refusal::Mistakes(vec![format!("--command: {error}")]))?;
-        let notes = findings.notes;
-        let steered = addresses;
-        return Ok(Plan {
-            options,
-            instance,
-            port,
-            steered,
-            own,
-            source,
-            listen,
-            temporary,
-            argv,
-            pid,
-            like,
-            service,
-            notes,
-        });
+    let Some(Found { pid, like, command, pod }) = running else { return Err(Refusal::Missing(findings.missing)) };
+    let own = SocketAddr::new(own_address(&addresses, args::advertised(&command)), port);
+    let source: IpAddr = if own.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    if let Some(pod) = pod.as_ref().filter(|_| options.finds_ca) {
+        options.probe.ca = pod.ca(&command);
+        if options.probe.ca.is_none() {
+            let unseen = "which CA issued the kube-apiserver's certificate cannot be seen: give --probe-ca FILE, or --probe-insecure";
+            findings.missing.push(unseen.into());
+        }
     }
-    Err(Refusal::Missing(findings.missing))
+    probe(&options, own, source, &mut findings).await;
+    let service = service(&options, own, &mut findings).await;
+    let (Some((temporary, listen)), Some(instance), []) = (place, instance, &findings.missing[..]) else {
+        return Err(Refusal::Missing(findings.missing));
+    };
+    let (notes, steered, in_container) = (findings.notes, addresses, pod.is_some());
+    let like_it = Some(&like).filter(|_| !in_container);
+    let argv = instance::arguments(&command, like_it, temporary, own.ip(), &instance, &options.directory);
+    let mut argv = argv.map_err(|error| Refusal::Mistakes(vec![format!("--command: {error}")]))?;
+    let audit = match &pod {
+        Some(pod) => pod.keep_audit_log(&mut argv, &options.directory),
+        None => instance::audit_log(&argv),
+    };
+    let probe = match &pod {
+        Some(pod) => options.probe.clone().with_files(|file| pod.copy_of(file, &options.directory)),
+        None => options.probe.clone(),
+    };
+    let plan = Plan {
+        options,
+        instance,
+        port,
+        steered,
+        own,
+        source,
+        listen,
+        temporary,
+        probe,
+        argv,
+        audit,
+        pid,
+        like,
+        command,
+        pod,
+        service,
+        notes,
+    };
+    Ok(plan)
 }
 
-/// The secure port of the command line.
-fn check(options: &Options) -> Result<u16, Vec<String>> {
-    let mut wrong: Vec<_> = args::check(&options.command).iter().map(|error| format!("--command: {error}")).collect();
-    let port = args::value(&options.command, "--secure-port").map_or(Ok(SECURE_PORT), |value| {
+/// The secure port of a command line.
+fn check(command: &[OsString]) -> Result<u16, Vec<String>> {
+    let mut wrong: Vec<_> = args::check(command).iter().map(|error| format!("--command: {error}")).collect();
+    let port = args::value(command, "--secure-port").map_or(Ok(SECURE_PORT), |value| {
         let parsed = value.to_str().and_then(|text| text.trim().parse().ok()).filter(|port| *port > 0);
         parsed.ok_or_else(|| format!("--command: --secure-port {} is no port", value.display()))
     });
     let port = port.map_err(|error| wrong.push(error)).unwrap_or_default();
-    if options.port == Some(port) {
-        wrong.push(format!("--port {port}: the node's own kube-apiserver has it: give another, or none"));
-    }
     if wrong.is_empty() { Ok(port) } else { Err(wrong) }
 }
 
@@ -200,8 +229,16 @@ fn listeners(port: u16, findings: &mut Findings) -> Vec<Entry> {
     all
 }
 
+/// A running kube-apiserver.
+struct Found {
+    pid: i32,
+    like: Like,
+    command: Vec<OsString>,
+    pod: Option<Pod>,
+}
+
 /// Who listens, and how it runs.
-fn running(entry: &Entry, options: &Options, findings: &mut Findings) -> Option<(i32, Like)> {
+async fn running(entry: &Entry, options: &Options, findings: &mut Findings) -> Option<Found> {
     let Some(process) = proc_net::process_of(entry.inode) else {
         findings.missing.push(format!(
             "who listens on {} is not to be seen from here ({}): run this as root, in the host's process namespace",
@@ -210,53 +247,81 @@ fn running(entry: &Entry, options: &Options, findings: &mut Findings) -> Option<
         ));
         return None;
     };
-    let what = format!("process {} ({}), which listens on {}: ", process.pid, process.name, entry.local);
-    let mount = |process: &str| fs::metadata(format!("/proc/{process}/ns/mnt")).map(|meta| meta.ino());
-    if mount(&process.pid.to_string()).ok() != mount("self").ok() {
-        findings.missing.push(format!(
-            "{what}it has a mount namespace of its own (a container, or a unit with such as PrivateTmp or ProtectSystem), and --command \
-             is for a kube-apiserver in the host's; static pods are not bridged yet"
-        ));
-        return None;
-    }
-    let like = findings.note(&what, Like::of(process.pid))?;
-    let user = geteuid();
-    if !user.is_root() && user.as_raw() != like.uid {
-        findings.missing.push(format!("{what}it runs as uid {}, and this as uid {user}: run this as root", like.uid));
-    }
-    let cmdline = findings.note(&what, fs::read(format!("/proc/{}/cmdline", process.pid)))?;
-    if !is_run_with(&cmdline, &options.command) {
-        findings.missing.push(format!(
-            "{what}it runs with other arguments than --command: take them from /proc/{}/cmdline",
-            process.pid
-        ));
-    }
+    let (pid, user) = (process.pid, geteuid());
+    let what = format!("process {pid} ({}), which listens on {}: ", process.name, entry.local);
+    let like = findings.note(&what, Like::of(pid))?;
+    let cmdline = findings.note(&what, fs::read(format!("/proc/{pid}/cmdline")))?;
+    let found = match &options.running {
+        Running::Process { command } => {
+            if !user.is_root() && user.as_raw() != like.uid {
+                let wants = format!("it runs as uid {}, and this as uid {user}: run this as root", like.uid);
+                findings.missing.push(format!("{what}{wants}"));
+            }
+            check_process(pid, &what, command, &cmdline, findings)?;
+            Found { pid, like, command: command.clone(), pod: None }
+        }
+        Running::Pod { .. } if !user.is_root() => {
+            findings
+                .missing
+                .push(format!("{what}this runs as uid {user}, and only root can run a container: run it as root"));
+            return None;
+        }
+        Running::Pod { manifest } => {
+            let pod = Pod::find(pid, manifest, findings).await?;
+            let command = strings(&cmdline);
+            let wrong = args::check(&command).into_iter().map(|error| format!("{what}{error}"));
+            findings.missing.extend(wrong);
+            Found { pid, like, command, pod: Some(pod) }
+        }
+    };
     let available = findings.note("/proc/meminfo: ", available_memory())?;
-    if available < like.resident {
+    let needed = found.like.resident + found.pod.as_ref().map_or(0, |pod| pod.bytes);
+    if available < needed {
         let mib = |bytes: u64| bytes / (1024 * 1024);
         findings.missing.push(format!(
             "{} MiB of memory are available, and a second kube-apiserver takes some {}: free memory, or add it",
             mib(available),
-            mib(like.resident)
+            mib(needed)
         ));
     }
-    if let Some(named) = options.command.first().and_then(|name| find(name))
-        && let (Ok(runs), Ok(named)) = (fs::metadata(format!("/proc/{}/exe", process.pid)), fs::metadata(&named))
+    Some(found)
+}
+
+/// Whether it is a process of the node, with this command line.
+fn check_process(pid: i32, what: &str, command: &[OsString], cmdline: &[u8], findings: &mut Findings) -> Option<()> {
+    let mount = |process: &str| fs::metadata(format!("/proc/{process}/ns/mnt")).map(|meta| meta.ino());
+    if mount(&pid.to_string()).ok() != mount("self").ok() {
+        findings.missing.push(format!(
+            "{what}it has a mount namespace of its own (a container, or a unit with such as PrivateTmp or ProtectSystem), and --command \
+             is for a kube-apiserver in the host's; for one in a static pod, give --manifest and no --command"
+        ));
+        return None;
+    }
+    if !is_run_with(cmdline, command) {
+        findings
+            .missing
+            .push(format!("{what}it runs with other arguments than --command: take them from /proc/{pid}/cmdline"));
+    }
+    if let Some(named) = command.first().and_then(|name| find(name))
+        && let (Ok(runs), Ok(named)) = (fs::metadata(format!("/proc/{pid}/exe")), fs::metadata(&named))
         && (runs.dev(), runs.ino()) != (named.dev(), named.ino())
     {
-        findings.notes.push(format!(
-            "the program of process {} ({}) is used, not the file that --command names: it is another by now",
-            process.pid, process.name
-        ));
+        let used = "its program is used, not the file that --command names: it is another by now";
+        findings.notes.push(format!("{what}{used}"));
     }
-    Some((process.pid, like))
+    Some(())
+}
+
+/// Of a list as /proc has them, each with a zero behind it.
+pub(super) fn strings(list: &[u8]) -> Vec<OsString> {
+    let list = list.strip_suffix(&[0]).unwrap_or(list);
+    list.split(|byte| *byte == 0).map(|text| OsString::from_vec(text.to_vec())).collect()
 }
 
 /// Whether a process whose arguments are these, each with a zero behind it, was given those of a command line. A program's name
 /// may differ.
 fn is_run_with(cmdline: &[u8], command: &[OsString]) -> bool {
-    let runs = cmdline.strip_suffix(&[0]).unwrap_or(cmdline).split(|byte| *byte == 0);
-    runs.skip(1).eq(command.iter().skip(1).map(|arg| arg.as_bytes()))
+    strings(cmdline).iter().skip(1).eq(command.iter().skip(1))
 }
 
 /// A program that can be executed, as a shell finds it.

@@ -136,7 +136,7 @@ impl Runtime {
     }
 }
 
-async fn run(program: &str, arguments: &[&str]) -> Result<Output, String> {
+pub(crate) async fn run(program: &str, arguments: &[&str]) -> Result<Output, String> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).kill_on_drop(true).output();
     match tokio::time::timeout(PATIENCE, output).await {
         Err(_) => Err(format!("{program} does not answer in {}", humantime::format_duration(PATIENCE))),

@@ -57,6 +57,18 @@ pub struct ProbeConfig {
     pub timeout: Duration,
 }
 
+impl ProbeConfig {
+    /// The same with other files.
+    #[must_use]
+    pub fn with_files(mut self, other: impl Fn(&Path) -> PathBuf) -> Self {
+        let client = self.client.iter_mut().flat_map(|(cert, key)| [cert, key]);
+        for path in client.chain(&mut self.ca).chain(&mut self.token) {
+            *path = other(path);
+        }
+        self
+    }
+}
+
 /// What came of a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {

@@ -1,0 +1,110 @@
+//! The temporary instance's container: made of copies in memory, run in the foreground by the node's runtime.
+
+use super::spec::Changes;
+use super::tree::{self, Mounted};
+use super::{AUDIT, AUDIT_DIRECTORY, FILES, LIST, MEMORY, Pod, copy};
+use crate::bridge::cgroup;
+use berth_os::namespaces::{in_own_processes, tmpfs, unmount};
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// For what the container writes into its root file system, and the runtime beside it, in bytes.
+const SPARE: u64 = 64 << 20;
+
+const ROOT: &str = "root";
+const BUNDLE: &str = "bundle";
+const RUNTIME: &str = "runtime";
+const STATE: &str = "state";
+
+/// Its ID, to the runtime that has no other.
+const ID: &str = "kube-apiserver";
+
+/// Where programs that a runtime starts are found.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A container that can be started.
+#[derive(Debug)]
+pub struct Container {
+    memory: PathBuf,
+}
+
+impl Container {
+    /// Copies what it needs. To be called in a mount namespace of this process's own.
+    ///
+    /// # Errors
+    /// Something cannot be read any more, or memory is missing.
+    pub fn new(pod: &Pod, pid: i32, argv: &[OsString], oom_score_adj: i16, directory: &Path) -> io::Result<Self> {
+        let args = argv.iter().map(|argument| argument.to_str().map(str::to_owned));
+        let args: Option<Vec<_>> = args.collect();
+        let args = args.ok_or_else(|| io::Error::other("an argument is no UTF-8, as which all are handed on"))?;
+        let memory = directory.join(MEMORY);
+        private(&memory)?;
+        tmpfs(&memory, pod.bytes + SPARE, pod.spec.label())?;
+        let root = tree::root_of(pid)?;
+        tree::copy(&root, &memory.join(ROOT), Mounted::Leave)?;
+        fs::copy(&pod.runtime, memory.join(RUNTIME))?;
+        private(&memory.join(FILES))?;
+        for (at, kept) in pod.files.iter().enumerate() {
+            let to = copy(directory, at);
+            let copied = match &kept.mounted {
+                Some(mounted) => tree::copy(&tree::within(&root, mounted)?, &to, Mounted::Follow),
+                None => fs::copy(&kept.path, &to).map(drop),
+            };
+            copied.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", kept.path.display())))?;
+        }
+        fs::write(memory.join(LIST), serde_json::to_vec(&pod.files)?)?;
+        let audit = directory.join(AUDIT_DIRECTORY);
+        let writes = args.iter().any(|argument| argument.contains(AUDIT));
+        if writes {
+            private(&audit)?;
+            chown(&audit, Some(pod.spec.user().uid), Some(pod.spec.user().gid))?;
+        }
+        let changes = Changes {
+            args,
+            root: &memory.join(ROOT),
+            cgroup: &format!("/{}", cgroup::CONTAINER),
+            oom_score_adj,
+            instead: &pod.instead(directory),
+            besides: writes.then_some((&audit, Path::new(AUDIT))),
+        };
+        private(&memory.join(BUNDLE))?;
+        fs::write(memory.join(BUNDLE).join("config.json"), serde_json::to_vec(&pod.spec.clone().changed(changes))?)?;
+        Ok(Self { memory })
+    }
+
+    /// What runs it, and ends as it does.
+    ///
+    /// # Errors
+    /// What is left of one that ended cannot be removed.
+    pub fn command(&self) -> io::Result<Command> {
+        let state = self.memory.join(STATE);
+        match fs::remove_dir_all(&state) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut command = Command::new(self.memory.join(RUNTIME));
+        command.arg("--root").arg(state).args(["run", "--bundle"]).arg(self.memory.join(BUNDLE)).arg(ID);
+        command.env_clear().env("PATH", PATH);
+        in_own_processes(&mut command, &cgroup::all())?;
+        Ok(command)
+    }
+}
+
+fn private(directory: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)
+}
+
+/// Removes what is not to stay.
+pub fn clean(directory: &Path) {
+    let memory = directory.join(MEMORY);
+    // Of a bridge that was killed only the place is left, where it was.
+    let _ = unmount(&memory);
+    let _ = fs::remove_dir(&memory);
+    for (_, own) in cgroup::all() {
+        let _ = fs::remove_dir(own);
+    }
+}

@@ -1,0 +1,254 @@
+//! A kube-apiserver in a static pod: a second container as the running one, which the node's runtime starts but nobody manages.
+//!
+//! | module | what lives there |
+//! | --- | --- |
+//! | [`runtime`] | which container a process is in, its specification, what starts it |
+//! | [`spec`] | that specification, and the temporary instance's. Pure |
+//! | [`tree`] | directories of a container, measured and copied |
+//! | [`container`] | the temporary instance's container |
+//!
+//! Nothing of it is the kubelet's or the runtime's: the container is a grandchild of the bridge, in a PID namespace, a cgroup and a
+//! session that they do not know. What it reads is a copy in memory, in a mount namespace of the bridge's own, which goes when the bridge does:
+//! its root file system, since the image of a container that has ended may be removed; and what the pod mounts to read, since
+//! that is what COMMAND changes. These are the mounts of the running container, and not all of the directory above its manifest: on
+//! some nodes (RKE2) that one has the images too, and on others (minikube) certificates lie elsewhere. What is mounted to be written to, such
+//! as a log's directory, or has sockets in it, such as a KMS plugin's, is the node's own.
+
+pub mod container;
+pub mod runtime;
+pub mod spec;
+#[cfg(test)]
+mod tests;
+pub mod tree;
+
+use super::instance::{AUDIT_LOG, audit_log};
+use super::preflight::Findings;
+use crate::manifest::Manifest;
+use berth_exec::args;
+use rustix::fs::FileType;
+use serde::{Deserialize, Serialize};
+use spec::Spec;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path, PathBuf};
+use tree::Mounted;
+
+/// kubeadm's.
+pub const MANIFEST: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
+
+/// A file or directory that is larger is not kept in memory, in bytes. /etc/kubernetes has some 50 KiB, all certificates of a
+/// distribution less than 2 MiB.
+const LARGEST: u64 = 64 << 20;
+
+/// In the bridge's directory, and only for the bridge: its file system in memory. In it, copies of what the node had before, by their
+/// numbers, and a list of them.
+const MEMORY: &str = "bridge-memory";
+const FILES: &str = "files";
+const LIST: &str = "files.json";
+
+/// Where the temporary instance writes its audit log if the running one's is in no directory of the node.
+const AUDIT: &str = "/berth-bridge-audit";
+const AUDIT_DIRECTORY: &str = "audit";
+
+/// A running kube-apiserver in a pod.
+#[derive(Debug)]
+pub struct Pod {
+    spec: Spec,
+    runtime: PathBuf,
+    manifest: PathBuf,
+    files: Vec<Kept>,
+    /// Mounts of the pod's that are memory.
+    memory: Vec<PathBuf>,
+    /// What all copies take, in bytes.
+    pub bytes: u64,
+}
+
+/// Something that the running one reads, of which there is a copy as it was before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// On the node.
+    pub path: PathBuf,
+    /// In the container; none: it is the manifest.
+    mounted: Option<PathBuf>,
+}
+
+/// The port of the kube-apiserver in a manifest.
+pub(super) fn port(manifest: &Path, findings: &mut Findings) -> Option<u16> {
+    let wrong = |error: &dyn std::fmt::Display| {
+        format!(
+            "{}: {error}: give the static pod's manifest with --manifest, or, for a kube-apiserver that is no pod, its command line \
+             with --command",
+            manifest.display()
+        )
+    };
+    let parsed = fs::read_to_string(manifest).map_err(|error| wrong(&error)).and_then(|text| {
+        let manifest = Manifest::parse(&text).map_err(|problem| wrong(&problem))?;
+        if manifest.pod().get("hostNetwork").and_then(|it| it.text()) != Some("true") {
+            return Err(wrong(&"its pod has a network of its own (no hostNetwork: true), and no port of this node"));
+        }
+        manifest.secure_port().map_err(|problem| wrong(&problem))
+    });
+    findings.note("", parsed)
+}
+
+impl Pod {
+    /// The one that a process runs in.
+    pub(super) async fn find(pid: i32, manifest: &Path, findings: &mut Findings) -> Option<Self> {
+        let same = |namespace: &str| {
+            let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/{namespace}")).ok();
+            of(&pid.to_string()) == of("self")
+        };
+        let what = format!("process {pid}");
+        let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        let Some(id) = runtime::container(&cgroup).filter(|_| !same("mnt")) else {
+            findings.missing.push(format!(
+                "{what}, which listens on the port, is in no pod's container: give its command line with --command"
+            ));
+            return None;
+        };
+        if !same("net") {
+            findings.missing.push(format!(
+                "{what} is in another network namespace than this: run this in the node's, not in a container"
+            ));
+        }
+        let shim = runtime::Shim::of(pid);
+        let program = runtime::program(shim.as_ref());
+        if program.is_none() {
+            findings.missing.push(
+                "there is no runc and no crun, neither beside the container's shim nor on its PATH: install one, as the temporary \
+                 kube-apiserver is run by it"
+                    .into(),
+            );
+        }
+        let spec = runtime::spec(shim.as_ref(), id).await.map_err(|tried| {
+            format!("the specification of container {id} is not to be found ({tried}): install crictl, and see that `crictl inspect` knows it")
+        });
+        let spec = findings.note("", spec)?;
+        if spec.has_namespace("user") {
+            findings.missing.push(format!(
+                "{what} has a user namespace of its own (hostUsers: false), which cannot be had twice: set hostUsers: true"
+            ));
+        }
+        let mut pod = Self {
+            spec,
+            runtime: program.unwrap_or_default(),
+            manifest: manifest.to_owned(),
+            files: Vec::new(),
+            memory: Vec::new(),
+            bytes: 0,
+        };
+        let measured = tree::root_of(pid).and_then(|root| pod.measure(&root, findings));
+        findings.note(&format!("{what}: its files cannot be read: "), measured)?;
+        Some(pod)
+    }
+
+    /// What will be copied, and how much that is.
+    fn measure(&mut self, root: &OwnedFd, findings: &mut Findings) -> io::Result<()> {
+        self.bytes =
+            tree::measure(root, Mounted::Leave)?.bytes + fs::metadata(&self.runtime).map_or(0, |meta| meta.len());
+        let configuration = self.manifest.parent().and_then(Path::parent);
+        for mount in self.spec.mounts.iter().filter(|mount| mount.is_bind()) {
+            let (Some(source), destination) = (&mount.source, &mount.destination) else { continue };
+            if destination == Path::new("/dev/shm") {
+                self.memory.push(destination.clone());
+                continue;
+            }
+            // As the running one sees it, whatever has been put into its place on the node.
+            let open = tree::within(root, destination)?;
+            let wanted = match tree::kind(&open)? {
+                FileType::RegularFile => true,
+                FileType::Directory => {
+                    mount.is_read_only()
+                        || configuration.is_some_and(|above| source.starts_with(above))
+                        || is_kubelets(source)
+                }
+                _ => false,
+            };
+            if !wanted {
+                continue;
+            }
+            let size = tree::measure(&open, Mounted::Follow)?;
+            if size.bytes > LARGEST {
+                findings.notes.push(format!(
+                    "{} has {} MiB, which is too much to be kept as it is: the temporary kube-apiserver reads what COMMAND leaves there",
+                    source.display(),
+                    size.bytes >> 20
+                ));
+            } else if !size.special {
+                self.bytes += size.bytes;
+                self.files.push(Kept { path: source.clone(), mounted: Some(destination.clone()) });
+            }
+        }
+        self.files.push(Kept { path: self.manifest.clone(), mounted: None });
+        Ok(())
+    }
+
+    /// The CA of its certificate, on the node: as kubeadm has it, beside the certificate.
+    #[must_use]
+    pub fn ca(&self, command: &[OsString]) -> Option<PathBuf> {
+        let path = |flag| args::value(command, flag).map(Path::new);
+        let (ca, certificate) = (path("--client-ca-file")?, path("--tls-cert-file")?);
+        let beside = ca.parent() == certificate.parent();
+        self.spec.on_node(ca).filter(|_| beside).map(|(_, on_node)| on_node)
+    }
+
+    /// The bridge's copy of a file of the node; that file itself, if there is none.
+    #[must_use]
+    pub fn copy_of(&self, path: &Path, directory: &Path) -> PathBuf {
+        let within = |(at, kept): (usize, &Kept)| Some((at, path.strip_prefix(&kept.path).ok()?));
+        match self.files.iter().enumerate().filter_map(within).min_by_key(|(_, rest)| rest.components().count()) {
+            None => path.to_owned(),
+            Some((at, rest)) if rest == Path::new("") => copy(directory, at),
+            Some((at, rest)) => copy(directory, at).join(rest),
+        }
+    }
+
+    /// Sees to it that the audit log is where it stays: where it is on the node then.
+    #[must_use]
+    pub fn keep_audit_log(&self, argv: &mut Vec<OsString>, directory: &Path) -> Option<PathBuf> {
+        let path = audit_log(argv)?;
+        let copied = self.instead(directory);
+        let on_node = self.spec.on_node(&path).filter(|(mount, _)| {
+            mount.destination != path && !mount.is_read_only() && !copied.contains_key(&mount.destination)
+        });
+        if let Some((_, on_node)) = on_node {
+            return Some(on_node);
+        }
+        let name = path.file_name().unwrap_or_default();
+        args::set(argv, AUDIT_LOG, Path::new(AUDIT).join(name).as_os_str());
+        Some(directory.join(AUDIT_DIRECTORY).join(name))
+    }
+
+    fn instead(&self, directory: &Path) -> BTreeMap<PathBuf, spec::Instead> {
+        let copies = self.files.iter().enumerate();
+        let copies =
+            copies.filter_map(|(at, kept)| Some((kept.mounted.clone()?, spec::Instead::Copy(copy(directory, at)))));
+        copies.chain(self.memory.iter().map(|place| (place.clone(), spec::Instead::Memory))).collect()
+    }
+}
+
+/// Volumes that the kubelet makes for a pod, and removes with it.
+fn is_kubelets(source: &Path) -> bool {
+    source
+        .components()
+        .any(|part| matches!(part, Component::Normal(name) if name.to_string_lossy().starts_with("kubernetes.io~")))
+}
+
+fn copy(directory: &Path, at: usize) -> PathBuf {
+    directory.join(MEMORY).join(FILES).join(at.to_string())
+}
+
+/// What the running one read when a bridge began, and where the copies are as others see them: `daemon` is the bridge's process, and
+/// `directory` its own.
+///
+/// # Errors
+/// There is no such bridge, or it is none of a pod.
+pub fn kept(daemon: u32, directory: &Path) -> io::Result<Vec<(Kept, PathBuf)>> {
+    let directory =
+        Path::new("/proc").join(daemon.to_string()).join("root").join(directory.strip_prefix("/").unwrap_or(directory));
+    let list: Vec<Kept> = serde_json::from_slice(&fs::read(directory.join(MEMORY).join(LIST))?)?;
+    Ok(list.into_iter().enumerate().map(|(at, kept)| (kept, copy(&directory, at))).collect())
+}

@@ -1,0 +1,157 @@
+//! What runs a node's containers: which one a process is in, its specification, and the program that starts it (runc or crun).
+//!
+//! A container has a parent that stays with it: containerd's shim, or CRI-O's conmon. Both say where the specification lies, without
+//! a client of the runtime. Where neither does, crictl and ctr are asked, if they are there.
+
+use super::spec::Spec;
+use crate::bridge::preflight::strings;
+use crate::upgrade::preflight::run;
+use serde_json::Value;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// The name of a specification in a container's directory (a bundle).
+const CONFIG: &str = "config.json";
+
+/// More bytes than a specification has.
+const LIMIT: u64 = 16 << 20;
+
+/// How many parents up the shim is looked for: it is the first one's.
+const PARENTS: usize = 16;
+
+/// Where the programs of a runtime lie that are nowhere else.
+const PROGRAMS: [&str; 2] = ["runc", "crun"];
+const DIRECTORIES: [&str; 9] = [
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+    "/usr/libexec/crio",
+    "/usr/lib/cri-o-runc/sbin",
+    "/opt/bin",
+];
+
+/// The container's ID, from /proc/PID/cgroup: the last 64 hexadecimal digits of a line.
+#[must_use]
+pub fn container(cgroup: &str) -> Option<&str> {
+    let is_id = |word: &&str| word.len() == 64 && word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    cgroup.lines().find_map(|line| line.rsplit(|c: char| !c.is_ascii_alphanumeric()).find(is_id))
+}
+
+/// What stays with a container.
+#[derive(Debug)]
+pub struct Shim {
+    pid: i32,
+    arguments: Vec<OsString>,
+}
+
+impl Shim {
+    /// That of the container that a process is in.
+    #[must_use]
+    pub fn of(pid: i32) -> Option<Self> {
+        let parents = std::iter::successors(Some(pid), |pid| parent(*pid)).skip(1).take(PARENTS);
+        parents.take_while(|pid| *pid > 1).find_map(|pid| {
+            let arguments: Vec<OsString> = strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?);
+            let name = Path::new(arguments.first()?).file_name()?.to_str()?;
+            (name.starts_with("containerd-shim") || name.starts_with("conmon")).then_some(Self { pid, arguments })
+        })
+    }
+
+    /// Directories in which the container's specification may lie. containerd's shim serves all containers of a pod, and stands in the
+    /// directory of one of them.
+    fn bundles(&self, id: &str) -> Vec<PathBuf> {
+        let own = self.value("-b").or_else(|| self.value("--bundle")).map(PathBuf::from);
+        own.into_iter().chain([PathBuf::from(format!("/proc/{}/cwd/../{id}", self.pid))]).collect()
+    }
+
+    /// Where the program may lie that it starts containers with.
+    fn programs(&self) -> Vec<PathBuf> {
+        let named =
+            self.value("-r").or_else(|| self.value("--runtime")).map(PathBuf::from).filter(|path| path.is_absolute());
+        let own = fs::read_link(format!("/proc/{}/exe", self.pid)).ok();
+        let beside = own.as_deref().and_then(Path::parent).map(PathBuf::from);
+        let environment = strings(&fs::read(format!("/proc/{}/environ", self.pid)).unwrap_or_default());
+        let path = environment.iter().find_map(|variable| variable.as_bytes().strip_prefix(b"PATH="));
+        let path = path.map(|path| std::env::split_paths(OsStr::from_bytes(path)).collect::<Vec<_>>());
+        let directories = beside.into_iter().chain(path.into_iter().flatten()).filter(|path| path.is_absolute());
+        named.into_iter().chain(in_each(directories)).collect()
+    }
+
+    fn value(&self, option: &str) -> Option<&OsString> {
+        let at = self.arguments.iter().position(|argument| argument == option)?;
+        self.arguments.get(at + 1)
+    }
+}
+
+/// A container's specification.
+///
+/// # Errors
+/// What was looked for.
+pub async fn spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
+    let mut tried = Vec::new();
+    let usual = [
+        format!("/run/containerd/io.containerd.runtime.v2.task/k8s.io/{id}"),
+        format!("/run/containers/storage/overlay-containers/{id}/userdata"),
+        format!("/var/lib/containers/storage/overlay-containers/{id}/userdata"),
+    ];
+    let bundles = shim.map(|shim| shim.bundles(id)).unwrap_or_default();
+    for bundle in bundles.into_iter().chain(usual.map(PathBuf::from)) {
+        let path = bundle.join(CONFIG);
+        match read(&path).and_then(|json| Spec::parse(&json).map_err(Into::into)) {
+            Ok(spec) => return Ok(spec),
+            Err(error) => tried.push(format!("{}: {error}", path.display())),
+        }
+    }
+    let clients: [(&str, &[&str], &[&str]); 2] = [
+        ("crictl", &["inspect", id], &["info", "runtimeSpec"]),
+        ("ctr", &["-n", "k8s.io", "containers", "info", id], &["Spec"]),
+    ];
+    for (program, arguments, keys) in clients {
+        match run(program, arguments).await.and_then(|output| part(&output.stdout, keys)) {
+            Ok(spec) => return Ok(spec),
+            Err(error) => tried.push(format!("{program}: {error}")),
+        }
+    }
+    Err(tried.join("; "))
+}
+
+/// What a client of a runtime says of a container has the specification in it.
+pub fn part(json: &[u8], keys: &[&str]) -> Result<Spec, String> {
+    let mut whole: Value = serde_json::from_slice(json).map_err(|_| "it does not know this container".to_owned())?;
+    for key in keys {
+        whole = whole.get_mut(*key).map(Value::take).ok_or_else(|| format!("its answer has no {key}"))?;
+    }
+    serde_json::from_value(whole).map_err(|error| error.to_string())
+}
+
+/// The program that starts containers here.
+#[must_use]
+pub fn program(shim: Option<&Shim>) -> Option<PathBuf> {
+    let shims = shim.map(Shim::programs).unwrap_or_default();
+    let usual = in_each(DIRECTORIES.iter().map(PathBuf::from));
+    shims
+        .into_iter()
+        .chain(usual)
+        .find(|path| fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0))
+}
+
+fn in_each(directories: impl Iterator<Item = PathBuf>) -> impl Iterator<Item = PathBuf> {
+    directories.flat_map(|directory| PROGRAMS.map(|name| directory.join(name)))
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut json = Vec::new();
+    File::open(path)?.take(LIMIT).read_to_end(&mut json)?;
+    Ok(json)
+}
+
+fn parent(pid: i32) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:")).and_then(|pid| pid.trim().parse().ok())
+}

@@ -1,0 +1,375 @@
+use super::spec::{Changes, Instead, Spec};
+use super::tree::{self, Mounted, Size};
+use super::{AUDIT, Kept, Pod, runtime};
+use proptest::prelude::*;
+use rustix::fs::FileType;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// As containerd 1.6 wrote it for kubeadm's kube-apiserver; of its lists the beginnings.
+const CONTAINERD: &str = include_str!("samples/containerd.json");
+
+const ID: &str = "157e1c37b1b87ea79d0c35a8f01293692bfbc5f1fa9ff797c924b49c8ca00885";
+
+fn sample() -> Value {
+    serde_json::from_str(CONTAINERD).unwrap()
+}
+
+fn spec(json: &Value) -> Spec {
+    Spec::parse(json.to_string().as_bytes()).unwrap()
+}
+
+fn changed(json: &Value) -> Value {
+    let instead = BTreeMap::from([
+        ("/etc/kubernetes/pki".into(), Instead::Copy("/b/files/6".into())),
+        ("/dev/shm".into(), Instead::Memory),
+    ]);
+    let changes = Changes {
+        args: vec!["kube-apiserver".into(), "--secure-port=7000".into()],
+        root: Path::new("/b/root"),
+        cgroup: "/own",
+        oom_score_adj: -997,
+        instead: &instead,
+        besides: Some((Path::new("/run/audit"), Path::new(AUDIT))),
+    };
+    serde_json::to_value(spec(json).changed(changes)).unwrap()
+}
+
+/// A pod with this specification that has copies of files of the node, each mounted at some place.
+fn pod(json: &Value, files: &[(&str, &str)]) -> Pod {
+    let kept = |(path, mounted): &(&str, &str)| Kept { path: path.into(), mounted: Some(mounted.into()) };
+    Pod {
+        spec: spec(json),
+        runtime: PathBuf::new(),
+        manifest: super::MANIFEST.into(),
+        files: files.iter().map(kept).collect(),
+        memory: Vec::new(),
+        bytes: 0,
+    }
+}
+
+#[test]
+fn only_what_must_differ_is_changed() {
+    let (before, mut after) = (sample(), changed(&sample()));
+    assert_eq!(after["process"]["args"], json!(["kube-apiserver", "--secure-port=7000"]));
+    assert_eq!(after["process"]["oomScoreAdj"], -997);
+    assert_eq!(after["root"], json!({"path": "/b/root"}));
+    assert_eq!(after["linux"]["cgroupsPath"], "/own");
+    // The network and the host name are the node's, as they were.
+    assert_eq!(after["linux"]["namespaces"], json!([{"type": "pid"}, {"type": "ipc"}, {"type": "mount"}]));
+    assert_eq!(after.get("annotations"), None);
+    let mounts = |json: &Value| -> BTreeMap<String, Value> {
+        let mounts = json["mounts"].as_array().unwrap().iter();
+        mounts.map(|mount| (mount["destination"].as_str().unwrap().to_owned(), mount.clone())).collect()
+    };
+    let (old, new) = (mounts(&before), mounts(&after));
+    let differ: Vec<_> = new.iter().filter(|(place, mount)| old.get(*place) != Some(mount)).collect();
+    let places: Vec<_> = differ.iter().map(|(place, _)| place.as_str()).collect();
+    assert_eq!(places, [AUDIT, "/dev/shm", "/etc/kubernetes/pki"]);
+    assert_eq!(new["/etc/kubernetes/pki"]["source"], "/b/files/6");
+    assert_eq!(new["/etc/kubernetes/pki"]["options"], old["/etc/kubernetes/pki"]["options"]);
+    assert_eq!(new["/dev/shm"]["type"], "tmpfs");
+    assert_eq!(new.len(), old.len() + 1);
+    // All else is as it was.
+    let mut rest = before;
+    for json in [&mut rest, &mut after] {
+        for gone in ["annotations", "mounts", "root"] {
+            json.as_object_mut().unwrap().remove(gone);
+        }
+        for (part, gone) in [
+            ("process", "args"),
+            ("process", "oomScoreAdj"),
+            ("process", "terminal"),
+            ("linux", "cgroupsPath"),
+            ("linux", "namespaces"),
+        ] {
+            json[part].as_object_mut().unwrap().remove(gone);
+        }
+    }
+    assert_eq!(after, rest);
+}
+
+#[test]
+fn what_a_pod_has_done_to_it_is_dropped() {
+    let mut json = sample();
+    json["hooks"] = json!({"prestart": [{"path": "/bin/false"}]});
+    json["hostname"] = "node".into();
+    json["linux"]["intelRdt"] = json!({"closID": "x"});
+    json["linux"]["mountLabel"] = "system_u:object_r:container_file_t:s0".into();
+    json["process"]["terminal"] = true.into();
+    let after = changed(&json);
+    assert_eq!((after.get("hooks"), after.get("hostname"), after["linux"].get("intelRdt")), (None, None, None));
+    assert_eq!(after["process"]["terminal"], false);
+    assert_eq!(spec(&after).label(), Some("system_u:object_r:container_file_t:s0"));
+    assert!(!spec(&json).has_namespace("user"));
+    json["linux"]["namespaces"].as_array_mut().unwrap().push(json!({"type": "user"}));
+    assert!(spec(&json).has_namespace("user"));
+}
+
+#[test]
+fn what_is_no_specification_is_refused() {
+    for (part, wrong) in [("process", json!("x")), ("root", json!([])), ("mounts", json!([1])), ("linux", Value::Null)]
+    {
+        let mut json = sample();
+        json[part] = wrong;
+        assert!(Spec::parse(json.to_string().as_bytes()).is_err(), "{part}");
+    }
+    for wrong in ["", "{", "[]", "null", "{}"] {
+        assert!(Spec::parse(wrong.as_bytes()).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn files_of_the_node_are_found_by_their_names_in_the_container() {
+    let mut json = sample();
+    let mounts = json["mounts"].as_array_mut().unwrap();
+    mounts.push(json!({"destination": "/etc/kubernetes/pki/more", "source": "/srv/more", "options": ["rbind"]}));
+    let spec = spec(&json);
+    let on_node = |path: &str| spec.on_node(Path::new(path)).map(|(_, on_node)| on_node);
+    assert_eq!(on_node("/etc/kubernetes/pki/ca.crt"), Some("/etc/kubernetes/pki/ca.crt".into()));
+    assert_eq!(on_node("/etc/kubernetes/pki/more/x"), Some("/srv/more/x".into()));
+    assert_eq!(on_node("/etc/kubernetes/pki/more"), Some("/srv/more".into()));
+    assert_eq!(on_node("/etc/kubernetes/pkix"), None);
+    assert_eq!(on_node("/sys/fs/cgroup/x"), None, "no file of the node");
+}
+
+#[test]
+fn the_ca_is_the_one_beside_the_certificate() {
+    let pod = pod(&sample(), &[]);
+    let ca = |flags: &str| pod.ca(&flags.split(' ').map(OsString::from).collect::<Vec<_>>());
+    let (client, tls) =
+        ("--client-ca-file=/etc/kubernetes/pki/ca.crt", "--tls-cert-file=/etc/kubernetes/pki/apiserver.crt");
+    assert_eq!(ca(&format!("k {client} {tls}")), Some("/etc/kubernetes/pki/ca.crt".into()));
+    assert_eq!(ca(&format!("k {client} --tls-cert-file=/etc/kubernetes/x/apiserver.crt")), None);
+    assert_eq!(ca(&format!("k {client}")), None);
+    assert_eq!(ca("k --client-ca-file=/pki/ca.crt --tls-cert-file=/pki/apiserver.crt"), None, "not the node's");
+}
+
+#[test]
+fn copies_stand_for_files_of_the_node() {
+    let files = [("/etc/kubernetes", "/k"), ("/etc/kubernetes/pki", "/k/pki"), ("/etc/hosts", "/etc/hosts")];
+    let pod = pod(&sample(), &files);
+    let copy = |path: &str| pod.copy_of(Path::new(path), Path::new("/b")).display().to_string();
+    assert_eq!(copy("/etc/kubernetes/pki/ca.crt"), "/b/bridge-memory/files/1/ca.crt");
+    assert_eq!(copy("/etc/kubernetes/admin.conf"), "/b/bridge-memory/files/0/admin.conf");
+    assert_eq!(copy("/etc/hosts"), "/b/bridge-memory/files/2");
+    assert_eq!(copy("/etc/hostname"), "/etc/hostname");
+}
+
+#[test]
+fn the_audit_log_stays_on_the_node() {
+    let mut json = sample();
+    let mounts = json["mounts"].as_array_mut().unwrap();
+    mounts.push(json!({"destination": "/audit", "source": "/var/log/k8s", "type": "bind", "options": ["rbind", "rw"]}));
+    mounts.push(
+        json!({"destination": "/one.log", "source": "/var/log/one.log", "type": "bind", "options": ["rbind", "rw"]}),
+    );
+    let pod = pod(&json, &[("/etc/kubernetes/pki", "/etc/kubernetes/pki")]);
+    let kept = |path: &str| {
+        let mut argv: Vec<OsString> = vec!["k".into(), format!("--audit-log-path={path}").into()];
+        let on_node = pod.keep_audit_log(&mut argv, Path::new("/b"));
+        (argv[1].to_str().unwrap()["--audit-log-path=".len()..].to_owned(), on_node)
+    };
+    assert_eq!(kept("/audit/x.log"), ("/audit/x.log".into(), Some("/var/log/k8s/x.log".into())));
+    assert_eq!(kept("-"), ("-".into(), None));
+    // Nowhere, in memory, a file that cannot be rotated, where nothing can be written.
+    for path in ["/x.log", "/etc/kubernetes/pki/x.log", "/one.log", "/etc/ssl/certs/x.log"] {
+        let name = Path::new(path).file_name().unwrap().to_str().unwrap();
+        assert_eq!(kept(path), (format!("{AUDIT}/{name}"), Some(format!("/b/audit/{name}").into())), "{path}");
+    }
+}
+
+#[test]
+fn containers_are_known_by_their_cgroups() {
+    for line in [
+        format!("0::/kubepods/burstable/podc3f593b16839e7eddb23ded3c0f17b4a/{ID}\n"),
+        format!(
+            "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podc3f5.slice/cri-containerd-{ID}.scope\n"
+        ),
+        format!("0::/kubepods.slice/kubepods-podc3f5.slice/crio-{ID}.scope/container\n"),
+        format!("12:pids:/\n1:name=systemd:/kubepods/podx/{ID}\n0::/\n"),
+    ] {
+        assert_eq!(runtime::container(&line), Some(ID), "{line}");
+    }
+    for line in
+        ["", "0::/", "0::/system.slice/kubelet.service", &format!("0::/{ID}0"), &format!("0::/{}", ID.to_uppercase())]
+    {
+        assert_eq!(runtime::container(line), None, "{line}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_cgroup_panics(text in "[0-9a-f:/.\n-]{0,140}") {
+        prop_assert!(runtime::container(&text).is_none_or(|id| id.len() == 64));
+    }
+}
+
+/// What stays with a container.
+struct Parent(Child);
+
+impl Parent {
+    /// Of this name, with these arguments, in this directory; and the process in its container.
+    fn start(name: &str, arguments: &[&str], directory: &Path) -> (Self, i32) {
+        let mut shell = Command::new("sh");
+        // The inner one ends when there is nothing more to read: with this.
+        shell.arg0(name).args(["-c", "sh -c 'echo $$; read line'; true"]).args(arguments).current_dir(directory);
+        shell.env("PATH", format!("{}:/usr/bin:/bin", directory.join("bin").display()));
+        let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        (Self(child), line.trim().parse().unwrap())
+    }
+}
+
+impl Drop for Parent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+fn program(path: &Path) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, "").unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn containerds_shim_says_where_the_specification_is() {
+    let temp = tempfile::tempdir().unwrap();
+    let sandbox = temp.path().join("sandbox");
+    program(&sandbox.join("bin/crun"));
+    fs::create_dir(temp.path().join(ID)).unwrap();
+    fs::write(temp.path().join(ID).join("config.json"), CONTAINERD).unwrap();
+    let (_parent, pid) = Parent::start("/usr/bin/containerd-shim-runc-v2", &["-namespace", "k8s.io"], &sandbox);
+    let shim = runtime::Shim::of(pid);
+    assert_eq!(block_on(runtime::spec(shim.as_ref(), ID)).unwrap(), spec(&sample()));
+    // What lies beside it comes before its PATH, which the machine may have too.
+    let found = runtime::program(shim.as_ref()).unwrap();
+    let beside = fs::canonicalize("/bin/sh").unwrap().with_file_name("runc");
+    assert!(found == sandbox.join("bin/crun") || found == beside, "{}", found.display());
+    fs::write(temp.path().join(ID).join("config.json"), "{").unwrap();
+    let tried = block_on(runtime::spec(shim.as_ref(), ID)).unwrap_err();
+    for part in [&format!("{ID}/config.json: EOF"), "overlay-containers", "crictl: ", "ctr: "] {
+        assert!(tried.contains(part), "{part} is not in {tried}");
+    }
+}
+
+#[test]
+fn conmon_says_where_the_specification_and_the_runtime_are() {
+    let temp = tempfile::tempdir().unwrap();
+    let (bundle, crun) = (temp.path().join("userdata"), temp.path().join("crun"));
+    program(&crun);
+    fs::create_dir(&bundle).unwrap();
+    fs::write(bundle.join("config.json"), CONTAINERD).unwrap();
+    let arguments = ["-b", bundle.to_str().unwrap(), "-r", crun.to_str().unwrap()];
+    let (_parent, pid) = Parent::start("/usr/bin/conmon", &arguments, temp.path());
+    let shim = runtime::Shim::of(pid);
+    assert!(block_on(runtime::spec(shim.as_ref(), ID)).is_ok());
+    assert_eq!(runtime::program(shim.as_ref()), Some(crun));
+    // This test is in no container.
+    assert!(runtime::Shim::of(std::process::id().try_into().unwrap()).is_none());
+}
+
+#[test]
+fn clients_of_the_runtime_have_the_specification_in_their_answers() {
+    let crictl = json!({"status": {"id": ID}, "info": {"runtimeSpec": sample()}}).to_string();
+    assert_eq!(runtime::part(crictl.as_bytes(), &["info", "runtimeSpec"]), Ok(spec(&sample())));
+    let ctr = json!({"ID": ID, "Spec": sample()}).to_string();
+    assert_eq!(runtime::part(ctr.as_bytes(), &["Spec"]), Ok(spec(&sample())));
+    for (json, why) in [("", "does not know"), ("{}", "has no Spec"), (r#"{"Spec": 1}"#, "invalid type")] {
+        assert!(runtime::part(json.as_bytes(), &["Spec"]).unwrap_err().contains(why), "{json}");
+    }
+}
+
+#[test]
+fn a_copy_has_modes_links_and_no_more() {
+    let temp = tempfile::tempdir().unwrap();
+    let (from, to) = (temp.path().join("from"), temp.path().join("to"));
+    fs::create_dir_all(from.join("a/b")).unwrap();
+    fs::write(from.join("a/b/key"), "secret").unwrap();
+    fs::write(from.join("a/program"), vec![7; 5000]).unwrap();
+    fs::set_permissions(from.join("a/b/key"), fs::Permissions::from_mode(0o400)).unwrap();
+    fs::set_permissions(from.join("a/b"), fs::Permissions::from_mode(0o500)).unwrap();
+    fs::set_permissions(from.join("a/program"), fs::Permissions::from_mode(0o4755)).unwrap();
+    // Not followed: what it names is not to be had from here.
+    symlink("/etc/passwd", from.join("link")).unwrap();
+    symlink("../..", from.join("a/up")).unwrap();
+    let open = open(&from);
+    // Three directories, two files, two links; a page and two of content.
+    assert_eq!(tree::measure(&open, Mounted::Leave).unwrap(), Size { bytes: 10 * 4096, special: false });
+    tree::copy(&open, &to, Mounted::Leave).unwrap();
+    for path in ["", "a", "a/b", "a/b/key", "a/program", "link", "a/up"] {
+        let meta = |root: &Path| fs::symlink_metadata(root.join(path)).unwrap();
+        let (old, new) = (meta(&from), meta(&to));
+        assert_eq!((old.mode(), old.uid(), old.gid()), (new.mode(), new.uid(), new.gid()), "{path}");
+    }
+    assert_eq!(fs::read_to_string(to.join("a/b/key")).unwrap(), "secret");
+    assert_eq!(fs::read_link(to.join("link")).unwrap(), Path::new("/etc/passwd"));
+    assert!(tree::copy(&open, &to, Mounted::Leave).is_err(), "nothing is written into what is there");
+    // One file, as a mount may be.
+    let one = temp.path().join("one");
+    tree::copy(&self::open(&from.join("a/b/key")), &one, Mounted::Follow).unwrap();
+    assert_eq!(fs::read_to_string(one).unwrap(), "secret");
+    let _socket = UnixListener::bind(from.join("a/socket")).unwrap();
+    assert!(tree::measure(&open, Mounted::Leave).unwrap().special);
+}
+
+fn open(path: &Path) -> std::os::fd::OwnedFd {
+    let root = tree::root_of(std::process::id().try_into().unwrap()).unwrap();
+    tree::within(&root, path).unwrap()
+}
+
+#[test]
+fn what_is_mounted_in_a_containers_root_is_left_out() {
+    let temp = tempfile::tempdir().unwrap();
+    let (root, to) = (temp.path().join("root"), temp.path().join("to"));
+    fs::create_dir_all(root.join("proc")).unwrap();
+    fs::create_dir_all(root.join("etc")).unwrap();
+    for file in ["etc/hosts", "etc/os-release"] {
+        fs::write(root.join(file), file).unwrap();
+    }
+    let mounts = format!(
+        "mount -t tmpfs x {root}/proc && echo x > {root}/proc/x && mount --bind /etc/passwd {root}/etc/hosts && echo $$ && read line",
+        root = root.display()
+    );
+    let mut shell = Command::new("unshare");
+    shell.args(["--mount", "sh", "-c", &mounts]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = shell.stderr(Stdio::null()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let Ok(pid) = line.trim().parse() else {
+        child.wait().unwrap();
+        eprintln!("skipped: no mount namespace can be had here");
+        return;
+    };
+    let seen = tree::root_of(pid).unwrap();
+    let root = tree::within(&seen, &root).unwrap();
+    tree::copy(&root, &to, Mounted::Leave).unwrap();
+    let names = |path: &Path| {
+        let mut names: Vec<_> = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&to), ["etc"]);
+    assert_eq!(names(&to.join("etc")), ["os-release"]);
+    let followed = temp.path().join("followed");
+    tree::copy(&root, &followed, Mounted::Follow).unwrap();
+    assert_eq!(names(&followed.join("proc")), ["x"]);
+    assert_eq!(tree::kind(&tree::within(&seen, Path::new("/etc/passwd")).unwrap()).unwrap(), FileType::RegularFile);
+    drop(child.stdin.take());
+    child.wait().unwrap();
+}

@@ -1,0 +1,188 @@
+//! Directories of a container, measured and copied. Symbolic links are never followed: what they name is the container's, not the
+//! node's.
+
+use rustix::fs::{
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags, Uid, XattrFlags,
+    chmod, chownat, fgetxattr, fsetxattr, mkdir, openat, openat2, readlinkat, statx, symlink,
+};
+use std::ffi::{CStr, CString, OsStr};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Directories in one another; more are not what a container image or a node's configuration has.
+const DEEPEST: usize = 100;
+
+/// Of memory that is taken in pages, in bytes.
+const PAGE: u64 = 4096;
+
+/// Whether a program may do more than its user; the one extended attribute of files in images.
+const CAPABILITY: &str = "security.capability";
+
+/// What is done where something else is mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mounted {
+    Follow,
+    Leave,
+}
+
+/// What a directory holds, or a file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Size {
+    /// In memory.
+    pub bytes: u64,
+    /// There are sockets, pipes or devices in it, which are not copied.
+    pub special: bool,
+}
+
+/// The root of a process's file system.
+///
+/// # Errors
+/// It has ended, or may not be looked into.
+pub fn root_of(pid: i32) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(
+        format!("/proc/{pid}/root"),
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
+
+/// What a path means to who has this root.
+///
+/// # Errors
+/// There is no such thing.
+pub fn within(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    Ok(openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::IN_ROOT)?)
+}
+
+/// What kind of a file an open path is.
+///
+/// # Errors
+/// What statx(2) says.
+pub fn kind(of: &OwnedFd) -> io::Result<FileType> {
+    Ok(FileType::from_raw_mode(about(of.as_fd(), c"")?.stx_mode.into()))
+}
+
+/// How much a copy would take.
+///
+/// # Errors
+/// Something in it cannot be read.
+pub fn measure(of: &OwnedFd, mounted: Mounted) -> io::Result<Size> {
+    let mut size = Size::default();
+    measure_one(of.as_fd(), c"", &about(of.as_fd(), c"")?, mounted, 0, &mut size)?;
+    Ok(size)
+}
+
+fn measure_one(
+    at: BorrowedFd<'_>,
+    name: &CStr,
+    meta: &Statx,
+    mounted: Mounted,
+    deep: usize,
+    size: &mut Size,
+) -> io::Result<()> {
+    size.bytes += PAGE;
+    match FileType::from_raw_mode(meta.stx_mode.into()) {
+        FileType::RegularFile => size.bytes += meta.stx_size.div_ceil(PAGE) * PAGE,
+        FileType::Directory => {
+            let directory = directory(at, name)?;
+            for (name, meta) in entries(&directory, mounted, deep)? {
+                measure_one(directory.as_fd(), &name, &meta, mounted, deep + 1, size)?;
+            }
+        }
+        FileType::Symlink => {}
+        _ => size.special = true,
+    }
+    Ok(())
+}
+
+/// Copies a directory or a file to a path where nothing is yet: with modes, owners and capabilities of programs.
+///
+/// # Errors
+/// Something in it cannot be read, or the copy cannot be written.
+pub fn copy(from: &OwnedFd, to: &Path, mounted: Mounted) -> io::Result<()> {
+    copy_one(from.as_fd(), c"", &about(from.as_fd(), c"")?, to, mounted, 0)
+}
+
+fn copy_one(at: BorrowedFd<'_>, name: &CStr, meta: &Statx, to: &Path, mounted: Mounted, deep: usize) -> io::Result<()> {
+    let kind = FileType::from_raw_mode(meta.stx_mode.into());
+    match kind {
+        FileType::RegularFile => {
+            let mut from = file(at, name)?;
+            let mut copy = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to)?;
+            io::copy(&mut from, &mut copy)?;
+            own(to, meta)?;
+            chmod(to, Mode::from_raw_mode(u32::from(meta.stx_mode) & 0o7777))?;
+            let mut value = [0; 64];
+            if let Ok(length) = fgetxattr(&from, CAPABILITY, &mut value) {
+                // Only for a port below 1024, which the temporary instance does not have.
+                let _ = fsetxattr(&copy, CAPABILITY, &value[..length], XattrFlags::empty());
+            }
+        }
+        FileType::Directory => {
+            mkdir(to, Mode::RWXU)?;
+            let directory = directory(at, name)?;
+            for (name, meta) in entries(&directory, mounted, deep)? {
+                let to = to.join(OsStr::from_bytes(name.to_bytes()));
+                copy_one(directory.as_fd(), &name, &meta, &to, mounted, deep + 1)?;
+            }
+            own(to, meta)?;
+            chmod(to, Mode::from_raw_mode(u32::from(meta.stx_mode) & 0o7777))?;
+        }
+        FileType::Symlink => {
+            symlink(readlinkat(at, name, Vec::new())?, to)?;
+            own(to, meta)?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn own(path: &Path, meta: &Statx) -> io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(meta.stx_uid), Gid::from_raw(meta.stx_gid));
+    Ok(chownat(rustix::fs::CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+/// By their names. Where something else is mounted is told by the kernel (Linux 5.8), which no parser of mountinfo needs to do.
+fn entries(directory: &OwnedFd, mounted: Mounted, deep: usize) -> io::Result<Vec<(CString, Statx)>> {
+    if deep >= DEEPEST {
+        return Err(io::Error::other(format!("more than {DEEPEST} directories in one another")));
+    }
+    let mut found = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let name = entry?.file_name().to_owned();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let meta = match about(directory.as_fd(), &name) {
+            // It is gone by now.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            meta => meta?,
+        };
+        if mounted == Mounted::Follow || !meta.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+            found.push((name, meta));
+        }
+    }
+    Ok(found)
+}
+
+/// Of a name in a directory; of what is open itself, if it is empty.
+fn about(at: BorrowedFd<'_>, name: &CStr) -> io::Result<Statx> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::EMPTY_PATH;
+    Ok(statx(at, name, flags, StatxFlags::BASIC_STATS)?)
+}
+
+fn directory(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
+    let name = if name.is_empty() { c"." } else { name };
+    Ok(openat(at, name, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn file(at: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
+    if name.is_empty() {
+        return File::open(format!("/proc/self/fd/{}", at.as_raw_fd()));
+    }
+    Ok(openat(at, name, OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?.into())
+}
