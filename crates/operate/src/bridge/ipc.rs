@@ -4,6 +4,7 @@
 //! on the same connection how it ended; if it goes away without, clients stay on the bridge.
 
 use super::machine::{Outcome, Step};
+use super::restore::Difference;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::SocketAddr;
@@ -34,6 +35,10 @@ pub enum Ask {
     End {
         now: bool,
     },
+    /// What the node's own instance is started from shall be put back, or only be compared.
+    Restore {
+        dry_run: bool,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +46,8 @@ pub enum Ask {
 pub enum Reply {
     Status(Box<Status>),
     Refused(String),
+    /// What is put back, or would be.
+    Differences(Vec<Difference>),
 }
 
 /// How a bridge is.
