@@ -6,7 +6,7 @@ use berth_rehearse::apiserver::{Apiserver, Shutdown, has};
 use berth_rehearse::fault::Fault;
 use berth_rehearse::plan::{
     CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, NODES, Nodes, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE,
-    SLOW_READERS, Timing, UPGRADES, Via, WATCHES, find_program,
+    SLOW_READERS, Timing, UPGRADES, Via, WATCHES, choice::ONCE_NONE, find_program,
 };
 use clap::ValueEnum;
 use std::collections::BTreeSet;
@@ -73,6 +73,8 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         let Some(path) = path else { continue };
         checks.note(berth_rehearse::report::check_writable(path).map_err(|error| format!("{option}: {error}")));
     }
+    let decides = via("--via", &args.via, &mut checks);
+    let compared: Vec<Via> = args.compare.iter().map(|name| via("--compare", name, &mut checks)).collect();
     let plan = Plan {
         old,
         new,
@@ -87,8 +89,8 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         shutdown,
         timing,
         load,
-        via: args.via,
-        runs: runs(args.via, &args.compare),
+        via: decides,
+        runs: runs(decides, &compared),
         output: Output { json: args.json.clone(), report: args.report.clone() },
     };
     let others = plan.nodes.as_ref().map_or(0, |nodes| nodes.count.saturating_sub(1));
@@ -97,7 +99,7 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
             "--fault {fault}: no other node is there that could serve meanwhile; give --nodes 2 or more"
         ));
     }
-    if matches!(plan.via, Via::PortSharing | Via::Direct) {
+    if matches!(plan.via, Via::PortSharing | Via::None) {
         for fault in plan.faults.iter().filter(|fault| fault.needs_a_shim()) {
             let via = plan.via;
             checks.wrong(format!(
@@ -190,6 +192,14 @@ fn faults(typed: &[String], checks: &mut Checks) -> BTreeSet<Fault> {
     typed.iter().filter_map(|name| Fault::from_str(name, false).ok()).collect()
 }
 
+fn via(option: &str, name: &str, checks: &mut Checks) -> Via {
+    if name == ONCE_NONE {
+        checks.wrong(format!("{option} {name}: it is called none now; give {option} none"));
+    }
+    // Clap knows the names.
+    Via::from_str(name, false).unwrap_or(Via::None)
+}
+
 fn delay(option: &str, text: &str, checks: &mut Checks) -> Duration {
     let delay = checks.duration(option, text, Duration::ZERO);
     if delay > LONGEST_DELAY {
@@ -245,6 +255,8 @@ mod tests {
             ("--report", "/"),
             ("--upgrades", "0"),
             ("--kube-proxy", "/nonexistent/kube-proxy"),
+            ("--via", "direct"),
+            ("--compare", "haproxy,direct"),
         ];
         let args: Vec<String> = wrong.iter().map(|(option, value)| format!("{option}={value}")).collect();
         let errors = typed(&args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap_err().0;
@@ -264,8 +276,8 @@ mod tests {
         assert_eq!(typed(&["--settle=75s"]).unwrap().timing.settle, Duration::from_secs(75));
         assert_eq!((plan.topology, plan.runs), (Topology::Sidecar, vec![Via::Berth]));
 
-        let plan = typed(&["--compare=haproxy,direct,haproxy", "--fault=hang,bad-flag", "--seed=7"]).unwrap();
-        assert_eq!(plan.runs, [Via::Haproxy, Via::Direct, Via::Berth]);
+        let plan = typed(&["--compare=haproxy,none,haproxy", "--fault=hang,bad-flag", "--seed=7"]).unwrap();
+        assert_eq!(plan.runs, [Via::Haproxy, Via::None, Via::Berth]);
         assert_eq!(Vec::from_iter(plan.faults), [Fault::BadFlag, Fault::Hang]);
         assert_eq!(plan.load.seed, 7);
     }
@@ -301,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_shim_cannot_be_harmed_where_there_is_none() {
-        for (via, wrong) in [("port-sharing", 2), ("direct", 2), ("haproxy", 0)] {
+        for (via, wrong) in [("port-sharing", 2), ("none", 2), ("haproxy", 0)] {
             let errors =
                 typed(&["--fault=hang,kill-shim,both-killed", "--via", via]).map_or_else(|e| e.0, |_| Vec::new());
             assert_eq!(errors.len(), wrong, "{errors:?}");

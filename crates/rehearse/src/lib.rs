@@ -183,7 +183,7 @@ async fn caught(play: impl Future<Output = Result<(), Error>>) -> Result<(), Abo
 fn available(via: Via) -> Result<(), String> {
     match via {
         Via::Haproxy => find_program("haproxy".as_ref()).map(drop),
-        Via::Berth | Via::PortSharing | Via::Direct => Ok(()),
+        Via::Berth | Via::PortSharing | Via::None => Ok(()),
     }
 }
 

@@ -102,7 +102,7 @@ impl Layout {
                 command.push("--permit-port-sharing=true".into());
                 vec![apiserver(command)]
             }
-            Via::Direct => {
+            Via::None => {
                 command.extend(listen(setting.address, setting.address));
                 vec![apiserver(command)]
             }
@@ -118,7 +118,7 @@ impl Layout {
             _ => (Role::Proxy, Signal::SIGTERM),
         };
         match (self.via, self.topology) {
-            (Via::PortSharing | Via::Direct, _) | (Via::Berth, Topology::Node) => vec![vec![apiserver]],
+            (Via::PortSharing | Via::None, _) | (Via::Berth, Topology::Node) => vec![vec![apiserver]],
             (Via::Berth, Topology::Run) => vec![vec![(Role::Unit, Signal::SIGTERM)]],
             // A kubelet does not tell an init container that restarts before the others have ended.
             (_, Topology::NativeSidecar) => vec![vec![apiserver], vec![proxy]],
@@ -129,7 +129,7 @@ impl Layout {
     /// The role that relays to an instance; none if nothing does.
     pub(crate) fn relays(&self) -> Option<Role> {
         match (self.via, self.topology) {
-            (Via::PortSharing | Via::Direct, _) => None,
+            (Via::PortSharing | Via::None, _) => None,
             (Via::Berth, Topology::Run) => Some(Role::Unit),
             _ => Some(Role::Proxy),
         }

@@ -23,12 +23,12 @@ impl Play<'_> {
     /// An upgrade to a version that cannot serve: it is given up after a while.
     pub(super) async fn failing_upgrade(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
         let new = Instance { name: fault.to_string(), fault: Some(fault), ..super::instance(self.plan, None, 1) };
-        let direct = self.stage.layout.via == Via::Direct;
-        if direct {
+        let alone = self.stage.layout.via == Via::None;
+        if alone {
             self.say(&format!("stop {}", old.name));
             self.stop(old).await;
         }
-        let place = self.inject(fault, &new.name, direct);
+        let place = self.inject(fault, &new.name, alone);
         self.say(&format!("fault {fault}: start {}", new.name));
         let patience = Instant::now() + self.plan.timing.failing;
         // What waits for its port, may wait for ever, and one that ends meanwhile is what is wanted here.
@@ -51,7 +51,7 @@ impl Play<'_> {
         sleep(SETTLE).await;
         // How it ends is no matter.
         self.stage.stop(&new.name, self.plan.timing.grace).await;
-        if direct {
+        if alone {
             self.start(old).await?;
             self.joined(old).await?;
         }
@@ -77,7 +77,7 @@ impl Play<'_> {
             return Ok(());
         };
         let alone = match self.stage.layout.via {
-            Via::Direct => true,
+            Via::None => true,
             Via::Berth if self.stage.layout.topology == Topology::Node => fault.needs_a_shim(),
             _ => fault == Fault::BothKilled,
         };

@@ -155,13 +155,13 @@ impl Play<'_> {
     }
 
     async fn upgrade(&mut self, old: &Instance, new: &Instance, faults: &[Fault]) -> Result<(), Error> {
-        let direct = self.stage.layout.via == Via::Direct;
-        if direct {
+        let alone = self.stage.layout.via == Via::None;
+        if alone {
             // The port is for one of them alone.
             self.say(&format!("stop {}", old.name));
             self.stop(old).await;
         }
-        let slow = new.fault.map(|fault| self.inject(fault, &new.name, direct));
+        let slow = new.fault.map(|fault| self.inject(fault, &new.name, alone));
         self.start(new).await?;
         if slow.is_some() && !new.apiserver.is_stand_in() {
             self.delay(new).await;
@@ -172,7 +172,7 @@ impl Play<'_> {
         for fault in faults.iter().filter(|fault| **fault != Fault::SlowStart) {
             self.harm(old, new, *fault).await?;
         }
-        if !direct {
+        if !alone {
             self.say(&format!("stop {}", old.name));
             self.stop(old).await;
         }

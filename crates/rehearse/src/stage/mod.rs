@@ -258,7 +258,7 @@ impl Stage {
         match self.layout.via {
             Via::Berth => seen::joined(&self.setting, self.shim_of(name), name).await,
             Via::Haproxy => self.listens(name, Role::Proxy),
-            Via::PortSharing | Via::Direct => self.listens(name, Role::Apiserver),
+            Via::PortSharing | Via::None => self.listens(name, Role::Apiserver),
         }
     }
 
@@ -268,7 +268,7 @@ impl Stage {
         match self.layout.via {
             Via::Berth => seen::record(&self.setting, name).map(|record| record.address),
             Via::Haproxy => self.own.get(name).copied(),
-            Via::PortSharing | Via::Direct => Some(self.setting.address),
+            Via::PortSharing | Via::None => Some(self.setting.address),
         }
     }
 
@@ -494,7 +494,7 @@ mod tests {
     #[tokio::test]
     async fn an_etcd_that_does_not_come_up_is_shown_with_its_log() {
         let plan = Plan { etcd: Some("/bin/false".into()), ..Plan::default() };
-        let mut stages = Stages::new(&plan, Via::Direct, &Arc::default()).unwrap();
+        let mut stages = Stages::new(&plan, Via::None, &Arc::default()).unwrap();
         let error = stages.front().start_etcd().await.unwrap_err();
         assert!(matches!(error, Error::Unavailable(_)), "{error}");
         assert!(error.to_string().starts_with("etcd ended before it was up (exit status: 1); its last"), "{error}");
