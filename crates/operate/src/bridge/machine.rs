@@ -127,7 +127,7 @@ pub enum Action {
 pub enum Outcome {
     /// The node's own instance serves.
     Done,
-    /// Nothing was steered, and why.
+    /// COMMAND was not run, and why.
     NotBegun(String),
     /// It ended although the node's own instance is not what it should be, and why.
     Abandoned(String),
@@ -270,6 +270,11 @@ impl Machine {
         match self.step {
             Step::Start => self.start(seen, elapsed),
             Step::Settle => self.settle(seen, elapsed, lost),
+            // Nothing depends on it yet.
+            Step::Overlap if lost => {
+                self.outcome = Outcome::NotBegun(gone(seen, elapsed));
+                self.enter(Step::Linger)
+            }
             Step::Overlap | Step::Hold | Step::AwaitOwn => {
                 match keep_steered(seen, lost) {
                     // The node's own has its time, whether or not another can be started.
@@ -335,8 +340,7 @@ impl Machine {
 
     fn settle(&mut self, seen: &Seen, elapsed: Duration, lost: bool) -> Action {
         if lost {
-            let why = if seen.temporary.running { "is not ready any more" } else { "ended" };
-            self.give_up(&format!("the temporary kube-apiserver {why} {} after it was ready", seconds(elapsed)));
+            self.give_up(&gone(seen, elapsed));
             return Action::Entered;
         }
         if elapsed < self.limits.settle || !seen.temporary.ready {
@@ -411,6 +415,12 @@ fn keep_steered(seen: &Seen, lost: bool) -> Option<Action> {
         // Clients are held until one of the two is ready.
         (false, _) => None,
     }
+}
+
+/// How the temporary instance was lost, before COMMAND ran.
+fn gone(seen: &Seen, elapsed: Duration) -> String {
+    let why = if seen.temporary.running { "is not ready any more" } else { "ended" };
+    format!("the temporary kube-apiserver {why} {} after it was ready", seconds(elapsed))
 }
 
 fn seconds(duration: Duration) -> String {

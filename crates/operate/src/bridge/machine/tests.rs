@@ -204,7 +204,7 @@ impl World {
                 Action::Unsteer => {
                     let settled = seen.own.ready && self.own_ready >= 20;
                     let replaced = !seen.temporary.ready && seen.own.ready;
-                    let told = matches!(self.machine.outcome, Outcome::Abandoned(_));
+                    let told = self.machine.outcome != Outcome::Done;
                     assert!(settled || replaced || told, "{seen:?} {}", self.own_ready);
                     self.steering = false;
                     self.unsteered = Some(self.now);
@@ -229,7 +229,7 @@ impl World {
 
     /// Whoever is ready gets the clients, once the first was steered, but for the time in which that is noticed.
     fn look(&mut self) {
-        let told = matches!(self.machine.outcome, Outcome::Abandoned(_));
+        let told = self.machine.outcome != Outcome::Done;
         let own = matches!(self.own, Some((_, 0)));
         let served = if self.steering { self.temporary_serves() } else { own };
         let other = if self.steering { own } else { self.temporary_serves() };
@@ -265,7 +265,7 @@ proptest! {
                 let restarted = world.own.map(|(process, _)| process) != world.before;
                 prop_assert!(restarted || given.end.is_some() || !given.succeeds, "COMMAND's work is not waited for");
             }
-            Some(Outcome::NotBegun(_)) => prop_assert!(world.steered.is_none() && world.command.is_none()),
+            Some(Outcome::NotBegun(_)) => prop_assert!(world.command.is_none()),
             Some(Outcome::Abandoned(why)) => {
                 let at_once = given.end.is_some_and(|(_, at_once)| at_once);
                 prop_assert!(at_once || given.on_failure == OnFailure::End, "{why}");
@@ -332,6 +332,15 @@ fn one_that_never_gets_ready_changes_nothing() {
         assert!(said.contains(why), "{said}");
         assert_eq!((world.steered, world.own), (None, Some((1, 0))));
     }
+}
+
+#[test]
+fn one_that_ends_before_command_changes_nothing() {
+    // Steered at 30.
+    let mut world = World::new(Given { deaths: vec![32], ..calm(Fate::Stays) });
+    let Some(Outcome::NotBegun(said)) = world.run(1000) else { panic!("it has begun") };
+    assert!(said.contains("ended 2s after it was ready"), "{said}");
+    assert_eq!((world.command, world.unsteered, world.now), (None, Some(32), 37));
 }
 
 #[test]
