@@ -6,7 +6,7 @@ use berth_rehearse::apiserver::{Apiserver, Shutdown, has};
 use berth_rehearse::fault::Fault;
 use berth_rehearse::plan::{
     CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, NODES, Nodes, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE,
-    SLOW_READERS, Timing, UPGRADES, Via, WATCHES, choice::ONCE_NONE, find_program,
+    SLOW_READERS, Timing, Topology, UPGRADES, Via, WATCHES, choice::ONCE_NONE, find_program,
 };
 use clap::ValueEnum;
 use std::collections::BTreeSet;
@@ -99,6 +99,7 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
             "--fault {fault}: no other node is there that could serve meanwhile; give --nodes 2 or more"
         ));
     }
+    bridge(&plan, &mut checks);
     if matches!(plan.via, Via::PortSharing | Via::None) {
         for fault in plan.faults.iter().filter(|fault| fault.needs_a_shim()) {
             let via = plan.via;
@@ -184,6 +185,32 @@ fn nodes(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) 
     Some(Nodes { count, kube_proxy })
 }
 
+/// What a bridge needs, and what can go wrong with it.
+fn bridge(plan: &Plan, checks: &mut Checks) {
+    let bridged = plan.topology == Topology::Bridge;
+    for fault in &plan.faults {
+        if fault.needs_a_bridge() && !(bridged && plan.via == Via::Berth) {
+            checks.wrong(format!("--fault {fault}: there is no bridge; give --topology bridge, too, or leave it out"));
+        }
+        if bridged && *fault == Fault::BothKilled {
+            checks.wrong(format!("--fault {fault}: a bridge has one shim; give kill-shim, or leave it out"));
+        }
+    }
+    if !bridged {
+        return;
+    }
+    if plan.nodes.is_some() {
+        checks.wrong("--topology bridge: it is rehearsed on one node; leave out --nodes");
+    } else if !plan.netns {
+        checks.wrong("--topology bridge: clients of 127.0.0.0/8 are not steered; give --netns, too");
+    }
+    if !cfg!(feature = "operate") && plan.berth.is_none() {
+        checks.wrong(
+            "--topology bridge: it needs `berth bridge`, which this build lacks; give a build with the feature operate",
+        );
+    }
+}
+
 fn faults(typed: &[String], checks: &mut Checks) -> BTreeSet<Fault> {
     if typed.len() > 1 && typed.iter().any(|name| name == "none") {
         checks.wrong("--fault: none goes with no other; leave it out");
@@ -223,7 +250,6 @@ fn runs(via: Via, compare: &[Via]) -> Vec<Via> {
 mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
-    use berth_rehearse::plan::Topology;
     use clap::Parser;
 
     fn typed(args: &[&str]) -> Result<Plan, Mistakes> {
@@ -309,6 +335,25 @@ mod tests {
         assert!(has(&stand_ins, "a stand-in knows no Service"), "{stand_ins:?}");
         let right = errors(&["--nodes=3", "--netns", "--fault=node-gone,partition"]);
         assert!(right.iter().all(|error| error.contains("install ")), "{right:?}");
+    }
+
+    #[test]
+    fn a_bridge_needs_a_namespace_and_has_faults_of_its_own() {
+        let errors = |args: &[&str]| typed(args).map_or_else(|e| e.0, |_| Vec::new());
+        let has = |errors: &[String], what: &str| errors.len() == 1 && errors[0].contains(what);
+        assert!(has(&errors(&["--topology=bridge"]), "give --netns"));
+        assert!(has(&errors(&["--fault=kill-temporary"]), "there is no bridge"));
+        let bridge = ["--topology=bridge", "--netns"];
+        let with = |more: &str| errors(&[&bridge[..], &[more]].concat());
+        assert!(has(&with("--fault=both-killed"), "has one shim"));
+        assert!(has(
+            &errors(&["--topology=bridge", "--netns", "--via=none", "--fault=kill-old"]),
+            "there is no bridge"
+        ));
+        if cfg!(feature = "operate") {
+            let all = "--fault=bad-flag,never-ready,slow-start,crash-after-ready,hang,kill-shim,hang-shim,kill-temporary,kill-old";
+            assert_eq!(with(all), [""; 0]);
+        }
     }
 
     #[test]

@@ -67,6 +67,8 @@ pub enum Topology {
     Node,
     /// `berth run`: one unit, which stops its apiserver itself
     Run,
+    /// Nothing of berth: the apiserver has the port alone and is replaced in place, under `berth bridge`
+    Bridge,
 }
 
 /// An enum's name on the command line.

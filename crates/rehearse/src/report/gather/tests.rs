@@ -1,6 +1,6 @@
 use super::*;
 use crate::data::{Flaw, Gap, Segment, Timeline, Watch};
-use crate::fault::Fault;
+use crate::fault::{Fault, Standby};
 use crate::plan::{LoadPlan, Plan};
 use crate::record::{
     Answer, AtNode, Attempt, Control, EndReport, EndedBy, Failure, Injected, InjectedNode, Kind, NamedFrom, Player,
@@ -184,7 +184,7 @@ fn watches_have_segments_and_gaps() {
         node: None,
         fault: Fault::KillShim,
         instance: OLD.into(),
-        alone: false,
+        standby: Standby::Sibling,
         at: at(2_000),
         noticed: None,
         over: Some(at(2_500)),
@@ -413,7 +413,7 @@ fn what_was_dialed_and_who_went_away() {
             named: None,
             listened: Some(at(3_000)),
         }),
-        alone: false,
+        standby: Standby::Sibling,
         at: at(2_000),
         noticed: Some(at(2_300)),
         over: Some(at(3_000)),
