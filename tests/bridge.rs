@@ -14,6 +14,7 @@ use nix::unistd::{Pid, getsid};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -306,8 +307,19 @@ fn the_temporary_instance_runs_as_the_running_one() {
     on_a_node(|node| {
         let mut start = berth(["bridge", "start", "--settle=100ms", "--state-dir"]);
         start.arg(node.path("bridge")).args(["--command", &node.own(), "--probe-ca"]).arg(&node.certs.ca_file);
-        let (status, _, err) = said(&mut start);
+        let (status, _, err) = said(start.arg("--admin=127.0.0.1:9444"));
         assert_eq!(status, Some(0), "{err}");
+        let mut metrics = String::new();
+        let mut scrape = std::net::TcpStream::connect("127.0.0.1:9444").unwrap();
+        scrape.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        scrape.read_to_string(&mut metrics).unwrap();
+        for part in [
+            "berth_steering_on{shim=\"bridge\"} 1\n",
+            "berth_steering_connections_total{shim=\"bridge\",result=\"steered\"} ",
+            "berth_bridge_seconds{shim=\"bridge\"} ",
+        ] {
+            assert!(metrics.contains(part), "{part} is not in {metrics}");
+        }
         let status = node.status();
         let pid = i32::try_from(status["temporary"]["pid"].as_u64().unwrap()).unwrap();
         let (own, temporary) = (Like::of(node.own_pid()).unwrap(), Like::of(pid).unwrap());

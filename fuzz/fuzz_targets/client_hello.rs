@@ -291,7 +291,7 @@ impl Stage {
         let _entered = runtime.enter();
         let ids: [InstanceId; 2] = ["own", "sibling"].map(|name| name.parse().expect("a name"));
         let phase = watch::channel((Phase::Joined, SystemTime::now())).1;
-        let metrics = Metrics::new(&ids[0], 1, 1, TableWriter::new(1, 1).subscribe(), phase);
+        let metrics = Metrics::new(&ids[0], 1, 1, TableWriter::new(1, 1).subscribe(), phase, Vec::new());
         Self {
             front: TcpListener::bind("127.0.0.1:0").expect("a free port"),
             hosts: [Host::new([127, 1, 0, 1]), Host::new([127, 2, 0, 1])],

@@ -84,6 +84,13 @@ pub struct BridgeStartArgs {
         value_enum
     )]
     pub on_failure: OnFailure,
+    /// Keeps the Service `kubernetes` whole while COMMAND restarts kube-apiserver, as an admin
+    /// [default: /etc/kubernetes/admin.conf, if it is there]
+    #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Serve /metrics, /livez, /readyz and /status of the bridge by HTTP here [default: off]
+    #[arg(long, env = "BERTH_BRIDGE_ADMIN", hide_env_values = true, value_name = "ADDR:PORT")]
+    pub admin: Option<String>,
     /// Check what is needed, print the steps, and do nothing
     #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
     pub dry_run: bool,
@@ -112,6 +119,10 @@ pub struct BridgeEndArgs {
     /// Where the bridge is.
     #[command(flatten)]
     pub state_dir: StateDirArgs,
+    /// Where there is no bridge on this node: removes what one that was killed left in the Service `kubernetes`, as an admin
+    /// [default: /etc/kubernetes/admin.conf, if it is there]
+    #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
     /// Do not wait for the node's own kube-apiserver: without one, clients are refused
     #[arg(long, env = "BERTH_BRIDGE_NOW", hide_env_values = true)]
     pub now: bool,

@@ -6,10 +6,12 @@
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::{BridgeAction, BridgeArgs, BridgeEndArgs, BridgeOnFailure, BridgeStartArgs, BridgeStatusArgs};
 use anyhow::Context;
+use berth_cluster::kubeconfig::ADMIN;
 use berth_operate::bridge::drive::{Claim, drive};
 use berth_operate::bridge::ipc::{Ask, Client, Reply, Status};
 use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure, Outcome, Step};
 use berth_operate::bridge::preflight::{Plan, Refusal, find, preflight};
+use berth_operate::bridge::service::sweep;
 use berth_operate::bridge::{Options, cgroup};
 use berth_operate::upgrade::say::Say;
 use berth_options::check::{Checks, Mistakes, check_probe};
@@ -146,6 +148,7 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
     let ready = checks.duration("--ready-timeout", &args.ready_timeout, Duration::from_secs(1));
     let settle = checks.duration("--settle", &args.settle, Duration::ZERO);
     let probe = check_probe(&args.probe, READY, true, &mut checks);
+    let admin = args.admin.as_deref().and_then(|text| checks.address("--admin", text));
     let on_failure = match args.on_failure {
         BridgeOnFailure::Stay => OnFailure::Stay,
         BridgeOnFailure::End => OnFailure::End,
@@ -161,6 +164,8 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
             on_failure,
             probe: absolute(probe),
             directory,
+            admin,
+            kubeconfig: args.kubeconfig.clone(),
         }),
         _ => None,
     };
@@ -328,7 +333,9 @@ fn exit_code(status: ExitStatus) -> u8 {
 async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
     let directory = &args.state_dir.state_dir;
     let mut watcher = Watcher::new(directory)?;
-    let Ok(mut client) = Client::ask(directory, &Ask::End { now: args.now }).await else { return Ok(none(directory)) };
+    let Ok(mut client) = Client::ask(directory, &Ask::End { now: args.now }).await else {
+        return Ok(swept(args, directory).await);
+    };
     Ok(match watcher.until(&mut client, stays).await {
         Seen::Over(Outcome::Abandoned(why)) if !args.now => {
             watcher.say.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
@@ -349,6 +356,30 @@ async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
             Exit::Again
         }
     })
+}
+
+/// There is none here, but what one left in the cluster may be.
+async fn swept(args: &BridgeEndArgs, directory: &Path) -> Exit {
+    let kubeconfig = args.kubeconfig.as_deref().or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists()));
+    let Some(kubeconfig) = kubeconfig else { return none(directory) };
+    let left = match berth_cluster::Client::from_kubeconfig(kubeconfig) {
+        Ok(client) => sweep(&client).await.map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match left {
+        Ok(left) if left.is_empty() => none(directory),
+        Ok(left) => {
+            let left = left.join(", ");
+            println!("removed from the Service kubernetes what a bridge that was killed left there: {left}");
+            Exit::Ok
+        }
+        Err(why) => {
+            eprintln!(
+                "berth: what a bridge that was killed may have left in the Service kubernetes was not looked for: {why}"
+            );
+            none(directory)
+        }
+    }
 }
 
 async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {

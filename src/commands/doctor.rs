@@ -4,15 +4,15 @@ use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::DoctorArgs;
 use anyhow::Context;
 use berth_cluster::Client;
-use berth_cluster::service::OF_SERVICE;
+use berth_operate::doctor::cluster::Cluster;
 use berth_operate::doctor::room::Room;
-use berth_operate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, text};
+use berth_operate::doctor::{Case, Severity, beside, examine, excuse, node, text};
 use berth_operate::manifest::Manifest;
 use berth_operate::manifest::file::read;
 use berth_operate::upgrade::state::interrupted;
 use berth_options::check::Mistakes;
 use std::io::{IsTerminal, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::Path;
 
 /// Name of kube-apiserver's static pod, which is kubeadm's.
@@ -48,7 +48,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         ..node::Facts::gather(Path::new("/"), &manifest)
     });
     let cluster = match &args.kubeconfig {
-        Some(kubeconfig) => endpoints(kubeconfig)?.map_err(|error| missing(&error)).ok(),
+        Some(kubeconfig) => ask(kubeconfig)?.map_err(|error| missing(&error)).ok(),
         None => None,
     };
     // What it is to replace, if it is not that itself.
@@ -68,7 +68,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         running: running.as_ref(),
         beside: beside.as_deref(),
         node: node.as_ref(),
-        cluster: cluster.as_deref(),
+        cluster: cluster.as_ref(),
         room: room.as_ref(),
     };
     let mut findings = examine(&case);
@@ -98,12 +98,9 @@ fn room(kubeconfig: &Path, own: &[IpAddr]) -> anyhow::Result<Result<Option<Room>
     }
 }
 
-/// Addresses of the Service `kubernetes`.
-fn endpoints(kubeconfig: &Path) -> anyhow::Result<Result<Vec<SocketAddr>, String>> {
-    let client = match Client::from_kubeconfig(kubeconfig) {
-        Ok(client) => client,
-        Err(error) => return Ok(Err(error.to_string())),
-    };
-    let list = block_on(client.get(OF_SERVICE))?;
-    Ok(list.map(|list| cluster::endpoints(&list)).map_err(|error| error.to_string()))
+fn ask(kubeconfig: &Path) -> anyhow::Result<Result<Cluster, String>> {
+    match Client::from_kubeconfig(kubeconfig) {
+        Ok(client) => Ok(block_on(Cluster::ask(&client))?.map_err(|error| error.to_string())),
+        Err(error) => Ok(Err(error.to_string())),
+    }
 }

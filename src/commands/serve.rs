@@ -35,7 +35,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
 /// Builds a shim or says why not. A signal ends that, however long a port is waited for: nothing was begun.
 pub(super) async fn build(config: Config, signals: &mut Signals) -> Result<Bound, Exit> {
     let built = tokio::select! {
-        built = app::build(config) => built,
+        built = app::build(config, Vec::new()) => built,
         () = signals.next() => return Err(Exit::Ok),
     };
     built.map_err(|error| match error {

@@ -68,7 +68,7 @@ fn a_connection_is_small() {
     let _entered = runtime.enter();
     let writer = TableWriter::new(1, 1);
     let phase = watch::channel((Phase::Joined, SystemTime::now())).1;
-    let metrics = Metrics::new(&"a".parse().unwrap(), 1, 1, writer.subscribe(), phase);
+    let metrics = Metrics::new(&"a".parse().unwrap(), 1, 1, writer.subscribe(), phase, Vec::new());
     let (refusals, _) = mpsc::unbounded_channel();
     let context = Arc::new(Context {
         table: writer.subscribe(),

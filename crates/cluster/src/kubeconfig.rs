@@ -10,6 +10,9 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+/// Where kubeadm leaves an admin's kubeconfig.
+pub const ADMIN: &str = "/etc/kubernetes/admin.conf";
+
 /// Largest kubeconfig or file named in one, in bytes.
 const MAX_SIZE: u64 = 1 << 20;
 

@@ -15,7 +15,7 @@
 
 mod api;
 mod leases;
-mod slice;
+pub mod slice;
 mod slices;
 mod token;
 

@@ -14,20 +14,23 @@ const OTHERS: Duration = Duration::from_secs(30);
 
 /// What is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Sight {
-    pub(super) phase: Phase,
+pub struct Sight {
+    /// The shim's.
+    pub phase: Phase,
     /// A sibling is joined, and its instance is ready.
-    pub(super) sibling: bool,
+    pub sibling: bool,
     /// The shim is about to leave, or has left.
-    pub(super) withdrawn: bool,
+    pub withdrawn: bool,
     /// Whether kube-apiserver's slice names another node; `None` where that is not known.
-    pub(super) others: Option<bool>,
+    pub others: Option<bool>,
 }
 
 /// What the slice should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Want {
+pub enum Want {
+    /// In the Service.
     Present,
+    /// Not in it.
     Absent,
     /// Whatever it is: a sibling decides, or nobody knows enough.
     AsItIs,
@@ -35,13 +38,13 @@ pub(super) enum Want {
 
 /// Remembers since when another node is named.
 #[derive(Debug, Default)]
-pub(super) struct Rule {
+pub struct Rule {
     others_since: Option<Duration>,
 }
 
 impl Rule {
     /// By a clock that never goes back.
-    pub(super) fn decide(&mut self, now: Duration, sight: Sight) -> Want {
+    pub fn decide(&mut self, now: Duration, sight: Sight) -> Want {
         self.others_since = match sight.others {
             Some(true) => self.others_since.or(Some(now)),
             Some(false) | None => None,
@@ -61,7 +64,7 @@ impl Rule {
     }
 
     /// When it should be asked again although nothing happened.
-    pub(super) fn wake(&self, now: Duration) -> Option<Duration> {
+    pub fn wake(&self, now: Duration) -> Option<Duration> {
         self.others_since.map(|since| since + OTHERS).filter(|at| *at > now)
     }
 }

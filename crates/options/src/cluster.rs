@@ -51,6 +51,7 @@ pub(crate) fn check(
 }
 
 /// In lower case, as the kubelet takes it.
-fn host_name() -> String {
+#[must_use]
+pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().to_lowercase()
 }

@@ -30,6 +30,7 @@ use berth_node::registry::{self, BerthDir, RunDir};
 use berth_node::terms::{InstanceHealth, Phase};
 use berth_os::{clock, proc_net, process, socket};
 use humantime::format_duration;
+use prometheus_client::collector::Collector;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -89,8 +90,8 @@ pub struct Bound {
     keeper: Option<(Keeper, Withdrawal)>,
 }
 
-/// Takes everything that a shim needs.
-pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
+/// Takes everything that a shim needs. Its metrics have what the collectors have, too.
+pub async fn build(mut config: Config, collectors: Vec<Box<dyn Collector>>) -> Result<Bound, BuildError> {
     let room = Room::of(&config)?;
     let instance = match config.place.instance.clone() {
         Some(instance) => instance,
@@ -115,7 +116,7 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
 
     let writer = TableWriter::new(config.rise, config.fall);
     let phase = watch::Sender::new((Phase::Waiting, SystemTime::now()));
-    let metrics = Metrics::new(&instance, room.threads, HELD, writer.subscribe(), phase.subscribe());
+    let metrics = Metrics::new(&instance, room.threads, HELD, writer.subscribe(), phase.subscribe(), collectors);
     let config = Arc::new(config);
     let shared = Shared {
         config: config.clone(),

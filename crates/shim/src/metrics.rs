@@ -73,13 +73,14 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// The metrics of a shim with so many workers and places for held clients.
+    /// The metrics of a shim with so many workers and places for held clients, and what `others` collect.
     pub fn new(
         instance: &InstanceId,
         workers: usize,
         held_limit: usize,
         table: watch::Receiver<Arc<Table>>,
         phase: watch::Receiver<(Phase, SystemTime)>,
+        others: Vec<Box<dyn Collector>>,
     ) -> Self {
         let workers: Vec<_> = (0..workers).map(|_| Arc::<WorkerStats>::default()).collect();
         let held = Arc::new(Semaphore::new(held_limit));
@@ -130,6 +131,7 @@ impl Metrics {
         registry.register("berth_foreign_listeners", help, foreign_listeners.clone());
         let sums = Sums { workers: workers.clone(), held: held.clone(), held_limit, table, phase };
         registry.register_collector(Box::new(sums));
+        others.into_iter().for_each(|collector| registry.register_collector(collector));
         Self {
             registry,
             workers,
@@ -334,7 +336,7 @@ mod tests {
         let page = |instance: &str| {
             let writer = crate::backend::TableWriter::new(1, 1);
             let phase = watch::channel((Phase::Joined, SystemTime::now())).1;
-            Metrics::new(&instance.parse().unwrap(), 2, 8, writer.subscribe(), phase).encode()
+            Metrics::new(&instance.parse().unwrap(), 2, 8, writer.subscribe(), phase, Vec::new()).encode()
         };
         let merged = merge(&[page("a"), page("b")]);
         assert_eq!(merged.matches("# TYPE berth_connections_open gauge").count(), 1, "{merged}");

@@ -35,7 +35,7 @@ pub async fn serve(answer: String) -> Server {
     serve_with(move |_| answer.clone()).await
 }
 
-/// Answers each request, given as text, with bytes; with none, it is silent.
+/// Answers each request, given as text, with bytes; with none, it is silent. A watch goes on after them.
 ///
 /// # Panics
 /// Where it cannot be set up: a test fails then.
@@ -63,7 +63,7 @@ pub async fn serve_with(mut answer: impl FnMut(&str) -> String + Send + 'static)
     let server = format!("https://{}/k", listener.local_addr().unwrap());
     let (tell, asked) = mpsc::unbounded_channel();
     tokio::spawn(async move {
-        let mut silent = Vec::new();
+        let mut open = Vec::new();
         while let Ok((stream, _)) = listener.accept().await {
             let Ok(mut tls) = acceptor.accept(stream).await else { continue };
             let mut request = vec![0; 4096];
@@ -71,14 +71,18 @@ pub async fn serve_with(mut answer: impl FnMut(&str) -> String + Send + 'static)
             request.truncate(length);
             let certificates = tls.get_ref().1.peer_certificates().map_or(0, <[_]>::len);
             let request = String::from_utf8_lossy(&request).into_owned();
-            let answer = answer(&request);
+            let (answer, goes_on) = (answer(&request), is_watch(&request));
             let _ = tell.send((request, certificates));
             if answer.is_empty() {
-                silent.push(tls);
+                open.push(tls);
                 continue;
             }
             let _ = tls.write_all(answer.as_bytes()).await;
-            let _ = tls.shutdown().await;
+            if goes_on {
+                open.push(tls);
+            } else {
+                let _ = tls.shutdown().await;
+            }
         }
     });
     let (certificate, key) = issue("admin");
@@ -93,8 +97,12 @@ pub fn answer(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
+fn is_watch(request: &str) -> bool {
+    request.lines().next().is_some_and(|line| line.contains("watch=true"))
+}
+
 /// Objects by their paths, as an apiserver keeps them: POST makes one, PUT replaces the one that was read, DELETE removes
-/// the one that was.
+/// the one that was. A watch sees no change.
 #[derive(Debug, Clone, Default)]
 pub struct Objects {
     all: Arc<Mutex<BTreeMap<String, Value>>>,
@@ -126,6 +134,9 @@ impl Objects {
     pub fn answer(&self, request: &str) -> String {
         let mut words = request.split(' ');
         let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        if is_watch(request) {
+            return "HTTP/1.1 200 OK\r\n\r\n".to_owned();
+        }
         let path = path.strip_prefix("/k").unwrap_or(path).split('?').next().unwrap_or_default();
         let body = request.split_once("\r\n\r\n").map_or("", |(_, body)| body);
         let body: Value = serde_json::from_str(body).unwrap_or_default();

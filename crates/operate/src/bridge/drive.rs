@@ -15,9 +15,15 @@ use berth_shim::app::{self, Bound};
 use berth_shim::backend::probe::Probe;
 use berth_shim::config::{Config, Listen, Place};
 use berth_shim::drain::Stop;
-use berth_shim::steering::Steering;
+use berth_shim::steering::{Steering, SteeringMetrics};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Unit;
+use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
 use std::net::SocketAddr;
@@ -25,13 +31,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 /// The daemon's own log, in the bridge's directory.
@@ -58,6 +65,9 @@ const LONGEST_DRAIN: Duration = Duration::from_secs(300);
 
 /// A bridge is for a piece of work, not for good.
 const LONG: Duration = Duration::from_secs(30 * 60);
+
+/// How long the Service's API may take to forget the bridge.
+const WITHDRAWAL: Duration = Duration::from_secs(5);
 
 /// How long those who wait for the outcome may take to read it.
 const TELLING: Duration = Duration::from_secs(2);
@@ -223,7 +233,9 @@ struct Bridge<'a> {
     child: Option<Child>,
     ends: u32,
     started: Option<Instant>,
-    steering: Steering,
+    steering: Arc<Steering>,
+    /// When new connections first went to it.
+    since: Arc<OnceLock<Instant>>,
     /// The shim's listeners, while they may be steered to.
     listeners: Vec<OwnedFd>,
     /// They are in the program's map, and listen.
@@ -235,6 +247,13 @@ struct Bridge<'a> {
     phase: watch::Receiver<(Phase, std::time::SystemTime)>,
     status: watch::Sender<Status>,
     _asking: JoinSet<()>,
+    service: Option<Keeping>,
+}
+
+/// The Service is kept while that is said, until it is dropped.
+struct Keeping {
+    on: watch::Sender<bool>,
+    task: JoinHandle<()>,
 }
 
 impl<'a> Bridge<'a> {
@@ -243,7 +262,11 @@ impl<'a> Bridge<'a> {
             Template::new(plan).map_err(|error| format!("cannot prepare the temporary kube-apiserver: {error}"))?;
         status.send_modify(|status| status.logs.extend(template.logs().into_iter().skip(1)));
         let steering = Steering::new(plan.port, &plan.steered, LEASE).map_err(|error| format!("steering: {error}"))?;
-        let bound = app::build(config(plan)).await.map_err(|error| error.to_string())?;
+        let since = Arc::new(OnceLock::new());
+        let steering = Arc::new(steering);
+        let collectors: Vec<Box<dyn Collector>> =
+            vec![Box::new(SteeringMetrics(steering.clone())), Box::new(BridgeMetrics { since: since.clone() })];
+        let bound = app::build(config(plan), collectors).await.map_err(|error| error.to_string())?;
         let listeners = bound.listeners().map_err(|error| error.to_string())?;
         let phase = bound.phase();
         let mut asking = JoinSet::new();
@@ -260,6 +283,7 @@ impl<'a> Bridge<'a> {
             ends: 0,
             started: None,
             steering,
+            since,
             listeners,
             given: false,
             was_told: false,
@@ -268,6 +292,11 @@ impl<'a> Bridge<'a> {
             phase,
             status,
             _asking: asking,
+            service: plan.service.clone().map(|service| {
+                let (on, is_on) = watch::channel(false);
+                let service = service.at([plan.temporary.into(), plan.own]);
+                Keeping { on, task: tokio::spawn(service.keep(is_on)) }
+            }),
         };
         Ok((bridge, bound))
     }
@@ -286,7 +315,7 @@ impl<'a> Bridge<'a> {
         let mut served = false;
         let mut terminated = None;
         let mut draining: Option<Instant> = None;
-        let mut steered_since: Option<Instant> = None;
+        let mut warned = false;
         loop {
             if self.phase.borrow().0 != Phase::Joined {
                 self.given = false;
@@ -294,6 +323,7 @@ impl<'a> Bridge<'a> {
             let seen = self.seen(served, is_alive());
             let action = self.machine.next(&seen, began.elapsed());
             self.publish(&seen, open());
+            self.keep_service(&seen);
             match action {
                 Action::Entered => {
                     tracing::info!(step = self.machine.step().name(), trouble = self.machine.trouble(), "step");
@@ -304,10 +334,7 @@ impl<'a> Bridge<'a> {
                     continue;
                 }
                 Action::Steer => match self.steer() {
-                    Ok(()) => {
-                        steered_since.get_or_insert_with(Instant::now);
-                        continue;
-                    }
+                    Ok(()) => continue,
                     Err(why) => self.machine.cannot_steer(&why),
                 },
                 Action::Unsteer => {
@@ -317,6 +344,7 @@ impl<'a> Bridge<'a> {
                 }
                 Action::Drain if draining.is_none() => {
                     draining = Some(Instant::now());
+                    self.leave_service().await;
                     // Who keeps them keeps clients waiting for nobody.
                     self.listeners.clear();
                     stop.send_replace(Stop::Drain);
@@ -324,8 +352,8 @@ impl<'a> Bridge<'a> {
                 Action::Finish(outcome) => return outcome,
                 Action::Start | Action::Drain | Action::Wait => {}
             }
-            if steered_since.is_some_and(|since| since.elapsed() >= LONG) && draining.is_none() {
-                steered_since = None;
+            if !warned && self.since.get().is_some_and(|since| since.elapsed() >= LONG) && draining.is_none() {
+                warned = true;
                 tracing::warn!(
                     "the bridge has been on for 30 minutes: it is for a piece of work; `berth bridge end` ends it"
                 );
@@ -342,6 +370,7 @@ impl<'a> Bridge<'a> {
                     served = true;
                     if draining.is_none() {
                         self.steering.off();
+                        self.leave_service().await;
                         return Outcome::Abandoned("its shim ended".into());
                     }
                     terminated.get_or_insert_with(|| { self.signal(Signal::SIGTERM); Instant::now() });
@@ -361,6 +390,22 @@ impl<'a> Bridge<'a> {
                 () = tokio::time::sleep(LOOK) => {}
             }
             self.reap();
+        }
+    }
+
+    /// It is kept while new connections go to the bridge, until the node's own is back for good.
+    fn keep_service(&self, seen: &Seen) {
+        let on = seen.steering && matches!(self.machine.step(), Step::Overlap | Step::Hold | Step::AwaitOwn);
+        if let Some(service) = &self.service {
+            service.on.send_if_modified(|was| std::mem::replace(was, on) != on);
+        }
+    }
+
+    async fn leave_service(&mut self) {
+        let Some(Keeping { on, task }) = self.service.take() else { return };
+        drop(on);
+        if tokio::time::timeout(WITHDRAWAL, task).await.is_err() {
+            tracing::warn!("the bridge's slice may be in the Service kubernetes: `berth bridge end` removes it");
         }
     }
 
@@ -408,6 +453,7 @@ impl<'a> Bridge<'a> {
         }
         self.given = true;
         self.steering.on();
+        self.since.get_or_init(Instant::now);
         tracing::info!(port = self.plan.port, "new connections go to the temporary kube-apiserver");
         Ok(())
     }
@@ -486,6 +532,21 @@ impl<'a> Bridge<'a> {
     }
 }
 
+/// What a bridge adds to the metrics of its shim.
+#[derive(Debug)]
+struct BridgeMetrics {
+    since: Arc<OnceLock<Instant>>,
+}
+
+impl Collector for BridgeMetrics {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Time since new connections first went to the bridge; 0 before";
+        let seconds = self.since.get().map_or(0.0, |since| since.elapsed().as_secs_f64());
+        let metric = to.encode_descriptor("berth_bridge", help, Some(&Unit::Seconds), MetricType::Gauge)?;
+        ConstGauge::new(seconds).encode(metric)
+    }
+}
+
 /// Waits for the end of a child; for ever, if there is none.
 async fn ended(child: &mut Option<Child>) {
     match child {
@@ -519,7 +580,7 @@ fn config(plan: &Plan) -> Config {
             user_timeout: None,
         },
         threads: None,
-        admin: None,
+        admin: plan.options.admin,
         cluster: None,
         log_connections: false,
     }

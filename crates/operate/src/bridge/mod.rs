@@ -11,6 +11,7 @@
 //! | [`sight`] | both instances, asked past the steering |
 //! | [`drive`] | the daemon that holds it all: look, ask the machine, do it, tell |
 //! | [`cgroup`] | a cgroup of its own, where that can be had |
+//! | [`service`] | the node's address in the Service `kubernetes` meanwhile |
 //! | [`ipc`] | what commands ask of it, and what it says |
 
 #![allow(missing_docs, reason = "the crate is not published: what its name says needs no comment")]
@@ -21,11 +22,13 @@ pub mod instance;
 pub mod ipc;
 pub mod machine;
 pub mod preflight;
+pub mod service;
 pub mod sight;
 
 use berth_shim::backend::probe::ProbeConfig;
 use machine::{Limits, OnFailure};
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Where a bridge keeps its socket and logs.
@@ -43,4 +46,8 @@ pub struct Options {
     /// How both instances are asked.
     pub probe: ProbeConfig,
     pub directory: PathBuf,
+    /// Where its shim tells metrics and status.
+    pub admin: Option<SocketAddr>,
+    /// Of an admin, by whom the Service is kept; none: kubeadm's, if it is there.
+    pub kubeconfig: Option<PathBuf>,
 }

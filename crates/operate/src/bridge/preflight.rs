@@ -1,6 +1,8 @@
 //! Whether this node can be bridged: all that is missing is said at once, and nothing is changed.
 
+use super::service::Service;
 use super::{Options, instance, ipc};
+use berth_cluster::kubeconfig::ADMIN;
 use berth_exec::{address, args};
 use berth_node::instance::InstanceId;
 use berth_os::proc_net::{self, Entry, Owner};
@@ -52,6 +54,8 @@ pub struct Plan {
     /// The running instance.
     pub pid: i32,
     pub like: Like,
+    /// The node's address in the Service, where it can be kept.
+    pub service: Option<Service>,
     /// What is worth knowing and no reason not to begin.
     pub notes: Vec<String>,
 }
@@ -109,8 +113,10 @@ pub async fn preflight(options: Options) -> Result<Plan, Refusal> {
     let advertised = args::advertised(&options.command);
     let own = SocketAddr::new(own_address(&addresses, advertised), port);
     let source: IpAddr = if own.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    let mut service = None;
     if running.is_some() {
         probe(&options, own, source, &mut findings).await;
+        service = self::service(&options, own, &mut findings).await;
     }
     let ipv6 = addresses.contains(&Ipv6Addr::UNSPECIFIED.into());
     let place = findings.note("", place(options.port, ipv6));
@@ -122,7 +128,21 @@ pub async fn preflight(options: Options) -> Result<Plan, Refusal> {
         let argv = argv.map_err(|error| Refusal::Mistakes(vec![format!("--command: {error}")]))?;
         let notes = findings.notes;
         let steered = addresses;
-        return Ok(Plan { options, instance, port, steered, own, source, listen, temporary, argv, pid, like, notes });
+        return Ok(Plan {
+            options,
+            instance,
+            port,
+            steered,
+            own,
+            source,
+            listen,
+            temporary,
+            argv,
+            pid,
+            like,
+            service,
+            notes,
+        });
     }
     Err(Refusal::Missing(findings.missing))
 }
@@ -291,6 +311,32 @@ async fn probe(options: &Options, own: SocketAddr, source: IpAddr, findings: &mu
     if answer.seen != Observation::Pass {
         findings.missing.push(format!("the kube-apiserver that runs is not ready at {own}: {}", answer.words));
     }
+}
+
+/// What keeps the Service, with credentials that are let in.
+async fn service(options: &Options, own: SocketAddr, findings: &mut Findings) -> Option<Service> {
+    const LOST: &str = "the Service kubernetes is not kept: on the only control-plane node, pods lose it while COMMAND \
+        restarts kube-apiserver";
+    let path = match &options.kubeconfig {
+        Some(path) => path,
+        None if Path::new(ADMIN).exists() => Path::new(ADMIN),
+        None => {
+            findings.notes.push(format!("no --kubeconfig, and no {ADMIN}: {LOST}"));
+            return None;
+        }
+    };
+    let why = match Service::new(path, own).map(|service| service.at([own])) {
+        Ok(service) => match service.check().await {
+            Ok(()) => return Some(service),
+            Err(error) => error.to_string(),
+        },
+        Err(why) => why,
+    };
+    match options.kubeconfig {
+        Some(_) => findings.missing.push(format!("--kubeconfig: {why}")),
+        None => findings.notes.push(format!("{why}; {LOST}")),
+    }
+    None
 }
 
 /// Addresses of loopback for the temporary instance and for the bridge's listeners, on one port.

@@ -81,5 +81,6 @@ checks! {
     // The cluster.
     REQUESTS, Error, "requests", "what a second kube-apiserver requests fits beside what the pods of the node request (with `--node`, for kubeadm's pods)";
     SECURE_PORTS, Error, "secure-ports", "all control-plane nodes have one secure port, as the Service `kubernetes` shows them";
+    BRIDGE_SLICE, Warning, "bridge-slice", "no bridge that is no more has left its slice in the Service `kubernetes`";
     NOT_CHECKED, Info, "not-checked", "all was looked at";
 }

@@ -1,33 +1,63 @@
 //! What the Service `kubernetes` says of the control-plane nodes.
 
-use super::checks::{NOT_CHECKED, SECURE_PORTS};
+use super::checks::{BRIDGE_SLICE, NOT_CHECKED, SECURE_PORTS};
 use super::layout::Layout;
 use super::{Case, Finding, options};
-use berth_cluster::service::{addresses, ports};
+use crate::bridge::service;
+use berth_cluster::service::{OF_SERVICE, addresses, ports};
+use berth_cluster::{Client, Error};
 use berth_options::check;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
+/// What was seen of it.
+#[derive(Debug, Clone, Default)]
+pub struct Cluster {
+    /// Addresses of the Service.
+    pub addresses: Vec<SocketAddr>,
+    /// Slices of it that bridges left which are no more.
+    pub left: Vec<String>,
+}
+
+impl Cluster {
+    /// Asks for it, as an admin.
+    ///
+    /// # Errors
+    /// It does not answer, or not to these credentials.
+    pub async fn ask(client: &Client) -> Result<Self, Error> {
+        Ok(Self { addresses: endpoints(&client.get(OF_SERVICE).await?), left: service::left(client, None).await? })
+    }
+}
+
 /// The addresses in a list of EndpointSlices.
-#[must_use]
-pub fn endpoints(list: &Value) -> Vec<SocketAddr> {
+pub(super) fn endpoints(list: &Value) -> Vec<SocketAddr> {
     let slices = list["items"].as_array().into_iter().flatten();
     let of = |slice| addresses(slice).flat_map(move |ip| ports(slice).map(move |port| SocketAddr::new(ip, port)));
     let found: BTreeSet<_> = slices.flat_map(of).collect();
     found.into_iter().collect()
 }
 
-pub(super) fn examine(case: &Case<'_>) -> Option<Finding> {
-    let Some(addresses) = case.cluster else {
-        return (case.manifest.kind() == "Pod").then(|| {
-            NOT_CHECKED.at(
-                "cluster",
-                "whether all control-plane nodes have this secure port cannot be seen here",
-                "on one of several control-plane nodes, give --kubeconfig (/etc/kubernetes/admin.conf)",
-            )
-        });
+pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
+    let Some(cluster) = case.cluster else {
+        let unseen = NOT_CHECKED.at(
+            "cluster",
+            "whether all control-plane nodes have this secure port cannot be seen here",
+            "on one of several control-plane nodes, give --kubeconfig (/etc/kubernetes/admin.conf)",
+        );
+        return Some(unseen).filter(|_| case.manifest.kind() == "Pod").into_iter().collect();
     };
+    let left = cluster.left.iter().map(|slice| {
+        BRIDGE_SLICE.at(
+            "Service kubernetes",
+            format!("the EndpointSlice {slice} is of a bridge that is no more: clients are sent to its node, whatever serves there"),
+            "`berth bridge end` on any control-plane node removes it",
+        )
+    });
+    left.chain(secure_ports(case, &cluster.addresses)).collect()
+}
+
+fn secure_ports(case: &Case<'_>, addresses: &[SocketAddr]) -> Option<Finding> {
     // With `berth exec`, the port of the first listen address is the apiserver's own.
     let place = Layout::of(case.manifest).and_then(|layout| {
         let first = options::place(&layout.apiserver.told)?.listen.first().and_then(|text| check::listen(text).ok())?;

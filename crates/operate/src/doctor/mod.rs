@@ -20,7 +20,6 @@ pub mod text;
 
 use crate::manifest::Manifest;
 use serde::Serialize;
-use std::net::SocketAddr;
 
 pub use checks::CHECKS;
 use checks::{MEMORY, REQUESTS};
@@ -98,8 +97,8 @@ pub struct Case<'a> {
     pub beside: Option<&'a [beside::File]>,
     /// What was seen of its node.
     pub node: Option<&'a node::Facts>,
-    /// Addresses of the Service `kubernetes`.
-    pub cluster: Option<&'a [SocketAddr]>,
+    /// What was seen of the cluster.
+    pub cluster: Option<&'a cluster::Cluster>,
     /// What the pods of its node request.
     pub room: Option<&'a room::Room>,
 }

@@ -230,7 +230,7 @@ mod tests {
             running: Some(&running),
             beside: None,
             node: Some(facts),
-            cluster: Some(&[]),
+            cluster: Some(&super::super::cluster::Cluster::default()),
             room: None,
         };
         let found = super::examine(&case, &running);

@@ -2,6 +2,7 @@
 
 use super::node::{Certificates, Credentials, Facts, Held, Holding, Running, Shim, Validity};
 use super::*;
+use crate::doctor::cluster::Cluster;
 use crate::grant::files;
 use crate::manifest::inject::{Addresses, Options, Probing, Sidecar, inject};
 use berth_cluster::account::Claims;
@@ -42,7 +43,7 @@ fn findings(text: &str, look: impl FnOnce(&mut Case<'_>)) -> Vec<Finding> {
         running: None,
         beside: None,
         node: None,
-        cluster: Some(&[]),
+        cluster: Some(&NO_OTHERS),
         room: None,
     };
     look(&mut case);
@@ -61,7 +62,7 @@ fn of_node(text: &str, facts: &Facts) -> Vec<Finding> {
         running: None,
         beside: None,
         node: Some(facts),
-        cluster: Some(&[]),
+        cluster: Some(&NO_OTHERS),
         room: None,
     })
 }
@@ -79,6 +80,9 @@ fn with_shim(text: &str, changes: &[(&str, &str)]) -> String {
     let at = text.find("    - serve\n").unwrap();
     format!("{}{}", &text[..at], with(&text[at..], changes))
 }
+
+/// A cluster with nothing to say.
+static NO_OTHERS: Cluster = Cluster { addresses: Vec::new(), left: Vec::new() };
 
 /// With credentials for the cluster's API, as `berth grant` makes them.
 fn clustered() -> String {
@@ -123,7 +127,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
             running: Some(&old),
             beside: None,
             node: None,
-            cluster: Some(&[]),
+            cluster: Some(&NO_OTHERS),
             room: None,
         })
     };
@@ -346,7 +350,7 @@ fn before_a_first_switch_too_little_room_for_two_is_a_warning() {
             running: Some(running),
             beside: None,
             node: Some(&facts),
-            cluster: Some(&[]),
+            cluster: Some(&NO_OTHERS),
             room: Some(&room),
         };
         let room = examine(&case).into_iter().filter(|finding| ["memory", "requests"].contains(&finding.id));
@@ -368,7 +372,7 @@ fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
             running: None,
             beside: Some(&files),
             node: None,
-            cluster: Some(&[]),
+            cluster: Some(&NO_OTHERS),
             room: None,
         })
     };
@@ -538,7 +542,11 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("anonymous-auth", config("{enabled: true, conditions: [{path: /livez}]}")),
         (
             "secure-ports",
-            findings(&pod, |case| case.cluster = Some(&[])).into_iter().chain(examine_ports(&pod)).collect(),
+            findings(&pod, |case| case.cluster = Some(&NO_OTHERS)).into_iter().chain(examine_ports(&pod)).collect(),
+        ),
+        (
+            "bridge-slice",
+            examine_cluster(&pod, &Cluster { addresses: Vec::new(), left: vec!["berth-bridge-a-ipv4".into()] }),
         ),
     ]
 }
@@ -550,6 +558,10 @@ fn examine_ports(text: &str) -> Vec<Finding> {
     let addresses = cluster::endpoints(&list);
     let wanted = ["10.0.0.5:7443", "10.0.0.6:7443", "[fd00::5]:6443"].map(|text| text.parse().unwrap());
     assert_eq!(addresses, wanted);
+    examine_cluster(text, &Cluster { addresses, left: Vec::new() })
+}
+
+fn examine_cluster(text: &str, cluster: &Cluster) -> Vec<Finding> {
     let manifest = Manifest::parse(text).unwrap();
     examine(&Case {
         name: "a.yaml",
@@ -557,7 +569,7 @@ fn examine_ports(text: &str) -> Vec<Finding> {
         running: None,
         beside: None,
         node: None,
-        cluster: Some(&addresses),
+        cluster: Some(cluster),
         room: None,
     })
 }

@@ -11,12 +11,13 @@ use super::say::Say;
 use super::service::Service;
 use super::sight::Sight;
 use super::state::{self, State, Store};
+use crate::doctor::cluster::Cluster;
 use crate::doctor::room::Room;
-use crate::doctor::{Case, Severity, beside, cluster, examine, excuse, node, probe_from_node, text};
+use crate::doctor::{Case, Severity, beside, examine, excuse, node, probe_from_node, text};
 use crate::manifest::Manifest;
 use crate::manifest::file::{Backups, read};
 use berth_cluster::Client;
-use berth_cluster::service::OF_SERVICE;
+use berth_cluster::kubeconfig::ADMIN;
 use berth_node::registry::RunDir;
 use berth_os::netdevice;
 use hyper::StatusCode;
@@ -28,9 +29,6 @@ use std::time::{Duration, SystemTime};
 
 /// Name of the canonical file, which is kubeadm's.
 pub const FILE: &str = "kube-apiserver.yaml";
-
-/// Where kubeadm leaves an admin's kubeconfig.
-const ADMIN: &str = "/etc/kubernetes/admin.conf";
 
 /// What is not avoided without a kubeconfig.
 const GAPS: &str = "the Service kubernetes is without this node for up to 10 s whenever an instance stops (with several \
@@ -337,7 +335,7 @@ async fn diagnose(
     let mut facts = node::Facts::gather(Path::new("/"), manifest);
     facts.unconnected = node::unconnected(Path::new("/"), manifest).await;
     let cluster = match &setting.client {
-        Some(client) => client.get(OF_SERVICE).await.ok().map(|list| cluster::endpoints(&list)),
+        Some(client) => Cluster::ask(client).await.ok(),
         None => None,
     };
     // Who may not be asked does not hold up an upgrade.
@@ -345,7 +343,7 @@ async fn diagnose(
         (Some(client), Some(own)) => Room::ask(client, own).await.ok().flatten(),
         _ => None,
     };
-    let (beside, node, cluster) = (Some(&beside[..]), Some(&facts), cluster.as_deref());
+    let (beside, node, cluster) = (Some(&beside[..]), Some(&facts), cluster.as_ref());
     let case = Case { name, manifest, running: Some(running), beside, node, cluster, room: room.as_ref() };
     let mut findings = examine(&case);
     excuse(&mut findings, &options.ignore_errors);

@@ -215,7 +215,7 @@ mod tests {
         let mut table = writer.subscribe();
         let (_phase, phase) = watch::channel((Phase::Joined, SystemTime::now()));
         let own: InstanceId = "a".parse().unwrap();
-        let metrics = Arc::new(Metrics::new(&own, 1, 8, writer.subscribe(), phase));
+        let metrics = Arc::new(Metrics::new(&own, 1, 8, writer.subscribe(), phase, Vec::new()));
         let probe = Probe::new(ProbeConfig {
             kind: ProbeKind::Tcp,
             path: String::new(),

@@ -1,0 +1,274 @@
+//! The node's address in the Service `kubernetes`, while its own instance is replaced.
+//!
+//! kube-apiserver takes its address out when it stops and puts it back when it is ready again; the temporary instance keeps its
+//! hands off. In between, the only control-plane node would be out of the Service. So the bridge has a slice of its own in it while
+//! new connections go to the bridge, by the rule by which shims have theirs ([`berth_keeper::slice`]), and with the operator's
+//! credentials, which the running cluster needs not have.
+//!
+//! What a bridge that was killed left there is known by the node and its boot: the next bridge removes it, and any
+//! `berth bridge end`.
+
+use berth_cluster::client::found;
+use berth_cluster::service::{self, Family, MANAGER};
+use berth_cluster::watch::{Objects, follow, pauses};
+use berth_cluster::{Client, Error};
+use berth_keeper::slice::{Rule, Sight, Want};
+use berth_node::terms::Phase;
+use berth_os::clock;
+use serde_json::{Value, json};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Longest time that a question may take: then another instance is asked.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Longest time between two looks: somebody may have removed it.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// Begins the name of each slice of a bridge.
+const PREFIX: &str = "berth-bridge-";
+
+/// Annotations: the node that a slice is of, and its boot.
+const NODE: &str = "berth/node";
+const BOOT: &str = "berth/boot-id";
+
+/// Keeps a node's address in the Service.
+#[derive(Debug, Clone)]
+pub struct Service {
+    client: Client,
+    node: String,
+    boot: String,
+    /// What the node's own instance advertises.
+    address: SocketAddr,
+}
+
+impl Service {
+    /// With an operator's kubeconfig, which is read now and not again.
+    ///
+    /// # Errors
+    /// It cannot be used.
+    pub fn new(kubeconfig: &Path, address: SocketAddr) -> Result<Self, String> {
+        let client = Client::from_kubeconfig(kubeconfig).map_err(|error| error.to_string())?.with_patience(PATIENCE);
+        let boot = clock::boot_id().map_err(|error| format!("which boot this is cannot be read: {error}"))?;
+        Ok(Self { client, node: berth_options::cluster::host_name(), boot, address })
+    }
+
+    /// The same, asking these instances instead of the kubeconfig's server.
+    #[must_use]
+    pub fn at(mut self, instances: impl IntoIterator<Item = SocketAddr>) -> Self {
+        self.client = self.client.at(instances);
+        self
+    }
+
+    /// Whether it may be read.
+    ///
+    /// # Errors
+    /// It may not, or nobody answers.
+    pub async fn check(&self) -> Result<(), Error> {
+        self.client.get(service::OF_SERVICE).await.map(drop)
+    }
+
+    /// Keeps the slice while `on`, and takes it out when the node's own is in again; when `on` is dropped, in any case.
+    pub async fn keep(self, mut on: watch::Receiver<bool>) {
+        let (tell, mut seen) = watch::channel(None);
+        let mut following = JoinSet::new();
+        let mut rule = Rule::default();
+        let mut pauses = pauses();
+        let mut there = false;
+        let mut trouble = None;
+        loop {
+            let wanted = *on.borrow_and_update();
+            if wanted && following.is_empty() {
+                if let Err(error) = sweep(&self.client).await {
+                    tracing::info!(%error, "what an earlier bridge left in the Service kubernetes was not looked for");
+                }
+                following.spawn(self.clone().follow(tell.clone()));
+            }
+            let addresses: Option<Vec<IpAddr>> = seen.borrow_and_update().clone();
+            let named = addresses.as_ref().is_some_and(|all| all.contains(&self.address.ip()));
+            let others = addresses.map(|all| all.iter().any(|ip| *ip != self.address.ip()));
+            let sight = Sight { phase: Phase::Joined, sibling: false, withdrawn: !wanted, others };
+            let brought = match rule.decide(clock::boottime().unwrap_or_default(), sight) {
+                Want::Present => self.apply().await.map(|()| true),
+                // Not before the node's own is in again.
+                Want::Absent if there && (wanted || named) => remove(&self.client, &self.name()).await.map(|()| false),
+                Want::Absent | Want::AsItIs => Ok(there),
+            };
+            let pause = match brought {
+                Ok(is) => {
+                    if std::mem::replace(&mut there, is) != is {
+                        let what = if is { "is in" } else { "is out of" };
+                        tracing::info!(slice = self.name(), address = %self.address, "the bridge's slice {what} the Service kubernetes");
+                    }
+                    (pauses, trouble) = (berth_cluster::watch::pauses(), None);
+                    LOOK
+                }
+                Err(error) => {
+                    let why = error.to_string();
+                    if trouble.as_ref() != Some(&why) {
+                        tracing::warn!(%error, "the Service kubernetes cannot be kept");
+                        trouble = Some(why);
+                    }
+                    pauses.next().unwrap_or(LOOK)
+                }
+            };
+            tokio::select! {
+                changed = on.changed() => if changed.is_err() { break },
+                Ok(()) = seen.changed() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+        if there && let Err(error) = remove(&self.client, &self.name()).await {
+            tracing::warn!(%error, slice = self.name(), "the bridge's slice stays in the Service kubernetes: remove it");
+        }
+    }
+
+    /// Tells which addresses kube-apiserver's own slice has; none while that is not known.
+    async fn follow(self, tell: watch::Sender<Option<Vec<IpAddr>>>) {
+        let told = |objects: Result<&Objects, &Error>| {
+            let reconciled = objects.ok().map(|objects| objects.get("kubernetes").cloned().unwrap_or_default());
+            tell.send_replace(reconciled.map(|slice| service::addresses(&slice).collect()));
+        };
+        follow(|| Ok(self.client.clone()), service::RECONCILED, told).await;
+    }
+
+    fn name(&self) -> String {
+        format!("{PREFIX}{}-{}", self.node, Family::of(self.address.ip()).as_str().to_ascii_lowercase())
+    }
+
+    async fn apply(&self) -> Result<(), Error> {
+        let port_name = service::Service::parse(&self.client.get(service::SERVICE).await?).port_name;
+        let mut slice = service::slice(&self.node, self.address, &port_name);
+        slice["metadata"]["name"] = self.name().into();
+        slice["metadata"]["annotations"] = json!({NODE: self.node, BOOT: self.boot});
+        self.client.apply(&service::slice_path(&self.name()), MANAGER, &slice).await.map(drop)
+    }
+}
+
+async fn remove(client: &Client, name: &str) -> Result<(), Error> {
+    found(client.delete(&service::slice_path(name)).await).map(drop)
+}
+
+/// Removes what bridges left that are no more, and says which. To be called where this node has none on.
+///
+/// # Errors
+/// The cluster cannot be asked, or does not let them be removed.
+pub async fn sweep(client: &Client) -> Result<Vec<String>, Error> {
+    let removed = left(client, Some(&berth_options::cluster::host_name())).await?;
+    for name in &removed {
+        remove(client, name).await?;
+        tracing::info!(slice = name, "what a bridge that is no more left in the Service kubernetes is removed");
+    }
+    Ok(removed)
+}
+
+/// Names of the slices of bridges that are no more: of a node that has booted since or is not in the cluster, and of `own`, which
+/// has none on.
+///
+/// # Errors
+/// The cluster cannot be asked.
+pub async fn left(client: &Client, own: Option<&str>) -> Result<Vec<String>, Error> {
+    let list = client.get(service::OF_SERVICE).await?;
+    let mut left = Vec::new();
+    for slice in list["items"].as_array().into_iter().flatten() {
+        let Some((name, node, boot)) = of_bridge(slice) else { continue };
+        let over = own == Some(node) || {
+            let object = found(client.get(&format!("/api/v1/nodes/{node}")).await)?;
+            object.is_none_or(|object| object["status"]["nodeInfo"]["bootID"] != boot)
+        };
+        if over {
+            left.push(name.to_owned());
+        }
+    }
+    Ok(left)
+}
+
+/// Name, node and boot.
+fn of_bridge(slice: &Value) -> Option<(&str, &str, &str)> {
+    let meta = &slice["metadata"];
+    let name = meta["name"].as_str().filter(|name| name.starts_with(PREFIX))?;
+    let annotation = |name: &str| meta["annotations"][name].as_str();
+    // It becomes part of a path.
+    let node = annotation(NODE).filter(|node| node.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b)))?;
+    Some((name, node, annotation(BOOT)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_testing::{Objects, serve_with};
+    use tokio::sync::mpsc::UnboundedReceiver;
+
+    const IP: &str = "10.0.0.5";
+
+    /// A cluster whose kube-apiserver's own slice names these addresses.
+    async fn cluster(named: &[&str], items: Vec<Value>) -> (Objects, Service, UnboundedReceiver<(String, usize)>) {
+        let objects = Objects::default();
+        let reconciled = json!({"metadata": {"name": "kubernetes"}, "endpoints": [{"addresses": named}]});
+        let items: Vec<_> = items.into_iter().chain([reconciled]).collect();
+        objects.set(service::SLICES, Some(json!({"items": items})));
+        objects.set(service::SERVICE, Some(json!({"spec": {"ports": [{"name": "https"}]}})));
+        let answers = objects.clone();
+        let server = serve_with(move |request| answers.answer(request)).await;
+        let client = Client::new(&server.access).unwrap();
+        let address = SocketAddr::new(IP.parse().unwrap(), 6443);
+        let kept = Service { client, node: "cp-1".into(), boot: "b".into(), address };
+        (objects, kept, server.asked)
+    }
+
+    fn slice(node: &str, boot: &str) -> Value {
+        let mut slice = service::slice(node, "10.0.0.9:6443".parse().unwrap(), "https");
+        slice["metadata"]["name"] = format!("{PREFIX}{node}-ipv4").into();
+        slice["metadata"]["annotations"] = json!({NODE: node, BOOT: boot});
+        slice
+    }
+
+    #[tokio::test]
+    async fn the_only_node_is_named_until_the_bridge_is_over() {
+        let (objects, kept, mut asked) = cluster(&[], Vec::new()).await;
+        let path = service::slice_path(&kept.name());
+        let (on, is_on) = watch::channel(true);
+        let keeping = tokio::spawn(kept.keep(is_on));
+        while !asked.recv().await.unwrap().0.starts_with("PATCH") {}
+        let there = objects.get(&path).unwrap();
+        assert_eq!(service::addresses(&there).collect::<Vec<_>>(), [IP.parse::<IpAddr>().unwrap()]);
+        assert_eq!(there["metadata"]["annotations"], json!({NODE: "cp-1", BOOT: "b"}));
+        // The node's own is not in again: nothing is asked for until the bridge is over.
+        on.send_replace(false);
+        drop(on);
+        keeping.await.unwrap();
+        assert_eq!(objects.get(&path), None);
+    }
+
+    #[tokio::test]
+    async fn with_other_nodes_there_is_none() {
+        let (objects, kept, mut asked) = cluster(&["10.0.0.6"], Vec::new()).await;
+        let path = service::slice_path(&kept.name());
+        let (on, is_on) = watch::channel(true);
+        let keeping = tokio::spawn(kept.keep(is_on));
+        while !asked.recv().await.unwrap().0.contains("watch=") {}
+        drop(on);
+        keeping.await.unwrap();
+        assert_eq!(objects.get(&path), None);
+        while let Ok((request, _)) = asked.try_recv() {
+            assert!(!request.starts_with("PATCH"), "{request}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_of_no_bridge_any_more_is_known() {
+        let mut nameless = slice("x", "b");
+        nameless["metadata"]["annotations"] = json!({NODE: "../x", BOOT: "b"});
+        let all = vec![slice("own", "b"), slice("booted", "b"), slice("bridged", "b"), slice("gone", "b"), nameless];
+        let (objects, kept, _) = cluster(&[], all).await;
+        for (node, boot) in [("own", "b"), ("booted", "later"), ("bridged", "b")] {
+            objects.set(&format!("/api/v1/nodes/{node}"), Some(json!({"status": {"nodeInfo": {"bootID": boot}}})));
+        }
+        let names = |nodes: &[&str]| nodes.iter().map(|node| format!("{PREFIX}{node}-ipv4")).collect::<Vec<_>>();
+        assert_eq!(left(&kept.client, None).await.unwrap(), names(&["booted", "gone"]));
+        assert_eq!(left(&kept.client, Some("own")).await.unwrap(), names(&["own", "booted", "gone"]));
+    }
+}
