@@ -161,6 +161,10 @@ impl Layout {
             format!("--ready-timeout={}ms", limits.ready.as_millis()).into(),
         ];
         argv.extend(probe(setting));
+        // A stand-in knows no Service.
+        if !running.apiserver.is_stand_in() {
+            argv.push(flag("kubeconfig", setting.admin()));
+        }
         argv.push("--".into());
         argv.extend(run);
         Part { role: Role::Bridge, argv, awaits: None }
