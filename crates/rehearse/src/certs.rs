@@ -76,6 +76,12 @@ impl Names {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&served).cloned()
     }
 
+    /// From now on, who serves the certificate of one instance counts as another, which has a copy of it.
+    pub(crate) fn rename(&self, from: &str, to: &str) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.values_mut().filter(|name| *name == from).for_each(|name| to.clone_into(name));
+    }
+
     fn add(&self, cert: CertificateDer<'static>, instance: &str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(cert, instance.to_owned());
     }
