@@ -31,6 +31,8 @@ pub enum BridgeAction {
     Start(Box<BridgeStartArgs>),
     /// Say how the bridge is
     Status(BridgeStatusArgs),
+    /// Put back what the node's own kube-apiserver is started from and reads, and end the bridge when that is ready
+    Restore(BridgeRestoreArgs),
     /// End the bridge when the node's own kube-apiserver is ready
     End(BridgeEndArgs),
 }
@@ -57,6 +59,8 @@ pub struct ToldArgs {
 pub enum OnFailure {
     /// Clients stay on the bridge until `berth bridge end`
     Stay,
+    /// Put back the static pod's manifest and the files that it names, as they were; if that does not help, as stay
+    Restore,
     /// End it, at the latest after --ready-timeout
     End,
 }
@@ -121,6 +125,17 @@ pub struct BridgeStatusArgs {
     /// Where the bridge is, and how it is told.
     #[command(flatten)]
     pub told: ToldArgs,
+}
+
+/// Options of `berth bridge restore`.
+#[derive(Debug, Clone, Args)]
+pub struct BridgeRestoreArgs {
+    /// Where the bridge is, and how it is told.
+    #[command(flatten)]
+    pub told: ToldArgs,
+    /// Show the difference, and do nothing
+    #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
+    pub dry_run: bool,
 }
 
 /// Options of `berth bridge end`.

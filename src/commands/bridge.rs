@@ -5,7 +5,8 @@
 
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::{
-    BridgeAction, BridgeArgs, BridgeEndArgs, BridgeOnFailure, BridgeStartArgs, BridgeStatusArgs, ToldArgs,
+    BridgeAction, BridgeArgs, BridgeEndArgs, BridgeOnFailure, BridgeRestoreArgs, BridgeStartArgs, BridgeStatusArgs,
+    ToldArgs,
 };
 use anyhow::Context;
 use berth_cluster::kubeconfig::ADMIN;
@@ -13,6 +14,7 @@ use berth_operate::bridge::drive::{Claim, drive};
 use berth_operate::bridge::ipc::{Ask, Client, Reply, Status};
 use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure, Outcome, Step};
 use berth_operate::bridge::preflight::{Plan, Refusal, find, preflight};
+use berth_operate::bridge::restore::Difference;
 use berth_operate::bridge::service::sweep;
 use berth_operate::bridge::{Options, Running, cgroup};
 use berth_operate::upgrade::say::Say;
@@ -40,6 +42,7 @@ pub(super) fn run(args: &BridgeArgs) -> anyhow::Result<Exit> {
     match &args.action {
         Some(BridgeAction::Start(start)) => bridge(start, None),
         Some(BridgeAction::Status(args)) => block_on(status(args))?,
+        Some(BridgeAction::Restore(args)) => block_on(restore(args))?,
         Some(BridgeAction::End(args)) => block_on(end(args))?,
         None => bridge(&args.start, Some(&args.run)),
     }
@@ -153,6 +156,9 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
         }
     };
     let is_pod = args.command.is_none();
+    if !is_pod && args.on_failure == BridgeOnFailure::Restore {
+        checks.wrong("--on-failure restore: what a kube-apiserver that is no pod is started from is not known here: give stay or end");
+    }
     let port = args.port.as_deref().map(|text| checks.number("--port", text, 1..=u16::MAX));
     let ready = checks.duration("--ready-timeout", &args.ready_timeout, Duration::from_secs(1));
     let settle = checks.duration("--settle", &args.settle, Duration::ZERO);
@@ -160,6 +166,7 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
     let admin = args.admin.as_deref().and_then(|text| checks.address("--admin", text));
     let on_failure = match args.on_failure {
         BridgeOnFailure::Stay => OnFailure::Stay,
+        BridgeOnFailure::Restore => OnFailure::Restore,
         BridgeOnFailure::End => OnFailure::End,
     };
     // The daemon has another working directory.
@@ -277,6 +284,11 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     let again = if succeeded { Exit::Again } else { exit };
     Ok(match seen {
         Seen::Over(Outcome::Done) => exit,
+        Seen::Over(Outcome::Restored(why)) => {
+            watcher.line(&format!("the node's own kube-apiserver serves as it did before: {why}"));
+            watcher.logs();
+            again
+        }
         Seen::Over(Outcome::NotBegun(why) | Outcome::Abandoned(why)) => {
             watcher.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
             watcher.logs();
@@ -334,8 +346,13 @@ async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
     let Ok(mut client) = Client::ask(directory, &Ask::End { now: args.now }).await else {
         return Ok(swept(args, directory).await);
     };
-    Ok(match watcher.until(&mut client, stays).await {
-        Seen::Over(Outcome::Abandoned(why)) if !args.now => {
+    ended(&mut watcher, &mut client, args.now).await
+}
+
+/// How a bridge that was told to end has ended.
+async fn ended(watcher: &mut Watcher, client: &mut Client, now: bool) -> anyhow::Result<Exit> {
+    Ok(match watcher.until(client, stays).await {
+        Seen::Over(Outcome::Abandoned(why)) if !now => {
             watcher.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
             Exit::Again
         }
@@ -354,6 +371,28 @@ async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
             Exit::Again
         }
     })
+}
+
+async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
+    let directory = &args.told.state_dir;
+    let mut watcher = Watcher::new(&args.told)?;
+    let Ok(mut client) = Client::ask(directory, &Ask::Restore { dry_run: args.dry_run }).await else {
+        return Ok(none(directory));
+    };
+    if args.dry_run {
+        return Ok(match client.next().await {
+            Some(Reply::Differences(all)) => {
+                watcher.differences(&all);
+                Exit::Ok
+            }
+            Some(Reply::Refused(why)) => {
+                eprintln!("berth: {why}");
+                Exit::Again
+            }
+            Some(Reply::Status(_)) | None => watcher.gone(),
+        });
+    }
+    ended(&mut watcher, &mut client, false).await
 }
 
 /// There is none here, but what one left in the cluster may be.
@@ -466,6 +505,10 @@ impl Watcher {
             let status = match reply {
                 Some(Reply::Status(status)) => status,
                 Some(Reply::Refused(why)) => return Seen::Refused(why),
+                Some(Reply::Differences(all)) => {
+                    self.differences(&all);
+                    continue;
+                }
                 None => return Seen::Gone,
             };
             self.tell(&status);
@@ -519,11 +562,35 @@ impl Watcher {
         });
     }
 
+    /// What is put back, on standard output.
+    fn differences(&self, all: &[Difference]) {
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            let _ = writeln!(out, "{:#}", serde_json::json!(all));
+            return;
+        }
+        for Difference { path, missing, diff } in all {
+            let _ = match diff {
+                Some(diff) => write!(out, "{diff}"),
+                None => writeln!(out, "{} {}", path.display(), if *missing { "is gone" } else { "has changed" }),
+            };
+        }
+        if all.is_empty() {
+            self.line("the manifest, and the files that it names, are as they were");
+        }
+        self.more("etcd's manifest, the kubelet's configuration and what is in the cluster are never put back");
+    }
+
     fn stays(&self, status: &Status) {
         let trouble = status.trouble.as_deref().unwrap_or_default();
         self.line(&format!("{trouble}: clients stay on the bridge"));
         self.more(&format!("the node's own kube-apiserver: {}", status.own.probe));
+        if !status.own.log.is_empty() {
+            self.more("last lines of its container:");
+            status.own.log.iter().for_each(|line| self.more(&format!("  {line}")));
+        }
         self.more("fix it, then `berth bridge end`; `berth bridge end --now` ends it without");
+        self.more("`berth bridge restore --dry-run` shows what has changed in a static pod's files, `berth bridge restore` puts it back");
         self.logs();
     }
 

@@ -6,6 +6,7 @@
 use super::instance::{self, Template};
 use super::ipc::{self, Ask, Reply, Status};
 use super::machine::{Action, Machine, Outcome, Own, Seen, Step, Temporary};
+use super::pod::Pod;
 use super::preflight::Plan;
 use super::restore::{self, Before, Difference};
 use super::sight::{self, Asked};
@@ -152,7 +153,7 @@ fn first_status(plan: &Plan) -> Status {
             ends: 0,
             probe: String::new(),
         },
-        own: ipc::Own { address: plan.own, listener: None, ready: false, probe: String::new() },
+        own: ipc::Own { address: plan.own, listener: None, ready: false, probe: String::new(), log: Vec::new() },
         connections_open: 0,
         connections_steered: 0,
         logs: vec![plan.options.directory.join(LOG), plan.options.directory.join(instance::LOG)],
@@ -555,6 +556,11 @@ impl<'a> Bridge<'a> {
                     ready: seen.own.ready,
                     address: status.own.address,
                     probe: own.words.clone(),
+                    log: match self.machine.trouble() {
+                        None => Vec::new(),
+                        trouble if trouble == status.trouble.as_deref() => status.own.log.clone(),
+                        Some(_) => self.plan.pod.as_ref().map(Pod::last_lines).unwrap_or_default(),
+                    },
                 },
                 connections_open: open,
                 connections_steered: self.steering.counters().steered,

@@ -97,6 +97,9 @@ pub struct Own {
     pub listener: Option<u64>,
     pub ready: bool,
     pub probe: String,
+    /// With trouble: the last lines of its container's log, where it is in a pod.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub log: Vec<String>,
 }
 
 /// A connection to a bridge.
@@ -172,7 +175,13 @@ mod tests {
                 ends: 0,
                 probe: "200".into(),
             },
-            own: Own { address: "10.0.0.5:6443".parse().unwrap(), listener: None, ready: false, probe: String::new() },
+            own: Own {
+                address: "10.0.0.5:6443".parse().unwrap(),
+                listener: None,
+                ready: false,
+                probe: String::new(),
+                log: Vec::new(),
+            },
             connections_open: 0,
             connections_steered: 0,
             logs: Vec::new(),

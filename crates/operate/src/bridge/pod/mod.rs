@@ -25,6 +25,8 @@ use super::instance::{AUDIT_LOG, audit_log};
 use super::preflight::Findings;
 use super::restore::Before;
 use crate::manifest::Manifest;
+use crate::upgrade::logs;
+use berth_cluster::yaml::YamlNode;
 use berth_exec::args;
 use rustix::fs::FileType;
 use spec::Spec;
@@ -52,6 +54,10 @@ const FILES: &str = "files";
 /// Where the temporary instance writes its audit log if the running one's is in no directory of the node.
 const AUDIT: &str = "/berth-bridge-audit";
 const AUDIT_DIRECTORY: &str = "audit";
+
+/// Where the kubelet writes the logs of containers, and how many lines of one are shown.
+const LOGS: &str = "/var/log/pods";
+const LINES: usize = 12;
 
 /// A running kube-apiserver in a pod.
 #[derive(Debug)]
@@ -226,6 +232,18 @@ impl Pod {
     #[must_use]
     pub fn manifest(&self) -> &Path {
         &self.manifest
+    }
+
+    /// The end of its log: why it does not serve.
+    #[must_use]
+    pub fn last_lines(&self) -> Vec<String> {
+        let text = fs::read_to_string(&self.manifest).unwrap_or_default();
+        let Ok(manifest) = Manifest::parse(&text) else { return Vec::new() };
+        let meta = |field: &str| manifest.root().at(&["metadata", field]).and_then(YamlNode::text);
+        let (namespace, name) = (meta("namespace").unwrap_or("default"), meta("name").unwrap_or_default());
+        let pod = logs::Pod::Name(namespace, name);
+        let lines = logs::last_lines(Path::new(LOGS), &pod, manifest.container().name(), LINES);
+        lines.map(|(_, lines)| lines).unwrap_or_default()
     }
 
     /// What it is started from and reads, its manifest last.
