@@ -50,6 +50,7 @@ upgrade_begins() {
 upgrade_ends() {
     ((status == 0)) || fail "kubeadm upgrade apply" operator.log
     await 120 "kube-apiserver $NEW" serves "$NEW"
+    expect "new certificates" "$(renewed)" == "apiserver-etcd-client.crt apiserver-kubelet-client.crt apiserver.crt front-proxy-client.crt"
 }
 
 # The same with a patch that keeps kube-apiserver from starting. kubeadm waits, and puts back what was there.
@@ -154,7 +155,6 @@ after() {
     local name transitions
     leaders >"$work/leaders.after"
     node_condition >"$work/node.after"
-    certificates >"$work/certificates.after"
     cpu_used >"$work/cpu.after"
     heading "the cluster"
     while read -r name transitions; do
@@ -163,7 +163,7 @@ after() {
     done <"$work/leaders.after"
     row "a leader's longest time to renew" "$(longest_between election)"
     row "the node was not ready" "$(cmp -s "$work/node.before" "$work/node.after" && echo never || echo "until $(<"$work/node.after")")"
-    row "new certificates" "$(comm -13 "$work/certificates.before" "$work/certificates.after" | cut -d' ' -f1 | xargs | sed 's/^$/none/')"
+    row "new certificates" "$(renewed)"
     row "processors in use, mean" "$(awk -v used=$(($(<"$work/cpu.after") - $(<"$work/cpu.before"))) -v time=$((at[end] - at[begin])) \
         'BEGIN { printf "%.2f", used / time }')"
     row "memory in use, most" "$(($(sort -n "$work/memory" | tail -n 1) / 1048576)) MiB"
@@ -178,6 +178,9 @@ judge() {
     done
     if [[ $bridge ]]; then
         expect "the node was ready all the time" "$(<"$work/node.after")" == "$(<"$work/node.before")"
+        # client-go's leader gives up after 10 s.
+        expect "a leader's longest time to renew" "$(longest_between election | cut -d. -f1)" -lt 10
+        for name in "${!elections[@]}"; do expect "elections of $name" "${elections[$name]}" -le 1; done
     else
         expect "what the control lost, without a bridge" "$sum" -gt 0
     fi
@@ -199,6 +202,9 @@ certificates() {
         echo "${file#/etc/kubernetes/pki/} $(openssl x509 -in "$file" -noout -startdate -serial | xargs)"
     done
 }
+
+# Those that are others than before.
+renewed() { comm -13 "$work/certificates.before" <(certificates) | cut -d' ' -f1 | xargs | sed 's/^$/none/'; }
 
 seconds() { awk -v from="$1" -v to="$2" 'BEGIN { printf "%.1f s", (to - from) / 1e6 }'; }
 
