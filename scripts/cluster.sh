@@ -121,6 +121,8 @@ main() {
         on_the_node "${command[@]}"
     else
         work=$BERTH_NODE_FOLDER
+        # The control has none.
+        [[ $bridge ]] || unset BERTH
         watch_over $LIMIT
         half "${scenarios[0]}"
     fi

@@ -33,6 +33,8 @@ half() {
 # on_the_node COMMAND…: as an operator would
 on_the_node() (
     join_cgroup operator
+    # berth has options of such names.
+    unset "${!BERTH_@}"
     export KUBECONFIG=/etc/kubernetes/admin.conf
     if [[ $bridge ]]; then bridged "$@"; else "$@"; fi
 )
@@ -174,9 +176,10 @@ judge() {
     local name sum=0
     for name in "${!lost[@]}"; do
         [[ $name == localhost ]] || sum=$((sum + lost[$name]))
-        [[ -z $bridge || $name == localhost ]] || expect "lost: ${WORDS[$name]}" "${lost[$name]}" -eq 0 operator.log
+        [[ -z $bridge || $name == localhost ]] || expect "lost: ${WORDS[$name]}" "${lost[$name]}" -eq 0
     done
     if [[ $bridge ]]; then
+        ((!${#failures[@]})) || show_logs operator.log
         expect "the node was ready all the time" "$(<"$work/node.after")" == "$(<"$work/node.before")"
         # client-go's leader gives up after 10 s.
         expect "a leader's longest time to renew" "$(longest_between election | cut -d. -f1)" -lt 10
