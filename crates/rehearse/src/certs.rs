@@ -61,8 +61,8 @@ pub struct Certs {
 /// A certificate to be known by, and its key.
 #[derive(Debug)]
 pub(crate) struct Identity {
-    cert: CertificateDer<'static>,
-    key: PrivatePkcs8KeyDer<'static>,
+    pub(crate) cert: CertificateDer<'static>,
+    pub(crate) key: PrivatePkcs8KeyDer<'static>,
 }
 
 /// Tells instances apart by the certificates that they serve.
