@@ -26,10 +26,10 @@ use humantime::format_duration;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, geteuid};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -46,6 +46,20 @@ pub(super) fn run(args: &BridgeArgs) -> anyhow::Result<Exit> {
         Some(BridgeAction::End(args)) => block_on(end(args))?,
         None => bridge(&args.start, Some(&args.run)),
     }
+}
+
+/// Another command of berth's does its own work under a bridge, which takes this process's place: see above why not within it.
+pub(super) fn around(options: &[&OsStr], run: &[OsString]) -> anyhow::Result<Exit> {
+    let mut bridge = std::process::Command::new(std::env::current_exe().context("cannot find this program")?);
+    let failed = bridge.arg("bridge").args(options).arg("--").args(run).exec();
+    Err(failed).context("cannot begin a bridge")
+}
+
+/// The command line of this process, without one of its words and with another.
+pub(super) fn this_again(without: &str, with: Option<&str>) -> anyhow::Result<Vec<OsString>> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let words = std::env::args_os().skip(1).filter(|word| word != without);
+    Ok(std::iter::once(program.into()).chain(words).chain(with.map(OsString::from)).collect())
 }
 
 fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
@@ -320,7 +334,8 @@ async fn command(run: &[OsString]) -> std::io::Result<ExitStatus> {
     let listen = |kind| signal(kind);
     let (mut term, mut hup) = (listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
     let (mut int, mut quit) = (listen(SignalKind::interrupt())?, listen(SignalKind::quit())?);
-    let mut child = tokio::process::Command::new(program).args(arguments).spawn()?;
+    // Who has it there already is not to begin another.
+    let mut child = tokio::process::Command::new(program).args(arguments).env_remove("BERTH_BRIDGE").spawn()?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     let pass = |signal| pid.map(|pid| kill(Pid::from_raw(pid), signal));
     loop {
