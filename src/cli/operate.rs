@@ -58,7 +58,7 @@ pub struct KeptArgs {
         long,
         env = "BERTH_BACKUP_DIR",
         hide_env_values = true,
-        default_value = "/etc/kubernetes/berth",
+        default_value = berth_operate::upgrade::state::DIRECTORY,
         value_name = "DIR"
     )]
     pub backup_dir: PathBuf,

@@ -485,6 +485,13 @@ impl<'a> Bridge<'a> {
         before.ok_or_else(|| "what a kube-apiserver that is no pod is started from is not known here".to_owned())
     }
 
+    /// Whether COMMAND has something that replaces the node's own instance: who only writes a manifest is back long before the
+    /// kubelet reads it. Outside a pod that is what COMMAND is for.
+    fn is_replaced(&self) -> bool {
+        self.before().and_then(|all| restore::differences(&all)).is_ok_and(|all| self.restarts(&all))
+            || self.plan.pod.is_none()
+    }
+
     /// The kubelet starts the node's own anew when its manifest changes.
     fn restarts(&self, put: &[Difference]) -> bool {
         put.iter().any(|difference| self.plan.pod.as_ref().is_some_and(|pod| pod.manifest() == difference.path))
@@ -516,7 +523,7 @@ impl<'a> Bridge<'a> {
             }
             Ask::Ended { failed } => {
                 tracing::info!(failed, "COMMAND ended");
-                self.machine.command_ended(failed.map_or(Ok(()), Err));
+                self.machine.command_ended(failed.map_or_else(|| Ok(self.is_replaced()), Err));
                 Ok(())
             }
             Ask::End { now } => {

@@ -216,13 +216,13 @@ impl Machine {
         }
     }
 
-    /// COMMAND has ended; `how` says how it failed.
-    pub fn command_ended(&mut self, how: Result<(), String>) {
+    /// COMMAND has ended; `how` says how it failed, or whether the node's own instance shall be another process than before.
+    pub fn command_ended(&mut self, how: Result<bool, String>) {
         if !std::mem::take(&mut self.commanding) || self.step != Step::Hold {
             return;
         }
         match (how, self.on_failure) {
-            (Ok(()), _) => self.await_own(true),
+            (Ok(anew), _) => self.await_own(anew),
             (Err(why), OnFailure::Stay) => self.trouble = Some(why),
             (Err(why), OnFailure::Restore) => self.restoring = Some(why),
             (Err(why), OnFailure::End) => {

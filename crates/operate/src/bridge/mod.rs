@@ -6,6 +6,7 @@
 //! | module | what lives there |
 //! | --- | --- |
 //! | [`preflight`] | whether it can be done here: all that is missing at once |
+//! | [`surroundings`] | what else of the node speaks against it |
 //! | [`instance`] | the temporary instance: its arguments, and what it takes from the running one |
 //! | [`pod`] | the same where the running one is in a static pod |
 //! | [`machine`] | the steps: what is seen, to what is done next. Pure |
@@ -28,6 +29,7 @@ pub mod preflight;
 pub mod restore;
 pub mod service;
 pub mod sight;
+mod surroundings;
 
 use berth_shim::backend::probe::ProbeConfig;
 use machine::{Limits, OnFailure};

@@ -2,7 +2,7 @@
 
 use super::pod::{self, Pod};
 use super::service::Service;
-use super::{Options, Running, instance, ipc};
+use super::{Options, Running, instance, ipc, surroundings};
 use berth_cluster::kubeconfig::ADMIN;
 use berth_exec::{address, args};
 use berth_node::instance::InstanceId;
@@ -114,6 +114,11 @@ pub async fn preflight(mut options: Options) -> Result<Plan, Refusal> {
         ));
     }
     findings.note("", directory(&options.directory));
+    surroundings::logs(&options.directory, &mut findings);
+    surroundings::steering(&mut findings);
+    if let Running::Pod { manifest } = &options.running {
+        surroundings::manifest(manifest, &mut findings);
+    }
     match steering::self_test().await {
         Err(error) => findings.missing.push(format!("steering: {error}")),
         Ok(tried) => {

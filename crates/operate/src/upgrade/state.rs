@@ -19,6 +19,9 @@ use std::path::{Path, PathBuf};
 /// Format of the file.
 const VERSION: u32 = 1;
 
+/// Where it is kept, beside originals of manifests, unless told otherwise.
+pub const DIRECTORY: &str = "/etc/kubernetes/berth";
+
 /// Its name.
 const NAME: &str = "upgrade.json";
 

@@ -167,7 +167,7 @@ impl World {
                 };
             }
             if runs == self.given.command {
-                self.machine.command_ended(if self.given.succeeds { Ok(()) } else { Err("exit status 1".into()) });
+                self.machine.command_ended(if self.given.succeeds { Ok(true) } else { Err("exit status 1".into()) });
             }
         }
         self.own_ready = if matches!(self.own, Some((_, 0))) { self.own_ready + 1 } else { 0 };

@@ -1,0 +1,98 @@
+//! What else of the node speaks against a bridge, or is worth knowing before one.
+
+use super::preflight::Findings;
+use crate::doctor::{Case, Severity, examine, node};
+use crate::manifest::{Manifest, file};
+use crate::upgrade::state;
+use berth_os::bpf;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+/// What berth's programs are called.
+const BERTH: &str = "berth";
+
+/// Least that is to be free for logs, in bytes: kube-apiserver writes some 10 MB in an hour at its default verbosity, more where it
+/// audits.
+const LOGS: u64 = 64 << 20;
+
+/// Checks of `berth doctor` that count before a bridge too: who starts now reads these certificates.
+const CHECKS: [&str; 2] = ["certificate-expired", "certificate-expires-soon"];
+
+/// What steers in this network namespace: a bridge's program goes before, and what it is must be known.
+pub(super) fn steering(findings: &mut Findings) {
+    let Some(own) = findings.note("/proc/thread-self/ns/net: ", File::open("/proc/thread-self/ns/net")) else { return };
+    // Who may not see it is told by the steering's own test.
+    for other in bpf::attached(own.as_fd()).unwrap_or_default() {
+        match &other.known {
+            Some((name, _)) if name == BERTH => findings.missing.push(format!(
+                "{other} steers here, so another bridge is on, in another --state-dir: end it with `berth bridge end`"
+            )),
+            _ => findings
+                .notes
+                .push(format!("{other} steers here already: while the bridge is on, the bridge's goes before")),
+        }
+    }
+}
+
+/// Room for what the bridge and its instance log.
+pub(super) fn logs(directory: &Path, findings: &mut Findings) {
+    let Some(there) = directory.ancestors().find(|path| path.is_dir()) else { return };
+    let Some(free) = findings.note(&format!("{}: ", there.display()), rustix::fs::statvfs(there)) else { return };
+    let free = free.f_bavail * free.f_frsize;
+    if free < LOGS {
+        findings.missing.push(format!(
+            "{} has {} MiB free, and logs are to go there: free {}, or give another directory with --state-dir",
+            there.display(),
+            free >> 20,
+            LOGS >> 20
+        ));
+    }
+}
+
+/// An upgrade that is under way, and what `berth doctor` says of the manifest on its node.
+pub(super) fn manifest(path: &Path, findings: &mut Findings) {
+    if let Some(upgrade) = state::interrupted(Path::new(state::DIRECTORY)) {
+        findings.missing.push(format!("{upgrade}: bring it to its end with `berth upgrade` first"));
+    }
+    // One that cannot be read has been told.
+    let Some(manifest) = file::read(path).ok().and_then(|text| Manifest::parse(&text).ok()) else { return };
+    let facts = node::Facts::gather(Path::new("/"), &manifest);
+    let name = path.display().to_string();
+    let case = Case {
+        name: &name,
+        manifest: &manifest,
+        running: None,
+        beside: None,
+        node: Some(&facts),
+        cluster: None,
+        room: None,
+    };
+    for finding in examine(&case).into_iter().filter(|finding| CHECKS.contains(&finding.id)) {
+        let text = format!("{}: {}: {}", finding.place, finding.cause, finding.fix);
+        match finding.severity {
+            Severity::Error => findings.missing.push(text),
+            Severity::Warning | Severity::Info => findings.notes.push(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::CHECKS as ALL;
+
+    #[test]
+    fn checks_that_count_are_of_doctor() {
+        for id in CHECKS {
+            assert!(ALL.iter().any(|check| check.id == id), "{id}");
+        }
+    }
+
+    #[test]
+    fn logs_need_room() {
+        let mut findings = Findings::default();
+        logs(Path::new("/proc/nonexistent"), &mut findings);
+        assert!(findings.missing.len() == 1 && findings.missing[0].contains("/proc has 0 MiB free"), "{findings:?}");
+    }
+}
