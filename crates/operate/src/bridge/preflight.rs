@@ -208,7 +208,7 @@ fn listeners(port: u16, findings: &mut Findings) -> Vec<Entry> {
     let Some(all) = findings.note("/proc/net/tcp: ", proc_net::listeners(port)) else { return Vec::new() };
     if all.is_empty() {
         findings.missing.push(format!(
-            "nobody listens on port {port}: start the kube-apiserver first, and give its own arguments with --command"
+            "nobody listens on port {port} here: start the kube-apiserver first, and see that this is its port (--manifest, --command)"
         ));
     }
     if let Some(behind) = all.iter().find(|entry| entry.local.ip().is_loopback()) {
