@@ -59,7 +59,7 @@ rehearse() (
     berth=$BERTH
     while IFS= read -r name; do unset "$name"; done < <(compgen -e BERTH_)
     cd "$work"
-    "$berth" rehearse --compare haproxy,port-sharing,direct --fault bad-flag,kill-shim --watches 4 --slow-readers 2 --seed 7 \
+    "$berth" rehearse --compare haproxy,port-sharing,none --fault bad-flag,kill-shim --watches 4 --slow-readers 2 --seed 7 \
         --report report.html
 )
 

@@ -1,28 +1,27 @@
 #!/usr/bin/env bash
-# Builds the real kube-apiserver, kubectl, kubeadm, kubelet, kube-proxy and etcd of the tests, once, into
-# a cache outside the repository, and prints where they are. What is built is pinned in
-# tests/kube-apiserver/: one Go module per Kubernetes minor version, and one for etcd.
+# Builds the real Kubernetes and etcd of the tests, once, into a cache outside the repository, and prints
+# where the programs are. What is built is pinned in tests/kube-apiserver/: one Go module per Kubernetes
+# minor version, and one for etcd.
 set -euo pipefail
 
 readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
-# Of k8s.io/kubernetes. A version's module need not have them all.
-readonly PROGRAMS=(kube-apiserver kubectl kubeadm kubelet kube-proxy)
+# Of k8s.io/kubernetes.
+readonly PROGRAMS=(kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubeadm kubectl)
 
 usage() {
     cat <<'TEXT'
 usage: scripts/kube-apiserver.sh [--check] [VERSION]
 
-Prints KUBE_APISERVER=, KUBECTL=, KUBEADM=, KUBELET=, KUBE_PROXY= and ETCD= with the paths of
-binaries, for a shell's eval; KUBEADM=, KUBELET= and KUBE_PROXY= only for a version whose module
-has them. Takes what these variables already name, and builds the rest with Go, once; the first
-build takes some minutes.
+Prints KUBE_APISERVER=, KUBE_CONTROLLER_MANAGER=, KUBE_SCHEDULER=, KUBE_PROXY=, KUBELET=, KUBEADM=,
+KUBECTL= and ETCD= with the paths of binaries, for a shell's eval. Takes what these variables already
+name, and builds the rest with Go, once; the first build takes some minutes.
 
   VERSION   a directory of tests/kube-apiserver, such as v1.36; the newest if not given
   --check   build nothing: print the paths if all is there, else exit with 69
   --help    this text
 
 Variables:
-  KUBE_APISERVER, KUBECTL, KUBEADM, KUBELET, KUBE_PROXY
+  KUBE_APISERVER and so on
                      binaries of the same minor version as VERSION, instead of built ones
   ETCD               an etcd 3.x, instead of the built one
   GO                 the go command, if not the one on PATH
@@ -66,7 +65,7 @@ main() {
     # one may be to test another patch version.
     local name
     for name in "${PROGRAMS[@]}"; do
-        locate "$name" "$version." "$(! has_tool "$name" || echo "$kubernetes_cache/$name")"
+        locate "$name" "$version." "$kubernetes_cache/$name"
     done
     locate etcd v3. "$etcd_cache/etcd"
 
@@ -76,7 +75,7 @@ main() {
         build_missing
     fi
     for name in "${PROGRAMS[@]}" etcd; do
-        [[ -z $(path_of "$name") ]] || printf '%s=%q\n' "$(variable "$name")" "$(path_of "$name")"
+        printf '%s=%q\n' "$(variable "$name")" "$(path_of "$name")"
     done
 }
 
@@ -114,9 +113,6 @@ cache_dir() {
 
 # pinned MODULE_DIR MODULE: the version that go.mod requires
 pinned() { sed -nE "s@^(require)?[[:space:]]*$2 (v[^[:space:]]+).*@\2@p" "$1/go.mod" | head -n 1; }
-
-# has_tool NAME: does this version's module have it? Only one needs to, for those that the tests run in one version.
-has_tool() { grep -q "^[[:space:]]k8s.io/kubernetes/cmd/$1\$" "$kubernetes_module/go.mod"; }
 
 inputs_hash() {
     {
@@ -158,7 +154,7 @@ locate() {
 # version_of NAME PATH: its version, always with a leading v
 version_of() {
     case $1 in
-        kube-apiserver | kubelet | kube-proxy) "$2" --version | sed -nE 's/^Kubernetes (v.+)$/\1/p' ;;
+        kube-* | kubelet) "$2" --version | sed -nE 's/^Kubernetes (v.+)$/\1/p' ;;
         kubeadm) "$2" version --output=short ;;
         kubectl) KUBERC=off "$2" version --client | sed -nE 's/^Client Version: (v.+)$/\1/p' ;;
         etcd) "$2" --version | sed -nE 's/^etcd Version: (.+)$/v\1/p' ;;
@@ -167,10 +163,9 @@ version_of() {
 
 # Names of programs that are not there.
 missing() {
-    local name path
+    local name
     for name in "${PROGRAMS[@]}" etcd; do
-        path=$(path_of "$name")
-        [[ -z $path || -x $path ]] || echo "$name"
+        [[ -x $(path_of "$name") ]] || echo "$name"
     done
 }
 

@@ -62,6 +62,10 @@ main() {
     root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     # shellcheck source=scripts/e2e/common.sh
     . "$root/scripts/e2e/common.sh"
+    # shellcheck source=scripts/node/outside.sh
+    . "$root/scripts/node/outside.sh"
+    # shellcheck source=scripts/node/inside.sh
+    . "$root/scripts/node/inside.sh"
     # shellcheck source=scripts/kubelet/outside.sh
     . "$root/scripts/kubelet/outside.sh"
     # shellcheck source=scripts/kubelet/node.sh
@@ -75,13 +79,13 @@ main() {
         check_all
         return
     fi
-    if [[ -z ${BERTH_KUBELET_FOLDER:-} ]]; then
-        need_tools
+    if [[ -z ${BERTH_NODE_FOLDER:-} ]]; then
+        need_tools cc "${CARGO:=cargo}"
         need_binaries
         # Runs this again, inside, and exits.
         enter_node "${arguments[@]}"
     fi
-    work=$BERTH_KUBELET_FOLDER
+    work=$BERTH_NODE_FOLDER
     if ((${#command[@]})); then
         watch_over 86400
         start_node

@@ -6,7 +6,7 @@ use berth_rehearse::apiserver::{Apiserver, Shutdown, has};
 use berth_rehearse::fault::Fault;
 use berth_rehearse::plan::{
     CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, NODES, Nodes, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE,
-    SLOW_READERS, Timing, UPGRADES, Via, WATCHES, find_program,
+    SLOW_READERS, Timing, Topology, UPGRADES, Via, WATCHES, choice::ONCE_NONE, find_program,
 };
 use clap::ValueEnum;
 use std::collections::BTreeSet;
@@ -73,6 +73,8 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         let Some(path) = path else { continue };
         checks.note(berth_rehearse::report::check_writable(path).map_err(|error| format!("{option}: {error}")));
     }
+    let decides = via("--via", &args.via, &mut checks);
+    let compared: Vec<Via> = args.compare.iter().map(|name| via("--compare", name, &mut checks)).collect();
     let plan = Plan {
         old,
         new,
@@ -87,8 +89,8 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         shutdown,
         timing,
         load,
-        via: args.via,
-        runs: runs(args.via, &args.compare),
+        via: decides,
+        runs: runs(decides, &compared),
         output: Output { json: args.json.clone(), report: args.report.clone() },
     };
     let others = plan.nodes.as_ref().map_or(0, |nodes| nodes.count.saturating_sub(1));
@@ -97,7 +99,8 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
             "--fault {fault}: no other node is there that could serve meanwhile; give --nodes 2 or more"
         ));
     }
-    if matches!(plan.via, Via::PortSharing | Via::Direct) {
+    bridge(&plan, &mut checks);
+    if matches!(plan.via, Via::PortSharing | Via::None) {
         for fault in plan.faults.iter().filter(|fault| fault.needs_a_shim()) {
             let via = plan.via;
             checks.wrong(format!(
@@ -182,12 +185,46 @@ fn nodes(args: &RehearseArgs, apiservers: [&Apiserver; 2], checks: &mut Checks) 
     Some(Nodes { count, kube_proxy })
 }
 
+/// What a bridge needs, and what can go wrong with it.
+fn bridge(plan: &Plan, checks: &mut Checks) {
+    let bridged = plan.topology == Topology::Bridge;
+    for fault in &plan.faults {
+        if fault.needs_a_bridge() && !(bridged && plan.via == Via::Berth) {
+            checks.wrong(format!("--fault {fault}: there is no bridge; give --topology bridge, too, or leave it out"));
+        }
+        if bridged && *fault == Fault::BothKilled {
+            checks.wrong(format!("--fault {fault}: a bridge has one shim; give kill-shim, or leave it out"));
+        }
+    }
+    if !bridged {
+        return;
+    }
+    if plan.nodes.is_some() {
+        checks.wrong("--topology bridge: it is rehearsed on one node; leave out --nodes");
+    } else if !plan.netns {
+        checks.wrong("--topology bridge: clients of 127.0.0.0/8 are not steered; give --netns, too");
+    }
+    if !cfg!(feature = "operate") && plan.berth.is_none() {
+        checks.wrong(
+            "--topology bridge: it needs `berth bridge`, which this build lacks; give a build with the feature operate",
+        );
+    }
+}
+
 fn faults(typed: &[String], checks: &mut Checks) -> BTreeSet<Fault> {
     if typed.len() > 1 && typed.iter().any(|name| name == "none") {
         checks.wrong("--fault: none goes with no other; leave it out");
     }
     // Clap knows the names.
     typed.iter().filter_map(|name| Fault::from_str(name, false).ok()).collect()
+}
+
+fn via(option: &str, name: &str, checks: &mut Checks) -> Via {
+    if name == ONCE_NONE {
+        checks.wrong(format!("{option} {name}: it is called none now; give {option} none"));
+    }
+    // Clap knows the names.
+    Via::from_str(name, false).unwrap_or(Via::None)
 }
 
 fn delay(option: &str, text: &str, checks: &mut Checks) -> Duration {
@@ -213,7 +250,6 @@ fn runs(via: Via, compare: &[Via]) -> Vec<Via> {
 mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
-    use berth_rehearse::plan::Topology;
     use clap::Parser;
 
     fn typed(args: &[&str]) -> Result<Plan, Mistakes> {
@@ -245,6 +281,8 @@ mod tests {
             ("--report", "/"),
             ("--upgrades", "0"),
             ("--kube-proxy", "/nonexistent/kube-proxy"),
+            ("--via", "direct"),
+            ("--compare", "haproxy,direct"),
         ];
         let args: Vec<String> = wrong.iter().map(|(option, value)| format!("{option}={value}")).collect();
         let errors = typed(&args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap_err().0;
@@ -264,8 +302,8 @@ mod tests {
         assert_eq!(typed(&["--settle=75s"]).unwrap().timing.settle, Duration::from_secs(75));
         assert_eq!((plan.topology, plan.runs), (Topology::Sidecar, vec![Via::Berth]));
 
-        let plan = typed(&["--compare=haproxy,direct,haproxy", "--fault=hang,bad-flag", "--seed=7"]).unwrap();
-        assert_eq!(plan.runs, [Via::Haproxy, Via::Direct, Via::Berth]);
+        let plan = typed(&["--compare=haproxy,none,haproxy", "--fault=hang,bad-flag", "--seed=7"]).unwrap();
+        assert_eq!(plan.runs, [Via::Haproxy, Via::None, Via::Berth]);
         assert_eq!(Vec::from_iter(plan.faults), [Fault::BadFlag, Fault::Hang]);
         assert_eq!(plan.load.seed, 7);
     }
@@ -300,8 +338,27 @@ mod tests {
     }
 
     #[test]
+    fn a_bridge_needs_a_namespace_and_has_faults_of_its_own() {
+        let errors = |args: &[&str]| typed(args).map_or_else(|e| e.0, |_| Vec::new());
+        let has = |errors: &[String], what: &str| errors.len() == 1 && errors[0].contains(what);
+        assert!(has(&errors(&["--topology=bridge"]), "give --netns"));
+        assert!(has(&errors(&["--fault=kill-temporary"]), "there is no bridge"));
+        let bridge = ["--topology=bridge", "--netns"];
+        let with = |more: &str| errors(&[&bridge[..], &[more]].concat());
+        assert!(has(&with("--fault=both-killed"), "has one shim"));
+        assert!(has(
+            &errors(&["--topology=bridge", "--netns", "--via=none", "--fault=kill-old"]),
+            "there is no bridge"
+        ));
+        if cfg!(feature = "operate") {
+            let all = "--fault=bad-flag,never-ready,slow-start,crash-after-ready,hang,kill-shim,hang-shim,kill-temporary,kill-old";
+            assert_eq!(with(all), [""; 0]);
+        }
+    }
+
+    #[test]
     fn a_shim_cannot_be_harmed_where_there_is_none() {
-        for (via, wrong) in [("port-sharing", 2), ("direct", 2), ("haproxy", 0)] {
+        for (via, wrong) in [("port-sharing", 2), ("none", 2), ("haproxy", 0)] {
             let errors =
                 typed(&["--fault=hang,kill-shim,both-killed", "--via", via]).map_or_else(|e| e.0, |_| Vec::new());
             assert_eq!(errors.len(), wrong, "{errors:?}");

@@ -21,6 +21,10 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
+/// What may name a program, for the newest version alone.
+const PROGRAMS: [&str; 7] =
+    ["KUBE_APISERVER", "KUBE_CONTROLLER_MANAGER", "KUBE_SCHEDULER", "KUBE_PROXY", "KUBELET", "KUBEADM", "KUBECTL"];
+
 /// What the scripts need beside the binaries.
 const TOOLS: [&str; 4] = ["ip", "openssl", "jq", "unshare"];
 
@@ -132,7 +136,7 @@ fn binaries() -> Result<Binaries, String> {
 fn binary(minor: u32) -> Result<Binary, String> {
     let mut script = Command::new(root().join("scripts/kube-apiserver.sh"));
     script.args(["--check", &format!("v1.{minor}")]);
-    for name in ["KUBE_APISERVER", "KUBECTL", "KUBEADM", "KUBELET", "KUBE_PROXY"] {
+    for name in PROGRAMS {
         script.env_remove(name);
     }
     let paths = output(&mut script)?;

@@ -174,7 +174,7 @@ words() { awk '{ printf "%d, %d lost, longest %.0f ms", $1, $2, $3 / 1000 }' <<<
 # report WHAT: the table; fails if something did
 report() {
     local i
-    printf '\n%s, %s, after %d s\n' "$1" "$("$BERTH" --version)" $SECONDS
+    printf '\n%s%s, after %d s\n' "$1" "${BERTH:+, $("$BERTH" --version)}" $SECONDS
     for ((i = 0; i < ${#rows[@]}; i += 2)); do
         if [[ ${rows[i]} ]]; then
             printf '  %-34s %s\n' "${rows[i]}" "${rows[i + 1]}"

@@ -10,7 +10,7 @@ readonly manifests=/etc/kubernetes/manifests pause_image=registry.k8s.io/pause:t
 start_node() {
     client=client
     mkdir "$work/node"
-    make_mounts
+    make_mounts etc
     make_network
     write_configurations
     start_containerd
@@ -33,38 +33,6 @@ start_containerd() {
 start_kubelet() {
     start_here kubelet "$KUBELET" --config "$work/node/kubelet.yaml" --hostname-override node --node-ip $HOST_IP \
         --root-dir /var/lib/kubelet
-}
-
-# start_here NAME COMMAND…: as start, on the node
-start_here() {
-    local name=$1
-    shift
-    "$@" >"$work/$name.out" 2>"$work/$name.log" &
-    pid[$name]=$!
-    needed[$name]=
-}
-
-# Directories that are written to are the node's own, and only in this mount namespace.
-make_mounts() {
-    local directory setting value
-    for directory in run var/log var/lib etc/kubernetes; do mkdir -p "$work/node/$directory"; done
-    mkdir "$work/node/upper" "$work/node/overlay"
-    # kubeadm's directory may not be there yet, and /etc is the machine's.
-    mount -t overlay -o "lowerdir=/etc,upperdir=$work/node/upper,workdir=$work/node/overlay" overlay /etc
-    mkdir -p /etc/kubernetes
-    for directory in run var/log var/lib etc/kubernetes; do mount --bind "$work/node/$directory" "/$directory"; done
-    # The kubelet would set these for the whole machine; so it finds them set.
-    while read -r setting value; do
-        echo "$value" >"$work/node/${setting//\//.}"
-        mount --bind "$work/node/${setting//\//.}" "/proc/sys/$setting"
-    done <<'TEXT'
-vm/overcommit_memory 1
-vm/panic_on_oom 0
-kernel/panic 10
-kernel/panic_on_oops 1
-kernel/keys/root_maxkeys 1000000
-kernel/keys/root_maxbytes 25000000
-TEXT
 }
 
 make_network() {
@@ -90,7 +58,7 @@ int main(void) {
     for (;;) pause();
 }
 TEXT
-    pack $pause_image "$work/node/pause" '["/pause"]'
+    pack $pause_image "$work/node/pause"
     pack "registry.k8s.io/kube-apiserver:$OLD" "$OLD_KUBE_APISERVER"
     pack "registry.k8s.io/kube-apiserver:$NEW" "$KUBE_APISERVER"
     pack "$("$KUBEADM" config images list --kubernetes-version "$OLD" 2>>"$work/images.log" | grep /etcd:)" "$ETCD"
@@ -98,22 +66,7 @@ TEXT
 }
 
 # pack NAME BINARY: an image that holds one program, imported
-pack() {
-    local dir=$work/node/pack binary layer
-    binary=$(realpath -- "$2")
-    mkdir "$dir"
-    # Where Kubernetes' own images have it.
-    tar -C / --transform 's|.*/|usr/local/bin/|' -cf "$dir/layer.tar" "${binary#/}"
-    layer=$(sha256sum "$dir/layer.tar" | cut -d' ' -f1)
-    jq -n --arg layer "sha256:$layer" --arg program "/usr/local/bin/$(basename "$binary")" --arg machine "$(uname -m)" '{
-        os: "linux", architecture: ({x86_64: "amd64", aarch64: "arm64"}[$machine] // $machine),
-        config: {Env: ["PATH=/usr/local/bin"], Entrypoint: [$program]},
-        rootfs: {type: "layers", diff_ids: [$layer]}}' >"$dir/config.json"
-    jq -n --arg name "$1" '[{Config: "config.json", RepoTags: [$name], Layers: ["layer.tar"]}]' >"$dir/manifest.json"
-    tar -C "$dir" -cf - manifest.json config.json layer.tar |
-        ctr --namespace k8s.io images import - >>"$work/images.log" 2>&1
-    rm -r "$dir"
-}
+pack() { image "$@" | ctr --namespace k8s.io images import - >>"$work/images.log" 2>&1; }
 
 # What kubeadm init writes up to the static pods.
 write_manifests() {
@@ -163,7 +116,7 @@ authorization: {mode: AlwaysAllow}
 # For GET /pods.
 readOnlyPort: 10255
 cgroupDriver: cgroupfs
-cgroupRoot: /$BERTH_KUBELET_CGROUP
+cgroupRoot: /$BERTH_NODE_CGROUP
 failCgroupV1: false
 failSwapOn: false
 oomScoreAdj: 0

@@ -1,25 +1,11 @@
 # shellcheck shell=bash
-# Part of scripts/kubelet.sh, outside of the node: what it needs, the namespaces, and the removal of all of it.
-
-need_tools() {
-    local tool missing=()
-    [[ $(id -u) == 0 ]] || unavailable "namespaces and cgroups need root"
-    for tool in ip jq unshare setpriv containerd ctr runc cc "${CARGO:=cargo}"; do
-        type -P "$tool" >/dev/null || missing+=("$tool")
-    done
-    ((!${#missing[@]})) || unavailable "missing: ${missing[*]}"
-}
+# Part of scripts/kubelet.sh, outside of the node: what it needs.
 
 # Whether all is there, and namespaces and cgroups can be made.
 check_all() {
-    need_tools
-    apiserver_sh "$(previous_version)" --check >/dev/null || exit
-    "$root/scripts/kube-apiserver.sh" --check >/dev/null || exit
+    need_tools cc "${CARGO:=cargo}"
     [[ -n ${ARCHIVE:-} ]] || "$root/scripts/image.sh" --check >/dev/null || exit
-    unshare --net --mount --pid --fork --mount-proc true || unavailable "no namespaces can be made here"
-    cgroup=berth-kubelet.check-$$
-    trap remove_cgroups EXIT
-    make_cgroups
+    check_node
 }
 
 # Everything that the node is made of, exported.
@@ -39,73 +25,3 @@ need_binaries() {
     export BERTH IMAGE ARCHIVE TLS_LOAD OLD NEW OLD_KUBE_APISERVER KUBE_APISERVER KUBECTL KUBEADM KUBELET ETCD
     export KUBERC=off
 }
-
-previous_version() {
-    find "$root/tests/kube-apiserver" -maxdepth 1 -name 'v1.*' -printf '%f\n' | sort -V | tail -n 2 | head -n 1
-}
-
-# scripts/kube-apiserver.sh without the variables, which are for the newest version
-apiserver_sh() { env -u KUBE_APISERVER -u KUBECTL -u KUBEADM -u KUBELET -u KUBE_PROXY "$root/scripts/kube-apiserver.sh" "$@"; }
-
-# enter_node ARGUMENTS…: this script once more, as the first process of the node's namespaces, with whose end
-# all ends that runs in them.
-enter_node() {
-    local status=0
-    work=$(mktemp -d -t berth-kubelet.XXXXXX)
-    trap leave_node EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM
-    cgroup=$(basename "$work")
-    make_cgroups
-    export BERTH_KUBELET_FOLDER=$work BERTH_KUBELET_CGROUP=$cgroup
-    # In the background, so that a signal is heard at once.
-    setpriv --pdeathsig KILL unshare --net --mount --pid --fork --kill-child --mount-proc \
-        "$root/scripts/kubelet.sh" "$@" <&0 &
-    pid[node]=$!
-    wait "${pid[node]}" || status=$?
-    unset 'pid[node]'
-    exit $status
-}
-
-leave_node() {
-    local status=$?
-    trap - EXIT
-    trap '' INT TERM
-    if [[ -n ${pid[node]:-} ]]; then
-        kill -KILL "${pid[node]}" 2>/dev/null || :
-        wait "${pid[node]}" 2>/dev/null || :
-    fi
-    remove_cgroups || say "cgroups are left: $cgroup"
-    rm -rf -- "$work/node" "$work/never"
-    if $keep || { ((status)) && ((!${#command[@]})); }; then
-        say "logs: $work"
-    else
-        rm -rf -- "$work"
-    fi
-    exit "$status"
-}
-
-# One in each hierarchy, for the kubelet to make its own in.
-make_cgroups() {
-    local hierarchy
-    while read -r hierarchy; do
-        mkdir "$hierarchy/$cgroup" || unavailable "no cgroup can be made in $hierarchy"
-    done < <(cgroup_hierarchies)
-}
-
-remove_cgroups() {
-    local hierarchy tries=0 left
-    while :; do
-        left=()
-        while read -r hierarchy; do
-            [[ ! -d $hierarchy/$cgroup ]] || find "$hierarchy/$cgroup" -depth -type d -exec rmdir {} + 2>/dev/null ||
-                left+=("$hierarchy")
-        done < <(cgroup_hierarchies)
-        ((${#left[@]})) || return 0
-        # What was killed a moment ago is in them still.
-        ((tries++ < 50)) || return 1
-        sleep 0.1
-    done
-}
-
-cgroup_hierarchies() { awk '$3 == "cgroup" || $3 == "cgroup2" { print $2 }' /proc/self/mounts; }

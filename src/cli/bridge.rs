@@ -31,13 +31,15 @@ pub enum BridgeAction {
     Start(Box<BridgeStartArgs>),
     /// Say how the bridge is
     Status(BridgeStatusArgs),
+    /// Put back what the node's own kube-apiserver is started from and reads, and end the bridge when that is ready
+    Restore(BridgeRestoreArgs),
     /// End the bridge when the node's own kube-apiserver is ready
     End(BridgeEndArgs),
 }
 
-/// Where the bridge is.
+/// Where the bridge is, and how it is told.
 #[derive(Debug, Clone, Args)]
-pub struct StateDirArgs {
+pub struct ToldArgs {
     /// Directory for the bridge's socket, logs and copies of keys
     #[arg(
         long,
@@ -47,6 +49,9 @@ pub struct StateDirArgs {
         value_name = "DIR"
     )]
     pub state_dir: PathBuf,
+    /// Tell it as JSON: the bridge's status, a line at each change, on standard error (of `status` and --dry-run on standard output)
+    #[arg(long, env = "BERTH_BRIDGE_JSON", hide_env_values = true)]
+    pub json: bool,
 }
 
 /// What happens when COMMAND fails, or the node's own kube-apiserver does not come back.
@@ -54,6 +59,8 @@ pub struct StateDirArgs {
 pub enum OnFailure {
     /// Clients stay on the bridge until `berth bridge end`
     Stay,
+    /// Put back the static pod's manifest and the files that it names, as they were; if that does not help, as stay
+    Restore,
     /// End it, at the latest after --ready-timeout
     End,
 }
@@ -104,9 +111,9 @@ pub struct BridgeStartArgs {
     /// Check what is needed, print the steps, and do nothing
     #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
     pub dry_run: bool,
-    /// Where the bridge is.
+    /// Where the bridge is, and how it is told.
     #[command(flatten)]
-    pub state_dir: StateDirArgs,
+    pub told: ToldArgs,
     /// How both are asked.
     #[command(flatten)]
     pub probe: ProbeArgs,
@@ -115,20 +122,28 @@ pub struct BridgeStartArgs {
 /// Options of `berth bridge status`.
 #[derive(Debug, Clone, Args)]
 pub struct BridgeStatusArgs {
-    /// Where the bridge is.
+    /// Where the bridge is, and how it is told.
     #[command(flatten)]
-    pub state_dir: StateDirArgs,
-    /// Print JSON
-    #[arg(long, env = "BERTH_STATUS_JSON", hide_env_values = true)]
-    pub json: bool,
+    pub told: ToldArgs,
+}
+
+/// Options of `berth bridge restore`.
+#[derive(Debug, Clone, Args)]
+pub struct BridgeRestoreArgs {
+    /// Where the bridge is, and how it is told.
+    #[command(flatten)]
+    pub told: ToldArgs,
+    /// Show the difference, and do nothing
+    #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
+    pub dry_run: bool,
 }
 
 /// Options of `berth bridge end`.
 #[derive(Debug, Clone, Args)]
 pub struct BridgeEndArgs {
-    /// Where the bridge is.
+    /// Where the bridge is, and how it is told.
     #[command(flatten)]
-    pub state_dir: StateDirArgs,
+    pub told: ToldArgs,
     /// Where there is no bridge on this node: removes what one that was killed left in the Service `kubernetes`, as an admin
     /// [default: /etc/kubernetes/admin.conf, if it is there]
     #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]

@@ -18,7 +18,8 @@ use berth_options::log::LogArgs;
 use bridge::BRIDGE_STATUS;
 #[cfg(feature = "operate")]
 pub use bridge::{
-    BridgeAction, BridgeArgs, BridgeEndArgs, BridgeStartArgs, BridgeStatusArgs, OnFailure as BridgeOnFailure,
+    BridgeAction, BridgeArgs, BridgeEndArgs, BridgeRestoreArgs, BridgeStartArgs, BridgeStatusArgs,
+    OnFailure as BridgeOnFailure, ToldArgs,
 };
 use clap::{Parser, Subcommand};
 pub use generate::{Generate, GenerateArgs};

@@ -101,6 +101,9 @@ pub struct ManifestArgs {
     /// Write the result into the file, not to standard output; the kubelet then restarts a static pod
     #[arg(long, env = "BERTH_WRITE", hide_env_values = true)]
     pub write: bool,
+    /// Write it under `berth bridge`: a temporary kube-apiserver serves until the one of the new manifest does, and nothing is lost
+    #[arg(long, env = "BERTH_BRIDGE", hide_env_values = true, requires = "write")]
+    pub bridge: bool,
     /// Print what changes, not the whole result
     #[arg(long, env = "BERTH_DIFF", hide_env_values = true)]
     pub diff: bool,
@@ -183,7 +186,7 @@ pub struct UpgradeArgs {
     /// [default: /etc/kubernetes/admin.conf, if it is there]
     #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// The current apiserver is not behind berth, so the first switch is one restart: do it
+    /// The current apiserver is not behind berth: restart it without `berth bridge`, where the kernel cannot steer
     #[arg(long, env = "BERTH_ACCEPT_GAP", hide_env_values = true)]
     pub accept_gap: bool,
     /// Take the cluster's lock from the node that has it, whose upgrade will not be brought to its end

@@ -1,6 +1,6 @@
 //! `berth rehearse`.
 
-use berth_rehearse::plan::choice::{Topology, Via, fault_names};
+use berth_rehearse::plan::choice::{Topology, fault_names, via_names};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -93,11 +93,11 @@ pub struct RehearseArgs {
     #[arg(long, env = "BERTH_REHEARSE_SEED", hide_env_values = true, value_name = "N", help_heading = LOAD)]
     pub seed: Option<String>,
     /// What clients go through
-    #[arg(long, env = "BERTH_REHEARSE_VIA", hide_env_values = true, default_value = "berth", value_name = "VIA", value_enum, help_heading = COMPARISON)]
-    pub via: Via,
+    #[arg(long, env = "BERTH_REHEARSE_VIA", hide_env_values = true, default_value = "berth", value_name = "VIA", value_parser = via_names(), help_heading = COMPARISON)]
+    pub via: String,
     /// Rehearse through each of these, one after the other; the exit status is that of --via's
-    #[arg(long, env = "BERTH_REHEARSE_COMPARE", hide_env_values = true, value_name = "LIST", value_enum, value_delimiter = ',', help_heading = COMPARISON)]
-    pub compare: Vec<Via>,
+    #[arg(long, env = "BERTH_REHEARSE_COMPARE", hide_env_values = true, value_name = "LIST", value_parser = via_names(), value_delimiter = ',', help_heading = COMPARISON)]
+    pub compare: Vec<String>,
     /// Write all figures here, as JSON
     #[arg(long, env = "BERTH_REHEARSE_JSON", hide_env_values = true, value_name = "FILE", help_heading = OUTPUT)]
     pub json: Option<PathBuf>,

@@ -4,13 +4,17 @@
 //! signals would take each other's.
 
 use super::{Exit, block_on, mistaken, unavailable};
-use crate::cli::{BridgeAction, BridgeArgs, BridgeEndArgs, BridgeOnFailure, BridgeStartArgs, BridgeStatusArgs};
+use crate::cli::{
+    BridgeAction, BridgeArgs, BridgeEndArgs, BridgeOnFailure, BridgeRestoreArgs, BridgeStartArgs, BridgeStatusArgs,
+    ToldArgs,
+};
 use anyhow::Context;
 use berth_cluster::kubeconfig::ADMIN;
 use berth_operate::bridge::drive::{Claim, drive};
 use berth_operate::bridge::ipc::{Ask, Client, Reply, Status};
 use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure, Outcome, Step};
 use berth_operate::bridge::preflight::{Plan, Refusal, find, preflight};
+use berth_operate::bridge::restore::Difference;
 use berth_operate::bridge::service::sweep;
 use berth_operate::bridge::{Options, Running, cgroup};
 use berth_operate::upgrade::say::Say;
@@ -22,10 +26,10 @@ use humantime::format_duration;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, geteuid};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -38,9 +42,24 @@ pub(super) fn run(args: &BridgeArgs) -> anyhow::Result<Exit> {
     match &args.action {
         Some(BridgeAction::Start(start)) => bridge(start, None),
         Some(BridgeAction::Status(args)) => block_on(status(args))?,
+        Some(BridgeAction::Restore(args)) => block_on(restore(args))?,
         Some(BridgeAction::End(args)) => block_on(end(args))?,
         None => bridge(&args.start, Some(&args.run)),
     }
+}
+
+/// Another command of berth's does its own work under a bridge, which takes this process's place: see above why not within it.
+pub(super) fn around(options: &[&OsStr], run: &[OsString]) -> anyhow::Result<Exit> {
+    let mut bridge = std::process::Command::new(std::env::current_exe().context("cannot find this program")?);
+    let failed = bridge.arg("bridge").args(options).arg("--").args(run).exec();
+    Err(failed).context("cannot begin a bridge")
+}
+
+/// The command line of this process, without one of its words and with another.
+pub(super) fn this_again(without: &str, with: Option<&str>) -> anyhow::Result<Vec<OsString>> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let words = std::env::args_os().skip(1).filter(|word| word != without);
+    Ok(std::iter::once(program.into()).chain(words).chain(with.map(OsString::from)).collect())
 }
 
 fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
@@ -54,12 +73,16 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
             Err(exit) => return Ok(exit),
         };
         let mut out = std::io::stdout().lock();
-        for (at, step) in steps(&plan, run).iter().enumerate() {
+        let steps = steps(&plan, run);
+        if args.told.json {
+            let _ = writeln!(out, "{:#}", serde_json::json!({"steps": steps, "notes": plan.notes}));
+            return Ok(Exit::Ok);
+        }
+        for (at, step) in steps.iter().enumerate() {
             let _ = writeln!(out, "{}  {step}", at + 1);
         }
         return Ok(Exit::Ok);
     }
-    let directory = options.directory.clone();
     // The bridge says on it that it begins.
     let (mut begins, begin) = UnixStream::pair()?;
     match detach().context("cannot divide this process")? {
@@ -76,7 +99,7 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
                     _ => Exit::Unavailable,
                 });
             }
-            block_on(accompany(&directory, run))?
+            block_on(accompany(&args.told, run))?
         }
     }
 }
@@ -147,6 +170,9 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
         }
     };
     let is_pod = args.command.is_none();
+    if !is_pod && args.on_failure == BridgeOnFailure::Restore {
+        checks.wrong("--on-failure restore: what a kube-apiserver that is no pod is started from is not known here: give stay or end");
+    }
     let port = args.port.as_deref().map(|text| checks.number("--port", text, 1..=u16::MAX));
     let ready = checks.duration("--ready-timeout", &args.ready_timeout, Duration::from_secs(1));
     let settle = checks.duration("--settle", &args.settle, Duration::ZERO);
@@ -154,10 +180,11 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
     let admin = args.admin.as_deref().and_then(|text| checks.address("--admin", text));
     let on_failure = match args.on_failure {
         BridgeOnFailure::Stay => OnFailure::Stay,
+        BridgeOnFailure::Restore => OnFailure::Restore,
         BridgeOnFailure::End => OnFailure::End,
     };
     // The daemon has another working directory.
-    let directory = std::path::absolute(&args.state_dir.state_dir);
+    let directory = std::path::absolute(&args.told.state_dir);
     let directory = checks.note(directory.map_err(|error| format!("--state-dir: {error}: give a path")));
     let options = match (running, probe, directory) {
         (Some(running), Some(probe), Some(directory)) => Some(Options {
@@ -199,8 +226,9 @@ fn steps(plan: &Plan, run: Option<&[OsString]>) -> Vec<String> {
 }
 
 /// Sees to it that there is a bridge, and runs COMMAND under it.
-async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
-    let mut watcher = Watcher::new(directory)?;
+async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
+    let directory = &told.state_dir;
+    let mut watcher = Watcher::new(told)?;
     let mut client = match Client::ask(directory, &Ask::Status).await {
         Ok(client) => client,
         Err(error) => return Ok(unavailable(&format!("the bridge cannot be asked: {error}"))),
@@ -211,7 +239,7 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
         Seen::Refused(why) => return Ok(unavailable(&why)),
         Seen::Over(outcome) => {
             let (Outcome::NotBegun(why) | Outcome::Abandoned(why)) = outcome else { return Ok(Exit::Unavailable) };
-            watcher.say.line(&format!("not begun: {why}"));
+            watcher.line(&format!("not begun: {why}"));
             watcher.logs();
             return Ok(Exit::Unavailable);
         }
@@ -220,7 +248,7 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
             return Ok(Exit::Unavailable);
         }
         Seen::Interrupted => {
-            watcher.say.line("interrupted: the bridge ends, COMMAND was not run");
+            watcher.line("interrupted: the bridge ends, COMMAND was not run");
             if let Ok(mut client) = Client::ask(directory, &Ask::End { now: false }).await {
                 watcher.until(&mut client, |_| false).await;
             }
@@ -228,12 +256,10 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
         }
     };
     if cgroup::is_shared_with(status.pid) {
-        watcher
-            .say
-            .more("it is in the cgroup of this session: what ends that ends it too (no cgroup can be made here)");
+        watcher.more("it is in the cgroup of this session: what ends that ends it too (no cgroup can be made here)");
     }
     let Some(run) = run else {
-        watcher.say.more("`berth bridge status` says how it is, `berth bridge end` ends it");
+        watcher.more("`berth bridge status` says how it is, `berth bridge end` ends it");
         return Ok(Exit::Ok);
     };
     drop(client);
@@ -246,7 +272,7 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
         Seen::Refused(why) => return Ok(unavailable(&why)),
         // COMMAND is not run where nothing stands in for what it may stop.
         Seen::Interrupted => {
-            watcher.say.line("interrupted: COMMAND was not run; `berth bridge end` ends the bridge");
+            watcher.line("interrupted: COMMAND was not run; `berth bridge end` ends the bridge");
             return Ok(Exit::Unavailable);
         }
         Seen::Over(_) | Seen::Gone => {
@@ -265,15 +291,20 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
         Ok(status) => Some(format!("COMMAND failed ({status})")),
         Err(error) => Some(format!("COMMAND cannot be run: {error}")),
     };
-    watcher.say.line(failed.as_deref().unwrap_or("COMMAND is done"));
+    watcher.line(failed.as_deref().unwrap_or("COMMAND is done"));
     let succeeded = failed.is_none();
     let told = client.tell(&Ask::Ended { failed }).await;
     let seen = watcher.until(&mut client, stays).await;
     let again = if succeeded { Exit::Again } else { exit };
     Ok(match seen {
         Seen::Over(Outcome::Done) => exit,
+        Seen::Over(Outcome::Restored(why)) => {
+            watcher.line(&format!("the node's own kube-apiserver serves as it did before: {why}"));
+            watcher.logs();
+            again
+        }
         Seen::Over(Outcome::NotBegun(why) | Outcome::Abandoned(why)) => {
-            watcher.say.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
+            watcher.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
             watcher.logs();
             again
         }
@@ -282,8 +313,8 @@ async fn accompany(directory: &Path, run: Option<&[OsString]>) -> anyhow::Result
             again
         }
         Seen::Interrupted => {
-            watcher.say.line("interrupted: clients stay on the bridge, which goes on by itself");
-            watcher.say.more("`berth bridge status` says how it is, `berth bridge end` ends it");
+            watcher.line("interrupted: clients stay on the bridge, which goes on by itself");
+            watcher.more("`berth bridge status` says how it is, `berth bridge end` ends it");
             again
         }
         Seen::Refused(_) | Seen::Gone => {
@@ -303,7 +334,8 @@ async fn command(run: &[OsString]) -> std::io::Result<ExitStatus> {
     let listen = |kind| signal(kind);
     let (mut term, mut hup) = (listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
     let (mut int, mut quit) = (listen(SignalKind::interrupt())?, listen(SignalKind::quit())?);
-    let mut child = tokio::process::Command::new(program).args(arguments).spawn()?;
+    // Who has it there already is not to begin another.
+    let mut child = tokio::process::Command::new(program).args(arguments).env_remove("BERTH_BRIDGE").spawn()?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     let pass = |signal| pid.map(|pid| kill(Pid::from_raw(pid), signal));
     loop {
@@ -324,14 +356,19 @@ fn exit_code(status: ExitStatus) -> u8 {
 }
 
 async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
-    let directory = &args.state_dir.state_dir;
-    let mut watcher = Watcher::new(directory)?;
+    let directory = &args.told.state_dir;
+    let mut watcher = Watcher::new(&args.told)?;
     let Ok(mut client) = Client::ask(directory, &Ask::End { now: args.now }).await else {
         return Ok(swept(args, directory).await);
     };
-    Ok(match watcher.until(&mut client, stays).await {
-        Seen::Over(Outcome::Abandoned(why)) if !args.now => {
-            watcher.say.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
+    ended(&mut watcher, &mut client, args.now).await
+}
+
+/// How a bridge that was told to end has ended.
+async fn ended(watcher: &mut Watcher, client: &mut Client, now: bool) -> anyhow::Result<Exit> {
+    Ok(match watcher.until(client, stays).await {
+        Seen::Over(Outcome::Abandoned(why)) if !now => {
+            watcher.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
             Exit::Again
         }
         Seen::Over(_) => Exit::Ok,
@@ -345,10 +382,32 @@ async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
         }
         Seen::Gone => watcher.gone(),
         Seen::Interrupted => {
-            watcher.say.line("interrupted: the bridge goes on ending by itself");
+            watcher.line("interrupted: the bridge goes on ending by itself");
             Exit::Again
         }
     })
+}
+
+async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
+    let directory = &args.told.state_dir;
+    let mut watcher = Watcher::new(&args.told)?;
+    let Ok(mut client) = Client::ask(directory, &Ask::Restore { dry_run: args.dry_run }).await else {
+        return Ok(none(directory));
+    };
+    if args.dry_run {
+        return Ok(match client.next().await {
+            Some(Reply::Differences(all)) => {
+                watcher.differences(&all);
+                Exit::Ok
+            }
+            Some(Reply::Refused(why)) => {
+                eprintln!("berth: {why}");
+                Exit::Again
+            }
+            Some(Reply::Status(_)) | None => watcher.gone(),
+        });
+    }
+    ended(&mut watcher, &mut client, false).await
 }
 
 /// There is none here, but what one left in the cluster may be.
@@ -376,14 +435,14 @@ async fn swept(args: &BridgeEndArgs, directory: &Path) -> Exit {
 }
 
 async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
-    let directory = &args.state_dir.state_dir;
+    let directory = &args.told.state_dir;
     let reply = match Client::ask(directory, &Ask::Status).await {
         Ok(mut client) => client.next().await,
         Err(_) => None,
     };
     let Some(Reply::Status(status)) = reply else { return Ok(none(directory)) };
     let mut out = std::io::stdout().lock();
-    if args.json {
+    if args.told.json {
         serde_json::to_writer_pretty(&mut out, &status)?;
         let _ = writeln!(out);
         return Ok(Exit::Ok);
@@ -431,6 +490,7 @@ enum Seen {
 /// Tells what a bridge does.
 struct Watcher {
     say: Say,
+    json: bool,
     directory: std::path::PathBuf,
     step: Option<Step>,
     term: Signals,
@@ -438,9 +498,10 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn new(directory: &Path) -> anyhow::Result<Self> {
+    fn new(args: &ToldArgs) -> anyhow::Result<Self> {
         let (term, int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        Ok(Self { say: Say::default(), directory: directory.to_owned(), step: None, term, int })
+        let (say, directory) = (Say::default(), args.state_dir.clone());
+        Ok(Self { say, json: args.json, directory, step: None, term, int })
     }
 
     /// Forgets the signals that were meant for COMMAND.
@@ -459,6 +520,10 @@ impl Watcher {
             let status = match reply {
                 Some(Reply::Status(status)) => status,
                 Some(Reply::Refused(why)) => return Seen::Refused(why),
+                Some(Reply::Differences(all)) => {
+                    self.differences(&all);
+                    continue;
+                }
                 None => return Seen::Gone,
             };
             self.tell(&status);
@@ -471,15 +536,32 @@ impl Watcher {
         }
     }
 
+    fn line(&self, what: &str) {
+        if !self.json {
+            self.say.line(what);
+        }
+    }
+
+    fn more(&self, what: &str) {
+        if !self.json {
+            self.say.more(what);
+        }
+    }
+
     fn tell(&mut self, status: &Status) {
+        if self.json
+            && let Ok(line) = serde_json::to_string(status)
+        {
+            eprintln!("{line}");
+        }
         let Status { step, temporary, own, .. } = status;
         if status.outcome == Some(Outcome::Done) {
-            self.say.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
+            self.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
         }
         if status.outcome.is_some() || self.step.replace(*step) == Some(*step) {
             return;
         }
-        self.say.line(&match step {
+        self.line(&match step {
             Step::Start => format!("a temporary kube-apiserver starts on {}", temporary.address),
             Step::Settle => "it is ready, and is watched for a while (--settle)".to_owned(),
             Step::Overlap => "new connections go to it; handshakes that began before may end".to_owned(),
@@ -495,21 +577,45 @@ impl Watcher {
         });
     }
 
+    /// What is put back, on standard output.
+    fn differences(&self, all: &[Difference]) {
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            let _ = writeln!(out, "{:#}", serde_json::json!(all));
+            return;
+        }
+        for Difference { path, missing, diff } in all {
+            let _ = match diff {
+                Some(diff) => write!(out, "{diff}"),
+                None => writeln!(out, "{} {}", path.display(), if *missing { "is gone" } else { "has changed" }),
+            };
+        }
+        if all.is_empty() {
+            self.line("the manifest, and the files that it names, are as they were");
+        }
+        self.more("etcd's manifest, the kubelet's configuration and what is in the cluster are never put back");
+    }
+
     fn stays(&self, status: &Status) {
         let trouble = status.trouble.as_deref().unwrap_or_default();
-        self.say.line(&format!("{trouble}: clients stay on the bridge"));
-        self.say.more(&format!("the node's own kube-apiserver: {}", status.own.probe));
-        self.say.more("fix it, then `berth bridge end`; `berth bridge end --now` ends it without");
+        self.line(&format!("{trouble}: clients stay on the bridge"));
+        self.more(&format!("the node's own kube-apiserver: {}", status.own.probe));
+        if !status.own.log.is_empty() {
+            self.more("last lines of its container:");
+            status.own.log.iter().for_each(|line| self.more(&format!("  {line}")));
+        }
+        self.more("fix it, then `berth bridge end`; `berth bridge end --now` ends it without");
+        self.more("`berth bridge restore --dry-run` shows what has changed in a static pod's files, `berth bridge restore` puts it back");
         self.logs();
     }
 
     fn gone(&self) -> Exit {
-        self.say.line("the bridge has ended without a word; new connections go to who listens on the port itself");
+        self.line("the bridge has ended without a word; new connections go to who listens on the port itself");
         self.logs();
         Exit::Again
     }
 
     fn logs(&self) {
-        self.say.more(&format!("logs are in {}", self.directory.display()));
+        self.more(&format!("logs are in {}", self.directory.display()));
     }
 }

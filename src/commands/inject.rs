@@ -1,5 +1,6 @@
 //! `berth inject` and `berth eject`: manifests into and out of berth.
 
+use super::bridge::{around, this_again};
 use super::{Exit, mistaken, unavailable};
 use crate::cli::{InjectArgs, ManifestArgs};
 use anyhow::Context;
@@ -79,6 +80,7 @@ pub(super) fn eject(args: &crate::cli::EjectArgs) -> anyhow::Result<Exit> {
 struct Target {
     path: PathBuf,
     write: bool,
+    bridge: bool,
     diff: bool,
     backups: Backups,
 }
@@ -88,6 +90,7 @@ impl Target {
         let file = Self {
             path: args.path.clone(),
             write: args.write,
+            bridge: args.bridge,
             diff: args.diff,
             backups: Backups::new(&args.kept.backup_dir),
         };
@@ -152,6 +155,9 @@ impl Target {
         }
         if let Err(why) = leave_alone(self.backups.directory(), &self.path) {
             return Ok(unavailable(&why));
+        }
+        if self.bridge {
+            return around(&["--manifest".as_ref(), self.path.as_os_str()], &this_again("--bridge", None)?);
         }
         if let Some(original) = original {
             match self.backups.keep(&self.path, original, new) {

@@ -14,14 +14,7 @@ pub(super) fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
     let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
     let json = directory.path().join("report.json");
     let status = Command::new(env!("CARGO_BIN_EXE_berth"))
-        .args([
-            "rehearse",
-            "--netns",
-            "--nodes=3",
-            "--fault=node-gone,partition",
-            "--compare=direct,berth",
-            "--rate=50",
-        ])
+        .args(["rehearse", "--netns", "--nodes=3", "--fault=node-gone,partition", "--compare=none,berth", "--rate=50"])
         .args(["--shutdown-watch-termination-grace-period=5s", "--old", &old.path, "--new", &new.path, "--etcd", etcd])
         .args(["--kube-proxy", &kube_proxy, "--json"])
         .arg(&json)
@@ -34,12 +27,12 @@ pub(super) fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
     let text = std::fs::read(&json).map_err(|error| error.to_string())?;
     let report: Report = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
     let runs: Vec<&Ran> = report.runs.iter().filter_map(Run::ran).collect();
-    let [direct, berth] = runs[..] else { return Err(format!("{} runs, not two", runs.len()).into()) };
+    let [none, berth] = runs[..] else { return Err(format!("{} runs, not two", runs.len()).into()) };
     let lost = |ran: &Ran| ran.verdict.lost.iter().map(|tally| tally.count).sum::<u64>();
-    if lost(direct) == 0 || lost(berth) > 0 {
-        return Err(format!("lost {} without berth, {} with it", lost(direct), lost(berth)).into());
+    if lost(none) == 0 || lost(berth) > 0 {
+        return Err(format!("lost {} without berth, {} with it", lost(none), lost(berth)).into());
     }
-    for ran in [direct, berth] {
+    for ran in [none, berth] {
         let new_connections: Vec<_> = ran.by_address.iter().map(|at| at.new_connections).collect();
         if new_connections.len() != 4 || new_connections.iter().any(|count| *count < 200) {
             return Err(format!("new connections by the Service and three addresses: {new_connections:?}").into());

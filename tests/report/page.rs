@@ -48,6 +48,16 @@ fn a_report_of_before_is_read_and_shown() {
     assert!(render(&read(text)).contains("</html>"));
 }
 
+/// What is between clients and instances in a run of `none`, reports called `direct` before.
+#[test]
+fn a_way_that_was_called_otherwise_is_read() {
+    let text =
+        include_str!("../golden/report-v1-ad17dc9.json").replace(r#""via": "port-sharing""#, r#""via": "direct""#);
+    let report: Report = serde_json::from_str(&text).unwrap();
+    assert_eq!(report.runs[1].via, Via::None);
+    assert_eq!(serde_json::to_value(report).unwrap()["runs"][1]["via"], "none");
+}
+
 /// A later berth may say more under the same version.
 #[test]
 fn a_field_that_came_later_is_passed_over() {
@@ -160,7 +170,7 @@ fn an_aborted_rehearsal_concludes_nothing() {
 #[test]
 fn empty_and_spoiled_reports_are_pages_too() {
     assert!(render(&report(Vec::new())).contains("Nothing was rehearsed"));
-    let empty = Run { via: Via::Direct, topology: String::new(), outcome: RunOutcome::Ran(Box::default()) };
+    let empty = Run { via: Via::None, topology: String::new(), outcome: RunOutcome::Ran(Box::default()) };
     let page = render(&report(vec![empty.clone(), skipped(Via::Berth)]));
     assert!(page.contains("No load was started") && page.contains("This run proves nothing"));
 
@@ -236,7 +246,7 @@ fn hostile_text_is_only_text() {
     const EVIL: &str = "</title></script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;\u{0}";
     let evil = || EVIL.to_owned();
     let mut report =
-        report(vec![lossy(), Run { via: Via::Direct, topology: evil(), outcome: RunOutcome::Skipped(evil()) }]);
+        report(vec![lossy(), Run { via: Via::None, topology: evil(), outcome: RunOutcome::Skipped(evil()) }]);
     report.berth_version = evil();
     report.made_at = evil();
     report.command = Command::new(vec![evil()]);

@@ -108,7 +108,7 @@ fn reports() -> Vec<(&'static str, Report)> {
                 lossy,
                 skipped(Via::PortSharing),
                 run(&Model::clean(Via::Berth)),
-                run(&Model::clean(Via::Direct)),
+                run(&Model::clean(Via::None)),
             ]),
         ),
         ("many", report(vec![run(&Model { watches: 500, cut_one_of: Some(25), ..Model::lossy(Via::Berth) })])),

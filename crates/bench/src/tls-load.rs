@@ -1,5 +1,5 @@
 //! Opens new TLS connections at a steady rate and says how each of them went: the clients of a rehearsal
-//! for `scripts/e2e.sh` and `scripts/kubelet.sh`.
+//! for `scripts/e2e.sh`, `scripts/kubelet.sh` and `scripts/cluster.sh`.
 //!
 //! Open-loop: connections begin by a timetable, however the ones before them fare, so that a stall is
 //! met by as many as would have come. Nothing is tried twice: what fails is written down. One line a
@@ -12,17 +12,30 @@
 //! `START_US` is the Unix time at which it began, which a slow machine makes late, and `TOOK_US` the time from when it was due
 //! until the answer was complete, both in microseconds. `OUTCOME` is `ok` or `lost`. SIGTERM ends it: no new connection begins,
 //! and those that did are waited for.
+//!
+//! With a certificate there are all kinds of clients: new connections, kept ones, watches and informers. `CLIENT` is a
+//! name that begins with the kind, `START_US` when it was due, a line is a request, and all lines come at the end. There are three
+//! outcomes more:
+//!
+//! * `ended`: a kept connection or a watch, at `START_US`. `DETAIL` has `told` if the apiserver said so inside TLS or else
+//!   `cut`, then how, and whether a request was under way.
+//! * `whole` and `flawed`: a watch or an informer at the end of all. `DETAIL` has events missed and seen twice, and how
+//!   often it listed again.
 
 #![forbid(unsafe_code)]
 
-use anyhow::{Context, Result};
-use berth_rehearse::load::{Anonymous, Connection};
+use anyhow::{Context, Result, anyhow};
+use berth_rehearse::load::{Anonymous, Connection, Known};
+use berth_rehearse::plan::LoadPlan;
+use berth_rehearse::record::{Answer, Attempt, Failure, Kind, Record, Stamp, StreamEnd};
+use berth_rehearse::verdict::Loss;
 use clap::Parser;
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
-use std::time::UNIX_EPOCH;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Open new TLS connections at a steady rate, never again for one that failed
@@ -35,24 +48,46 @@ struct Args {
     #[arg(long)]
     ca: PathBuf,
     /// What to GET; anything but 200 is a failure
-    #[arg(long, default_value = "/version")]
+    #[arg(long, default_value = "/version", conflicts_with = "client_certificate")]
     path: String,
     /// New connections a second
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     rate: u32,
     /// Address to connect from; several take turns
-    #[arg(long, required = true)]
+    #[arg(long, required_unless_present = "client_certificate", conflicts_with = "client_certificate")]
     source: Vec<IpAddr>,
+    /// PEM file with the certificate of an admin: clients of all kinds
+    #[arg(long, requires = "client_key")]
+    client_certificate: Option<PathBuf>,
+    /// PEM file with its key, as PKCS #8
+    #[arg(long, requires = "client_certificate")]
+    client_key: Option<PathBuf>,
+    /// Kept connections
+    #[arg(long, default_value_t = 4, requires = "client_certificate")]
+    clients: u32,
+    /// Watches of what is written all the time
+    #[arg(long, default_value_t = 4, requires = "client_certificate")]
+    watches: u32,
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
-    let Args { server, ca, path, rate, source: sources } = Args::parse();
-    let read = CertificateDer::pem_file_iter(&ca).and_then(Iterator::collect);
-    let ca = read.with_context(|| ca.display().to_string())?;
+    let args = Args::parse();
+    let read = CertificateDer::pem_file_iter(&args.ca).and_then(Iterator::collect);
+    let (server, rate) = (args.server, args.rate);
+    let ca: Vec<_> = read.with_context(|| args.ca.display().to_string())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let stop = async { _ = terminate.recv().await };
-    Ok(Anonymous { server, ca, path, rate, sources, agent: "tls-load" }.run(stop, write).await?)
+    let (Some(cert), Some(key)) = (&args.client_certificate, &args.client_key) else {
+        let Args { path, source: sources, .. } = args;
+        return Ok(Anonymous { server, ca, path, rate, sources, agent: "tls-load" }.run(stop, write).await?);
+    };
+    let shown = |path: &Path| path.display().to_string();
+    let cert = CertificateDer::from_pem_file(cert).with_context(|| shown(cert))?;
+    let key = PrivatePkcs8KeyDer::from_pem_file(key).with_context(|| shown(key))?;
+    let plan = LoadPlan { rate, clients: args.clients, watches: args.watches, ..LoadPlan::default() };
+    let record = Known { server, ca, cert, key, plan }.run(stop).await.map_err(|why| anyhow!(why))?;
+    Ok(write_all(&record)?)
 }
 
 fn write(Connection { began, client, took, result }: Connection) {
@@ -62,4 +97,38 @@ fn write(Connection { began, client, took, result }: Connection) {
         Err(why) => ("lost", why.as_str()),
     };
     println!("{began} {client} {outcome} {} {detail}", took.as_micros());
+}
+
+fn write_all(record: &Record) -> std::io::Result<()> {
+    let (now, stamp) = (SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(), Stamp::now());
+    let unix = |at: Stamp| now.as_micros().saturating_sub(u128::from(stamp.0.saturating_sub(at.0) / 1000));
+    let mut out = std::io::stdout().lock();
+    for Attempt { kind, stream, due, done, answer } in &record.attempts {
+        let (outcome, detail) = match answer {
+            Answer::Good { .. } => ("ok", "-".to_owned()),
+            Answer::Bad { status, .. } => ("lost", status.to_string()),
+            // It is told as the end of the connection.
+            Answer::Failed(how) if *kind == Kind::Kept && *how != Failure::Unanswered => continue,
+            Answer::Failed(how) => ("lost", how.to_string()),
+        };
+        writeln!(out, "{} {stream} {outcome} {} {detail}", unix(*due), done.0.saturating_sub(due.0) / 1000)?;
+    }
+    for StreamEnd { stream, at, how, in_flight, signed, .. } in &record.ends {
+        let told = if signed.is_some() { "told" } else { "cut" };
+        let when = if *in_flight { "under way" } else { "idle" };
+        writeln!(out, "{} {stream} ended 0 {told}, {how}, {when}", unix(*at))?;
+    }
+    let watches = record.watches.iter().map(|watch| {
+        let (missed, twice) = (watch.count(Loss::EventMissed), watch.count(Loss::EventDuplicated));
+        (&watch.client, missed, twice, watch.relists)
+    });
+    let informers = record.informers.iter().map(|i| (&i.id, i.missing + i.stale, i.duplicated, i.relists));
+    for (client, missed, twice, lists) in watches.chain(informers) {
+        let outcome = if missed + twice == 0 { "whole" } else { "flawed" };
+        writeln!(out, "{} {client} {outcome} 0 {missed} missed, {twice} twice, {lists} lists again", now.as_micros())?;
+    }
+    for trouble in &record.troubles {
+        eprintln!("tls-load: {trouble}");
+    }
+    Ok(())
 }

@@ -61,8 +61,8 @@ pub struct Certs {
 /// A certificate to be known by, and its key.
 #[derive(Debug)]
 pub(crate) struct Identity {
-    cert: CertificateDer<'static>,
-    key: PrivatePkcs8KeyDer<'static>,
+    pub(crate) cert: CertificateDer<'static>,
+    pub(crate) key: PrivatePkcs8KeyDer<'static>,
 }
 
 /// Tells instances apart by the certificates that they serve.
@@ -74,6 +74,12 @@ impl Names {
     pub(crate) fn instance(&self, chain: Option<&[CertificateDer<'_>]>) -> Option<String> {
         let served = chain?.first()?.clone().into_owned();
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&served).cloned()
+    }
+
+    /// From now on, who serves the certificate of one instance counts as another, which has a copy of it.
+    pub(crate) fn rename(&self, from: &str, to: &str) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.values_mut().filter(|name| *name == from).for_each(|name| to.clone_into(name));
     }
 
     fn add(&self, cert: CertificateDer<'static>, instance: &str) {

@@ -87,7 +87,7 @@ pub struct Program {
 pub struct Run {
     /// The way from clients to instances.
     pub via: Via,
-    /// Who gets SIGTERM when: `sidecar`, `native-sidecar`, `node` or `run`.
+    /// Who gets SIGTERM when: `sidecar`, `native-sidecar`, `node` or `run`; or `bridge`, in place.
     pub topology: String,
     /// What came of it.
     pub outcome: RunOutcome,

@@ -17,14 +17,18 @@ pub enum Fault {
     NeverReady,
     /// The new apiserver takes long to get ready
     SlowStart,
-    /// The new apiserver gets SIGKILL while both serve
+    /// The new apiserver gets SIGKILL while both serve (with a bridge: while that serves)
     CrashAfterReady,
     /// The new apiserver gets SIGSTOP while both serve, until its shim has noticed
     Hang,
-    /// The old instance's shim gets SIGKILL while both serve
+    /// The old instance's shim, or the bridge, gets SIGKILL while both serve
     KillShim,
-    /// The old instance's shim gets SIGSTOP while both serve, for longer than its lease
+    /// The same gets SIGSTOP while both serve, for longer than its lease
     HangShim,
+    /// The temporary instance of a bridge gets SIGKILL while the old one could serve, too
+    KillTemporary,
+    /// The old instance gets SIGKILL while a bridge serves, before it is to stop
+    KillOld,
     /// All shims get SIGKILL while both serve
     BothKilled,
     /// A node of several loses its power: its link is down, and all that runs on it gets SIGKILL
@@ -33,26 +37,55 @@ pub enum Fault {
     Partition,
 }
 
+/// Who else could serve when something goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Standby {
+    /// Another instance.
+    Sibling,
+    /// The temporary one of a bridge; or, if it is hit itself, the node's own.
+    Bridge,
+    /// Nobody.
+    Nobody,
+}
+
 impl Fault {
-    /// What berth promises under it, when a sibling is there (`alone`: when none is).
-    pub fn promise(self, alone: bool) -> &'static str {
-        match (self, alone) {
+    /// What berth promises under it.
+    pub fn promise(self, standby: Standby) -> &'static str {
+        use Standby::{Bridge, Nobody, Sibling};
+        match (self, standby) {
+            (Self::BadFlag | Self::NeverReady, Bridge) => {
+                "the new version never gets a connection, clients stay on the bridge until the old one is back, nothing is lost, and \
+                 it is said why"
+            }
             (Self::BadFlag | Self::NeverReady, _) => {
                 "the new version never gets a connection, the old one serves on, nothing is lost, and it is said why"
             }
             (Self::SlowStart, _) => "the new version gets connections only when it is ready, and nothing is lost",
-            (Self::CrashAfterReady, false) => {
+            (Self::CrashAfterReady | Self::Hang, Bridge) => "clients stay on the bridge, and nothing is lost",
+            (Self::KillShim, Bridge) => {
+                "only what the bridge had accepted is lost; no connection is refused, and new ones go to the node's own apiserver"
+            }
+            (Self::HangShim, Bridge) => {
+                "what the bridge had accepted waits; when its time stamp is old, new connections go to the node's own apiserver; \
+                 nothing is lost"
+            }
+            (Self::KillTemporary, _) => {
+                "only what was on it ends; new connections go to the node's own apiserver until another is ready, and none is lost"
+            }
+            (Self::KillOld, _) => "only what was still on it ends; new connections go to the bridge, and none is lost",
+            (Self::CrashAfterReady, Sibling) => {
                 "only what was on the crashed apiserver ends; new connections go to the other one, and none is lost"
             }
-            (Self::Hang, false) => {
+            (Self::Hang, Sibling) => {
                 "what it had begun to answer waits; when probes have failed, the other one answers all other connections, those that waited \
                  within 3 s; nothing is lost"
             }
-            (Self::Hang | Self::HangShim, true) => "clients wait until it goes on; nothing is lost",
-            (Self::KillShim, false) => {
+            (Self::Hang | Self::HangShim, Nobody) => "clients wait until it goes on; nothing is lost",
+            (Self::KillShim, Sibling) => {
                 "only what the shim had accepted is lost; no connection is refused, and new ones go to the sibling"
             }
-            (Self::HangShim, false) => {
+            (Self::HangShim, Sibling) => {
                 "what the shim had accepted waits; when its lease has run out, the sibling accepts; nothing is lost"
             }
             (Self::NodeGone | Self::Partition, _) => {
@@ -73,6 +106,11 @@ impl Fault {
     /// Whether it is done to a whole node, of several.
     pub fn is_of_a_node(self) -> bool {
         matches!(self, Self::NodeGone | Self::Partition)
+    }
+
+    /// Whether it is done under a bridge and nowhere else.
+    pub fn needs_a_bridge(self) -> bool {
+        matches!(self, Self::KillTemporary | Self::KillOld)
     }
 
     /// Whether it is done to what relays to an instance.

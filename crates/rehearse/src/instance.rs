@@ -20,6 +20,11 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
+    /// The temporary one that a bridge makes of it.
+    pub(crate) fn temporary(&self) -> Self {
+        Self { name: format!("{}-bridge", self.name), fault: None, ..self.clone() }
+    }
+
     /// Program and flags, all but where it listens.
     pub(crate) fn command(&self, setting: &Setting) -> Vec<OsString> {
         let mut command: Vec<OsString> = match &self.apiserver {

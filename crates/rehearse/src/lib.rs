@@ -52,7 +52,8 @@ mod topology;
 pub mod verdict;
 mod wire;
 
-use plan::{Plan, Via, find_program};
+use berth_shim::steering::self_test;
+use plan::{Plan, Topology, Via, find_program};
 use record::{Record, Recorder};
 use stage::{Error, Stages};
 use std::future::poll_fn;
@@ -120,13 +121,14 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
     for left in stage::sweep() {
         eprintln!("removed {}, which a rehearsal left that was killed", left.display());
     }
+    if let Err(why) = available(plan, plan.via).await {
+        let why = format!("{why}: {} cannot be rehearsed", plan.via);
+        outcome.aborted = Some(Error::Unavailable(why).into());
+        return outcome;
+    }
     for &via in &plan.runs {
-        if let Err(why) = available(via) {
+        if let Err(why) = available(plan, via).await {
             let why = format!("{why}: {via} cannot be rehearsed");
-            if via == plan.via {
-                outcome.aborted = Some(Error::Unavailable(why).into());
-                return outcome;
-            }
             eprintln!("skipped: {why}");
             outcome.skipped.push((via, why));
             continue;
@@ -179,11 +181,14 @@ async fn caught(play: impl Future<Output = Result<(), Error>>) -> Result<(), Abo
     .await
 }
 
-/// Whether the programs of a way are there.
-fn available(via: Via) -> Result<(), String> {
+/// Whether what a way needs is there.
+async fn available(plan: &Plan, via: Via) -> Result<(), String> {
     match via {
+        Via::Berth if plan.topology == Topology::Bridge => {
+            self_test().await.map(drop).map_err(|error| format!("{error}; nothing was changed"))
+        }
         Via::Haproxy => find_program("haproxy".as_ref()).map(drop),
-        Via::Berth | Via::PortSharing | Via::Direct => Ok(()),
+        Via::Berth | Via::PortSharing | Via::None => Ok(()),
     }
 }
 

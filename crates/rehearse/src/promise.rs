@@ -3,7 +3,7 @@
 //! A loss is excused by a fault only if the promise names it: what was accepted before, ends at that
 //! moment, and was on the one that was harmed. What is excused is counted under the fault.
 
-use super::fault::{Fault, SLOW};
+use super::fault::{Fault, SLOW, Standby};
 use super::loss::Loss;
 use super::plan::{GONE_WITHIN, LEASE};
 use super::record::{Answer, Attempt, Injected, InjectedNode, Kind, MarkKind, Named, RECONCILED, Record, Stamp, names};
@@ -90,8 +90,10 @@ fn allows(injected: &Injected, lost: &Lost<'_>) -> bool {
     if lost.seen < *at || !injected.node.as_ref().is_none_or(|node| concerns(node, lost)) {
         return false;
     }
-    let begun = lost.due.is_none_or(|due| due <= *at);
-    let all = injected.alone || *fault == Fault::BothKilled;
+    // What a bridge's part accepts while it is being killed is lost with it: nobody has a guard of its listener.
+    let killed = injected.noticed.filter(|_| injected.standby == Standby::Bridge).unwrap_or(*at);
+    let begun = lost.due.is_none_or(|due| due <= killed);
+    let all = injected.standby == Standby::Nobody || *fault == Fault::BothKilled;
     match fault {
         Fault::BothKilled | Fault::KillShim | Fault::CrashAfterReady if all => {
             // Who was due before it was over may see it a little later.
@@ -99,10 +101,10 @@ fn allows(injected: &Injected, lost: &Lost<'_>) -> bool {
             lost.seen <= over.plus(NOTICE) && lost.due.is_none_or(|due| due <= over)
         }
         Fault::NodeGone | Fault::Partition => injected.node.as_ref().is_some_and(|node| is_away(injected, node, lost)),
-        Fault::KillShim | Fault::CrashAfterReady => {
+        Fault::KillShim | Fault::CrashAfterReady | Fault::KillTemporary | Fault::KillOld => {
             let ended = matches!(lost.loss, Loss::Reset | Loss::Closed | Loss::StreamEnded);
             let there = lost.instance.is_none_or(|instance| instance == injected.instance);
-            ended && there && begun && lost.seen <= at.plus(NOTICE)
+            ended && there && begun && lost.seen <= killed.plus(NOTICE)
         }
         _ => false,
     }
@@ -180,7 +182,7 @@ struct Check<'a> {
 
 impl Check<'_> {
     fn run(mut self) -> Promise {
-        let Injected { fault, instance, at, over, alone, seen, .. } = self.injected;
+        let Injected { fault, instance, at, over, standby, seen, .. } = self.injected;
         self.seen.extend(seen.iter().cloned());
         if over.is_none() {
             self.broken.push("it was not seen to be over".into());
@@ -188,14 +190,17 @@ impl Check<'_> {
         match fault {
             Fault::BadFlag | Fault::NeverReady => self.never_served(),
             Fault::SlowStart => self.late(),
-            Fault::CrashAfterReady | Fault::KillShim | Fault::BothKilled => self.comes_back(),
+            Fault::CrashAfterReady | Fault::KillShim | Fault::BothKilled | Fault::KillTemporary | Fault::KillOld => {
+                self.comes_back();
+            }
+            Fault::Hang if *standby == Standby::Bridge => self.is_noticed(),
             Fault::Hang | Fault::HangShim => self.waits(),
             Fault::NodeGone | Fault::Partition => self.forgotten(),
         }
         Promise {
             fault: *fault,
             instance: instance.clone(),
-            text: fault.promise(*alone),
+            text: fault.promise(*standby),
             at: *at,
             over: *over,
             seen: self.seen,
@@ -303,9 +308,19 @@ impl Check<'_> {
         })
     }
 
+    /// No client is on the one that hangs.
+    fn is_noticed(&mut self) {
+        match self.injected.noticed {
+            Some(noticed) => {
+                self.seen.push(format!("the bridge noticed after {:.1?}", noticed.since(self.injected.at)));
+            }
+            None => self.broken.push("the bridge did not notice".into()),
+        }
+    }
+
     /// Who waits, and for how long.
     fn waits(&mut self) {
-        let Injected { fault, at, over, alone, noticed, .. } = *self.injected;
+        let Injected { fault, at, over, standby, noticed, .. } = *self.injected;
         let Some(over) = over else { return };
         let meanwhile = || self.attempts.iter().filter(|a| a.due >= at && a.due < over);
         let longest = meanwhile().map(|a| a.done.since(a.due)).max().unwrap_or_default();
@@ -315,7 +330,7 @@ impl Check<'_> {
             self.broken.push(format!("{late} requests waited on for more than {JITTER:?} after it went on"));
         }
         let passed = match fault {
-            _ if alone => return,
+            _ if standby == Standby::Nobody => return,
             Fault::Hang => noticed,
             _ => Some(at.plus(LEASE + TAKE_OVER)),
         };
@@ -375,7 +390,7 @@ mod tests {
             fault,
             instance: "new".into(),
             node: None,
-            alone: false,
+            standby: Standby::Sibling,
             at: ms(1_000),
             noticed: None,
             over: Some(ms(10_000)),
@@ -414,9 +429,25 @@ mod tests {
         }
     }
 
+    /// Nobody else holds the bridge's listener: what it accepted until it was gone, is lost.
+    #[test]
+    fn a_kill_under_a_bridge_excuses_what_was_on_the_one_that_died_until_it_was_gone() {
+        for fault in [Fault::KillShim, Fault::KillTemporary, Fault::KillOld] {
+            let killed = Injected { standby: Standby::Bridge, noticed: Some(ms(1_020)), ..injected(fault) };
+            let excused = |lost| excuse(std::slice::from_ref(&killed), &lost).is_some();
+            assert!(excused(lost(Loss::StreamEnded, None, 1_001)));
+            assert!(excused(lost(Loss::Reset, Some(1_015), 1_030)));
+            assert!(!excused(lost(Loss::Reset, Some(1_021), 1_030)));
+            assert!(!excused(lost(Loss::Refused, Some(1_015), 1_030)));
+            assert!(!excused(Lost { instance: Some("old"), ..lost(Loss::StreamEnded, None, 1_001) }));
+        }
+        let crashed = Injected { standby: Standby::Bridge, noticed: Some(ms(1_020)), ..injected(Fault::BadFlag) };
+        assert!(excuse(&[crashed], &lost(Loss::Reset, Some(1_015), 1_030)).is_none());
+    }
+
     #[test]
     fn an_outage_excuses_until_it_is_over_and_no_longer() {
-        let lone = Injected { alone: true, ..injected(Fault::KillShim) };
+        let lone = Injected { standby: Standby::Nobody, ..injected(Fault::KillShim) };
         for fault in [injected(Fault::BothKilled), lone] {
             let excused = |lost| excuse(std::slice::from_ref(&fault), &lost).is_some();
             assert!(excused(lost(Loss::Refused, Some(9_990), 10_001)));
@@ -593,7 +624,10 @@ mod tests {
         assert_eq!(by("old", 1_600, 10_000), [""; 0]);
         assert!(by("old", 1_600, 10_100)[0].contains("within 3s after it was noticed"));
         assert_eq!(broken(injected(Fault::Hang), |_| {}), ["its shim did not notice"]);
-        let alone = Injected { alone: true, ..injected(Fault::HangShim) };
+        let bridged = Injected { standby: Standby::Bridge, ..injected(Fault::Hang) };
+        assert_eq!(broken(bridged.clone(), |_| {}), ["the bridge did not notice"]);
+        assert_eq!(broken(Injected { noticed: Some(ms(4_000)), ..bridged }, |_| {}), [""; 0]);
+        let alone = Injected { standby: Standby::Nobody, ..injected(Fault::HangShim) };
         assert_eq!(broken(alone, |r| r.attempts.push(attempt(8_000, 12_000, true))), [""; 0]);
     }
 }

@@ -6,7 +6,7 @@
 pub use super::data::MarkKind;
 
 use super::data::Informer;
-use super::fault::Fault;
+use super::fault::{Fault, Standby};
 use super::loss::Loss;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -276,11 +276,11 @@ pub struct Injected {
     pub instance: String,
     /// Where that is, if there are several nodes.
     pub node: Option<InjectedNode>,
-    /// No sibling was there that could take over.
-    pub alone: bool,
+    /// Who could take over.
+    pub standby: Standby,
     /// When.
     pub at: Stamp,
-    /// When it was noticed, where something waits for that.
+    /// When it was noticed, where something waits for that; under a bridge, when what was killed was gone.
     pub noticed: Option<Stamp>,
     /// When all was as before again; none: not seen.
     pub over: Option<Stamp>,

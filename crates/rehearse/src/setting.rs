@@ -8,6 +8,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A bridge's directory, in that of a run.
+pub(crate) const BRIDGE: &str = "bridge";
+
 /// What the processes need to know.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting {
@@ -40,6 +43,16 @@ impl Setting {
     /// Where shims meet.
     pub(crate) fn run_dir(&self) -> PathBuf {
         self.dir.join("run")
+    }
+
+    /// Where a bridge keeps its socket and logs.
+    pub(crate) fn bridge(&self) -> PathBuf {
+        self.dir.join(BRIDGE)
+    }
+
+    /// With which a bridge keeps the Service `kubernetes`.
+    pub(crate) fn admin(&self) -> PathBuf {
+        self.dir.join("admin.kubeconfig")
     }
 
     /// What the shims of a node do in the cluster, they do with this kubeconfig.

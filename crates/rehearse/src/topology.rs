@@ -8,7 +8,8 @@ use super::plan::{Topology, Via};
 use super::setting::Setting;
 use nix::sys::signal::Signal;
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 /// Name of the one shim of [`Topology::Node`], where an instance's name is expected.
 pub(crate) const NODE: &str = "node";
@@ -22,6 +23,8 @@ pub(crate) enum Role {
     Proxy,
     /// `berth run`: a shim with its apiserver as a child.
     Unit,
+    /// `berth bridge`, under which an instance is replaced.
+    Bridge,
     /// It keeps the objects of all instances: etcd.
     Store,
     /// It is no part of an instance: kube-proxy, and the kube-apiserver through which that watches.
@@ -39,6 +42,15 @@ pub(crate) struct Part {
     pub(crate) awaits: Option<SocketAddr>,
 }
 
+/// How long a bridge waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// How long either instance may take to get ready.
+    pub(crate) ready: Duration,
+    /// How long it must then stay so.
+    pub(crate) settle: Duration,
+}
+
 /// A way of having instances on one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -49,6 +61,17 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// Whether an instance is replaced in place, under a bridge.
+    pub(crate) fn bridges(&self) -> bool {
+        self.via == Via::Berth && self.topology == Topology::Bridge
+    }
+
+    /// Where an instance listens that has the port alone: with a bridge and in its control, as kubeadm lets it.
+    pub(crate) fn bind(&self, address: SocketAddr) -> SocketAddr {
+        let all = self.topology == Topology::Bridge && matches!(self.via, Via::Berth | Via::None);
+        if all { (Ipv4Addr::UNSPECIFIED, address.port()).into() } else { address }
+    }
+
     /// The process that all instances share, which is there before and after them.
     pub(crate) fn shared(&self, setting: &Setting) -> Option<Part> {
         let node = self.via == Via::Berth && self.topology == Topology::Node;
@@ -69,6 +92,13 @@ impl Layout {
         let mut command = instance.command(setting);
         match self.via {
             Via::Berth => match self.topology {
+                Topology::Bridge => {
+                    if instance.apiserver.is_stand_in() {
+                        command.push(flag("stand-in-bridge-name", instance.temporary().name));
+                    }
+                    command.extend(listen(self.bind(setting.address), setting.address));
+                    vec![apiserver(command)]
+                }
                 Topology::Run => {
                     let mut argv = berth("run", setting, name);
                     argv.extend(shim(setting));
@@ -102,11 +132,49 @@ impl Layout {
                 command.push("--permit-port-sharing=true".into());
                 vec![apiserver(command)]
             }
-            Via::Direct => {
-                command.extend(listen(setting.address, setting.address));
+            Via::None => {
+                command.extend(listen(self.bind(setting.address), setting.address));
                 vec![apiserver(command)]
             }
         }
+    }
+
+    /// `berth bridge` over an instance that runs; `run` replaces it.
+    pub(crate) fn bridge(
+        &self,
+        setting: &Setting,
+        running: &Instance,
+        own: SocketAddr,
+        limits: Limits,
+        run: Vec<OsString>,
+    ) -> Part {
+        let parts = self.parts(setting, running, own);
+        let command =
+            parts.first().map(|part| part.argv.iter().map(|word| word.to_string_lossy())).into_iter().flatten();
+        let command: Vec<_> = command.collect();
+        let mut argv: Vec<OsString> = vec![
+            setting.berth.clone().into(),
+            "bridge".into(),
+            flag("state-dir", setting.bridge()),
+            format!("--command={}", shell_words::join(command)).into(),
+            format!("--settle={}ms", limits.settle.as_millis()).into(),
+            format!("--ready-timeout={}ms", limits.ready.as_millis()).into(),
+        ];
+        argv.extend(probe(setting));
+        // A stand-in knows no Service.
+        if !running.apiserver.is_stand_in() {
+            argv.push(flag("kubeconfig", setting.admin()));
+        }
+        argv.push("--".into());
+        argv.extend(run);
+        Part { role: Role::Bridge, argv, awaits: None }
+    }
+
+    /// What ends a bridge.
+    pub(crate) fn end_bridge(&self, setting: &Setting) -> Part {
+        let argv =
+            vec![setting.berth.clone().into(), "bridge".into(), "end".into(), flag("state-dir", setting.bridge())];
+        Part { role: Role::Bridge, argv, awaits: None }
     }
 
     /// Which get a signal to stop, and which: the next group when all of the one before have ended. What is
@@ -118,7 +186,9 @@ impl Layout {
             _ => (Role::Proxy, Signal::SIGTERM),
         };
         match (self.via, self.topology) {
-            (Via::PortSharing | Via::Direct, _) | (Via::Berth, Topology::Node) => vec![vec![apiserver]],
+            (Via::PortSharing | Via::None, _) | (Via::Berth, Topology::Node | Topology::Bridge) => {
+                vec![vec![apiserver]]
+            }
             (Via::Berth, Topology::Run) => vec![vec![(Role::Unit, Signal::SIGTERM)]],
             // A kubelet does not tell an init container that restarts before the others have ended.
             (_, Topology::NativeSidecar) => vec![vec![apiserver], vec![proxy]],
@@ -129,7 +199,7 @@ impl Layout {
     /// The role that relays to an instance; none if nothing does.
     pub(crate) fn relays(&self) -> Option<Role> {
         match (self.via, self.topology) {
-            (Via::PortSharing | Via::Direct, _) => None,
+            (Via::PortSharing | Via::None, _) | (Via::Berth, Topology::Bridge) => None,
             (Via::Berth, Topology::Run) => Some(Role::Unit),
             _ => Some(Role::Proxy),
         }
@@ -147,19 +217,21 @@ fn berth(command: &str, setting: &Setting, instance: &str) -> Vec<OsString> {
     ]
 }
 
-/// Options of a shim.
-fn shim(setting: &Setting) -> Vec<OsString> {
+/// How instances are asked.
+fn probe(setting: &Setting) -> Vec<OsString> {
     let certs = &setting.certs;
-    let mut options = vec![
-        flag("probe-ca", &certs.ca_file),
-        "--probe-server-name=kubernetes".into(),
-        format!("--hold={}ms", setting.hold.as_millis()).into(),
-        "--log-format=json".into(),
-    ];
+    let mut options = vec![flag("probe-ca", &certs.ca_file), "--probe-server-name=kubernetes".into()];
     if setting.probe_with_certificate {
         options.push(flag("probe-cert", &certs.probe_cert_file));
         options.push(flag("probe-key", &certs.probe_key_file));
     }
+    options
+}
+
+/// Options of a shim.
+fn shim(setting: &Setting) -> Vec<OsString> {
+    let mut options = probe(setting);
+    options.extend([format!("--hold={}ms", setting.hold.as_millis()).into(), "--log-format=json".into()]);
     if let Some(node) = &setting.node {
         options.extend([flag("cluster", setting.kubeconfig(node)), flag("node-name", &node.name)]);
     }
@@ -195,5 +267,7 @@ mod tests {
         // The shim goes on; without one there is nothing else to tell.
         assert_eq!(told(Via::Berth, Topology::Node), [[Apiserver]]);
         assert_eq!(told(Via::PortSharing, Topology::Sidecar), [[Apiserver]]);
+        assert_eq!(told(Via::Berth, Topology::Bridge), [[Apiserver]]);
+        assert_eq!(told(Via::Haproxy, Topology::Bridge), [[Apiserver, Proxy]]);
     }
 }

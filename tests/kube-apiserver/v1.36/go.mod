@@ -1,4 +1,4 @@
-// kube-apiserver, kubeadm, kubectl, kubelet and kube-proxy of this minor version, built by scripts/kube-apiserver.sh.
+// Kubernetes of this minor version, as scripts/kube-apiserver.sh builds it.
 // k8s.io/kubernetes asks for its staging modules at v0.0.0, which is replaced here by what
 // belongs to the patch version. To move to another: change both numbers everywhere, go mod tidy.
 module berth.test/kube-apiserver/v1.36
@@ -7,7 +7,9 @@ go 1.26.0
 
 tool (
 	k8s.io/kubernetes/cmd/kube-apiserver
+	k8s.io/kubernetes/cmd/kube-controller-manager
 	k8s.io/kubernetes/cmd/kube-proxy
+	k8s.io/kubernetes/cmd/kube-scheduler
 	k8s.io/kubernetes/cmd/kubeadm
 	k8s.io/kubernetes/cmd/kubectl
 	k8s.io/kubernetes/cmd/kubelet

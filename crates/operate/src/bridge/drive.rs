@@ -6,7 +6,9 @@
 use super::instance::{self, Template};
 use super::ipc::{self, Ask, Reply, Status};
 use super::machine::{Action, Machine, Outcome, Own, Seen, Step, Temporary};
+use super::pod::Pod;
 use super::preflight::Plan;
+use super::restore::{self, Before, Difference};
 use super::sight::{self, Asked};
 use berth_node::terms::Phase;
 use berth_os::file::private_directory;
@@ -151,7 +153,7 @@ fn first_status(plan: &Plan) -> Status {
             ends: 0,
             probe: String::new(),
         },
-        own: ipc::Own { address: plan.own, listener: None, ready: false, probe: String::new() },
+        own: ipc::Own { address: plan.own, listener: None, ready: false, probe: String::new(), log: Vec::new() },
         connections_open: 0,
         connections_steered: 0,
         logs: vec![plan.options.directory.join(LOG), plan.options.directory.join(instance::LOG)],
@@ -159,7 +161,10 @@ fn first_status(plan: &Plan) -> Status {
 }
 
 /// What is asked, or none: who ran COMMAND went away before it ended; and where the answer goes.
-type Asking = (Option<Ask>, oneshot::Sender<Result<(), String>>);
+type Asking = (Option<Ask>, oneshot::Sender<Answer>);
+
+/// Something that is told before the status, or why it was refused.
+type Answer = Result<Option<Reply>, String>;
 
 /// Answers those who connect until the bridge is over, and then those who are there still.
 async fn serve(
@@ -190,9 +195,10 @@ async fn answer(stream: UnixStream, mut status: watch::Receiver<Status>, to: mps
     let read = |line: io::Result<Option<String>>| serde_json::from_str::<Ask>(&line.ok().flatten()?).ok();
     let Some(first) = read(lines.next_line().await) else { return };
     let mut runs = first == Ask::Command;
-    if let Err(why) = ask(&to, Some(first)).await {
-        let _ = ipc::write(&mut writer, &Reply::Refused(why)).await;
-        return;
+    match ask(&to, Some(first)).await {
+        Ok(None) => {}
+        Ok(Some(reply)) => drop(ipc::write(&mut writer, &reply).await),
+        Err(why) => return drop(ipc::write(&mut writer, &Reply::Refused(why)).await),
     }
     status.mark_changed();
     loop {
@@ -218,11 +224,11 @@ async fn answer(stream: UnixStream, mut status: watch::Receiver<Status>, to: mps
     }
 }
 
-async fn ask(to: &mpsc::UnboundedSender<Asking>, what: Option<Ask>) -> Result<(), String> {
+async fn ask(to: &mpsc::UnboundedSender<Asking>, what: Option<Ask>) -> Answer {
     let (reply, replied) = oneshot::channel();
     let _ = to.send((what, reply));
     // Who is not answered finds the outcome in the status.
-    replied.await.unwrap_or(Ok(()))
+    replied.await.unwrap_or(Ok(None))
 }
 
 /// All that a bridge is made of, but for its shim.
@@ -349,6 +355,11 @@ impl<'a> Bridge<'a> {
                     self.listeners.clear();
                     stop.send_replace(Stop::Drain);
                 }
+                Action::Restore => {
+                    let restored = self.put_back();
+                    self.machine.restored(restored.map(|put| self.restarts(&put)));
+                    continue;
+                }
                 Action::Finish(outcome) => return outcome,
                 Action::Start | Action::Drain | Action::Wait => {}
             }
@@ -465,15 +476,44 @@ impl<'a> Bridge<'a> {
         }
     }
 
-    fn take(&mut self, ask: Option<Ask>) -> Result<(), String> {
+    fn put_back(&self) -> Result<Vec<Difference>, String> {
+        restore::put_back(&self.before()?)
+    }
+
+    fn before(&self) -> Result<Vec<Before>, String> {
+        let before = self.plan.pod.as_ref().map(|pod| pod.before(&self.plan.command, &self.plan.options.directory));
+        before.ok_or_else(|| "what a kube-apiserver that is no pod is started from is not known here".to_owned())
+    }
+
+    /// The kubelet starts the node's own anew when its manifest changes.
+    fn restarts(&self, put: &[Difference]) -> bool {
+        put.iter().any(|difference| self.plan.pod.as_ref().is_some_and(|pod| pod.manifest() == difference.path))
+    }
+
+    /// What was put back by the operator's word, or would be.
+    fn restore(&mut self, dry_run: bool) -> Result<Vec<Difference>, String> {
+        if dry_run {
+            return restore::differences(&self.before()?);
+        }
+        self.machine.may_restore()?;
+        let put = self.put_back()?;
+        self.machine.restored(Ok(self.restarts(&put)));
+        Ok(put)
+    }
+
+    fn take(&mut self, ask: Option<Ask>) -> Answer {
         let Some(ask) = ask else {
             tracing::info!("who ran COMMAND went away");
             self.machine.command_abandoned("who ran COMMAND went away before it ended");
-            return Ok(());
+            return Ok(None);
         };
-        match ask {
+        let done = match ask {
             Ask::Status => Ok(()),
             Ask::Command => self.machine.command_begins(),
+            Ask::Restore { dry_run } => {
+                tracing::info!(dry_run, "told to restore");
+                return self.restore(dry_run).map(|all| Some(Reply::Differences(all)));
+            }
             Ask::Ended { failed } => {
                 tracing::info!(failed, "COMMAND ended");
                 self.machine.command_ended(failed.map_or(Ok(()), Err));
@@ -483,7 +523,8 @@ impl<'a> Bridge<'a> {
                 tracing::info!(now, "told to end");
                 self.machine.end(now)
             }
-        }
+        };
+        done.map(|()| None)
     }
 
     /// The first signal ends it as `berth bridge end` does, the next one at once.
@@ -515,6 +556,11 @@ impl<'a> Bridge<'a> {
                     ready: seen.own.ready,
                     address: status.own.address,
                     probe: own.words.clone(),
+                    log: match self.machine.trouble() {
+                        None => Vec::new(),
+                        trouble if trouble == status.trouble.as_deref() => status.own.log.clone(),
+                        Some(_) => self.plan.pod.as_ref().map(Pod::last_lines).unwrap_or_default(),
+                    },
                 },
                 connections_open: open,
                 connections_steered: self.steering.counters().steered,

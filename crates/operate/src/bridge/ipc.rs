@@ -4,6 +4,7 @@
 //! on the same connection how it ended; if it goes away without, clients stay on the bridge.
 
 use super::machine::{Outcome, Step};
+use super::restore::Difference;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::SocketAddr;
@@ -34,6 +35,10 @@ pub enum Ask {
     End {
         now: bool,
     },
+    /// What the node's own instance is started from shall be put back, or only be compared.
+    Restore {
+        dry_run: bool,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +46,8 @@ pub enum Ask {
 pub enum Reply {
     Status(Box<Status>),
     Refused(String),
+    /// What is put back, or would be.
+    Differences(Vec<Difference>),
 }
 
 /// How a bridge is.
@@ -90,6 +97,9 @@ pub struct Own {
     pub listener: Option<u64>,
     pub ready: bool,
     pub probe: String,
+    /// With trouble: the last lines of its container's log, where it is in a pod.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub log: Vec<String>,
 }
 
 /// A connection to a bridge.
@@ -165,7 +175,13 @@ mod tests {
                 ends: 0,
                 probe: "200".into(),
             },
-            own: Own { address: "10.0.0.5:6443".parse().unwrap(), listener: None, ready: false, probe: String::new() },
+            own: Own {
+                address: "10.0.0.5:6443".parse().unwrap(),
+                listener: None,
+                ready: false,
+                probe: String::new(),
+                log: Vec::new(),
+            },
             connections_open: 0,
             connections_steered: 0,
             logs: Vec::new(),

@@ -25,6 +25,8 @@ const ENDS: u32 = 3;
 pub enum OnFailure {
     /// Clients stay on the bridge until the operator ends it.
     Stay,
+    /// What the node's own instance is started from is put back, once; if that does not help, clients stay.
+    Restore,
     /// The bridge ends: at once where the node's own instance is ready, else when it had its time.
     End,
 }
@@ -115,6 +117,8 @@ pub enum Action {
     Steer,
     /// New connections go to the node's own.
     Unsteer,
+    /// Put back what the node's own instance is started from.
+    Restore,
     /// The shim leaves, then the temporary instance ends.
     Drain,
     /// It is over.
@@ -127,6 +131,8 @@ pub enum Action {
 pub enum Outcome {
     /// The node's own instance serves.
     Done,
+    /// It serves as it did before, since it was put back, and why.
+    Restored(String),
     /// COMMAND was not run, and why.
     NotBegun(String),
     /// It ended although the node's own instance is not what it should be, and why.
@@ -145,13 +151,16 @@ pub struct Machine {
     commanding: bool,
     /// The node's own instance shall be another process than `before`.
     anew: bool,
-    /// The node's own process when it was last free to be replaced.
+    /// The node's own process as last seen, and when it was last free to be replaced.
+    process: Option<u64>,
     before: Option<u64>,
     /// The node's own process that is ready, and since when.
     own_ready: Option<(u64, Duration)>,
     /// From when on it counts that the temporary instance fails its probe.
     lost: Option<Duration>,
     trouble: Option<String>,
+    /// What the node's own instance is started from shall be put back, and why.
+    restoring: Option<String>,
     outcome: Outcome,
 }
 
@@ -165,10 +174,12 @@ impl Machine {
             since: None,
             commanding: false,
             anew: false,
+            process: None,
             before: None,
             own_ready: None,
             lost: None,
             trouble: None,
+            restoring: None,
             outcome: Outcome::Done,
         }
     }
@@ -213,6 +224,7 @@ impl Machine {
         match (how, self.on_failure) {
             (Ok(()), _) => self.await_own(true),
             (Err(why), OnFailure::Stay) => self.trouble = Some(why),
+            (Err(why), OnFailure::Restore) => self.restoring = Some(why),
             (Err(why), OnFailure::End) => {
                 self.trouble = Some(why);
                 self.await_own(false);
@@ -227,6 +239,39 @@ impl Machine {
         }
     }
 
+    /// Whether the operator may put back what the node's own instance is started from.
+    ///
+    /// # Errors
+    /// Not now.
+    pub fn may_restore(&self) -> Result<(), String> {
+        match self.step {
+            Step::Hold if self.commanding => Err("COMMAND runs and may write what is put back: wait for it".into()),
+            Step::Hold | Step::AwaitOwn => Ok(()),
+            step => Err(format!(
+                "the bridge is in the step {}: what it has kept is put back in the steps hold and await-own",
+                step.name()
+            )),
+        }
+    }
+
+    /// What the node's own instance is started from was put back; `how` says whether it shall be another process then, or why
+    /// it could not be done.
+    pub fn restored(&mut self, how: Result<bool, String>) {
+        let why = self.restoring.take().or_else(|| self.trouble.take());
+        let why = why.unwrap_or_else(|| "the operator wanted it".into());
+        match how {
+            Ok(anew) => {
+                (self.trouble, self.before) = (None, self.process);
+                self.outcome = Outcome::Restored(why);
+                self.await_own(anew);
+            }
+            Err(error) => {
+                self.trouble = Some(format!("{why}; what was before cannot be put back: {error}"));
+                self.enter(Step::Hold);
+            }
+        }
+    }
+
     /// The operator wants it to end: when the node's own instance is ready, whichever process that is, or `now`.
     ///
     /// # Errors
@@ -236,7 +281,7 @@ impl Machine {
             Step::Linger | Step::Drain => {}
             Step::Start | Step::Settle => self.give_up("it was told to end"),
             _ if now => {
-                self.trouble = None;
+                (self.trouble, self.restoring) = (None, None);
                 self.outcome = Outcome::Abandoned("it was told to end at once".into());
                 self.enter(Step::Linger);
             }
@@ -248,7 +293,7 @@ impl Machine {
                 );
             }
             _ => {
-                self.trouble = None;
+                (self.trouble, self.restoring) = (None, None);
                 self.await_own(false);
             }
         }
@@ -264,6 +309,7 @@ impl Machine {
 
     /// What is next.
     pub fn next(&mut self, seen: &Seen, now: Duration) -> Action {
+        self.process = seen.own.process;
         let since = *self.since.get_or_insert(now);
         let elapsed = now.saturating_sub(since);
         let lost = self.lost(seen, now);
@@ -275,35 +321,36 @@ impl Machine {
                 self.outcome = Outcome::NotBegun(gone(seen, elapsed));
                 self.enter(Step::Linger)
             }
-            Step::Overlap | Step::Hold | Step::AwaitOwn => {
-                match keep_steered(seen, lost) {
-                    // The node's own has its time, whether or not another can be started.
-                    Some(Action::Start) if self.step == Step::AwaitOwn => {
-                        return match self.own(seen, now, elapsed) {
-                            Action::Wait => Action::Start,
-                            decided => decided,
-                        };
-                    }
-                    Some(action) => return action,
-                    None => {}
-                }
-                match self.step {
-                    Step::Overlap if elapsed < OVERLAP => Action::Wait,
-                    Step::Overlap => self.enter(Step::Hold),
-                    Step::Hold => {
-                        if !self.commanding {
-                            self.before = seen.own.process;
-                        }
-                        Action::Wait
-                    }
-                    _ => self.own(seen, now, elapsed),
-                }
-            }
+            Step::Overlap | Step::Hold | Step::AwaitOwn => match keep_steered(seen, lost) {
+                // Whether or not another can be started, what follows has its time.
+                Some(Action::Start) => match self.steered(seen, now, elapsed) {
+                    Action::Wait => Action::Start,
+                    decided => decided,
+                },
+                Some(action) => action,
+                None => self.steered(seen, now, elapsed),
+            },
             Step::Linger if seen.steering => Action::Unsteer,
             Step::Linger if elapsed < OVERLAP => Action::Wait,
             Step::Linger => self.enter(Step::Drain),
             Step::Drain if seen.drained => Action::Finish(self.outcome.clone()),
             Step::Drain => Action::Drain,
+        }
+    }
+
+    /// What is next, once new connections go to the bridge.
+    fn steered(&mut self, seen: &Seen, now: Duration, elapsed: Duration) -> Action {
+        match self.step {
+            Step::Overlap if elapsed < OVERLAP => Action::Wait,
+            Step::Overlap => self.enter(Step::Hold),
+            Step::Hold if self.restoring.is_some() => Action::Restore,
+            Step::Hold => {
+                if !self.commanding {
+                    self.before = seen.own.process;
+                }
+                Action::Wait
+            }
+            _ => self.own(seen, now, elapsed),
         }
     }
 
@@ -392,7 +439,11 @@ impl Machine {
         // What was wrong first is what is to be fixed.
         let why = self.trouble.take().map_or_else(|| why.to_owned(), |first| format!("{first}; {why}"));
         match self.on_failure {
-            OnFailure::Stay => {
+            OnFailure::Restore if !matches!(self.outcome, Outcome::Restored(_)) => {
+                self.restoring = Some(why);
+                self.enter(Step::Hold)
+            }
+            OnFailure::Stay | OnFailure::Restore => {
                 self.trouble = Some(why);
                 self.enter(Step::Hold)
             }

@@ -13,6 +13,7 @@
 //! | [`drive`] | the daemon that holds it all: look, ask the machine, do it, tell |
 //! | [`cgroup`] | a cgroup of its own, where that can be had |
 //! | [`service`] | the node's address in the Service `kubernetes` meanwhile |
+//! | [`restore`] | what the node's own is started from and reads, put back as it was |
 //! | [`ipc`] | what commands ask of it, and what it says |
 
 #![allow(missing_docs, reason = "the crate is not published: what its name says needs no comment")]
@@ -24,6 +25,7 @@ pub mod ipc;
 pub mod machine;
 pub mod pod;
 pub mod preflight;
+pub mod restore;
 pub mod service;
 pub mod sight;
 

@@ -13,6 +13,7 @@ use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::{Probe, ProbeConfig};
 use berth_shim::steering;
 use nix::unistd::geteuid;
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::fs;
@@ -32,6 +33,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Draws of a port that is free on three addresses.
 const TRIES: usize = 16;
+
+/// What a shim's process is called.
+const SHIM: &str = "berth";
 
 /// The name of the temporary instance.
 pub const INSTANCE: &str = "bridge";
@@ -121,14 +125,14 @@ pub async fn preflight(mut options: Options) -> Result<Plan, Refusal> {
         }
     }
     let Some(port) = port else { return Err(Refusal::Missing(findings.missing)) };
-    let steered = listeners(port, &mut findings);
-    let running = match steered.first() {
+    let listening = Listening::on(port, &mut findings);
+    let running = match listening.instance() {
         Some(entry) => running(entry, &options, &mut findings).await,
         None => None,
     };
-    let addresses: Vec<_> = steered.iter().map(|entry| entry.local.ip()).collect();
-    let addresses = families(port, &addresses);
-    let place = findings.note("", place(options.port, addresses.contains(&Ipv6Addr::UNSPECIFIED.into())));
+    let addresses: Vec<_> = listening.node.iter().map(|entry| entry.local.ip()).collect();
+    let addresses = answered(port, &addresses);
+    let place = findings.note("", place(options.port, addresses.iter().any(IpAddr::is_ipv6)));
     let instance = findings.note("", InstanceId::parse(INSTANCE));
     let Some(Found { pid, like, command, pod }) = running else { return Err(Refusal::Missing(findings.missing)) };
     let own = SocketAddr::new(own_address(&addresses, args::advertised(&command)), port);
@@ -203,30 +207,72 @@ fn directory(directory: &Path) -> Result<(), String> {
     }
 }
 
-/// The listeners of the port, if they can be bridged.
-fn listeners(port: u16, findings: &mut Findings) -> Vec<Entry> {
-    let Some(all) = findings.note("/proc/net/tcp: ", proc_net::listeners(port)) else { return Vec::new() };
-    if all.is_empty() {
-        findings.missing.push(format!(
-            "nobody listens on port {port} here: start the kube-apiserver first, and see that this is its port (--manifest, --command)"
-        ));
+/// Who listens on the port.
+#[derive(Debug, Default)]
+struct Listening {
+    /// At what clients dial: the kube-apiserver itself, or shims before it.
+    node: Vec<Entry>,
+    /// The kube-apiserver behind shims, on an address of its own.
+    behind: Vec<Entry>,
+}
+
+impl Listening {
+    fn on(port: u16, findings: &mut Findings) -> Self {
+        let Some(mut node) = findings.note("/proc/net/tcp: ", proc_net::listeners(port)) else {
+            return Self::default();
+        };
+        // What dials localhost is never steered.
+        node.retain(|entry| {
+            ![Ipv4Addr::LOCALHOST.into(), IpAddr::from(Ipv6Addr::LOCALHOST)].contains(&entry.local.ip())
+        });
+        let (behind, node): (Vec<_>, Vec<_>) = node.into_iter().partition(|entry| entry.local.ip().is_loopback());
+        let listening = Self { node, behind };
+        findings.missing.extend(listening.in_the_way(port));
+        listening
     }
-    if let Some(behind) = all.iter().find(|entry| entry.local.ip().is_loopback()) {
-        findings.missing.push(format!(
-            "{} is listened on by {}: a kube-apiserver that shares its node by berth is upgraded by `berth upgrade`, or started \
-             beside the old one; it needs no bridge",
-            behind.local,
-            Owner::of(behind)
-        ));
-    } else if let Some(single) = all.iter().find(|entry| !entry.local.ip().is_unspecified()) {
-        findings.missing.push(format!(
-            "{} is listened on by {} at this one address: a kube-apiserver that is bound to a single address dials that itself, \
-             would be steered to the temporary one, and would refuse its certificate; bind it to 0.0.0.0 (--bind-address)",
-            single.local,
-            Owner::of(single)
-        ));
+
+    /// Why they cannot be bridged.
+    fn in_the_way(&self, port: u16) -> Option<String> {
+        if self.node.is_empty() {
+            return Some(format!(
+                "nobody listens on port {port}: start the kube-apiserver first; one that is no pod is named by its own arguments \
+                 with --command"
+            ));
+        }
+        match &self.behind[..] {
+            [] => self.node.iter().find(|entry| !entry.local.ip().is_unspecified()).map(|single| {
+                format!(
+                    "{} is listened on by {} at this one address: a kube-apiserver that is bound to a single address dials that \
+                     itself, would be steered to the temporary one, and would refuse its certificate; bind it to 0.0.0.0 \
+                     (--bind-address)",
+                    single.local,
+                    Owner::of(single)
+                )
+            }),
+            [_] => {
+                let is_shim = |entry: &&Entry| proc_net::process_of(entry.inode).is_none_or(|owner| owner.name == SHIM);
+                self.node.iter().find(|entry| !is_shim(entry)).map(|other| {
+                    format!(
+                        "{} is listened on by {}, and {} by {}, which is no shim of a kube-apiserver's: end one of them",
+                        self.behind[0].local,
+                        Owner::of(&self.behind[0]),
+                        other.local,
+                        Owner::of(other)
+                    )
+                })
+            }
+            [first, second, ..] => Some(format!(
+                "{} and {} are listened on, so two kube-apiservers share this node by berth: an upgrade is under way, or was \
+                 interrupted; bring it to its end first",
+                first.local, second.local
+            )),
+        }
     }
-    all
+
+    /// Who listens as a kube-apiserver.
+    fn instance(&self) -> Option<&Entry> {
+        self.behind.first().or_else(|| self.node.first())
+    }
 }
 
 /// A running kube-apiserver.
@@ -343,13 +389,16 @@ fn available_memory() -> io::Result<u64> {
     kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other("it has no MemAvailable"))
 }
 
-/// The wildcard addresses that are answered: a listener on `::` may answer IPv4 too.
-fn families(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
+/// The addresses that are answered, those of a wildcard by that alone: one on `::` may answer IPv4 too.
+fn answered(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
     let (any4, any6) = (IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED));
     let ipv6 = listened.contains(&any6);
     let dual = || TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), PATIENCE).is_ok();
     let ipv4 = listened.contains(&any4) || (ipv6 && dual());
-    [(ipv4, any4), (ipv6, any6)].into_iter().filter_map(|(answers, any)| answers.then_some(any)).collect()
+    let wildcards = [(ipv4, any4), (ipv6, any6)].into_iter().filter_map(|(answers, any)| answers.then_some(any));
+    // Several shims share one address.
+    let single: BTreeSet<_> = listened.iter().copied().filter(|ip| if ip.is_ipv4() { !ipv4 } else { !ipv6 }).collect();
+    wildcards.chain(single).collect()
 }
 
 /// An address of this node, by which its own instance is asked.
@@ -361,7 +410,8 @@ fn own_address(answered: &[IpAddr], advertised: Option<IpAddr>) -> IpAddr {
     };
     let of_node = netdevice::addresses().unwrap_or_default();
     let advertised = advertised.filter(|ip| of_node.contains(ip));
-    let own = advertised.into_iter().chain(of_node).find(fits);
+    let single = answered.iter().copied().filter(|ip| !ip.is_unspecified());
+    let own = advertised.into_iter().chain(single).chain(of_node).find(fits);
     own.unwrap_or(if ipv4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() })
 }
 

@@ -61,7 +61,7 @@ fn limited(input: &mut dyn Read) -> io::Result<String> {
 ///
 /// # Errors
 /// It cannot be written; then it is as it was.
-pub fn replace(path: &Path, text: &str) -> Result<(), FileError> {
+pub fn replace(path: &Path, text: impl AsRef<[u8]>) -> Result<(), FileError> {
     let failed = |source| FileError { what: "write", path: path.to_owned(), source };
     let path = match path.canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
@@ -70,7 +70,7 @@ pub fn replace(path: &Path, text: &str) -> Result<(), FileError> {
     sweep(&path);
     let temporary = path.with_file_name(format!("{}{}", temporary_prefix(&path), std::process::id()));
     let like = fs::metadata(&path).ok();
-    berth_os::file::replace(&path, &temporary, |file| write(file, like.as_ref(), text))
+    berth_os::file::replace(&path, &temporary, |file| write(file, like.as_ref(), text.as_ref()))
         .and_then(|()| sync_directory(&path))
         .map_err(failed)
 }
@@ -93,7 +93,7 @@ pub fn sweep(path: &Path) {
     }
 }
 
-fn write(mut file: File, like: Option<&fs::Metadata>, text: &str) -> io::Result<()> {
+fn write(mut file: File, like: Option<&fs::Metadata>, text: &[u8]) -> io::Result<()> {
     let mode = like.map_or(0o600, |like| like.mode() & 0o777);
     if let Some(like) = like {
         let own = file.metadata()?;
@@ -102,7 +102,7 @@ fn write(mut file: File, like: Option<&fs::Metadata>, text: &str) -> io::Result<
         }
     }
     file.set_permissions(Permissions::from_mode(mode))?;
-    file.write_all(text.as_bytes())?;
+    file.write_all(text)?;
     file.sync_all()
 }
 

@@ -167,6 +167,14 @@ pub async fn dry_run(options: &Options, say: &Say) -> Result<Vec<String>, NotBeg
     Ok(drive::plan(&state, &setting.limits, &setting.pod))
 }
 
+/// Whether it is to begin with a kube-apiserver that is not behind berth.
+#[must_use]
+pub fn is_first_switch(options: &Options) -> bool {
+    let pod = |path: &Path| Pod::of(&Manifest::parse(&read(path).ok()?).ok()?).ok();
+    let interrupted = state::find(&options.backup_dir).map_or(true, |state| state.is_some());
+    !interrupted && pod(&options.canonical).is_some_and(|old| !old.behind)
+}
+
 /// Begins an upgrade, or goes on with one that was interrupted.
 ///
 /// # Errors

@@ -6,7 +6,7 @@
 //!
 //! * `fresh` opens new connections, `kept` keeps them, `slow` reads large answers slowly.
 //! * `watch` counts what `writer` writes, `informer` keeps a copy of it, or of what nobody writes; all `follow`.
-//! * `anonymous` is `fresh` alone, against an apiserver of somebody else's, for scripts that have one.
+//! * `anonymous` is `fresh` alone, and `known` all of them, against an apiserver of somebody else's, for scripts that have one.
 //! * `dial` is a connection of any of them; `observe` sees how its instance ends it.
 //!
 //! With several nodes, the Service `kubernetes` is what all of these dial, and a few more dial each node.
@@ -24,6 +24,7 @@ mod fresh;
 mod grant;
 mod informer;
 mod kept;
+mod known;
 mod objects;
 mod observe;
 mod sequence;
@@ -35,6 +36,7 @@ mod writer;
 pub use anonymous::{Anonymous, Connection};
 pub use dial::Target;
 pub(crate) use grant::{create_node, grant};
+pub use known::Known;
 
 use super::network::Node;
 use super::plan::{LoadPlan, RATE, UNANSWERED};

@@ -13,6 +13,15 @@ pub fn fault_names() -> PossibleValuesParser {
     PossibleValuesParser::new(std::iter::once(none).chain(faults))
 }
 
+/// What `--via` and `--compare` take: the names of [`Via`]s, and an old one, so that it can be said what that is called now.
+pub fn via_names() -> PossibleValuesParser {
+    let ways = Via::value_variants().iter().filter_map(Via::to_possible_value);
+    PossibleValuesParser::new(ways.chain([PossibleValue::new(ONCE_NONE).hide(true)]))
+}
+
+/// What [`Via::None`] was called before.
+pub const ONCE_NONE: &str = "direct";
+
 /// The way from clients to instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -27,9 +36,11 @@ pub enum Via {
     /// Straight to instances that share the port (`--permit-port-sharing`).
     #[value(help = "The apiservers share the port themselves, by --permit-port-sharing")]
     PortSharing,
-    /// Straight to each instance's own address: the control.
-    #[value(help = "Nothing: one apiserver after the other has the port alone")]
-    Direct,
+    /// Straight to the instances, with neither berth nor a proxy between: the control.
+    #[value(help = "Neither berth nor a proxy: one apiserver after the other has the port alone")]
+    // What reports called it before. To give that name to another way, raise the version of reports.
+    #[serde(alias = "direct")]
+    None,
 }
 
 impl Via {
@@ -39,7 +50,7 @@ impl Via {
             Self::Berth => "berth",
             Self::Haproxy => "HAProxy",
             Self::PortSharing => "port sharing",
-            Self::Direct => "direct",
+            Self::None => "nothing between",
         }
     }
 }
@@ -56,6 +67,8 @@ pub enum Topology {
     Node,
     /// `berth run`: one unit, which stops its apiserver itself
     Run,
+    /// Nothing of berth: the apiserver has the port alone and is replaced in place, under `berth bridge`
+    Bridge,
 }
 
 /// An enum's name on the command line.

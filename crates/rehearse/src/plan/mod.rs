@@ -222,6 +222,15 @@ impl Plan {
                 ));
             }
         }
+        if let (Topology::Bridge, Some(berth)) = (self.topology, &self.berth) {
+            let help = tokio::process::Command::new(berth).args(["bridge", "--help"]).output().await;
+            if !help.is_ok_and(|help| help.status.success()) {
+                let berth = berth.display();
+                checks.wrong(format!(
+                    "--berth {berth}: it knows no bridge, which --topology bridge needs; give a newer one"
+                ));
+            }
+        }
         checks.finish(Some(()))
     }
 }

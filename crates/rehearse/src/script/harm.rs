@@ -1,6 +1,6 @@
 //! Faults while both serve: each is injected, waited for and fixed, and written down.
 
-use super::super::fault::Fault;
+use super::super::fault::{Fault, Standby};
 use super::super::instance::Instance;
 use super::super::plan::{LEASE, Topology, UNANSWERED, Via};
 use super::super::record::{Injected, InjectedNode, Stamp};
@@ -11,24 +11,25 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 
 /// Longest that an apiserver hangs: what it accepted must be answered before it counts as lost.
-const LONGEST_HANG: Duration = Duration::from_secs(11);
+pub(super) const LONGEST_HANG: Duration = Duration::from_secs(11);
 
 /// Waits below this are those of a rehearsal in which nothing goes wrong.
 const CALM: Duration = Duration::from_secs(1);
 
 /// How long a shim hangs beyond its lease.
-const BEYOND_LEASE: Duration = Duration::from_secs(3);
+pub(super) const BEYOND_LEASE: Duration = Duration::from_secs(3);
 
 impl Play<'_> {
     /// An upgrade to a version that cannot serve: it is given up after a while.
     pub(super) async fn failing_upgrade(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
         let new = Instance { name: fault.to_string(), fault: Some(fault), ..super::instance(self.plan, None, 1) };
-        let direct = self.stage.layout.via == Via::Direct;
-        if direct {
+        let alone = self.stage.layout.via == Via::None;
+        if alone {
             self.say(&format!("stop {}", old.name));
             self.stop(old).await;
         }
-        let place = self.inject(fault, &new.name, direct);
+        let standby = if alone { Standby::Nobody } else { Standby::Sibling };
+        let place = self.inject(fault, &new.name, standby);
         self.say(&format!("fault {fault}: start {}", new.name));
         let patience = Instant::now() + self.plan.timing.failing;
         // What waits for its port, may wait for ever, and one that ends meanwhile is what is wanted here.
@@ -51,7 +52,7 @@ impl Play<'_> {
         sleep(SETTLE).await;
         // How it ends is no matter.
         self.stage.stop(&new.name, self.plan.timing.grace).await;
-        if direct {
+        if alone {
             self.start(old).await?;
             self.joined(old).await?;
         }
@@ -64,6 +65,10 @@ impl Play<'_> {
         // Most streams are on the old one.
         let hit = if matches!(fault, Fault::KillShim | Fault::HangShim) { old } else { new };
         let name = &hit.name;
+        if fault.needs_a_bridge() {
+            self.say(&format!("fault {fault}: {} has no bridge, skipped", self.stage.layout.via));
+            return Ok(());
+        }
         let target = match fault {
             Fault::CrashAfterReady | Fault::Hang => self.stage.apiserver(name),
             _ => self.stage.relay(name),
@@ -77,12 +82,13 @@ impl Play<'_> {
             return Ok(());
         };
         let alone = match self.stage.layout.via {
-            Via::Direct => true,
+            Via::None => true,
             Via::Berth if self.stage.layout.topology == Topology::Node => fault.needs_a_shim(),
             _ => fault == Fault::BothKilled,
         };
+        let standby = if alone { Standby::Nobody } else { Standby::Sibling };
         self.say(&format!("fault {fault} at {name}"));
-        let place = self.inject(fault, name, alone);
+        let place = self.inject(fault, name, standby);
         match fault {
             Fault::Hang => self.hang(name, target, place).await,
             Fault::HangShim => {
@@ -118,7 +124,7 @@ impl Play<'_> {
     }
 
     /// Waits until clients are served as before, so that one fault is not blamed for another.
-    async fn calm(&self) {
+    pub(super) async fn calm(&self) {
         let deadline = Instant::now() + UNANSWERED;
         sleep(SETTLE).await;
         while Instant::now() < deadline {
@@ -150,7 +156,7 @@ impl Play<'_> {
     }
 
     /// Writes a fault down; its place in the record.
-    pub(super) fn inject(&self, fault: Fault, instance: &str, alone: bool) -> usize {
+    pub(super) fn inject(&self, fault: Fault, instance: &str, standby: Standby) -> usize {
         let mut place = 0;
         self.recorder.note(|r| {
             place = r.injected.len();
@@ -164,7 +170,16 @@ impl Play<'_> {
                 named: None,
                 listened: None,
             });
-            r.injected.push(Injected { fault, instance, node, alone, at, noticed: None, over: None, seen: Vec::new() });
+            r.injected.push(Injected {
+                fault,
+                instance,
+                node,
+                standby,
+                at,
+                noticed: None,
+                over: None,
+                seen: Vec::new(),
+            });
         });
         place
     }

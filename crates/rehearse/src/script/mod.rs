@@ -1,10 +1,11 @@
 //! The script of one run: start old, load, start new, wait until it joined, stop old, and so on; then
-//! end the load and stop what is left. `harm`: faults while both serve. `nodes`: the same on several nodes.
+//! end the load and stop what is left. `harm`: faults while both serve. `nodes`: the same on several nodes. `bridge`: in place, under a bridge.
 
+mod bridge;
 mod harm;
 mod nodes;
 
-use super::fault::{Fault, SLOW};
+use super::fault::{Fault, SLOW, Standby};
 use super::hub;
 use super::instance::Instance;
 use super::load::{Load, Target, grant};
@@ -73,7 +74,10 @@ async fn one_node(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>, prog
     }
     let load = start_load(plan, play.stage, &[], recorder, progress).await?;
     for fault in plan.faults.iter().filter(|fault| fault.fails_the_upgrade()) {
-        play.failing_upgrade(&old, *fault).await?;
+        match play.stage.layout.bridges() {
+            true => play.failing_bridged_upgrade(&old, *fault).await?,
+            false => play.failing_upgrade(&old, *fault).await?,
+        }
     }
     let mut old = old;
     for upgrade in 1..=plan.upgrades {
@@ -155,13 +159,17 @@ impl Play<'_> {
     }
 
     async fn upgrade(&mut self, old: &Instance, new: &Instance, faults: &[Fault]) -> Result<(), Error> {
-        let direct = self.stage.layout.via == Via::Direct;
-        if direct {
+        if self.stage.layout.bridges() {
+            return self.bridged_upgrade(old, new, faults).await;
+        }
+        let alone = self.stage.layout.via == Via::None;
+        if alone {
             // The port is for one of them alone.
             self.say(&format!("stop {}", old.name));
             self.stop(old).await;
         }
-        let slow = new.fault.map(|fault| self.inject(fault, &new.name, direct));
+        let standby = if alone { Standby::Nobody } else { Standby::Sibling };
+        let slow = new.fault.map(|fault| self.inject(fault, &new.name, standby));
         self.start(new).await?;
         if slow.is_some() && !new.apiserver.is_stand_in() {
             self.delay(new).await;
@@ -172,7 +180,7 @@ impl Play<'_> {
         for fault in faults.iter().filter(|fault| **fault != Fault::SlowStart) {
             self.harm(old, new, *fault).await?;
         }
-        if !direct {
+        if !alone {
             self.say(&format!("stop {}", old.name));
             self.stop(old).await;
         }
@@ -236,7 +244,11 @@ impl Play<'_> {
     async fn joined(&mut self, instance: &Instance) -> Result<(), Error> {
         let took = self.stage.joined(&instance.name, self.plan.timing.ready_within).await?;
         // Only a shim waits until it is ready.
-        let what = if self.stage.layout.via == Via::Berth { "is ready and joined" } else { "listens" };
+        let what = if self.stage.layout.via == Via::Berth && !self.stage.layout.bridges() {
+            "is ready and joined"
+        } else {
+            "listens"
+        };
         self.say(&format!("{} {what} after {took:.1?}", instance.name));
         Ok(())
     }

@@ -6,7 +6,7 @@
 
 use super::{LOOK, Play, SETTLE, instance, next, start_load};
 use crate::apiserver::{flag, this};
-use crate::fault::Fault;
+use crate::fault::{Fault, Standby};
 use crate::instance::Instance;
 use crate::load::{create_node, grant};
 use crate::monitor::Monitor;
@@ -259,7 +259,7 @@ impl Cluster<'_> {
         let failed = |error| Error::Unavailable(format!("cannot change the link of {}: {error}", node.name));
         self.progress.say(&format!("fault {fault} at {}", node.name));
         let mut play = self.at(stage);
-        let place = play.inject(fault, &running.name, false);
+        let place = play.inject(fault, &running.name, Standby::Sibling);
         node.link_down().map_err(failed)?;
         if fault == Fault::NodeGone {
             play.stage.kill_all().await;

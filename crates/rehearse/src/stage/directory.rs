@@ -66,6 +66,7 @@ fn remove_abandoned(dir: &Path) -> io::Result<bool> {
         return Ok(false);
     }
     let Ok(_held) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else { return Ok(false) };
+    super::bridge::kill_left(dir);
     // The lock's file last: if this is killed, too, or a process that is about to end still writes, the
     // next one goes on.
     for entry in fs::read_dir(dir)?.flatten().filter(|entry| entry.file_name() != LOCK) {

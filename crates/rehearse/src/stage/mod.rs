@@ -1,12 +1,14 @@
 //! The stage of a rehearsal: a directory, an address, certificates, and the processes that were started,
 //! asked and stopped there. `stages` are those of several nodes, `directory` is removed whatever happens, `process` is one of
-//! them, `seen` what can be seen of them from outside.
+//! them, `seen` what can be seen of them from outside, `bridge` a `berth bridge`.
 
+mod bridge;
 mod directory;
 mod process;
 mod seen;
 mod stages;
 
+pub(crate) use bridge::Status;
 pub(crate) use directory::sweep;
 pub(crate) use process::forget_settings;
 pub(crate) use stages::Stages;
@@ -80,6 +82,7 @@ pub(crate) struct Stage {
     /// The instances' own addresses, where berth does not choose them.
     own: BTreeMap<String, SocketAddr>,
     joined: watch::Sender<Instances>,
+    bridge: Option<bridge::Bridge>,
     /// Stopped by SIGSTOP: they hear of nothing else before they go on.
     frozen: Vec<Pid>,
 }
@@ -107,6 +110,7 @@ impl Stage {
             etcd: None,
             own: BTreeMap::new(),
             joined: joined.clone(),
+            bridge: None,
             frozen: Vec::new(),
         }
     }
@@ -150,14 +154,8 @@ impl Stage {
     /// Starts the processes of an instance, again if they were there before and ended.
     pub(crate) async fn start(&mut self, instance: &Instance, serves: bool) -> Result<(), Error> {
         let name = &instance.name;
-        let node = self.node().map(|node| node.name.clone());
-        let player = Player { name: name.clone(), version: None, serves, node };
-        self.recorder.note(|r| {
-            if r.players.iter().all(|other| other.name != player.name) {
-                r.players.push(player);
-            }
-            r.moments.add(name, MarkKind::Started, Stamp::now());
-        });
+        self.plays(instance, serves);
+        self.recorder.note(|r| r.moments.add(name, MarkKind::Started, Stamp::now()));
         self.setting.certs.issue(name)?;
         let own = self.own_address(name)?;
         if self.layout.via == Via::Haproxy {
@@ -177,6 +175,17 @@ impl Stage {
         Ok(())
     }
 
+    /// Writes down who takes part.
+    fn plays(&self, instance: &Instance, serves: bool) {
+        let node = self.node().map(|node| node.name.clone());
+        let player = Player { name: instance.name.clone(), version: None, serves, node };
+        self.recorder.note(|r| {
+            if r.players.iter().all(|other| other.name != player.name) {
+                r.players.push(player);
+            }
+        });
+    }
+
     pub(crate) fn spawn(&mut self, owner: &str, part: &Part) -> Result<(), Error> {
         let hear = seen::hear(owner, self.layout, &self.recorder);
         let (recorder, name, role) = (Arc::clone(&self.recorder), owner.to_owned(), part.role);
@@ -184,7 +193,7 @@ impl Stage {
             Role::Apiserver | Role::Unit => {
                 recorder.note(|r| r.moments.tell(&name, MarkKind::Exited, Stamp::now(), status.to_string()));
             }
-            Role::Proxy | Role::Store | Role::Aside => {}
+            Role::Proxy | Role::Bridge | Role::Store | Role::Aside => {}
         };
         let namespace = self.node().map(|node| &node.namespace);
         let process = Process::start(owner, part, namespace, &hear, over).map_err(|error| {
@@ -245,7 +254,7 @@ impl Stage {
         self.joined.subscribe()
     }
 
-    fn tell_joined(&self, name: &str) {
+    pub(crate) fn tell_joined(&self, name: &str) {
         let Some(address) = self.direct(name) else { return };
         self.joined.send_modify(|instances| {
             instances.retain(|other| other.name != name);
@@ -256,9 +265,10 @@ impl Stage {
     /// Whether new connections come to an instance, or why not.
     pub(crate) async fn look(&self, name: &str) -> Result<(), String> {
         match self.layout.via {
+            Via::Berth if self.layout.bridges() => self.listens(name, Role::Apiserver),
             Via::Berth => seen::joined(&self.setting, self.shim_of(name), name).await,
             Via::Haproxy => self.listens(name, Role::Proxy),
-            Via::PortSharing | Via::Direct => self.listens(name, Role::Apiserver),
+            Via::PortSharing | Via::None => self.listens(name, Role::Apiserver),
         }
     }
 
@@ -266,9 +276,11 @@ impl Stage {
     /// nothing is. None if the instance is not known.
     pub(crate) fn direct(&self, name: &str) -> Option<SocketAddr> {
         match self.layout.via {
+            // Who dials it from loopback is not steered.
+            Via::Berth if self.layout.bridges() => self.own.get(name).copied(),
             Via::Berth => seen::record(&self.setting, name).map(|record| record.address),
             Via::Haproxy => self.own.get(name).copied(),
-            Via::PortSharing | Via::Direct => Some(self.setting.address),
+            Via::PortSharing | Via::None => Some(self.setting.address),
         }
     }
 
@@ -278,8 +290,9 @@ impl Stage {
 
     fn listens(&self, name: &str, role: Role) -> Result<(), String> {
         let process = self.process(name, role).ok_or("it was not started")?;
-        if !proc_net::listens(process.pid().as_raw(), self.setting.address) {
-            return Err(format!("it does not listen on {}", self.setting.address));
+        let address = self.layout.bind(self.setting.address);
+        if !seen::listens(process.pid(), address) {
+            return Err(format!("it does not listen on {address}"));
         }
         if self.recorder.look(|r| r.moments.last(name, MarkKind::Joined) < r.moments.last(name, MarkKind::Started)) {
             self.recorder.note(|r| r.moments.add(name, MarkKind::Joined, Stamp::now()));
@@ -352,7 +365,7 @@ impl Stage {
             && !left
             && let Some(process) = self.process(name, role)
         {
-            while proc_net::listens(process.pid().as_raw(), self.setting.address) {
+            while seen::listens(process.pid(), self.layout.bind(self.setting.address)) {
                 sleep(LOOK).await;
             }
             self.recorder.note(|r| r.moments.add(name, MarkKind::Left, Stamp::now()));
@@ -432,6 +445,7 @@ impl Stage {
         for process in self.processes.iter_mut().filter(|p| p.owner == name) {
             lines.extend(process.log().await.into_iter().map(|line| format!("  {line}")));
         }
+        lines.extend(self.bridge_log(name));
         lines.join("\n")
     }
 
@@ -479,9 +493,12 @@ impl Stage {
 
 impl Drop for Stage {
     /// The children of a process that is killed get SIGTERM from the kernel, which one that is
-    /// stopped does not hear.
+    /// stopped does not hear. A bridge is nobody's child.
     fn drop(&mut self) {
         self.thaw();
+        if self.bridge.is_some() {
+            bridge::kill_left(&self.setting.dir);
+        }
     }
 }
 
@@ -494,7 +511,7 @@ mod tests {
     #[tokio::test]
     async fn an_etcd_that_does_not_come_up_is_shown_with_its_log() {
         let plan = Plan { etcd: Some("/bin/false".into()), ..Plan::default() };
-        let mut stages = Stages::new(&plan, Via::Direct, &Arc::default()).unwrap();
+        let mut stages = Stages::new(&plan, Via::None, &Arc::default()).unwrap();
         let error = stages.front().start_etcd().await.unwrap_err();
         assert!(matches!(error, Error::Unavailable(_)), "{error}");
         assert!(error.to_string().starts_with("etcd ended before it was up (exit status: 1); its last"), "{error}");

@@ -11,7 +11,10 @@ use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::registry::instance::{self, ListedInstance, Record};
 use berth_node::registry::{BerthDir, RunDir};
 use berth_node::terms::{InstanceHealth, Phase};
+use berth_os::proc_net;
+use nix::unistd::Pid;
 use serde::Deserialize;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 /// What errors of Go's crypto/x509 begin with.
@@ -85,6 +88,13 @@ pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<
     }
 }
 
+/// Whether a process listens on an address. Go takes 0.0.0.0 for all addresses of both families, and listens on `::`.
+pub(super) fn listens(pid: Pid, address: SocketAddr) -> bool {
+    let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port()));
+    let listens = |address| proc_net::listens(pid.as_raw(), address);
+    listens(address) || (address.ip().is_unspecified() && listens(both))
+}
+
 /// What `berth exec` recorded of an instance.
 pub(super) fn record(setting: &Setting, name: &str) -> Option<Record> {
     listed(setting, name).map(|listed| listed.record)
@@ -107,6 +117,22 @@ fn berth(setting: &Setting) -> Option<BerthDir> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_listener_on_all_addresses_of_both_families_is_seen() {
+        let own = Pid::this();
+        for (bound, asked, is_there) in [
+            ("[::]:0", "0.0.0.0", true),
+            ("0.0.0.0:0", "0.0.0.0", true),
+            ("127.0.0.1:0", "127.0.0.1", true),
+            ("127.0.0.1:0", "0.0.0.0", false),
+            ("[::]:0", "127.0.0.1", false),
+        ] {
+            let Ok(listener) = std::net::TcpListener::bind(bound) else { continue };
+            let port = listener.local_addr().unwrap().port();
+            assert_eq!(listens(own, SocketAddr::new(asked.parse().unwrap(), port)), is_there, "{bound} {asked}");
+        }
+    }
 
     #[test]
     fn shims_tell_of_themselves_and_a_node_shim_of_all() {

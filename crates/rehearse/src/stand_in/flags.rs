@@ -38,7 +38,7 @@ pub(super) struct Flags {
     /// Time over which watches are ended; zero: all at once.
     pub(super) shutdown_watch_termination_grace_period: Duration,
     pub(super) audit_log_path: Option<PathBuf>,
-    /// Name by which it signs answers and reports.
+    /// Name by which it signs answers and reports; the temporary instance of a bridge has another than the one whose flags it has.
     pub(super) name: String,
     /// What `/version` says.
     pub(super) version: String,
@@ -67,6 +67,7 @@ struct Typed {
     shutdown_watch_termination_grace_period: Duration,
     audit_log_path: PathBuf,
     stand_in_name: Option<String>,
+    stand_in_bridge_name: Option<String>,
     stand_in_version: Option<String>,
     stand_in_start_delay: Duration,
     default_watch_cache_size: Option<usize>,
@@ -115,7 +116,7 @@ impl Flags {
 const SWITCHES: [&str; 3] = ["shutdown-send-retry-after", "permit-port-sharing", "anonymous-auth"];
 
 /// Names of the flags that take a value.
-const FLAGS: [&str; 16] = [
+const FLAGS: [&str; 17] = [
     "bind-address",
     "secure-port",
     "advertise-address",
@@ -128,6 +129,7 @@ const FLAGS: [&str; 16] = [
     "shutdown-watch-termination-grace-period",
     "audit-log-path",
     "stand-in-name",
+    "stand-in-bridge-name",
     "stand-in-version",
     "stand-in-start-delay",
     "default-watch-cache-size",
@@ -164,6 +166,7 @@ impl Typed {
             "shutdown-watch-termination-grace-period" => self.shutdown_watch_termination_grace_period = time()?,
             "audit-log-path" => self.audit_log_path = value.into(),
             "stand-in-name" => self.stand_in_name = Some(value.into()),
+            "stand-in-bridge-name" => self.stand_in_bridge_name = Some(value.into()),
             "stand-in-version" => self.stand_in_version = Some(value.into()),
             "stand-in-start-delay" => self.stand_in_start_delay = time()?,
             "default-watch-cache-size" => {
@@ -199,8 +202,11 @@ impl Typed {
             1 => return Err(errors.remove(0)),
             _ => return Err(format!("[{}]", errors.join(", "))),
         }
+        let bind_address = self.bind_address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        // A bridge changes its copy's address, and no flag that it does not know.
+        let name = self.stand_in_bridge_name.filter(|_| bind_address.is_loopback()).or(self.stand_in_name);
         Ok(Flags {
-            bind_address: self.bind_address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+            bind_address,
             secure_port: self.secure_port.unwrap_or(6443),
             permit_port_sharing: self.permit_port_sharing,
             advertise_address: self.advertise_address,
@@ -213,7 +219,7 @@ impl Typed {
             shutdown_send_retry_after: self.shutdown_send_retry_after,
             shutdown_watch_termination_grace_period: self.shutdown_watch_termination_grace_period,
             audit_log_path: Some(self.audit_log_path).filter(|p| !p.as_os_str().is_empty()),
-            name: self.stand_in_name.unwrap_or_else(|| "stand-in".into()),
+            name: name.unwrap_or_else(|| "stand-in".into()),
             version: self.stand_in_version.unwrap_or_else(|| "v1.33.0".into()),
             start_delay: self.stand_in_start_delay,
             watch_cache_size: self.default_watch_cache_size.unwrap_or(HISTORY),
@@ -276,6 +282,18 @@ mod tests {
         assert!(flags.shutdown_send_retry_after);
         assert_eq!(flags.shutdown_delay_duration, Duration::from_millis(61_500));
         assert_eq!((flags.store, flags.name), ("/s".into(), "--x".into()));
+    }
+
+    #[test]
+    fn the_temporary_instance_of_a_bridge_has_a_name_of_its_own() {
+        let name = |bind: &str| {
+            let own = ["--stand-in-name=old", "--stand-in-bridge-name=old-bridge", bind];
+            parse(&[&NEEDED[..], &own].concat()).unwrap().name
+        };
+        assert_eq!(
+            (name("--bind-address=0.0.0.0"), name("--bind-address=127.1.2.3")),
+            ("old".into(), "old-bridge".into())
+        );
     }
 
     #[test]

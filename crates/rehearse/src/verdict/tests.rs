@@ -67,6 +67,50 @@ fn a_good_run_holds() {
     assert_eq!((figures.wait_p50_ms, figures.wait_p99_ms, figures.wait_max_ms), (1.0, 1.0, 1.0));
 }
 
+/// The temporary instance of a bridge takes over at 1000 ms, new at 2000 ms; this is ready at 1500 ms.
+fn bridged() -> Record {
+    let mut record = good();
+    let bridge = "old-bridge";
+    for attempt in record.attempts.iter_mut().filter(|a| (1_000_000_000..2_000_000_000).contains(&a.due.0)) {
+        attempt.answer = Answer::Good { instance: bridge.into() };
+    }
+    record.moments.0.clear();
+    for (instance, mark, ms) in [
+        (OLD, MarkKind::Ready, 0),
+        (bridge, MarkKind::Ready, 900),
+        (OLD, MarkKind::Terminating, 1100),
+        (OLD, MarkKind::Drained, 1150),
+        (NEW, MarkKind::Ready, 1500),
+        (bridge, MarkKind::Terminating, 2000),
+        (bridge, MarkKind::Drained, 2100),
+    ] {
+        record.moments.add(instance, mark, Stamp(ms * 1_000_000));
+    }
+    let player = Player { name: bridge.into(), ..record.players[0].clone() };
+    record.players.insert(1, player);
+    record
+}
+
+#[test]
+fn what_a_bridge_brings_takes_over_and_is_taken_over_from() {
+    let verdict = judge(&bridged(), &plan());
+    assert!(verdict.held() && verdict.figures.new_connections_by_instance["old-bridge"] == 100, "{verdict:#?}");
+
+    let mut early = bridged();
+    early.moments.0[4].at = Stamp(2_001_000_000);
+    let objections = judge(&early, &plan()).objections;
+    assert_eq!(objections, ["old-bridge was stopped before new was ready"]);
+
+    let mut idle = bridged();
+    for attempt in &mut idle.attempts {
+        if matches!(&attempt.answer, Answer::Good { instance } if instance == "old-bridge") {
+            attempt.answer = Answer::Good { instance: OLD.into() };
+        }
+    }
+    let objections = judge(&idle, &plan()).objections;
+    assert_eq!(objections[0], "old-bridge served only 0 new connections", "{objections:?}");
+}
+
 #[test]
 fn every_failure_of_a_new_connection_is_lost() {
     for (failure, loss) in [

@@ -33,6 +33,8 @@ struct Given {
     stops: u32,
     succeeds: bool,
     on_failure: OnFailure,
+    /// What was before cannot be put back; or it can, and the node's own gets ready after so many seconds, or never.
+    restored: Option<Option<u32>>,
     /// In which second the operator ends it, and whether at once.
     end: Option<(u32, bool)>,
 }
@@ -50,10 +52,11 @@ fn given() -> impl Strategy<Value = Given> {
         prop::option::of((0..300u32, 1..30u32)),
         prop::option::weighted(0.2, 0..300u32),
     );
-    let on_failure = prop_oneof![Just(OnFailure::Stay), Just(OnFailure::End)];
+    let on_failure = prop_oneof![Just(OnFailure::Stay), Just(OnFailure::Restore), Just(OnFailure::End)];
     let end = prop::option::weighted(0.3, (0..300u32, any::<bool>()));
-    (temporary, fate, (1..40u32, 0..40u32), prop::bool::weighted(0.8), on_failure, end).prop_map(
-        |((start, deaths, slow, unstartable), own, (command, stops), succeeds, on_failure, end)| Given {
+    let restored = prop::option::weighted(0.8, prop::option::weighted(0.8, 0..60u32));
+    (temporary, fate, (1..40u32, 0..40u32), prop::bool::weighted(0.8), (on_failure, restored), end).prop_map(
+        |((start, deaths, slow, unstartable), own, (command, stops), succeeds, (on_failure, restored), end)| Given {
             start,
             deaths,
             slow,
@@ -63,6 +66,7 @@ fn given() -> impl Strategy<Value = Given> {
             stops: stops.min(command),
             succeeds,
             on_failure,
+            restored,
             end,
         },
     )
@@ -215,6 +219,17 @@ impl World {
                     assert!(self.steered.is_none() || self.now >= begun + 5, "handshakes are cut");
                     (self.temporary, self.drained) = (None, true);
                 }
+                Action::Restore => {
+                    assert!(!self.machine.is_commanding(), "COMMAND may write it");
+                    match self.given.restored {
+                        None => self.machine.restored(Err("disk full".into())),
+                        Some(ready) => {
+                            self.machine.restored(Ok(true));
+                            self.given.own = ready.map_or(Fate::NeverReady, Fate::Restarts);
+                            self.own = self.process(ready.unwrap_or(u32::MAX));
+                        }
+                    }
+                }
                 Action::Finish(outcome) => return Some(outcome),
             }
         }
@@ -265,6 +280,10 @@ proptest! {
                 let restarted = world.own.map(|(process, _)| process) != world.before;
                 prop_assert!(restarted || given.end.is_some() || !given.succeeds, "COMMAND's work is not waited for");
             }
+            Some(Outcome::Restored(why)) => {
+                prop_assert!(given.on_failure == OnFailure::Restore, "{why}");
+                prop_assert!(matches!(world.own, Some((_, 0))), "the node's own serves");
+            }
             Some(Outcome::NotBegun(_)) => prop_assert!(world.command.is_none()),
             Some(Outcome::Abandoned(why)) => {
                 let at_once = given.end.is_some_and(|(_, at_once)| at_once);
@@ -272,14 +291,16 @@ proptest! {
             }
             None => {
                 prop_assert_eq!(world.machine.step(), Step::Hold);
-                prop_assert!(given.on_failure == OnFailure::Stay);
+                prop_assert!(given.on_failure != OnFailure::End);
+                let restored = matches!(world.machine.outcome, Outcome::Restored(_));
                 prop_assert!(world.steering || given.unstartable.is_some());
                 prop_assert!(world.machine.trouble().is_some());
                 // The operator fixes it, and ends it.
                 world.given.own = Fate::Restarts(0);
                 world.own = world.process(0);
                 world.machine.end(false).unwrap();
-                prop_assert_eq!(world.run(4000), Some(Outcome::Done));
+                let outcome = world.run(4000);
+                prop_assert!(outcome == Some(Outcome::Done) || restored && matches!(outcome, Some(Outcome::Restored(_))));
             }
         }
     }
@@ -296,6 +317,7 @@ fn calm(own: Fate) -> Given {
         stops: 5,
         succeeds: true,
         on_failure: OnFailure::Stay,
+        restored: None,
         end: None,
     }
 }
@@ -389,6 +411,38 @@ fn who_vanishes_leaves_clients_on_the_bridge() {
         world.machine.end(true).unwrap();
         assert_eq!((world.machine.step(), world.machine.trouble()), (Step::Linger, None));
     }
+}
+
+#[test]
+fn what_was_before_is_put_back_once() {
+    let given = Given { on_failure: OnFailure::Restore, ..calm(Fate::NeverReady) };
+    let mut world = World::new(Given { restored: Some(Some(10)), ..given.clone() });
+    let Some(Outcome::Restored(why)) = world.run(2000) else { panic!("it is not put back") };
+    assert!(why.contains("does not stay ready"), "{why}");
+    let mut world = World::new(Given { restored: Some(None), ..given.clone() });
+    assert_eq!(world.run(2000), None);
+    assert!(world.steering && world.machine.trouble().unwrap().contains("does not stay ready"));
+    assert_eq!(world.acts.iter().filter(|action| **action == Action::Restore).count(), 1);
+    let mut world = World::new(given);
+    assert_eq!(world.run(2000), None);
+    assert!(world.machine.trouble().unwrap().ends_with("cannot be put back: disk full"));
+}
+
+#[test]
+fn the_operator_puts_back_what_was_before() {
+    // A new one that is ready and not what is wanted: it is not waited for.
+    let mut world = World::new(calm(Fate::Restarts(0)));
+    world.run(36);
+    assert!(world.machine.may_restore().unwrap_err().contains("COMMAND runs"));
+    world.run(50);
+    assert_eq!((world.machine.step(), world.machine.may_restore()), (Step::AwaitOwn, Ok(())));
+    world.machine.restored(Ok(true));
+    world.run(100);
+    assert_eq!(world.machine.step(), Step::AwaitOwn);
+    world.own = world.process(1);
+    assert!(matches!(world.run(2000), Some(Outcome::Restored(_))));
+    let machine = Machine::new(LIMITS, OnFailure::Stay);
+    assert!(machine.may_restore().unwrap_err().contains("in the step start"));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::spec::Changes;
 use super::tree::{self, Mounted};
-use super::{AUDIT, AUDIT_DIRECTORY, FILES, LIST, MEMORY, Pod, copy};
+use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, Pod, copy};
 use crate::bridge::preflight::Plan;
 use crate::bridge::{Options, cgroup};
 use berth_os::namespaces::{in_own_processes, tmpfs, unmount};
@@ -59,7 +59,6 @@ impl Container {
             };
             copied.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", kept.path.display())))?;
         }
-        fs::write(memory.join(LIST), serde_json::to_vec(&pod.files)?)?;
         let audit = directory.join(AUDIT_DIRECTORY);
         let writes = args.iter().any(|argument| argument.contains(AUDIT));
         if writes {

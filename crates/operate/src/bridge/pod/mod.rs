@@ -23,16 +23,19 @@ pub mod tree;
 
 use super::instance::{AUDIT_LOG, audit_log};
 use super::preflight::Findings;
+use super::restore::Before;
 use crate::manifest::Manifest;
+use crate::upgrade::logs;
+use berth_cluster::yaml::YamlNode;
 use berth_exec::args;
 use rustix::fs::FileType;
-use serde::{Deserialize, Serialize};
 use spec::Spec;
-use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use tree::Mounted;
 
@@ -44,14 +47,17 @@ pub const MANIFEST: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
 const LARGEST: u64 = 64 << 20;
 
 /// In the bridge's directory, and only for the bridge: its file system in memory. In it, copies of what the node had before, by their
-/// numbers, and a list of them.
+/// numbers.
 const MEMORY: &str = "bridge-memory";
 const FILES: &str = "files";
-const LIST: &str = "files.json";
 
 /// Where the temporary instance writes its audit log if the running one's is in no directory of the node.
 const AUDIT: &str = "/berth-bridge-audit";
 const AUDIT_DIRECTORY: &str = "audit";
+
+/// Where the kubelet writes the logs of containers, and how many lines of one are shown.
+const LOGS: &str = "/var/log/pods";
+const LINES: usize = 12;
 
 /// A running kube-apiserver in a pod.
 #[derive(Debug)]
@@ -67,7 +73,7 @@ pub struct Pod {
 }
 
 /// Something that the running one reads, of which there is a copy as it was before.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
     /// On the node.
     pub path: PathBuf,
@@ -222,12 +228,51 @@ impl Pod {
         Some(directory.join(AUDIT_DIRECTORY).join(name))
     }
 
+    /// What the kubelet starts it from.
+    #[must_use]
+    pub fn manifest(&self) -> &Path {
+        &self.manifest
+    }
+
+    /// The end of its log: why it does not serve.
+    #[must_use]
+    pub fn last_lines(&self) -> Vec<String> {
+        let text = fs::read_to_string(&self.manifest).unwrap_or_default();
+        let Ok(manifest) = Manifest::parse(&text) else { return Vec::new() };
+        let meta = |field: &str| manifest.root().at(&["metadata", field]).and_then(YamlNode::text);
+        let (namespace, name) = (meta("namespace").unwrap_or("default"), meta("name").unwrap_or_default());
+        let pod = logs::Pod::Name(namespace, name);
+        let lines = logs::last_lines(Path::new(LOGS), &pod, manifest.container().name(), LINES);
+        lines.map(|(_, lines)| lines).unwrap_or_default()
+    }
+
+    /// What it is started from and reads, its manifest last.
+    #[must_use]
+    pub fn before(&self, command: &[OsString], directory: &Path) -> Vec<Before> {
+        let named = command.iter().flat_map(|argument| paths(argument));
+        let named: BTreeSet<_> =
+            named.filter_map(|path| self.spec.on_node(&path).map(|(_, on_node)| on_node)).collect();
+        let before = |path: PathBuf, shown| Before { copy: self.copy_of(&path, directory), path, shown };
+        let named = named.into_iter().map(|path| before(path, false));
+        // What was not copied is the node's, and what is no file is no certificate, key or configuration.
+        let named = named.filter(|before| before.copy != before.path && before.copy.is_file());
+        named.chain([before(self.manifest.clone(), true)]).collect()
+    }
+
     fn instead(&self, directory: &Path) -> BTreeMap<PathBuf, spec::Instead> {
         let copies = self.files.iter().enumerate();
         let copies =
             copies.filter_map(|(at, kept)| Some((kept.mounted.clone()?, spec::Instead::Copy(copy(directory, at)))));
         copies.chain(self.memory.iter().map(|place| (place.clone(), spec::Instead::Memory))).collect()
     }
+}
+
+/// The absolute paths in an argument: kube-apiserver's flags have one, or several as in `--tls-sni-cert-key=/a,/b:name`.
+fn paths(argument: &OsStr) -> impl Iterator<Item = PathBuf> {
+    let bytes = argument.as_bytes();
+    let value = bytes.iter().position(|byte| *byte == b'=').map_or(bytes, |at| &bytes[at + 1..]);
+    let parts = value.split(|byte| b",:".contains(byte)).filter(|part| part.starts_with(b"/"));
+    parts.map(|part| PathBuf::from(OsStr::from_bytes(part))).collect::<Vec<_>>().into_iter()
 }
 
 /// Volumes that the kubelet makes for a pod, and removes with it.
@@ -239,16 +284,4 @@ fn is_kubelets(source: &Path) -> bool {
 
 fn copy(directory: &Path, at: usize) -> PathBuf {
     directory.join(MEMORY).join(FILES).join(at.to_string())
-}
-
-/// What the running one read when a bridge began, and where the copies are as others see them: `daemon` is the bridge's process, and
-/// `directory` its own.
-///
-/// # Errors
-/// There is no such bridge, or it is none of a pod.
-pub fn kept(daemon: u32, directory: &Path) -> io::Result<Vec<(Kept, PathBuf)>> {
-    let directory =
-        Path::new("/proc").join(daemon.to_string()).join("root").join(directory.strip_prefix("/").unwrap_or(directory));
-    let list: Vec<Kept> = serde_json::from_slice(&fs::read(directory.join(MEMORY).join(LIST))?)?;
-    Ok(list.into_iter().enumerate().map(|(at, kept)| (kept, copy(&directory, at))).collect())
 }

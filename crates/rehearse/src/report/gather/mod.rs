@@ -26,7 +26,7 @@ use std::time::Duration;
 /// What came of each run, in the order of the plan.
 pub fn runs(plan: &Plan, rehearsed: &Rehearsed) -> Vec<Run> {
     let topology = plan.topology.to_string();
-    let control = rehearsed.runs.iter().find(|run| run.via == Via::Direct).map(|run| &run.verdict);
+    let control = rehearsed.runs.iter().find(|run| run.via == Via::None).map(|run| &run.verdict);
     let one = |via: &Via| {
         let via_is = |run: &&Played| run.via == *via;
         let skipped = || rehearsed.skipped.iter().find(|(other, _)| other == via);

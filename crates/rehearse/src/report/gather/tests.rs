@@ -1,6 +1,6 @@
 use super::*;
 use crate::data::{Flaw, Gap, Segment, Timeline, Watch};
-use crate::fault::Fault;
+use crate::fault::{Fault, Standby};
 use crate::plan::{LoadPlan, Plan};
 use crate::record::{
     Answer, AtNode, Attempt, Control, EndReport, EndedBy, Failure, Injected, InjectedNode, Kind, NamedFrom, Player,
@@ -184,7 +184,7 @@ fn watches_have_segments_and_gaps() {
         node: None,
         fault: Fault::KillShim,
         instance: OLD.into(),
-        alone: false,
+        standby: Standby::Sibling,
         at: at(2_000),
         noticed: None,
         over: Some(at(2_500)),
@@ -362,14 +362,14 @@ fn runs_are_in_the_order_of_the_plan() {
         Played { via, record, verdict, failed: None }
     };
     let rehearsed = Rehearsed {
-        runs: vec![played(Via::Direct), played(Via::Berth)],
+        runs: vec![played(Via::None), played(Via::Berth)],
         skipped: vec![(Via::Haproxy, "no haproxy".into())],
         aborted: Some(crate::Aborted::Signal(libc::SIGINT)),
     };
-    let plan = Plan { runs: vec![Via::Haproxy, Via::Berth, Via::Direct, Via::PortSharing], ..Plan::default() };
+    let plan = Plan { runs: vec![Via::Haproxy, Via::Berth, Via::None, Via::PortSharing], ..Plan::default() };
     let report = report(&plan, &rehearsed, runs(&plan, &rehearsed), vec!["berth".into()]);
     // Port sharing was not come to.
-    assert_eq!(report.runs.iter().map(|run| run.via).collect::<Vec<_>>(), [Via::Haproxy, Via::Berth, Via::Direct]);
+    assert_eq!(report.runs.iter().map(|run| run.via).collect::<Vec<_>>(), [Via::Haproxy, Via::Berth, Via::None]);
     assert_eq!(report.runs[0].outcome, RunOutcome::Skipped("no haproxy".into()));
     assert_eq!(report.runs[1].ran().unwrap().verdict.control.as_ref().unwrap()[0].count, 1);
     assert!(report.aborted.unwrap().contains("SIGINT"));
@@ -413,7 +413,7 @@ fn what_was_dialed_and_who_went_away() {
             named: None,
             listened: Some(at(3_000)),
         }),
-        alone: false,
+        standby: Standby::Sibling,
         at: at(2_000),
         noticed: Some(at(2_300)),
         over: Some(at(3_000)),

@@ -91,7 +91,7 @@ fn title(run: &Run) -> String {
     match run.via {
         Via::Berth | Via::Haproxy => format!("Through {}", run.via.words()),
         Via::PortSharing => "With port sharing".to_owned(),
-        Via::Direct => "Straight to the instances".to_owned(),
+        Via::None => "With nothing between".to_owned(),
     }
 }
 
@@ -241,7 +241,7 @@ fn sums(ran: &Ran) -> Markup {
                 @if verdict.control.is_none() {
                     p.quiet { "What an instance ends itself is not lost." }
                 } @else {
-                    p.quiet { "What an instance ends itself is not lost. The control dialed the instances directly." }
+                    p.quiet { "What an instance ends itself is not lost. The control is the run with nothing between." }
                 }
             }
             div {

@@ -61,7 +61,7 @@ impl State {
                 format!("{words} through {}", self.via.map_or("", Via::words))
             }
             Some(Via::PortSharing) => format!("{words} with port sharing"),
-            Some(Via::Direct) => format!("{words} without anything between"),
+            Some(Via::None) => format!("{words} with nothing between"),
         }
     }
 

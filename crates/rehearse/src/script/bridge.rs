@@ -1,0 +1,247 @@
+//! An instance that knows nothing of berth is replaced in place, under `berth bridge`.
+//!
+//! COMMAND is the script itself: it stops the old one and starts the new one, as systemd does it for `systemctl restart`. What goes
+//! wrong, does so while COMMAND runs: then neither this nor the bridge can be too late.
+
+use super::super::fault::{Fault, SLOW, Standby};
+use super::super::instance::Instance;
+use super::super::plan::LEASE;
+use super::super::record::Stamp;
+use super::super::stage::{Error, Status};
+use super::super::topology::Limits;
+use super::harm::{BEYOND_LEASE, LONGEST_HANG};
+use super::{LOOK, Play, SETTLE};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// Exit status of a bridge whose node's own instance did not come back.
+const AGAIN: i32 = 75;
+
+/// What a bridge takes besides its --settle and its --ready-timeout, both twice: its preflight, and handshakes and connections that end.
+const BESIDES: Duration = Duration::from_secs(90);
+
+impl Play<'_> {
+    /// An upgrade in place.
+    pub(super) async fn bridged_upgrade(
+        &mut self,
+        old: &Instance,
+        new: &Instance,
+        faults: &[Fault],
+    ) -> Result<(), Error> {
+        let ready = self.plan.timing.ready_within;
+        self.bridge(old, ready).await?;
+        // First those that concern the old one.
+        for fault in faults {
+            match fault {
+                Fault::KillShim => self.kill_bridge(old).await?,
+                Fault::HangShim => self.hang_bridge(old).await?,
+                Fault::KillTemporary => self.kill_temporary(old).await?,
+                Fault::KillOld => self.kill_own(old, *fault).await?,
+                _ => {}
+            }
+        }
+        let before = self.stage.bridge_status().own.listener;
+        self.say(&format!("stop {}", old.name));
+        self.stop(old).await;
+        let slow = new.fault.map(|fault| self.inject(fault, &new.name, Standby::Bridge));
+        self.start_own(new).await?;
+        if slow.is_some() && !new.apiserver.is_stand_in() {
+            self.delay(new).await;
+        }
+        self.own_ready(new, before, ready + SLOW).await?;
+        for fault in faults {
+            match fault {
+                Fault::CrashAfterReady => self.kill_own(new, *fault).await?,
+                Fault::Hang => self.hang_own(new).await?,
+                _ => {}
+            }
+        }
+        self.stage.command_ends(0)?;
+        self.bridge_ends(old, 0).await?;
+        self.stage.bridge_gone(ready).await?;
+        self.stage.tell_joined(&new.name);
+        slow.inspect(|place| self.over(*place));
+        self.check_version(new).await;
+        Ok(())
+    }
+
+    /// An upgrade in place to a version that cannot serve: clients stay on the bridge, and the operator brings the old one back.
+    pub(super) async fn failing_bridged_upgrade(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
+        let new = Instance { name: fault.to_string(), fault: Some(fault), ..super::instance(self.plan, None, 1) };
+        // Long enough for the temporary one; no longer, for clients wait for the end of it.
+        let ready = self.plan.timing.failing.max(self.plan.timing.ready_within / 2);
+        self.bridge(old, ready).await?;
+        self.say(&format!("stop {}", old.name));
+        self.stop(old).await;
+        let place = self.inject(fault, &new.name, Standby::Bridge);
+        self.say(&format!("fault {fault}: start {}", new.name));
+        self.stage.start(&new, false).await?;
+        self.stage.replaced_by(&new.name);
+        self.stage.command_ends(0)?;
+        self.bridge_ends(old, AGAIN).await?;
+        let status = self.stage.bridge_status();
+        let ended = match self.stage.ended(&new.name) {
+            Some(status) => format!("it ended with {status}; last said:\n{}", self.stage.last_words(&new.name).await),
+            None => status.own.probe,
+        };
+        let why = match status.trouble {
+            Some(trouble) => vec![trouble, ended],
+            None => Vec::new(),
+        };
+        self.say(&format!("{} does not serve: {}", new.name, why.join("; ")));
+        self.note(place, |i| i.seen = why);
+        sleep(SETTLE).await;
+        // How it ends is no matter.
+        self.stage.stop(&new.name, self.plan.timing.grace).await;
+        self.start_own(old).await?;
+        self.stage.end_bridge()?;
+        self.bridge_ends(old, 0).await?;
+        self.stage.bridge_gone(ready).await?;
+        self.stage.tell_joined(&old.name);
+        self.over(place);
+        Ok(())
+    }
+
+    /// Builds a bridge over an instance, and waits until it serves and this may be replaced.
+    async fn bridge(&mut self, running: &Instance, ready: Duration) -> Result<(), Error> {
+        let temporary = running.temporary();
+        self.say(&format!("berth bridge over {}", running.name));
+        let (limits, began) = (Limits { ready, settle: self.plan.timing.settle }, Instant::now());
+        self.stage.bridge(running, limits, self.patience()).await?;
+        self.check_version(&temporary).await;
+        self.say(&format!(
+            "{} serves, and {} may be replaced after {:.1?}",
+            temporary.name,
+            running.name,
+            began.elapsed()
+        ));
+        Ok(())
+    }
+
+    /// Waits until whoever began the bridge, or wants it to end, has ended as it should.
+    async fn bridge_ends(&mut self, running: &Instance, wanted: i32) -> Result<(), Error> {
+        let (name, began) = (running.temporary().name, Instant::now());
+        let code = self.stage.bridge_ended(self.patience()).await?;
+        if code != Some(wanted) {
+            let code = code.map_or_else(|| "a signal".into(), |code| format!("exit status {code}"));
+            return Err(self.stage.failed(&name, format!("ended with {code} instead of {wanted}")).await);
+        }
+        self.say(&format!("berth bridge ended with {wanted} after {:.1?}", began.elapsed()));
+        Ok(())
+    }
+
+    fn patience(&self) -> Duration {
+        2 * (self.plan.timing.ready_within + self.plan.timing.settle) + BESIDES
+    }
+
+    /// Starts one that has the port alone, as COMMAND.
+    async fn start_own(&mut self, own: &Instance) -> Result<(), Error> {
+        self.say(&format!("start {} in its place", own.name));
+        self.stage.start(own, true).await?;
+        self.stage.replaced_by(&own.name);
+        Ok(())
+    }
+
+    /// Waits until the bridge says that the node's own is ready, and another process than the one with this listener.
+    async fn own_ready(&mut self, own: &Instance, before: Option<u64>, within: Duration) -> Result<(), Error> {
+        let (name, began) = (&own.name, Instant::now());
+        loop {
+            let now = self.stage.bridge_status().own;
+            if now.ready && now.listener != before {
+                self.say(&format!("{name} is ready after {:.1?}", began.elapsed()));
+                return Ok(());
+            }
+            if let Some(status) = self.stage.ended(name) {
+                return Err(self.stage.failed(name, format!("ended before it was ready ({status})")).await);
+            }
+            if began.elapsed() > within {
+                let what = format!("was not ready within {within:?} ({})", now.probe);
+                return Err(self.stage.failed(name, what).await);
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// The bridge is killed while the old one is there; then there is another one.
+    async fn kill_bridge(&mut self, old: &Instance) -> Result<(), Error> {
+        let place = self.harms(Fault::KillShim, &old.temporary().name);
+        self.stage.kill_bridge().await;
+        self.note(place, |i| i.noticed = Some(Stamp::now()));
+        // Nothing is done without it.
+        self.stage.command_ends(1)?;
+        self.bridge_ends(old, 1).await?;
+        self.bridge(old, self.plan.timing.ready_within).await?;
+        self.is_over(place).await;
+        Ok(())
+    }
+
+    async fn hang_bridge(&mut self, old: &Instance) -> Result<(), Error> {
+        let place = self.harms(Fault::HangShim, &old.temporary().name);
+        let pid = self.stage.bridge_status().pid;
+        self.stage.freeze(Pid::from_raw(pid));
+        sleep(LEASE + BEYOND_LEASE).await;
+        self.stage.thaw();
+        self.is_over(place).await;
+        Ok(())
+    }
+
+    async fn kill_temporary(&mut self, old: &Instance) -> Result<(), Error> {
+        let place = self.harms(Fault::KillTemporary, &old.temporary().name);
+        let killed = self.stage.bridge_status().temporary.pid;
+        if let Some(pid) = killed {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        let ready = self.plan.timing.ready_within;
+        self.stage.bridge_is("it saw the end", ready, |status| status.temporary.pid != killed).await?;
+        self.note(place, |i| i.noticed = Some(Stamp::now()));
+        let serves = |status: &Status| status.steering && status.temporary.ready && status.temporary.pid != killed;
+        self.stage.bridge_is("another was ready", ready, serves).await?;
+        self.stage.temporary_joined();
+        self.is_over(place).await;
+        Ok(())
+    }
+
+    /// The node's own is killed while the bridge serves, and started again as systemd does it.
+    async fn kill_own(&mut self, own: &Instance, fault: Fault) -> Result<(), Error> {
+        let name = &own.name;
+        let place = self.harms(fault, name);
+        let before = self.stage.bridge_status().own.listener;
+        if let Some(pid) = self.stage.apiserver(name) {
+            self.stage.kill(name, pid).await;
+        }
+        self.note(place, |i| i.noticed = Some(Stamp::now()));
+        self.start_own(own).await?;
+        self.own_ready(own, before, self.plan.timing.ready_within).await?;
+        self.is_over(place).await;
+        Ok(())
+    }
+
+    /// The new one hangs until the bridge has noticed.
+    async fn hang_own(&mut self, new: &Instance) -> Result<(), Error> {
+        let place = self.harms(Fault::Hang, &new.name);
+        if let Some(pid) = self.stage.apiserver(&new.name) {
+            self.stage.freeze(pid);
+        }
+        let noticed = self.stage.bridge_is("it saw it hang", LONGEST_HANG, |status| !status.own.ready).await;
+        if noticed.is_ok() {
+            self.note(place, |i| i.noticed = Some(Stamp::now()));
+            sleep(SETTLE).await;
+        }
+        self.stage.thaw();
+        self.own_ready(new, None, self.plan.timing.ready_within).await?;
+        self.is_over(place).await;
+        Ok(())
+    }
+
+    fn harms(&self, fault: Fault, name: &str) -> usize {
+        self.say(&format!("fault {fault} at {name}"));
+        self.inject(fault, name, Standby::Bridge)
+    }
+
+    async fn is_over(&self, place: usize) {
+        self.over(place);
+        self.calm().await;
+    }
+}

@@ -1,0 +1,389 @@
+//! `berth bridge` on the stage: COMMAND, which waits for the script as `systemctl restart` waits for systemd, and what the bridge says
+//! of itself on its socket.
+
+use super::super::certs::Names;
+use super::super::instance::Instance;
+use super::super::record::{MarkKind, Recorder, Stamp};
+use super::super::setting::BRIDGE;
+use super::super::topology::Limits;
+use super::{Error, LOOK, Stage};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
+use serde::Deserialize;
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+/// In the bridge's directory; see `berth_operate::bridge::ipc`, of which this is what a rehearsal needs.
+const SOCKET: &str = "bridge.sock";
+
+/// The question that is answered by a status at once and at each change.
+const ASK: &[u8] = b"\"status\"\n";
+
+/// What COMMAND does: it ends when it is told how.
+const COMMAND: &str = "read -r status < \"$0\" && exit \"$status\"";
+
+/// Its own log, and the temporary instance's; and how many of their lines are shown when it fails.
+const LOGS: [&str; 2] = ["bridge.log", "kube-apiserver.log"];
+const LAST: usize = 6;
+
+/// How long a process that got SIGKILL may take to go.
+const GOING: Duration = Duration::from_secs(5);
+
+/// A bridge that is on, or was.
+#[derive(Debug)]
+pub(super) struct Bridge {
+    /// The temporary instance's name.
+    name: String,
+    /// Who listens on the port itself.
+    own: watch::Sender<String>,
+    status: watch::Receiver<Status>,
+    /// COMMAND reads from it.
+    command: File,
+    /// Ends with the daemon.
+    follower: JoinSet<()>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Reply {
+    Status(Status),
+    Refused(String),
+}
+
+/// How a bridge is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Status {
+    /// The daemon's process.
+    pub(crate) pid: i32,
+    pub(crate) step: String,
+    pub(crate) steering: bool,
+    /// COMMAND runs.
+    pub(crate) command: bool,
+    /// Why clients stay on it.
+    pub(crate) trouble: Option<String>,
+    pub(crate) temporary: Temporary,
+    pub(crate) own: Own,
+}
+
+/// Its temporary instance.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Temporary {
+    pub(crate) address: Option<SocketAddr>,
+    pub(crate) pid: Option<i32>,
+    pub(crate) ready: bool,
+}
+
+/// The node's own, as the bridge sees it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Own {
+    /// Of which process nothing but this tells another's.
+    pub(crate) listener: Option<u64>,
+    pub(crate) ready: bool,
+    /// What came of the last probe.
+    pub(crate) probe: String,
+}
+
+impl Stage {
+    /// Starts a bridge over an instance that runs, and waits until it may be replaced.
+    pub(crate) async fn bridge(&mut self, running: &Instance, limits: Limits, within: Duration) -> Result<(), Error> {
+        let temporary = running.temporary();
+        let fifo = self.setting.dir.join("command");
+        let _ = std::fs::remove_file(&fifo);
+        let opened = mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).map_err(io::Error::from);
+        // For both ways: to open it never waits for the other end.
+        let opened = opened.and_then(|()| OpenOptions::new().read(true).write(true).open(&fifo));
+        let command =
+            opened.map_err(|e| Error::Unavailable(format!("cannot make the FIFO {}: {e}", fifo.display())))?;
+        let admin = self.setting.admin();
+        std::fs::write(&admin, self.setting.certs.kubeconfig(self.setting.address))
+            .map_err(|e| Error::Unavailable(format!("cannot write {}: {e}", admin.display())))?;
+        let run: [OsString; 4] = ["sh".into(), "-c".into(), COMMAND.into(), fifo.into()];
+        let own = self.own_address(&running.name)?;
+        let part = self.layout.bridge(&self.setting, running, own, limits, run.into());
+        self.plays(&temporary, true);
+        self.bridge_gone(within).await?;
+        self.spawn(&temporary.name, &part)?;
+        let (own, _) = watch::channel(running.name.clone());
+        let (to, status) = watch::channel(Status::default());
+        let marks = Marks {
+            temporary: temporary.name.clone(),
+            copied: running.name.clone(),
+            own: own.subscribe(),
+            recorder: Arc::clone(&self.recorder),
+            names: self.setting.certs.names.clone(),
+        };
+        let mut follower = JoinSet::new();
+        follower.spawn(follow(self.setting.bridge(), marks, to));
+        self.bridge = Some(Bridge { name: temporary.name, own, status, command, follower });
+        self.bridge_is("its COMMAND began", within, |status| status.command && status.steering).await?;
+        self.temporary_joined();
+        Ok(())
+    }
+
+    /// Waits until the bridge says that something is so; an error if whoever began it ends before.
+    pub(crate) async fn bridge_is(
+        &mut self,
+        what: &str,
+        within: Duration,
+        so: impl Fn(&Status) -> bool,
+    ) -> Result<(), Error> {
+        let Some(bridge) = &self.bridge else { return Ok(()) };
+        let (name, mut status) = (bridge.name.clone(), bridge.status.clone());
+        let why = tokio::select! {
+            biased;
+            Ok(_) = status.wait_for(so) => return Ok(()),
+            ended = self.over(&name) => format!("ended before {what} ({ended})"),
+            () = sleep(within) => format!("did not come so far within {within:?}: {what}"),
+        };
+        Err(self.failed(&name, why).await)
+    }
+
+    /// What the bridge said last.
+    pub(crate) fn bridge_status(&self) -> Status {
+        self.bridge.as_ref().map(|bridge| bridge.status.borrow().clone()).unwrap_or_default()
+    }
+
+    /// The control's clients, too, dial the temporary instance itself.
+    pub(crate) fn temporary_joined(&mut self) {
+        let Some((name, Some(SocketAddr::V4(address)))) =
+            self.bridge.as_ref().map(|bridge| (bridge.name.clone(), bridge.status.borrow().temporary.address))
+        else {
+            return;
+        };
+        self.own.insert(name.clone(), address.into());
+        self.tell_joined(&name);
+    }
+
+    /// From now on, another listens on the port itself.
+    pub(crate) fn replaced_by(&self, name: &str) {
+        if let Some(bridge) = &self.bridge {
+            bridge.own.send_replace(name.to_owned());
+        }
+    }
+
+    /// Lets COMMAND end with this exit status.
+    pub(crate) fn command_ends(&mut self, status: u8) -> Result<(), Error> {
+        let Some(bridge) = &mut self.bridge else { return Ok(()) };
+        let written = bridge.command.write_all(format!("{status}\n").as_bytes());
+        written.map_err(|e| Error::Unavailable(format!("cannot tell COMMAND to end: {e}")))
+    }
+
+    /// Wants the bridge to end, as an operator does.
+    pub(crate) fn end_bridge(&mut self) -> Result<(), Error> {
+        let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else { return Ok(()) };
+        let part = self.layout.end_bridge(&self.setting);
+        self.spawn(&name, &part)
+    }
+
+    /// Waits until who began the bridge, or wants it to end, has ended, with which exit status; none if that was a signal.
+    pub(crate) async fn bridge_ended(&mut self, within: Duration) -> Result<Option<i32>, Error> {
+        let Some(name) = self.bridge.as_ref().map(|bridge| bridge.name.clone()) else { return Ok(None) };
+        match timeout(within, self.over(&name)).await {
+            Ok(status) => Ok(status.code()),
+            Err(_) => Err(self.failed(&name, format!("was not over within {within:?}")).await),
+        }
+    }
+
+    /// Waits until the bridge is gone, and all is written down.
+    pub(crate) async fn bridge_gone(&mut self, within: Duration) -> Result<(), Error> {
+        let Some(Bridge { name, follower, .. }) = &mut self.bridge else { return Ok(()) };
+        let name = name.clone();
+        match timeout(within, async { while follower.join_next().await.is_some() {} }).await {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self.failed(&name, format!("was not gone within {within:?}")).await),
+        }
+    }
+
+    /// The last lines of its logs, if it is a bridge's.
+    pub(super) fn bridge_log(&self, name: &str) -> Vec<String> {
+        let of_it = self.bridge.as_ref().is_some_and(|bridge| bridge.name == name);
+        let logs = LOGS.iter().filter(|_| of_it).map(|log| std::fs::read_to_string(self.setting.bridge().join(log)));
+        let last = |log: String| {
+            let skipped = log.lines().count().saturating_sub(LAST);
+            log.lines().skip(skipped).map(|line| format!("  {line}")).collect::<Vec<_>>()
+        };
+        logs.flat_map(|log| log.map(last).unwrap_or_default()).collect()
+    }
+
+    /// Kills the bridge, and waits until it is gone.
+    pub(crate) async fn kill_bridge(&self) {
+        let pid = self.bridge_status().pid;
+        if pid > 0 {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            while is_alive(pid) {
+                sleep(LOOK).await;
+            }
+        }
+    }
+}
+
+/// Writes a bridge's moments down.
+struct Marks {
+    temporary: String,
+    /// Whose certificate the temporary instance has.
+    copied: String,
+    own: watch::Receiver<String>,
+    recorder: Arc<Recorder>,
+    names: Names,
+}
+
+impl Marks {
+    fn note(&self, before: &Status, now: &Status) {
+        let at = Stamp::now();
+        match (before.steering, now.steering) {
+            (false, true) => self.names.rename(&self.copied, &self.temporary),
+            (true, false) => self.names.rename(&self.temporary, &self.copied),
+            _ => {}
+        }
+        let own = self.own.borrow().clone();
+        self.recorder.note(|r| {
+            for (is_temporary, mark) in changes(before, now) {
+                let name = if is_temporary { &self.temporary } else { &own };
+                // What a stand-in tells itself is more exact, and may be known before.
+                let (started, ready) = (r.moments.last(name, MarkKind::Started), r.moments.last(name, MarkKind::Ready));
+                match mark {
+                    MarkKind::Ready if ready >= started && ready.is_some() => {}
+                    MarkKind::Started => {
+                        let before = ready.filter(|ready| started.is_none_or(|started| *ready > started));
+                        let before = before.filter(|_| r.moments.last(name, MarkKind::Exited) < ready);
+                        r.moments.add(name, mark, before.unwrap_or(at));
+                    }
+                    _ => r.moments.add(name, mark, at),
+                }
+            }
+        });
+    }
+}
+
+/// What happened, to the temporary instance or to the node's own.
+fn changes(before: &Status, now: &Status) -> Vec<(bool, MarkKind)> {
+    let mut marks = Vec::new();
+    if (before.steering, now.steering) == (true, false) {
+        marks.extend([(true, MarkKind::Left), (false, MarkKind::Joined)]);
+    }
+    if before.temporary.pid != now.temporary.pid {
+        marks.extend(before.temporary.pid.map(|_| (true, MarkKind::Exited)));
+        marks.extend(now.temporary.pid.map(|_| (true, MarkKind::Started)));
+    }
+    if now.temporary.ready && !before.temporary.ready {
+        marks.push((true, MarkKind::Ready));
+    }
+    if (before.steering, now.steering) == (false, true) {
+        marks.extend([(true, MarkKind::Joined), (false, MarkKind::Left)]);
+    }
+    if now.step == "drain" && before.step != now.step {
+        marks.push((true, MarkKind::Sigterm));
+    }
+    marks
+}
+
+/// Hears what a bridge says until it is gone.
+async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>) {
+    let stream = loop {
+        match UnixStream::connect(directory.join(SOCKET)).await {
+            Ok(stream) => break stream,
+            // It is there when the preflight is over.
+            Err(_) => sleep(LOOK).await,
+        }
+    };
+    let (reader, mut writer) = stream.into_split();
+    let mut lines = BufReader::new(reader).lines();
+    if writer.write_all(ASK).await.is_ok() {
+        while let Ok(Some(line)) = lines.next_line().await {
+            match serde_json::from_str(&line) {
+                Ok(Reply::Status(now)) => {
+                    marks.note(&to.borrow(), &now);
+                    to.send_replace(now);
+                }
+                Ok(Reply::Refused(why)) => tracing::debug!(why, "the bridge does not answer"),
+                Err(error) => tracing::warn!(%error, line, "the bridge says something else"),
+            }
+        }
+    }
+    // With it went all that it held.
+    let gone = Status { pid: to.borrow().pid, ..Status::default() };
+    marks.note(&to.borrow(), &gone);
+    to.send_replace(gone);
+}
+
+/// Kills the bridge that keeps its socket there, if one does, and waits until it is gone.
+pub(super) fn kill_left(run: &Path) {
+    let Ok(stream) = StdStream::connect(run.join(BRIDGE).join(SOCKET)) else { return };
+    let Ok(peer) = getsockopt(&stream, PeerCredentials) else { return };
+    let _ = kill(Pid::from_raw(peer.pid()), Signal::SIGKILL);
+    let deadline = std::time::Instant::now() + GOING;
+    while is_alive(peer.pid()) && std::time::Instant::now() < deadline {
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Whether a process has not ended, in any of its threads: before that, its descriptors may be open.
+fn is_alive(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    // state and num_threads of proc_pid_stat(5), of which the second is behind 16 more.
+    let ended = matches!(fields.first(), None | Some(&("Z" | "X")));
+    !ended || fields.get(17).is_some_and(|threads| *threads != "1" && *threads != "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use MarkKind::{Exited, Joined, Left, Ready, Sigterm, Started};
+
+    fn status(step: &str, steering: bool, pid: Option<i32>, ready: bool) -> Status {
+        let temporary = Temporary { pid, ready, address: None };
+        Status { step: step.into(), steering, temporary, ..Status::default() }
+    }
+
+    #[test]
+    fn what_a_bridge_says_becomes_moments() {
+        let life = [
+            (status("start", false, None, false), vec![]),
+            (status("start", false, Some(7), false), vec![(true, Started)]),
+            (status("settle", false, Some(7), true), vec![(true, Ready)]),
+            (status("overlap", true, Some(7), true), vec![(true, Joined), (false, Left)]),
+            // Killed, and started again.
+            (status("hold", false, None, false), vec![(true, Left), (false, Joined), (true, Exited)]),
+            (status("hold", false, Some(8), false), vec![(true, Started)]),
+            (status("hold", true, Some(8), true), vec![(true, Ready), (true, Joined), (false, Left)]),
+            (status("linger", false, Some(8), true), vec![(true, Left), (false, Joined)]),
+            (status("drain", false, Some(8), true), vec![(true, Sigterm)]),
+            (Status::default(), vec![(true, Exited)]),
+        ];
+        let mut before = Status::default();
+        for (now, marks) in life {
+            assert_eq!(changes(&before, &now), marks, "{now:?}");
+            before = now;
+        }
+    }
+
+    #[test]
+    fn what_the_bridges_socket_says_is_read() {
+        let said = r#"{"status":{"version":1,"berth":"0.1.0","pid":9,"step":"hold","steering":true,"command":false,
+            "temporary":{"address":"127.1.2.3:7","pid":10,"ready":true,"ends":0,"probe":"ready"},
+            "own":{"address":"10.0.0.5:6443","listener":5,"ready":false,"probe":"refused"},
+            "connections_open":1,"connections_steered":2,"logs":[]}}"#;
+        let Ok(Reply::Status(status)) = serde_json::from_str(said) else { panic!("no status") };
+        assert_eq!((status.pid, status.temporary.pid, status.own.listener), (9, Some(10), Some(5)));
+        assert!(matches!(serde_json::from_str(r#"{"refused":"no"}"#), Ok(Reply::Refused(_))));
+    }
+
+    #[test]
+    fn this_process_is_alive_and_none_is_not() {
+        assert!(is_alive(std::process::id().try_into().unwrap()) && !is_alive(0));
+    }
+}

@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# A whole cluster as kubeadm makes it, on one node, with clients that dial it in every way there is; then an operator does to
+# its control plane what operators do, and what the clients lost is counted.
+set -Eeuo pipefail
+export LC_ALL=C TZ=UTC
+
+readonly EX_USAGE=64 EX_UNAVAILABLE=69
+# All the time that half a scenario may take, in seconds.
+readonly LIMIT=600
+
+# The node's end of a veth, and the end of another host of its network (RFC 5737, RFC 3849).
+readonly HOST_IP=192.0.2.2 HOST_IP6=2001:db8::2 VIP=192.0.2.9 FAR_IP=192.0.2.1 FAR_IP6=2001:db8::1 PORT=6443 NODE=cp-1
+# The pods that the kubelet starts, a pod's namespace that only has clients, and where the Service is.
+readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVICE_IP=10.96.0.1
+# What the pods of the test run.
+readonly TOOL_IMAGE=localhost/tool:test
+readonly SCENARIOS=(upgrade bad-flag kubelet certs flag)
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/cluster.sh [--check] [--keep] [--rate N] [--bridge BERTH] [--help] [SCENARIO...] [-- COMMAND...]
+
+Runs `kubeadm init` of the version before the newest in network, mount, PID and UTS namespaces of its own,
+with kubelet, containerd, etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kube-proxy, and
+clients: a pod that dials the Service, another host, the node itself. Does to it what each SCENARIO says
+and counts what was lost. This is the control: it fails if nothing was lost. Needs root, ip, nft, jq,
+openssl, unshare, setpriv, containerd, runc, the CNI plugins of Debian's containernetworking-plugins, a C
+compiler, cargo, and the binaries of scripts/kube-apiserver.sh for the two newest versions, built if they
+are not there.
+
+  upgrade           kubeadm upgrade apply, to the newest version
+  bad-flag          the same with a patch that gives kube-apiserver a flag that it does not know
+  kubelet           the newest kubelet put in place and restarted
+  certs             kubeadm certs renew all, and each static pod started again
+  flag              a flag of kube-apiserver changed in its manifest
+  all of them if none is given
+
+  --check           build and start nothing: exit with 69 if something is missing
+  --keep            keep the directories with the logs, and say where they are; failures keep them too
+  --rate N          new TLS connections a second, each way (50)
+  --bridge BERTH    each scenario once more, in a new cluster, under `BERTH bridge`: nothing may be lost but at localhost
+  COMMAND...        run this on the node when the cluster is ready, and no scenario: bash, for example.
+                    $OLD and $NEW are the two versions, $PROGRAMS has a directory of programs for each.
+  --help            this text
+
+Variables:
+  TLS_LOAD   the client that makes the load; built with cargo if not given
+  CARGO      the cargo command, if not the one on PATH
+  and those of scripts/kube-apiserver.sh for the newest version
+
+Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; otherwise
+the COMMAND's own.
+TEXT
+}
+
+main() {
+    check=false keep=false rate=50 bridge='' scenarios=() command=()
+    while (($#)); do
+        case $1 in
+            --check) check=true ;;
+            --keep) keep=true ;;
+            --rate)
+                [[ ${2:-} =~ ^[1-9][0-9]{0,3}$ ]] || { usage >&2 && exit $EX_USAGE; }
+                rate=$2
+                shift
+                ;;
+            --bridge)
+                [[ -x ${2:-} ]] || { usage >&2 && exit $EX_USAGE; }
+                bridge=$(realpath -- "$2")
+                # For the report.
+                export BERTH=$bridge
+                shift
+                ;;
+            -h | --help) usage && exit 0 ;;
+            --)
+                command=("${@:2}")
+                ((${#command[@]})) || { usage >&2 && exit $EX_USAGE; }
+                break
+                ;;
+            *)
+                [[ " ${SCENARIOS[*]} " == *" $1 "* ]] || { usage >&2 && exit $EX_USAGE; }
+                scenarios+=("$1")
+                ;;
+        esac
+        shift
+    done
+    ((${#scenarios[@]})) || scenarios=("${SCENARIOS[@]}")
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+    # shellcheck source=scripts/e2e/common.sh
+    . "$root/scripts/e2e/common.sh"
+    # shellcheck source=scripts/node/outside.sh
+    . "$root/scripts/node/outside.sh"
+    # shellcheck source=scripts/node/inside.sh
+    . "$root/scripts/node/inside.sh"
+    # shellcheck source=scripts/cluster/images.sh
+    . "$root/scripts/cluster/images.sh"
+    # shellcheck source=scripts/cluster/outside.sh
+    . "$root/scripts/cluster/outside.sh"
+    # shellcheck source=scripts/cluster/node.sh
+    . "$root/scripts/cluster/node.sh"
+    # shellcheck source=scripts/cluster/clients.sh
+    . "$root/scripts/cluster/clients.sh"
+    # shellcheck source=scripts/cluster/scenarios.sh
+    . "$root/scripts/cluster/scenarios.sh"
+
+    if $check; then
+        need_all
+        check_node
+    elif [[ -z ${BERTH_NODE_FOLDER:-} ]]; then
+        need_all
+        prepare
+        if ((${#command[@]})); then
+            in_a_cluster -- "${command[@]}"
+        else
+            each_scenario
+        fi
+    elif ((${#command[@]})); then
+        work=$BERTH_NODE_FOLDER
+        watch_over 86400
+        start_cluster
+        on_the_node "${command[@]}"
+    else
+        work=$BERTH_NODE_FOLDER
+        # The control has none.
+        [[ $bridge ]] || unset BERTH
+        watch_over $LIMIT
+        half "${scenarios[0]}"
+    fi
+}
+
+main "$@"

@@ -1,0 +1,94 @@
+# shellcheck shell=bash
+# Part of scripts/cluster.sh: the images of both versions, packed once, outside, from the binaries; there is no registry.
+
+# pack_images: into $work/images, whose archives the nodes import
+pack_images() {
+    local version name image libraries
+    IMAGES=$work/images
+    mkdir "$IMAGES"
+    make_pause
+    readarray -t libraries < <(ldd "$(type -P nft)" | grep -o '/[^ ]*')
+    for version in "$OLD" "$NEW"; do
+        while read -r image; do
+            name=${image##*/} name=${name%:*}
+            case $name in
+                # Without the file nft says numbers for tcp and udp, and a kube-proxy that starts again takes its own rules for
+                # somebody else's and removes them.
+                kube-proxy) set -- /etc/protocols "$(type -P nft)" "${libraries[@]}" ;;
+                coredns) continue ;;
+                *) set -- ;;
+            esac
+            image "$image" "$(binary_of "$name" "$version")" "$@" >"$IMAGES/$name-$version.tar"
+        done < <("$(binary_of kubeadm "$version")" config images list --kubernetes-version "$version" 2>>"$work/images.log")
+    done
+    image "$TOOL_IMAGE" "$IMAGES/pause" >"$IMAGES/tool.tar"
+    export IMAGES
+}
+
+# pause_image VERSION: what kubeadm of this version calls it
+pause_image() { "$(binary_of kubeadm "$1")" config images list --kubernetes-version "$1" 2>/dev/null | grep /pause:; }
+
+import_images() {
+    local archive
+    for archive in "$IMAGES"/*.tar; do
+        ctr --namespace k8s.io images import "$archive" >>"$work/images.log" 2>&1 || fail "ctr images import $archive" images.log
+    done
+}
+
+# binary_of NAME VERSION
+binary_of() {
+    if [[ $1 == pause ]]; then echo "$IMAGES/pause"; else echo "$PROGRAMS/$2/$1"; fi
+}
+
+# A pause as Kubernetes' own, which knows -v: kubeadm upgrade runs that in a Job to see whether the cluster runs any. And what
+# the pods of the test do.
+make_pause() {
+    cc -static -O2 -x c -o "$IMAGES/pause" - <<'TEXT'
+#include <arpa/inet.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* A line every 100 ms. */
+static void tick(void) {
+    for (unsigned long i = 0;; i++) {
+        if (printf("%lu\n", i) < 0 || fflush(stdout)) _exit(1);
+        usleep(100000);
+    }
+}
+
+/* Gives back what it gets. */
+static int echo(int port) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(listener, (struct sockaddr *)&address, sizeof address) || listen(listener, 128)) return 1;
+    signal(SIGCHLD, SIG_IGN);
+    for (;;) {
+        char bytes[4096];
+        ssize_t got;
+        int client = accept(listener, 0, 0);
+        if (client < 0) continue;
+        if (fork() == 0) {
+            while ((got = read(client, bytes, sizeof bytes)) > 0)
+                if (write(client, bytes, got) != got) break;
+            _exit(0);
+        }
+        close(client);
+    }
+}
+
+int main(int count, char **arguments) {
+    signal(SIGTERM, _exit);
+    signal(SIGINT, _exit);
+    if (count > 1 && !strcmp(arguments[1], "-v")) return puts("pause of scripts/cluster.sh") < 0;
+    if (count > 1 && !strcmp(arguments[1], "tick")) tick();
+    if (count > 1 && !strcmp(arguments[1], "serve")) {
+        if (fork() == 0) return echo(8080);
+        tick();
+    }
+    for (;;) pause();
+}
+TEXT
+}

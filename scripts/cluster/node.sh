@@ -1,0 +1,201 @@
+# shellcheck shell=bash
+# Part of scripts/cluster.sh, on the node: its network, its services, and the cluster as `kubeadm init` makes it.
+#
+# What differs from a node of somebody's, and why: there is no systemd, so a script with the name systemctl stands in for what
+# kubeadm and operators ask of it. What containers see of the machine's kernel stays as it is: OOM scores and sysctls that
+# are not of a namespace. etcd does not wait for the disk.
+
+# Preflight errors that kubeadm is told to ignore, by the reason.
+declare -A IGNORED=(
+    # Nothing here asks for a name, so it is not installed.
+    [CoreDNSUnsupportedPlugins]="there is no CoreDNS" [CoreDNSMigration]="there is no CoreDNS"
+)
+# cgroup2 is all of it, or a part beside the hierarchies of version 1, which kubelet and kubeadm take only when they are told.
+[[ $(stat -fc %T /sys/fs/cgroup) == cgroup2fs ]] || IGNORED[SystemVerification]="this machine has cgroup version 1"
+readonly manifests=/etc/kubernetes/manifests
+
+start_cluster() {
+    client=far
+    mkdir "$work/node"
+    # /usr as well: the node's own programs, and the directories in it that its containers mount.
+    make_mounts etc usr
+    echo $NODE >/proc/sys/kernel/hostname
+    make_network
+    put_programs "$OLD"
+    write_configurations
+    service containerd /usr/bin/containerd
+    service kubelet run_kubelet
+    systemctl start containerd
+    await 20 "containerd to answer" ctr version
+    import_images
+    usual_logs=(kubeadm-init.log kubelet.log)
+    kubeadm init --config "$work/node/kubeadm.yaml" --ignore-preflight-errors "$(ignored)" \
+        >"$work/kubeadm-init.log" 2>&1 || fail "kubeadm init" kubeadm-init.log kubelet.log
+    # For the load.
+    cp /etc/kubernetes/pki/ca.crt "$work/ca.crt"
+    await 60 "the node to be ready" node_is_ready
+    await 60 "all pods to be ready" pods_are_ready
+}
+
+ignored() { (IFS=, && echo "${!IGNORED[*]}"); }
+
+# The node, another host of its network, and a pod's namespace, which has its way through what kube-proxy wrote.
+make_network() {
+    local namespace
+    ip link set lo up
+    for namespace in far pod; do
+        ip netns add $namespace
+        ip -n $namespace link set lo up
+        ip link add name $namespace type veth peer name node netns $namespace
+        # So that an IPv6 address can be used at once.
+        ip netns exec $namespace sh -c 'echo 0 >/proc/sys/net/ipv6/conf/node/accept_dad'
+        echo 0 >/proc/sys/net/ipv6/conf/$namespace/accept_dad
+        ip link set $namespace up
+        ip -n $namespace link set node up
+    done
+    ip addr add $HOST_IP/24 dev far
+    ip addr add $HOST_IP6/64 dev far
+    ip addr add $VIP/32 dev far
+    ip -n far addr add $FAR_IP/24 dev node
+    ip -n far addr add $FAR_IP6/64 dev node
+    ip route add default via $FAR_IP
+    ip addr add $POD_GATEWAY/30 dev pod
+    ip -n pod addr add $POD_IP/30 dev node
+    ip -n pod route add default via $POD_GATEWAY
+    echo 1 >/proc/sys/net/ipv4/ip_forward
+    # Each client hears of it when there is nobody behind the Service: by default the kernel says it once a second.
+    echo 0 >/proc/sys/net/ipv4/icmp_ratelimit
+    echo "$HOST_IP $NODE" >>/etc/hosts
+}
+
+# put_programs VERSION: as a package does it
+put_programs() {
+    local name
+    for name in kubeadm kubelet kubectl; do put_program "$name" "$1"; done
+    install "$root/scripts/cluster/systemctl" /usr/bin/systemctl
+}
+
+# put_program NAME VERSION: a new file, since the old one may run
+put_program() {
+    local binary
+    binary=$(binary_of "$1" "$2")
+    install "$binary" "/usr/bin/.$1"
+    mv "/usr/bin/.$1" "/usr/bin/$1"
+}
+
+# service NAME COMMAND…: what the systemctl of this node starts and stops; as systemd does, it starts what has ended
+service() {
+    local name=$1
+    shift
+    mkdir -p /run/services
+    echo down >"/run/services/$name"
+    while :; do
+        if [[ $(<"/run/services/$name") == up ]]; then
+            (echo "$BASHPID" >"/run/services/$name.pid" && join_cgroup system && exec 0</dev/null && "$@") >>"$work/$name.log" 2>&1 || :
+            rm -f "/run/services/$name.pid"
+        fi
+        pause 0.1
+    done &
+    pid[$name]=$!
+    needed[$name]=
+}
+
+# As in kubeadm's unit file
+run_kubelet() {
+    # shellcheck source=/dev/null
+    . /var/lib/kubelet/kubeadm-flags.env
+    # shellcheck disable=SC2086
+    exec kubelet --bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf \
+        --config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS
+}
+
+# join_cgroup NAME: this process, with all that it starts, counts as the node's
+join_cgroup() {
+    local hierarchy
+    while read -r hierarchy; do
+        mkdir -p "$hierarchy/$BERTH_NODE_CGROUP/$1"
+        # One of processors and memory has to be told which before anybody joins.
+        [[ ! -e $hierarchy/$BERTH_NODE_CGROUP/$1/cpuset.cpus ]] || copy_cpuset "$hierarchy/$BERTH_NODE_CGROUP" "$1"
+        echo "$BASHPID" >"$hierarchy/$BERTH_NODE_CGROUP/$1/cgroup.procs"
+    done < <(cgroup_hierarchies)
+}
+
+copy_cpuset() {
+    local file
+    for file in cpuset.cpus cpuset.mems; do
+        [[ -s $1/$file && $(<"$1/$file") ]] || cat "$1/../$file" >"$1/$file"
+        cat "$1/$file" >"$1/$2/$file"
+    done
+}
+
+write_configurations() {
+    mkdir -p /etc/containerd /etc/cni/net.d
+    cat >/etc/containerd/config.toml <<TEXT
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "$(pause_image "$OLD")"
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    # Debian's.
+    bin_dir = "/usr/lib/cni"
+TEXT
+    cat >/etc/cni/net.d/10-ptp.conflist <<TEXT
+{"cniVersion": "0.3.1", "name": "ptp", "plugins": [
+  {"type": "ptp", "ipam": {"type": "host-local", "subnet": "$POD_SUBNET", "routes": [{"dst": "0.0.0.0/0"}]}}]}
+TEXT
+    cat >"$work/node/kubeadm.yaml" <<TEXT
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+nodeRegistration:
+  name: $NODE
+  criSocket: unix:///run/containerd/containerd.sock
+  # The only node runs everything.
+  taints: []
+  kubeletExtraArgs: [{name: node-ip, value: $HOST_IP}]
+localAPIEndpoint: {advertiseAddress: $HOST_IP, bindPort: $PORT}
+# Nothing here asks for a name.
+skipPhases: [addon/coredns]
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+kubernetesVersion: $OLD
+networking: {serviceSubnet: 10.96.0.0/16, podSubnet: 10.244.0.0/16}
+encryptionAlgorithm: ECDSA-P256
+apiServer: {certSANs: ["$VIP", "$HOST_IP6", 127.0.0.1]}
+etcd: {local: {extraArgs: [{name: unsafe-no-fsync, value: "true"}]}}
+---
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+cgroupDriver: cgroupfs
+cgroupRoot: /$BERTH_NODE_CGROUP
+# Where the machine has it.
+failCgroupV1: false
+failSwapOn: false
+oomScoreAdj: 0
+localStorageCapacityIsolation: false
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: 1Mi, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%}
+volumePluginDir: /var/lib/kubelet/volume-plugins
+---
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: nftables
+# The machine's own limits of conntrack are not this one's to set.
+conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
+TEXT
+}
+
+kubectl() { /usr/bin/kubectl --kubeconfig /etc/kubernetes/admin.conf --cache-dir "$work/node/cache" --request-timeout 15s "$@"; }
+
+node_is_ready() { kubectl get node $NODE -o json | jq -e 'any(.status.conditions[]; .type == "Ready" and .status == "True")'; }
+
+pods_are_ready() {
+    kubectl get pods --all-namespaces -o json | jq -e '[.items[] | select(.status.phase != "Succeeded")] | length >= 5 and
+        all(any(.status.conditions[]?; .type == "Ready" and .status == "True"))'
+}
+
+# serves VERSION: the node's own is ready, and of this version
+serves() {
+    kubectl --server https://127.0.0.1:$PORT get --raw /readyz &&
+        [[ $(kubectl --server https://127.0.0.1:$PORT get --raw /version) == *"\"gitVersion\": \"$1\""* ]]
+}

@@ -1,0 +1,106 @@
+//! `berth rehearse --topology bridge` as a user runs it.
+#![cfg(all(feature = "rehearse", feature = "operate"))]
+
+mod support;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use support::{eventually, skipped};
+
+const BRIDGE: [&str; 5] = ["--topology=bridge", "--netns", "--phase=1s", "--rate=40", "--seed=7"];
+
+fn rehearse(tmp: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    command.env("TMPDIR", tmp).arg("rehearse").args(BRIDGE).args(args);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Whether nothing can be steered here, which the rehearsal says; then this test does nothing.
+fn cannot(status: Option<i32>, said: &str) -> bool {
+    let missing =
+        status == Some(69) && said.contains("nothing was changed") || said.contains("make a network namespace");
+    if missing {
+        skipped(said.lines().find(|line| line.starts_with("berth: ")).unwrap());
+    }
+    missing
+}
+
+/// Processes with a word in their command line.
+fn processes(word: &str) -> Vec<String> {
+    let lines = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| std::fs::read(entry.path().join("cmdline")));
+    let lines = lines.map(|line| String::from_utf8_lossy(&line.unwrap_or_default()).replace('\0', " "));
+    lines.filter(|line| line.contains(word)).collect()
+}
+
+#[test]
+fn an_apiserver_that_knows_nothing_of_berth_is_replaced_in_place() {
+    let tmp = tempfile::tempdir().unwrap();
+    let json = tempfile::NamedTempFile::new().unwrap();
+    let file = format!("--json={}", json.path().display());
+    let args = ["--compare=none", "--fault=kill-shim,kill-temporary", &file];
+    let output = rehearse(tmp.path(), &args).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    if cannot(output.status.code(), &said) {
+        return;
+    }
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    for line in
+        ["fault kill-temporary: none has no bridge, skipped", "kill-shim at old-bridge: held", "every promise held"]
+    {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+    let report: Value = serde_json::from_slice(&std::fs::read(json.path()).unwrap()).unwrap();
+    let ran = |run: usize| &report["runs"][run]["outcome"]["ran"];
+    let lost = |run: usize| ran(run)["verdict"]["lost"].as_array().unwrap().len();
+    // One after the other, without a bridge, cannot but refuse.
+    assert!((lost(0) > 0, lost(1)) == (true, 0), "{said}");
+    let served = ran(1)["figures"]["new_connections_by_instance"].as_object().unwrap();
+    let names: BTreeSet<_> = served.keys().map(String::as_str).collect();
+    assert_eq!(names, ["new", "old", "old-bridge"].into());
+    assert_eq!(report["runs"][1]["topology"], "bridge");
+    assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
+    assert_eq!(processes(&tmp.path().display().to_string()), [""; 0]);
+}
+
+/// A rehearsal whose bridge is on; none: it cannot be.
+fn bridged(tmp: &Path) -> Option<Child> {
+    let mut child = rehearse(tmp, &[]).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let said: Vec<_> = lines.by_ref().take_while(|line| !line.contains("stop old")).collect();
+    // Read on, so that it never waits for a reader.
+    let reader = std::thread::spawn(move || lines.collect::<Vec<_>>());
+    if !said.iter().any(|line| line.contains("may be replaced")) {
+        let status = child.wait().unwrap();
+        let said = [said, reader.join().unwrap()].concat().join("\n");
+        assert!(cannot(status.code(), &said), "{said}");
+        return None;
+    }
+    Some(child)
+}
+
+/// The bridge is nobody's child: what ends the rehearsal, or comes after it, has to end it.
+#[test]
+fn a_bridge_is_not_left_behind() {
+    for signal in [Signal::SIGINT, Signal::SIGKILL] {
+        let tmp = tempfile::tempdir().unwrap();
+        let Some(mut child) = bridged(tmp.path()) else { return };
+        kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+        let status = child.wait().unwrap();
+        let word = tmp.path().display().to_string();
+        if signal == Signal::SIGKILL {
+            let next = rehearse(tmp.path(), &["--via=none"]).output().unwrap();
+            let said = String::from_utf8_lossy(&next.stderr);
+            assert!(said.contains("which a rehearsal left that was killed"), "{said}");
+        } else {
+            assert_eq!(status.code(), Some(130));
+        }
+        eventually("nothing runs", || processes(&word).is_empty().then_some(()));
+        assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
+    }
+}
