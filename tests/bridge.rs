@@ -596,13 +596,14 @@ fn all_that_is_missing_is_said_at_once() {
 
 #[test]
 fn every_mistake_is_said_at_once() {
-    let (code, _, err) = said(&mut berth(["bridge", "--settle=x", "--ready-timeout=0s", "--port=0"]));
+    let mistaken = ["bridge", "--settle=x", "--ready-timeout=0s", "--port=0", "--command='"];
+    let (code, _, err) = said(&mut berth(mistaken));
     assert_eq!(code, Some(64));
     for part in [
         "--settle x",
         "--ready-timeout 0s",
         "--port 0",
-        "--command is not given",
+        "--command: missing closing quote",
         "--probe-ca is not given",
         "nothing to run",
     ] {

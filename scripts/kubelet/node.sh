@@ -13,18 +13,26 @@ start_node() {
     make_mounts etc
     make_network
     write_configurations
-    start_here containerd containerd --config "$work/node/containerd.toml"
-    await 10 "containerd to answer" ctr version
+    start_containerd
     # Begins and ends of all containers.
     start_here events ctr --namespace k8s.io events
     pack_images
     write_manifests
-    start_here kubelet "$KUBELET" --config "$work/node/kubelet.yaml" --hostname-override node --node-ip $HOST_IP \
-        --root-dir /var/lib/kubelet
+    start_kubelet
     await 60 "kube-apiserver $OLD to be ready" serves "$OLD"
     # As kubeadm does when it writes admin.conf.
     kubectl create clusterrolebinding kubeadm:cluster-admins --clusterrole cluster-admin --group kubeadm:cluster-admins \
         >"$work/kubectl.log"
+}
+
+start_containerd() {
+    start_here containerd containerd --config "$work/node/containerd.toml"
+    await 10 "containerd to answer" ctr version
+}
+
+start_kubelet() {
+    start_here kubelet "$KUBELET" --config "$work/node/kubelet.yaml" --hostname-override node --node-ip $HOST_IP \
+        --root-dir /var/lib/kubelet
 }
 
 make_network() {

@@ -158,6 +158,62 @@ back_again() {
     expect "shims that run" "$("$BERTH" status | grep -c ' joined ' || :)" -eq 0
 }
 
+# A static pod that knows nothing of berth gets another flag, by a command that kills kubelet and containerd too.
+bridge() {
+    local daemons=(kubelet containerd) daemon
+    begin "berth bridge, of kubeadm's manifest: another flag, with kubelet and containerd killed"
+    sed 's/--shutdown-delay-duration=2s$/--shutdown-delay-duration=3s/' $canonical >"$work/flag.yaml"
+    # It ends with containerd.
+    stop events 5
+    for daemon in "${daemons[@]}"; do unset "needed[$daemon]"; done
+    "$BERTH" bridge --settle 2s -- sh -c "kill -KILL ${pid[kubelet]} ${pid[containerd]} && cp $work/flag.yaml $canonical" >"$work/bridge.log" 2>&1 &
+    pid[bridge]=$!
+    for daemon in "${daemons[@]}"; do
+        await 60 "$daemon to be killed" has_ended "$daemon"
+        take_exit "$daemon" 2>/dev/null
+    done
+    row "memory of the temporary one's files" "$(bridge_memory)"
+    start_containerd
+    start_kubelet
+    await 90 "berth bridge to end" has_ended bridge
+    take_exit bridge
+    expect "its exit status" "${exits[bridge]}" -eq 0 bridge.log
+    row "took" "$(elapsed)"
+    await 10 "connections" answers_are $(($(answers) + 100))
+    now 'at[end]'
+    part "connections meanwhile" "${at[begin]}" "${at[end]}"
+    expect "kube-apiservers with the new flag" "$(pgrep -f -c -- '^kube-apiserver .*--shutdown-delay-duration=3s')" -eq 1
+    await 5 "nothing to be left of it" is_no_bridge
+}
+
+# Killed, it leaves nothing, and the port is the pod's at once.
+killed_bridge() {
+    begin "berth bridge, killed"
+    "$BERTH" bridge start --settle 1s >"$work/bridge.log" 2>&1 || fail "berth bridge start" bridge.log
+    kill -KILL "$(bridge_pid)"
+    now 'at[kill]'
+    await 5 "the temporary kube-apiserver to end" is_alone
+    row "all that it ran had ended after" "$(((${EPOCHREALTIME/./} - at[kill]) / 1000)) ms"
+    await 5 "nothing to be left of it" is_no_bridge
+    # Those that were on it are lost.
+    now 'at[kill]'
+    await 10 "connections" answers_are $(($(answers) + 300))
+    now 'at[end]'
+    part "connections since a second later" $((at[kill] + 2000000)) "${at[end]}"
+}
+
+bridge_pid() { "$BERTH" bridge status --json | jq -e .pid; }
+# stat asks the kernel where df looks for the name.
+bridge_memory() {
+    stat --file-system --format '%b %f %S' "/proc/$(bridge_pid)/root/run/berth/bridge/bridge-memory" |
+        awk '{ printf "%.0f MiB", ($1 - $2) * $3 / 1024 / 1024 }'
+}
+is_alone() { (($(pgrep -c -x kube-apiserver) == 1)); }
+is_no_bridge() {
+    is_alone && ! cgroup_hierarchies | xargs -I{} find {} -maxdepth 1 -name 'berth-bridge*' | grep . &&
+        ! cat /proc/[0-9]*/mountinfo 2>/dev/null | grep bridge-memory
+}
+
 # lost_since TIME, served_since TIME: a connection that began then failed, was answered
 lost_since() { [[ -n $(awk -v from="$1" '$1 >= from && $3 != "ok"' "$work/load.out") ]]; }
 served_since() { [[ -n $(awk -v from="${1/./}" '$1 >= from && $3 == "ok"' "$work/load.out") ]]; }

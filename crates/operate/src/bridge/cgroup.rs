@@ -2,13 +2,20 @@
 
 use std::fs;
 use std::io;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 /// Its name, at the root: beside those of the node's services.
 const NAME: &str = "berth-bridge";
 
-/// The one of a container's, in every hierarchy. Not within the other: version 2 has processes only in leaves.
-pub const CONTAINER: &str = "berth-bridge-kube-apiserver";
+/// What the names of containers' begin with, in every hierarchy. Not within the other: version 2 has processes only in leaves.
+const CONTAINER: &str = "berth-bridge-kube-apiserver-";
+
+/// The name of the one of a container's that has this address: nodes that share a kernel share cgroups.
+#[must_use]
+pub fn of_container(address: Ipv4Addr) -> String {
+    format!("{CONTAINER}{address}")
+}
 
 /// Moves this process into a cgroup of its own, in the hierarchies by which a session is ended.
 ///
@@ -42,16 +49,26 @@ fn enter(cgroup: &Path) -> io::Result<()> {
     fs::write(cgroup.join("cgroup.procs"), "0")
 }
 
-/// The cgroups of a bridge and of its container, wherever there can be one: the cgroup.procs of what is above it, and its own
-/// directory.
+/// A bridge's and its container's, wherever there can be one: the cgroup.procs of what is above it, and its own directory.
 #[must_use]
-pub fn all() -> Vec<(PathBuf, PathBuf)> {
+pub fn all(container: &str) -> Vec<(PathBuf, PathBuf)> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let all = hierarchies(&mounts, |_, _| true).flat_map(|root| {
-        let own = [CONTAINER, NAME].map(|name| root.join(name));
+        let own = [container, NAME].map(|name| root.join(name));
         own.map(|own| (root.join("cgroup.procs"), own))
     });
     all.collect()
+}
+
+/// Removes those that bridges left which were killed.
+pub fn sweep() {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    for entry in hierarchies(&mounts, |_, _| true).filter_map(|root| fs::read_dir(root).ok()).flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(CONTAINER) {
+            // One that somebody is in stays.
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
 }
 
 /// Version 2, and systemd's own hierarchy of version 1: by their file system and its options.

@@ -61,9 +61,7 @@ impl Template {
     pub fn new(plan: &Plan) -> io::Result<Self> {
         let directory = plan.options.directory.clone();
         let runs = match &plan.pod {
-            Some(pod) => {
-                Runs::Container(Container::new(pod, plan.pid, &plan.argv, plan.like.oom_score_adj, &directory)?)
-            }
+            Some(pod) => Runs::Container(Container::new(pod, plan)?),
             None => {
                 let program = copy_program(Path::new(&format!("/proc/{}/exe", plan.pid)))?;
                 let mut argv = plan.argv.clone();

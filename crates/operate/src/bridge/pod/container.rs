@@ -3,9 +3,9 @@
 use super::spec::Changes;
 use super::tree::{self, Mounted};
 use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, Pod, copy};
-use crate::bridge::cgroup;
+use crate::bridge::preflight::Plan;
+use crate::bridge::{Options, cgroup};
 use berth_os::namespaces::{in_own_processes, tmpfs, unmount};
-use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, chown};
@@ -30,6 +30,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 #[derive(Debug)]
 pub struct Container {
     memory: PathBuf,
+    cgroup: String,
 }
 
 impl Container {
@@ -37,14 +38,16 @@ impl Container {
     ///
     /// # Errors
     /// Something cannot be read any more, or memory is missing.
-    pub fn new(pod: &Pod, pid: i32, argv: &[OsString], oom_score_adj: i16, directory: &Path) -> io::Result<Self> {
+    pub fn new(pod: &Pod, plan: &Plan) -> io::Result<Self> {
+        let Plan { options: Options { directory, .. }, pid, argv, like, temporary, .. } = plan;
+        let cgroup = cgroup::of_container(*temporary.ip());
         let args = argv.iter().map(|argument| argument.to_str().map(str::to_owned));
         let args: Option<Vec<_>> = args.collect();
         let args = args.ok_or_else(|| io::Error::other("an argument is no UTF-8, as which all are handed on"))?;
         let memory = directory.join(MEMORY);
         private(&memory)?;
         tmpfs(&memory, pod.bytes + SPARE, pod.spec.label())?;
-        let root = tree::root_of(pid)?;
+        let root = tree::root_of(*pid)?;
         tree::copy(&root, &memory.join(ROOT), Mounted::Leave)?;
         fs::copy(&pod.runtime, memory.join(RUNTIME))?;
         private(&memory.join(FILES))?;
@@ -65,14 +68,14 @@ impl Container {
         let changes = Changes {
             args,
             root: &memory.join(ROOT),
-            cgroup: &format!("/{}", cgroup::CONTAINER),
-            oom_score_adj,
+            cgroup: &format!("/{cgroup}"),
+            oom_score_adj: like.oom_score_adj,
             instead: &pod.instead(directory),
             besides: writes.then_some((&audit, Path::new(AUDIT))),
         };
         private(&memory.join(BUNDLE))?;
         fs::write(memory.join(BUNDLE).join("config.json"), serde_json::to_vec(&pod.spec.clone().changed(changes))?)?;
-        Ok(Self { memory })
+        Ok(Self { memory, cgroup })
     }
 
     /// What runs it, and ends as it does.
@@ -88,7 +91,7 @@ impl Container {
         let mut command = Command::new(self.memory.join(RUNTIME));
         command.arg("--root").arg(state).args(["run", "--bundle"]).arg(self.memory.join(BUNDLE)).arg(ID);
         command.env_clear().env("PATH", PATH);
-        in_own_processes(&mut command, &cgroup::all())?;
+        in_own_processes(&mut command, &cgroup::all(&self.cgroup))?;
         Ok(command)
     }
 }
@@ -103,7 +106,5 @@ pub fn clean(directory: &Path) {
     // Of a bridge that was killed only the place is left, where it was.
     let _ = unmount(&memory);
     let _ = fs::remove_dir(&memory);
-    for (_, own) in cgroup::all() {
-        let _ = fs::remove_dir(own);
-    }
+    cgroup::sweep();
 }
