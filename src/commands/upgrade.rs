@@ -20,16 +20,16 @@ pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
     options.mistakes().into_iter().for_each(|mistake| checks.wrong(mistake));
     match checks.finish(Some(options)) {
         // The first switch is one restart: kube-apiserver holds its port alone.
-        Ok(options) if !args.accept_gap && is_first_switch(&options) => under_a_bridge(options, args),
+        Ok(options) if !args.accept_gap && is_first_switch(&options) => under_a_bridge(&options, args),
         Ok(options) => block_on(upgrade(options, args.dry_run)),
         Err(mistakes) => Ok(mistaken(&mistakes)),
     }
 }
 
 /// Does it with --accept-gap, with a temporary kube-apiserver that serves meanwhile. What keeps it from beginning is looked for before.
-fn under_a_bridge(options: Options, args: &UpgradeArgs) -> anyhow::Result<Exit> {
+fn under_a_bridge(options: &Options, args: &UpgradeArgs) -> anyhow::Result<Exit> {
     let manifest = options.canonical.clone();
-    let known = block_on(async { dry_run(&Options { accept_gap: true, ..options }, &Say::default()).await.err() })?;
+    let known = block_on(async { dry_run(options, &Say::default()).await.err() })?;
     if let Some(why) = known {
         return Ok(not_begun(why));
     }
@@ -55,7 +55,6 @@ fn options(args: &UpgradeArgs, checks: &mut Checks) -> Options {
         run_dir: args.run_dir.clone(),
         pod_logs_dir: args.pod_logs_dir.clone(),
         kubeconfig: args.kubeconfig.clone(),
-        accept_gap: args.accept_gap,
         ignore_errors: args.excused.ignore_errors.clone(),
         break_lock: args.break_lock,
         command: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" "),

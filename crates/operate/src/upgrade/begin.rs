@@ -61,8 +61,6 @@ pub struct Options {
     pub pod_logs_dir: PathBuf,
     /// An admin's kubeconfig.
     pub kubeconfig: Option<PathBuf>,
-    /// The first switch is one restart, and that is known.
-    pub accept_gap: bool,
     /// Checks of doctor whose errors do not count.
     pub ignore_errors: Vec<String>,
     /// The cluster's lock is taken from whoever has it.
@@ -545,15 +543,6 @@ fn check_pair(options: &Options, old: &Pod, new: &Pod, mistakes: &mut Vec<String
             "{path} has another first BERTH_LISTEN or another run directory than {}: their shims would not meet; keep both for \
              an upgrade, and change them apart from it",
             canonical.display()
-        ));
-    }
-    if !old.behind && !options.accept_gap {
-        mistakes.push(format!(
-            "{} is not behind berth: kube-apiserver holds its port alone, so this first switch is one restart, about 15 s without \
-             an answer (until the kubelet has started the containers and kube-apiserver is ready), and before that up to {} while \
-             the old one waits for open watches: give --accept-gap to do it",
-            canonical.display(),
-            humantime::format_duration(old.grace)
         ));
     }
 }

@@ -221,7 +221,7 @@ impl Examiner<'_> {
                         local.to_string(),
                         "kube-apiserver holds the port itself: when it stops, clients are refused until the one behind \
                          berth is ready",
-                        "this once, plan for a restart of kube-apiserver (`berth upgrade --accept-gap`)",
+                        "this once it is restarted: `berth upgrade` does that under `berth bridge`, which needs Linux 5.9",
                     ));
                     continue;
                 }
