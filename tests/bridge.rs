@@ -391,6 +391,21 @@ fn a_command_that_fails_leaves_clients_on_the_bridge() {
 }
 
 #[test]
+fn what_the_temporary_instance_says_is_told_where_it_does_not_start() {
+    on_a_node(|node| {
+        // Where it would write its audit log, there is a directory.
+        std::fs::create_dir(node.path("audit-bridge.log")).unwrap();
+        let (status, _, err) = said(&mut node.bridge("", &["true"]));
+        assert_eq!(status, Some(69), "{err}");
+        assert!(
+            err.contains("ended 3 times before it was ready") && err.contains("last lines of the temporary"),
+            "{err}"
+        );
+        assert!(!node.is_on());
+    });
+}
+
+#[test]
 fn a_command_that_fails_can_end_the_bridge() {
     on_a_node(|node| {
         let load = node.load();

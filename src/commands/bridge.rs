@@ -16,7 +16,8 @@ use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure, Outcome, Step};
 use berth_operate::bridge::preflight::{Plan, Refusal, find, preflight};
 use berth_operate::bridge::restore::Difference;
 use berth_operate::bridge::service::sweep;
-use berth_operate::bridge::{Options, Running, cgroup};
+use berth_operate::bridge::{Options, Running, cgroup, instance};
+use berth_operate::upgrade::logs::end_of;
 use berth_operate::upgrade::say::Say;
 use berth_options::check::{Checks, Mistakes, check_probe};
 use berth_os::namespaces::own_mounts;
@@ -34,6 +35,9 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
+
+/// How many lines of a log are shown.
+const LINES: usize = 12;
 
 /// What kube-apiserver answers when it is ready.
 const READY: &str = "/readyz";
@@ -240,6 +244,11 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
         Seen::Over(outcome) => {
             let (Outcome::NotBegun(why) | Outcome::Abandoned(why)) = outcome else { return Ok(Exit::Unavailable) };
             watcher.line(&format!("not begun: {why}"));
+            let last = end_of(&directory.join(instance::LOG), LINES);
+            if !last.is_empty() {
+                watcher.more("last lines of the temporary kube-apiserver:");
+                last.iter().for_each(|line| watcher.more(&format!("  {line}")));
+            }
             watcher.logs();
             return Ok(Exit::Unavailable);
         }

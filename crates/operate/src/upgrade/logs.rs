@@ -44,6 +44,13 @@ pub fn last_lines(directory: &Path, pod: &Pod<'_>, container: &str, count: usize
     })
 }
 
+/// The last lines of a file that is no container's; none, if it cannot be read.
+#[must_use]
+pub fn end_of(path: &Path, count: usize) -> Vec<String> {
+    let lines = parse(&tail(path).unwrap_or_default());
+    lines[lines.len().saturating_sub(count)..].to_vec()
+}
+
 fn find(directory: &Path, pod: &Pod<'_>) -> Option<PathBuf> {
     let fits = |name: &str| match pod {
         Pod::Uid(uid) => name.rsplit('_').next() == Some(uid),
