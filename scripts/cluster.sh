@@ -54,6 +54,7 @@ TEXT
 }
 
 main() {
+    local arguments=("$@")
     check=false keep=false rate=50 bridge='' scenarios=() command=()
     while (($#)); do
         case $1 in
@@ -114,6 +115,9 @@ main() {
         else
             each_scenario
         fi
+    elif [[ $BERTH_NODE_CGROUP ]]; then
+        # Runs this again.
+        enter_cgroup "${arguments[@]}"
     elif ((${#command[@]})); then
         work=$BERTH_NODE_FOLDER
         watch_over 86400

@@ -218,18 +218,21 @@ longest_between() {
 
 # By the node, microseconds.
 cpu_used() {
-    local file
-    for file in /sys/fs/cgroup/{cpuacct,cpu\,cpuacct}/"$BERTH_NODE_CGROUP/cpuacct.usage"; do
-        [[ ! -e $file ]] || { echo $(($(<"$file") / 1000)) && return; }
-    done
-    awk '$1 == "usage_usec" { print $2 }' "/sys/fs/cgroup/$BERTH_NODE_CGROUP/cpu.stat"
+    local cgroup=/sys/fs/cgroup file
+    for file in $cgroup/{cpuacct,cpu\,cpuacct}; do [[ ! -e $file/cpuacct.usage ]] || cgroup=$file; done
+    if [[ -e $cgroup/cpuacct.usage ]]; then
+        echo $((($(<"$cgroup/cpuacct.usage") - $(<"$cgroup/test/cpuacct.usage")) / 1000))
+    else
+        awk '$1 == "usage_usec" { used += (NR == FNR ? $2 : -$2) } END { printf "%.0f\n", used }' $cgroup/{,test/}cpu.stat
+    fi
 }
 
 # By the node's processes, bytes, each second; without cached files.
 watch_memory() {
+    local cgroup=/sys/fs/cgroup
+    [[ ! -e $cgroup/memory ]] || cgroup+=/memory
     while [[ ! -e $work/over ]]; do
-        cat /sys/fs/cgroup/{memory/,}"$BERTH_NODE_CGROUP/memory.stat" 2>/dev/null |
-            awk '$1 == "total_rss" || $1 == "anon" { sum += $2 } END { print sum }'
+        awk '$1 == "total_rss" || $1 == "anon" { used += (NR == FNR ? $2 : -$2) } END { printf "%.0f\n", used }' $cgroup/{,test/}memory.stat
         pause 1
     done >"$work/memory"
 }
