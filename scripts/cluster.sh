@@ -14,11 +14,12 @@ readonly HOST_IP=192.0.2.2 HOST_IP6=2001:db8::2 VIP=192.0.2.9 FAR_IP=192.0.2.1 F
 readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVICE_IP=10.96.0.1
 # What the pods of the test run.
 readonly TOOL_IMAGE=localhost/tool:test
-readonly SCENARIOS=(upgrade bad-flag kubelet certs flag)
+readonly SCENARIOS=(upgrade bad-flag kubelet certs flag inject eject)
 
 usage() {
     cat <<'TEXT'
-usage: scripts/cluster.sh [--check] [--keep] [--rate N] [--bridge BERTH] [--help] [SCENARIO...] [-- COMMAND...]
+usage: scripts/cluster.sh [--check] [--keep] [--rate N] [--together] [--bridge BERTH] [--help] [SCENARIO...]
+                          [-- COMMAND...]
 
 Runs `kubeadm init` of the version before the newest in network, mount, PID and UTS namespaces of its own,
 with kubelet, containerd, etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kube-proxy, and
@@ -33,19 +34,25 @@ are not there.
   kubelet           the newest kubelet put in place and restarted
   certs             kubeadm certs renew all, and each static pod started again
   flag              a flag of kube-apiserver changed in its manifest
+  inject            berth inject: kube-apiserver behind berth, which begins a bridge itself
+  eject             berth eject: as it was again
   all of them if none is given
 
   --check           build and start nothing: exit with 69 if something is missing
   --keep            keep the directories with the logs, and say where they are; failures keep them too
   --rate N          new TLS connections a second, each way (50)
+  --together        both halves of a scenario at the same time
   --bridge BERTH    each scenario once more, in a new cluster, under `BERTH bridge`: nothing may be lost but at localhost
   COMMAND...        run this on the node when the cluster is ready, and no scenario: bash, for example.
                     $OLD and $NEW are the two versions, $PROGRAMS has a directory of programs for each.
   --help            this text
 
 Variables:
-  TLS_LOAD   the client that makes the load; built with cargo if not given
-  CARGO      the cargo command, if not the one on PATH
+  TLS_LOAD         the client that makes the load; built with cargo if not given
+  BERTH            the berth of inject and eject, if there is no --bridge; built with cargo if not given
+  IMAGE, ARCHIVE   the berth that these put before kube-apiserver, as scripts/image.sh prints them, which is run if they are not
+                   given
+  CARGO            the cargo command, if not the one on PATH
   and those of scripts/kube-apiserver.sh for the newest version
 
 Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing; otherwise
@@ -54,11 +61,13 @@ TEXT
 }
 
 main() {
-    check=false keep=false rate=50 bridge='' scenarios=() command=()
+    local arguments=("$@")
+    check=false keep=false together=false rate=50 bridge='' scenarios=() command=()
     while (($#)); do
         case $1 in
             --check) check=true ;;
             --keep) keep=true ;;
+            --together) together=true ;;
             --rate)
                 [[ ${2:-} =~ ^[1-9][0-9]{0,3}$ ]] || { usage >&2 && exit $EX_USAGE; }
                 rate=$2
@@ -110,10 +119,14 @@ main() {
         need_all
         prepare
         if ((${#command[@]})); then
-            in_a_cluster -- "${command[@]}"
+            begin_half command -- "${command[@]}"
+            end_half command
         else
             each_scenario
         fi
+    elif [[ $BERTH_NODE_CGROUP ]]; then
+        # Runs this again.
+        enter_cgroup "${arguments[@]}"
     elif ((${#command[@]})); then
         work=$BERTH_NODE_FOLDER
         watch_over 86400
@@ -122,7 +135,7 @@ main() {
     else
         work=$BERTH_NODE_FOLDER
         # The control has none.
-        [[ $bridge ]] || unset BERTH
+        [[ $bridge ]] || needs_berth || unset BERTH
         watch_over $LIMIT
         half "${scenarios[0]}"
     fi

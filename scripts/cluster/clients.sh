@@ -163,6 +163,7 @@ count_lost() {
     local name
     declare -gA lost=()
     for name in "${KINDS[@]}"; do grep " $name-" "$work/kinds.out" >"$work/$name.out" || :; done
+    know_told
     heading "$(printf '  %-34s %8s %6s %8s %9s  %s' "way" "answered" "lost" "lost for" "longest" "lost how")"
     for name in "${WAYS[@]%% *}" "${LOOPS[@]}" "${KINDS[@]}"; do
         lost[$name]=$(awk -v from="${at[begin]}" '$1 >= from && $3 == "lost"' "$work/$name.out" | wc -l)
@@ -174,12 +175,36 @@ count_lost() {
         row "${WORDS[$name]}" "$(away "$name")"
     done
     for name in kept watch informer quiet; do
-        row "${WORDS[$name]}" "$(awk -v from="${at[begin]}" '$1 >= from && $3 == "ended" { n[$5]++ } END { printf "%8d ended: %d told by the apiserver, %d cut", n["told,"] + n["cut,"], n["told,"], n["cut,"] }' "$work/$name.out")"
+        row "${WORDS[$name]}" "$(awk -v from="${at[begin]}" '
+            $1 >= from && $3 == "ended" { n[$5]++ }
+            $1 >= from && $3 == "told" { answers++ }
+            END {
+                printf "%8d ended: %d told by the apiserver, %d cut", n["told,"] + n["cut,"], n["told,"], n["cut,"]
+                if (answers) printf "; told by an answer 503 or 429: %d", answers
+            }' "$work/$name.out")"
     done
     # What a watch missed is lost by whoever lost it.
     lost[events]=$(awk '$3 == "flawed" { n += $5 + $7 } END { print n + 0 }' "$work/kinds.out")
     row "${WORDS[events]}" "$(awk '$3 == "whole" || $3 == "flawed" { n++; whole += $3 == "whole"; lists += $9 }
         END { printf "%8d of %d whole, %d lists again", whole, n, lists }' "$work/kinds.out")"
+}
+
+# An instance that stops answers 503 or 429 to what comes on the connections that it has, and closes them: by that it tells the
+# client, which is no loss. It is one if the connection was new, or goes on.
+know_told() {
+    awk '
+        { line[NR] = $0 }
+        $3 == "ok" {
+            had[$2] = 1
+            delete told[$2]
+        }
+        $3 == "lost" && had[$2] && ($5 == 503 || $5 == 429) { told[$2] = told[$2] " " NR }
+        $3 == "ended" {
+            count = split(told[$2], which)
+            for (i = 1; i <= count; i++) sub(/ lost /, " told ", line[which[i]])
+        }
+        END { for (i = 1; i <= NR; i++) print line[i] }' "$work/kept.out" >"$work/kept.told"
+    mv "$work/kept.told" "$work/kept.out"
 }
 
 # figures WAY: as the heading says

@@ -28,6 +28,7 @@ prepare() {
     unset "${!BERTH_@}" "${!ETCD_@}" "${!KUBE@}" {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY
     export OLD NEW PROGRAMS TLS_LOAD KUBERC=off
     pack_images
+    ! needs_berth || have_image
 }
 
 # link_programs FOUND: what scripts/kube-apiserver.sh has found, in a directory of the version, which is printed
@@ -43,34 +44,63 @@ link_programs() {
     echo "$version"
 }
 
+# needs_berth: does one of the scenarios?
+needs_berth() { ((!${#command[@]})) && [[ " ${scenarios[*]} " =~ \ (in|e)ject\  ]]; }
+
+# What berth puts into the manifest.
+have_image() {
+    local found
+    [[ -n ${ARCHIVE:-} ]] || {
+        found=$("$root/scripts/image.sh" --check 2>/dev/null) || found=$("$root/scripts/image.sh") || exit
+        eval "$found"
+    }
+    [[ -n ${BERTH:-} ]] || {
+        (cd "$root" && "$CARGO" build --locked --package berth)
+        BERTH=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)/debug/berth
+    }
+    cp -- "$ARCHIVE" "$IMAGES/berth.tar"
+    export BERTH IMAGE
+}
+
 clean_up() {
-    local status=$?
+    local status=$? half
     trap - EXIT
     trap '' INT TERM
-    if [[ -n ${pid[cluster]:-} ]]; then
-        kill -TERM "${pid[cluster]}" 2>/dev/null || :
-        wait "${pid[cluster]}" 2>/dev/null || :
-    fi
+    for half in "${!pid[@]}"; do kill -TERM "${pid[$half]}" 2>/dev/null || :; done
+    for half in "${!pid[@]}"; do wait "${pid[$half]}" 2>/dev/null || :; done
     rm -rf -- "$work"
     exit "$status"
 }
 
-# in_a_cluster ARGUMENTS…: this script, on the node of a new one
-in_a_cluster() {
-    local status=0
+# begin_half NAME ARGUMENTS…: this script, on the node of a new cluster
+begin_half() {
+    local name=$1
+    shift
     ! $keep || set -- --keep "$@"
     (enter_node --rate "$rate" "$@") <&0 &
-    pid[cluster]=$!
-    wait "${pid[cluster]}" || status=$?
-    unset 'pid[cluster]'
+    pid[$name]=$!
+}
+
+# end_half NAME: with its exit status
+end_half() {
+    local status=0
+    wait "${pid[$1]}" || status=$?
+    unset "pid[$1]"
     return $status
 }
 
 each_scenario() {
     local scenario failed=()
     for scenario in "${scenarios[@]}"; do
-        in_a_cluster "$scenario" || failed+=("$scenario")
-        [[ -z $bridge ]] || in_a_cluster --bridge "$bridge" "$scenario" || failed+=("$scenario under berth bridge")
+        begin_half control "$scenario"
+        if [[ $bridge ]] && $together; then
+            begin_half bridge --bridge "$bridge" "$scenario" >"$work/bridge.said" 2>&1
+        fi
+        end_half control || failed+=("$scenario")
+        [[ $bridge ]] || continue
+        $together || begin_half bridge --bridge "$bridge" "$scenario"
+        end_half bridge || failed+=("$scenario under berth bridge")
+        ! $together || cat "$work/bridge.said"
     done
     ((!${#failed[@]})) || {
         printf 'FAILED: %s\n' "${failed[@]}"

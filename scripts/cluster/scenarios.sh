@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # Part of scripts/cluster.sh: what an operator does, and what must hold.
 
-# What the operator calls, and its exit status.
-operator=() status=0
+# What the operator calls, whether that is berth and begins a bridge itself, and its exit status.
+operator=() bridges_itself=false status=0
 
 # half SCENARIO: one new cluster, under berth bridge if there is one
 half() {
@@ -13,7 +13,8 @@ half() {
     start_clients
     before
     now 'at[begin]'
-    say "$scenario: ${bridge:+berth bridge -- }${operator[*]}"
+    $bridges_itself || [[ -z $bridge ]] || say "$scenario: under berth bridge"
+    say "$scenario: ${operator[*]}"
     usual_logs=(operator.log kubelet.log)
     on_the_node "${operator[@]}" >"$work/operator.log" 2>&1 || status=$?
     now 'at[back]'
@@ -36,10 +37,10 @@ on_the_node() (
     # berth has options of such names.
     unset "${!BERTH_@}"
     export KUBECONFIG=/etc/kubernetes/admin.conf
-    if [[ $bridge ]]; then bridged "$@"; else "$@"; fi
+    # Short times: no watch needs the settled one's bookmarks, those that list again are counted.
+    export BERTH_SETTLE=20s BERTH_READY_TIMEOUT=2m
+    if [[ $bridge ]] && ! $bridges_itself; then "$bridge" bridge -- "$@"; else "$@"; fi
 )
-
-bridged() { "$bridge" bridge --settle 20s -- "$@"; }
 
 # by_script FUNCTION: the operator calls a script that is this function
 by_script() { operator=(bash -euo pipefail -c "$(declare -f "$1") && $1"); }
@@ -144,6 +145,37 @@ flag_ends() {
 }
 has_flag() { grep -qas '^kube-apiserver.*--event-ttl=2h0m0s' /proc/[0-9]*/cmdline && serves "$OLD"; }
 
+# Behind berth, by berth itself.
+inject_begins() {
+    bridges_itself=true
+    operator=("$BERTH" inject --write ${bridge:+--bridge} --image "$IMAGE" "${LISTEN[@]}")
+}
+inject_ends() {
+    ((status == 0)) || fail "berth inject" operator.log
+    await 120 "kube-apiserver behind berth" is_behind_berth
+    await 60 "kube-apiserver $OLD" serves "$OLD"
+}
+# Every address that clients dial; a shim listens on those that it is told.
+readonly LISTEN=(--listen "$HOST_IP:$PORT" --listen "$VIP:$PORT" --listen "[$HOST_IP6]:$PORT" --listen "127.0.0.1:$PORT")
+is_behind_berth() { ss -Hltnp "sport = :$PORT" | grep -F "$HOST_IP:$PORT" | grep -qF '"berth"'; }
+
+# And as it was again.
+eject_begins() {
+    "$BERTH" inject --write --image "$IMAGE" "${LISTEN[@]}" >"$work/inject.log" 2>&1 || fail "berth inject" inject.log
+    await 120 "kube-apiserver behind berth" is_behind_berth
+    await 60 "kube-apiserver $OLD" serves "$OLD"
+    await 60 "all pods to be ready" pods_are_ready
+    bridges_itself=true
+    operator=("$BERTH" eject --write ${bridge:+--bridge})
+}
+eject_ends() {
+    ((status == 0)) || fail "berth eject" operator.log
+    expect "a manifest with berth in it" "$(grep -c berth "$manifests/kube-apiserver.yaml" || :)" -eq 0
+    await 120 "kube-apiserver without berth" is_alone
+    await 60 "kube-apiserver $OLD" serves "$OLD"
+}
+is_alone() { ss -Hltnp "sport = :$PORT" | grep -F "*:$PORT" | grep -qF '"kube-apiserver"'; }
+
 # What must stay as it is, or not: leaders, the node's condition, certificates; and what was used.
 before() {
     leaders >"$work/leaders.before"
@@ -212,24 +244,35 @@ renewed() { comm -13 "$work/certificates.before" <(certificates) | cut -d' ' -f1
 seconds() { awk -v from="$1" -v to="$2" 'BEGIN { printf "%.1f s", (to - from) / 1e6 }'; }
 
 longest_between() {
-    awk -v from="${at[begin]}" '$3 == "ok" { if (last && $1 >= from && $1 + $4 - last > longest) longest = $1 + $4 - last; last = $1 + $4 }
-        END { printf "%.1f s", longest / 1e6 }' "$work/$1.out"
+    awk -v from="${at[begin]}" -v to="${at[end]}" '
+        function until(now) { if (last && now - last > longest) longest = now - last }
+        $3 == "ok" {
+            if ($1 >= from) until($1 + $4)
+            last = $1 + $4
+        }
+        END {
+            until(to)
+            printf "%.1f s", longest / 1e6
+        }' "$work/$1.out"
 }
 
 # By the node, microseconds.
 cpu_used() {
-    local file
-    for file in /sys/fs/cgroup/{cpuacct,cpu\,cpuacct}/"$BERTH_NODE_CGROUP/cpuacct.usage"; do
-        [[ ! -e $file ]] || { echo $(($(<"$file") / 1000)) && return; }
-    done
-    awk '$1 == "usage_usec" { print $2 }' "/sys/fs/cgroup/$BERTH_NODE_CGROUP/cpu.stat"
+    local cgroup=/sys/fs/cgroup file
+    for file in $cgroup/{cpuacct,cpu\,cpuacct}; do [[ ! -e $file/cpuacct.usage ]] || cgroup=$file; done
+    if [[ -e $cgroup/cpuacct.usage ]]; then
+        echo $((($(<"$cgroup/cpuacct.usage") - $(<"$cgroup/test/cpuacct.usage")) / 1000))
+    else
+        awk '$1 == "usage_usec" { used += (NR == FNR ? $2 : -$2) } END { printf "%.0f\n", used }' $cgroup/{,test/}cpu.stat
+    fi
 }
 
 # By the node's processes, bytes, each second; without cached files.
 watch_memory() {
+    local cgroup=/sys/fs/cgroup
+    [[ ! -e $cgroup/memory ]] || cgroup+=/memory
     while [[ ! -e $work/over ]]; do
-        cat /sys/fs/cgroup/{memory/,}"$BERTH_NODE_CGROUP/memory.stat" 2>/dev/null |
-            awk '$1 == "total_rss" || $1 == "anon" { sum += $2 } END { print sum }'
+        awk '$1 == "total_rss" || $1 == "anon" { used += (NR == FNR ? $2 : -$2) } END { printf "%.0f\n", used }' $cgroup/{,test/}memory.stat
         pause 1
     done >"$work/memory"
 }

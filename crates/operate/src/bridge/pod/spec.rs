@@ -148,6 +148,7 @@ impl Spec {
         self.process.oom_score_adj = Some(changes.oom_score_adj.into());
         self.root.path = changes.root.to_owned();
         self.linux.cgroups_path = Some(changes.cgroup.to_owned());
+        self.linux.forget_shares();
         self.linux.namespaces.retain(|namespace| !NODES.contains(&namespace.kind.as_str()));
         // The others are new ones, not those that the containers of the pod share.
         self.linux.namespaces.iter_mut().for_each(|namespace| namespace.path = None);
@@ -160,6 +161,19 @@ impl Spec {
         }
         self.mounts.extend(changes.besides.map(|(source, destination)| Mount::of_file(source, destination)));
         self
+    }
+}
+
+impl Linux {
+    /// A pod's part of the processors is one among pods. In a cgroup beside that of all pods and that of all services, it would be so
+    /// small that a busy node starves it.
+    fn forget_shares(&mut self) {
+        let Some(resources) = self.rest.get_mut("resources") else { return };
+        for (part, share) in [("cpu", "shares"), ("unified", "cpu.weight")] {
+            if let Some(part) = resources.get_mut(part).and_then(Value::as_object_mut) {
+                part.remove(share);
+            }
+        }
     }
 }
 
