@@ -205,7 +205,7 @@ killed_bridge() {
 bridge_pid() { "$BERTH" bridge status --json | jq -e .pid; }
 # stat asks the kernel where df looks for the name.
 bridge_memory() {
-    stat --file-system --format '%b %f %S' "/proc/$(bridge_pid)/root/run/berth/bridge/bridge-memory" |
+    stat --file-system --format '%b %f %S' "/proc/$(bridge_pid)/root/run/berth-bridge/bridge-memory" |
         awk '{ printf "%.0f MiB", ($1 - $2) * $3 / 1024 / 1024 }'
 }
 is_alone() { (($(pgrep -c -x kube-apiserver) == 1)); }

@@ -11,12 +11,13 @@ use crate::cli::{
 use anyhow::Context;
 use berth_cluster::kubeconfig::ADMIN;
 use berth_operate::bridge::drive::{Claim, drive};
-use berth_operate::bridge::ipc::{Ask, Client, Reply, Status};
+use berth_operate::bridge::ipc::{Ask, Client, Reply, SOCKET, Status};
 use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure, Outcome, Step};
 use berth_operate::bridge::preflight::{Plan, Refusal, find, preflight};
 use berth_operate::bridge::restore::Difference;
 use berth_operate::bridge::service::sweep;
-use berth_operate::bridge::{Options, Running, cgroup, instance};
+use berth_operate::bridge::surroundings::elsewhere;
+use berth_operate::bridge::{DIRECTORY, Options, Running, cgroup, instance};
 use berth_operate::upgrade::logs::end_of;
 use berth_operate::upgrade::say::Say;
 use berth_options::check::{Checks, Mistakes, check_probe};
@@ -28,13 +29,17 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, geteuid};
 use std::ffi::{OsStr, OsString};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
+use tokio::time::timeout;
+
+/// Longest time until a bridge answers at all.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How many lines of a log are shown.
 const LINES: usize = 12;
@@ -50,6 +55,11 @@ pub(super) fn run(args: &BridgeArgs) -> anyhow::Result<Exit> {
         Some(BridgeAction::End(args)) => block_on(end(args))?,
         None => bridge(&args.start, Some(&args.run)),
     }
+}
+
+/// Whether there is a bridge, where one is by default.
+pub(super) fn is_on() -> bool {
+    UnixStream::connect(Path::new(DIRECTORY).join(SOCKET)).is_ok()
 }
 
 /// Another command of berth's does its own work under a bridge, which takes this process's place: see above why not within it.
@@ -165,7 +175,11 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
         checks.wrong(format!("COMMAND: there is no program {} to run: give its path", program.display()));
     }
     let running = match &args.command {
-        None => Some(Running::Pod { manifest: args.manifest.clone() }),
+        None => {
+            let manifest =
+                std::path::absolute(&args.manifest).map_err(|error| format!("--manifest: {error}: give a path"));
+            checks.note(manifest).map(|manifest| Running::Pod { manifest })
+        }
         Some(text) => {
             let words = shell_words::split(text);
             let words = checks
@@ -233,7 +247,8 @@ fn steps(plan: &Plan, run: Option<&[OsString]>) -> Vec<String> {
 async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {
     let directory = &told.state_dir;
     let mut watcher = Watcher::new(told)?;
-    let mut client = match Client::ask(directory, &Ask::Status).await {
+    let first = if run.is_some() { Ask::Accompany } else { Ask::Status };
+    let mut client = match Client::ask(directory, &first).await {
         Ok(client) => client,
         Err(error) => return Ok(unavailable(&format!("the bridge cannot be asked: {error}"))),
     };
@@ -242,7 +257,10 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
         Seen::There(status) => status,
         Seen::Refused(why) => return Ok(unavailable(&why)),
         Seen::Over(outcome) => {
-            let (Outcome::NotBegun(why) | Outcome::Abandoned(why)) = outcome else { return Ok(Exit::Unavailable) };
+            let (Outcome::NotBegun(why) | Outcome::Abandoned(why)) = outcome else {
+                watcher.line("it was told to end before: COMMAND was not run");
+                return Ok(Exit::Unavailable);
+            };
             watcher.line(&format!("not begun: {why}"));
             let last = end_of(&directory.join(instance::LOG), LINES);
             if !last.is_empty() {
@@ -271,12 +289,10 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
         watcher.more("`berth bridge status` says how it is, `berth bridge end` ends it");
         return Ok(Exit::Ok);
     };
-    drop(client);
-    let Ok(mut client) = Client::ask(directory, &Ask::Command).await else {
-        watcher.gone();
-        return Ok(Exit::Unavailable);
-    };
-    match watcher.until(&mut client, |_| true).await {
+    if let Err(error) = client.tell(&Ask::Command).await {
+        tracing::debug!(%error, "the bridge was not told");
+    }
+    match watcher.until(&mut client, |status| status.command).await {
         Seen::There(_) => {}
         Seen::Refused(why) => return Ok(unavailable(&why)),
         // COMMAND is not run where nothing stands in for what it may stop.
@@ -339,7 +355,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
 /// Runs COMMAND with this process's terminal and output. SIGTERM and SIGHUP are passed on; SIGINT and SIGQUIT of a terminal
 /// reach it anyway, and must not end this process.
 async fn command(run: &[OsString]) -> std::io::Result<ExitStatus> {
-    let Some((program, arguments)) = run.split_first() else { return Err(std::io::ErrorKind::InvalidInput.into()) };
+    let Some((program, arguments)) = run.split_first() else { return Err(ErrorKind::InvalidInput.into()) };
     let listen = |kind| signal(kind);
     let (mut term, mut hup) = (listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
     let (mut int, mut quit) = (listen(SignalKind::interrupt())?, listen(SignalKind::quit())?);
@@ -367,8 +383,15 @@ fn exit_code(status: ExitStatus) -> u8 {
 async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
     let directory = &args.told.state_dir;
     let mut watcher = Watcher::new(&args.told)?;
-    let Ok(mut client) = Client::ask(directory, &Ask::End { now: args.now }).await else {
-        return Ok(swept(args, directory).await);
+    let mut client = match Client::ask(directory, &Ask::End { now: args.now }).await {
+        Ok(client) => client,
+        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+            return Ok(unavailable(&format!("the bridge in {} cannot be asked: {error}", directory.display())));
+        }
+        Err(_) => match elsewhere() {
+            Some(why) => return Ok(unavailable(&format!("there is no bridge in {}: {why}", directory.display()))),
+            None => return Ok(swept(args, directory).await),
+        },
     };
     ended(&mut watcher, &mut client, args.now).await
 }
@@ -404,7 +427,8 @@ async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
         return Ok(none(directory));
     };
     if args.dry_run {
-        return Ok(match client.next().await {
+        let Ok(reply) = timeout(PATIENCE, client.next()).await else { return Ok(unavailable(&hangs(&client))) };
+        return Ok(match reply {
             Some(Reply::Differences(all)) => {
                 watcher.differences(&all);
                 Exit::Ok
@@ -445,11 +469,12 @@ async fn swept(args: &BridgeEndArgs, directory: &Path) -> Exit {
 
 async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
     let directory = &args.told.state_dir;
-    let reply = match Client::ask(directory, &Ask::Status).await {
-        Ok(mut client) => client.next().await,
-        Err(_) => None,
+    let Ok(mut client) = Client::ask(directory, &Ask::Status).await else { return Ok(none(directory)) };
+    let status = match timeout(PATIENCE, client.next()).await {
+        Ok(Some(Reply::Status(status))) => status,
+        Ok(_) => return Ok(none(directory)),
+        Err(_) => return Ok(unavailable(&hangs(&client))),
     };
-    let Some(Reply::Status(status)) = reply else { return Ok(none(directory)) };
     let mut out = std::io::stdout().lock();
     if args.told.json {
         serde_json::to_writer_pretty(&mut out, &status)?;
@@ -472,6 +497,12 @@ async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
         line("log", log.display().to_string());
     }
     Ok(Exit::Ok)
+}
+
+/// A bridge that does not answer. New connections have long gone to who listens on the port itself: the steering is not renewed.
+fn hangs(client: &Client) -> String {
+    let pid = client.daemon().map_or_else(|| "the process of bridge.sock".to_owned(), |pid| pid.to_string());
+    format!("the bridge does not answer within {}: it hangs; `kill -9 {pid}` ends it", format_duration(PATIENCE))
 }
 
 fn none(directory: &Path) -> Exit {
@@ -504,28 +535,38 @@ struct Watcher {
     step: Option<Step>,
     term: Signals,
     int: Signals,
+    hup: Signals,
 }
 
 impl Watcher {
     fn new(args: &ToldArgs) -> anyhow::Result<Self> {
         let (term, int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let hup = signal(SignalKind::hangup())?;
         let (say, directory) = (Say::default(), args.state_dir.clone());
-        Ok(Self { say, json: args.json, directory, step: None, term, int })
+        Ok(Self { say, json: args.json, directory, step: None, term, int, hup })
     }
 
     /// Forgets the signals that were meant for COMMAND.
     fn listen_anew(&mut self) -> anyhow::Result<()> {
         (self.term, self.int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        self.hup = signal(SignalKind::hangup())?;
         Ok(())
     }
 
     async fn until(&mut self, client: &mut Client, there: impl Fn(&Status) -> bool) -> Seen {
+        let mut answered = false;
         loop {
             let reply = tokio::select! {
                 reply = client.next() => reply,
+                () = tokio::time::sleep(PATIENCE), if !answered => {
+                    eprintln!("berth: {}", hangs(client));
+                    return Seen::Gone;
+                }
                 _ = self.term.recv() => return Seen::Interrupted,
                 _ = self.int.recv() => return Seen::Interrupted,
+                _ = self.hup.recv() => return Seen::Interrupted,
             };
+            answered = true;
             let status = match reply {
                 Some(Reply::Status(status)) => status,
                 Some(Reply::Refused(why)) => return Seen::Refused(why),
@@ -561,7 +602,7 @@ impl Watcher {
         if self.json
             && let Ok(line) = serde_json::to_string(status)
         {
-            eprintln!("{line}");
+            let _ = writeln!(std::io::stderr(), "{line}");
         }
         let Status { step, temporary, own, .. } = status;
         if status.outcome == Some(Outcome::Done) {

@@ -1,6 +1,6 @@
 //! `berth upgrade`: its options, and how it ended.
 
-use super::bridge::{around, this_again};
+use super::bridge::{around, is_on, this_again};
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::UpgradeArgs;
 use berth_operate::upgrade::begin::{Begun, FILE, NotBegun, Options, begin, dry_run, is_first_switch};
@@ -19,8 +19,8 @@ pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
     let options = options(args, &mut checks);
     options.mistakes().into_iter().for_each(|mistake| checks.wrong(mistake));
     match checks.finish(Some(options)) {
-        // The first switch is one restart: kube-apiserver holds its port alone.
-        Ok(options) if !args.accept_gap && is_first_switch(&options) => under_a_bridge(&options, args),
+        // The first switch is one restart: kube-apiserver holds its port alone. Who goes on with one may have a bridge still.
+        Ok(options) if !args.accept_gap && is_first_switch(&options) && !is_on() => under_a_bridge(&options, args),
         Ok(options) => block_on(upgrade(options, args.dry_run)),
         Err(mistakes) => Ok(mistaken(&mistakes)),
     }
@@ -37,6 +37,9 @@ fn under_a_bridge(options: &Options, args: &UpgradeArgs) -> anyhow::Result<Exit>
     words.extend(["--settle", &args.settle, "--ready-timeout", &args.ready_timeout].map(OsStr::new));
     if args.dry_run {
         words.push("--dry-run".as_ref());
+    }
+    if let Some(kubeconfig) = &args.kubeconfig {
+        words.extend(["--kubeconfig".as_ref(), kubeconfig.as_os_str()]);
     }
     eprintln!("berth: this first switch is one restart, done under `berth bridge` (without one: --accept-gap)");
     around(&words, &this_again("--dry-run", Some("--accept-gap"))?)

@@ -105,7 +105,12 @@ impl Claim {
         let socket = StdListener::bind(&path).map_err(failed("make a socket"))?;
         fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(failed("make a socket"))?;
         socket.set_nonblocking(true).map_err(failed("make a socket"))?;
+        // Those of an earlier bridge are not added to: they are in memory, as all of /run.
         let log = options.open(directory.join(LOG)).map_err(failed("make a file"))?;
+        for log in [LOG, instance::LOG] {
+            let _ =
+                OpenOptions::new().write(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(directory.join(log));
+        }
         Ok(Self { directory: directory.to_owned(), socket, log, _lock: lock })
     }
 }
@@ -179,9 +184,13 @@ async fn serve(
             tokio::select! {
                 _ = &mut over => break,
                 Some(_) = connections.join_next() => {}
-                Ok((stream, _)) = socket.accept() => {
-                    connections.spawn(answer(stream, status.subscribe(), ask.clone()));
-                }
+                accepted = socket.accept() => match accepted {
+                    Ok((stream, _)) => drop(connections.spawn(answer(stream, status.subscribe(), ask.clone()))),
+                    Err(error) => {
+                        tracing::info!(%error, "cannot accept a command, trying again");
+                        tokio::time::sleep(LOOK).await;
+                    }
+                },
             }
         },
         Err(error) => tracing::info!(%error, "no command can reach this bridge"),
@@ -194,7 +203,7 @@ async fn answer(stream: UnixStream, mut status: watch::Receiver<Status>, to: mps
     let mut lines = BufReader::new(reader).lines();
     let read = |line: io::Result<Option<String>>| serde_json::from_str::<Ask>(&line.ok().flatten()?).ok();
     let Some(first) = read(lines.next_line().await) else { return };
-    let mut runs = first == Ask::Command;
+    let (mut accompanies, mut runs) = (first == Ask::Accompany, false);
     match ask(&to, Some(first)).await {
         Ok(None) => {}
         Ok(Some(reply)) => drop(ipc::write(&mut writer, &reply).await),
@@ -211,6 +220,14 @@ async fn answer(stream: UnixStream, mut status: watch::Receiver<Status>, to: mps
                 }
             }
             line = lines.next_line() => match read(line) {
+                Some(begins @ Ask::Command) if accompanies => {
+                    accompanies = false;
+                    if let Err(why) = ask(&to, Some(begins)).await {
+                        let _ = ipc::write(&mut writer, &Reply::Refused(why)).await;
+                        break;
+                    }
+                    runs = true;
+                }
                 Some(ended @ Ask::Ended { .. }) if runs => {
                     runs = false;
                     let _ = ask(&to, Some(ended)).await;
@@ -221,6 +238,9 @@ async fn answer(stream: UnixStream, mut status: watch::Receiver<Status>, to: mps
     }
     if runs {
         let _ = ask(&to, None).await;
+    } else if accompanies {
+        // Nobody will run COMMAND: clients are not left on a bridge for nothing.
+        let _ = ask(&to, Some(Ask::End { now: false })).await;
     }
 }
 
@@ -477,7 +497,8 @@ impl<'a> Bridge<'a> {
     }
 
     fn put_back(&self) -> Result<Vec<Difference>, String> {
-        restore::put_back(&self.before()?)
+        // It may take as long as a slow disk.
+        restore::put_back(&self.before()?, || self.steering.renew())
     }
 
     fn before(&self) -> Result<Vec<Before>, String> {
@@ -515,7 +536,7 @@ impl<'a> Bridge<'a> {
             return Ok(None);
         };
         let done = match ask {
-            Ask::Status => Ok(()),
+            Ask::Status | Ask::Accompany => Ok(()),
             Ask::Command => self.machine.command_begins(),
             Ask::Restore { dry_run } => {
                 tracing::info!(dry_run, "told to restore");

@@ -1,7 +1,7 @@
 //! What commands ask of a bridge, and what it says: lines of JSON on a socket that only root can reach.
 //!
-//! Each connection asks once. The answer is that it was refused, or a [`Status`] at once and at each change. Who began COMMAND says
-//! on the same connection how it ended; if it goes away without, clients stay on the bridge.
+//! Each connection asks once. The answer is that it was refused, or a [`Status`] at once and at each change. Who is to run COMMAND says
+//! on the same connection that it begins, and how it ended; if it goes away in between, clients stay on the bridge.
 
 use super::machine::{Outcome, Step};
 use super::restore::Difference;
@@ -26,7 +26,9 @@ pub const LOCK: &str = "bridge.lock";
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
     Status,
-    /// COMMAND begins.
+    /// The same, by who will run COMMAND: if it goes away before, the bridge ends.
+    Accompany,
+    /// COMMAND begins, of who accompanies.
     Command,
     /// COMMAND has ended, and how if it failed.
     Ended {
@@ -119,6 +121,12 @@ impl Client {
         let mut client = Self { replies: BufReader::new(reader).lines(), writer };
         client.tell(ask).await?;
         Ok(client)
+    }
+
+    /// The bridge's process.
+    #[must_use]
+    pub fn daemon(&self) -> Option<i32> {
+        self.writer.as_ref().peer_cred().ok()?.pid()
     }
 
     /// Says one thing more.

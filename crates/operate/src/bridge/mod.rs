@@ -29,7 +29,7 @@ pub mod preflight;
 pub mod restore;
 pub mod service;
 pub mod sight;
-mod surroundings;
+pub mod surroundings;
 
 use berth_shim::backend::probe::ProbeConfig;
 use machine::{Limits, OnFailure};
@@ -37,8 +37,8 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Where a bridge keeps its socket and logs.
-pub const DIRECTORY: &str = "/run/berth/bridge";
+/// Where a bridge keeps its socket and logs. Not in berth's run directory, which containers write into.
+pub const DIRECTORY: &str = "/run/berth-bridge";
 
 /// The kube-apiserver that runs here.
 #[derive(Debug, Clone)]

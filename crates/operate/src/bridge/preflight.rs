@@ -202,6 +202,9 @@ fn check(command: &[OsString]) -> Result<u16, Vec<String>> {
 /// What is there is made private, and cleared: only a bridge's directory, or one that is empty.
 fn directory(directory: &Path) -> Result<(), String> {
     let wrong = |why: &str| Err(format!("--state-dir {}: {why}: give one that is empty, or none", directory.display()));
+    if let Some(open) = directory.ancestors().skip(1).find(|above| !is_closed(above)) {
+        return wrong(&format!("others may write into {}, and put something else into its place", open.display()));
+    }
     match fs::read_dir(directory).map(Iterator::count) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => wrong(&error.to_string()),
@@ -210,6 +213,13 @@ fn directory(directory: &Path) -> Result<(), String> {
         }
         Ok(_) => Ok(()),
     }
+}
+
+/// Nobody but root and this user may rename what is in it. What is not there is made by this user.
+fn is_closed(directory: &Path) -> bool {
+    let Ok(meta) = fs::metadata(directory) else { return true };
+    let sticky = meta.mode() & 0o1000 != 0;
+    (meta.uid() == 0 || meta.uid() == geteuid().as_raw()) && (meta.mode() & 0o022 == 0 || sticky)
 }
 
 /// Who listens on the port.

@@ -4,9 +4,9 @@
 use crate::manifest::file;
 use serde::{Deserialize, Serialize};
 use similar::TextDiff;
-use std::fs::{self, Permissions};
+use std::fs::{self, DirBuilder, Metadata, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 /// A file, and what it was.
@@ -37,18 +37,23 @@ pub fn differences(all: &[Before]) -> Result<Vec<Difference>, String> {
     Ok(compare(all)?.into_iter().map(|(_, difference)| difference).collect())
 }
 
-/// Puts them back, in this order: a kubelet that sees a manifest finds the files that it names.
+/// Puts them back, in this order, and does `each` before each: a kubelet that sees a manifest finds the files that it names.
 ///
 /// # Errors
-/// One cannot be written. Those before it are put back.
-pub fn put_back(all: &[Before]) -> Result<Vec<Difference>, String> {
-    let mut put = Vec::new();
+/// All that cannot be written. The others are put back.
+pub fn put_back(all: &[Before], mut each: impl FnMut()) -> Result<Vec<Difference>, String> {
+    let (mut put, mut failed) = (Vec::new(), Vec::new());
     for (before, difference) in compare(all)? {
-        write(before, difference.missing).map_err(|error| format!("{}: {error}", before.path.display()))?;
-        tracing::info!(path = %before.path.display(), "put back");
-        put.push(difference);
+        each();
+        match write(before) {
+            Ok(()) => {
+                tracing::info!(path = %before.path.display(), "put back");
+                put.push(difference);
+            }
+            Err(error) => failed.push(format!("{}: {error}", before.path.display())),
+        }
     }
-    Ok(put)
+    if failed.is_empty() { Ok(put) } else { Err(failed.join("; ")) }
 }
 
 fn compare(all: &[Before]) -> Result<Vec<(&Before, Difference)>, String> {
@@ -59,18 +64,28 @@ fn compare(all: &[Before]) -> Result<Vec<(&Before, Difference)>, String> {
     let mut found = Vec::new();
     for before in all {
         let was = fs::read(&before.copy).map_err(failed(&before.copy))?;
-        let is = match fs::read(&before.path) {
+        let like = fs::metadata(&before.copy).map_err(failed(&before.copy))?;
+        let is = match fs::metadata(&before.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            other => Some(other.map_err(failed(&before.path))?),
+            meta => {
+                let meta = meta.map_err(failed(&before.path))?;
+                Some((fs::read(&before.path).map_err(failed(&before.path))?, meta))
+            }
         };
-        if is.as_ref() == Some(&was) {
+        if is.as_ref().is_some_and(|(is, meta)| *is == was && access(meta) == access(&like)) {
             continue;
         }
         let (path, missing) = (before.path.clone(), is.is_none());
-        let diff = before.shown.then(|| diff(&path, &is.unwrap_or_default(), &was));
+        let is = is.map(|(is, _)| is).unwrap_or_default();
+        let diff = before.shown.then(|| diff(&path, &is, &was));
         found.push((before, Difference { path, missing, diff }));
     }
     Ok(found)
+}
+
+/// Owner, group and mode: who may read it.
+fn access(meta: &Metadata) -> (u32, u32, u32) {
+    (meta.uid(), meta.gid(), meta.mode() & 0o777)
 }
 
 fn diff(path: &Path, is: &[u8], was: &[u8]) -> String {
@@ -79,14 +94,20 @@ fn diff(path: &Path, is: &[u8], was: &[u8]) -> String {
     TextDiff::from_lines(&*is, &*was).unified_diff().header(&path, &path).to_string()
 }
 
-fn write(before: &Before, missing: bool) -> io::Result<()> {
-    file::replace(&before.path, fs::read(&before.copy)?).map_err(|error| io::Error::other(error.to_string()))?;
-    if missing {
-        let like = fs::metadata(&before.copy)?;
-        chown(&before.path, Some(like.uid()), Some(like.gid()))?;
-        fs::set_permissions(&before.path, Permissions::from_mode(like.mode() & 0o777))?;
+fn write(before: &Before) -> io::Result<()> {
+    if fs::symlink_metadata(&before.path).is_ok_and(|meta| meta.is_symlink()) {
+        return Err(io::Error::other(
+            "it is a symbolic link now, and what that means is not known: put it back by hand",
+        ));
     }
-    Ok(())
+    if let Some(parent) = before.path.parent() {
+        // As root's alone: what COMMAND moved away is not known any more.
+        DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+    }
+    file::replace(&before.path, fs::read(&before.copy)?).map_err(|error| io::Error::other(error.to_string()))?;
+    let (uid, gid, mode) = access(&fs::metadata(&before.copy)?);
+    chown(&before.path, Some(uid), Some(gid))?;
+    fs::set_permissions(&before.path, Permissions::from_mode(mode))
 }
 
 #[cfg(test)]
@@ -110,8 +131,10 @@ mod tests {
             before("changed.key", Some("new\n"), "old\n", false),
             before("manifest.yaml", Some("a: 2\n"), "a: 1\n", true),
         ];
-        fs::set_permissions(&all[0].copy, Permissions::from_mode(0o640)).unwrap();
-        fs::set_permissions(&all[3].path, Permissions::from_mode(0o600)).unwrap();
+        for (before, mode) in all.iter().zip([0o640, 0o600, 0o600, 0o600]) {
+            fs::set_permissions(&before.copy, Permissions::from_mode(mode)).unwrap();
+        }
+        fs::set_permissions(&all[1].path, Permissions::from_mode(0o600)).unwrap();
         let found = differences(&all).unwrap();
         let of = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
         let told: Vec<_> = found.iter().map(|it| (of(&it.path), it.missing, it.diff.is_some())).collect();
@@ -121,10 +144,22 @@ mod tests {
         assert!(diff.contains("-a: 2\n+a: 1\n"), "{diff}");
         assert_eq!(fs::read_to_string(&all[2].path).unwrap(), "new\n", "nothing is written");
 
-        assert_eq!(put_back(&all).unwrap(), found);
+        assert_eq!(put_back(&all, || ()).unwrap(), found);
         assert_eq!(differences(&all).unwrap(), []);
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!((mode(&all[0].path), mode(&all[3].path)), (0o640, 0o600));
+        // Who may read it counts too; a directory that is gone is made.
+        fs::set_permissions(&all[1].path, Permissions::from_mode(0o000)).unwrap();
+        assert_eq!(put_back(&all, || ()).unwrap().len(), 1);
+        assert_eq!(mode(&all[1].path), 0o600);
+        let inside = [Before { path: temp.path().join("gone/a.key"), ..all[0].clone() }];
+        assert_eq!(put_back(&inside, || ()).unwrap().len(), 1);
+        // What is a link now is left alone, and the others are put back.
+        fs::remove_file(&all[0].path).unwrap();
+        std::os::unix::fs::symlink("elsewhere", &all[0].path).unwrap();
+        fs::write(&all[2].path, "new\n").unwrap();
+        assert!(put_back(&all, || ()).unwrap_err().contains("symbolic link"));
+        assert_eq!(fs::read_to_string(&all[2].path).unwrap(), "old\n");
     }
 
     #[test]

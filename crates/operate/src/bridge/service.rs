@@ -28,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest time between two looks: somebody may have removed it.
 const LOOK: Duration = Duration::from_secs(10);
 
+const NODES: &str = "/api/v1/nodes";
+
 /// Begins the name of each slice of a bridge.
 const PREFIX: &str = "berth-bridge-";
 
@@ -77,7 +79,8 @@ impl Service {
         let mut following = JoinSet::new();
         let mut rule = Rule::default();
         let mut pauses = pauses();
-        let mut there = false;
+        // What was asked for may have been done although nobody said so.
+        let (mut there, mut tried) = (false, false);
         let mut trouble = None;
         loop {
             let wanted = *on.borrow_and_update();
@@ -92,9 +95,15 @@ impl Service {
             let others = addresses.map(|all| all.iter().any(|ip| *ip != self.address.ip()));
             let sight = Sight { phase: Phase::Joined, sibling: false, withdrawn: !wanted, others };
             let brought = match rule.decide(clock::boottime().unwrap_or_default(), sight) {
-                Want::Present => self.apply().await.map(|()| true),
+                Want::Present => {
+                    tried = true;
+                    self.apply().await.map(|()| true)
+                }
                 // Not before the node's own is in again.
-                Want::Absent if there && (wanted || named) => remove(&self.client, &self.name()).await.map(|()| false),
+                Want::Absent if tried && (wanted || named) => remove(&self.client, &self.name()).await.map(|()| {
+                    tried = false;
+                    false
+                }),
                 Want::Absent | Want::AsItIs => Ok(there),
             };
             let pause = match brought {
@@ -121,7 +130,7 @@ impl Service {
                 () = tokio::time::sleep(pause) => {}
             }
         }
-        if there && let Err(error) = remove(&self.client, &self.name()).await {
+        if tried && let Err(error) = remove(&self.client, &self.name()).await {
             tracing::warn!(%error, slice = self.name(), "the bridge's slice stays in the Service kubernetes: remove it");
         }
     }
@@ -165,25 +174,22 @@ pub async fn sweep(client: &Client) -> Result<Vec<String>, Error> {
     Ok(removed)
 }
 
-/// Names of the slices of bridges that are no more: of a node that has booted since or is not in the cluster, and of `own`, which
-/// has none on.
+/// Names of the slices of bridges that are no more: of a boot that no node of the cluster has now, and of `own`, which has none on.
 ///
 /// # Errors
 /// The cluster cannot be asked.
 pub async fn left(client: &Client, own: Option<&str>) -> Result<Vec<String>, Error> {
-    let list = client.get(service::OF_SERVICE).await?;
-    let mut left = Vec::new();
-    for slice in list["items"].as_array().into_iter().flatten() {
-        let Some((name, node, boot)) = of_bridge(slice) else { continue };
-        let over = own == Some(node) || {
-            let object = found(client.get(&format!("/api/v1/nodes/{node}")).await)?;
-            object.is_none_or(|object| object["status"]["nodeInfo"]["bootID"] != boot)
-        };
-        if over {
-            left.push(name.to_owned());
-        }
+    let items = |list: &Value| list["items"].as_array().cloned().unwrap_or_default();
+    let slices = items(&client.get(service::OF_SERVICE).await?);
+    let bridges: Vec<_> = slices.iter().filter_map(of_bridge).collect();
+    if bridges.is_empty() {
+        return Ok(Vec::new());
     }
-    Ok(left)
+    // By their boots: a node may have another name in the cluster than its own.
+    let nodes = items(&client.get(NODES).await?);
+    let booted = |boot: &str| nodes.iter().any(|node| node["status"]["nodeInfo"]["bootID"] == boot);
+    let over = bridges.into_iter().filter(|(_, node, boot)| own == Some(*node) || !booted(boot));
+    Ok(over.map(|(name, ..)| name.to_owned()).collect())
 }
 
 /// Name, node and boot.
@@ -191,9 +197,7 @@ fn of_bridge(slice: &Value) -> Option<(&str, &str, &str)> {
     let meta = &slice["metadata"];
     let name = meta["name"].as_str().filter(|name| name.starts_with(PREFIX))?;
     let annotation = |name: &str| meta["annotations"][name].as_str();
-    // It becomes part of a path.
-    let node = annotation(NODE).filter(|node| node.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b)))?;
-    Some((name, node, annotation(BOOT)?))
+    Some((name, annotation(NODE)?, annotation(BOOT)?))
 }
 
 #[cfg(test)]
@@ -261,12 +265,11 @@ mod tests {
     #[tokio::test]
     async fn what_is_of_no_bridge_any_more_is_known() {
         let mut nameless = slice("x", "b");
-        nameless["metadata"]["annotations"] = json!({NODE: "../x", BOOT: "b"});
-        let all = vec![slice("own", "b"), slice("booted", "b"), slice("bridged", "b"), slice("gone", "b"), nameless];
+        nameless["metadata"]["annotations"] = json!({NODE: "x"});
+        let all = vec![slice("own", "1"), slice("booted", "2"), slice("bridged", "3"), slice("gone", "4"), nameless];
         let (objects, kept, _) = cluster(&[], all).await;
-        for (node, boot) in [("own", "b"), ("booted", "later"), ("bridged", "b")] {
-            objects.set(&format!("/api/v1/nodes/{node}"), Some(json!({"status": {"nodeInfo": {"bootID": boot}}})));
-        }
+        let node = |boot| json!({"status": {"nodeInfo": {"bootID": boot}}});
+        objects.set(NODES, Some(json!({"items": [node("1"), node("later"), node("3")]})));
         let names = |nodes: &[&str]| nodes.iter().map(|node| format!("{PREFIX}{node}-ipv4")).collect::<Vec<_>>();
         assert_eq!(left(&kept.client, None).await.unwrap(), names(&["booted", "gone"]));
         assert_eq!(left(&kept.client, Some("own")).await.unwrap(), names(&["own", "booted", "gone"]));

@@ -4,13 +4,16 @@ use super::preflight::Findings;
 use crate::doctor::{Case, Severity, examine, node};
 use crate::manifest::{Manifest, file};
 use crate::upgrade::state;
-use berth_os::bpf;
+use berth_os::bpf::{self, Attached};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
 
 /// What berth's programs are called.
 const BERTH: &str = "berth";
+
+/// Where one of these is on.
+const ELSEWHERE: &str = "another bridge is on, in another --state-dir: end that one";
 
 /// Least that is to be free for logs, in bytes: kube-apiserver writes some 10 MB in an hour at its default verbosity, more where it
 /// audits.
@@ -21,18 +24,31 @@ const CHECKS: [&str; 2] = ["certificate-expired", "certificate-expires-soon"];
 
 /// What steers in this network namespace: a bridge's program goes before, and what it is must be known.
 pub(super) fn steering(findings: &mut Findings) {
-    let Some(own) = findings.note("/proc/thread-self/ns/net: ", File::open("/proc/thread-self/ns/net")) else { return };
-    // Who may not see it is told by the steering's own test.
-    for other in bpf::attached(own.as_fd()).unwrap_or_default() {
-        match &other.known {
-            Some((name, _)) if name == BERTH => findings.missing.push(format!(
-                "{other} steers here, so another bridge is on, in another --state-dir: end it with `berth bridge end`"
-            )),
-            _ => findings
+    for other in attached() {
+        if is_berths(&other) {
+            findings.missing.push(format!("{other} steers here, so {ELSEWHERE}"));
+        } else {
+            findings
                 .notes
-                .push(format!("{other} steers here already: while the bridge is on, the bridge's goes before")),
+                .push(format!("{other} steers here already: while the bridge is on, the bridge's goes before"));
         }
     }
+}
+
+/// Why this node may have a bridge although none is found in a directory.
+#[must_use]
+pub fn elsewhere() -> Option<&'static str> {
+    attached().iter().any(is_berths).then_some(ELSEWHERE)
+}
+
+/// Who may not see it is told by the steering's own test.
+fn attached() -> Vec<Attached> {
+    let own = File::open("/proc/thread-self/ns/net");
+    own.ok().and_then(|own| bpf::attached(own.as_fd()).ok()).unwrap_or_default()
+}
+
+fn is_berths(program: &Attached) -> bool {
+    program.known.as_ref().is_some_and(|(name, _)| name == BERTH)
 }
 
 /// Room for what the bridge and its instance log.
@@ -52,7 +68,10 @@ pub(super) fn logs(directory: &Path, findings: &mut Findings) {
 
 /// An upgrade that is under way, and what `berth doctor` says of the manifest on its node.
 pub(super) fn manifest(path: &Path, findings: &mut Findings) {
-    if let Some(upgrade) = state::interrupted(Path::new(state::DIRECTORY)) {
+    let directory = Path::new(state::DIRECTORY);
+    // A first switch is gone on with under a bridge.
+    let first = state::find(directory).is_ok_and(|state| state.is_some_and(|state| state.in_place));
+    if let Some(upgrade) = state::interrupted(directory).filter(|_| !first) {
         findings.missing.push(format!("{upgrade}: bring it to its end with `berth upgrade` first"));
     }
     // One that cannot be read has been told.

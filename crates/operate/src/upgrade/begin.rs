@@ -165,12 +165,15 @@ pub async fn dry_run(options: &Options, say: &Say) -> Result<Vec<String>, NotBeg
     Ok(drive::plan(&state, &setting.limits, &setting.pod))
 }
 
-/// Whether it is to begin with a kube-apiserver that is not behind berth.
+/// Whether it begins with a kube-apiserver that is not behind berth, or goes on with such an upgrade.
 #[must_use]
 pub fn is_first_switch(options: &Options) -> bool {
     let pod = |path: &Path| Pod::of(&Manifest::parse(&read(path).ok()?).ok()?).ok();
-    let interrupted = state::find(&options.backup_dir).map_or(true, |state| state.is_some());
-    !interrupted && pod(&options.canonical).is_some_and(|old| !old.behind)
+    match state::find(&options.backup_dir) {
+        Ok(Some(interrupted)) => interrupted.in_place,
+        Ok(None) => pod(&options.canonical).is_some_and(|old| !old.behind),
+        Err(_) => false,
+    }
 }
 
 /// Begins an upgrade, or goes on with one that was interrupted.

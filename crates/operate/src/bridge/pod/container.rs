@@ -8,7 +8,7 @@ use crate::bridge::{Options, cgroup};
 use berth_os::namespaces::{in_own_processes, tmpfs, unmount};
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -55,7 +55,10 @@ impl Container {
             let to = copy(directory, at);
             let copied = match &kept.mounted {
                 Some(mounted) => tree::copy(&tree::within(&root, mounted)?, &to, Mounted::Follow),
-                None => fs::copy(&kept.path, &to).map(drop),
+                None => fs::copy(&kept.path, &to).and_then(|_| {
+                    let like = fs::metadata(&kept.path)?;
+                    chown(&to, Some(like.uid()), Some(like.gid()))
+                }),
             };
             copied.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", kept.path.display())))?;
         }
@@ -70,6 +73,7 @@ impl Container {
             root: &memory.join(ROOT),
             cgroup: &format!("/{cgroup}"),
             oom_score_adj: like.oom_score_adj,
+            limits: like.limits.iter().map(|(kind, soft, hard)| (format!("{kind:?}"), *soft, *hard)).collect(),
             instead: &pod.instead(directory),
             besides: writes.then_some((&audit, Path::new(AUDIT))),
         };

@@ -249,13 +249,18 @@ impl Pod {
     /// What it is started from and reads, its manifest last.
     #[must_use]
     pub fn before(&self, command: &[OsString], directory: &Path) -> Vec<Before> {
-        let named = command.iter().flat_map(|argument| paths(argument));
-        let named: BTreeSet<_> =
-            named.filter_map(|path| self.spec.on_node(&path).map(|(_, on_node)| on_node)).collect();
+        // What the container may write to is not the node's configuration.
+        let on_node =
+            |path: PathBuf| self.spec.on_node(&path).filter(|(mount, _)| mount.is_read_only()).map(|(_, at)| at);
+        let named: BTreeSet<_> = command.iter().flat_map(|argument| paths(argument)).filter_map(on_node).collect();
         let before = |path: PathBuf, shown| Before { copy: self.copy_of(&path, directory), path, shown };
-        let named = named.into_iter().map(|path| before(path, false));
-        // What was not copied is the node's, and what is no file is no certificate, key or configuration.
-        let named = named.filter(|before| before.copy != before.path && before.copy.is_file());
+        // Nor is a link: where it led is not copied. What was not copied is the node's.
+        let copies = directory.join(MEMORY).join(FILES).canonicalize().unwrap_or_default();
+        let is_copy = |path: &Path| {
+            let is_file = fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file());
+            is_file && path.canonicalize().is_ok_and(|real| real.starts_with(&copies))
+        };
+        let named = named.into_iter().map(|path| before(path, false)).filter(|before| is_copy(&before.copy));
         named.chain([before(self.manifest.clone(), true)]).collect()
     }
 
@@ -272,7 +277,8 @@ fn paths(argument: &OsStr) -> impl Iterator<Item = PathBuf> {
     let bytes = argument.as_bytes();
     let value = bytes.iter().position(|byte| *byte == b'=').map_or(bytes, |at| &bytes[at + 1..]);
     let parts = value.split(|byte| b",:".contains(byte)).filter(|part| part.starts_with(b"/"));
-    parts.map(|part| PathBuf::from(OsStr::from_bytes(part))).collect::<Vec<_>>().into_iter()
+    let paths = parts.map(|part| PathBuf::from(OsStr::from_bytes(part)));
+    paths.filter(|path| path.components().all(|part| part != Component::ParentDir)).collect::<Vec<_>>().into_iter()
 }
 
 /// Volumes that the kubelet makes for a pod, and removes with it.

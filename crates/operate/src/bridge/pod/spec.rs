@@ -2,7 +2,7 @@
 //! as and what it sees. What is not named here is kept as it is.
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -92,6 +92,8 @@ pub struct Changes<'a> {
     pub root: &'a Path,
     pub cgroup: &'a str,
     pub oom_score_adj: i16,
+    /// Names of resources as in setrlimit(2), and the soft and the hard limit of each: a runtime that is told none hands on its own.
+    pub limits: Vec<(String, u64, u64)>,
     /// What is mounted at these places instead.
     pub instead: &'a BTreeMap<PathBuf, Instead>,
     /// A file that is mounted besides, and where.
@@ -146,6 +148,9 @@ impl Spec {
         self.process.terminal = false;
         self.process.args = changes.args;
         self.process.oom_score_adj = Some(changes.oom_score_adj.into());
+        let limits =
+            changes.limits.into_iter().map(|(kind, soft, hard)| json!({"type": kind, "soft": soft, "hard": hard}));
+        self.process.rest.insert("rlimits".into(), limits.collect());
         self.root.path = changes.root.to_owned();
         self.linux.cgroups_path = Some(changes.cgroup.to_owned());
         self.linux.forget_shares();

@@ -37,6 +37,7 @@ fn changed(json: &Value) -> Value {
         root: Path::new("/b/root"),
         cgroup: "/own",
         oom_score_adj: -997,
+        limits: vec![("RLIMIT_NOFILE".into(), 1024, 4096)],
         instead: &instead,
         besides: Some((Path::new("/run/audit"), Path::new(AUDIT))),
     };
@@ -90,6 +91,7 @@ fn only_what_must_differ_is_changed() {
         for (part, gone) in [
             ("process", "args"),
             ("process", "oomScoreAdj"),
+            ("process", "rlimits"),
             ("process", "terminal"),
             ("linux", "cgroupsPath"),
             ("linux", "namespaces"),
