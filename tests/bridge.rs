@@ -480,6 +480,20 @@ fn the_end_of_the_callers_session_does_not_end_it() {
 }
 
 #[test]
+fn who_goes_away_before_command_leaves_no_bridge() {
+    on_a_node(|node| {
+        let load = node.load();
+        let bridge = Running::start(&mut node.bridge("", &["true"]));
+        bridge.logs("new connections go to it");
+        let daemon = node.daemon();
+        kill(bridge.pid(), Signal::SIGKILL).unwrap();
+        gone(daemon);
+        let record = load.end();
+        assert_eq!(record.lost(), 0, "{}", record.kinds());
+    });
+}
+
+#[test]
 fn a_temporary_instance_that_is_killed_is_replaced() {
     on_a_node(|node| {
         let mut bridge =

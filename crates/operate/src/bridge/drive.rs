@@ -33,6 +33,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -50,7 +51,7 @@ pub const LOG: &str = "bridge.log";
 const SHIM: &str = "bridge-shim";
 
 /// How long new connections are steered to a shim that gives no sign of life.
-const LEASE: Duration = Duration::from_secs(3);
+const LEASE: Duration = Duration::from_secs(4);
 
 /// How long clients wait while neither instance is ready. Longer than client-go's handshake limit, 10 s, is for nobody.
 const HOLD: Duration = Duration::from_secs(12);
@@ -335,9 +336,12 @@ impl<'a> Bridge<'a> {
         let began = Instant::now();
         let (is_alive, open, mut answered) = (bound.is_alive(), bound.open(), bound.answered());
         let (stop, told) = watch::channel(Stop::No);
+        let _renewal = match renew(self.steering.clone(), bound.is_alive()) {
+            Ok(renewal) => renewal,
+            Err(error) => return Outcome::NotBegun(format!("cannot start a thread: {error}")),
+        };
         let serving = bound.run(told);
         tokio::pin!(serving);
-        let mut renew = tokio::time::interval(LEASE / 3);
         let mut served = false;
         let mut terminated = None;
         let mut draining: Option<Instant> = None;
@@ -412,7 +416,6 @@ impl<'a> Bridge<'a> {
                 }
                 () = ended(&mut self.child) => {}
                 Some((ask, reply)) = asks.recv() => { let _ = reply.send(self.take(ask)); }
-                _ = renew.tick() => if is_alive() { self.steering.renew(); },
                 _ = signals.0.recv() => self.told("SIGTERM"),
                 _ = signals.1.recv() => self.told("SIGINT"),
                 Ok(()) = self.temporary.changed() => {}
@@ -497,8 +500,7 @@ impl<'a> Bridge<'a> {
     }
 
     fn put_back(&self) -> Result<Vec<Difference>, String> {
-        // It may take as long as a slow disk.
-        restore::put_back(&self.before()?, || self.steering.renew())
+        restore::put_back(&self.before()?)
     }
 
     fn before(&self) -> Result<Vec<Before>, String> {
@@ -619,6 +621,23 @@ impl Collector for BridgeMetrics {
         let metric = to.encode_descriptor("berth_bridge", help, Some(&Unit::Seconds), MetricType::Gauge)?;
         ConstGauge::new(seconds).encode(metric)
     }
+}
+
+/// Renews the steering's lease while the shim gives signs of life, until what is returned is dropped. On a thread of its own: a slow disk
+/// or a busy processor must not send clients to a node's own instance that is not there.
+fn renew(
+    steering: Arc<Steering>,
+    is_alive: impl Fn() -> bool + Send + 'static,
+) -> io::Result<std::sync::mpsc::Sender<()>> {
+    let (until, dropped) = std::sync::mpsc::channel();
+    std::thread::Builder::new().name("renewal".into()).spawn(move || {
+        while dropped.recv_timeout(LEASE / 4) == Err(RecvTimeoutError::Timeout) {
+            if is_alive() {
+                steering.renew();
+            }
+        }
+    })?;
+    Ok(until)
 }
 
 /// Waits for the end of a child; for ever, if there is none.

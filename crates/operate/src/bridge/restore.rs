@@ -37,14 +37,13 @@ pub fn differences(all: &[Before]) -> Result<Vec<Difference>, String> {
     Ok(compare(all)?.into_iter().map(|(_, difference)| difference).collect())
 }
 
-/// Puts them back, in this order, and does `each` before each: a kubelet that sees a manifest finds the files that it names.
+/// Puts them back, in this order: a kubelet that sees a manifest finds the files that it names.
 ///
 /// # Errors
 /// All that cannot be written. The others are put back.
-pub fn put_back(all: &[Before], mut each: impl FnMut()) -> Result<Vec<Difference>, String> {
+pub fn put_back(all: &[Before]) -> Result<Vec<Difference>, String> {
     let (mut put, mut failed) = (Vec::new(), Vec::new());
     for (before, difference) in compare(all)? {
-        each();
         match write(before) {
             Ok(()) => {
                 tracing::info!(path = %before.path.display(), "put back");
@@ -144,21 +143,21 @@ mod tests {
         assert!(diff.contains("-a: 2\n+a: 1\n"), "{diff}");
         assert_eq!(fs::read_to_string(&all[2].path).unwrap(), "new\n", "nothing is written");
 
-        assert_eq!(put_back(&all, || ()).unwrap(), found);
+        assert_eq!(put_back(&all).unwrap(), found);
         assert_eq!(differences(&all).unwrap(), []);
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!((mode(&all[0].path), mode(&all[3].path)), (0o640, 0o600));
         // Who may read it counts too; a directory that is gone is made.
         fs::set_permissions(&all[1].path, Permissions::from_mode(0o000)).unwrap();
-        assert_eq!(put_back(&all, || ()).unwrap().len(), 1);
+        assert_eq!(put_back(&all).unwrap().len(), 1);
         assert_eq!(mode(&all[1].path), 0o600);
         let inside = [Before { path: temp.path().join("gone/a.key"), ..all[0].clone() }];
-        assert_eq!(put_back(&inside, || ()).unwrap().len(), 1);
+        assert_eq!(put_back(&inside).unwrap().len(), 1);
         // What is a link now is left alone, and the others are put back.
         fs::remove_file(&all[0].path).unwrap();
         std::os::unix::fs::symlink("elsewhere", &all[0].path).unwrap();
         fs::write(&all[2].path, "new\n").unwrap();
-        assert!(put_back(&all, || ()).unwrap_err().contains("symbolic link"));
+        assert!(put_back(&all).unwrap_err().contains("symbolic link"));
         assert_eq!(fs::read_to_string(&all[2].path).unwrap(), "old\n");
     }
 
