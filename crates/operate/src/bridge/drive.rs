@@ -62,7 +62,8 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Shortest time between two starts of the temporary instance.
 const RESTART: Duration = Duration::from_secs(1);
 
-/// How long the temporary instance may take to end after its last connection did, and how long both may take together.
+/// How long the temporary instance may take to end after its last connection did, and how long both may take together: kube-apiserver
+/// itself ends what is left after 60 s.
 const ENDING: Duration = Duration::from_secs(10);
 const LONGEST_DRAIN: Duration = Duration::from_secs(300);
 
@@ -342,15 +343,15 @@ impl<'a> Bridge<'a> {
         };
         let serving = bound.run(told);
         tokio::pin!(serving);
-        let mut served = false;
-        let mut terminated = None;
+        let mut served: Option<Instant> = None;
+        let mut terminated = false;
         let mut draining: Option<Instant> = None;
         let mut warned = false;
         loop {
             if self.phase.borrow().0 != Phase::Joined {
                 self.given = false;
             }
-            let seen = self.seen(served, is_alive());
+            let seen = self.seen(served.is_some(), is_alive());
             let action = self.machine.next(&seen, began.elapsed());
             self.publish(&seen, open());
             self.keep_service(&seen);
@@ -397,22 +398,24 @@ impl<'a> Bridge<'a> {
             if late(draining, LONGEST_DRAIN) && *stop.borrow() != Stop::Now {
                 stop.send_replace(Stop::Now);
             }
-            if served && (late(terminated, ENDING) || late(draining, LONGEST_DRAIN)) {
+            if late(served, ENDING) || (served.is_some() && late(draining, LONGEST_DRAIN)) {
                 self.signal(self.template.kill());
             }
             tokio::select! {
-                _ = &mut serving, if !served => {
-                    served = true;
+                _ = &mut serving, if served.is_none() => {
+                    served = Some(Instant::now());
                     if draining.is_none() {
                         self.steering.off();
                         self.leave_service().await;
                         return Outcome::Abandoned("its shim ended".into());
                     }
-                    terminated.get_or_insert_with(|| { self.signal(Signal::SIGTERM); Instant::now() });
+                    if !std::mem::replace(&mut terminated, true) {
+                        self.signal(Signal::SIGTERM);
+                    }
                 }
-                () = answered.wait(), if draining.is_some() && terminated.is_none() => {
+                () = answered.wait(), if draining.is_some() && !terminated => {
                     self.signal(Signal::SIGTERM);
-                    terminated = Some(Instant::now());
+                    terminated = true;
                 }
                 () = ended(&mut self.child) => {}
                 Some((ask, reply)) = asks.recv() => { let _ = reply.send(self.take(ask)); }
@@ -663,7 +666,7 @@ fn config(plan: &Plan) -> Config {
         rise: 2,
         fall: 3,
         hold: HOLD,
-        drain_timeout: Duration::from_secs(60),
+        drain_timeout: LONGEST_DRAIN,
         max_connections: None,
         backlog: 4096,
         keepalive: Keepalive {
