@@ -208,7 +208,7 @@ impl<'a> Judge<'a> {
         } else {
             let (due, seen, node) = (Some(attempt.due), attempt.done, self.node);
             let lost = Lost { loss: Loss::BadStatus, due, seen, instance: Some(instance), node };
-            self.lose(&lost, format!("{}: {status} from {instance}", attempt.stream));
+            self.lose(&lost, &format!("{}: {status} from {instance}", attempt.stream));
         }
     }
 
@@ -238,7 +238,7 @@ impl<'a> Judge<'a> {
         let waited = attempt.done.since(attempt.due);
         let instance = self.served_by.get(attempt.stream.as_str()).copied();
         let lost = Lost { loss, due: Some(attempt.due), seen: attempt.done, instance, node: self.node };
-        self.lose(&lost, format!("{}: {failure} after {waited:.1?}", attempt.stream));
+        self.lose(&lost, &format!("{}: {failure} after {waited:.1?}", attempt.stream));
     }
 
     fn ends(&mut self, ends: &[StreamEnd]) {
@@ -256,7 +256,7 @@ impl<'a> Judge<'a> {
                     let words = format!("{} ({:?}): {} {while_what}, {why}", end.stream, end.what, end.how);
                     let (instance, node) = (Some(end.instance.as_str()), self.node);
                     let lost = Lost { loss: Loss::StreamEnded, due: None, seen: end.at, instance, node };
-                    if !self.lose(&lost, words) {
+                    if !self.lose(&lost, &words) {
                         self.verdict.ends_allowed.push(end.stream.clone());
                     }
                 }
@@ -265,14 +265,15 @@ impl<'a> Judge<'a> {
     }
 
     /// Counts a loss, under the fault that excuses it if there is one. Whether there is none.
-    fn lose(&mut self, lost: &Lost<'_>, example: String) -> bool {
+    fn lose(&mut self, lost: &Lost<'_>, example: &str) -> bool {
         if let Some(fault) = promise::excuse(&self.record.injected, lost) {
             self.verdict.promises[fault].allowed.push((lost.seen, lost.loss));
             return false;
         }
         self.verdict.losses.push((lost.seen, lost.loss));
         if !self.verdict.lost.contains_key(&lost.loss) {
-            self.verdict.examples.push(example);
+            let into = lost.seen.since(self.record.began.unwrap_or(lost.seen));
+            self.verdict.examples.push(format!("{example}, {into:.1?} into the load"));
         }
         self.verdict.lose(lost.loss, 1);
         true
