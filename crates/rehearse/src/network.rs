@@ -60,6 +60,9 @@ impl Drop for Network {
 impl Network {
     /// Makes one of so many nodes. Needs root in this process's own namespace.
     pub(crate) fn new(nodes: u8) -> io::Result<Self> {
+        // conntrack remembers where a client's port was sent, for minutes. With the usual range a port comes again after some
+        // 3,000 connections.
+        set("ip_local_port_range", "1024 65535")?;
         let worker = Namespace::new(WORKER_NAME)?;
         ip(
             None,

@@ -129,8 +129,10 @@ fn is_away(injected: &Injected, node: &InjectedNode, lost: &Lost<'_>) -> bool {
     // Without its link, it says nothing to anybody.
     let silent = lost.loss == Loss::Unanswered || node.linked.is_none_or(|linked| lost.seen >= linked);
     let by_service = lost.node.is_none() && lost.instance.is_none();
-    let sent_there =
-        !by_service || due <= node.unproxied.unwrap_or(never) || node.named.is_some_and(|named| due >= named);
+    // One that has its link and does not listen refuses, and nobody else does: the others' own clients would see it. kube-proxy
+    // sends clients there whom it has told already, or who dial later than they were due, and conntrack those who have the port of
+    // one whose connection was cut: for 2 minutes and more it remembers where that went.
+    let sent_there = !by_service || due <= node.unproxied.unwrap_or(never) || lost.loss == Loss::Refused;
     silent && sent_there && due <= listened
 }
 
@@ -474,10 +476,10 @@ mod tests {
             let excused = |lost| excuse(std::slice::from_ref(&fault), &lost).is_some();
             let new = |due, seen| Lost { instance: None, ..lost(Loss::Unanswered, Some(due), seen) };
             let refused = |due, seen| Lost { loss: Loss::Refused, ..new(due, seen) };
-            // By the Service: until it names the node no more, and again between its return there and its listening.
+            // By the Service: until it names the node no more, and refused by it between its link's return and its listening.
             assert!(excused(new(3_000, 18_000)) && excused(new(6_000, 21_000)) && !excused(new(6_100, 21_100)));
             assert!(
-                excused(refused(9_850, 9_860)) && !excused(refused(9_700, 9_710)) && !excused(refused(9_950, 9_960))
+                excused(refused(9_700, 9_710)) && !excused(refused(6_100, 6_900)) && !excused(refused(9_950, 9_960))
             );
             // By its address: until it listens.
             let there = |lost: Lost<'static>| Lost { node: Some(NODE), ..lost };
