@@ -14,7 +14,7 @@ pub(super) fn rehearsal(binaries: &Binaries) -> Result<(), Failed> {
     let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
     let json = directory.path().join("report.json");
     let status = Command::new(env!("CARGO_BIN_EXE_berth"))
-        .args(["rehearse", "--netns", "--nodes=3", "--fault=node-gone,partition", "--compare=none,berth", "--rate=50"])
+        .args(["rehearse", "--netns", "--nodes=3", "--fault=node-gone,partition", "--compare=none,berth", "--rate=30"])
         .args(["--shutdown-watch-termination-grace-period=5s", "--old", &old.path, "--new", &new.path, "--etcd", etcd])
         .args(["--kube-proxy", &kube_proxy, "--json"])
         .arg(&json)
