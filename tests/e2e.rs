@@ -1,7 +1,8 @@
 //! Upgrades of real kube-apiservers behind this build of berth: `scripts/e2e.sh`, which looks at berth
 //! from outside, and `berth rehearse` from one minor version to the next. And `scripts/manifests.sh`: a real
 //! kubeadm and kube-apiserver that take what `berth inject` writes. And `scripts/kubelet.sh`: a real kubelet with
-//! containerd that runs such pods, and what berth does to them meanwhile. And `berth grant` and the lock of
+//! containerd that runs such pods, and what berth does to them meanwhile. And `scripts/cluster.sh`: a whole cluster of kubeadm's that
+//! is upgraded under `berth bridge`, and without. And `berth grant` and the lock of
 //! `berth upgrade` (`e2e/`). And `scripts/service.sh`: the Service `kubernetes` through a real kube-proxy, while instances
 //! change places. Where they cannot be run (they need root, some tools, and binaries that are there already) they count as
 //! ignored and say why. Rust's own harness can decide that only at compile time, so this one has its own.
@@ -28,6 +29,8 @@ const PROGRAMS: [&str; 7] =
 /// What the scripts need beside the binaries.
 const TOOLS: [&str; 4] = ["ip", "openssl", "jq", "unshare"];
 
+const BERTH: &str = env!("CARGO_BIN_EXE_berth");
+
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Each needs the machine for itself.
@@ -35,13 +38,23 @@ fn main() -> ExitCode {
     let scripted = |name: &str, script: &'static str, tools: &'static [&'static str]| {
         Trial::ignorable_test(name, move || match obstacle(tools) {
             Some(why) => Ok(Completion::ignored_with(why)),
-            None => run(script).map(|()| Completion::Completed),
+            None => run(script, &[]).map(|()| Completion::Completed),
         })
     };
     let kubelet = Trial::ignorable_test("static_pods_of_a_real_kubelet", || {
         match output(Command::new(root().join("scripts/kubelet.sh")).arg("--check")) {
             Err(why) => Ok(Completion::ignored_with(why)),
-            Ok(_) => run("scripts/kubelet.sh").map(|()| Completion::Completed),
+            Ok(_) => run("scripts/kubelet.sh", &[]).map(|()| Completion::Completed),
+        }
+    });
+    let cluster = Trial::ignorable_test("a_real_cluster_is_upgraded_under_a_bridge", || {
+        match output(Command::new(root().join("scripts/cluster.sh")).arg("--check")) {
+            Err(why) => Ok(Completion::ignored_with(why)),
+            Ok(_) => {
+                // Two clusters at once on two processors: fewer connections.
+                let arguments = ["--together", "--rate", "20", "--bridge", BERTH, "upgrade"];
+                run("scripts/cluster.sh", &arguments).map(|()| Completion::Completed)
+            }
         }
     });
     let rehearsal = Trial::ignorable_test("rehearsal_with_two_real_versions", || match binaries() {
@@ -63,6 +76,7 @@ fn main() -> ExitCode {
         trials.push(scripted("manifests_for_a_real_kubeadm_and_kube_apiserver", "scripts/manifests.sh", &[]));
         trials.push(scripted("the_service_kubernetes_never_empties", "scripts/service.sh", &["nft"]));
         trials.push(kubelet);
+        trials.push(cluster);
     }
     if cfg!(feature = "rehearse") {
         trials.push(rehearsal);
@@ -77,9 +91,10 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-fn run(script: &str) -> Result<(), Failed> {
+fn run(script: &str, arguments: &[&str]) -> Result<(), Failed> {
     let status = Command::new(root().join(script))
-        .env("BERTH", env!("CARGO_BIN_EXE_berth"))
+        .args(arguments)
+        .env("BERTH", BERTH)
         .stdin(Stdio::null())
         .status()
         .map_err(|error| format!("cannot run {script}: {error}"))?;
