@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-use support::load::Load;
+use support::load::{Load, Record};
 use support::process::{Running, berth, gone, said};
 use support::{eventually, skipped};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -106,18 +106,9 @@ fn on_a_node_that_listens(bind: &'static str, test: impl FnOnce(&Node) + Send + 
         let hub = Hub::start(dir.path().join("store"));
         let node = Node { dir, certs, bind, _hub: hub };
         // What COMMAND does: the kube-apiserver ends, and another takes its place.
-        std::fs::write(
-            node.path("restart"),
-            format!(
-                "kill $(cat {pid}); while kill -0 $(cat {pid}) 2>/dev/null; do :; done\n\
-                 {own} >> {log} 2>&1 < /dev/null & echo $! > {pid}\n",
-                pid = node.path("pid").display(),
-                own = node.own(),
-                log = node.path("own.log").display(),
-            ),
-        )
-        .unwrap();
+        std::fs::write(node.path("restart"), format!("{}\n{}\n", node.stop(), node.start())).unwrap();
         node.start_own();
+        node.answers();
         test(&node);
     });
     thread.join().unwrap();
@@ -143,16 +134,23 @@ impl Node {
         )
     }
 
-    /// Starts it, and waits until it is ready.
-    fn start_own(&self) {
-        let start = format!(
+    /// What starts it, for a shell.
+    fn start(&self) -> String {
+        format!(
             "{} >> {} 2>&1 < /dev/null & echo $! > {}",
             self.own(),
             self.path("own.log").display(),
             self.path("pid").display()
-        );
-        assert!(Command::new("sh").args(["-c", &start]).status().unwrap().success());
-        self.answers();
+        )
+    }
+
+    /// What ends it, for a shell.
+    fn stop(&self) -> String {
+        format!("kill $(cat {0}); while kill -0 $(cat {0}) 2>/dev/null; do :; done", self.path("pid").display())
+    }
+
+    fn start_own(&self) {
+        assert!(Command::new("sh").args(["-c", &self.start()]).status().unwrap().success());
     }
 
     fn own_pid(&self) -> i32 {
@@ -252,6 +250,14 @@ impl Node {
     }
 }
 
+/// Ends a load that must not have lost anything.
+#[track_caller]
+fn none_lost(load: Load) -> Record {
+    let record = load.end();
+    assert_eq!(record.lost(), 0, "besides {} served: {}", record.served, record.kinds());
+    record
+}
+
 fn args(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
@@ -280,8 +286,7 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
         let status = bridge.ended();
         assert!(status.success(), "{}", bridge.log());
         load.more(50);
-        let record = load.end();
-        assert_eq!(record.lost(), 0, "{} of {}: {}", record.lost(), record.served, record.kinds());
+        let record = none_lost(load);
         assert_ne!(node.own_pid(), before);
         assert!(steered["connections_steered"].as_u64().unwrap() > 100, "{steered}");
         eprintln!(
@@ -363,8 +368,8 @@ fn clients_of_both_families_are_served() {
         assert!(bridge.ended().success(), "{}", bridge.log());
         for load in loads {
             load.more(50);
-            let record = load.end();
-            assert!(record.lost() == 0 && record.served > 100, "{} served, lost {}", record.served, record.kinds());
+            let served = none_lost(load).served;
+            assert!(served > 100, "{served} served");
         }
     });
 }
@@ -385,8 +390,7 @@ fn a_command_that_fails_leaves_clients_on_the_bridge() {
         let (code, _, err) = said(&mut node.part("end"));
         assert_eq!(code, Some(0), "{err}");
         load.more(50);
-        let record = load.end();
-        assert_eq!(record.lost(), 0, "{}", record.kinds());
+        none_lost(load);
     });
 }
 
@@ -421,8 +425,7 @@ fn a_command_that_fails_can_end_the_bridge() {
         assert!(!bridge.log().contains("clients stay"), "{}", bridge.log());
         assert!(!node.is_on());
         load.more(50);
-        let record = load.end();
-        assert_eq!(record.lost(), 0, "{}", record.kinds());
+        none_lost(load);
     });
 }
 
@@ -430,27 +433,18 @@ fn a_command_that_fails_can_end_the_bridge() {
 fn an_apiserver_that_does_not_come_back_is_told() {
     on_a_node(|node| {
         let load = node.load();
-        let pid = node.path("pid");
-        let run = format!("kill $(cat {0}); while kill -0 $(cat {0}) 2>/dev/null; do :; done", pid.display());
-        let mut bridge = Running::start(&mut node.bridge("--ready-timeout=3s", &["sh", "-c", &run]));
+        let mut bridge = Running::start(&mut node.bridge("--ready-timeout=3s", &["sh", "-c", &node.stop()]));
         let status = bridge.ended();
         assert_eq!(status.code(), Some(75), "{}", bridge.log());
         bridge.logs("nobody listens on its port");
         let (code, _, err) = said(&mut node.part("end"));
         assert!(code == Some(75) && err.contains("clients stay on the bridge"), "{err}");
         // Fixed by the operator.
-        let start = format!(
-            "{} >> {} 2>&1 < /dev/null & echo $! > {}",
-            node.own(),
-            node.path("own.log").display(),
-            pid.display()
-        );
-        assert!(Command::new("sh").args(["-c", &start]).status().unwrap().success());
+        node.start_own();
         let (code, _, err) = said(&mut node.part("end"));
         assert_eq!(code, Some(0), "{err}");
         load.more(50);
-        let record = load.end();
-        assert_eq!(record.lost(), 0, "{}", record.kinds());
+        none_lost(load);
     });
 }
 
@@ -474,8 +468,7 @@ fn the_end_of_the_callers_session_does_not_end_it() {
         load.more(50);
         let (code, _, err) = said(&mut node.part("end"));
         assert_eq!(code, Some(0), "{err}");
-        let record = load.end();
-        assert_eq!(record.lost(), 0, "{}", record.kinds());
+        none_lost(load);
     });
 }
 
@@ -488,8 +481,7 @@ fn who_goes_away_before_command_leaves_no_bridge() {
         let daemon = node.daemon();
         kill(bridge.pid(), Signal::SIGKILL).unwrap();
         gone(daemon);
-        let record = load.end();
-        assert_eq!(record.lost(), 0, "{}", record.kinds());
+        none_lost(load);
     });
 }
 
@@ -516,6 +508,7 @@ fn a_temporary_instance_that_is_killed_is_replaced() {
         assert!(record.lost() <= 2 * CLIENTS as usize, "{}", record.kinds());
         kill(Pid::from_raw(node.own_pid()), Signal::SIGKILL).unwrap();
         node.start_own();
+        node.answers();
         std::fs::write(node.path("go"), "\n").unwrap();
         assert!(bridge.ended().success(), "{}", bridge.log());
     });
