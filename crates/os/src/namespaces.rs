@@ -18,6 +18,12 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
+/// Whether a process is in this one's namespace of a kind, by its name in /proc/PID/ns; also where neither can be seen.
+pub fn is_shared_with(pid: i32, kind: &str) -> bool {
+    let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/{kind}")).ok();
+    of(&pid.to_string()) == of("self")
+}
+
 /// Goes into a mount namespace of its own, in which all is mounted that is mounted here, now and later, and from which nothing comes
 /// back. To be called by a process of one thread: others would stay in the old one.
 ///

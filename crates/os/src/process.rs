@@ -103,6 +103,11 @@ pub fn die_with_parent(command: &mut Command) {
     }
 }
 
+/// The parent of a process, if it is there.
+pub fn parent(pid: i32) -> Option<i32> {
+    Process::new(pid).and_then(|process| process.stat()).ok().map(|stat| stat.ppid)
+}
+
 /// How a process runs, for another that is to run as it does.
 #[derive(Debug, Clone)]
 pub struct Like {

@@ -6,6 +6,7 @@ use super::{Options, Running, instance, ipc, surroundings};
 use berth_cluster::kubeconfig::ADMIN;
 use berth_exec::{address, args};
 use berth_node::instance::InstanceId;
+use berth_os::namespaces::is_shared_with;
 use berth_os::proc_net::{self, Entry, Owner};
 use berth_os::process::Like;
 use berth_os::{netdevice, socket};
@@ -350,8 +351,7 @@ async fn running(entry: &Entry, options: &Options, findings: &mut Findings) -> O
 
 /// Whether it is a process of the node, with this command line.
 fn check_process(pid: i32, what: &str, command: &[OsString], cmdline: &[u8], findings: &mut Findings) -> Option<()> {
-    let mount = |process: &str| fs::metadata(format!("/proc/{process}/ns/mnt")).map(|meta| meta.ino());
-    if mount(&pid.to_string()).ok() != mount("self").ok() {
+    if !is_shared_with(pid, "mnt") {
         findings.missing.push(format!(
             "{what}it has a mount namespace of its own (a container, or a unit with such as PrivateTmp or ProtectSystem), and --command \
              is for a kube-apiserver in the host's; for one in a static pod, give --manifest and no --command"
@@ -388,12 +388,16 @@ fn is_run_with(cmdline: &[u8], command: &[OsString]) -> bool {
 /// A program that can be executed, as a shell finds it.
 #[must_use]
 pub fn find(name: &OsStr) -> Option<PathBuf> {
-    let is_program = |path: &PathBuf| fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0);
     if name.as_bytes().contains(&b'/') {
         return Some(PathBuf::from(name)).filter(is_program);
     }
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     std::env::split_paths(&path).map(|directory| directory.join(name)).find(is_program)
+}
+
+/// Whether it is a file that can be executed, or a link to one.
+pub(super) fn is_program(path: &PathBuf) -> bool {
+    fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0)
 }
 
 /// In bytes.

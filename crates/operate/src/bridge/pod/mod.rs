@@ -28,6 +28,7 @@ use crate::manifest::Manifest;
 use crate::upgrade::logs;
 use berth_cluster::yaml::YamlNode;
 use berth_exec::args;
+use berth_os::namespaces::is_shared_with;
 use rustix::fs::FileType;
 use spec::Spec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -103,19 +104,15 @@ pub(super) fn port(manifest: &Path, findings: &mut Findings) -> Option<u16> {
 impl Pod {
     /// The one that a process runs in.
     pub(super) async fn find(pid: i32, manifest: &Path, findings: &mut Findings) -> Option<Self> {
-        let same = |namespace: &str| {
-            let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/{namespace}")).ok();
-            of(&pid.to_string()) == of("self")
-        };
         let what = format!("process {pid}");
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        let Some(id) = runtime::container(&cgroup).filter(|_| !same("mnt")) else {
+        let Some(id) = runtime::container(&cgroup).filter(|_| !is_shared_with(pid, "mnt")) else {
             findings.missing.push(format!(
                 "{what}, which listens on the port, is in no pod's container: give its command line with --command"
             ));
             return None;
         };
-        if !same("net") {
+        if !is_shared_with(pid, "net") {
             findings.missing.push(format!(
                 "{what} is in another network namespace than this: run this in the node's, not in a container"
             ));

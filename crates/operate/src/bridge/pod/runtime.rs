@@ -4,14 +4,14 @@
 //! a client of the runtime. Where neither does, crictl and ctr are asked, if they are there.
 
 use super::spec::Spec;
-use crate::bridge::preflight::strings;
+use crate::bridge::preflight::{is_program, strings};
 use crate::upgrade::preflight::run;
+use berth_os::process::parent;
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The name of a specification in a container's directory (a bundle).
@@ -135,10 +135,7 @@ pub fn part(json: &[u8], keys: &[&str]) -> Result<Spec, String> {
 pub fn program(shim: Option<&Shim>) -> Option<PathBuf> {
     let shims = shim.map(Shim::programs).unwrap_or_default();
     let usual = in_each(DIRECTORIES.iter().map(PathBuf::from));
-    shims
-        .into_iter()
-        .chain(usual)
-        .find(|path| fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0))
+    shims.into_iter().chain(usual).find(is_program)
 }
 
 fn in_each(directories: impl Iterator<Item = PathBuf>) -> impl Iterator<Item = PathBuf> {
@@ -149,9 +146,4 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut json = Vec::new();
     File::open(path)?.take(LIMIT).read_to_end(&mut json)?;
     Ok(json)
-}
-
-fn parent(pid: i32) -> Option<i32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("PPid:")).and_then(|pid| pid.trim().parse().ok())
 }
