@@ -616,6 +616,37 @@ fn all_that_is_missing_is_said_at_once() {
     });
 }
 
+/// The same command, started by another.
+fn by(starter: &[&str], command: &Command) -> Command {
+    let mut by = Command::new(starter[0]);
+    by.args(&starter[1..]).arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    for (name, _) in command.get_envs() {
+        by.env_remove(name);
+    }
+    by
+}
+
+#[test]
+fn a_limit_of_open_files_that_is_too_low_is_raised_or_told() {
+    on_a_node(|node| {
+        let dry = node.bridge("--dry-run", &["true"]);
+        for (files, code) in [(256, 69), (1024, 0)] {
+            let limit = format!("--nofile={files}");
+            let (status, _, err) = said(&mut by(&["setpriv", "--bounding-set=-sys_resource", "prlimit", &limit], &dry));
+            assert_eq!(status, Some(code), "{err}");
+            assert!(err.contains(&format!("a limit of {files} open files leaves room for")), "{err}");
+        }
+        let raises =
+            Command::new("prlimit").args(["--nofile=256", "prlimit", "--nofile=512", "true"]).output().unwrap();
+        if !raises.status.success() {
+            return skipped("root has no CAP_SYS_RESOURCE here: its limit cannot be raised");
+        }
+        let bridge = node.bridge("", &args(&node.restart()));
+        let mut bridge = Running::start(&mut by(&["prlimit", "--nofile=256"], &bridge));
+        assert!(bridge.ended().success(), "{}", bridge.log());
+    });
+}
+
 #[test]
 fn every_mistake_is_said_at_once() {
     let mistaken = ["bridge", "--settle=x", "--ready-timeout=0s", "--port=0", "--command='"];

@@ -21,6 +21,10 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 
+/// The most open files that the kernel allows a process by default (/proc/sys/fs/nr_open). With a limit far above, programs that close
+/// all that may be open take minutes.
+const FILES: u64 = 1 << 20;
+
 /// Which capabilities this thread lacks for BPF programs that concern the network. CAP_BPF is new with Linux 5.8, and
 /// part of CAP_SYS_ADMIN.
 ///
@@ -45,6 +49,17 @@ pub fn raise_file_limit() -> io::Result<u64> {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
     }
     Ok(hard)
+}
+
+/// As [`raise_file_limit`], the hard limit too, as far as the kernel allows by default: that is for root, and another keeps what it has.
+pub fn raise_hard_file_limit() -> io::Result<u64> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let kernels = fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse().ok());
+    let most = kernels.unwrap_or(FILES).min(FILES);
+    if hard < most && setrlimit(Resource::RLIMIT_NOFILE, most, most).is_ok() {
+        return Ok(most);
+    }
+    raise_file_limit()
 }
 
 /// CPU time of this process, user and system, in seconds.

@@ -11,7 +11,7 @@ mod cluster;
 pub mod config;
 pub mod drain;
 pub mod handover;
-mod limits;
+pub mod limits;
 pub mod metrics;
 pub mod relay;
 mod shared;

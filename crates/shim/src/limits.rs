@@ -25,10 +25,10 @@ const PER_PIPE: u64 = 2;
 const PER_CONNECTION: u64 = 2;
 
 /// Connections of a small cluster: room for less is told.
-pub(crate) const FEW: u64 = 1000;
+pub const FEW: u64 = 1000;
 
 /// How many threads relay: as many as asked for, else one per core, but not too many.
-pub(crate) fn threads(asked: Option<usize>, cores: usize) -> usize {
+pub fn threads(asked: Option<usize>, cores: usize) -> usize {
     asked.unwrap_or(cores.clamp(1, THREADS))
 }
 
@@ -39,8 +39,14 @@ pub(crate) fn besides(threads: usize) -> (String, u64) {
     (format!("{threads} threads need {of_threads} of them, listeners and siblings {others}"), of_threads + others)
 }
 
-pub(crate) fn connections(files: u64, threads: usize) -> u64 {
+/// How many connections so many open files leave room for.
+pub fn connections(files: u64, threads: usize) -> u64 {
     files.saturating_sub(besides(threads).1) / PER_CONNECTION
+}
+
+/// As [`connections`], with the threads that a shim has here unless it is told.
+pub fn room(files: u64) -> u64 {
+    connections(files, threads(None, std::thread::available_parallelism().map_or(1, Into::into)))
 }
 
 #[cfg(test)]

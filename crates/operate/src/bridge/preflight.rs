@@ -7,12 +7,12 @@ use berth_cluster::kubeconfig::ADMIN;
 use berth_exec::{address, args};
 use berth_node::instance::InstanceId;
 use berth_os::namespaces::is_shared_with;
-use berth_os::proc_net::{self, Entry, Owner};
-use berth_os::process::Like;
+use berth_os::proc_net::{self, ESTABLISHED, Entry, Owner};
+use berth_os::process::{Like, raise_hard_file_limit};
 use berth_os::{netdevice, socket};
 use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::{Probe, ProbeConfig};
-use berth_shim::steering;
+use berth_shim::{limits, steering};
 use nix::unistd::geteuid;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -131,6 +131,7 @@ pub async fn preflight(mut options: Options) -> Result<Plan, Refusal> {
         }
     }
     let Some(port) = port else { return Err(Refusal::Missing(findings.missing)) };
+    files(port, &mut findings);
     let listening = Listening::on(port, &mut findings);
     let running = match listening.instance() {
         Some(entry) => running(entry, &options, &mut findings).await,
@@ -221,6 +222,26 @@ fn is_closed(directory: &Path) -> bool {
     let Ok(meta) = fs::metadata(directory) else { return true };
     let sticky = meta.mode() & 0o1000 != 0;
     (meta.uid() == 0 || meta.uid() == geteuid().as_raw()) && (meta.mode() & 0o022 == 0 || sticky)
+}
+
+/// Room for the connections that the node's own has: as many come to the bridge.
+fn files(port: u16, findings: &mut Findings) {
+    let Some(files) = findings.note("the limit of open files cannot be raised: ", raise_hard_file_limit()) else {
+        return;
+    };
+    let is_open = |entry: &&Entry| entry.local.port() == port && entry.state == ESTABLISHED;
+    let sockets = proc_net::sockets().unwrap_or_default();
+    let open = sockets.iter().filter(is_open).filter(|entry| !entry.local.ip().is_loopback()).count() as u64;
+    let room = limits::room(files);
+    if room > open && room >= limits::FEW {
+        return;
+    }
+    let few = format!(
+        "a limit of {files} open files leaves room for {room} connections through the bridge, and {open} are open on port {port} now: \
+         raise the hard limit (ulimit -Hn, LimitNOFILE=), or run this with CAP_SYS_RESOURCE"
+    );
+    let told = if room > open { &mut findings.notes } else { &mut findings.missing };
+    told.push(few);
 }
 
 /// Who listens on the port.
