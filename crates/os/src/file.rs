@@ -21,6 +21,22 @@ pub fn replace<T>(path: &Path, temporary: &Path, fill: impl FnOnce(File) -> io::
     filled.inspect_err(|_| drop(fs::remove_file(temporary)))
 }
 
+/// Opens a file that somebody else named: neither a FIFO nor a device can let this wait.
+///
+/// # Errors
+/// What open(2) says, or that it is no regular file.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    regular(OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?)
+}
+
+/// What is open, if that is a regular file.
+///
+/// # Errors
+/// It is none, or cannot be asked.
+pub fn regular(file: File) -> io::Result<File> {
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
+}
+
 /// Makes a directory of mode 0700 that belongs to this uid, or one of it that is there.
 ///
 /// By a descriptor, so that nobody can put something else under the name meanwhile. The mode comes first: of a

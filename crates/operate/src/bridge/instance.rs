@@ -7,6 +7,7 @@ use super::pod::container::{self, Container};
 use super::preflight::Plan;
 use berth_exec::args::{self, ArgsError, Wanted};
 use berth_node::instance::InstanceId;
+use berth_os::file::open_regular;
 use berth_os::process::{KILL_CHILD, Like};
 use nix::sys::signal::Signal;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -206,7 +207,7 @@ fn copy_files(argv: Vec<OsString>, directory: &Path) -> io::Result<Vec<OsString>
         }
         let own = directory.join(format!("{at}-{}", path.file_name().unwrap_or_default().to_string_lossy()));
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&own)?;
-        let copy = File::open(path).and_then(|mut from| io::copy(&mut from, &mut file));
+        let copy = open_regular(path).and_then(|mut from| io::copy(&mut from, &mut file));
         copy.map_err(|error| io::Error::new(error.kind(), format!("cannot copy {}: {error}", path.display())))?;
         let mut new = bytes[..bytes.len() - value.len()].to_vec();
         new.extend_from_slice(own.as_os_str().as_bytes());

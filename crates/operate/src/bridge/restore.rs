@@ -2,10 +2,11 @@
 //! files that its arguments name. Nothing else: not etcd's manifest, not the kubelet's configuration, not what is in the cluster.
 
 use crate::manifest::file;
+use berth_os::file::open_regular;
 use serde::{Deserialize, Serialize};
 use similar::TextDiff;
-use std::fs::{self, DirBuilder, Metadata, Permissions};
-use std::io;
+use std::fs::{self, DirBuilder, File, Metadata, Permissions};
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
@@ -64,12 +65,9 @@ fn compare(all: &[Before]) -> Result<Vec<(&Before, Difference)>, String> {
     for before in all {
         let was = fs::read(&before.copy).map_err(failed(&before.copy))?;
         let like = fs::metadata(&before.copy).map_err(failed(&before.copy))?;
-        let is = match fs::metadata(&before.path) {
+        let is = match open_regular(&before.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            meta => {
-                let meta = meta.map_err(failed(&before.path))?;
-                Some((fs::read(&before.path).map_err(failed(&before.path))?, meta))
-            }
+            opened => Some(opened.and_then(read).map_err(failed(&before.path))?),
         };
         if is.as_ref().is_some_and(|(is, meta)| *is == was && access(meta) == access(&like)) {
             continue;
@@ -80,6 +78,12 @@ fn compare(all: &[Before]) -> Result<Vec<(&Before, Difference)>, String> {
         found.push((before, Difference { path, missing, diff }));
     }
     Ok(found)
+}
+
+fn read(mut file: File) -> io::Result<(Vec<u8>, Metadata)> {
+    let mut is = Vec::new();
+    file.read_to_end(&mut is)?;
+    Ok((is, file.metadata()?))
 }
 
 /// Owner, group and mode: who may read it.
@@ -165,5 +169,14 @@ mod tests {
     fn what_cannot_be_read_is_said() {
         let before = Before { path: "/proc/self/mem".into(), copy: "/nonexistent".into(), shown: false };
         assert!(differences(&[before]).unwrap_err().contains("/nonexistent"));
+        // A FIFO that nobody writes to would let the daemon wait for ever.
+        let temp = tempfile::tempdir().unwrap();
+        let (path, copy) = (temp.path().join("fifo"), temp.path().join("copy"));
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        fs::write(&copy, "").unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || tell.send(differences(&[Before { path, copy, shown: false }])));
+        let why = told.recv_timeout(std::time::Duration::from_secs(30)).expect("it waits").unwrap_err();
+        assert!(why.contains("fifo: it is no regular file"), "{why}");
     }
 }

@@ -6,10 +6,11 @@
 use super::spec::Spec;
 use crate::bridge::preflight::{is_program, strings};
 use crate::upgrade::preflight::run;
+use berth_os::file::open_regular;
 use berth_os::process::parent;
 use serde_json::Value;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -144,6 +145,6 @@ fn in_each(directories: impl Iterator<Item = PathBuf>) -> impl Iterator<Item = P
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut json = Vec::new();
-    File::open(path)?.take(LIMIT).read_to_end(&mut json)?;
+    open_regular(path)?.take(LIMIT).read_to_end(&mut json)?;
     Ok(json)
 }

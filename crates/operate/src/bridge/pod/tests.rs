@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -331,6 +332,20 @@ fn a_copy_has_modes_links_and_no_more() {
     assert_eq!(fs::read_to_string(one).unwrap(), "secret");
     let _socket = UnixListener::bind(from.join("a/socket")).unwrap();
     assert!(tree::measure(&open, Mounted::Leave).unwrap().special);
+}
+
+#[test]
+fn what_is_put_into_a_files_place_is_not_waited_for() {
+    let temp = tempfile::tempdir().unwrap();
+    nix::unistd::mkfifo(&temp.path().join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let (directory, fifo) = (open(temp.path()), open(&temp.path().join("fifo")));
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = tell.send([tree::file(directory.as_fd(), c"fifo"), tree::file(fifo.as_fd(), c"")]);
+    });
+    for opened in told.recv_timeout(std::time::Duration::from_secs(30)).expect("it waits") {
+        assert!(opened.unwrap_err().to_string().contains("no regular file"));
+    }
 }
 
 fn open(path: &Path) -> std::os::fd::OwnedFd {

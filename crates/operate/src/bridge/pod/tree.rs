@@ -1,6 +1,7 @@
 //! Directories of a container, measured and copied. Symbolic links are never followed: what they name is the container's, not the
 //! node's.
 
+use berth_os::file::{open_regular, regular};
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags, Uid, XattrFlags,
     chmod, chownat, fgetxattr, fsetxattr, mkdir, openat, openat2, readlinkat, statx, symlink,
@@ -180,9 +181,11 @@ fn directory(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     Ok(openat(at, name, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-fn file(at: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
+/// Whatever has been put into its place since it was looked at.
+pub(super) fn file(at: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
     if name.is_empty() {
-        return File::open(format!("/proc/self/fd/{}", at.as_raw_fd()));
+        return open_regular(Path::new(&format!("/proc/self/fd/{}", at.as_raw_fd())));
     }
-    Ok(openat(at, name, OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?.into())
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    regular(openat(at, name, flags, Mode::empty())?.into())
 }
