@@ -150,8 +150,14 @@ impl Pod {
 
     /// What will be copied, and how much that is.
     fn measure(&mut self, root: &OwnedFd, findings: &mut Findings) -> io::Result<()> {
-        self.bytes =
-            tree::measure(root, Mounted::Leave)?.bytes + fs::metadata(&self.runtime).map_or(0, |meta| meta.len());
+        self.bytes = tree::measure(root, Mounted::Leave, u64::MAX)?.bytes
+            + fs::metadata(&self.runtime).map_or(0, |meta| meta.len());
+        self.measure_mounts(root, findings);
+        Ok(())
+    }
+
+    /// One that cannot be copied is read as it is, as the running one does.
+    fn measure_mounts(&mut self, root: &OwnedFd, findings: &mut Findings) {
         let configuration = self.manifest.parent().and_then(Path::parent);
         for mount in self.spec.mounts.iter().filter(|mount| mount.is_bind()) {
             let (Some(source), destination) = (&mount.source, &mount.destination) else { continue };
@@ -160,33 +166,34 @@ impl Pod {
                 continue;
             }
             // As the running one sees it, whatever has been put into its place on the node.
-            let open = tree::within(root, destination)?;
-            let wanted = match tree::kind(&open)? {
-                FileType::RegularFile => true,
-                FileType::Directory => {
-                    mount.is_read_only()
-                        || configuration.is_some_and(|above| source.starts_with(above))
-                        || is_kubelets(source)
+            let measured = tree::within(root, destination).and_then(|open| {
+                let wanted = match tree::kind(&open)? {
+                    FileType::RegularFile => true,
+                    FileType::Directory => {
+                        mount.is_read_only()
+                            || configuration.is_some_and(|above| source.starts_with(above))
+                            || is_kubelets(source)
+                    }
+                    _ => false,
+                };
+                wanted.then(|| tree::measure(&open, Mounted::Follow, LARGEST)).transpose()
+            });
+            let why = match measured {
+                Ok(Some(size)) if size.bytes > LARGEST => {
+                    format!("has more than {} MiB, which is too much to be kept as it is", LARGEST >> 20)
                 }
-                _ => false,
+                Ok(Some(size)) if !size.special => {
+                    self.bytes += size.bytes;
+                    self.files.push(Kept { path: source.clone(), mounted: Some(destination.clone()) });
+                    continue;
+                }
+                Ok(_) => continue,
+                Err(error) => format!("cannot be kept as it is: {error}"),
             };
-            if !wanted {
-                continue;
-            }
-            let size = tree::measure(&open, Mounted::Follow)?;
-            if size.bytes > LARGEST {
-                findings.notes.push(format!(
-                    "{} has {} MiB, which is too much to be kept as it is: the temporary kube-apiserver reads what COMMAND leaves there",
-                    source.display(),
-                    size.bytes >> 20
-                ));
-            } else if !size.special {
-                self.bytes += size.bytes;
-                self.files.push(Kept { path: source.clone(), mounted: Some(destination.clone()) });
-            }
+            let instead = "the temporary kube-apiserver reads what COMMAND leaves there";
+            findings.notes.push(format!("{} {why}: {instead}", source.display()));
         }
         self.files.push(Kept { path: self.manifest.clone(), mounted: None });
-        Ok(())
     }
 
     /// The CA of its certificate, on the node: as kubeadm has it, beside the certificate.

@@ -1,6 +1,6 @@
 use super::spec::{Changes, Instead, Spec};
 use super::tree::{self, Mounted, Size};
-use super::{AUDIT, Kept, Pod, runtime};
+use super::{AUDIT, Findings, Kept, Pod, runtime};
 use proptest::prelude::*;
 use rustix::fs::FileType;
 use serde_json::{Value, json};
@@ -316,7 +316,7 @@ fn a_copy_has_modes_links_and_no_more() {
     symlink("../..", from.join("a/up")).unwrap();
     let open = open(&from);
     // Three directories, two files, two links; a page and two of content.
-    assert_eq!(tree::measure(&open, Mounted::Leave).unwrap(), Size { bytes: 10 * 4096, special: false });
+    assert_eq!(tree::measure(&open, Mounted::Leave, u64::MAX).unwrap(), Size { bytes: 10 * 4096, special: false });
     tree::copy(&open, &to, Mounted::Leave).unwrap();
     for path in ["", "a", "a/b", "a/b/key", "a/program", "link", "a/up"] {
         let meta = |root: &Path| fs::symlink_metadata(root.join(path)).unwrap();
@@ -331,7 +331,38 @@ fn a_copy_has_modes_links_and_no_more() {
     tree::copy(&self::open(&from.join("a/b/key")), &one, Mounted::Follow).unwrap();
     assert_eq!(fs::read_to_string(one).unwrap(), "secret");
     let _socket = UnixListener::bind(from.join("a/socket")).unwrap();
-    assert!(tree::measure(&open, Mounted::Leave).unwrap().special);
+    assert!(tree::measure(&open, Mounted::Leave, u64::MAX).unwrap().special);
+}
+
+#[test]
+fn what_is_too_large_is_not_looked_through_and_what_cannot_be_read_is_noted() {
+    let temp = tempfile::tempdir().unwrap();
+    let etc = temp.path().join("etc");
+    fs::create_dir(&etc).unwrap();
+    for number in 0..100 {
+        let file = fs::File::create(etc.join(number.to_string())).unwrap();
+        file.set_len(1 << 20).unwrap();
+    }
+    let most = 10 << 20;
+    let size = tree::measure(&open(&etc), Mounted::Follow, most).unwrap();
+    assert!(size.bytes > most && size.bytes <= most + (1 << 20) + 4096, "{size:?}");
+
+    let mount = |place: &str| json!({"destination": place, "source": place, "type": "bind", "options": ["ro"]});
+    fs::create_dir(temp.path().join("small")).unwrap();
+    let deep = temp.path().join("deep").join("d/".repeat(120));
+    fs::create_dir_all(&deep).unwrap();
+    let mut json = sample();
+    json["mounts"] = ["/etc", "/gone", "/deep", "/small"].map(mount).to_vec().into();
+    let (mut pod, mut findings) = (pod(&json, &[]), Findings::default());
+    pod.measure_mounts(&open(temp.path()), &mut findings);
+    assert_eq!(findings.missing, [""; 0]);
+    for (note, part) in
+        findings.notes.iter().zip(["/etc has more than 64 MiB", "/gone cannot be kept", "/deep cannot be"])
+    {
+        assert!(note.starts_with(part) && note.ends_with("reads what COMMAND leaves there"), "{note}");
+    }
+    let kept: Vec<_> = pod.files.iter().map(|kept| kept.path.as_path()).collect();
+    assert_eq!((findings.notes.len(), kept), (3, vec![Path::new("/small"), Path::new(super::MANIFEST)]));
 }
 
 #[test]

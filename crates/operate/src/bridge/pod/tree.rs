@@ -67,13 +67,13 @@ pub fn kind(of: &OwnedFd) -> io::Result<FileType> {
     Ok(FileType::from_raw_mode(about(of.as_fd(), c"")?.stx_mode.into()))
 }
 
-/// How much a copy would take.
+/// How much a copy would take, in bytes; more than `most` is not looked for.
 ///
 /// # Errors
 /// Something in it cannot be read.
-pub fn measure(of: &OwnedFd, mounted: Mounted) -> io::Result<Size> {
+pub fn measure(of: &OwnedFd, mounted: Mounted, most: u64) -> io::Result<Size> {
     let mut size = Size::default();
-    measure_one(of.as_fd(), c"", &about(of.as_fd(), c"")?, mounted, 0, &mut size)?;
+    measure_one(of.as_fd(), c"", &about(of.as_fd(), c"")?, (mounted, most), 0, &mut size)?;
     Ok(size)
 }
 
@@ -81,7 +81,7 @@ fn measure_one(
     at: BorrowedFd<'_>,
     name: &CStr,
     meta: &Statx,
-    mounted: Mounted,
+    (mounted, most): (Mounted, u64),
     deep: usize,
     size: &mut Size,
 ) -> io::Result<()> {
@@ -91,7 +91,11 @@ fn measure_one(
         FileType::Directory => {
             let directory = directory(at, name)?;
             for (name, meta) in entries(&directory, mounted, deep)? {
-                measure_one(directory.as_fd(), &name, &meta, mounted, deep + 1, size)?;
+                if size.bytes > most {
+                    break;
+                }
+                let within = measure_one(directory.as_fd(), &name, &meta, (mounted, most), deep + 1, size);
+                unless_gone(within)?;
             }
         }
         FileType::Symlink => {}
@@ -128,7 +132,7 @@ fn copy_one(at: BorrowedFd<'_>, name: &CStr, meta: &Statx, to: &Path, mounted: M
             let directory = directory(at, name)?;
             for (name, meta) in entries(&directory, mounted, deep)? {
                 let to = to.join(OsStr::from_bytes(name.to_bytes()));
-                copy_one(directory.as_fd(), &name, &meta, &to, mounted, deep + 1)?;
+                unless_gone(copy_one(directory.as_fd(), &name, &meta, &to, mounted, deep + 1))?;
             }
             own(to, meta)?;
             chmod(to, Mode::from_raw_mode(u32::from(meta.stx_mode) & 0o7777))?;
@@ -140,6 +144,11 @@ fn copy_one(at: BorrowedFd<'_>, name: &CStr, meta: &Statx, to: &Path, mounted: M
         _ => {}
     }
     Ok(())
+}
+
+/// What was removed since its name was read is none of a directory's.
+fn unless_gone(done: io::Result<()>) -> io::Result<()> {
+    done.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
 fn own(path: &Path, meta: &Statx) -> io::Result<()> {
