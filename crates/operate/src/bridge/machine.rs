@@ -151,7 +151,8 @@ pub struct Machine {
     commanding: bool,
     /// The node's own instance shall be another process than `before`.
     anew: bool,
-    /// The node's own process as last seen, and when it was last free to be replaced.
+    /// The node's own process before the bridge, as last seen, and when it was last free to be replaced.
+    first: Option<u64>,
     process: Option<u64>,
     before: Option<u64>,
     /// The node's own process that is ready, and since when.
@@ -174,6 +175,7 @@ impl Machine {
             since: None,
             commanding: false,
             anew: false,
+            first: None,
             process: None,
             before: None,
             own_ready: None,
@@ -261,7 +263,9 @@ impl Machine {
         let why = why.unwrap_or_else(|| "the operator wanted it".into());
         match how {
             Ok(anew) => {
-                (self.trouble, self.before) = (None, self.process);
+                self.trouble = None;
+                // Nothing restarts who was started from just this: the kubelet may not have seen that it was changed and put back.
+                self.before = self.process.filter(|process| Some(*process) != self.first);
                 self.outcome = Outcome::Restored(why);
                 self.await_own(anew);
             }
@@ -310,6 +314,7 @@ impl Machine {
     /// What is next.
     pub fn next(&mut self, seen: &Seen, now: Duration) -> Action {
         self.process = seen.own.process;
+        self.first = self.first.or(self.process);
         let since = *self.since.get_or_insert(now);
         let elapsed = now.saturating_sub(since);
         let lost = self.lost(seen, now);

@@ -225,8 +225,11 @@ impl World {
                         None => self.machine.restored(Err("disk full".into())),
                         Some(ready) => {
                             self.machine.restored(Ok(true));
-                            self.given.own = ready.map_or(Fate::NeverReady, Fate::Restarts);
-                            self.own = self.process(ready.unwrap_or(u32::MAX));
+                            // Who was never ended is not started again: the kubelet sees what it saw before.
+                            if self.given.own != Fate::Stays {
+                                self.given.own = ready.map_or(Fate::NeverReady, Fate::Restarts);
+                                self.own = self.process(ready.unwrap_or(u32::MAX));
+                            }
                         }
                     }
                 }
@@ -426,6 +429,20 @@ fn what_was_before_is_put_back_once() {
     let mut world = World::new(given);
     assert_eq!(world.run(2000), None);
     assert!(world.machine.trouble().unwrap().ends_with("cannot be put back: disk full"));
+}
+
+#[test]
+fn who_was_there_before_is_what_was_before() {
+    for succeeds in [true, false] {
+        let given = Given { on_failure: OnFailure::Restore, restored: Some(None), succeeds, ..calm(Fate::Stays) };
+        let mut world = World::new(given);
+        let outcome = world.run(2000);
+        assert!(matches!(outcome, Some(Outcome::Restored(_))), "{outcome:?} {:?}", world.machine.trouble());
+        assert_eq!(world.own, Some((1, 0)));
+        // It had to be ready for a while, again.
+        let restored = world.acts.iter().position(|act| *act == Action::Restore).unwrap();
+        assert!(world.acts[restored..].contains(&Action::Unsteer));
+    }
 }
 
 #[test]
