@@ -620,6 +620,7 @@ impl Watcher {
                 "waiting until the node's own kube-apiserver is ready at {} for a while (--settle)",
                 own.address
             ),
+            Step::Restore => "what the node's own kube-apiserver is started from is put back".to_owned(),
             Step::Linger => {
                 "new connections go to the node's own again; handshakes that began before may end".to_owned()
             }

@@ -170,6 +170,9 @@ fn first_status(plan: &Plan) -> Status {
 /// What is asked, or none: who ran COMMAND went away before it ended; and where the answer goes.
 type Asking = (Option<Ask>, oneshot::Sender<Answer>);
 
+/// What was put back.
+type Put = Result<Vec<Difference>, String>;
+
 /// Something that is told before the status, or why it was refused.
 type Answer = Result<Option<Reply>, String>;
 
@@ -276,6 +279,10 @@ struct Bridge<'a> {
     status: watch::Sender<Status>,
     _asking: JoinSet<()>,
     service: Option<Keeping>,
+    /// What the node's own is started from is put back, on a thread of its own: a disk may be slow.
+    putting: Option<JoinHandle<Put>>,
+    /// Who wanted that.
+    wanted: Option<oneshot::Sender<Answer>>,
 }
 
 /// The Service is kept while that is said, until it is dropped.
@@ -320,6 +327,8 @@ impl<'a> Bridge<'a> {
             phase,
             status,
             _asking: asking,
+            putting: None,
+            wanted: None,
             service: plan.service.clone().map(|service| {
                 let (on, is_on) = watch::channel(false);
                 let service = service.at([plan.temporary.into(), plan.own]);
@@ -381,8 +390,8 @@ impl<'a> Bridge<'a> {
                     stop.send_replace(Stop::Drain);
                 }
                 Action::Restore => {
-                    let restored = self.put_back();
-                    self.machine.restored(restored.map(|put| self.restarts(&put)));
+                    let before = self.before();
+                    self.putting = Some(tokio::task::spawn_blocking(move || restore::put_back(&before?)));
                     continue;
                 }
                 Action::Finish(outcome) => return outcome,
@@ -418,7 +427,8 @@ impl<'a> Bridge<'a> {
                     terminated = true;
                 }
                 () = ended(&mut self.child) => {}
-                Some((ask, reply)) = asks.recv() => { let _ = reply.send(self.take(ask)); }
+                put = put(&mut self.putting) => self.put(put),
+                Some((ask, reply)) = asks.recv() => self.take(ask, reply),
                 _ = signals.0.recv() => self.told("SIGTERM"),
                 _ = signals.1.recv() => self.told("SIGINT"),
                 Ok(()) = self.temporary.changed() => {}
@@ -432,7 +442,8 @@ impl<'a> Bridge<'a> {
 
     /// It is kept while new connections go to the bridge, until the node's own is back for good.
     fn keep_service(&self, seen: &Seen) {
-        let on = seen.steering && matches!(self.machine.step(), Step::Overlap | Step::Hold | Step::AwaitOwn);
+        let on =
+            seen.steering && matches!(self.machine.step(), Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore);
         if let Some(service) = &self.service {
             service.on.send_if_modified(|was| std::mem::replace(was, on) != on);
         }
@@ -502,8 +513,13 @@ impl<'a> Bridge<'a> {
         }
     }
 
-    fn put_back(&self) -> Result<Vec<Difference>, String> {
-        restore::put_back(&self.before()?)
+    /// What the node's own is started from was put back, or could not be.
+    fn put(&mut self, put: Put) {
+        self.putting = None;
+        self.machine.restored(put.as_ref().map(|put| self.restarts(put)).map_err(String::clone));
+        if let Some(reply) = self.wanted.take() {
+            let _ = reply.send(put.map(|all| Some(Reply::Differences(all))));
+        }
     }
 
     fn before(&self) -> Result<Vec<Before>, String> {
@@ -523,18 +539,19 @@ impl<'a> Bridge<'a> {
         put.iter().any(|difference| self.plan.pod.as_ref().is_some_and(|pod| pod.manifest() == difference.path))
     }
 
-    /// What was put back by the operator's word, or would be.
-    fn restore(&mut self, dry_run: bool) -> Result<Vec<Difference>, String> {
-        if dry_run {
-            return restore::differences(&self.before()?);
+    fn take(&mut self, ask: Option<Ask>, reply: oneshot::Sender<Answer>) {
+        if ask == Some(Ask::Restore { dry_run: false }) {
+            tracing::info!("told to restore");
+            match self.before().and_then(|_| self.machine.restore()) {
+                Ok(()) => self.wanted = Some(reply),
+                Err(why) => drop(reply.send(Err(why))),
+            }
+            return;
         }
-        self.machine.may_restore()?;
-        let put = self.put_back()?;
-        self.machine.restored(Ok(self.restarts(&put)));
-        Ok(put)
+        let _ = reply.send(self.answer(ask));
     }
 
-    fn take(&mut self, ask: Option<Ask>) -> Answer {
+    fn answer(&mut self, ask: Option<Ask>) -> Answer {
         let Some(ask) = ask else {
             tracing::info!("who ran COMMAND went away");
             self.machine.command_abandoned("who ran COMMAND went away before it ended");
@@ -543,9 +560,9 @@ impl<'a> Bridge<'a> {
         let done = match ask {
             Ask::Status | Ask::Accompany => Ok(()),
             Ask::Command => self.machine.command_begins(),
-            Ask::Restore { dry_run } => {
-                tracing::info!(dry_run, "told to restore");
-                return self.restore(dry_run).map(|all| Some(Reply::Differences(all)));
+            Ask::Restore { .. } => {
+                let all = self.before().and_then(|all| restore::differences(&all));
+                return all.map(|all| Some(Reply::Differences(all)));
             }
             Ask::Ended { failed } => {
                 tracing::info!(failed, "COMMAND ended");
@@ -641,6 +658,14 @@ fn renew(
         }
     })?;
     Ok(until)
+}
+
+/// Waits until all is put back; for ever, if nothing is.
+async fn put(putting: &mut Option<JoinHandle<Put>>) -> Put {
+    match putting {
+        Some(task) => task.await.unwrap_or_else(|error| Err(error.to_string())),
+        None => std::future::pending().await,
+    }
 }
 
 /// Waits for the end of a child; for ever, if there is none.

@@ -45,6 +45,8 @@ pub enum Step {
     Hold,
     /// The node's own instance shall be ready, and stay so for a while.
     AwaitOwn,
+    /// What the node's own instance is started from is put back.
+    Restore,
     /// New connections go to the node's own; handshakes that began before still reach the bridge.
     Linger,
     /// The bridge's connections end, then the temporary instance.
@@ -61,6 +63,7 @@ impl Step {
             Self::Overlap => "overlap",
             Self::Hold => "hold",
             Self::AwaitOwn => "await-own",
+            Self::Restore => "restore",
             Self::Linger => "linger",
             Self::Drain => "drain",
         }
@@ -117,7 +120,7 @@ pub enum Action {
     Steer,
     /// New connections go to the node's own.
     Unsteer,
-    /// Put back what the node's own instance is started from.
+    /// Begin to put back what the node's own instance is started from.
     Restore,
     /// The shim leaves, then the temporary instance ends.
     Drain,
@@ -160,8 +163,8 @@ pub struct Machine {
     /// From when on it counts that the temporary instance fails its probe.
     lost: Option<Duration>,
     trouble: Option<String>,
-    /// What the node's own instance is started from shall be put back, and why.
-    restoring: Option<String>,
+    /// In the step restore: it is to be begun.
+    restores: bool,
     outcome: Outcome,
 }
 
@@ -181,7 +184,7 @@ impl Machine {
             own_ready: None,
             lost: None,
             trouble: None,
-            restoring: None,
+            restores: false,
             outcome: Outcome::Done,
         }
     }
@@ -226,7 +229,7 @@ impl Machine {
         match (how, self.on_failure) {
             (Ok(anew), _) => self.await_own(anew),
             (Err(why), OnFailure::Stay) => self.trouble = Some(why),
-            (Err(why), OnFailure::Restore) => self.restoring = Some(why),
+            (Err(why), OnFailure::Restore) => self.begin_restore(why),
             (Err(why), OnFailure::End) => {
                 self.trouble = Some(why);
                 self.await_own(false);
@@ -241,14 +244,18 @@ impl Machine {
         }
     }
 
-    /// Whether the operator may put back what the node's own instance is started from.
+    /// The operator wants what the node's own instance is started from to be put back.
     ///
     /// # Errors
     /// Not now.
-    pub fn may_restore(&self) -> Result<(), String> {
+    pub fn restore(&mut self) -> Result<(), String> {
         match self.step {
             Step::Hold if self.commanding => Err("COMMAND runs and may write what is put back: wait for it".into()),
-            Step::Hold | Step::AwaitOwn => Ok(()),
+            Step::Hold | Step::AwaitOwn => {
+                let why = self.trouble.take().unwrap_or_else(|| "the operator wanted it".into());
+                self.begin_restore(why);
+                Ok(())
+            }
             step => Err(format!(
                 "the bridge is in the step {}: what it has kept is put back in the steps hold and await-own",
                 step.name()
@@ -259,11 +266,13 @@ impl Machine {
     /// What the node's own instance is started from was put back; `how` says whether it shall be another process then, or why
     /// it could not be done.
     pub fn restored(&mut self, how: Result<bool, String>) {
-        let why = self.restoring.take().or_else(|| self.trouble.take());
-        let why = why.unwrap_or_else(|| "the operator wanted it".into());
+        // It may have been told to end at once meanwhile.
+        if self.step != Step::Restore {
+            return;
+        }
+        let why = self.trouble.take().unwrap_or_default();
         match how {
             Ok(anew) => {
-                self.trouble = None;
                 // Nothing restarts who was started from just this: the kubelet may not have seen that it was changed and put back.
                 self.before = self.process.filter(|process| Some(*process) != self.first);
                 self.outcome = Outcome::Restored(why);
@@ -285,7 +294,7 @@ impl Machine {
             Step::Linger | Step::Drain => {}
             Step::Start | Step::Settle => self.give_up("it was told to end"),
             _ if now => {
-                (self.trouble, self.restoring) = (None, None);
+                self.trouble = None;
                 self.outcome = Outcome::Abandoned("it was told to end at once".into());
                 self.enter(Step::Linger);
             }
@@ -296,8 +305,9 @@ impl Machine {
                         .into(),
                 );
             }
+            Step::Restore => return Err("what was before is being put back: wait for it".into()),
             _ => {
-                (self.trouble, self.restoring) = (None, None);
+                self.trouble = None;
                 self.await_own(false);
             }
         }
@@ -326,7 +336,7 @@ impl Machine {
                 self.outcome = Outcome::NotBegun(gone(seen, elapsed));
                 self.enter(Step::Linger)
             }
-            Step::Overlap | Step::Hold | Step::AwaitOwn => match keep_steered(seen, lost) {
+            Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore => match keep_steered(seen, lost) {
                 // Whether or not another can be started, what follows has its time.
                 Some(Action::Start) => match self.steered(seen, now, elapsed) {
                     Action::Wait => Action::Start,
@@ -348,7 +358,10 @@ impl Machine {
         match self.step {
             Step::Overlap if elapsed < OVERLAP => Action::Wait,
             Step::Overlap => self.enter(Step::Hold),
-            Step::Hold if self.restoring.is_some() => Action::Restore,
+            Step::Restore => match std::mem::take(&mut self.restores) {
+                true => Action::Restore,
+                false => Action::Wait,
+            },
             Step::Hold => {
                 if !self.commanding {
                     self.before = seen.own.process;
@@ -373,6 +386,11 @@ impl Machine {
     fn await_own(&mut self, anew: bool) {
         self.anew = anew;
         self.enter(Step::AwaitOwn);
+    }
+
+    fn begin_restore(&mut self, why: String) {
+        (self.trouble, self.restores) = (Some(why), true);
+        self.enter(Step::Restore);
     }
 
     fn start(&mut self, seen: &Seen, elapsed: Duration) -> Action {
@@ -445,8 +463,8 @@ impl Machine {
         let why = self.trouble.take().map_or_else(|| why.to_owned(), |first| format!("{first}; {why}"));
         match self.on_failure {
             OnFailure::Restore if !matches!(self.outcome, Outcome::Restored(_)) => {
-                self.restoring = Some(why);
-                self.enter(Step::Hold)
+                self.begin_restore(why);
+                Action::Entered
             }
             OnFailure::Stay | OnFailure::Restore => {
                 self.trouble = Some(why);

@@ -450,16 +450,38 @@ fn the_operator_puts_back_what_was_before() {
     // A new one that is ready and not what is wanted: it is not waited for.
     let mut world = World::new(calm(Fate::Restarts(0)));
     world.run(36);
-    assert!(world.machine.may_restore().unwrap_err().contains("COMMAND runs"));
+    assert!(world.machine.restore().unwrap_err().contains("COMMAND runs"));
     world.run(50);
-    assert_eq!((world.machine.step(), world.machine.may_restore()), (Step::AwaitOwn, Ok(())));
+    assert_eq!((world.machine.step(), world.machine.restore()), (Step::AwaitOwn, Ok(())));
+    assert_eq!((world.machine.step(), world.machine.trouble()), (Step::Restore, Some("the operator wanted it")));
     world.machine.restored(Ok(true));
     world.run(100);
     assert_eq!(world.machine.step(), Step::AwaitOwn);
     world.own = world.process(1);
     assert!(matches!(world.run(2000), Some(Outcome::Restored(_))));
-    let machine = Machine::new(LIMITS, OnFailure::Stay);
-    assert!(machine.may_restore().unwrap_err().contains("in the step start"));
+    let mut machine = Machine::new(LIMITS, OnFailure::Stay);
+    assert!(machine.restore().unwrap_err().contains("in the step start"));
+}
+
+/// A disk may be slow.
+#[test]
+fn clients_are_served_while_it_is_put_back() {
+    let mut world = World::new(calm(Fate::NeverReady));
+    world.run(50);
+    world.machine.restore().unwrap();
+    let seen = |world: &World| world.machine.step();
+    let next = |world: &mut World| {
+        let seen = world.seen();
+        world.machine.next(&seen, Duration::from_secs(world.now.into()))
+    };
+    assert_eq!((next(&mut world), next(&mut world)), (Action::Restore, Action::Wait), "it is begun once");
+    (world.temporary, world.ends) = (None, 1);
+    assert_eq!(next(&mut world), Action::Start);
+    assert!(world.machine.end(false).unwrap_err().contains("wait for it"));
+    assert!(world.machine.command_begins().unwrap_err().contains("in the step restore"));
+    world.machine.end(true).unwrap();
+    world.machine.restored(Ok(true));
+    assert_eq!((seen(&world), world.machine.trouble()), (Step::Linger, None), "it ends although something is written");
 }
 
 #[test]
