@@ -437,8 +437,11 @@ fn an_apiserver_that_does_not_come_back_is_told() {
         let status = bridge.ended();
         assert_eq!(status.code(), Some(75), "{}", bridge.log());
         bridge.logs("nobody listens on its port");
+        // It may be replaced once, before COMMAND, and not when it has not come back.
+        assert_eq!(bridge.log().matches("may be replaced now").count(), 1, "{}", bridge.log());
         let (code, _, err) = said(&mut node.part("end"));
         assert!(code == Some(75) && err.contains("clients stay on the bridge"), "{err}");
+        assert!(!err.contains("may be replaced now") && err.contains("fix it, then `berth bridge end`"), "{err}");
         // Fixed by the operator.
         node.start_own();
         let (code, _, err) = said(&mut node.part("end"));

@@ -615,6 +615,8 @@ impl Watcher {
             Step::Start => format!("a temporary kube-apiserver starts on {}", temporary.address),
             Step::Settle => "it is ready, and is watched for a while (--settle)".to_owned(),
             Step::Overlap => "new connections go to it; handshakes that began before may end".to_owned(),
+            // Why clients stay is told by who waited for COMMAND, or for the end.
+            Step::Hold if status.trouble.is_some() => return,
             Step::Hold => "the node's own kube-apiserver may be replaced now".to_owned(),
             Step::AwaitOwn => format!(
                 "waiting until the node's own kube-apiserver is ready at {} for a while (--settle)",
@@ -655,7 +657,7 @@ impl Watcher {
             self.more("last lines of its container:");
             status.own.log.iter().for_each(|line| self.more(&format!("  {line}")));
         }
-        self.more("fix it, then `berth bridge end`; `berth bridge end --now` ends it without");
+        self.more("fix it, then `berth bridge end`; `berth bridge end --now` gives clients to the node's own as it is, ready or not");
         self.more("`berth bridge restore --dry-run` shows what has changed in a static pod's files, `berth bridge restore` puts it back");
         self.logs();
     }
