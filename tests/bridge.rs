@@ -517,6 +517,22 @@ fn a_temporary_instance_that_is_killed_is_replaced() {
     });
 }
 
+#[test]
+fn what_a_daemon_that_was_killed_left_is_removed_by_the_end() {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let root = mounts.lines().find(|line| line.contains(" cgroup2 ")).and_then(|line| line.split(' ').nth(1));
+    let Some(root) = root.map(Path::new) else { return skipped("no cgroups are mounted") };
+    // As a container's that ended with its runner: one of another name is another test's.
+    let left = root.join(format!("berth-bridge-kube-apiserver-{}", std::process::id()));
+    if let Err(error) = std::fs::create_dir(&left) {
+        return skipped(&error.to_string());
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let (code, _, err) = said(berth(["bridge", "end", "--state-dir"]).arg(temp.path()));
+    assert!(code == Some(69) && err.contains("there is no bridge"), "{err}");
+    assert!(!left.exists());
+}
+
 /// At each step, by what is said when it begins: the port's own listener gets new connections at once, nothing is left that runs,
 /// and the next bridge begins.
 #[test]

@@ -390,7 +390,10 @@ async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
         }
         Err(_) => match elsewhere() {
             Some(why) => return Ok(unavailable(&format!("there is no bridge in {}: {why}", directory.display()))),
-            None => return Ok(swept(args, directory).await),
+            None => {
+                cgroup::sweep();
+                return Ok(swept(args, directory).await);
+            }
         },
     };
     ended(&mut watcher, &mut client, args.now).await

@@ -71,8 +71,13 @@ pub fn all(container: &str) -> Vec<(PathBuf, PathBuf)> {
 /// Removes those that bridges left which were killed.
 pub fn sweep() {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    for entry in hierarchies(&mounts, |_, _| true).filter_map(|root| fs::read_dir(root).ok()).flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(CONTAINER) {
+    hierarchies(&mounts, |_, _| true).for_each(|root| sweep_below(&root));
+}
+
+fn sweep_below(root: &Path) {
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if name == NAME || name.to_string_lossy().starts_with(CONTAINER) {
             // One that somebody is in stays.
             let _ = fs::remove_dir(entry.path());
         }
@@ -107,6 +112,16 @@ pub fn is_shared_with(pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_left_is_removed_but_where_somebody_is_in() {
+        let temp = tempfile::tempdir().unwrap();
+        let names =
+            [NAME, "berth-bridge-kube-apiserver-127.1.2.3", "berth-bridge-kube-apiserver-127.1.2.4/in", "berth-other"];
+        names.iter().for_each(|name| fs::create_dir_all(temp.path().join(name)).unwrap());
+        sweep_below(temp.path());
+        assert_eq!(names.map(|name| temp.path().join(name).exists()), [false, false, true, true]);
+    }
 
     #[test]
     fn hierarchies_that_are_left_are_found() {
