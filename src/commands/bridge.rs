@@ -15,7 +15,7 @@ use berth_operate::bridge::ipc::{Ask, Client, Reply, SOCKET, Status};
 use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure, Outcome, Step};
 use berth_operate::bridge::preflight::{Plan, Refusal, find, preflight};
 use berth_operate::bridge::restore::Difference;
-use berth_operate::bridge::service::sweep;
+use berth_operate::bridge::service::{LOST, sweep};
 use berth_operate::bridge::surroundings::elsewhere;
 use berth_operate::bridge::{DIRECTORY, Options, Running, cgroup, instance};
 use berth_operate::upgrade::logs::end_of;
@@ -496,6 +496,9 @@ async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
     if let Some(trouble) = &status.trouble {
         line("trouble", trouble.clone());
     }
+    if let Some(why) = &status.service {
+        line("service", format!("{why}; {LOST}"));
+    }
     for log in &status.logs {
         line("log", log.display().to_string());
     }
@@ -631,6 +634,9 @@ impl Watcher {
             }
             Step::Drain => "the temporary one's connections end, then it does".to_owned(),
         });
+        if let Some(why) = &status.service {
+            self.more(&format!("{why}; {LOST}"));
+        }
     }
 
     /// What is put back, on standard output.

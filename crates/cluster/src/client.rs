@@ -215,6 +215,15 @@ impl Client {
         self.ask(Ask { method: Method::PATCH, path: &path, body: Some((APPLY, object)) }).await
     }
 
+    /// Whether [`Self::apply`] would do it: nothing is written.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn try_apply(&self, path: &str, manager: &str, object: &Value) -> Result<(), Error> {
+        let path = format!("{path}?fieldManager={manager}&force=true&dryRun=All");
+        self.ask(Ask { method: Method::PATCH, path: &path, body: Some((APPLY, object)) }).await.map(drop)
+    }
+
     /// Deletes an object.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ use super::machine::{Action, Machine, Outcome, Own, Seen, Step, Temporary};
 use super::pod::Pod;
 use super::preflight::Plan;
 use super::restore::{self, Before, Difference};
+use super::service::{Kept, LOST, UNKNOWN};
 use super::sight::{self, Asked};
 use berth_node::terms::Phase;
 use berth_os::file::private_directory;
@@ -161,6 +162,7 @@ fn first_status(plan: &Plan) -> Status {
             probe: String::new(),
         },
         own: ipc::Own { address: plan.own, listener: None, ready: false, probe: String::new(), log: Vec::new() },
+        service: None,
         connections_open: 0,
         connections_steered: 0,
         logs: vec![plan.options.directory.join(LOG), plan.options.directory.join(instance::LOG)],
@@ -288,6 +290,7 @@ struct Bridge<'a> {
 /// The Service is kept while that is said, until it is dropped.
 struct Keeping {
     on: watch::Sender<bool>,
+    is: watch::Receiver<Kept>,
     task: JoinHandle<()>,
 }
 
@@ -331,8 +334,9 @@ impl<'a> Bridge<'a> {
             wanted: None,
             service: plan.service.clone().map(|service| {
                 let (on, is_on) = watch::channel(false);
+                let (told, is) = watch::channel(Err(UNKNOWN.into()));
                 let service = service.at([plan.temporary.into(), plan.own]);
-                Keeping { on, task: tokio::spawn(service.keep(is_on)) }
+                Keeping { on, is, task: tokio::spawn(service.keep(is_on, told)) }
             }),
         };
         Ok((bridge, bound))
@@ -367,6 +371,9 @@ impl<'a> Bridge<'a> {
             match action {
                 Action::Entered => {
                     tracing::info!(step = self.machine.step().name(), trouble = self.machine.trouble(), "step");
+                    if let Some(why) = self.unkept() {
+                        tracing::warn!("{why}; {LOST}");
+                    }
                     continue;
                 }
                 Action::Start if self.started.is_none_or(|started| started.elapsed() >= RESTART) => {
@@ -449,8 +456,14 @@ impl<'a> Bridge<'a> {
         }
     }
 
+    /// Why the Service does not name the node although it may have to by now.
+    fn unkept(&self) -> Option<String> {
+        let counts = matches!(self.machine.step(), Step::Hold | Step::AwaitOwn);
+        self.service.as_ref().filter(|_| counts).and_then(|service| service.is.borrow().clone().err())
+    }
+
     async fn leave_service(&mut self) {
-        let Some(Keeping { on, task }) = self.service.take() else { return };
+        let Some(Keeping { on, task, .. }) = self.service.take() else { return };
         drop(on);
         if tokio::time::timeout(WITHDRAWAL, task).await.is_err() {
             tracing::warn!("the bridge's slice may be in the Service kubernetes: `berth bridge end` removes it");
@@ -468,6 +481,7 @@ impl<'a> Bridge<'a> {
             temporary: Temporary { running, ready, ends: self.ends },
             own: Own { process: own.listener, ready: own.ready },
             steering: self.given && self.steering.is_steering(),
+            named: self.service.as_ref().is_none_or(|service| service.is.borrow().is_ok()),
             drained: served && !running,
         }
     }
@@ -612,14 +626,16 @@ impl<'a> Bridge<'a> {
                         Some(_) => self.plan.pod.as_ref().map(Pod::last_lines).unwrap_or_default(),
                     },
                 },
+                service: self.unkept(),
                 connections_open: open,
                 connections_steered: self.steering.counters().steered,
                 ..status.clone()
             };
             // Figures alone are no news.
             let key = |status: &Status| {
-                let Status { step, steering, command, trouble, temporary, own, .. } = status;
-                (*step, *steering, *command, trouble.clone(), temporary.pid, temporary.ready, own.listener, own.ready)
+                let Status { step, steering, command, trouble, temporary, own, service, .. } = status;
+                let told = (trouble.clone(), service.is_some());
+                (*step, *steering, *command, told, temporary.pid, temporary.ready, own.listener, own.ready)
             };
             let news = key(status) != key(&now);
             *status = now;

@@ -72,6 +72,9 @@ pub struct Status {
     pub outcome: Option<Outcome>,
     pub temporary: Temporary,
     pub own: Own,
+    /// While the node's own may be replaced: why the Service `kubernetes` is not kept, although it should be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
     /// Connections through the bridge that are open.
     pub connections_open: u64,
     /// New connections that were steered.
@@ -190,6 +193,7 @@ mod tests {
                 probe: String::new(),
                 log: Vec::new(),
             },
+            service: None,
             connections_open: 0,
             connections_steered: 0,
             logs: Vec::new(),

@@ -12,6 +12,9 @@ use std::time::Duration;
 /// How long clients whose handshake began before a switch may take until they are accepted: a SYN is sent again after 1 s and 3 s.
 pub const OVERLAP: Duration = Duration::from_secs(5);
 
+/// How long the Service may take to name the node, from the same moment: COMMAND may take the node's own out of it.
+const NAMED: Duration = Duration::from_secs(15);
+
 /// How long the temporary instance may fail its probe before that counts: one slow answer does not. The end of its process counts at
 /// once.
 const LOST: Duration = Duration::from_secs(3);
@@ -103,6 +106,8 @@ pub struct Seen {
     pub temporary: Temporary,
     pub own: Own,
     pub steering: bool,
+    /// The Service kubernetes is as it should be, or nobody keeps it.
+    pub named: bool,
     /// The temporary instance and its connections have ended, as [`Action::Drain`] wants it.
     pub drained: bool,
 }
@@ -356,7 +361,7 @@ impl Machine {
     /// What is next, once new connections go to the bridge.
     fn steered(&mut self, seen: &Seen, now: Duration, elapsed: Duration) -> Action {
         match self.step {
-            Step::Overlap if elapsed < OVERLAP => Action::Wait,
+            Step::Overlap if elapsed < OVERLAP || (elapsed < NAMED && !seen.named) => Action::Wait,
             Step::Overlap => self.enter(Step::Hold),
             Step::Restore => match std::mem::take(&mut self.restores) {
                 true => Action::Restore,

@@ -1,7 +1,7 @@
 //! Whether this node can be bridged: all that is missing is said at once, and nothing is changed.
 
 use super::pod::{self, Pod};
-use super::service::Service;
+use super::service::{LOST, Service};
 use super::{Options, Running, instance, ipc, surroundings};
 use berth_cluster::kubeconfig::ADMIN;
 use berth_exec::{address, args};
@@ -470,8 +470,6 @@ async fn probe(options: &Options, own: SocketAddr, source: IpAddr, findings: &mu
 
 /// What keeps the Service, with credentials that are let in.
 async fn service(options: &Options, own: SocketAddr, findings: &mut Findings) -> Option<Service> {
-    const LOST: &str = "the Service kubernetes is not kept: on the only control-plane node, pods lose it while COMMAND \
-        restarts kube-apiserver";
     let path = match &options.kubeconfig {
         Some(path) => path,
         None if Path::new(ADMIN).exists() => Path::new(ADMIN),

@@ -28,6 +28,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest time between two looks: somebody may have removed it.
 const LOOK: Duration = Duration::from_secs(10);
 
+/// What it costs where it cannot be kept.
+pub const LOST: &str = "the Service kubernetes is not kept: on the only control-plane node, pods lose it while COMMAND restarts kube-apiserver";
+
 const NODES: &str = "/api/v1/nodes";
 
 /// Begins the name of each slice of a bridge.
@@ -36,6 +39,12 @@ const PREFIX: &str = "berth-bridge-";
 /// Annotations: the node that a slice is of, and its boot.
 const NODE: &str = "berth/node";
 const BOOT: &str = "berth/boot-id";
+
+/// Why it is not known how the Service is.
+pub const UNKNOWN: &str = "its EndpointSlices have not been read";
+
+/// The Service names this node's address, or needs no slice of the bridge's since it names others; or why not.
+pub type Kept = Result<(), String>;
 
 /// Keeps a node's address in the Service.
 #[derive(Debug, Clone)]
@@ -65,16 +74,19 @@ impl Service {
         self
     }
 
-    /// Whether it may be read.
+    /// Whether it may be read, and the slice written: nothing is.
     ///
     /// # Errors
     /// It may not, or nobody answers.
     pub async fn check(&self) -> Result<(), Error> {
-        self.client.get(service::OF_SERVICE).await.map(drop)
+        self.client.get(service::OF_SERVICE).await?;
+        let slice = self.slice().await?;
+        self.client.try_apply(&service::slice_path(&self.name()), MANAGER, &slice).await
     }
 
-    /// Keeps the slice while `on`, and takes it out when the node's own is in again; when `on` is dropped, in any case.
-    pub async fn keep(self, mut on: watch::Receiver<bool>) {
+    /// Keeps the slice while `on`, and takes it out when the node's own is in again; when `on` is dropped, in any case. Says whether the
+    /// Service is as it should be, or why not.
+    pub async fn keep(self, mut on: watch::Receiver<bool>, told: watch::Sender<Kept>) {
         let (tell, mut seen) = watch::channel(None);
         let mut following = JoinSet::new();
         let mut rule = Rule::default();
@@ -93,6 +105,7 @@ impl Service {
             let addresses: Option<Vec<IpAddr>> = seen.borrow_and_update().clone();
             let named = addresses.as_ref().is_some_and(|all| all.contains(&self.address.ip()));
             let others = addresses.map(|all| all.iter().any(|ip| *ip != self.address.ip()));
+            let known = others.is_some();
             let sight = Sight { phase: Phase::Joined, sibling: false, withdrawn: !wanted, others };
             let brought = match rule.decide(clock::boottime().unwrap_or_default(), sight) {
                 Want::Present => {
@@ -106,6 +119,13 @@ impl Service {
                 }),
                 Want::Absent | Want::AsItIs => Ok(there),
             };
+            let is = match &brought {
+                Err(error) => Err(error.to_string()),
+                // A watch that begins again takes nothing back.
+                Ok(_) if known || told.borrow().is_ok() => Ok(()),
+                Ok(_) => Err(UNKNOWN.into()),
+            };
+            told.send_modify(|told| *told = is);
             let pause = match brought {
                 Ok(is) => {
                     if std::mem::replace(&mut there, is) != is {
@@ -149,11 +169,15 @@ impl Service {
     }
 
     async fn apply(&self) -> Result<(), Error> {
+        self.client.apply(&service::slice_path(&self.name()), MANAGER, &self.slice().await?).await.map(drop)
+    }
+
+    async fn slice(&self) -> Result<Value, Error> {
         let port_name = service::Service::parse(&self.client.get(service::SERVICE).await?).port_name;
         let mut slice = service::slice(&self.node, self.address, &port_name);
         slice["metadata"]["name"] = self.name().into();
         slice["metadata"]["annotations"] = json!({NODE: self.node, BOOT: self.boot});
-        self.client.apply(&service::slice_path(&self.name()), MANAGER, &slice).await.map(drop)
+        Ok(slice)
     }
 }
 
@@ -235,8 +259,10 @@ mod tests {
         let (objects, kept, mut asked) = cluster(&[], Vec::new()).await;
         let path = service::slice_path(&kept.name());
         let (on, is_on) = watch::channel(true);
-        let keeping = tokio::spawn(kept.keep(is_on));
+        let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
+        let keeping = tokio::spawn(kept.keep(is_on, told));
         while !asked.recv().await.unwrap().0.starts_with("PATCH") {}
+        is.wait_for(Kept::is_ok).await.unwrap();
         let there = objects.get(&path).unwrap();
         assert_eq!(service::addresses(&there).collect::<Vec<_>>(), [IP.parse::<IpAddr>().unwrap()]);
         assert_eq!(there["metadata"]["annotations"], json!({NODE: "cp-1", BOOT: "b"}));
@@ -248,12 +274,35 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_write_is_tried_before_and_nothing_is_written() {
+        let (objects, kept, mut asked) = cluster(&[], Vec::new()).await;
+        kept.check().await.unwrap();
+        assert_eq!(objects.get(&service::slice_path(&kept.name())), None);
+        let mut tried = std::iter::from_fn(|| asked.try_recv().ok());
+        assert!(tried.any(|(request, _)| request.starts_with("PATCH") && request.contains("dryRun=All")));
+        // Who may read only.
+        let server = serve_with(move |request| match request.starts_with("PATCH") {
+            true => berth_testing::answer("403 Forbidden", r#"{"message": "endpointslices is forbidden"}"#),
+            false => objects.answer(request),
+        });
+        let kept = Service { client: Client::new(&server.await.access).unwrap(), ..kept };
+        assert!(kept.check().await.unwrap_err().to_string().contains("endpointslices is forbidden"));
+        let (_on, is_on) = watch::channel(true);
+        let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
+        let keeping = tokio::spawn(kept.keep(is_on, told));
+        is.wait_for(|is| is.as_ref().is_err_and(|why| why.contains("endpointslices is forbidden"))).await.unwrap();
+        keeping.abort();
+    }
+
+    #[tokio::test]
     async fn with_other_nodes_there_is_none() {
         let (objects, kept, mut asked) = cluster(&["10.0.0.6"], Vec::new()).await;
         let path = service::slice_path(&kept.name());
         let (on, is_on) = watch::channel(true);
-        let keeping = tokio::spawn(kept.keep(is_on));
+        let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
+        let keeping = tokio::spawn(kept.keep(is_on, told));
         while !asked.recv().await.unwrap().0.contains("watch=") {}
+        is.wait_for(Kept::is_ok).await.unwrap();
         drop(on);
         keeping.await.unwrap();
         assert_eq!(objects.get(&path), None);

@@ -27,6 +27,8 @@ struct Given {
     slow: Option<(u32, u32)>,
     /// From which second on no process of it can be started.
     unstartable: Option<u32>,
+    /// Seconds from when new connections go to the bridge until the Service names the node; none: it never does.
+    named: Option<u32>,
     own: Fate,
     /// How long COMMAND takes, when it stops the node's own in that time, and whether it succeeds.
     command: u32,
@@ -52,15 +54,24 @@ fn given() -> impl Strategy<Value = Given> {
         prop::option::of((0..300u32, 1..30u32)),
         prop::option::weighted(0.2, 0..300u32),
     );
+    let named = prop::option::weighted(0.9, 0..30u32);
     let on_failure = prop_oneof![Just(OnFailure::Stay), Just(OnFailure::Restore), Just(OnFailure::End)];
     let end = prop::option::weighted(0.3, (0..300u32, any::<bool>()));
     let restored = prop::option::weighted(0.8, prop::option::weighted(0.8, 0..60u32));
-    (temporary, fate, (1..40u32, 0..40u32), prop::bool::weighted(0.8), (on_failure, restored), end).prop_map(
-        |((start, deaths, slow, unstartable), own, (command, stops), succeeds, (on_failure, restored), end)| Given {
+    (temporary, (fate, named), (1..40u32, 0..40u32), prop::bool::weighted(0.8), (on_failure, restored), end).prop_map(
+        |(
+            (start, deaths, slow, unstartable),
+            (own, named),
+            (command, stops),
+            succeeds,
+            (on_failure, restored),
+            end,
+        )| Given {
             start,
             deaths,
             slow,
             unstartable,
+            named,
             own,
             command,
             stops: stops.min(command),
@@ -138,8 +149,13 @@ impl World {
             },
             own: Own { process: self.own.map(|(process, _)| process), ready: matches!(self.own, Some((_, 0))) },
             steering: self.steering,
+            named: self.named(),
             drained: self.drained,
         }
+    }
+
+    fn named(&self) -> bool {
+        self.steered.zip(self.given.named).is_some_and(|(steered, after)| self.now >= steered + after)
     }
 
     fn tick(&mut self) {
@@ -238,7 +254,9 @@ impl World {
         }
         if self.machine.step() == Step::Hold && self.command.is_none() && self.machine.trouble().is_none() {
             self.machine.command_begins().unwrap();
-            assert!(self.now >= self.steered.unwrap() + 5, "handshakes that began before are cut");
+            let steered = self.steered.unwrap();
+            assert!(self.now >= steered + 5, "handshakes that began before are cut");
+            assert!(self.named() || self.now >= steered + 15, "the Service may be empty");
             self.command = Some(self.now);
             self.before = self.own.map(|(process, _)| process);
         }
@@ -315,6 +333,7 @@ fn calm(own: Fate) -> Given {
         deaths: Vec::new(),
         slow: None,
         unstartable: None,
+        named: Some(0),
         own,
         command: 10,
         stops: 5,
@@ -333,6 +352,15 @@ fn a_restart_goes_through_every_step() {
     assert_eq!((world.steered, world.command, world.unsteered, world.now), (Some(30), Some(35), Some(90), 95));
     use Action::{Entered, Finish, Start, Steer, Unsteer};
     assert_eq!(world.acts, [Start, Entered, Entered, Steer, Entered, Entered, Unsteer, Entered, Finish(Outcome::Done)]);
+}
+
+#[test]
+fn command_waits_until_the_service_names_the_node_but_not_for_ever() {
+    for (named, begins) in [(Some(3), 35), (Some(9), 39), (Some(40), 45), (None, 45)] {
+        let mut world = World::new(Given { named, ..calm(Fate::Restarts(0)) });
+        assert_eq!(world.run(3000), Some(Outcome::Done));
+        assert_eq!((world.steered, world.command), (Some(30), Some(begins)));
+    }
 }
 
 #[test]
