@@ -159,7 +159,8 @@ impl Node {
 
     /// `berth bridge` and its options.
     fn bridge(&self, options: &str, run: &[&str]) -> Command {
-        let mut command = berth(["bridge", "--settle=500ms", "--state-dir"]);
+        // Where many tests share a processor, 2 s are short.
+        let mut command = berth(["bridge", "--settle=500ms", "--probe-timeout=10s", "--state-dir"]);
         command.arg(self.path("bridge")).args(["--command", &self.own(), "--probe-ca"]).arg(&self.certs.ca_file);
         command.args(options.split_whitespace()).arg("--").args(run);
         command
