@@ -14,7 +14,7 @@ readonly HOST_IP=192.0.2.2 HOST_IP6=2001:db8::2 VIP=192.0.2.9 FAR_IP=192.0.2.1 F
 readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVICE_IP=10.96.0.1
 # What the pods of the test run.
 readonly TOOL_IMAGE=localhost/tool:test
-readonly SCENARIOS=(upgrade bad-flag kubelet certs flag inject eject)
+readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject)
 
 usage() {
     cat <<'TEXT'
@@ -30,6 +30,7 @@ compiler, cargo, and the binaries of scripts/kube-apiserver.sh for the two newes
 are not there.
 
   upgrade           kubeadm upgrade apply, to the newest version
+  etcd              the same with etcd, which is restarted: no kube-apiserver can do without
   bad-flag          the same with a patch that gives kube-apiserver a flag that it does not know
   kubelet           the newest kubelet put in place and restarted
   certs             kubeadm certs renew all, and each static pod started again
@@ -42,7 +43,8 @@ are not there.
   --keep            keep the directories with the logs, and say where they are; failures keep them too
   --rate N          new TLS connections a second, each way (50)
   --together        both halves of a scenario at the same time
-  --bridge BERTH    each scenario once more, in a new cluster, under `BERTH bridge`: nothing may be lost but at localhost
+  --bridge BERTH    each scenario once more, in a new cluster, under `BERTH bridge`: nothing may be lost but at localhost,
+                    or while etcd or the kubelet is away, which no kube-apiserver can do without
   COMMAND...        run this on the node when the cluster is ready, and no scenario: bash, for example.
                     $OLD and $NEW are the two versions, $PROGRAMS has a directory of programs for each.
   --help            this text
@@ -109,6 +111,8 @@ main() {
     . "$root/scripts/cluster/node.sh"
     # shellcheck source=scripts/cluster/clients.sh
     . "$root/scripts/cluster/clients.sh"
+    # shellcheck source=scripts/cluster/judge.sh
+    . "$root/scripts/cluster/judge.sh"
     # shellcheck source=scripts/cluster/scenarios.sh
     . "$root/scripts/cluster/scenarios.sh"
 

@@ -158,7 +158,8 @@ end_clients() {
     for name in "${LOOPS[@]}"; do await 30 "$name to end" has_ended "$name"; done
 }
 
-# count_lost: a row for each way, of what began since at[begin]; sets lost[WAY]
+# count_lost: a row for each way, of what began since at[begin]; sets lost[WAY], of which WAY.lost has a line each: when it began and
+# ended
 count_lost() {
     local name
     declare -gA lost=()
@@ -166,12 +167,12 @@ count_lost() {
     know_told
     heading "$(printf '  %-34s %8s %6s %8s %9s  %s' "way" "answered" "lost" "lost for" "longest" "lost how")"
     for name in "${WAYS[@]%% *}" "${LOOPS[@]}" "${KINDS[@]}"; do
-        lost[$name]=$(awk -v from="${at[begin]}" '$1 >= from && $3 == "lost"' "$work/$name.out" | wc -l)
+        awk -v from="${at[begin]}" '$1 >= from && $3 == "lost" { printf "%.0f %.0f\n", $1, $1 + $4 }' "$work/$name.out" >"$work/$name.lost"
         row "${WORDS[$name]}" "$(figures "$name")"
     done
     heading "$(printf '  %-34s %8s %6s %9s' "stream" "ended" "failed" "away for")"
     for name in "${STREAMS[@]}"; do
-        lost[$name]=$(began_in_vain "$name" | wc -l)
+        began_in_vain "$name" | cut -d' ' -f1,3 >"$work/$name.lost"
         row "${WORDS[$name]}" "$(away "$name")"
     done
     for name in kept watch informer quiet; do
@@ -183,10 +184,11 @@ count_lost() {
                 if (answers) printf "; told by an answer 503 or 429: %d", answers
             }' "$work/$name.out")"
     done
-    # What a watch missed is lost by whoever lost it.
-    lost[events]=$(awk '$3 == "flawed" { n += $5 + $7 } END { print n + 0 }' "$work/kinds.out")
+    # What a watch missed is lost by whoever lost it, at no time that could be known.
+    awk '$3 == "flawed" { for (n = $5 + $7; n; n--) print 0, 0 }' "$work/kinds.out" >"$work/events.lost"
     row "${WORDS[events]}" "$(awk '$3 == "whole" || $3 == "flawed" { n++; whole += $3 == "whole"; lists += $9 }
         END { printf "%8d of %d whole, %d lists again", whole, n, lists }' "$work/kinds.out")"
+    for name in "${!WORDS[@]}"; do lost[$name]=$(wc -l <"$work/$name.lost"); done
 }
 
 # An instance that stops answers 503 or 429 to what comes on the connections that it has, and closes them: by that it tells the
@@ -207,25 +209,28 @@ know_told() {
     mv "$work/kept.told" "$work/kept.out"
 }
 
+# What awk calls a lost one.
+# shellcheck disable=SC2016
+readonly KIND='function kind_of(why) {
+    sub(/^[^ ]+ [^ ]+ [^ ]+ [^ ]+ /, "", why)
+    if (why ~ /refused/) return "refused"
+    if (why ~ /reset/) return "reset"
+    if (why ~ /nanswered|[Tt]imeout|timed out|deadline/) return "unanswered"
+    if (why ~ /closed|EOF/) return "closed"
+    if (why ~ /Forbidden/) return "403"
+    return match(why, /[45][0-9][0-9]/) ? substr(why, RSTART, 3) : "other"
+}'
+
 # figures WAY: as the heading says
 figures() {
-    awk -v from="${at[begin]}" '
+    awk -v from="${at[begin]}" "$KIND"'
         $1 < from { next }
         $3 == "ok" || $3 == "lost" { if ($4 > longest) longest = $4 }
         $3 == "ok" { ok++ }
         $3 == "lost" {
             if (!lost++) first = $1
             last = $1 + $4
-            why = $0
-            sub(/^[^ ]+ [^ ]+ [^ ]+ [^ ]+ /, "", why)
-            kind = "other"
-            if (why ~ /refused/) kind = "refused"
-            else if (why ~ /reset/) kind = "reset"
-            else if (why ~ /nanswered|[Tt]imeout|timed out|deadline/) kind = "unanswered"
-            else if (why ~ /closed|EOF/) kind = "closed"
-            else if (why ~ /Forbidden/) kind = "403"
-            else if (match(why, /[45][0-9][0-9]/)) kind = substr(why, RSTART, 3)
-            kinds[kind]++
+            kinds[kind_of($0)]++
         }
         END {
             printf "%8d %6d %7.1fs %8.1fs  ", ok, lost, (last - first) / 1e6, longest / 1e6

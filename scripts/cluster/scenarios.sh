@@ -28,7 +28,7 @@ half() {
     count_lost
     after
     judge
-    report "$scenario, ${bridge:+under berth bridge}${bridge:-without berth}, $OLD and $NEW"
+    report "$scenario, $([[ $bridge ]] && echo under || echo without) berth bridge, $OLD and $NEW"
 }
 
 # on_the_node COMMAND…: as an operator would
@@ -48,13 +48,25 @@ by_script() { operator=(bash -euo pipefail -c "$(declare -f "$1") && $1"); }
 # To the next minor version, as Kubernetes' documents have it.
 upgrade_begins() {
     put_program kubeadm "$NEW"
-    operator=(kubeadm upgrade apply "$NEW" --etcd-upgrade=false --yes --ignore-preflight-errors "$(ignored)")
+    operator=(kubeadm upgrade apply "$NEW" --etcd-upgrade="${1:-false}" --yes --ignore-preflight-errors "$(ignored)")
 }
 upgrade_ends() {
     ((status == 0)) || fail "kubeadm upgrade apply" operator.log
     await 120 "kube-apiserver $NEW" serves "$NEW"
-    expect "new certificates" "$(renewed)" == "apiserver-etcd-client.crt apiserver-kubelet-client.crt apiserver.crt front-proxy-client.crt"
+    expect "new certificates" "$(renewed)" == "apiserver-etcd-client.crt apiserver-kubelet-client.crt apiserver.crt ${1:+$1 }front-proxy-client.crt"
 }
+
+# The same with etcd: its image has another name in the newest version.
+etcd_begins() {
+    excuses=(etcd)
+    upgrade_begins true
+}
+etcd_ends() {
+    upgrade_ends "etcd/healthcheck-client.crt etcd/peer.crt etcd/server.crt"
+    expect "etcd's image" "$(sed -n 's/^ *image: //p' $manifests/etcd.yaml)" == "$(etcd_image "$NEW")"
+    await 60 "etcd to answer" is_there etcd
+}
+etcd_image() { "$(binary_of kubeadm "$1")" config images list --kubernetes-version "$1" 2>/dev/null | grep /etcd:; }
 
 # The same with a patch that keeps kube-apiserver from starting. kubeadm waits, and puts back what was there.
 bad_flag_begins() {
@@ -86,8 +98,10 @@ bad_flag_ends() {
     await 120 "kube-apiserver $OLD again" serves "$OLD"
 }
 
-# The newest kubelet, put in place and restarted: kubeadm's next step after the control plane.
+# The newest kubelet, put in place and restarted: kubeadm's next step after the control plane. Of another minor version it restarts
+# each static pod.
 kubelet_begins() {
+    excuses=(kubelet etcd)
     upgrade_begins
     "${operator[@]}" >"$work/upgrade.log" 2>&1 || fail "kubeadm upgrade apply" upgrade.log
     await 120 "kube-apiserver $NEW" serves "$NEW"
@@ -175,104 +189,3 @@ eject_ends() {
     await 60 "kube-apiserver $OLD" serves "$OLD"
 }
 is_alone() { ss -Hltnp "sport = :$PORT" | grep -F "*:$PORT" | grep -qF '"kube-apiserver"'; }
-
-# What must stay as it is, or not: leaders, the node's condition, certificates; and what was used.
-before() {
-    leaders >"$work/leaders.before"
-    node_condition >"$work/node.before"
-    certificates >"$work/certificates.before"
-    cpu_used >"$work/cpu.before"
-    watch_memory &
-    pid[memory]=$!
-}
-after() {
-    local name transitions
-    leaders >"$work/leaders.after"
-    node_condition >"$work/node.after"
-    cpu_used >"$work/cpu.after"
-    heading "the cluster"
-    while read -r name transitions; do
-        elections[$name]=$((transitions - $(awk -v name="$name" '$1 == name { print $2 }' "$work/leaders.before")))
-        row "elections of $name" "${elections[$name]}"
-    done <"$work/leaders.after"
-    row "a leader's longest time to renew" "$(longest_between election)"
-    row "the node was not ready" "$(cmp -s "$work/node.before" "$work/node.after" && echo never || echo "until $(<"$work/node.after")")"
-    row "new certificates" "$(renewed)"
-    row "processors in use, mean" "$(awk -v used=$(($(<"$work/cpu.after") - $(<"$work/cpu.before"))) -v time=$((at[end] - at[begin])) \
-        'BEGIN { printf "%.2f", used / time }')"
-    row "memory in use, most" "$(($(sort -n "$work/memory" | tail -n 1) / 1048576)) MiB"
-}
-declare -gA elections=()
-
-judge() {
-    local name sum=0
-    for name in "${!lost[@]}"; do
-        [[ $name == localhost ]] || sum=$((sum + lost[$name]))
-        [[ -z $bridge || $name == localhost ]] || expect "lost: ${WORDS[$name]}" "${lost[$name]}" -eq 0
-    done
-    if [[ $bridge ]]; then
-        ((!${#failures[@]})) || show_logs operator.log
-        expect "the node was ready all the time" "$(<"$work/node.after")" == "$(<"$work/node.before")"
-        # client-go's leader gives up after 10 s.
-        expect "a leader's longest time to renew" "$(longest_between election | cut -d. -f1)" -lt 10
-        for name in "${!elections[@]}"; do expect "elections of $name" "${elections[$name]}" -le 1; done
-    else
-        expect "what the control lost, without a bridge" "$sum" -gt 0
-    fi
-}
-
-# How often each Lease got another holder.
-leaders() {
-    kubectl get leases --namespace kube-system -o json |
-        jq -r '.items[] | select(.metadata.name | test("^kube-(controller-manager|scheduler)$")) | "\(.metadata.name) \(.spec.leaseTransitions)"'
-}
-
-# Since when it is ready: another time after it was not.
-node_condition() { kubectl get node $NODE -o json | jq -r '.status.conditions[] | select(.type == "Ready") | .lastTransitionTime'; }
-
-# Lines "FILE DATE SERIAL"
-certificates() {
-    local file
-    find /etc/kubernetes/pki -name '*.crt' | sort | while read -r file; do
-        echo "${file#/etc/kubernetes/pki/} $(openssl x509 -in "$file" -noout -startdate -serial | xargs)"
-    done
-}
-
-# Those that are others than before.
-renewed() { comm -13 "$work/certificates.before" <(certificates) | cut -d' ' -f1 | xargs | sed 's/^$/none/'; }
-
-seconds() { awk -v from="$1" -v to="$2" 'BEGIN { printf "%.1f s", (to - from) / 1e6 }'; }
-
-longest_between() {
-    awk -v from="${at[begin]}" -v to="${at[end]}" '
-        function until(now) { if (last && now - last > longest) longest = now - last }
-        $3 == "ok" {
-            if ($1 >= from) until($1 + $4)
-            last = $1 + $4
-        }
-        END {
-            until(to)
-            printf "%.1f s", longest / 1e6
-        }' "$work/$1.out"
-}
-
-# By the node, microseconds.
-cpu_used() {
-    local cgroup=/sys/fs/cgroup file
-    for file in $cgroup/{cpuacct,cpu\,cpuacct}; do [[ ! -e $file/cpuacct.usage ]] || cgroup=$file; done
-    if [[ -e $cgroup/cpuacct.usage ]]; then
-        echo $((($(<"$cgroup/cpuacct.usage") - $(<"$cgroup/test/cpuacct.usage")) / 1000))
-    else
-        awk '$1 == "usage_usec" { used += (NR == FNR ? $2 : -$2) } END { printf "%.0f\n", used }' $cgroup/{,test/}cpu.stat
-    fi
-}
-
-# By the node's processes, bytes, each second; without cached files.
-watch_memory() {
-    local cgroup=/sys/fs/cgroup
-    [[ ! -e $cgroup/memory ]] || cgroup+=/memory
-    while [[ ! -e $work/over ]]; do
-        awk '$1 == "total_rss" || $1 == "anon" { used += (NR == FNR ? $2 : -$2) } END { printf "%.0f\n", used }' $cgroup/{,test/}memory.stat
-        pause 1
-    done >"$work/memory"
-}

@@ -1,0 +1,181 @@
+# shellcheck shell=bash
+# Part of scripts/cluster.sh: what must stay as it is, what may be lost, and what it took.
+
+# What must stay as it is, or not: leaders, the node's condition, certificates; and what was used.
+before() {
+    local name
+    leaders >"$work/leaders.before"
+    node_condition >"$work/node.before"
+    certificates >"$work/certificates.before"
+    cpu_used >"$work/cpu.before"
+    watch_memory &
+    pid[memory]=$!
+    for name in "${excuses[@]}"; do
+        watch_away "$name" &
+        pid[away-$name]=$!
+    done
+}
+after() {
+    local name transitions
+    leaders >"$work/leaders.after"
+    node_condition >"$work/node.after"
+    cpu_used >"$work/cpu.after"
+    # What comes from 127.0.0.0/8 and ::1 is never steered, so it is away for as long as the node's own.
+    [[ ! $bridge || $exempt != localhost ]] || row "localhost is never steered" "from there kube-apiserver dials itself, and is asked whether it is back"
+    heading "the cluster"
+    while read -r name transitions; do
+        elections[$name]=$((transitions - $(awk -v name="$name" '$1 == name { print $2 }' "$work/leaders.before")))
+        row "elections of $name" "${elections[$name]}"
+    done <"$work/leaders.after"
+    row "a leader's longest time to renew" "$(longest_between election)"
+    for name in "${excuses[@]}"; do row "$name was away" "$(away_for "$name")"; done
+    row "the node was not ready" "$(cmp -s "$work/node.before" "$work/node.after" && echo never || echo "until $(<"$work/node.after")")"
+    row "new certificates" "$(renewed)"
+    row "processors in use, mean" "$(awk -v used=$(($(<"$work/cpu.after") - $(<"$work/cpu.before"))) -v time=$((at[end] - at[begin])) \
+        'BEGIN { printf "%.2f", used / time }')"
+    row "memory in use, most" "$(($(sort -n "$work/memory" | tail -n 1) / 1048576)) MiB"
+}
+declare -gA elections=()
+
+# What the bridge does not cover; and what the operator stops that no kube-apiserver can do without: nothing that is lost while it is away
+# is the bridge's.
+exempt=localhost excuses=()
+# It is there while it listens, and says so: ports and path. etcd, told to stop, does the second for 7 s more.
+readonly -A ASKED=([etcd]="2379 2381 /readyz" [kubelet]="10250 10248 /healthz")
+
+judge() {
+    local name sum=0
+    for name in "${!lost[@]}"; do
+        [[ $name == "$exempt" ]] || sum=$((sum + lost[$name]))
+        [[ -z $bridge || $name == "$exempt" ]] || expect "lost: ${WORDS[$name]}" "$(unexcused "$name")" -eq 0
+    done
+    if [[ $bridge ]]; then
+        ((!${#failures[@]})) || show_logs operator.log
+        expect "the node was ready all the time" "$(<"$work/node.after")" == "$(<"$work/node.before")"
+        [[ " ${excuses[*]} " != *" etcd "* ]] || return 0
+        # client-go's leader gives up after 10 s.
+        expect "a leader's longest time to renew" "$(longest_between election | cut -d. -f1)" -lt 10
+        for name in "${!elections[@]}"; do expect "elections of $name" "${elections[$name]}" -le 1; done
+    else
+        expect "what the control lost, without a bridge" "$sum" -gt 0
+    fi
+}
+
+# watch_away NAME: a line for each time without an answer: the last one before, the first one after
+watch_away() {
+    local gone='' from to
+    now from
+    while [[ ! -e $work/over ]]; do
+        now to
+        if is_there "$1"; then
+            [[ -z $gone ]] || {
+                now to
+                echo "$from $to"
+            }
+            gone='' from=$to
+        else
+            gone=yes
+        fi
+        pause 0.05
+    done >"$work/$1.away"
+}
+
+# is_there NAME
+is_there() (
+    read -r port asked path <<<"${ASKED[$1]}"
+    ss -Hltn "sport = :$port" | grep -q . && exec 3<>"/dev/tcp/127.0.0.1/$asked" && printf 'GET %s HTTP/1.0\r\n\r\n' "$path" >&3 &&
+        read -rt 2 -u 3 line && [[ $line == *' 200 '* ]]
+) 2>/dev/null
+
+# unexcused WAY: of its lost ones, how many neither were under way nor began while one of the excuses was away, nor for as long again
+# and 2 s: gRPC, which kube-apiserver has to etcd, dials again after 1 s, then after 1.6 times as long each time.
+unexcused() (
+    cd "$work"
+    awk 'FILENAME ~ /away$/ {
+            from[++n] = $1
+            to[n] = 2 * $2 - $1 + 2e6
+            next
+        }
+        {
+            for (i = 1; i <= n; i++) if ($2 >= from[i] && $1 <= to[i]) next
+            left++
+        }
+        END { print left + 0 }' "${excuses[@]/%/.away}" "$1.lost"
+)
+
+# away_for NAME: and what was lost meanwhile, and until when
+away_for() {
+    local name
+    for name in "${!WORDS[@]}"; do [[ $name == "$exempt" ]] || cat "$work/$name.lost"; done |
+        awk 'FILENAME ~ /away$/ {
+                from[++n] = $1
+                to[n] = $2
+                away += $2 - $1
+                next
+            }
+            {
+                for (i = 1; i <= n; i++) if ($2 >= from[i] && $1 <= 2 * to[i] - from[i] + 2e6) {
+                    lost++
+                    if ($1 - to[i] > last) last = $1 - to[i]
+                    break
+                }
+            }
+            END { printf "%s%.1f s; %d lost then, the last one %.1f s after it was back", n == 1 ? "" : n " times, ", away / 1e6, lost, last / 1e6 }' \
+            "$work/$1.away" -
+}
+
+# How often each Lease got another holder.
+leaders() {
+    kubectl get leases --namespace kube-system -o json |
+        jq -r '.items[] | select(.metadata.name | test("^kube-(controller-manager|scheduler)$")) | "\(.metadata.name) \(.spec.leaseTransitions)"'
+}
+
+# Since when it is ready: another time after it was not.
+node_condition() { kubectl get node $NODE -o json | jq -r '.status.conditions[] | select(.type == "Ready") | .lastTransitionTime'; }
+
+# Lines "FILE DATE SERIAL"
+certificates() {
+    local file
+    find /etc/kubernetes/pki -name '*.crt' | sort | while read -r file; do
+        echo "${file#/etc/kubernetes/pki/} $(openssl x509 -in "$file" -noout -startdate -serial | xargs)"
+    done
+}
+
+# Those that are others than before.
+renewed() { comm -13 "$work/certificates.before" <(certificates) | cut -d' ' -f1 | xargs | sed 's/^$/none/'; }
+
+seconds() { awk -v from="$1" -v to="$2" 'BEGIN { printf "%.1f s", (to - from) / 1e6 }'; }
+
+longest_between() {
+    awk -v from="${at[begin]}" -v to="${at[end]}" '
+        function until(now) { if (last && now - last > longest) longest = now - last }
+        $3 == "ok" {
+            if ($1 >= from) until($1 + $4)
+            last = $1 + $4
+        }
+        END {
+            until(to)
+            printf "%.1f s", longest / 1e6
+        }' "$work/$1.out"
+}
+
+# By the node, microseconds.
+cpu_used() {
+    local cgroup=/sys/fs/cgroup file
+    for file in $cgroup/{cpuacct,cpu\,cpuacct}; do [[ ! -e $file/cpuacct.usage ]] || cgroup=$file; done
+    if [[ -e $cgroup/cpuacct.usage ]]; then
+        echo $((($(<"$cgroup/cpuacct.usage") - $(<"$cgroup/test/cpuacct.usage")) / 1000))
+    else
+        awk '$1 == "usage_usec" { used += (NR == FNR ? $2 : -$2) } END { printf "%.0f\n", used }' $cgroup/{,test/}cpu.stat
+    fi
+}
+
+# By the node's processes, bytes, each second; without cached files.
+watch_memory() {
+    local cgroup=/sys/fs/cgroup
+    [[ ! -e $cgroup/memory ]] || cgroup+=/memory
+    while [[ ! -e $work/over ]]; do
+        awk '$1 == "total_rss" || $1 == "anon" { used += (NR == FNR ? $2 : -$2) } END { printf "%.0f\n", used }' $cgroup/{,test/}memory.stat
+        pause 1
+    done >"$work/memory"
+}
