@@ -6,7 +6,7 @@ export LC_ALL=C TZ=UTC
 
 readonly EX_USAGE=64 EX_UNAVAILABLE=69
 # All the time that half a scenario may take, in seconds.
-readonly LIMIT=600
+readonly LIMIT=1800
 
 # The node's end of a veth, and the end of another host of its network (RFC 5737, RFC 3849).
 readonly HOST_IP=192.0.2.2 HOST_IP6=2001:db8::2 VIP=192.0.2.9 FAR_IP=192.0.2.1 FAR_IP6=2001:db8::1 PORT=6443 NODE=cp-1
@@ -14,7 +14,7 @@ readonly HOST_IP=192.0.2.2 HOST_IP6=2001:db8::2 VIP=192.0.2.9 FAR_IP=192.0.2.1 F
 readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVICE_IP=10.96.0.1
 # What the pods of the test run.
 readonly TOOL_IMAGE=localhost/tool:test
-readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject)
+readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind)
 
 usage() {
     cat <<'TEXT'
@@ -37,6 +37,8 @@ are not there.
   flag              a flag of kube-apiserver changed in its manifest
   inject            berth inject: kube-apiserver behind berth, which begins a bridge itself
   eject             berth eject: as it was again
+  behind            the upgrade of a node that is behind berth, as docs/upgrade.md has it: berth upgrade, then
+                    kubeadm upgrade apply; the control leaves out berth upgrade
   all of them if none is given
 
   --check           build and start nothing: exit with 69 if something is missing
@@ -51,7 +53,7 @@ are not there.
 
 Variables:
   TLS_LOAD         the client that makes the load; built with cargo if not given
-  BERTH            the berth of inject and eject, if there is no --bridge; built with cargo if not given
+  BERTH            the berth of inject, eject and behind, if there is no --bridge; built with cargo if not given
   IMAGE, ARCHIVE   the berth that these put before kube-apiserver, as scripts/image.sh prints them, which is run if they are not
                    given
   CARGO            the cargo command, if not the one on PATH

@@ -45,7 +45,7 @@ link_programs() {
 }
 
 # needs_berth: does one of the scenarios?
-needs_berth() { ((!${#command[@]})) && [[ " ${scenarios[*]} " =~ \ (in|e)ject\  ]]; }
+needs_berth() { ((!${#command[@]})) && [[ " ${scenarios[*]} " =~ \ ((in|e)ject|behind)\  ]]; }
 
 # What berth puts into the manifest.
 have_image() {

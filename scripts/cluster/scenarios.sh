@@ -3,6 +3,8 @@
 
 # What the operator calls, whether that is berth and begins a bridge itself, and its exit status.
 operator=() bridges_itself=false status=0
+# The halves' names.
+with="under berth bridge" without="without berth bridge"
 
 # half SCENARIO: one new cluster, under berth bridge if there is one
 half() {
@@ -28,7 +30,7 @@ half() {
     count_lost
     after
     judge
-    report "$scenario, $([[ $bridge ]] && echo under || echo without) berth bridge, $OLD and $NEW"
+    report "$scenario, $([[ $bridge ]] && echo "$with" || echo "$without"), $OLD and $NEW"
 }
 
 # on_the_node COMMAND…: as an operator would
@@ -139,9 +141,10 @@ certs_ends() {
     ((status == 0)) || fail "new certificates" operator.log
     await 120 "kube-apiserver with its new certificate" has_certificate
 }
+# has_certificate [VERSION]: that it serves with
 has_certificate() {
     local server
-    serves "$OLD"
+    serves "${1:-$OLD}"
     server=$(openssl s_client -connect 127.0.0.1:$PORT </dev/null 2>/dev/null | openssl x509 -noout -serial)
     [[ $server == "$(openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -serial)" ]]
 }
@@ -173,12 +176,69 @@ inject_ends() {
 readonly LISTEN=(--listen "$HOST_IP:$PORT" --listen "$VIP:$PORT" --listen "[$HOST_IP6]:$PORT" --listen "127.0.0.1:$PORT")
 is_behind_berth() { ss -Hltnp "sport = :$PORT" | grep -F "$HOST_IP:$PORT" | grep -qF '"berth"'; }
 
-# And as it was again.
-eject_begins() {
-    "$BERTH" inject --write --image "$IMAGE" "${LISTEN[@]}" >"$work/inject.log" 2>&1 || fail "berth inject" inject.log
+# put_behind OPTION…: the node's kube-apiserver, by a gap. In a copy first, so that its shim has its credentials when it starts.
+put_behind() {
+    local manifest=/etc/kubernetes/kube-apiserver.yaml
+    cp $manifests/kube-apiserver.yaml $manifest
+    "$BERTH" inject $manifest --write --image "$IMAGE" "${LISTEN[@]}" "$@" >"$work/inject.log" 2>&1 || fail "berth inject" inject.log
+    [[ $* != *--service* ]] ||
+        "$BERTH" grant --manifest $manifest --write /etc/kubernetes/berth-cluster/kubeconfig >>"$work/inject.log" 2>&1 ||
+        fail "berth grant" inject.log
+    mv $manifest $manifests
     await 120 "kube-apiserver behind berth" is_behind_berth
     await 60 "kube-apiserver $OLD" serves "$OLD"
     await 60 "all pods to be ready" pods_are_ready
+}
+
+# A node that is behind berth, upgraded by the very commands of docs/upgrade.md. The control leaves out `berth upgrade`.
+behind_begins() {
+    local patches=/etc/kubernetes/patches
+    put_behind --service
+    "$BERTH" inject --image "$IMAGE" "${LISTEN[@]}" --service --kubeadm-patch $patches >>"$work/inject.log" 2>&1 ||
+        fail "berth inject --kubeadm-patch" inject.log
+    put_program kubeadm "$NEW"
+    install "$BERTH" /usr/bin/berth
+    # Its shims listen there too.
+    bridges_itself=true exempt=''
+    with="berth upgrade, then kubeadm" without="kubeadm alone"
+    operator=(bash -euxo pipefail -c "$(documented)")
+}
+# Its commands, for this node, where nobody answers a question, and there is no registry to pull from.
+documented() {
+    awk '/^## / { part = $0 == "## With kubeadm" }
+        part && /^```/ && code++ { exit }
+        part && code && !/^```/' "$root/docs/upgrade.md" |
+        sed "s/v1\.[0-9]*\.[0-9]*/$NEW/; s/10\.0\.0\.5/$HOST_IP/; s|/root/|$work/node/|g; /images pull/d
+            s/^kubeadm upgrade apply .*/& --yes --ignore-preflight-errors $(ignored)/
+            $([[ $bridge ]] || echo '/^berth upgrade /d')"
+}
+behind_ends() {
+    local name
+    ((status == 0)) || fail "kubeadm upgrade apply behind berth" operator.log
+    await 120 "kube-apiserver $NEW with its new certificate" has_certificate "$NEW"
+    expect "kube-apiserver behind berth" "$(is_behind_berth && echo yes)" == yes
+    expect "what differs from what was upgraded to" "$(cmp "$work/node/next/kube-apiserver.yaml" $manifests/kube-apiserver.yaml)" == ""
+    [[ -z $bridge ]] || expect "kubeadm left kube-apiserver alone" \
+        "$(grep -c 'manifests of kube-apiserver are equal, skipping' "$work/operator.log")" -eq 1 operator.log
+    expect "new certificates" "$(renewed)" == "apiserver-etcd-client.crt apiserver-kubelet-client.crt apiserver.crt etcd/healthcheck-client.crt etcd/peer.crt etcd/server.crt front-proxy-client.crt"
+    row "its own are in use by" "$(for name in kube-apiserver kube-controller-manager kube-scheduler; do uses_new "$name" && printf '%s ' "$name"; done)"
+    for name in kube-apiserver kube-controller-manager kube-scheduler; do
+        expect "certificates newer than $name" "$(uses_new "$name" || echo some)" == ""
+    done
+}
+# uses_new COMPONENT: it began after its certificates were written, and these since the operator began
+uses_new() {
+    local files=("/etc/kubernetes/${1#kube-}.conf") began file
+    [[ $1 != kube-apiserver ]] || files=(/etc/kubernetes/pki/{apiserver,apiserver-kubelet-client,apiserver-etcd-client,front-proxy-client}.crt)
+    began=$(($(date +%s) - $(ps -o etimes= -C "$1" | sort -n | tail -n 1)))
+    for file in "${files[@]}"; do
+        (($(stat -c %Y "$file") <= began && $(stat -c %Y "$file") >= at[begin] / 1000000)) || return
+    done
+}
+
+# And as it was again.
+eject_begins() {
+    put_behind
     bridges_itself=true
     operator=("$BERTH" eject --write ${bridge:+--bridge})
 }
