@@ -14,7 +14,7 @@ readonly HOST_IP=192.0.2.2 HOST_IP6=2001:db8::2 VIP=192.0.2.9 FAR_IP=192.0.2.1 F
 readonly POD_SUBNET=10.244.0.0/24 POD_GATEWAY=10.244.1.1 POD_IP=10.244.1.2 SERVICE_IP=10.96.0.1
 # What the pods of the test run.
 readonly TOOL_IMAGE=localhost/tool:test
-readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind)
+readonly SCENARIOS=(upgrade etcd bad-flag kubelet certs flag inject eject behind killed)
 
 usage() {
     cat <<'TEXT'
@@ -39,6 +39,7 @@ are not there.
   eject             berth eject: as it was again
   behind            the upgrade of a node that is behind berth, as docs/upgrade.md has it: berth upgrade, then
                     kubeadm upgrade apply; the control leaves out berth upgrade
+  killed            a flag changed again and again, and each time a process of the bridge gets SIGKILL, at another step
   all of them if none is given
 
   --check           build and start nothing: exit with 69 if something is missing
@@ -117,6 +118,8 @@ main() {
     . "$root/scripts/cluster/judge.sh"
     # shellcheck source=scripts/cluster/scenarios.sh
     . "$root/scripts/cluster/scenarios.sh"
+    # shellcheck source=scripts/cluster/killed.sh
+    . "$root/scripts/cluster/killed.sh"
 
     if $check; then
         need_all

@@ -45,6 +45,10 @@ readonly -A ASKED=([etcd]="2379 2381 /readyz" [kubelet]="10250 10248 /healthz")
 
 judge() {
     local name sum=0
+    if [[ $bridge ]] && declare -F "${scenario//-/_}_judges" >/dev/null; then
+        "${scenario//-/_}_judges"
+        return
+    fi
     for name in "${!lost[@]}"; do
         [[ $name == "$exempt" ]] || sum=$((sum + lost[$name]))
         [[ -z $bridge || $name == "$exempt" ]] || expect "lost: ${WORDS[$name]}" "$(unexcused "$name")" -eq 0

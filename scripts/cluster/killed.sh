@@ -1,0 +1,171 @@
+# shellcheck shell=bash
+# Part of scripts/cluster.sh: a flag is changed under the bridge again and again, and each time another of its processes is killed, at
+# another step. The control is a flag that is changed without a bridge.
+
+# Who typed it; the bridge itself, which serves, too; its kube-apiserver.
+readonly VICTIMS=(caller daemon instance)
+# The steps in their order, and how `berth bridge --json` tells them: it is watched before clients depend on it; COMMAND runs; the node's
+# own is away; that is back, and watched; the bridge's connections end.
+readonly WHENS=(settles runs away returns drains)
+readonly -A TOLD=(
+    [settles]='.step == "settle"' [runs]='.step == "hold" and .command' [away]='.step == "await-own" and .own.listener == null'
+    [returns]='.step == "await-own" and .own.ready' [drains]='.step == "drain"'
+)
+readonly -A SAID=(
+    [settles]="it settles" [runs]="COMMAND runs" [away]="the node's own is away" [returns]="that is back and settles" [drains]="it drains"
+)
+# Exit status of who typed it: of a shell's child that is killed, of a bridge that does not begin, of COMMAND, or as docs/bridge.md says.
+readonly -A EXITS=([caller]=137 [daemon]=75 [daemon-settles]=69 [daemon-runs]=1 [instance]=0 [instance-settles]=69)
+# How long a new connection may wait where somebody listens: a SYN is sent again after 1 s and 3 s.
+readonly LONGEST_WAIT=5000000
+
+# A line each: VICTIM WHEN, times of kill, victim's end, node's own ready again, end of all; exit status; what is left.
+declare -ga kills=()
+
+killed_begins() {
+    if [[ ! $bridge ]]; then
+        flag_begins
+        return
+    fi
+    # Else each kube-apiserver waits for its watches, the node's own for 30 s, the other for 60 s.
+    sed -i 's/^    - --allow-privileged=true$/&\n    - --event-ttl=2h0m0s\n    - --shutdown-watch-termination-grace-period=2s/' $manifests/kube-apiserver.yaml
+    await 120 "kube-apiserver with its new flags" has_flag
+    await 60 "all pods to be ready" pods_are_ready
+    bridges_itself=true
+    # One that nobody kills.
+    operator=("$BERTH" bridge --settle 5s -- true)
+}
+killed_ends() {
+    local when victim
+    if [[ ! $bridge ]]; then
+        flag_ends
+        return
+    fi
+    ((status == 0)) || fail "a bridge that nobody kills" operator.log
+    mkfifo "$work/gate"
+    for when in "${WHENS[@]}"; do
+        for victim in "${VICTIMS[@]}"; do kill_one "$victim" "$when"; done
+    done
+    expect "nothing left of any bridge" "$(left cgroups)" == ""
+}
+
+# kill_one VICTIM WHEN
+kill_one() {
+    local victim=$1 when=$2 caller daemon instance end step
+    local name="$1-$2"
+    say "killed: $name"
+    sed "s/--event-ttl=.*/--event-ttl=2h0m$((${#kills[@]} + 1))s/" $manifests/kube-apiserver.yaml >/etc/kubernetes/new.yaml
+    # COMMAND waits for a word.
+    # shellcheck disable=SC2016
+    on_the_node "$BERTH" bridge --json --settle 5s -- sh -c \
+        'read -r word <"$0" && test "$word" = go && mv /etc/kubernetes/new.yaml "$1/kube-apiserver.yaml"' \
+        "$work/gate" $manifests >"$work/$name.log" 2>&1 &
+    pid[bridge]=$!
+    usual_logs=("$name.log" kubelet.log)
+    for step in "${WHENS[@]}"; do
+        await 120 "a bridge that $step" told "$name" "${TOLD[$step]}"
+        [[ $step != "$when" ]] || break
+        [[ $step != runs ]] || echo go >"$work/gate"
+    done
+    daemon=$(last_told "$name" | jq .pid)
+    caller=$(awk '$1 == "PPid:" { print $2 }' "/proc/$daemon/status")
+    # shellcheck disable=SC2034
+    instance=$(instance)
+    now 'at[killed]'
+    kill -KILL "${!victim}"
+    await 5 "the $victim to be gone" is_gone "${!victim}"
+    now 'at[gone]'
+    case $name in
+        # What COMMAND does then is nobody's.
+        caller-runs)
+            await 20 "the bridge to say that nobody runs COMMAND" bridge_is '.step == "hold" and (.trouble | test("went away"))'
+            echo stop >"$work/gate"
+            "$BERTH" bridge end >>"$work/$name.log" 2>&1 || fail "berth bridge end" "$name.log"
+            ;;
+        instance-runs)
+            await 60 "another temporary kube-apiserver" bridge_is '.temporary.ends == 1 and .temporary.ready and .steering'
+            echo go >"$work/gate"
+            ;;
+        # Only until it has ended by itself.
+        caller-*) expect "the bridge, without who typed it" "$(bridge_is ".pid == $daemon" || is_gone "$daemon" && echo on)" == on ;;
+        daemon-*)
+            expect "exit status of berth bridge status, without a bridge" \
+                "$("$BERTH" bridge status >>"$work/$name.log" 2>&1 || echo $?)" == $EX_UNAVAILABLE
+            [[ $when != runs ]] || echo stop >"$work/gate"
+            ;;
+        instance-away | instance-returns) await 20 "the bridge to say that its kube-apiserver ended" bridge_is '.temporary.ends == 1' ;;
+    esac
+    await 240 "who typed berth bridge" has_ended bridge
+    take_exit bridge
+    await 240 "the bridge to end" is_gone "$daemon"
+    await 120 "the node's own kube-apiserver" serves "$OLD"
+    now 'at[back]'
+    # A slice that one left, whose daemon was killed; else there is nothing to do.
+    "$BERTH" bridge end >>"$work/$name.log" 2>&1 || :
+    expect "exit status of berth bridge: $name" "${exits[bridge]}" -eq "${EXITS[$name]:-${EXITS[$victim]}}" "$name.log"
+    await 10 "nothing to be left" nothing_left
+    await 20 "more connections" lines_are address $(($(wc -l <"$work/address.out") + 2 * rate))
+    now end
+    kills+=("$victim $when ${at[killed]} ${at[gone]} ${at[back]} $end ${exits[bridge]}")
+}
+
+# The one in the bridge's cgroup
+instance() {
+    local process
+    for process in $(pgrep -x kube-apiserver); do
+        ! grep -qs berth-bridge "/proc/$process/cgroup" || echo "$process"
+    done
+}
+last_told() { grep '^{' "$work/$1.log" | tail -n 1; }
+told() { last_told "$1" | jq -e "$2"; }
+bridge_is() { "$BERTH" bridge status --json 2>/dev/null | jq -e "$1" >/dev/null; }
+# is_gone PROCESS: or it waits to be collected
+is_gone() { [[ ! -e /proc/$1 ]] || grep -qs '^State:.Z' "/proc/$1/status"; }
+nothing_left() { [[ ! $(left) ]]; }
+
+# left [cgroups]: of any bridge: a second kube-apiserver, processes, mounts, slices; and cgroups, which may wait for the next bridge
+left() {
+    (($(pgrep -c -x kube-apiserver) == 1)) || echo "$(pgrep -c -x kube-apiserver) kube-apiservers"
+    pgrep -a -f "^$BERTH bridge" || :
+    cat /proc/[0-9]*/mountinfo 2>/dev/null | grep -m 1 bridge-memory || :
+    kubectl get endpointslices --namespace default -o name | grep berth-bridge || :
+    ((!$#)) || cgroup_hierarchies | xargs -I{} find {} -maxdepth 1 -name 'berth-bridge*'
+}
+
+killed_judges() {
+    local each victim when killed gone back end status lost later swallowed again longest cut how
+    heading "$(printf '  %-34s %6s %6s %7s %7s %5s  %s' "killed, and while what" "lost" "later" "again" "longest" "cut" "lost how")"
+    for each in "${kills[@]}"; do
+        read -r victim when killed gone back end status <<<"$each"
+        read -r lost later swallowed again longest how < <(kill_figures "$killed" "$gone" "$back" "$end")
+        cut=$(awk -v from="$killed" -v to="$gone" '$3 == "ended" && $1 >= from && $1 <= to + 1e6' "$work/kinds.out" | wc -l)
+        row "$victim: ${SAID[$when]}" "$(printf '%6d %6d %6.1fs %6.1fs %5d  %s' "$lost" "$later" "$again" "$longest" "$cut" "$how")"
+        expect "swallowed after the kill: $victim, $when" "$swallowed" -eq 0
+        # Nobody listens then.
+        [[ $when == away && $victim != caller ]] || expect "lost that began after the kill: $victim, $when" "$later" -eq 0
+        [[ $victim != caller && $when != settles ]] || expect "lost by a kill that clients do not depend on: $victim, $when" "$lost" -eq 0
+    done
+}
+
+# kill_figures KILLED GONE BACK END: of new connections in all ways but localhost, from the kill on: lost; of these begun after the
+# victim's end; never answered or refused in time since the node's own is ready; seconds until each way is answered again;
+# the longest wait in seconds; lost how
+kill_figures() {
+    (cd "$work" && awk -v killed="$1" -v gone="$2" -v back="$3" -v end="$4" -v bound=$LONGEST_WAIT "$KIND"'
+        $1 + $4 < killed || $1 > end { next }
+        $4 > longest { longest = $4 }
+        $3 == "lost" {
+            lost++
+            if ($1 > gone) later++
+            kinds[kind_of($0)]++
+            again[FILENAME] = 0
+        }
+        $1 > gone && $3 == "ok" && !again[FILENAME] { again[FILENAME] = $1 + $4 - killed }
+        $1 > back && ($4 > bound || $3 == "lost" && kind_of($0) == "unanswered") { swallowed++ }
+        END {
+            for (way in again) if (again[way] > most) most = again[way]
+            printf "%d %d %d %.1f %.1f", lost, later, swallowed, most / 1e6, longest / 1e6
+            for (kind in kinds) printf " %s %d", kind, kinds[kind]
+            print ""
+        }' {service,address,vip,ipv6,node}.out)
+}
