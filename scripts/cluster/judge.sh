@@ -40,8 +40,9 @@ declare -gA elections=()
 # What the bridge does not cover; and what the operator stops that no kube-apiserver can do without: nothing that is lost while it is away
 # is the bridge's.
 exempt=localhost excuses=()
-# It is there while it listens, and says so: ports and path. etcd, told to stop, does the second for 7 s more.
-readonly -A ASKED=([etcd]="2379 2381 /readyz" [kubelet]="10250 10248 /healthz")
+# Who says that it is there: port and path; and for how long it does so when it serves no more, in microseconds: etcd, told to stop, listens and
+# is ready for as long as a request may take, 5 s and twice its election timeout.
+readonly -A ASKED=([etcd]="2381 /readyz" [kubelet]="10248 /healthz") LATE=([etcd]=7000000 [kubelet]=0)
 
 judge() {
     local name sum=0
@@ -74,7 +75,7 @@ watch_away() {
         if is_there "$1"; then
             [[ -z $gone ]] || {
                 now to
-                echo "$from $to"
+                echo "$((from - LATE[$1])) $to"
             }
             gone='' from=$to
         else
@@ -86,9 +87,8 @@ watch_away() {
 
 # is_there NAME
 is_there() (
-    read -r port asked path <<<"${ASKED[$1]}"
-    ss -Hltn "sport = :$port" | grep -q . && exec 3<>"/dev/tcp/127.0.0.1/$asked" && printf 'GET %s HTTP/1.0\r\n\r\n' "$path" >&3 &&
-        read -rt 2 -u 3 line && [[ $line == *' 200 '* ]]
+    read -r port path <<<"${ASKED[$1]}"
+    exec 3<>"/dev/tcp/127.0.0.1/$port" && printf 'GET %s HTTP/1.0\r\n\r\n' "$path" >&3 && read -rt 2 -u 3 line && [[ $line == *' 200 '* ]]
 ) 2>/dev/null
 
 # unexcused WAY: of its lost ones, how many neither were under way nor began while one of the excuses was away, nor for as long again
