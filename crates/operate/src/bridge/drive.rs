@@ -9,6 +9,7 @@ use super::machine::{Action, Machine, Outcome, Own, Seen, Step, Temporary};
 use super::pod::Pod;
 use super::preflight::Plan;
 use super::restore::{self, Before, Difference};
+use super::server::{Answer, Asking, serve};
 use super::service::{Kept, LOST, UNKNOWN};
 use super::sight::{self, Asked};
 use berth_node::terms::Phase;
@@ -37,8 +38,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -169,94 +169,8 @@ fn first_status(plan: &Plan) -> Status {
     }
 }
 
-/// What is asked, or none: who ran COMMAND went away before it ended; and where the answer goes.
-type Asking = (Option<Ask>, oneshot::Sender<Answer>);
-
 /// What was put back.
 type Put = Result<Vec<Difference>, String>;
-
-/// Something that is told before the status, or why it was refused.
-type Answer = Result<Option<Reply>, String>;
-
-/// Answers those who connect until the bridge is over, and then those who are there still.
-async fn serve(
-    socket: io::Result<UnixListener>,
-    status: watch::Sender<Status>,
-    ask: mpsc::UnboundedSender<Asking>,
-    mut over: oneshot::Receiver<()>,
-) {
-    let mut connections = JoinSet::new();
-    match socket {
-        Ok(socket) => loop {
-            tokio::select! {
-                _ = &mut over => break,
-                Some(_) = connections.join_next() => {}
-                accepted = socket.accept() => match accepted {
-                    Ok((stream, _)) => drop(connections.spawn(answer(stream, status.subscribe(), ask.clone()))),
-                    Err(error) => {
-                        tracing::info!(%error, "cannot accept a command, trying again");
-                        tokio::time::sleep(LOOK).await;
-                    }
-                },
-            }
-        },
-        Err(error) => tracing::info!(%error, "no command can reach this bridge"),
-    }
-    while connections.join_next().await.is_some() {}
-}
-
-async fn answer(stream: UnixStream, mut status: watch::Receiver<Status>, to: mpsc::UnboundedSender<Asking>) {
-    let (reader, mut writer) = stream.into_split();
-    let mut lines = BufReader::new(reader).lines();
-    let read = |line: io::Result<Option<String>>| serde_json::from_str::<Ask>(&line.ok().flatten()?).ok();
-    let Some(first) = read(lines.next_line().await) else { return };
-    let (mut accompanies, mut runs) = (first == Ask::Accompany, false);
-    match ask(&to, Some(first)).await {
-        Ok(None) => {}
-        Ok(Some(reply)) => drop(ipc::write(&mut writer, &reply).await),
-        Err(why) => return drop(ipc::write(&mut writer, &Reply::Refused(why)).await),
-    }
-    status.mark_changed();
-    loop {
-        tokio::select! {
-            changed = status.changed() => {
-                let now = Box::new(status.borrow_and_update().clone());
-                let over = changed.is_err() || now.outcome.is_some();
-                if ipc::write(&mut writer, &Reply::Status(now)).await.is_err() || over {
-                    break;
-                }
-            }
-            line = lines.next_line() => match read(line) {
-                Some(begins @ Ask::Command) if accompanies => {
-                    accompanies = false;
-                    if let Err(why) = ask(&to, Some(begins)).await {
-                        let _ = ipc::write(&mut writer, &Reply::Refused(why)).await;
-                        break;
-                    }
-                    runs = true;
-                }
-                Some(ended @ Ask::Ended { .. }) if runs => {
-                    runs = false;
-                    let _ = ask(&to, Some(ended)).await;
-                }
-                _ => break,
-            },
-        }
-    }
-    if runs {
-        let _ = ask(&to, None).await;
-    } else if accompanies {
-        // Nobody will run COMMAND: clients are not left on a bridge for nothing.
-        let _ = ask(&to, Some(Ask::End { now: false })).await;
-    }
-}
-
-async fn ask(to: &mpsc::UnboundedSender<Asking>, what: Option<Ask>) -> Answer {
-    let (reply, replied) = oneshot::channel();
-    let _ = to.send((what, reply));
-    // Who is not answered finds the outcome in the status.
-    replied.await.unwrap_or(Ok(None))
-}
 
 /// All that a bridge is made of, but for its shim.
 struct Bridge<'a> {

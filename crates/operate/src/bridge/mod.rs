@@ -16,6 +16,7 @@
 //! | [`service`] | the node's address in the Service `kubernetes` meanwhile |
 //! | [`restore`] | what the node's own is started from and reads, put back as it was |
 //! | [`ipc`] | what commands ask of it, and what it says |
+//! | `server` | those commands, answered until it is over |
 
 #![allow(missing_docs, reason = "the crate is not published: what its name says needs no comment")]
 
@@ -27,6 +28,7 @@ pub mod machine;
 pub mod pod;
 pub mod preflight;
 pub mod restore;
+mod server;
 pub mod service;
 pub mod sight;
 pub mod surroundings;

@@ -1,0 +1,98 @@
+//! Those who ask: commands, by a socket, answered until the bridge is over.
+
+use super::ipc::{self, Ask, Reply, Status};
+use std::io;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+
+/// Time until a command is accepted again, after that failed.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// What is asked, or none: who ran COMMAND went away before it ended; and where the answer goes.
+pub(super) type Asking = (Option<Ask>, oneshot::Sender<Answer>);
+
+/// Something that is told before the status, or why it was refused.
+pub(super) type Answer = Result<Option<Reply>, String>;
+
+/// Answers those who connect until the bridge is over, and then those who are there still.
+pub(super) async fn serve(
+    socket: io::Result<UnixListener>,
+    status: watch::Sender<Status>,
+    ask: mpsc::UnboundedSender<Asking>,
+    mut over: oneshot::Receiver<()>,
+) {
+    let mut connections = JoinSet::new();
+    match socket {
+        Ok(socket) => loop {
+            tokio::select! {
+                _ = &mut over => break,
+                Some(_) = connections.join_next() => {}
+                accepted = socket.accept() => match accepted {
+                    Ok((stream, _)) => drop(connections.spawn(answer(stream, status.subscribe(), ask.clone()))),
+                    Err(error) => {
+                        tracing::info!(%error, "cannot accept a command, trying again");
+                        tokio::time::sleep(AGAIN).await;
+                    }
+                },
+            }
+        },
+        Err(error) => tracing::info!(%error, "no command can reach this bridge"),
+    }
+    while connections.join_next().await.is_some() {}
+}
+
+async fn answer(stream: UnixStream, mut status: watch::Receiver<Status>, to: mpsc::UnboundedSender<Asking>) {
+    let (reader, mut writer) = stream.into_split();
+    let mut lines = BufReader::new(reader).lines();
+    let read = |line: io::Result<Option<String>>| serde_json::from_str::<Ask>(&line.ok().flatten()?).ok();
+    let Some(first) = read(lines.next_line().await) else { return };
+    let (mut accompanies, mut runs) = (first == Ask::Accompany, false);
+    match ask(&to, Some(first)).await {
+        Ok(None) => {}
+        Ok(Some(reply)) => drop(ipc::write(&mut writer, &reply).await),
+        Err(why) => return drop(ipc::write(&mut writer, &Reply::Refused(why)).await),
+    }
+    status.mark_changed();
+    loop {
+        tokio::select! {
+            changed = status.changed() => {
+                let now = Box::new(status.borrow_and_update().clone());
+                let over = changed.is_err() || now.outcome.is_some();
+                if ipc::write(&mut writer, &Reply::Status(now)).await.is_err() || over {
+                    break;
+                }
+            }
+            line = lines.next_line() => match read(line) {
+                Some(begins @ Ask::Command) if accompanies => {
+                    accompanies = false;
+                    if let Err(why) = ask(&to, Some(begins)).await {
+                        let _ = ipc::write(&mut writer, &Reply::Refused(why)).await;
+                        break;
+                    }
+                    runs = true;
+                }
+                Some(ended @ Ask::Ended { .. }) if runs => {
+                    runs = false;
+                    let _ = ask(&to, Some(ended)).await;
+                }
+                _ => break,
+            },
+        }
+    }
+    if runs {
+        let _ = ask(&to, None).await;
+    } else if accompanies {
+        // Nobody will run COMMAND: clients are not left on a bridge for nothing.
+        let _ = ask(&to, Some(Ask::End { now: false })).await;
+    }
+}
+
+async fn ask(to: &mpsc::UnboundedSender<Asking>, what: Option<Ask>) -> Answer {
+    let (reply, replied) = oneshot::channel();
+    let _ = to.send((what, reply));
+    // Who is not answered finds the outcome in the status.
+    replied.await.unwrap_or(Ok(None))
+}
