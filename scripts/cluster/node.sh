@@ -188,15 +188,7 @@ etcd: {local: {extraArgs: [{name: unsafe-no-fsync, value: "true"}]}}
 ---
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
-cgroupDriver: cgroupfs
-# Where the machine has it.
-failCgroupV1: false
-failSwapOn: false
-oomScoreAdj: 0
-localStorageCapacityIsolation: false
-imageGCHighThresholdPercent: 100
-evictionHard: {memory.available: 1Mi, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%}
-volumePluginDir: /var/lib/kubelet/volume-plugins
+$(kubelet_settings)
 ---
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration

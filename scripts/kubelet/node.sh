@@ -115,15 +115,8 @@ authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
 # For GET /pods.
 readOnlyPort: 10255
-cgroupDriver: cgroupfs
 cgroupRoot: /$BERTH_NODE_CGROUP
-failCgroupV1: false
-failSwapOn: false
-oomScoreAdj: 0
-localStorageCapacityIsolation: false
-imageGCHighThresholdPercent: 100
-evictionHard: {memory.available: 1Mi, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%}
-volumePluginDir: /var/lib/kubelet/volume-plugins
+$(kubelet_settings)
 fileCheckFrequency: 1s
 TEXT
 }

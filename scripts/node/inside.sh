@@ -54,3 +54,18 @@ image() {
     tar -C "$dir" -cf - manifest.json config.json layer.tar
     rm -r "$dir"
 }
+
+# What a kubelet of a test has in its configuration.
+kubelet_settings() {
+    cat <<'TEXT'
+cgroupDriver: cgroupfs
+# Where the machine has it.
+failCgroupV1: false
+failSwapOn: false
+oomScoreAdj: 0
+localStorageCapacityIsolation: false
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: 1Mi, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%}
+volumePluginDir: /var/lib/kubelet/volume-plugins
+TEXT
+}
