@@ -3,23 +3,18 @@
 //! The bridge is another process, divided from this one before any thread and any runtime begins: two that share a runtime's pipe for
 //! signals would take each other's.
 
+mod ask;
+mod watch;
+
 use super::{Exit, block_on, mistaken, unavailable};
-use crate::cli::{
-    BridgeAction, BridgeArgs, BridgeEndArgs, BridgeOnFailure, BridgeRestoreArgs, BridgeStartArgs, BridgeStatusArgs,
-    ToldArgs,
-};
+use crate::cli::{BridgeAction, BridgeArgs, BridgeOnFailure, BridgeStartArgs, ToldArgs};
 use anyhow::Context;
-use berth_cluster::kubeconfig::ADMIN;
 use berth_operate::bridge::drive::{Claim, drive};
-use berth_operate::bridge::ipc::{Ask, Client, Reply, SOCKET, Status};
+use berth_operate::bridge::ipc::{Ask, Client, SOCKET};
 use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure, Outcome, Step};
 use berth_operate::bridge::preflight::{Plan, Refusal, find, preflight};
-use berth_operate::bridge::restore::Difference;
-use berth_operate::bridge::service::{LOST, sweep};
-use berth_operate::bridge::surroundings::elsewhere;
 use berth_operate::bridge::{DIRECTORY, Options, Running, cgroup, instance};
 use berth_operate::upgrade::logs::end_of;
-use berth_operate::upgrade::say::Say;
 use berth_options::check::{Checks, Mistakes, check_probe};
 use berth_os::namespaces::own_mounts;
 use berth_os::process::{Detached, detach, leave_terminal};
@@ -35,8 +30,8 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
-use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
-use tokio::time::timeout;
+use tokio::signal::unix::{SignalKind, signal};
+use watch::{Seen, Watcher, stays};
 
 /// Longest time until a bridge answers at all.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -50,9 +45,9 @@ const READY: &str = "/readyz";
 pub(super) fn run(args: &BridgeArgs) -> anyhow::Result<Exit> {
     match &args.action {
         Some(BridgeAction::Start(start)) => bridge(start, None),
-        Some(BridgeAction::Status(args)) => block_on(status(args))?,
-        Some(BridgeAction::Restore(args)) => block_on(restore(args))?,
-        Some(BridgeAction::End(args)) => block_on(end(args))?,
+        Some(BridgeAction::Status(args)) => block_on(ask::status(args))?,
+        Some(BridgeAction::Restore(args)) => block_on(ask::restore(args))?,
+        Some(BridgeAction::End(args)) => block_on(ask::end(args))?,
         None => bridge(&args.start, Some(&args.run)),
     }
 }
@@ -378,306 +373,4 @@ async fn command(run: &[OsString]) -> std::io::Result<ExitStatus> {
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(70);
     u8::try_from(code).unwrap_or(u8::MAX)
-}
-
-async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
-    let directory = &args.told.state_dir;
-    let mut watcher = Watcher::new(&args.told)?;
-    let mut client = match Client::ask(directory, &Ask::End { now: args.now }).await {
-        Ok(client) => client,
-        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-            return Ok(unavailable(&format!("the bridge in {} cannot be asked: {error}", directory.display())));
-        }
-        Err(_) => match elsewhere() {
-            Some(why) => return Ok(unavailable(&format!("there is no bridge in {}: {why}", directory.display()))),
-            None => {
-                cgroup::sweep();
-                return Ok(swept(args, directory).await);
-            }
-        },
-    };
-    ended(&mut watcher, &mut client, args.now).await
-}
-
-/// How a bridge that was told to end has ended.
-async fn ended(watcher: &mut Watcher, client: &mut Client, now: bool) -> anyhow::Result<Exit> {
-    Ok(match watcher.until(client, stays).await {
-        Seen::Over(Outcome::Abandoned(why)) if !now => {
-            watcher.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
-            Exit::Again
-        }
-        Seen::Over(_) => Exit::Ok,
-        Seen::There(status) => {
-            watcher.stays(&status);
-            Exit::Again
-        }
-        Seen::Refused(why) => {
-            eprintln!("berth: {why}");
-            Exit::Again
-        }
-        Seen::Gone => watcher.gone(),
-        Seen::Interrupted => {
-            watcher.line("interrupted: the bridge goes on ending by itself");
-            Exit::Again
-        }
-    })
-}
-
-async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
-    let directory = &args.told.state_dir;
-    let mut watcher = Watcher::new(&args.told)?;
-    let Ok(mut client) = Client::ask(directory, &Ask::Restore { dry_run: args.dry_run }).await else {
-        return Ok(none(directory));
-    };
-    if args.dry_run {
-        let Ok(reply) = timeout(PATIENCE, client.next()).await else { return Ok(unavailable(&hangs(&client))) };
-        return Ok(match reply {
-            Some(Reply::Differences(all)) => {
-                watcher.differences(&all);
-                Exit::Ok
-            }
-            Some(Reply::Refused(why)) => {
-                eprintln!("berth: {why}");
-                Exit::Again
-            }
-            Some(Reply::Status(_)) | None => watcher.gone(),
-        });
-    }
-    ended(&mut watcher, &mut client, false).await
-}
-
-/// There is none here, but what one left in the cluster may be.
-async fn swept(args: &BridgeEndArgs, directory: &Path) -> Exit {
-    let kubeconfig = args.kubeconfig.as_deref().or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists()));
-    let Some(kubeconfig) = kubeconfig else { return none(directory) };
-    let left = match berth_cluster::Client::from_kubeconfig(kubeconfig) {
-        Ok(client) => sweep(&client).await.map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
-    };
-    match left {
-        Ok(left) if left.is_empty() => none(directory),
-        Ok(left) => {
-            let left = left.join(", ");
-            println!("removed from the Service kubernetes what a bridge that was killed left there: {left}");
-            Exit::Ok
-        }
-        Err(why) => {
-            eprintln!(
-                "berth: what a bridge that was killed may have left in the Service kubernetes was not looked for: {why}"
-            );
-            none(directory)
-        }
-    }
-}
-
-async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
-    let directory = &args.told.state_dir;
-    let Ok(mut client) = Client::ask(directory, &Ask::Status).await else { return Ok(none(directory)) };
-    let status = match timeout(PATIENCE, client.next()).await {
-        Ok(Some(Reply::Status(status))) => status,
-        Ok(_) => return Ok(none(directory)),
-        Err(_) => return Ok(unavailable(&hangs(&client))),
-    };
-    let mut out = std::io::stdout().lock();
-    if args.told.json {
-        serde_json::to_writer_pretty(&mut out, &status)?;
-        let _ = writeln!(out);
-        return Ok(Exit::Ok);
-    }
-    let Status { step, steering, temporary, own, connections_open, connections_steered, .. } = &*status;
-    let ready = |ready: bool, probe: &str| if ready { "ready".to_owned() } else { format!("not ready: {probe}") };
-    let to = if *steering { "the bridge" } else { "the node's own kube-apiserver" };
-    let mut line = |name: &str, what: String| drop(writeln!(out, "{name:<16}{what}"));
-    line("step", format!("{}{}", step.name(), if status.command { ", COMMAND runs" } else { "" }));
-    line("new connections", format!("go to {to}"));
-    line("connections", format!("{connections_open} open through the bridge, {connections_steered} were steered"));
-    line("temporary", format!("{}, {}", temporary.address, ready(temporary.ready, &temporary.probe)));
-    line("own", format!("{}, {}", own.address, ready(own.ready, &own.probe)));
-    if let Some(trouble) = &status.trouble {
-        line("trouble", trouble.clone());
-    }
-    if let Some(why) = &status.service {
-        line("service", format!("{why}; {LOST}"));
-    }
-    for log in &status.logs {
-        line("log", log.display().to_string());
-    }
-    Ok(Exit::Ok)
-}
-
-/// A bridge that does not answer. New connections have long gone to who listens on the port itself: the steering is not renewed.
-fn hangs(client: &Client) -> String {
-    let pid = client.daemon().map_or_else(|| "the process of bridge.sock".to_owned(), |pid| pid.to_string());
-    format!("the bridge does not answer within {}: it hangs; `kill -9 {pid}` ends it", format_duration(PATIENCE))
-}
-
-fn none(directory: &Path) -> Exit {
-    unavailable(&format!(
-        "there is no bridge in {} (--state-dir): begin one with `berth bridge start`",
-        directory.display()
-    ))
-}
-
-/// Clients stay on the bridge, and nothing changes that but the operator.
-fn stays(status: &Status) -> bool {
-    status.step == Step::Hold && !status.command && status.trouble.is_some()
-}
-
-/// What was waited for.
-enum Seen {
-    There(Box<Status>),
-    Over(Outcome),
-    Refused(String),
-    /// The bridge has gone away without a word.
-    Gone,
-    Interrupted,
-}
-
-/// Tells what a bridge does.
-struct Watcher {
-    say: Say,
-    json: bool,
-    directory: std::path::PathBuf,
-    step: Option<Step>,
-    term: Signals,
-    int: Signals,
-    hup: Signals,
-}
-
-impl Watcher {
-    fn new(args: &ToldArgs) -> anyhow::Result<Self> {
-        let (term, int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let hup = signal(SignalKind::hangup())?;
-        let (say, directory) = (Say::default(), args.state_dir.clone());
-        Ok(Self { say, json: args.json, directory, step: None, term, int, hup })
-    }
-
-    /// Forgets the signals that were meant for COMMAND.
-    fn listen_anew(&mut self) -> anyhow::Result<()> {
-        (self.term, self.int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        self.hup = signal(SignalKind::hangup())?;
-        Ok(())
-    }
-
-    async fn until(&mut self, client: &mut Client, there: impl Fn(&Status) -> bool) -> Seen {
-        let mut answered = false;
-        loop {
-            let reply = tokio::select! {
-                reply = client.next() => reply,
-                () = tokio::time::sleep(PATIENCE), if !answered => {
-                    eprintln!("berth: {}", hangs(client));
-                    return Seen::Gone;
-                }
-                _ = self.term.recv() => return Seen::Interrupted,
-                _ = self.int.recv() => return Seen::Interrupted,
-                _ = self.hup.recv() => return Seen::Interrupted,
-            };
-            answered = true;
-            let status = match reply {
-                Some(Reply::Status(status)) => status,
-                Some(Reply::Refused(why)) => return Seen::Refused(why),
-                Some(Reply::Differences(all)) => {
-                    self.differences(&all);
-                    continue;
-                }
-                None => return Seen::Gone,
-            };
-            self.tell(&status);
-            if let Some(outcome) = status.outcome {
-                return Seen::Over(outcome);
-            }
-            if there(&status) {
-                return Seen::There(status);
-            }
-        }
-    }
-
-    fn line(&self, what: &str) {
-        if !self.json {
-            self.say.line(what);
-        }
-    }
-
-    fn more(&self, what: &str) {
-        if !self.json {
-            self.say.more(what);
-        }
-    }
-
-    fn tell(&mut self, status: &Status) {
-        if self.json
-            && let Ok(line) = serde_json::to_string(status)
-        {
-            let _ = writeln!(std::io::stderr(), "{line}");
-        }
-        let Status { step, temporary, own, .. } = status;
-        if status.outcome == Some(Outcome::Done) {
-            self.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
-        }
-        if status.outcome.is_some() || self.step.replace(*step) == Some(*step) {
-            return;
-        }
-        self.line(&match step {
-            Step::Start => format!("a temporary kube-apiserver starts on {}", temporary.address),
-            Step::Settle => "it is ready, and is watched for a while (--settle)".to_owned(),
-            Step::Overlap => "new connections go to it; handshakes that began before may end".to_owned(),
-            // Why clients stay is told by who waited for COMMAND, or for the end.
-            Step::Hold if status.trouble.is_some() => return,
-            Step::Hold => "the node's own kube-apiserver may be replaced now".to_owned(),
-            Step::AwaitOwn => format!(
-                "waiting until the node's own kube-apiserver is ready at {} for a while (--settle)",
-                own.address
-            ),
-            Step::Restore => "what the node's own kube-apiserver is started from is put back".to_owned(),
-            Step::Linger => {
-                "new connections go to the node's own again; handshakes that began before may end".to_owned()
-            }
-            Step::Drain => "the temporary one's connections end, then it does".to_owned(),
-        });
-        if let Some(why) = &status.service {
-            self.more(&format!("{why}; {LOST}"));
-        }
-    }
-
-    /// What is put back, on standard output.
-    fn differences(&self, all: &[Difference]) {
-        let mut out = std::io::stdout().lock();
-        if self.json {
-            let _ = writeln!(out, "{:#}", serde_json::json!(all));
-            return;
-        }
-        for Difference { path, missing, diff } in all {
-            let _ = match diff {
-                Some(diff) => write!(out, "{diff}"),
-                None => writeln!(out, "{} {}", path.display(), if *missing { "is gone" } else { "has changed" }),
-            };
-        }
-        if all.is_empty() {
-            self.line("the manifest, and the files that it names, are as they were");
-        }
-        self.more("etcd's manifest, the kubelet's configuration and what is in the cluster are never put back");
-    }
-
-    fn stays(&self, status: &Status) {
-        let trouble = status.trouble.as_deref().unwrap_or_default();
-        self.line(&format!("{trouble}: clients stay on the bridge"));
-        self.more(&format!("the node's own kube-apiserver: {}", status.own.probe));
-        if !status.own.log.is_empty() {
-            self.more("last lines of its container:");
-            status.own.log.iter().for_each(|line| self.more(&format!("  {line}")));
-        }
-        self.more("fix it, then `berth bridge end`; `berth bridge end --now` gives clients to the node's own as it is, ready or not");
-        self.more("`berth bridge restore --dry-run` shows what has changed in a static pod's files, `berth bridge restore` puts it back");
-        self.logs();
-    }
-
-    fn gone(&self) -> Exit {
-        self.line("the bridge has ended without a word; new connections go to who listens on the port itself");
-        self.logs();
-        Exit::Again
-    }
-
-    fn logs(&self) {
-        self.more(&format!("logs are in {}", self.directory.display()));
-    }
 }

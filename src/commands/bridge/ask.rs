@@ -1,0 +1,146 @@
+//! What is asked of a bridge that is on, and what is left of one that was killed.
+
+use super::watch::{Seen, Watcher, hangs, stays};
+use super::{Exit, PATIENCE, unavailable};
+use crate::cli::{BridgeEndArgs, BridgeRestoreArgs, BridgeStatusArgs};
+use berth_cluster::kubeconfig::ADMIN;
+use berth_operate::bridge::cgroup;
+use berth_operate::bridge::ipc::{Ask, Client, Reply, Status};
+use berth_operate::bridge::machine::Outcome;
+use berth_operate::bridge::service::{LOST, sweep};
+use berth_operate::bridge::surroundings::elsewhere;
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+use tokio::time::timeout;
+
+pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
+    let directory = &args.told.state_dir;
+    let mut watcher = Watcher::new(&args.told)?;
+    let mut client = match Client::ask(directory, &Ask::End { now: args.now }).await {
+        Ok(client) => client,
+        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+            return Ok(unavailable(&format!("the bridge in {} cannot be asked: {error}", directory.display())));
+        }
+        Err(_) => match elsewhere() {
+            Some(why) => return Ok(unavailable(&format!("there is no bridge in {}: {why}", directory.display()))),
+            None => {
+                cgroup::sweep();
+                return Ok(swept(args, directory).await);
+            }
+        },
+    };
+    ended(&mut watcher, &mut client, args.now).await
+}
+
+/// How a bridge that was told to end has ended.
+async fn ended(watcher: &mut Watcher, client: &mut Client, now: bool) -> anyhow::Result<Exit> {
+    Ok(match watcher.until(client, stays).await {
+        Seen::Over(Outcome::Abandoned(why)) if !now => {
+            watcher.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
+            Exit::Again
+        }
+        Seen::Over(_) => Exit::Ok,
+        Seen::There(status) => {
+            watcher.stays(&status);
+            Exit::Again
+        }
+        Seen::Refused(why) => {
+            eprintln!("berth: {why}");
+            Exit::Again
+        }
+        Seen::Gone => watcher.gone(),
+        Seen::Interrupted => {
+            watcher.line("interrupted: the bridge goes on ending by itself");
+            Exit::Again
+        }
+    })
+}
+
+pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
+    let directory = &args.told.state_dir;
+    let mut watcher = Watcher::new(&args.told)?;
+    let Ok(mut client) = Client::ask(directory, &Ask::Restore { dry_run: args.dry_run }).await else {
+        return Ok(none(directory));
+    };
+    if args.dry_run {
+        let Ok(reply) = timeout(PATIENCE, client.next()).await else { return Ok(unavailable(&hangs(&client))) };
+        return Ok(match reply {
+            Some(Reply::Differences(all)) => {
+                watcher.differences(&all);
+                Exit::Ok
+            }
+            Some(Reply::Refused(why)) => {
+                eprintln!("berth: {why}");
+                Exit::Again
+            }
+            Some(Reply::Status(_)) | None => watcher.gone(),
+        });
+    }
+    ended(&mut watcher, &mut client, false).await
+}
+
+/// There is none here, but what one left in the cluster may be.
+async fn swept(args: &BridgeEndArgs, directory: &Path) -> Exit {
+    let kubeconfig = args.kubeconfig.as_deref().or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists()));
+    let Some(kubeconfig) = kubeconfig else { return none(directory) };
+    let left = match berth_cluster::Client::from_kubeconfig(kubeconfig) {
+        Ok(client) => sweep(&client).await.map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match left {
+        Ok(left) if left.is_empty() => none(directory),
+        Ok(left) => {
+            let left = left.join(", ");
+            println!("removed from the Service kubernetes what a bridge that was killed left there: {left}");
+            Exit::Ok
+        }
+        Err(why) => {
+            eprintln!(
+                "berth: what a bridge that was killed may have left in the Service kubernetes was not looked for: {why}"
+            );
+            none(directory)
+        }
+    }
+}
+
+pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
+    let directory = &args.told.state_dir;
+    let Ok(mut client) = Client::ask(directory, &Ask::Status).await else { return Ok(none(directory)) };
+    let status = match timeout(PATIENCE, client.next()).await {
+        Ok(Some(Reply::Status(status))) => status,
+        Ok(_) => return Ok(none(directory)),
+        Err(_) => return Ok(unavailable(&hangs(&client))),
+    };
+    let mut out = std::io::stdout().lock();
+    if args.told.json {
+        serde_json::to_writer_pretty(&mut out, &status)?;
+        let _ = writeln!(out);
+        return Ok(Exit::Ok);
+    }
+    let Status { step, steering, temporary, own, connections_open, connections_steered, .. } = &*status;
+    let ready = |ready: bool, probe: &str| if ready { "ready".to_owned() } else { format!("not ready: {probe}") };
+    let to = if *steering { "the bridge" } else { "the node's own kube-apiserver" };
+    let mut line = |name: &str, what: String| drop(writeln!(out, "{name:<16}{what}"));
+    line("step", format!("{}{}", step.name(), if status.command { ", COMMAND runs" } else { "" }));
+    line("new connections", format!("go to {to}"));
+    line("connections", format!("{connections_open} open through the bridge, {connections_steered} were steered"));
+    line("temporary", format!("{}, {}", temporary.address, ready(temporary.ready, &temporary.probe)));
+    line("own", format!("{}, {}", own.address, ready(own.ready, &own.probe)));
+    if let Some(trouble) = &status.trouble {
+        line("trouble", trouble.clone());
+    }
+    if let Some(why) = &status.service {
+        line("service", format!("{why}; {LOST}"));
+    }
+    for log in &status.logs {
+        line("log", log.display().to_string());
+    }
+    Ok(Exit::Ok)
+}
+
+fn none(directory: &Path) -> Exit {
+    unavailable(&format!(
+        "there is no bridge in {} (--state-dir): begin one with `berth bridge start`",
+        directory.display()
+    ))
+}

@@ -1,0 +1,182 @@
+//! What a bridge does, as whoever waits for it is told.
+
+use super::{Exit, PATIENCE};
+use crate::cli::ToldArgs;
+use berth_operate::bridge::ipc::{Client, Reply, Status};
+use berth_operate::bridge::machine::{Outcome, Step};
+use berth_operate::bridge::restore::Difference;
+use berth_operate::bridge::service::LOST;
+use berth_operate::upgrade::say::Say;
+use humantime::format_duration;
+use std::io::Write;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// A bridge that does not answer. New connections have long gone to who listens on the port itself: the steering is not renewed.
+pub(super) fn hangs(client: &Client) -> String {
+    let pid = client.daemon().map_or_else(|| "the process of bridge.sock".to_owned(), |pid| pid.to_string());
+    format!("the bridge does not answer within {}: it hangs; `kill -9 {pid}` ends it", format_duration(PATIENCE))
+}
+
+/// Clients stay on the bridge, and nothing changes that but the operator.
+pub(super) fn stays(status: &Status) -> bool {
+    status.step == Step::Hold && !status.command && status.trouble.is_some()
+}
+
+/// What was waited for.
+pub(super) enum Seen {
+    There(Box<Status>),
+    Over(Outcome),
+    Refused(String),
+    /// The bridge has gone away without a word.
+    Gone,
+    Interrupted,
+}
+
+/// Tells what a bridge does.
+pub(super) struct Watcher {
+    say: Say,
+    json: bool,
+    directory: std::path::PathBuf,
+    step: Option<Step>,
+    term: Signal,
+    int: Signal,
+    hup: Signal,
+}
+
+impl Watcher {
+    pub(super) fn new(args: &ToldArgs) -> anyhow::Result<Self> {
+        let (term, int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let hup = signal(SignalKind::hangup())?;
+        let (say, directory) = (Say::default(), args.state_dir.clone());
+        Ok(Self { say, json: args.json, directory, step: None, term, int, hup })
+    }
+
+    /// Forgets the signals that were meant for COMMAND.
+    pub(super) fn listen_anew(&mut self) -> anyhow::Result<()> {
+        (self.term, self.int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        self.hup = signal(SignalKind::hangup())?;
+        Ok(())
+    }
+
+    pub(super) async fn until(&mut self, client: &mut Client, there: impl Fn(&Status) -> bool) -> Seen {
+        let mut answered = false;
+        loop {
+            let reply = tokio::select! {
+                reply = client.next() => reply,
+                () = tokio::time::sleep(PATIENCE), if !answered => {
+                    eprintln!("berth: {}", hangs(client));
+                    return Seen::Gone;
+                }
+                _ = self.term.recv() => return Seen::Interrupted,
+                _ = self.int.recv() => return Seen::Interrupted,
+                _ = self.hup.recv() => return Seen::Interrupted,
+            };
+            answered = true;
+            let status = match reply {
+                Some(Reply::Status(status)) => status,
+                Some(Reply::Refused(why)) => return Seen::Refused(why),
+                Some(Reply::Differences(all)) => {
+                    self.differences(&all);
+                    continue;
+                }
+                None => return Seen::Gone,
+            };
+            self.tell(&status);
+            if let Some(outcome) = status.outcome {
+                return Seen::Over(outcome);
+            }
+            if there(&status) {
+                return Seen::There(status);
+            }
+        }
+    }
+
+    pub(super) fn line(&self, what: &str) {
+        if !self.json {
+            self.say.line(what);
+        }
+    }
+
+    pub(super) fn more(&self, what: &str) {
+        if !self.json {
+            self.say.more(what);
+        }
+    }
+
+    fn tell(&mut self, status: &Status) {
+        if self.json
+            && let Ok(line) = serde_json::to_string(status)
+        {
+            let _ = writeln!(std::io::stderr(), "{line}");
+        }
+        let Status { step, temporary, own, .. } = status;
+        if status.outcome == Some(Outcome::Done) {
+            self.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
+        }
+        if status.outcome.is_some() || self.step.replace(*step) == Some(*step) {
+            return;
+        }
+        self.line(&match step {
+            Step::Start => format!("a temporary kube-apiserver starts on {}", temporary.address),
+            Step::Settle => "it is ready, and is watched for a while (--settle)".to_owned(),
+            Step::Overlap => "new connections go to it; handshakes that began before may end".to_owned(),
+            // Why clients stay is told by who waited for COMMAND, or for the end.
+            Step::Hold if status.trouble.is_some() => return,
+            Step::Hold => "the node's own kube-apiserver may be replaced now".to_owned(),
+            Step::AwaitOwn => format!(
+                "waiting until the node's own kube-apiserver is ready at {} for a while (--settle)",
+                own.address
+            ),
+            Step::Restore => "what the node's own kube-apiserver is started from is put back".to_owned(),
+            Step::Linger => {
+                "new connections go to the node's own again; handshakes that began before may end".to_owned()
+            }
+            Step::Drain => "the temporary one's connections end, then it does".to_owned(),
+        });
+        if let Some(why) = &status.service {
+            self.more(&format!("{why}; {LOST}"));
+        }
+    }
+
+    /// What is put back, on standard output.
+    pub(super) fn differences(&self, all: &[Difference]) {
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            let _ = writeln!(out, "{:#}", serde_json::json!(all));
+            return;
+        }
+        for Difference { path, missing, diff } in all {
+            let _ = match diff {
+                Some(diff) => write!(out, "{diff}"),
+                None => writeln!(out, "{} {}", path.display(), if *missing { "is gone" } else { "has changed" }),
+            };
+        }
+        if all.is_empty() {
+            self.line("the manifest, and the files that it names, are as they were");
+        }
+        self.more("etcd's manifest, the kubelet's configuration and what is in the cluster are never put back");
+    }
+
+    pub(super) fn stays(&self, status: &Status) {
+        let trouble = status.trouble.as_deref().unwrap_or_default();
+        self.line(&format!("{trouble}: clients stay on the bridge"));
+        self.more(&format!("the node's own kube-apiserver: {}", status.own.probe));
+        if !status.own.log.is_empty() {
+            self.more("last lines of its container:");
+            status.own.log.iter().for_each(|line| self.more(&format!("  {line}")));
+        }
+        self.more("fix it, then `berth bridge end`; `berth bridge end --now` gives clients to the node's own as it is, ready or not");
+        self.more("`berth bridge restore --dry-run` shows what has changed in a static pod's files, `berth bridge restore` puts it back");
+        self.logs();
+    }
+
+    pub(super) fn gone(&self) -> Exit {
+        self.line("the bridge has ended without a word; new connections go to who listens on the port itself");
+        self.logs();
+        Exit::Again
+    }
+
+    pub(super) fn logs(&self) {
+        self.more(&format!("logs are in {}", self.directory.display()));
+    }
+}
