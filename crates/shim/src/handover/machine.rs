@@ -198,9 +198,9 @@ impl Machine {
     }
 
     /// Listeners that a sibling should have duplicates of: all that are held, but for an own one whose accept loop is
-    /// not there yet. A sibling would take that for an orphan, and set its own options on it.
+    /// not there yet. A sibling would take that for an orphan, and set its own options on it. Of who leaves it is to.
     pub(crate) fn guards(&self) -> Vec<(Cookie, SocketAddr)> {
-        let given = |held: &Held| !held.own || held.accept != AcceptLoop::Starting;
+        let given = |held: &Held| !held.own || held.accept != AcceptLoop::Starting || self.is_leaving();
         self.held.iter().filter(|(_, held)| given(held)).map(|(cookie, held)| (*cookie, held.address)).collect()
     }
 

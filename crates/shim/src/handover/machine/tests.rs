@@ -635,3 +635,16 @@ fn no_sibling_accepts_from_a_listener_whose_owner_is_about_to() {
     world.apply(DeliverAll);
     assert!(world.sockets.values().all(|s| s.holders.len() == 2 && s.acceptors.len() == 1), "{:?}", world.sockets);
 }
+
+/// It hangs before its accept loop ran, and when it wakes its time to leave is over: siblings have its listener.
+#[test]
+fn who_leaves_before_it_accepts_gives_its_listener() {
+    use Event::{DeliverAll, Hang, Pass, Ready, Start, Wake};
+    let mut world = World::default();
+    for event in [Start, Start, Ready(1, true), DeliverAll, Ready(0, true), Ready(0, false), Hang(0), Pass(6), Wake(0)]
+    {
+        world.apply(event);
+    }
+    assert_eq!(world.sockets.len(), 2, "{:?}", world.sockets);
+    assert!(world.sockets.values().all(|socket| !socket.acceptors.is_empty()), "{:?}", world.sockets);
+}
