@@ -211,8 +211,7 @@ impl Client {
     /// # Errors
     /// See [`Error`].
     pub async fn apply(&self, path: &str, manager: &str, object: &Value) -> Result<Value, Error> {
-        let path = format!("{path}?fieldManager={manager}&force=true");
-        self.ask(Ask { method: Method::PATCH, path: &path, body: Some((APPLY, object)) }).await
+        self.apply_at(&format!("{path}?fieldManager={manager}&force=true"), object).await
     }
 
     /// Whether [`Self::apply`] would do it: nothing is written.
@@ -220,8 +219,11 @@ impl Client {
     /// # Errors
     /// See [`Error`].
     pub async fn try_apply(&self, path: &str, manager: &str, object: &Value) -> Result<(), Error> {
-        let path = format!("{path}?fieldManager={manager}&force=true&dryRun=All");
-        self.ask(Ask { method: Method::PATCH, path: &path, body: Some((APPLY, object)) }).await.map(drop)
+        self.apply_at(&format!("{path}?fieldManager={manager}&force=true&dryRun=All"), object).await.map(drop)
+    }
+
+    async fn apply_at(&self, path: &str, object: &Value) -> Result<Value, Error> {
+        self.ask(Ask { method: Method::PATCH, path, body: Some((APPLY, object)) }).await
     }
 
     /// Deletes an object.
