@@ -178,7 +178,7 @@ struct Room {
 impl Room {
     fn of(config: &Config) -> Result<Self, BuildError> {
         let files = process::raise_file_limit().map_err(system("raise the limit of open files"))?;
-        let threads = limits::threads(config.threads, std::thread::available_parallelism().map_or(1, Into::into));
+        let threads = limits::threads_here(config.threads);
         match limits::connections(files, threads) {
             0 => Err(BuildError::Files { files, besides: limits::besides(threads).0 }),
             most => Ok(Self { files, threads, connections: config.max_connections.unwrap_or(most).min(most) }),

@@ -27,8 +27,12 @@ const PER_CONNECTION: u64 = 2;
 /// Connections of a small cluster: room for less is told.
 pub const FEW: u64 = 1000;
 
-/// How many threads relay: as many as asked for, else one per core, but not too many.
-pub fn threads(asked: Option<usize>, cores: usize) -> usize {
+/// How many threads relay here: as many as asked for, else one per core, but not too many.
+pub(crate) fn threads_here(asked: Option<usize>) -> usize {
+    threads(asked, std::thread::available_parallelism().map_or(1, Into::into))
+}
+
+fn threads(asked: Option<usize>, cores: usize) -> usize {
     asked.unwrap_or(cores.clamp(1, THREADS))
 }
 
@@ -40,13 +44,13 @@ pub(crate) fn besides(threads: usize) -> (String, u64) {
 }
 
 /// How many connections so many open files leave room for.
-pub fn connections(files: u64, threads: usize) -> u64 {
+pub(crate) fn connections(files: u64, threads: usize) -> u64 {
     files.saturating_sub(besides(threads).1) / PER_CONNECTION
 }
 
-/// As [`connections`], with the threads that a shim has here unless it is told.
+/// The same, with the threads that a shim has here unless it is told.
 pub fn room(files: u64) -> u64 {
-    connections(files, threads(None, std::thread::available_parallelism().map_or(1, Into::into)))
+    connections(files, threads_here(None))
 }
 
 #[cfg(test)]
