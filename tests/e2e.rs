@@ -41,22 +41,13 @@ fn main() -> ExitCode {
             None => run(script, &[]).map(|()| Completion::Completed),
         })
     };
-    let kubelet = Trial::ignorable_test("static_pods_of_a_real_kubelet", || {
-        match output(Command::new(root().join("scripts/kubelet.sh")).arg("--check")) {
+    // Who says itself what it needs.
+    let checked = |name: &str, script: &'static str, arguments: &'static [&'static str]| {
+        Trial::ignorable_test(name, move || match output(Command::new(root().join(script)).arg("--check")) {
             Err(why) => Ok(Completion::ignored_with(why)),
-            Ok(_) => run("scripts/kubelet.sh", &[]).map(|()| Completion::Completed),
-        }
-    });
-    let cluster = Trial::ignorable_test("a_real_cluster_is_upgraded_under_a_bridge", || {
-        match output(Command::new(root().join("scripts/cluster.sh")).arg("--check")) {
-            Err(why) => Ok(Completion::ignored_with(why)),
-            Ok(_) => {
-                // Two clusters at once on two processors: fewer connections.
-                let arguments = ["--together", "--rate", "20", "--bridge", BERTH, "upgrade"];
-                run("scripts/cluster.sh", &arguments).map(|()| Completion::Completed)
-            }
-        }
-    });
+            Ok(_) => run(script, arguments).map(|()| Completion::Completed),
+        })
+    };
     let rehearsal = Trial::ignorable_test("rehearsal_with_two_real_versions", || match binaries() {
         Err(why) => Ok(Completion::ignored_with(why)),
         Ok(binaries) => rehearsal(&binaries).map(|()| Completion::Completed),
@@ -75,8 +66,10 @@ fn main() -> ExitCode {
     if cfg!(feature = "operate") {
         trials.push(scripted("manifests_for_a_real_kubeadm_and_kube_apiserver", "scripts/manifests.sh", &[]));
         trials.push(scripted("the_service_kubernetes_never_empties", "scripts/service.sh", &["nft"]));
-        trials.push(kubelet);
-        trials.push(cluster);
+        trials.push(checked("static_pods_of_a_real_kubelet", "scripts/kubelet.sh", &[]));
+        // Two clusters at once on two processors: fewer connections.
+        let upgrade = &["--together", "--rate", "20", "--bridge", BERTH, "upgrade"];
+        trials.push(checked("a_real_cluster_is_upgraded_under_a_bridge", "scripts/cluster.sh", upgrade));
     }
     if cfg!(feature = "rehearse") {
         trials.push(rehearsal);
