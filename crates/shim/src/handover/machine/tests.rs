@@ -217,6 +217,11 @@ impl World {
         }
     }
 
+    /// It has heard all that the other said.
+    fn is_quiet(&self, at: ShimId, from: ShimId) -> bool {
+        self.shims[&at].inbox.get(&from).is_none_or(VecDeque::is_empty)
+    }
+
     fn post(&mut self, to: ShimId, from: ShimId, message: Message) {
         self.shims.get_mut(&to).unwrap().inbox.entry(from).or_default().push_back(message);
     }
@@ -395,10 +400,12 @@ impl World {
                         shim.left_alone = true;
                         continue;
                     }
-                    let inbox = &self.shims[&holder].inbox;
-                    let apart = |other: &ShimId| !self.shims[&holder].connected.contains(other);
-                    let unheard = |other: &ShimId| apart(other) || !inbox.get(other).is_none_or(VecDeque::is_empty);
-                    let fallback = self.shims.iter().any(|(o, shim)| *o != holder && (shim.hung || unheard(o)));
+                    // Apart, or not all that one of both has to say was heard.
+                    let unheard = |other: ShimId| {
+                        let apart = !self.shims[&holder].connected.contains(&other);
+                        apart || !self.is_quiet(holder, other) || !self.is_quiet(other, holder)
+                    };
+                    let fallback = self.shims.iter().any(|(o, shim)| *o != holder && (shim.hung || unheard(*o)));
                     self.fallbacks += usize::from(fallback);
                     self.next += 1;
                     let cookie = Cookie(self.next);
@@ -430,12 +437,10 @@ impl World {
                     }
                 }
                 Action::Close(cookie) => {
-                    let quiet =
-                        |at: ShimId, from: ShimId| self.shims[&at].inbox.get(&from).is_none_or(VecDeque::is_empty);
                     let could = self.shims.iter().any(|(other, shim)| {
                         // Both have heard all that the other said.
                         let together = shim.connected.contains(&holder);
-                        let met = together && quiet(*other, holder) && quiet(holder, *other);
+                        let met = together && self.is_quiet(*other, holder) && self.is_quiet(holder, *other);
                         met && !shim.hung && !shim.leaving && shim.lease > self.now
                     });
                     self.end_loop(holder, cookie);
