@@ -1,4 +1,4 @@
-//! An assembler for those instructions of eBPF (RFC 9669) that berth's program has.
+//! An assembler for those instructions of eBPF (RFC 9669) that berth's programs have.
 
 use std::io;
 
@@ -10,6 +10,8 @@ pub(super) enum Reg {
     R1 = 1,
     R2 = 2,
     R3 = 3,
+    R4 = 4,
+    R5 = 5,
     R6 = 6,
     R7 = 7,
     R8 = 8,
@@ -38,7 +40,9 @@ pub(super) enum If {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Helper {
     MapLookup = 1,
+    MapUpdate = 2,
     MonotonicTime = 5,
+    SocketLookup = 84,
     SocketRelease = 86,
     SocketAssign = 124,
 }

@@ -9,6 +9,7 @@
 //! get new connections again. A child that is forked without execve would hold it too.
 
 mod asm;
+mod finder;
 mod sk_lookup;
 mod sys;
 
@@ -31,6 +32,8 @@ pub enum Step {
     Link,
     /// A socket was not taken for a listener.
     Listener,
+    /// What listens at an address cannot be looked for.
+    Find,
     /// What is attached there is not shown.
     Query,
 }
@@ -58,6 +61,7 @@ impl fmt::Display for Refused {
             Step::Program => "cannot load the BPF program",
             Step::Link => "cannot attach the BPF program to the network namespace",
             Step::Listener => "cannot steer to this socket",
+            Step::Find => "cannot find the listener that is to be steered to",
             Step::Query => "cannot ask which BPF programs are attached to the network namespace",
         };
         write!(to, "{what}: {}", self.source)?;

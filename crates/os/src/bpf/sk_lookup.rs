@@ -1,11 +1,12 @@
 //! The program that steers, and what it shares with who holds it.
 
 use super::asm::{Assembler, Helper, If, Instruction, Label, MapAs, Reg, Size};
-use super::sys::{self, SharedValue};
+use super::finder;
+use super::sys::{self, ProgramType, SharedValue};
 use super::{Refused, Step};
 use std::io;
 use std::mem::offset_of;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -76,7 +77,7 @@ impl Steerer {
         let state: SharedValue<State> = unsafe { SharedValue::new() }?;
         let program =
             program(port, addresses, listeners.as_fd(), state.as_fd()).map_err(Refused::at(Step::Assemble))?;
-        Ok(Self { program: sys::load_program(&program)?, listeners, state })
+        Ok(Self { program: sys::load_program(ProgramType::SocketLookup, &program)?, listeners, state })
     }
 
     /// From here on the kernel asks the program, until what is returned is dropped. It is asked after those that are there
@@ -98,6 +99,15 @@ impl Steerer {
     /// `EOPNOTSUPP` if it does not listen or is one of MPTCP.
     pub fn put(&self, slot: Slot, listener: BorrowedFd<'_>) -> Result<(), Refused> {
         sys::put_socket(self.listeners.as_fd(), slot as u32, listener)
+    }
+
+    /// As [`Steerer::put`], whatever listens at this very address in this thread's network namespace: another process's
+    /// listener, of which nobody has to give a descriptor. Linux 5.10.
+    ///
+    /// # Errors
+    /// `ENOENT` if nobody listens there; what `put` says.
+    pub fn put_listener_at(&self, slot: Slot, address: SocketAddrV4) -> Result<(), Refused> {
+        finder::put(self.listeners.as_fd(), slot as u32, address)
     }
 
     pub fn switch(&self, on: bool) {

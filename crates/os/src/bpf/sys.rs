@@ -14,6 +14,7 @@ use std::ptr::{NonNull, from_mut, from_ref};
 const MAP_CREATE: c_int = 0;
 const MAP_UPDATE_ELEM: c_int = 2;
 const PROG_LOAD: c_int = 5;
+const PROG_TEST_RUN: c_int = 10;
 const PROG_GET_FD_BY_ID: c_int = 13;
 const OBJ_GET_INFO_BY_FD: c_int = 15;
 const PROG_QUERY: c_int = 16;
@@ -22,8 +23,16 @@ const LINK_DETACH: c_int = 34;
 
 const MAP_TYPE_ARRAY: u32 = 2;
 const MAP_TYPE_SOCKMAP: u32 = 15;
-const PROG_TYPE_SK_LOOKUP: u32 = 30;
 const ATTACH_SK_LOOKUP: u32 = 36;
+
+/// When the kernel asks a program.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum ProgramType {
+    /// For a packet. (BPF_PROG_TYPE_SCHED_CLS)
+    Packet = 3,
+    /// For the listener of a new connection.
+    SocketLookup = 30,
+}
 
 /// Flag of a map that processes may map.
 const MMAPABLE: u32 = 1 << 10;
@@ -184,14 +193,18 @@ struct ProgLoad {
     expected_attach_type: u32,
 }
 
-/// Loads a program of type sk_lookup.
+/// Loads a program.
 ///
 /// # Errors
 /// With the verifier's log, if it is the verifier that refuses it.
-pub(super) fn load_program(program: &[Instruction]) -> Result<OwnedFd, Refused> {
+pub(super) fn load_program(prog_type: ProgramType, program: &[Instruction]) -> Result<OwnedFd, Refused> {
+    let expected_attach_type = match prog_type {
+        ProgramType::Packet => 0,
+        ProgramType::SocketLookup => ATTACH_SK_LOOKUP,
+    };
     let load = |log: &mut [u8]| {
         let mut attr = ProgLoad {
-            prog_type: PROG_TYPE_SK_LOOKUP,
+            prog_type: prog_type as u32,
             insn_cnt: program.len() as u32,
             insns: program.as_ptr() as u64,
             license: LICENSE.as_ptr() as u64,
@@ -202,7 +215,7 @@ pub(super) fn load_program(program: &[Instruction]) -> Result<OwnedFd, Refused> 
             prog_flags: 0,
             prog_name: name("berth"),
             prog_ifindex: 0,
-            expected_attach_type: ATTACH_SK_LOOKUP,
+            expected_attach_type,
         };
         // SAFETY: program, licence and log live for the call; the lengths are theirs, and the licence ends with NUL.
         unsafe { bpf_fd(PROG_LOAD, &mut attr) }
@@ -215,6 +228,36 @@ pub(super) fn load_program(program: &[Instruction]) -> Result<OwnedFd, Refused> 
             Refused { step: Step::Program, source, log: String::from_utf8_lossy(said).trim_end().to_owned() }
         })
     })
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct TestRun {
+    prog_fd: u32,
+    retval: u32,
+    data_size_in: u32,
+    data_size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    ctx_size_in: u32,
+    ctx_size_out: u32,
+    ctx_in: u64,
+    ctx_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    reserved: u32,
+}
+
+/// Runs a program once, in this thread's network namespace, for a packet that nobody gets. What it returns.
+pub(super) fn run(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<i32> {
+    let (data_size_in, data_in) = (packet.len() as u32, packet.as_ptr() as u64);
+    let mut attr = TestRun { prog_fd: number(program), data_size_in, data_in, ..TestRun::default() };
+    // SAFETY: the packet lives for the call and is as long as is said.
+    unsafe { bpf(PROG_TEST_RUN, &mut attr) }?;
+    Ok(attr.retval.cast_signed())
 }
 
 #[repr(C)]

@@ -1,7 +1,7 @@
 use super::*;
 use crate::bpf::attached;
 use crate::bpf::sys::test_run::{Lookup, run};
-use crate::{clock, socket};
+use crate::{clock, netdevice, socket};
 use nix::sched::{CloneFlags, unshare};
 use proptest::prelude::*;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -177,6 +177,62 @@ fn a_listener_that_is_gone_or_of_the_wrong_family_fails_to_get_it() {
     });
 }
 
+/// Of an address of loopback, as an instance has one.
+fn at(address: &str) -> SocketAddrV4 {
+    address.parse().unwrap()
+}
+
+#[test]
+fn a_listener_is_found_by_its_address_and_no_other_is() {
+    in_a_namespace("a_listener_is_found_by_its_address_and_no_other_is", || {
+        // No command does it: a child has duplicates of other tests' listeners until execve.
+        let up = || netdevice::set("lo", netdevice::Setting::Up).unwrap();
+        up();
+        let steerer = Steerer::load(PORT, &[]).unwrap();
+        steerer.steer_until(Duration::MAX);
+        steerer.switch(true);
+        let find = |address| steerer.put_listener_at(Slot::Ipv4, at(address));
+        let refused = |address| {
+            let refused = find(address).unwrap_err();
+            (refused.step, refused.source.raw_os_error())
+        };
+        let client = || asked(&steerer, "10.0.0.9", "10.0.0.5:6443");
+        let none = (Step::Listener, Some(libc::ENOENT));
+        assert_eq!(refused("127.1.2.3:6443"), none, "nobody listens");
+        let any = TcpListener::bind("0.0.0.0:6443").unwrap();
+        assert_eq!(refused("127.1.2.3:6443"), none, "of 0.0.0.0, which is a shim's");
+        drop(any);
+        let elsewhere = std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            up();
+            TcpListener::bind("127.1.2.3:6443").unwrap()
+        });
+        let elsewhere = elsewhere.join().unwrap();
+        assert_eq!(refused("127.1.2.3:6443"), none, "in another network namespace");
+        drop(elsewhere);
+        assert_eq!((client(), counted(&steerer)), (None, (0, 0, 1)));
+
+        let instance = TcpListener::bind("127.1.2.3:6443").unwrap();
+        let _connection = std::net::TcpStream::connect("127.1.2.3:6443").unwrap();
+        find("127.1.2.3:6443").unwrap();
+        assert_eq!(client(), Some(socket::cookie(instance.as_fd()).unwrap()));
+        // Again, as after an instance started anew.
+        find("127.1.2.3:6443").unwrap();
+        let next = TcpListener::bind("127.9.8.7:6443").unwrap();
+        find("127.9.8.7:6443").unwrap();
+        assert_eq!(client(), Some(socket::cookie(next.as_fd()).unwrap()));
+        drop(next);
+        assert_eq!((client(), counted(&steerer)), (None, (2, 0, 2)), "who closed gets nothing");
+
+        if let Ok(mptcp) = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP)) {
+            mptcp.bind(&SocketAddr::from(at("127.4.4.4:6443")).into()).unwrap();
+            mptcp.listen(16).unwrap();
+            let (step, error) = refused("127.4.4.4:6443");
+            assert_eq!((step, error.is_some_and(|code| code != libc::ENOENT)), (Step::Listener, true), "{error:?}");
+        }
+    });
+}
+
 /// Few values, so that what is listed and what is dialled meet often, and differ in one place.
 fn address() -> impl Strategy<Value = IpAddr> {
     let ipv4 = (prop::sample::select(vec![0_u8, 10, 127]), 0_u8..2, 0_u8..2).prop_map(|(a, c, d)| [a, 0, c, d].into());
@@ -258,7 +314,7 @@ fn a_program_that_is_refused_has_the_verifiers_log() {
         let mut asm = Assembler::default();
         asm.copy(Reg::R0, Reg::R7);
         asm.exit();
-        let refused = sys::load_program(&asm.finish().unwrap()).unwrap_err();
+        let refused = sys::load_program(ProgramType::SocketLookup, &asm.finish().unwrap()).unwrap_err();
         assert_eq!((refused.step, refused.source.raw_os_error()), (Step::Program, Some(libc::EACCES)));
         assert!(refused.to_string().contains("R7 !read_ok"), "{refused}");
     });

@@ -1,7 +1,6 @@
 //! Asks a program without a connection.
 
-use super::{bpf, number};
-use std::ffi::c_int;
+use super::{PROG_TEST_RUN, TestRun, bpf, number};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::from_mut;
@@ -28,25 +27,6 @@ pub(crate) struct Lookup {
 /// Runs a program as the kernel would for a new connection (Linux 5.13). The cookie of the socket that it chooses; none
 /// if it passes.
 pub(crate) fn run(program: BorrowedFd<'_>, lookup: &Lookup) -> io::Result<Option<u64>> {
-    const PROG_TEST_RUN: c_int = 10;
-    #[repr(C)]
-    #[derive(Default)]
-    struct TestRun {
-        prog_fd: u32,
-        retval: u32,
-        data_sizes: [u32; 2],
-        data: [u64; 2],
-        repeat: u32,
-        duration: u32,
-        ctx_size_in: u32,
-        ctx_size_out: u32,
-        ctx_in: u64,
-        ctx_out: u64,
-        flags: u32,
-        cpu: u32,
-        batch_size: u32,
-        reserved: u32,
-    }
     const SK_PASS: u32 = 1;
     let (mut lookup, bytes) = (*lookup, size_of::<Lookup>() as u32);
     let context = from_mut(&mut lookup) as u64;
