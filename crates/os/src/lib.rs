@@ -12,6 +12,7 @@ pub mod pipe;
 pub mod proc_net;
 pub mod process;
 pub mod seqpacket;
+pub mod sock_diag;
 pub mod socket;
 
 use std::io;

@@ -82,6 +82,18 @@ pub fn start_listening(socket: BorrowedFd<'_>, backlog: u32) -> io::Result<()> {
     })
 }
 
+/// Marks a listener, so that [`super::sock_diag::connections`] tells those it gets from now on, which inherit the mark,
+/// from those of any other listener.
+///
+/// The mark is `IP_BIND_ADDRESS_NO_PORT`, which means nothing for a bound socket that listens. One of IPv6 takes it too.
+/// (Before bind(2), a port of 0 would stay 0.)
+///
+/// # Errors
+/// What setsockopt(2) says.
+pub fn mark_listener(listener: BorrowedFd<'_>) -> io::Result<()> {
+    set_bind_address_no_port(listener)
+}
+
 /// The address that a socket is bound to.
 ///
 /// # Errors
@@ -399,6 +411,21 @@ mod tests {
         let mut asked = [PollFd::new(end.as_fd(), PollFlags::empty())];
         poll(&mut asked, PollTimeout::NONE).unwrap();
         assert!(is_gone(&end));
+    }
+
+    #[test]
+    fn connections_inherit_the_mark_of_a_listener_of_either_family() {
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            // There may be no IPv6.
+            let Ok(listener) = TcpListener::bind(at) else { continue };
+            let is_marked = || {
+                let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                getsockopt(&listener.accept().unwrap().0, sockopt::IpBindAddressNoPort).unwrap()
+            };
+            assert!(!is_marked());
+            mark_listener(listener.as_fd()).unwrap();
+            assert!(is_marked());
+        }
     }
 
     #[test]

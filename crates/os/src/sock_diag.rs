@@ -1,0 +1,548 @@
+//! What the kernel knows of TCP sockets of IPv4, asked by sock_diag(7) in this thread's network namespace. That needs
+//! no privilege, and unlike /proc/net/tcp it passes over what is not asked for, and tells a socket's options.
+//!
+//! Of the crate netlink-packet-sock-diag little more than an answer's header would be of use: it does not know
+//! INET_DIAG_SOCKOPT, and brings three more crates. Offsets and numbers here are those of linux/netlink.h and
+//! linux/inet_diag.h.
+
+use crate::proc_net::{ESTABLISHED, LISTEN};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io::{self, Read as _};
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Duration;
+
+/// State of a connection whose peer has sent all that it had to send (TCP_CLOSE_WAIT in the kernel's tcp_states.h).
+const CLOSE_WAIT: u8 = 0x08;
+
+/// Not in the libc crate; from linux/sock_diag.h.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+
+/// The attribute with a struct inet_diag_sockopt, and the bit bind_address_no_port in its second byte.
+const INET_DIAG_SOCKOPT: u16 = 22;
+const BIND_ADDRESS_NO_PORT: u8 = if cfg!(target_endian = "little") { 0x01 } else { 0x80 };
+
+/// Lengths of a struct nlmsghdr and of it with a struct inet_diag_req_v2.
+const HEADER: usize = 16;
+const REQUEST: usize = HEADER + 56;
+
+/// The largest datagram that the kernel makes of an answer.
+const DATAGRAM: usize = 32 * 1024;
+
+/// Each datagram is made while it is waited for: one that takes longer does not come.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often it is asked when what it walks through changes meanwhile.
+const ATTEMPTS: usize = 4;
+
+/// How many connections there are, by whether their listener had [`super::socket::mark_listener`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Connections {
+    pub marked: u64,
+    pub others: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AcceptQueue {
+    /// Connections that wait to be accepted.
+    pub waiting: u32,
+    /// The backlog: the kernel lets one more wait.
+    pub limit: u32,
+}
+
+/// The connections of IPv4 to this local port and one of these local addresses that are ESTABLISHED or in CLOSE_WAIT,
+/// accepted or not. No address, or 0.0.0.0 among them, stands for all outside 127.0.0.0/8.
+///
+/// A client of IPv4 that a listener of `[::]` has accepted is not counted: the kernel has its connection as one of IPv6.
+///
+/// It blocks for about 1 µs per connection of this port, those to other addresses included. The kernel lists them in
+/// parts: while many begin and end, a few may be missed or counted twice.
+///
+/// # Errors
+/// `Unsupported` before Linux 5.10, which does not tell the mark; `ENOENT` for a kernel without tcp_diag; `TimedOut`;
+/// `InvalidData` for an answer that cannot be read; what socket(2) says.
+pub fn connections(port: u16, addresses: &[Ipv4Addr]) -> io::Result<Connections> {
+    let any = addresses.is_empty() || addresses.contains(&Ipv4Addr::UNSPECIFIED);
+    let is_asked_for = |ip: &Ipv4Addr| if any { !ip.is_loopback() } else { addresses.contains(ip) };
+    let mut counted = Connections::default();
+    for connection in sockets(port, &[ESTABLISHED, CLOSE_WAIT])? {
+        if connection.local.port() != port || !is_asked_for(connection.local.ip()) {
+            continue;
+        }
+        match connection.is_marked {
+            Some(true) => counted.marked += 1,
+            Some(false) => counted.others += 1,
+            None => {
+                let why = "the kernel does not tell a connection's options: that needs Linux 5.10 or newer";
+                return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+            }
+        }
+    }
+    Ok(counted)
+}
+
+/// The accept queue of who listens at exactly this address; None if nobody does. Of several that share it
+/// (`SO_REUSEPORT`), the sums.
+///
+/// # Errors
+/// As [`connections`], without `Unsupported`.
+pub fn accept_queue(listener: SocketAddrV4) -> io::Result<Option<AcceptQueue>> {
+    // Asked for this one socket, the kernel would answer with the one that gets the next client: a wildcard's, or
+    // what a BPF program names.
+    let queues = sockets(listener.port(), &[LISTEN])?.into_iter().filter(|socket| socket.local == listener);
+    Ok(queues.map(|socket| socket.queue).reduce(|sum, queue| AcceptQueue {
+        waiting: sum.waiting.saturating_add(queue.waiting),
+        limit: sum.limit.saturating_add(queue.limit),
+    }))
+}
+
+/// A socket in an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Entry {
+    local: SocketAddrV4,
+    /// Of a listener. (For a connection the kernel has numbers of bytes in its place.)
+    queue: AcceptQueue,
+    /// None if the kernel does not tell.
+    is_marked: Option<bool>,
+}
+
+/// What one datagram has of an answer.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Part {
+    sockets: Vec<Entry>,
+    is_last: bool,
+    /// What the kernel walks through was changed: the whole answer may lack some sockets, or have some twice.
+    is_inconsistent: bool,
+}
+
+/// The sockets with this local port, of every port for 0, that are in one of these states.
+fn sockets(port: u16, states: &[u8]) -> io::Result<Vec<Entry>> {
+    for _ in 0..ATTEMPTS {
+        if let Some(sockets) = dump(port, states)? {
+            return Ok(sockets);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "the kernel's sockets changed each time while they were listed"))
+}
+
+/// None if the answer is inconsistent.
+fn dump(port: u16, states: &[u8]) -> io::Result<Option<Vec<Entry>>> {
+    // One question a socket: all that it receives is the answer.
+    let protocol = Protocol::from(libc::NETLINK_SOCK_DIAG);
+    let mut socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(protocol))?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.send(&request(port, states))?;
+    let mut buffer = vec![0; DATAGRAM];
+    let (mut sockets, mut is_inconsistent) = (Vec::new(), false);
+    loop {
+        let length = match socket.read(&mut buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let why = format!("the kernel did not go on listing its sockets for {PATIENCE:?}");
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
+            read => read?,
+        };
+        // One that was too long for the buffer ends within a message, which parse finds.
+        let part = parse(buffer.get(..length).unwrap_or_default())?;
+        sockets.extend(part.sockets);
+        is_inconsistent |= part.is_inconsistent;
+        if part.is_last {
+            return Ok((!is_inconsistent).then_some(sockets));
+        }
+    }
+}
+
+/// A struct nlmsghdr and a struct inet_diag_req_v2.
+fn request(port: u16, states: &[u8]) -> [u8; REQUEST] {
+    let mut request = [0; REQUEST];
+    let mut put = |at: usize, bytes: &[u8]| {
+        for (to, from) in request.iter_mut().skip(at).zip(bytes) {
+            *to = *from;
+        }
+    };
+    put(0, &(REQUEST as u32).to_ne_bytes());
+    put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    put(6, &((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
+    put(HEADER, &[libc::AF_INET as u8, libc::IPPROTO_TCP as u8]);
+    put(HEADER + 4, &states.iter().fold(0, |set, state| set | 1_u32 << state).to_ne_bytes());
+    put(HEADER + 8, &port.to_be_bytes());
+    request
+}
+
+/// A datagram of messages.
+///
+/// # Errors
+/// The kernel's own, or `InvalidData`.
+fn parse(mut datagram: &[u8]) -> io::Result<Part> {
+    let mut part = Part::default();
+    loop {
+        let (header, body) = message(&mut datagram).ok_or_else(unreadable)?;
+        part.is_inconsistent |= i32::from(header.flags) & libc::NLM_F_DUMP_INTR != 0;
+        match i32::from(header.kind) {
+            libc::NLMSG_NOOP => {}
+            libc::NLMSG_DONE => match error_in(body).ok_or_else(unreadable)? {
+                None => part.is_last = true,
+                Some(error) => return Err(error),
+            },
+            // One without an error is the answer to what does not list.
+            libc::NLMSG_ERROR => return Err(error_in(body).flatten().unwrap_or_else(unreadable)),
+            _ if header.kind == SOCK_DIAG_BY_FAMILY => part.sockets.push(entry(body).ok_or_else(unreadable)?),
+            _ => return Err(unreadable()),
+        }
+        if part.is_last || datagram.is_empty() {
+            return Ok(part);
+        }
+    }
+}
+
+fn unreadable() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the kernel's list of sockets (sock_diag) cannot be read")
+}
+
+struct Header {
+    kind: u16,
+    flags: u16,
+}
+
+/// Takes a message off: its struct nlmsghdr and what comes after.
+fn message<'a>(datagram: &mut &'a [u8]) -> Option<(Header, &'a [u8])> {
+    let length = u32::from_ne_bytes(field(datagram, 0)?);
+    let message = take(datagram, length.try_into().ok()?)?;
+    let header = Header { kind: u16::from_ne_bytes(field(message, 4)?), flags: u16::from_ne_bytes(field(message, 6)?) };
+    Some((header, message.get(HEADER..)?))
+}
+
+/// The negated errno that a message of failure, or the last one of an answer, begins with; Some(None) for 0.
+fn error_in(body: &[u8]) -> Option<Option<io::Error>> {
+    match i32::from_ne_bytes(field(body, 0)?).checked_neg()? {
+        0 => Some(None),
+        errno => (errno > 0).then(|| Some(io::Error::from_raw_os_error(errno))),
+    }
+}
+
+/// A struct inet_diag_msg and its attributes.
+fn entry(body: &[u8]) -> Option<Entry> {
+    let [family] = field(body, 0)?;
+    if i32::from(family) != libc::AF_INET {
+        return None;
+    }
+    let port = u16::from_be_bytes(field(body, 4)?);
+    let local = SocketAddrV4::new(Ipv4Addr::from(field::<4>(body, 8)?), port);
+    let [waiting, limit] = [56, 60].map(|at| field(body, at).map(u32::from_ne_bytes));
+    let queue = AcceptQueue { waiting: waiting?, limit: limit? };
+    let (mut attributes, mut is_marked) = (body.get(72..)?, None);
+    while !attributes.is_empty() {
+        let [length, kind] = [0, 2].map(|at| field(attributes, at).map(u16::from_ne_bytes));
+        let value = take(&mut attributes, length?.into())?.get(4..)?;
+        if kind? == INET_DIAG_SOCKOPT {
+            is_marked = Some(value.get(1)? & BIND_ADDRESS_NO_PORT != 0);
+        }
+    }
+    Some(Entry { local, queue, is_marked })
+}
+
+fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
+}
+
+/// Takes this many bytes off, and what fills them up to a multiple of 4. (The last one need not be filled up.)
+fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
+    let taken = bytes.get(..length)?;
+    *bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    Some(taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netdevice::{self, Setting};
+    use crate::socket::mark_listener;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use nix::sched::{CloneFlags, unshare};
+    use proptest::prelude::*;
+    use std::io::Write as _;
+    use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+    use std::os::fd::AsFd as _;
+    use std::time::Instant;
+
+    const NODE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+    const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+    const PORT: u16 = 6443;
+
+    /// Runs a test in a network namespace of its own, whose host has two addresses.
+    fn in_a_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
+        let name = name.to_owned();
+        let thread = std::thread::spawn(move || {
+            if let Err(why) = unshare(CloneFlags::CLONE_NEWNET) {
+                // Not by eprintln!, which a test's harness keeps to itself.
+                let _ = writeln!(io::stderr(), "skipped: {name}: {why}");
+                return;
+            }
+            netdevice::set("lo", Setting::Up).unwrap();
+            netdevice::set("lo:1", Setting::Address(NODE)).unwrap();
+            netdevice::set("lo:2", Setting::Address(NEIGHBOUR)).unwrap();
+            test();
+        });
+        if let Err(panic) = thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    fn listener(at: impl Into<SocketAddr>, backlog: i32) -> TcpListener {
+        let at = at.into();
+        let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP)).unwrap();
+        socket.set_reuse_port(true).unwrap();
+        if at.is_ipv6() {
+            socket.set_only_v6(false).unwrap();
+        }
+        socket.bind(&at.into()).unwrap();
+        socket.listen(backlog).unwrap();
+        socket.into()
+    }
+
+    fn marked(at: impl Into<SocketAddr>) -> TcpListener {
+        let listener = listener(at, 4096);
+        mark_listener(listener.as_fd()).unwrap();
+        listener
+    }
+
+    /// A client, and its connection here.
+    fn connected(to: (Ipv4Addr, u16), listener: &TcpListener) -> (TcpStream, TcpStream) {
+        (TcpStream::connect(to).unwrap(), listener.accept().unwrap().0)
+    }
+
+    /// Waits for what the kernel does when it comes to it.
+    fn eventually<T: PartialEq + std::fmt::Debug>(said: impl Fn() -> T, expected: &T) {
+        let begun = Instant::now();
+        while said() != *expected && begun.elapsed() < Duration::from_secs(60) {
+            std::thread::yield_now();
+        }
+        assert_eq!(said(), *expected);
+    }
+
+    fn counted(addresses: &[Ipv4Addr]) -> (u64, u64) {
+        let Connections { marked, others } = connections(PORT, addresses).unwrap();
+        (marked, others)
+    }
+
+    #[test]
+    fn connections_are_told_apart_by_their_listener() {
+        in_a_namespace("connections_are_told_apart_by_their_listener", || {
+            assert_eq!(counted(&[]), (0, 0));
+            let (ours, theirs) = (marked((NODE, PORT)), listener((NODE, PORT), 128));
+            let (mut open, mut at_ours, mut at_theirs) = (Vec::new(), 0, 0);
+            for _ in 0..64 {
+                open.push(TcpStream::connect((NODE, PORT)).unwrap());
+                let mut asked = [&ours, &theirs].map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN));
+                poll(&mut asked, PollTimeout::NONE).unwrap();
+                if asked[0].any() == Some(true) {
+                    open.push(ours.accept().unwrap().0);
+                    at_ours += 1;
+                } else {
+                    open.push(theirs.accept().unwrap().0);
+                    at_theirs += 1;
+                }
+            }
+            assert!(at_ours > 0 && at_theirs > 0, "the kernel gave all to one listener");
+            for addresses in [&[][..], &[NODE], &[NEIGHBOUR, NODE], &[Ipv4Addr::UNSPECIFIED, NEIGHBOUR]] {
+                assert_eq!(counted(addresses), (at_ours, at_theirs), "{addresses:?}");
+            }
+            assert_eq!(counted(&[NEIGHBOUR]), (0, 0));
+            drop((ours, theirs));
+            assert_eq!(counted(&[]), (at_ours, at_theirs), "they outlive their listeners");
+        });
+    }
+
+    #[test]
+    fn connections_to_another_address_or_port_are_not_counted() {
+        in_a_namespace("connections_to_another_address_or_port_are_not_counted", || {
+            let any = marked((Ipv4Addr::UNSPECIFIED, PORT));
+            let _one = connected((NODE, PORT), &any);
+            let _other = connected((NEIGHBOUR, PORT), &any);
+            let _loopback =
+                [connected((Ipv4Addr::LOCALHOST, PORT), &any), connected(([127, 9, 9, 9].into(), PORT), &any)];
+            let other_port = listener((NODE, PORT + 1), 128);
+            let _to_other_port = connected((NODE, PORT + 1), &other_port);
+            assert_eq!(counted(&[]), (2, 0));
+            assert_eq!(counted(&[NODE]), (1, 0));
+            assert_eq!(counted(&[NODE, Ipv4Addr::LOCALHOST]), (2, 0));
+            assert_eq!(connections(PORT + 1, &[NODE]).unwrap(), Connections { marked: 0, others: 1 });
+            // For the kernel, any port.
+            assert_eq!(connections(0, &[]).unwrap(), Connections::default());
+        });
+    }
+
+    #[test]
+    fn a_connection_of_a_listener_of_both_families_is_not_counted() {
+        in_a_namespace("a_connection_of_a_listener_of_both_families_is_not_counted", || {
+            if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
+                let _ = writeln!(io::stderr(), "skipped: a_connection_of_a_listener_of_both_families: no IPv6");
+                return;
+            }
+            let both = marked((Ipv6Addr::UNSPECIFIED, PORT));
+            let (_client, connection) = connected((NODE, PORT), &both);
+            assert_eq!(connection.local_addr().unwrap().ip(), IpAddr::V6(NODE.to_ipv6_mapped()));
+            assert_eq!(counted(&[]), (0, 0));
+        });
+    }
+
+    #[test]
+    fn a_connection_that_its_client_ended_is_counted_until_it_is_closed() {
+        in_a_namespace("a_connection_that_its_client_ended_is_counted_until_it_is_closed", || {
+            let ours = marked((NODE, PORT));
+            let (client, mut connection) = connected((NODE, PORT), &ours);
+            client.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(connection.read(&mut [0]).unwrap(), 0);
+            assert_eq!(counted(&[]), (1, 0));
+            drop(connection);
+            assert_eq!(counted(&[]), (0, 0));
+
+            let (_client, connection) = connected((NODE, PORT), &ours);
+            assert_eq!(counted(&[]), (1, 0));
+            connection.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(counted(&[]), (0, 0), "who has said that it is done waits for the peer alone");
+        });
+    }
+
+    /// Its datagrams have some 200 connections each.
+    #[test]
+    fn an_answer_of_many_parts_is_counted_right() {
+        in_a_namespace("an_answer_of_many_parts_is_counted_right", || {
+            let _ours = marked((NODE, PORT));
+            let _theirs = listener((NEIGHBOUR, PORT), 4096);
+            // Their clients are gone, so that no descriptors are needed: they wait to be accepted, in CLOSE_WAIT.
+            for to in [NODE, NODE, NEIGHBOUR] {
+                (0..1000).for_each(|_| drop(TcpStream::connect((to, PORT)).unwrap()));
+            }
+            eventually(|| counted(&[]), &(2000, 1000));
+        });
+    }
+
+    #[test]
+    fn an_accept_queue_is_that_of_the_very_address() {
+        in_a_namespace("an_accept_queue_is_that_of_the_very_address", || {
+            let at = |ip| SocketAddrV4::new(ip, PORT);
+            assert_eq!(accept_queue(at(NODE)).unwrap(), None);
+            let _busy = listener((NODE, PORT), 16);
+            let _clients = [(); 5].map(|()| TcpStream::connect((NODE, PORT)).unwrap());
+            eventually(|| accept_queue(at(NODE)).unwrap(), &Some(AcceptQueue { waiting: 5, limit: 16 }));
+            assert_eq!(accept_queue(at(NEIGHBOUR)).unwrap(), None);
+            assert_eq!(accept_queue(SocketAddrV4::new(NODE, PORT + 1)).unwrap(), None);
+
+            let _any = listener((Ipv4Addr::UNSPECIFIED, PORT), 20);
+            assert_eq!(accept_queue(at(NEIGHBOUR)).unwrap(), None);
+            let empty = AcceptQueue { waiting: 0, limit: 20 };
+            assert_eq!(accept_queue(at(Ipv4Addr::UNSPECIFIED)).unwrap(), Some(empty));
+            let _sibling = listener((NODE, PORT), 100);
+            assert_eq!(accept_queue(at(NODE)).unwrap(), Some(AcceptQueue { waiting: 5, limit: 116 }));
+        });
+    }
+
+    fn message(kind: i32, flags: i32, body: &[u8]) -> Vec<u8> {
+        let length = (HEADER + body.len()) as u32;
+        let mut message = length.to_ne_bytes().to_vec();
+        message.extend([kind as u16, flags as u16].map(u16::to_ne_bytes).as_flattened());
+        message.extend([0; 8]);
+        message.extend(body);
+        message.resize(message.len().next_multiple_of(4), 0);
+        message
+    }
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let mut attribute = [4 + value.len() as u16, kind].map(u16::to_ne_bytes).as_flattened().to_vec();
+        attribute.extend(value);
+        attribute.resize(attribute.len().next_multiple_of(4), 0);
+        attribute
+    }
+
+    /// As the kernel tells it, between attributes that nobody asked for.
+    fn told(entry: &Entry) -> Vec<u8> {
+        let mut body = vec![0; 72];
+        body[0] = libc::AF_INET as u8;
+        body[4..6].copy_from_slice(&entry.local.port().to_be_bytes());
+        body[8..12].copy_from_slice(&entry.local.ip().octets());
+        body[56..60].copy_from_slice(&entry.queue.waiting.to_ne_bytes());
+        body[60..64].copy_from_slice(&entry.queue.limit.to_ne_bytes());
+        body.extend(attribute(8, &[3]));
+        if let Some(is_marked) = entry.is_marked {
+            let others = !BIND_ADDRESS_NO_PORT;
+            body.extend(attribute(
+                INET_DIAG_SOCKOPT,
+                &[0xff, others | if is_marked { BIND_ADDRESS_NO_PORT } else { 0 }],
+            ));
+        }
+        body.extend(attribute(21, &[0xff; 8]));
+        message(SOCK_DIAG_BY_FAMILY.into(), libc::NLM_F_MULTI, &body)
+    }
+
+    fn any_entry() -> impl Strategy<Value = Entry> {
+        any::<(u32, u16, u32, u32, Option<bool>)>().prop_map(|(ip, port, waiting, limit, is_marked)| Entry {
+            local: SocketAddrV4::new(ip.into(), port),
+            queue: AcceptQueue { waiting, limit },
+            is_marked,
+        })
+    }
+
+    fn answer(sockets: &[Entry]) -> Vec<u8> {
+        let mut answer: Vec<u8> = sockets.iter().flat_map(told).collect();
+        answer.extend(message(libc::NLMSG_DONE, libc::NLM_F_MULTI, &0_i32.to_ne_bytes()));
+        answer
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_told_is_read(sockets in prop::collection::vec(any_entry(), 0..20)) {
+            prop_assert_eq!(parse(&answer(&sockets)).unwrap(), Part { sockets, is_last: true, is_inconsistent: false });
+        }
+
+        /// A part of an answer is one only where a message ends.
+        #[test]
+        fn what_is_cut_off_is_refused(sockets in prop::collection::vec(any_entry(), 1..4), cut: prop::sample::Index) {
+            let answer = answer(&sockets);
+            let cut = cut.index(answer.len());
+            let ends = sockets.iter().scan(0, |end, entry| { *end += told(entry).len(); Some(*end) });
+            match parse(&answer[..cut]) {
+                Ok(part) => prop_assert!(!part.is_last && ends.into_iter().any(|end| end == cut)),
+                Err(error) => prop_assert_eq!(error.kind(), io::ErrorKind::InvalidData),
+            }
+        }
+
+        #[test]
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = parse(&bytes);
+            let _ = parse(&message(SOCK_DIAG_BY_FAMILY.into(), 0, &bytes));
+            let attributes = [&[libc::AF_INET as u8; 72], &bytes[..]].concat();
+            let _ = parse(&message(SOCK_DIAG_BY_FAMILY.into(), 0, &attributes));
+            let _ = parse(&message(libc::NLMSG_ERROR, 0, &bytes));
+        }
+
+        #[test]
+        fn no_changed_byte_panics(
+            sockets in prop::collection::vec(any_entry(), 0..4),
+            changes in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 1..8),
+        ) {
+            let mut answer = answer(&sockets);
+            for (at, byte) in changes {
+                let at = at.index(answer.len());
+                answer[at] = byte;
+            }
+            let _ = parse(&answer);
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_its_error() {
+        let errno =
+            |kind, code: i32| parse(&message(kind, 0, &code.to_ne_bytes())).map_err(|error| error.raw_os_error());
+        for kind in [libc::NLMSG_ERROR, libc::NLMSG_DONE] {
+            assert_eq!(errno(kind, -libc::ENOENT), Err(Some(libc::ENOENT)));
+            assert_eq!(errno(kind, i32::MIN), Err(None));
+            assert_eq!(errno(kind, 1), Err(None));
+        }
+        assert_eq!(errno(libc::NLMSG_ERROR, 0), Err(None));
+        assert_eq!(errno(libc::NLMSG_OVERRUN, 0), Err(None));
+        assert!(parse(&[]).is_err(), "an answer has a last message");
+        let changed = message(libc::NLMSG_DONE, libc::NLM_F_DUMP_INTR, &[0; 4]);
+        assert_eq!(parse(&changed).unwrap(), Part { sockets: vec![], is_last: true, is_inconsistent: true });
+    }
+}
