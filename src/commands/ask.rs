@@ -186,9 +186,12 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
         silent = None;
         if status.state == Phase::Left {
             let left = left.get_or_insert_with(Instant::now).elapsed();
+            let direct = status.direct.as_ref();
+            let settling = direct.is_some_and(|direct| direct.settling);
+            let open = status.connections_open + direct.and_then(|direct| direct.open).unwrap_or_default();
             match streams {
                 // Whoever called it stops the apiserver next.
-                None => match unanswered(left, status.connections_pending, status.connections_open) {
+                None => match unanswered(left, status.connections_pending, status.connections_open, settling) {
                     None => {}
                     Some(0) => return Ok(()),
                     Some(connections) => {
@@ -196,9 +199,9 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
                         return Ok(());
                     }
                 },
-                Some(_) if status.connections_open == 0 => return Ok(()),
+                Some(_) if open == 0 && !settling => return Ok(()),
                 Some(wait) if began.elapsed() >= wait => {
-                    return Err(format!("{} connections are left", status.connections_open));
+                    return Err(format!("{open} connections are left"));
                 }
                 Some(_) => {}
             }

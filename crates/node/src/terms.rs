@@ -96,6 +96,9 @@ pub struct Announce {
     /// Whether it goes for good: it takes nothing over any more.
     #[serde(default)]
     pub leaving: bool,
+    /// Whether it can steer new connections to the instance itself, past the shims.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub direct: bool,
     pub owns: BTreeSet<Cookie>,
     pub accepts: BTreeSet<Cookie>,
 }

@@ -200,6 +200,7 @@ fn config(
         keepalive,
         threads,
         admin,
+        direct: args.direct,
         cluster,
         log_connections,
     });

@@ -3,7 +3,9 @@
 use crate::cluster::ClusterArgs;
 use crate::place::{ADDRESSES, PlaceArgs};
 use crate::probe::{PaceArgs, ProbeArgs};
+use berth_shim::config::DirectMode;
 use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
 const CONNECTIONS: &str = "Connections";
 
@@ -83,6 +85,10 @@ pub struct ShimArgs {
     /// How long siblings wait for a sign of life of this shim before they accept from its listeners; at most a day
     #[arg(long, env = "BERTH_LEASE", hide_env_values = true, default_value = "3s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub lease: String,
+    /// In calm, let the kernel steer new connections of IPv4 to the apiserver itself: no relay, and it sees the
+    /// client's address
+    #[arg(long, env = "BERTH_DIRECT", hide_env_values = true, default_value = "off", value_name = "WHEN", value_parser = direct_modes(), help_heading = CONNECTIONS)]
+    pub direct: DirectMode,
     /// Close listeners with what is queued in them: what the tests compare with
     #[arg(long, hide = true)]
     pub plain_close: bool,
@@ -99,4 +105,17 @@ pub struct ShimArgs {
     /// Log the end of each connection at info instead of debug
     #[arg(long, env = "BERTH_LOG_CONNECTIONS", hide_env_values = true, help_heading = OPERATION)]
     pub log_connections: bool,
+}
+
+fn direct_modes() -> impl TypedValueParser<Value = DirectMode> {
+    let help = |mode| match mode {
+        DirectMode::Off => "Relay every connection",
+        DirectMode::Auto => "Where a self-test passes: the log says which it is, and why",
+        DirectMode::On => "Or exit 69 if it cannot be",
+    };
+    let modes = DirectMode::ALL.map(|mode| PossibleValue::new(mode.as_str()).help(help(mode)));
+    PossibleValuesParser::new(modes).map(|text| {
+        let is = |mode: &DirectMode| mode.as_str() == text;
+        DirectMode::ALL.into_iter().find(is).unwrap_or_default()
+    })
 }

@@ -61,7 +61,9 @@ pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
     }
     socket.bind(&address.into())?;
     socket.set_reuse_address(false)?;
-    Ok(socket.into())
+    let socket = OwnedFd::from(socket);
+    mark_listener(socket.as_fd())?;
+    Ok(socket)
 }
 
 /// Starts to listen, or changes the backlog of a socket that listens.

@@ -14,13 +14,15 @@ use crate::backend::prober::Probers;
 use crate::backend::{Table, TableWriter};
 use crate::cluster::Cluster;
 use crate::config::{Config, Listen};
+use crate::direct::{self, Direct, DirectMetrics};
 use crate::drain::{Answered, Stop, drain};
-use crate::handover::keep;
+use crate::handover::{Turn, keep};
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::relay::source::Sources;
 use crate::relay::{Context, Pass, Passing, Refusal};
 use crate::shared::Shared;
+use crate::steering::self_test_by_address;
 use crate::workers::Workers;
 use berth_keeper::{Keeper, Withdrawal};
 use berth_node::instance::InstanceId;
@@ -58,6 +60,8 @@ pub enum BuildError {
     Taken { instance: InstanceId, path: String },
     #[error("{0}")]
     Probe(String),
+    #[error("--direct on: {0}")]
+    Direct(#[from] direct::Error),
     #[error(
         "a limit of {files} open files leaves none for connections ({besides}): raise the hard limit (ulimit -Hn, \
          LimitNOFILE=), or lower --threads"
@@ -91,7 +95,7 @@ pub struct Bound {
 }
 
 /// Takes everything that a shim needs. Its metrics have what the collectors have, too.
-pub async fn build(mut config: Config, collectors: Vec<Box<dyn Collector>>) -> Result<Bound, BuildError> {
+pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) -> Result<Bound, BuildError> {
     let room = Room::of(&config)?;
     let instance = match config.place.instance.clone() {
         Some(instance) => instance,
@@ -114,6 +118,9 @@ pub async fn build(mut config: Config, collectors: Vec<Box<dyn Collector>>) -> R
         _ => system("listen on the shim's socket in the run directory")(error),
     })?;
 
+    let direct = Direct::new(config.direct, config.place.addresses(), config.lease, self_test_by_address()).await?;
+    collectors.extend(direct.clone().map(|direct| Box::new(DirectMetrics(direct)) as Box<dyn Collector>));
+
     let writer = TableWriter::new(config.rise, config.fall);
     let phase = watch::Sender::new((Phase::Waiting, SystemTime::now()));
     let metrics = Metrics::new(&instance, room.threads, HELD, writer.subscribe(), phase.subscribe(), collectors);
@@ -130,6 +137,8 @@ pub async fn build(mut config: Config, collectors: Vec<Box<dyn Collector>>) -> R
         pass_on: Arc::new(AtomicBool::new(!config.discover)),
         leaving: Arc::default(),
         cluster: Cluster::default(),
+        direct,
+        turn: watch::Sender::new(Turn::Nobody("not joined yet")),
         blocked: Arc::default(),
         ended: Arc::default(),
     };
@@ -157,6 +166,7 @@ pub async fn build(mut config: Config, collectors: Vec<Box<dyn Collector>>) -> R
         drain_timeout = %format_duration(config.drain_timeout),
         max_connections = room.connections,
         threads = room.threads,
+        direct = config.direct.as_str(),
         cluster = config.cluster.as_ref().map(|cluster| tracing::field::debug(&cluster.credentials)),
         node = config.cluster.as_ref().map(|cluster| cluster.node.as_str()),
         "berth"
@@ -316,7 +326,7 @@ impl Bound {
     }
 
     pub fn answered(&self) -> Answered {
-        Answered::new(self.phase(), self.shared.metrics.clone())
+        Answered::new(&self.shared)
     }
 
     /// Serves until `stop` says otherwise and its connections have ended.
@@ -353,12 +363,19 @@ impl Bound {
             }
             std::future::pending::<()>().await;
         };
+        let steering = async {
+            if let Some(direct) = &shared.direct {
+                direct.keep(shared.table.clone(), shared.turn.subscribe(), &shared.blocked).await;
+            }
+            std::future::pending::<()>().await;
+        };
         // Guards are held until the last connection ended.
         let cut = tokio::select! {
             cut = leave(&shared, config.drain_timeout) => cut,
             () = follow_stop(stop, &shared, withdrawal.as_ref()) => 0,
             () = join_again(&shared, withdrawal.as_ref()) => 0,
             () = keeping_cluster => 0,
+            () = steering => 0,
             kept = keeping => {
                 if let Err(error) = kept {
                     tracing::error!(%error, "leases cannot be kept");
@@ -385,7 +402,7 @@ async fn leave(shared: &Shared, timeout: Duration) -> u64 {
         left = phase.wait_for(|(phase, _)| *phase == Phase::Left) => left.map(drop).ok(),
         now = stop.wait_for(|stop| *stop == Stop::Now) => now.map(drop).ok(),
     };
-    drain(&shared.metrics, &shared.ended, shared.table.clone(), stop, timeout).await
+    drain(shared, timeout).await
 }
 
 /// Takes in what the shim is told from outside.

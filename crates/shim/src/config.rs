@@ -40,10 +40,36 @@ pub struct Config {
     pub threads: Option<usize>,
     /// Where /metrics and its kind are served.
     pub admin: Option<SocketAddr>,
+    /// Whether new connections go to the instance itself in calm.
+    pub direct: DirectMode,
     /// The cluster's API, if the shim is to keep the Service `kubernetes` and Leases.
     pub cluster: Option<ClusterConfig>,
     /// Whether ends of connections are logged at info.
     pub log_connections: bool,
+}
+
+/// When new connections are steered to the instance itself, past the shims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DirectMode {
+    /// Never.
+    #[default]
+    Off,
+    /// Where the self-test passes.
+    Auto,
+    /// Always: a shim that cannot does not start.
+    On,
+}
+
+impl DirectMode {
+    pub const ALL: [Self; 3] = [Self::Off, Self::Auto, Self::On];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Auto => "auto",
+            Self::On => "on",
+        }
+    }
 }
 
 /// Which berth, which instance of it, and where the shims meet.

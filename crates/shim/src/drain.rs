@@ -2,13 +2,14 @@
 //! the last connection ended ([`drain`]), up to a deadline that begins when the own instance stopped listening,
 //! because the shim outlives its apiserver.
 
-use crate::backend::Table;
+use crate::direct::Direct;
 use crate::metrics::Metrics;
+use crate::shared::Shared;
 use berth_node::terms::{InstanceHealth, Phase};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
 
 /// What a shim is told from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,14 +32,17 @@ const ANSWERING: Duration = Duration::from_secs(5);
 const SPEAKING: Duration = Duration::from_millis(500);
 
 /// Whether an instance can be stopped whose shim left so long ago and has so many connections, of which `pending` wait
-/// for a first byte. Returns how many of these must do without.
-pub fn unanswered(left: Duration, pending: u64, open: u64) -> Option<u64> {
+/// for a first byte, while the direct path to it is `settling`. Returns how many of these must do without.
+pub fn unanswered(left: Duration, pending: u64, open: u64, settling: bool) -> Option<u64> {
     let waited = if pending > 0 { left >= ANSWERING } else { left >= SPEAKING || open == 0 };
-    waited.then_some(pending)
+    (waited && !settling).then_some(pending)
 }
 
 /// Time between two looks at how many are pending.
 const LOOK: Duration = Duration::from_millis(10);
+
+/// Time between two questions to the kernel how many connections are open on the direct path.
+const ASKING: Duration = Duration::from_millis(500);
 
 /// Time between two lines of log about what is waited for.
 const TOLD: Duration = Duration::from_secs(10);
@@ -48,23 +52,26 @@ const TOLD: Duration = Duration::from_secs(10);
 pub struct Answered {
     phase: watch::Receiver<(Phase, SystemTime)>,
     metrics: Arc<Metrics>,
+    direct: Option<Arc<Direct>>,
     left: Option<Instant>,
 }
 
 impl Answered {
-    pub fn new(phase: watch::Receiver<(Phase, SystemTime)>, metrics: Arc<Metrics>) -> Self {
-        Self { phase, metrics, left: None }
+    pub(crate) fn new(shared: &Shared) -> Self {
+        let Shared { phase, metrics, direct, .. } = shared;
+        Self { phase: phase.subscribe(), metrics: metrics.clone(), direct: direct.clone(), left: None }
     }
 
-    /// Waits until the shim has left and nobody waits for a first byte, for 5 s at most. Can be dropped and
+    /// Waits until the shim has left and nobody waits for a first byte or a handshake, for 5 s at most. Can be dropped and
     /// called again.
     pub async fn wait(&mut self) {
         // It has ended, with its connections.
         let Ok(_) = self.phase.wait_for(|(phase, _)| *phase == Phase::Left).await else { return };
         let left = *self.left.get_or_insert_with(Instant::now);
         loop {
-            match unanswered(left.elapsed(), self.metrics.pending(), self.metrics.open()) {
-                None => tokio::time::sleep(LOOK).await,
+            let settling = self.direct.as_ref().is_some_and(|direct| direct.is_settling(Instant::now()));
+            match unanswered(left.elapsed(), self.metrics.pending(), self.metrics.open(), settling) {
+                None => sleep(LOOK).await,
                 Some(0) => return,
                 Some(connections) => {
                     tracing::warn!(connections, "clients have no answer yet; the apiserver is stopped all the same");
@@ -75,20 +82,20 @@ impl Answered {
     }
 }
 
-/// Waits. Returns how many connections are left, which are reset now.
-pub async fn drain(
-    metrics: &Metrics,
-    ended: &Notify,
-    mut table: watch::Receiver<Arc<Table>>,
-    mut stop: watch::Receiver<Stop>,
-    timeout: Duration,
-) -> u64 {
+/// Waits until connections have ended, those of the own instance on the direct path too. Returns how many are left that are
+/// relayed, which are reset now.
+pub(crate) async fn drain(shared: &Shared, timeout: Duration) -> u64 {
+    let Shared { config, metrics, ended, .. } = shared;
+    let (mut table, mut stop) = (shared.table.clone(), shared.stop.subscribe());
+    // A node shim's instances go on without it.
+    let direct = shared.direct.as_ref().filter(|_| !config.discover);
+    let direct = || direct.and_then(|direct| direct.open().ok()).unwrap_or_default();
     let started = Instant::now();
     let mut tell = started + TOLD;
     let mut deadline = None;
     loop {
-        let open = metrics.open();
-        if open == 0 {
+        let (open, direct) = (metrics.open(), direct());
+        if open == 0 && direct == 0 {
             tracing::info!(ms = started.elapsed().as_millis() as u64, "drained");
             return 0;
         }
@@ -99,7 +106,7 @@ pub async fn drain(
         let listens = table.borrow_and_update().own().is_some_and(|own| own.health() != InstanceHealth::Unready);
         if !listens && deadline.is_none() {
             deadline = Some(Instant::now() + timeout);
-            tracing::info!(connections = open, timeout = %humantime::format_duration(timeout), "the instance listens no more: draining");
+            tracing::info!(connections = open, direct, timeout = %humantime::format_duration(timeout), "the instance listens no more: draining");
         }
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             tracing::warn!(connections = open, "--drain-timeout is over: connections are cut");
@@ -107,13 +114,15 @@ pub async fn drain(
         }
         if tell <= Instant::now() {
             tell += TOLD;
-            tracing::info!(connections = open, instance_listens = listens, "draining");
+            tracing::info!(connections = open, direct, instance_listens = listens, "draining");
         }
         tokio::select! {
             () = ended.notified() => {}
             Ok(()) = table.changed() => {}
             Ok(()) = stop.changed() => {}
             () = sleep_until(deadline.map_or(tell, |deadline| deadline.min(tell))) => {}
+            // Nobody tells of their end.
+            () = sleep(ASKING), if direct > 0 => {}
         }
     }
 }
@@ -133,7 +142,7 @@ mod tests {
             (ANSWERING - moment, 2, 3, None),
             (ANSWERING, 2, 3, Some(2)),
         ] {
-            assert_eq!(unanswered(left, pending, open), can, "{left:?} {pending} {open}");
+            assert_eq!(unanswered(left, pending, open, false), can, "{left:?} {pending} {open}");
         }
     }
 }

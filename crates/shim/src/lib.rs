@@ -9,6 +9,7 @@ pub mod app;
 pub mod backend;
 mod cluster;
 pub mod config;
+mod direct;
 pub mod drain;
 pub mod handover;
 pub mod limits;

@@ -323,7 +323,12 @@ pub(crate) fn gauge<N: EncodeGaugeValue>(
     ConstGauge::new(value).encode(to.encode_descriptor(name, help, None, MetricType::Gauge)?)
 }
 
-fn counter<N: EncodeCounterValue>(to: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: N) -> fmt::Result {
+pub(crate) fn counter<N: EncodeCounterValue>(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: N,
+) -> fmt::Result {
     ConstCounter::new(value).encode(to.encode_descriptor(name, help, None, MetricType::Counter)?)
 }
 

@@ -3,7 +3,9 @@
 use crate::backend::Table;
 use crate::cluster::Cluster;
 use crate::config::Config;
+use crate::direct::Direct;
 use crate::drain::Stop;
+use crate::handover::Turn;
 use crate::metrics::Metrics;
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
@@ -33,6 +35,10 @@ pub(crate) struct Shared {
     /// Whether it was told to leave: from then on, not from when siblings took over.
     pub(crate) leaving: Arc<AtomicBool>,
     pub(crate) cluster: Cluster,
+    /// The direct path, if there is one.
+    pub(crate) direct: Option<Arc<Direct>>,
+    /// Whose turn it is to steer it.
+    pub(crate) turn: watch::Sender<Turn>,
     /// Whether a worker gives no sign of life: better a sibling takes the connections.
     pub(crate) blocked: Arc<AtomicBool>,
     pub(crate) ended: Arc<Notify>,

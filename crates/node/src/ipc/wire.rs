@@ -93,6 +93,9 @@ pub struct Status {
     pub foreign_listeners: u64,
     /// The instances that it knows, the own one first.
     pub instances: Vec<InstanceStatus>,
+    /// The direct path, if the shim has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub direct: Option<DirectStatus>,
     /// Siblings that live and have had no connection to it for longer than a lease.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconnected: Vec<InstanceId>,
@@ -102,6 +105,27 @@ pub struct Status {
     /// What the shim does in the cluster's API, with `--cluster`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterStatus>,
+}
+
+/// New connections that go to the instance itself, past the shims.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct DirectStatus {
+    /// Whether this shim steers them now.
+    pub on: bool,
+    /// If not, why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Connections that this shim steered.
+    pub opened: u64,
+    /// Those that are open on the node, whoever steered them; none if the kernel cannot be asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open: Option<u64>,
+    /// Whether the handshake of one may not be over yet: the instance that they go to must not stop now.
+    #[serde(default)]
+    pub settling: bool,
+    /// Listen addresses whose clients are relayed all the same.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub relayed: Vec<SocketAddr>,
 }
 
 /// What a shim does in the cluster's API.
@@ -227,13 +251,17 @@ mod tests {
                 ready: true,
                 reachable: true,
                 leaving: false,
+                // An older shim neither says nor reads it.
+                direct: false,
                 owns: [Cookie(7)].into(),
                 accepts: [Cookie(7), Cookie(9)].into(),
             },
             guards: vec![(Cookie(7), "10.0.0.5:6443".parse().unwrap())],
         };
         assert_eq!(String::from_utf8(serde_json::to_vec(&update).unwrap()).unwrap(), String::from_utf8_lossy(bytes));
-        assert_eq!(parse_update(bytes), Ok(update));
+        assert_eq!(parse_update(bytes).as_ref(), Ok(&update));
+        let update = Update { announce: Announce { direct: true, ..update.announce }, ..update };
+        assert_eq!(parse_update(&serde_json::to_vec(&update).unwrap()), Ok(update));
         for (ask, json) in [
             (Ask::Metrics, r#"{"version":1,"ask":"metrics"}"#),
             (Ask::Drain, r#"{"version":1,"ask":"drain"}"#),

@@ -17,7 +17,7 @@ use berth_os::file::private_directory;
 use berth_os::socket::Keepalive;
 use berth_shim::app::{self, Bound};
 use berth_shim::backend::probe::{Probe, ProbeConfig};
-use berth_shim::config::{Config, Listen, Place};
+use berth_shim::config::{Config, DirectMode, Listen, Place};
 use berth_shim::drain::Stop;
 use berth_shim::steering::{Steering, SteeringMetrics};
 use nix::sys::signal::{Signal, kill};
@@ -633,6 +633,7 @@ fn config(plan: &Plan) -> Config {
         threads: None,
         admin: plan.options.admin,
         cluster: None,
+        direct: DirectMode::Off,
         log_connections: false,
     }
 }

@@ -37,6 +37,17 @@ pub(crate) struct Facts {
     pub(crate) leaving: bool,
     /// A relaying thread gives no sign of life: an accept loop may never end.
     pub(crate) blocked: bool,
+    /// It can steer new connections to the instance itself.
+    pub(crate) direct: bool,
+}
+
+/// Whose turn it is to steer new connections to the instance itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Own,
+    Sibling,
+    /// They go to the shims, and why.
+    Nobody(&'static str),
 }
 
 /// What is to be done. Each is idempotent.
@@ -191,6 +202,7 @@ impl Machine {
             ready: self.facts.ready,
             reachable: self.facts.reachable,
             leaving: self.facts.leaving,
+            direct: self.facts.direct,
             // Who leaves disowns: siblings take over from here on.
             owns: if self.is_leaving() { BTreeSet::new() } else { with(|held| held.own) },
             accepts: with(|held| held.accept == AcceptLoop::Running),
@@ -214,6 +226,33 @@ impl Machine {
     pub(crate) fn has_successor(&self) -> bool {
         let stays = |told: &Announce| told.phase == Phase::Joined && told.ready && !told.leaving;
         self.peers.values().any(|peer| peer.live(self.now).is_some_and(stays))
+    }
+
+    /// Whose turn it is to steer: while every shim is joined and can, that of the one with the smallest name. While one
+    /// joins, leaves or cannot, nobody's. That two take it for theirs until they have heard each other does no harm: both steer to the
+    /// one instance that there is.
+    pub(crate) fn turn(&self, me: ShimId) -> Turn {
+        let Facts { ready, leaving, direct, .. } = self.facts;
+        if !direct {
+            return Turn::Nobody("this shim has no direct path");
+        }
+        if self.phase != Phase::Joined || self.is_leaving() || leaving || !ready {
+            return Turn::Nobody("this shim is not joined");
+        }
+        let mut turn = Turn::Own;
+        // One whose lease is over hangs or is gone: it steers no more.
+        for (holder, peer) in self.peers.iter().filter(|(_, peer)| self.now < peer.fresh_until) {
+            match peer.live(self.now) {
+                None => return Turn::Nobody("a sibling has not been heard yet"),
+                Some(told) if told.phase != Phase::Joined || told.leaving || !told.ready => {
+                    return Turn::Nobody("a sibling joins or leaves");
+                }
+                Some(told) if !told.direct => return Turn::Nobody("a sibling has no direct path"),
+                Some(_) if *holder < me => turn = Turn::Sibling,
+                Some(_) => {}
+            }
+        }
+        turn
     }
 
     /// Siblings that are connected and have told nothing for a lease's time.

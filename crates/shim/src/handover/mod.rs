@@ -15,6 +15,7 @@ pub mod peers;
 mod siblings;
 mod strangers;
 
+pub(crate) use machine::Turn;
 pub(crate) use passing::PASSES;
 
 use crate::accept::{Accepting, Dispatcher};
@@ -150,6 +151,7 @@ impl Group {
                 reachable: table.pick(|_| true).is_some(),
                 leaving: *stop.borrow_and_update() != Stop::No,
                 blocked: self.is_blocked(),
+                direct: self.shared.direct.is_some(),
             }
         };
         // From now on, not from when siblings took over: what is still accepted until then must not go to an
@@ -158,6 +160,8 @@ impl Group {
         self.shared.pass_on.store(!self.config.discover || facts.leaving, Relaxed);
         let actions = self.machine.facts(facts);
         self.act(actions);
+        let turn = self.machine.turn(self.me);
+        self.shared.turn.send_if_modified(|told| std::mem::replace(told, turn) != turn);
     }
 
     fn is_blocked(&self) -> bool {

@@ -22,6 +22,11 @@ pub enum Error {
     Forbidden(Refused),
     #[error("the kernel does not accept berth's BPF program; please report this with the kernel's version. {0}")]
     Verifier(Refused),
+    #[error(
+        "{0}: nobody listens at its address in this network namespace: if the instance is ready, start both in one \
+         (hostNetwork)"
+    )]
+    NotThere(Refused),
     #[error("{0}: a listener of TCP is needed that listens, and is none of MPTCP (Go: GODEBUG=multipathtcp=0)")]
     NoListener(Refused),
     #[error("cannot look at the listener that is to be steered to: {0}")]
@@ -40,6 +45,8 @@ pub enum Error {
     Other(Refused),
     #[error("self-test: a steered connection to {to} did not arrive: {why}")]
     NotArrived { to: std::net::SocketAddr, why: String },
+    #[error("self-test: cannot be made: this node has no address of IPv4 but those of loopback")]
+    NoAddress,
     #[error("self-test: cannot be made, neither by IPv4 ({ipv4}) nor by IPv6 ({ipv6})")]
     Untried { ipv4: Tried, ipv6: Tried },
 }
@@ -56,7 +63,9 @@ pub(super) fn judge(refused: Refused, lacks: Vec<&'static str>, kernel: impl FnO
         (Step::Program, _) if !refused.log.is_empty() => Error::Verifier(refused),
         (_, Some(libc::EPERM | libc::EACCES)) if lacks.is_empty() => Error::Forbidden(refused),
         (_, Some(libc::EPERM | libc::EACCES)) => Error::Capabilities { refused, lacks },
-        (Step::Listener, Some(libc::EOPNOTSUPP)) => Error::NoListener(refused),
+        (Step::Listener, Some(libc::ENOENT)) => Error::NotThere(refused),
+        // What the kernel says of MPTCP's depends on how it is asked.
+        (Step::Listener, Some(libc::EOPNOTSUPP | libc::EBUSY | libc::EINVAL)) => Error::NoListener(refused),
         (Step::Link, Some(libc::E2BIG)) => Error::Full(refused),
         // No such system call, command, type of map or of program, or a field of it that is unknown.
         (Step::Map | Step::Program | Step::Link | Step::Query, Some(libc::ENOSYS | libc::EINVAL | libc::E2BIG)) => {

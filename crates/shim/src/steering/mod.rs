@@ -1,5 +1,5 @@
 //! Steering by the kernel: new connections to a port of this node go to a listener of the shim's, whoever listens on the
-//! port. `berth bridge` uses it.
+//! port. `berth bridge` steers to a shim, the direct path to an instance.
 //!
 //! [`Steering`] owns the program ([`berth_os::bpf`]) and decides when it steers. [`self_test()`] tries it on a free port
 //! before anything is changed. Every [`Error`] means that something which is needed is missing, so exit status 69, and that
@@ -10,7 +10,7 @@ mod self_test;
 
 pub use berth_os::bpf::{Attached, Counters};
 pub use error::Error;
-pub use self_test::{Tried, self_test};
+pub use self_test::{Tried, self_test, self_test_by_address};
 
 use crate::metrics::{family, gauge};
 use berth_os::bpf::{self, Link, Slot, Steerer};
@@ -21,7 +21,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use std::fmt;
 use std::fs::File;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ use std::time::Duration;
 const NAMESPACE: &str = "/proc/thread-self/ns/net";
 
 /// Renewals in the time that one is good for: one or two may come late.
-const RENEWALS: u32 = 3;
+pub(crate) const RENEWALS: u32 = 3;
 
 /// A port of this network namespace that is steered while this lives, is on, and is renewed.
 #[derive(Debug)]
@@ -81,6 +81,14 @@ impl Steering {
         let address = socket::local_address(listener).map_err(Error::Listener)?;
         let slot = if address.is_ipv4() { Slot::Ipv4 } else { Slot::Ipv6 };
         Ok(self.program.put(slot, listener)?)
+    }
+
+    /// As [`Steering::give_to`], whatever listens at this address in this thread's network namespace. Linux 5.10.
+    ///
+    /// # Errors
+    /// Nobody listens there, or it is none that the kernel steers to.
+    pub fn give_to_listener_at(&self, address: SocketAddrV4) -> Result<(), Error> {
+        Ok(self.program.put_listener_at(Slot::Ipv4, address)?)
     }
 
     /// From the next new connection on, for as long as it is renewed.

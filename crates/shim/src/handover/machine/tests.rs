@@ -48,6 +48,11 @@ struct Shim {
     connected: BTreeSet<ShimId>,
 }
 
+/// Whether it can steer, as most can.
+fn is_direct(holder: ShimId) -> bool {
+    !holder.0.is_multiple_of(8)
+}
+
 /// A kernel's listening socket.
 #[derive(Debug, Default)]
 struct Socket {
@@ -253,7 +258,8 @@ impl World {
         for holder in holders {
             let shim = &self.shims[&holder];
             if !shim.hung {
-                let facts = Facts { ready: shim.ready, reachable, leaving: shim.leaving, blocked: false };
+                let direct = is_direct(holder);
+                let facts = Facts { ready: shim.ready, reachable, leaving: shim.leaving, blocked: false, direct };
                 self.act(holder, |machine| machine.facts(facts));
             }
         }
@@ -482,6 +488,13 @@ impl World {
     }
 
     fn check(&mut self) {
+        for (holder, shim) in &self.shims {
+            let stays = !shim.leaving && shim.ready && shim.machine.phase() == Phase::Joined;
+            assert!(
+                stays || shim.hung || shim.machine.turn(*holder) != Turn::Own,
+                "{holder:?} steers, and is not joined"
+            );
+        }
         let now = self.now;
         let reachable = self.reachable();
         for (cookie, socket) in &mut self.sockets {
@@ -542,6 +555,17 @@ proptest! {
                 (true, _) => prop_assert_eq!(phase, Phase::Left, "{:?} was told to leave", holder),
                 (false, true) => prop_assert_eq!(phase, Phase::Joined, "{:?} is ready", holder),
                 (false, false) => {}
+            }
+        }
+        let calm = world.shims.iter().all(|(holder, shim)| {
+            is_direct(*holder) && shim.machine.phase() == Phase::Joined && shim.ready
+        });
+        for (nth, (holder, shim)) in world.shims.iter().enumerate() {
+            match (shim.machine.turn(*holder), calm) {
+                (Turn::Own, true) => prop_assert_eq!(nth, 0, "{:?} steers", holder),
+                (Turn::Sibling, true) => prop_assert!(nth > 0, "nobody steers"),
+                (Turn::Nobody(_), false) => {}
+                (turn, _) => prop_assert!(false, "{:?}: {:?}, calm: {}", holder, turn, calm),
             }
         }
         let serves = world.shims.values().any(|shim| shim.ready && !shim.leaving);

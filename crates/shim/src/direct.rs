@@ -1,0 +1,355 @@
+//! The direct path: in calm, the kernel steers new connections of IPv4 to the instance's own listener. No bytes are relayed,
+//! and the instance sees the client's address. The shims' listeners stay behind it: they get what is not steered.
+//!
+//! Calm is one instance that is known and ready, and shims that are all joined and can steer ([`calm`], [`Turn`]). In every change
+//! (a start, a stop, a drain, a probe that fails, a full accept queue) the shims relay, because only they replay and hold: on
+//! the direct path a killed instance resets what is queued. One shim steers at a time. What steers is a descriptor
+//! of its own: when it ends in whatever way, the shims' listeners get new connections at once, and open ones are the instance's and live
+//! on. When it hangs, its lease in the program's memory ends (`steering`). So nothing of it is on disk or between versions but a
+//! flag in what siblings tell.
+//!
+//! The listener is found by its address (`berth_os::bpf`), so no process has to give a descriptor of it, and a shim
+//! that starts anew finds it again.
+
+use crate::backend::Table;
+use crate::config::DirectMode;
+use crate::handover::Turn;
+use crate::metrics::{counter, gauge};
+use crate::steering::{self, Counters, Steering};
+use berth_node::instance::InstanceId;
+use berth_node::ipc::wire::DirectStatus;
+use berth_node::terms::InstanceHealth;
+use berth_os::sock_diag;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// How long an instance must serve on after the direct path to it is off: a client whose handshake began before is still its own,
+/// and a SYN-ACK that is lost comes again after one second and three.
+const HANDSHAKES: Duration = Duration::from_secs(5);
+
+/// How long the shims get new connections after an accept queue was found full.
+const RELIEF: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "no --listen address is one of IPv4 outside of 127.0.0.0/8, and those alone are steered: give one, or --direct off"
+    )]
+    NoAddress,
+    #[error("{0}")]
+    Steering(#[from] steering::Error),
+}
+
+/// A shim's part in the direct path.
+#[derive(Debug)]
+pub(crate) struct Direct {
+    /// The addresses that are steered, by their ports.
+    steered: BTreeMap<u16, Vec<Ipv4Addr>>,
+    /// The others: their clients are always relayed.
+    relayed: Vec<SocketAddr>,
+    lease: Duration,
+    now: Mutex<Now>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Path {
+    /// This shim steers to it.
+    On(InstanceId),
+    /// A sibling steers, or soon will.
+    Sibling,
+    /// The shims relay, and why.
+    Off(String),
+    /// They do, since it cannot be steered to, and why.
+    Failed(String),
+}
+
+impl Path {
+    /// Why this shim does not steer.
+    fn why_not(&self) -> Option<&str> {
+        match self {
+            Self::On(_) => None,
+            Self::Sibling => Some("a sibling steers"),
+            Self::Off(why) | Self::Failed(why) => Some(why),
+        }
+    }
+
+    /// This shim or a sibling steers.
+    fn is_calm(&self) -> bool {
+        matches!(self, Self::On(_) | Self::Sibling)
+    }
+}
+
+#[derive(Debug)]
+struct Now {
+    path: Path,
+    /// Since when nobody steers, if somebody did.
+    ended: Option<Instant>,
+    /// Connections that this shim steered.
+    opened: u64,
+}
+
+/// What is to be steered to: an instance's listener, and another number for each process that listened there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Target {
+    instance: InstanceId,
+    address: SocketAddrV4,
+    epoch: u64,
+}
+
+/// Steering of each port, while it is on.
+#[derive(Debug)]
+struct On {
+    target: Target,
+    ports: Vec<Steering>,
+    /// What they had counted when it was looked last.
+    counted: Counters,
+}
+
+impl Direct {
+    /// The direct path of a berth on these addresses, if `mode` has it and it can be, which `self_test` says.
+    ///
+    /// # Errors
+    /// It is wanted and cannot be.
+    pub(crate) async fn new(
+        mode: DirectMode,
+        addresses: impl Iterator<Item = SocketAddr>,
+        lease: Duration,
+        self_test: impl Future<Output = Result<(), steering::Error>>,
+    ) -> Result<Option<Arc<Self>>, Error> {
+        if mode == DirectMode::Off {
+            return Ok(None);
+        }
+        let mut steered = BTreeMap::<u16, Vec<Ipv4Addr>>::new();
+        let mut relayed = Vec::new();
+        for address in addresses {
+            match address {
+                SocketAddr::V4(v4) if !v4.ip().is_loopback() => steered.entry(v4.port()).or_default().push(*v4.ip()),
+                other => relayed.push(other),
+            }
+        }
+        let tested = if steered.is_empty() { Err(Error::NoAddress) } else { self_test.await.map_err(Error::from) };
+        match tested {
+            Ok(()) => {
+                let addresses: Vec<_> = addresses_of(&steered).collect();
+                tracing::info!(
+                    ?addresses,
+                    ?relayed,
+                    "the direct path can be: in calm, new connections go to the instance itself"
+                );
+                let path = Path::Off("not joined yet".to_owned());
+                let now = Mutex::new(Now { path, ended: None, opened: 0 });
+                Ok(Some(Arc::new(Self { steered, relayed, lease, now })))
+            }
+            Err(error) if mode == DirectMode::Auto => {
+                tracing::info!("--direct auto: no direct path, every connection is relayed: {error}");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Steers while it is calm and this shim's turn. It never ends; dropped, it steers no more.
+    pub(crate) async fn keep(
+        &self,
+        mut table: watch::Receiver<Arc<Table>>,
+        mut turn: watch::Receiver<Turn>,
+        blocked: &AtomicBool,
+    ) {
+        let mut on: Option<On> = None;
+        let mut relief = None;
+        loop {
+            let calm = {
+                let (turn, table) = (*turn.borrow_and_update(), table.borrow_and_update());
+                calm(turn, &table, blocked.load(Relaxed)).map(|target| (turn == Turn::Own, target))
+            };
+            let calm = calm.and_then(|(own, target)| {
+                if own && is_full(target.address) {
+                    relief = Some(Instant::now() + RELIEF);
+                }
+                match relief.filter(|until| Instant::now() < *until) {
+                    Some(_) => Err("the instance's accept queue is full".to_owned()),
+                    None => Ok((own, target)),
+                }
+            });
+            let path = match calm {
+                Ok((true, target)) => {
+                    let instance = target.instance.clone();
+                    self.steer(&mut on, target).map_or_else(Path::Failed, |()| Path::On(instance))
+                }
+                Ok((false, _)) => Path::Sibling,
+                Err(why) => Path::Off(why),
+            };
+            self.count(on.as_mut());
+            if !matches!(path, Path::On(_)) {
+                on = None;
+            }
+            self.note(path, Instant::now());
+            tokio::select! {
+                changed = table.changed() => if changed.is_err() { break },
+                changed = turn.changed() => if changed.is_err() { break },
+                () = tokio::time::sleep(self.lease / steering::RENEWALS) => {}
+            }
+        }
+        std::future::pending::<()>().await;
+    }
+
+    /// Renews what is on for this target, or turns it on.
+    fn steer(&self, on: &mut Option<On>, target: Target) -> Result<(), String> {
+        match on {
+            Some(on) if on.target == target => {
+                let failed = on.ports.iter().map(|port| port.counters().failed).sum::<u64>();
+                if failed > on.counted.failed {
+                    // It closed its listener, and may have another.
+                    give(&on.ports, target.address)?;
+                }
+                on.ports.iter().for_each(Steering::renew);
+            }
+            _ => {
+                self.count(on.as_mut());
+                *on = None;
+                let ports = self.steered.iter().map(|(port, addresses)| {
+                    let addresses: Vec<_> = addresses.iter().copied().map(IpAddr::V4).collect();
+                    Steering::new(*port, &addresses, self.lease)
+                });
+                let ports = ports.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+                give(&ports, target.address)?;
+                ports.iter().for_each(Steering::on);
+                *on = Some(On { target, ports, counted: Counters::default() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in what was counted since the last time.
+    fn count(&self, on: Option<&mut On>) {
+        let Some(on) = on else { return };
+        let mut sum = Counters::default();
+        for Counters { steered, passed, failed } in on.ports.iter().map(Steering::counters) {
+            sum.steered += steered;
+            sum.passed += passed;
+            sum.failed += failed;
+        }
+        self.now().opened += sum.steered - on.counted.steered;
+        on.counted = sum;
+    }
+
+    fn note(&self, path: Path, at: Instant) {
+        let mut now = self.now();
+        match (now.path.is_calm(), path.is_calm()) {
+            (true, false) => now.ended = Some(at),
+            (_, true) => now.ended = None,
+            (false, false) => {}
+        }
+        if now.path == path {
+            return;
+        }
+        match &path {
+            Path::On(instance) => {
+                tracing::info!(%instance, "direct path on: new connections of IPv4 go to the instance itself");
+            }
+            Path::Failed(why) => tracing::warn!("no direct path, the shims relay: {why}"),
+            path if matches!(now.path, Path::On(_)) => {
+                tracing::info!(opened = now.opened, "direct path off: {}", path.why_not().unwrap_or_default());
+            }
+            path => tracing::debug!("no direct path: {}", path.why_not().unwrap_or_default()),
+        }
+        now.path = path;
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the handshake of a client that was steered may not be over: its instance must not stop yet.
+    pub(crate) fn is_settling(&self, at: Instant) -> bool {
+        let now = self.now();
+        now.path.is_calm() || now.ended.is_some_and(|ended| at < ended + HANDSHAKES)
+    }
+
+    /// Connections on the direct path that are open on this node, whoever steered them.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub(crate) fn open(&self) -> std::io::Result<u64> {
+        let open = |(port, addresses): (&u16, &Vec<Ipv4Addr>)| {
+            sock_diag::connections(*port, addresses).map(|connections| connections.others)
+        };
+        self.steered.iter().map(open).sum()
+    }
+
+    pub(crate) fn status(&self) -> DirectStatus {
+        let (open, settling) = (self.open().ok(), self.is_settling(Instant::now()));
+        let Now { path, opened, .. } = &*self.now();
+        DirectStatus {
+            on: path.why_not().is_none(),
+            why: path.why_not().map(ToOwned::to_owned),
+            opened: *opened,
+            open,
+            settling,
+            relayed: self.relayed.clone(),
+        }
+    }
+}
+
+fn addresses_of(steered: &BTreeMap<u16, Vec<Ipv4Addr>>) -> impl Iterator<Item = SocketAddrV4> {
+    steered.iter().flat_map(|(port, addresses)| addresses.iter().map(|ip| SocketAddrV4::new(*ip, *port)))
+}
+
+fn give(ports: &[Steering], listener: SocketAddrV4) -> Result<(), String> {
+    let give = |port: &Steering| port.give_to_listener_at(listener).map_err(|error| error.to_string());
+    ports.iter().try_for_each(give)
+}
+
+/// Whether half of what may wait there does: the shims keep their own queues empty.
+fn is_full(listener: SocketAddrV4) -> bool {
+    // Nobody listens, or the kernel cannot be asked: the probe or the program finds that.
+    matches!(sock_diag::accept_queue(listener), Ok(Some(queue)) if queue.waiting > queue.limit / 2)
+}
+
+/// What is to be steered to, by whosever turn it is; or why the shims are to get new connections.
+fn calm(turn: Turn, table: &Table, blocked: bool) -> Result<Target, String> {
+    if let Turn::Nobody(why) = turn {
+        return Err(why.to_owned());
+    }
+    if blocked {
+        return Err("a relaying thread does not answer".to_owned());
+    }
+    let [instance] = &*table.instances else {
+        return Err(format!("{} instances are there", table.instances.len()));
+    };
+    match (instance.health(), instance.address) {
+        (InstanceHealth::Ready, SocketAddr::V4(address)) => {
+            Ok(Target { instance: instance.id.clone(), address, epoch: instance.epoch })
+        }
+        (InstanceHealth::Ready, _) => Err(format!("instance {} listens on IPv6", instance.id)),
+        (health, _) => Err(format!("instance {} is {}", instance.id, health.as_str())),
+    }
+}
+
+/// What a registry of metrics takes.
+#[derive(Debug)]
+pub(crate) struct DirectMetrics(pub(crate) Arc<Direct>);
+
+impl Collector for DirectMetrics {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let DirectStatus { on, opened, open, .. } = self.0.status();
+        gauge(&mut to, "berth_direct_on", "1 while this shim steers new connections to the instance", u64::from(on))?;
+        counter(&mut to, "berth_direct_connections", "Connections that this shim steered to the instance", opened)?;
+        // Of the node, so one shim says it: who steers.
+        if let Some(open) = open.filter(|_| on) {
+            gauge(&mut to, "berth_direct_connections_open", "Connections on the direct path now", open)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

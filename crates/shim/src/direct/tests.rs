@@ -1,0 +1,106 @@
+use super::*;
+use crate::backend::TableWriter;
+use crate::backend::health::Observation;
+
+fn table(instances: &[(&str, &str, Observation)]) -> Arc<Table> {
+    let mut writer = TableWriter::new(1, 1);
+    for (id, address, seen) in instances {
+        let id = id.parse().unwrap();
+        let epoch = writer.insert(&id, address.parse().unwrap(), false, false).unwrap();
+        writer.observe(&id, epoch, *seen, "").unwrap();
+    }
+    writer.table()
+}
+
+#[test]
+fn it_is_calm_with_one_instance_that_is_ready() {
+    use Observation::{Fail, Pass, Refused};
+    let why = |instances: &[_], turn, blocked| calm(turn, &table(instances), blocked).map(|target| target.address);
+    let own = ("a", "127.1.0.1:6443", Pass);
+    for turn in [Turn::Own, Turn::Sibling] {
+        assert_eq!(why(&[own], turn, false), Ok("127.1.0.1:6443".parse().unwrap()));
+    }
+    for (instances, turn, blocked, expected) in [
+        (&[own][..], Turn::Nobody("a sibling joins or leaves"), false, "a sibling joins or leaves"),
+        (&[own], Turn::Own, true, "a relaying thread does not answer"),
+        (&[], Turn::Own, false, "0 instances are there"),
+        // One that starts is there before it is ready.
+        (&[own, ("b", "127.2.0.1:6443", Refused)], Turn::Own, false, "2 instances are there"),
+        (&[("a", "127.1.0.1:6443", Fail)], Turn::Own, false, "instance a is unready"),
+        (&[("a", "[::1]:6443", Pass)], Turn::Own, false, "instance a listens on IPv6"),
+    ] {
+        assert_eq!(why(instances, turn, blocked), Err(expected.to_owned()));
+    }
+    let mut writer = TableWriter::new(1, 1);
+    let id: InstanceId = "a".parse().unwrap();
+    writer.insert(&id, "127.1.0.1:6443".parse().unwrap(), true, false);
+    let mut see = |seen| {
+        let (epoch, ..) = writer.epoch(&id).unwrap();
+        writer.observe(&id, epoch, seen, "").unwrap();
+        calm(Turn::Own, &writer.table(), false)
+    };
+    let first = see(Pass).unwrap();
+    assert_eq!(see(Fail), Err("instance a is failing".to_owned()));
+    assert_eq!(see(Pass).unwrap(), first);
+    assert!(see(Refused).is_err());
+    assert_ne!(see(Pass).unwrap(), first, "the listener may be another");
+}
+
+/// Of a shim on these addresses, where the self-test ends so.
+async fn made(
+    mode: DirectMode,
+    listen: &[&str],
+    tested: Result<(), steering::Error>,
+) -> Result<Option<Arc<Direct>>, Error> {
+    let listen: Vec<SocketAddr> = listen.iter().map(|address| address.parse().unwrap()).collect();
+    Direct::new(mode, listen.into_iter(), Duration::from_secs(3), async { tested }).await
+}
+
+#[tokio::test]
+async fn where_it_cannot_be_auto_relays_and_on_says_why() {
+    let old = || {
+        let refused = berth_os::bpf::Refused {
+            step: berth_os::bpf::Step::Program,
+            source: std::io::Error::from_raw_os_error(libc::EINVAL),
+            log: String::new(),
+        };
+        Err(steering::Error::Kernel { refused, kernel: "5.4.0".into() })
+    };
+    let node = ["10.0.0.5:6443"];
+    assert!(made(DirectMode::Off, &node, Ok(())).await.unwrap().is_none());
+    assert!(made(DirectMode::Auto, &node, old()).await.unwrap().is_none());
+    let why = made(DirectMode::On, &node, old()).await.unwrap_err().to_string();
+    assert!(why.contains("Linux") && why.contains("5.4.0"), "{why}");
+    // Not even tried.
+    let elsewhere = ["[fd00::5]:6443", "127.0.0.1:6443"];
+    assert!(made(DirectMode::Auto, &elsewhere, Ok(())).await.unwrap().is_none());
+    let why = made(DirectMode::On, &elsewhere, Ok(())).await.unwrap_err().to_string();
+    assert!(why.contains("--direct off"), "{why}");
+}
+
+#[tokio::test]
+async fn every_address_of_ipv4_is_steered_and_the_others_are_named() {
+    let listen = ["10.0.0.5:6443", "[fd00::5]:6443", "10.0.0.6:6443", "10.0.0.5:7443", "127.0.0.1:6443"];
+    let direct = made(DirectMode::On, &listen, Ok(())).await.unwrap().unwrap();
+    let steered: Vec<_> = addresses_of(&direct.steered).map(|address| address.to_string()).collect();
+    assert_eq!(steered, ["10.0.0.5:6443", "10.0.0.6:6443", "10.0.0.5:7443"]);
+    let relayed: Vec<_> = direct.relayed.iter().map(ToString::to_string).collect();
+    assert_eq!(relayed, ["[fd00::5]:6443", "127.0.0.1:6443"]);
+}
+
+#[tokio::test]
+async fn an_instance_serves_on_for_the_handshakes_that_began() {
+    let direct = made(DirectMode::On, &["10.0.0.5:6443"], Ok(())).await.unwrap().unwrap();
+    let start = Instant::now();
+    let later = |half| start + HANDSHAKES * half / 2;
+    assert!(!direct.is_settling(start), "it was never on");
+    direct.note(Path::On("a".parse().unwrap()), start);
+    assert!(direct.is_settling(later(4)));
+    direct.note(Path::Off("this shim is not joined".to_owned()), later(4));
+    direct.note(Path::Off("another reason".to_owned()), later(5));
+    assert!(direct.is_settling(later(5)));
+    assert!(!direct.is_settling(later(6)));
+    // As a sibling's.
+    direct.note(Path::Sibling, later(7));
+    assert!(direct.is_settling(later(9)));
+}
