@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::SocketAddr;
 use std::str::FromStr;
 
 /// A shim's process: random, never a pid. Its text is 16 lower-case hexadecimal digits; messages have the number.
@@ -96,9 +97,9 @@ pub struct Announce {
     /// Whether it goes for good: it takes nothing over any more.
     #[serde(default)]
     pub leaving: bool,
-    /// Whether it can steer new connections to the instance itself, past the shims.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub direct: bool,
+    /// The only instance that it knows, if that is ready and it can steer new connections to it, past the shims.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub direct: Option<SocketAddr>,
     pub owns: BTreeSet<Cookie>,
     pub accepts: BTreeSet<Cookie>,
 }

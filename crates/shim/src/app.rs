@@ -365,7 +365,7 @@ impl Bound {
         };
         let steering = async {
             if let Some(direct) = &shared.direct {
-                direct.keep(shared.table.clone(), shared.turn.subscribe(), &shared.blocked).await;
+                direct.keep(shared.table.clone(), shared.turn.subscribe()).await;
             }
             std::future::pending::<()>().await;
         };

@@ -1,7 +1,7 @@
 //! The direct path: in calm, the kernel steers new connections of IPv4 to the instance's own listener. No bytes are relayed,
 //! and the instance sees the client's address. The shims' listeners stay behind it: they get what is not steered.
 //!
-//! Calm is one instance that is known and ready, and shims that are all joined and can steer ([`calm`], [`Turn`]). In every change
+//! Calm is one instance that is known and ready ([`target`]), and shims that are all joined and can steer to it ([`Turn`]). In every change
 //! (a start, a stop, a drain, a probe that fails, a full accept queue) the shims relay, because only they replay and hold: on
 //! the direct path a killed instance resets what is queued. One shim steers at a time. What steers is a descriptor
 //! of its own: when it ends in whatever way, the shims' listeners get new connections at once, and open ones are the instance's and live
@@ -25,7 +25,6 @@ use prometheus_client::encoding::DescriptorEncoder;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -98,9 +97,9 @@ struct Now {
 
 /// What is to be steered to: an instance's listener, and another number for each process that listened there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Target {
+pub(crate) struct Target {
     instance: InstanceId,
-    address: SocketAddrV4,
+    pub(crate) address: SocketAddrV4,
     epoch: u64,
 }
 
@@ -157,19 +156,11 @@ impl Direct {
     }
 
     /// Steers while it is calm and this shim's turn. It never ends; dropped, it steers no more.
-    pub(crate) async fn keep(
-        &self,
-        mut table: watch::Receiver<Arc<Table>>,
-        mut turn: watch::Receiver<Turn>,
-        blocked: &AtomicBool,
-    ) {
+    pub(crate) async fn keep(&self, mut table: watch::Receiver<Arc<Table>>, mut turn: watch::Receiver<Turn>) {
         let mut on: Option<On> = None;
         let mut relief = None;
         loop {
-            let calm = {
-                let (turn, table) = (*turn.borrow_and_update(), table.borrow_and_update());
-                calm(turn, &table, blocked.load(Relaxed)).map(|target| (turn == Turn::Own, target))
-            };
+            let calm = calm(*turn.borrow_and_update(), &table.borrow_and_update());
             let calm = calm.and_then(|(own, target)| {
                 if own && is_full(target.address) {
                     relief = Some(Instant::now() + RELIEF);
@@ -314,23 +305,30 @@ fn is_full(listener: SocketAddrV4) -> bool {
     matches!(sock_diag::accept_queue(listener), Ok(Some(queue)) if queue.waiting > queue.limit / 2)
 }
 
-/// What is to be steered to, by whosever turn it is; or why the shims are to get new connections.
-fn calm(turn: Turn, table: &Table, blocked: bool) -> Result<Target, String> {
-    if let Turn::Nobody(why) = turn {
-        return Err(why.to_owned());
+/// What can be steered to: the only instance that is known, if it is ready; or why there is none.
+pub(crate) fn target(table: &Table) -> Result<Target, String> {
+    let instances = &table.instances;
+    let Some(instance) = instances.first() else { return Err("no instance is known".to_owned()) };
+    // Each shim of an instance that was given by --backend has its own name for it.
+    if let Some(other) = instances.iter().find(|other| other.address != instance.address) {
+        return Err(format!("there are several instances: {} and {}", instance.id, other.id));
     }
-    if blocked {
-        return Err("a relaying thread does not answer".to_owned());
-    }
-    let [instance] = &*table.instances else {
-        return Err(format!("{} instances are there", table.instances.len()));
-    };
     match (instance.health(), instance.address) {
         (InstanceHealth::Ready, SocketAddr::V4(address)) => {
             Ok(Target { instance: instance.id.clone(), address, epoch: instance.epoch })
         }
         (InstanceHealth::Ready, _) => Err(format!("instance {} listens on IPv6", instance.id)),
         (health, _) => Err(format!("instance {} is {}", instance.id, health.as_str())),
+    }
+}
+
+/// What is to be steered to, and whether by this shim; or why the shims are to get new connections.
+fn calm(turn: Turn, table: &Table) -> Result<(bool, Target), String> {
+    let target = target(table)?;
+    match turn {
+        Turn::Own => Ok((true, target)),
+        Turn::Sibling => Ok((false, target)),
+        Turn::Nobody(why) => Err(why.to_owned()),
     }
 }
 

@@ -252,7 +252,7 @@ mod tests {
                 reachable: true,
                 leaving: false,
                 // An older shim neither says nor reads it.
-                direct: false,
+                direct: None,
                 owns: [Cookie(7)].into(),
                 accepts: [Cookie(7), Cookie(9)].into(),
             },
@@ -260,7 +260,8 @@ mod tests {
         };
         assert_eq!(String::from_utf8(serde_json::to_vec(&update).unwrap()).unwrap(), String::from_utf8_lossy(bytes));
         assert_eq!(parse_update(bytes).as_ref(), Ok(&update));
-        let update = Update { announce: Announce { direct: true, ..update.announce }, ..update };
+        let update =
+            Update { announce: Announce { direct: "127.1.2.3:6443".parse().ok(), ..update.announce }, ..update };
         assert_eq!(parse_update(&serde_json::to_vec(&update).unwrap()), Ok(update));
         for (ask, json) in [
             (Ask::Metrics, r#"{"version":1,"ask":"metrics"}"#),

@@ -15,21 +15,22 @@ fn table(instances: &[(&str, &str, Observation)]) -> Arc<Table> {
 #[test]
 fn it_is_calm_with_one_instance_that_is_ready() {
     use Observation::{Fail, Pass, Refused};
-    let why = |instances: &[_], turn, blocked| calm(turn, &table(instances), blocked).map(|target| target.address);
+    let why = |instances: &[_], turn| calm(turn, &table(instances)).map(|(own, target)| (own, target.address));
     let own = ("a", "127.1.0.1:6443", Pass);
-    for turn in [Turn::Own, Turn::Sibling] {
-        assert_eq!(why(&[own], turn, false), Ok("127.1.0.1:6443".parse().unwrap()));
+    for (turn, is_own) in [(Turn::Own, true), (Turn::Sibling, false)] {
+        assert_eq!(why(&[own], turn), Ok((is_own, "127.1.0.1:6443".parse().unwrap())));
     }
-    for (instances, turn, blocked, expected) in [
-        (&[own][..], Turn::Nobody("a sibling joins or leaves"), false, "a sibling joins or leaves"),
-        (&[own], Turn::Own, true, "a relaying thread does not answer"),
-        (&[], Turn::Own, false, "0 instances are there"),
+    let twice = [own, ("b", "127.1.0.1:6443", Refused)];
+    assert!(why(&twice, Turn::Own).is_ok(), "two names of one");
+    for (instances, turn, expected) in [
+        (&[own][..], Turn::Nobody("a sibling joins or leaves"), "a sibling joins or leaves"),
+        (&[], Turn::Own, "no instance is known"),
         // One that starts is there before it is ready.
-        (&[own, ("b", "127.2.0.1:6443", Refused)], Turn::Own, false, "2 instances are there"),
-        (&[("a", "127.1.0.1:6443", Fail)], Turn::Own, false, "instance a is unready"),
-        (&[("a", "[::1]:6443", Pass)], Turn::Own, false, "instance a listens on IPv6"),
+        (&[own, ("b", "127.2.0.1:6443", Refused)], Turn::Own, "there are several instances: a and b"),
+        (&[("a", "127.1.0.1:6443", Fail)], Turn::Own, "instance a is unready"),
+        (&[("a", "[::1]:6443", Pass)], Turn::Own, "instance a listens on IPv6"),
     ] {
-        assert_eq!(why(instances, turn, blocked), Err(expected.to_owned()));
+        assert_eq!(why(instances, turn), Err(expected.to_owned()));
     }
     let mut writer = TableWriter::new(1, 1);
     let id: InstanceId = "a".parse().unwrap();
@@ -37,7 +38,7 @@ fn it_is_calm_with_one_instance_that_is_ready() {
     let mut see = |seen| {
         let (epoch, ..) = writer.epoch(&id).unwrap();
         writer.observe(&id, epoch, seen, "").unwrap();
-        calm(Turn::Own, &writer.table(), false)
+        target(&writer.table())
     };
     let first = see(Pass).unwrap();
     assert_eq!(see(Fail), Err("instance a is failing".to_owned()));

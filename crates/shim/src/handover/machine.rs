@@ -37,8 +37,8 @@ pub(crate) struct Facts {
     pub(crate) leaving: bool,
     /// A relaying thread gives no sign of life: an accept loop may never end.
     pub(crate) blocked: bool,
-    /// It can steer new connections to the instance itself.
-    pub(crate) direct: bool,
+    /// The only instance that it knows, if that is ready and it can steer new connections to it.
+    pub(crate) direct: Option<SocketAddr>,
 }
 
 /// Whose turn it is to steer new connections to the instance itself.
@@ -228,13 +228,13 @@ impl Machine {
         self.peers.values().any(|peer| peer.live(self.now).is_some_and(stays))
     }
 
-    /// Whose turn it is to steer: while every shim is joined and can, that of the one with the smallest name. While one
-    /// joins, leaves or cannot, nobody's. That two take it for theirs until they have heard each other does no harm: both steer to the
-    /// one instance that there is.
+    /// Whose turn it is to steer: while every shim is joined and would steer to the same instance, that of the one with the
+    /// smallest name. While one joins, leaves or cannot, nobody's. That two take it for theirs until they have heard each other
+    /// does no harm: both steer to the one instance that there is.
     pub(crate) fn turn(&self, me: ShimId) -> Turn {
         let Facts { ready, leaving, direct, .. } = self.facts;
-        if !direct {
-            return Turn::Nobody("this shim has no direct path");
+        if direct.is_none() {
+            return Turn::Nobody("this shim cannot steer");
         }
         if self.phase != Phase::Joined || self.is_leaving() || leaving || !ready {
             return Turn::Nobody("this shim is not joined");
@@ -247,7 +247,8 @@ impl Machine {
                 Some(told) if told.phase != Phase::Joined || told.leaving || !told.ready => {
                     return Turn::Nobody("a sibling joins or leaves");
                 }
-                Some(told) if !told.direct => return Turn::Nobody("a sibling has no direct path"),
+                Some(told) if told.direct.is_none() => return Turn::Nobody("a sibling cannot steer"),
+                Some(told) if told.direct != direct => return Turn::Nobody("a sibling has another instance"),
                 Some(_) if *holder < me => turn = Turn::Sibling,
                 Some(_) => {}
             }

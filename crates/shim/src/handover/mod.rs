@@ -21,6 +21,7 @@ pub(crate) use passing::PASSES;
 use crate::accept::{Accepting, Dispatcher};
 use crate::backend::Table;
 use crate::config::Config;
+use crate::direct;
 use crate::drain::Stop;
 use crate::relay::Pass;
 use crate::shared::Shared;
@@ -151,7 +152,7 @@ impl Group {
                 reachable: table.pick(|_| true).is_some(),
                 leaving: *stop.borrow_and_update() != Stop::No,
                 blocked: self.is_blocked(),
-                direct: self.shared.direct.is_some(),
+                direct: self.shared.direct.as_ref().and_then(|_| Some(direct::target(&table).ok()?.address.into())),
             }
         };
         // From now on, not from when siblings took over: what is still accepted until then must not go to an
