@@ -12,7 +12,7 @@ pub(crate) fn start(to: SocketAddr, clients: u32, period: Duration) -> Load {
     Load::start(clients, Some(period), move |source| exchange(source, to))
 }
 
-async fn exchange(source: Ipv4Addr, to: SocketAddr) -> Result<(), String> {
+pub(crate) async fn exchange(source: Ipv4Addr, to: SocketAddr) -> Result<(), String> {
     let mut stream = connect(source, to).await?;
     let (sent, mut got) = (client_hello(64), [0; 64]);
     stream.write_all(&sent).await.map_err(failed("write"))?;

@@ -8,6 +8,7 @@ mod support;
 
 mod commands;
 mod death;
+mod direct;
 mod liars;
 mod listeners;
 mod load;

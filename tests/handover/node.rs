@@ -62,6 +62,10 @@ impl Node {
         Ok(node)
     }
 
+    pub(crate) fn listening_at(self, listen: SocketAddr) -> Self {
+        Self { listen, ..self }
+    }
+
     pub(crate) fn run_dir(&self) -> PathBuf {
         self.temp.path().join("run")
     }
@@ -111,6 +115,13 @@ impl Node {
     /// Exit status and log of a `berth exec` that fails.
     pub(crate) fn cannot_exec(&self, id: &str) -> (Option<i32>, String) {
         let (status, _, log) = said(&mut self.exec_command(id));
+        (status, log)
+    }
+
+    /// Exit status and log of a `berth serve` that fails.
+    pub(crate) fn cannot_serve(&self, id: &str, backend: SocketAddr, options: &[&str]) -> (Option<i32>, String) {
+        let (status, _, log) =
+            said(self.command("serve", id).args(["--backend", &backend.to_string(), "--probe", "tcp"]).args(options));
         (status, log)
     }
 

@@ -4,10 +4,10 @@ use super::load::{self, Record};
 use super::node::{Echo, Node, alone, number};
 use std::time::{Duration, Instant};
 
-const CLIENTS: u32 = 128;
+pub(crate) const CLIENTS: u32 = 128;
 
 /// Together 6,400 connections a second. With a quarter of it one run in six of the control lost nothing.
-const PERIOD: Duration = Duration::from_millis(20);
+pub(crate) const PERIOD: Duration = Duration::from_millis(20);
 
 /// A run counts only if so many connections were begun so near to each switch.
 const LEAST: usize = 100;

@@ -25,7 +25,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -91,8 +91,16 @@ struct Now {
     path: Path,
     /// Since when nobody steers, if somebody did.
     ended: Option<Instant>,
-    /// Connections that this shim steered.
+    /// Connections that this shim steered with what is off again.
     opened: u64,
+    /// What is on.
+    ports: Weak<Vec<Steering>>,
+}
+
+impl Now {
+    fn opened(&self) -> u64 {
+        self.opened + self.ports.upgrade().map_or(0, |ports| sum(&ports, |counters| counters.steered))
+    }
 }
 
 /// What is to be steered to: an instance's listener, and another number for each process that listened there.
@@ -107,9 +115,9 @@ pub(crate) struct Target {
 #[derive(Debug)]
 struct On {
     target: Target,
-    ports: Vec<Steering>,
-    /// What they had counted when it was looked last.
-    counted: Counters,
+    ports: Arc<Vec<Steering>>,
+    /// Connections that did not get its listener until it was found last.
+    failed: u64,
 }
 
 impl Direct {
@@ -144,7 +152,7 @@ impl Direct {
                     "the direct path can be: in calm, new connections go to the instance itself"
                 );
                 let path = Path::Off("not joined yet".to_owned());
-                let now = Mutex::new(Now { path, ended: None, opened: 0 });
+                let now = Mutex::new(Now { path, ended: None, opened: 0, ports: Weak::new() });
                 Ok(Some(Arc::new(Self { steered, relayed, lease, now })))
             }
             Err(error) if mode == DirectMode::Auto => {
@@ -178,9 +186,8 @@ impl Direct {
                 Ok((false, _)) => Path::Sibling,
                 Err(why) => Path::Off(why),
             };
-            self.count(on.as_mut());
             if !matches!(path, Path::On(_)) {
-                on = None;
+                self.off(&mut on);
             }
             self.note(path, Instant::now());
             tokio::select! {
@@ -196,16 +203,16 @@ impl Direct {
     fn steer(&self, on: &mut Option<On>, target: Target) -> Result<(), String> {
         match on {
             Some(on) if on.target == target => {
-                let failed = on.ports.iter().map(|port| port.counters().failed).sum::<u64>();
-                if failed > on.counted.failed {
+                let failed = sum(&on.ports, |counters| counters.failed);
+                if failed > on.failed {
                     // It closed its listener, and may have another.
                     give(&on.ports, target.address)?;
+                    on.failed = failed;
                 }
                 on.ports.iter().for_each(Steering::renew);
             }
             _ => {
-                self.count(on.as_mut());
-                *on = None;
+                self.off(on);
                 let ports = self.steered.iter().map(|(port, addresses)| {
                     let addresses: Vec<_> = addresses.iter().copied().map(IpAddr::V4).collect();
                     Steering::new(*port, &addresses, self.lease)
@@ -213,23 +220,21 @@ impl Direct {
                 let ports = ports.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
                 give(&ports, target.address)?;
                 ports.iter().for_each(Steering::on);
-                *on = Some(On { target, ports, counted: Counters::default() });
+                let ports = Arc::new(ports);
+                self.now().ports = Arc::downgrade(&ports);
+                *on = Some(On { target, ports, failed: 0 });
             }
         }
         Ok(())
     }
 
-    /// Takes in what was counted since the last time.
-    fn count(&self, on: Option<&mut On>) {
-        let Some(on) = on else { return };
-        let mut sum = Counters::default();
-        for Counters { steered, passed, failed } in on.ports.iter().map(Steering::counters) {
-            sum.steered += steered;
-            sum.passed += passed;
-            sum.failed += failed;
+    fn off(&self, on: &mut Option<On>) {
+        if on.is_some() {
+            let mut now = self.now();
+            now.opened = now.opened();
+            now.ports = Weak::new();
         }
-        self.now().opened += sum.steered - on.counted.steered;
-        on.counted = sum;
+        *on = None;
     }
 
     fn note(&self, path: Path, at: Instant) {
@@ -248,7 +253,7 @@ impl Direct {
             }
             Path::Failed(why) => tracing::warn!("no direct path, the shims relay: {why}"),
             path if matches!(now.path, Path::On(_)) => {
-                tracing::info!(opened = now.opened, "direct path off: {}", path.why_not().unwrap_or_default());
+                tracing::info!(opened = now.opened(), "direct path off: {}", path.why_not().unwrap_or_default());
             }
             path => tracing::debug!("no direct path: {}", path.why_not().unwrap_or_default()),
         }
@@ -278,11 +283,12 @@ impl Direct {
 
     pub(crate) fn status(&self) -> DirectStatus {
         let (open, settling) = (self.open().ok(), self.is_settling(Instant::now()));
-        let Now { path, opened, .. } = &*self.now();
+        let now = self.now();
+        let path = &now.path;
         DirectStatus {
             on: path.why_not().is_none(),
             why: path.why_not().map(ToOwned::to_owned),
-            opened: *opened,
+            opened: now.opened(),
             open,
             settling,
             relayed: self.relayed.clone(),
@@ -292,6 +298,10 @@ impl Direct {
 
 fn addresses_of(steered: &BTreeMap<u16, Vec<Ipv4Addr>>) -> impl Iterator<Item = SocketAddrV4> {
     steered.iter().flat_map(|(port, addresses)| addresses.iter().map(|ip| SocketAddrV4::new(*ip, *port)))
+}
+
+fn sum(ports: &[Steering], of: impl Fn(Counters) -> u64) -> u64 {
+    ports.iter().map(|port| of(port.counters())).sum()
 }
 
 fn give(ports: &[Steering], listener: SocketAddrV4) -> Result<(), String> {

@@ -41,9 +41,6 @@ pub fn unanswered(left: Duration, pending: u64, open: u64, settling: bool) -> Op
 /// Time between two looks at how many are pending.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Time between two questions to the kernel how many connections are open on the direct path.
-const ASKING: Duration = Duration::from_millis(500);
-
 /// Time between two lines of log about what is waited for.
 const TOLD: Duration = Duration::from_secs(10);
 
@@ -82,20 +79,17 @@ impl Answered {
     }
 }
 
-/// Waits until connections have ended, those of the own instance on the direct path too. Returns how many are left that are
-/// relayed, which are reset now.
+/// Waits until relayed connections have ended. Returns how many are left, which are reset now. Those on the direct path do not
+/// end with the shim, so it does not wait for them; `berth drain --wait-streams` does.
 pub(crate) async fn drain(shared: &Shared, timeout: Duration) -> u64 {
-    let Shared { config, metrics, ended, .. } = shared;
+    let Shared { metrics, ended, .. } = shared;
     let (mut table, mut stop) = (shared.table.clone(), shared.stop.subscribe());
-    // A node shim's instances go on without it.
-    let direct = shared.direct.as_ref().filter(|_| !config.discover);
-    let direct = || direct.and_then(|direct| direct.open().ok()).unwrap_or_default();
     let started = Instant::now();
     let mut tell = started + TOLD;
     let mut deadline = None;
     loop {
-        let (open, direct) = (metrics.open(), direct());
-        if open == 0 && direct == 0 {
+        let open = metrics.open();
+        if open == 0 {
             tracing::info!(ms = started.elapsed().as_millis() as u64, "drained");
             return 0;
         }
@@ -106,7 +100,7 @@ pub(crate) async fn drain(shared: &Shared, timeout: Duration) -> u64 {
         let listens = table.borrow_and_update().own().is_some_and(|own| own.health() != InstanceHealth::Unready);
         if !listens && deadline.is_none() {
             deadline = Some(Instant::now() + timeout);
-            tracing::info!(connections = open, direct, timeout = %humantime::format_duration(timeout), "the instance listens no more: draining");
+            tracing::info!(connections = open, timeout = %humantime::format_duration(timeout), "the instance listens no more: draining");
         }
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             tracing::warn!(connections = open, "--drain-timeout is over: connections are cut");
@@ -114,15 +108,13 @@ pub(crate) async fn drain(shared: &Shared, timeout: Duration) -> u64 {
         }
         if tell <= Instant::now() {
             tell += TOLD;
-            tracing::info!(connections = open, direct, instance_listens = listens, "draining");
+            tracing::info!(connections = open, instance_listens = listens, "draining");
         }
         tokio::select! {
             () = ended.notified() => {}
             Ok(()) = table.changed() => {}
             Ok(()) = stop.changed() => {}
             () = sleep_until(deadline.map_or(tell, |deadline| deadline.min(tell))) => {}
-            // Nobody tells of their end.
-            () = sleep(ASKING), if direct > 0 => {}
         }
     }
 }
