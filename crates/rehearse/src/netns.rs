@@ -18,7 +18,7 @@ use std::thread;
 const LOOPBACK: &str = "lo";
 
 /// A further address of it.
-const ALIAS: &str = "lo:1";
+pub const ALIAS: &str = "lo:1";
 
 /// Why there is no namespace.
 #[derive(Debug, thiserror::Error)]

@@ -36,14 +36,17 @@ mod verdict;
 mod wire;
 mod work;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use berth_os::netdevice::{self, Setting as Device};
+use berth_rehearse::netns;
 use clap::Parser;
 use load::Pace;
+use nix::unistd::geteuid;
 use options::{Cli, Options, Part};
 use results::{Results, Sample};
 use setting::Setting;
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Instant;
@@ -51,6 +54,11 @@ use work::Bench;
 
 /// Where the backend listens: away from peers and clients.
 const BACKEND: &str = "127.0.2.1:0";
+
+/// Where peers listen, in a network of which all addresses are the machine's own (RFC 5737), or without one.
+const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const NETMASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 0);
+const LOOPBACK: Ipv4Addr = Ipv4Addr::new(127, 0, 3, 1);
 
 /// Exit status of a wrong command line, of something that cannot be had, and of an end by a signal.
 const EX_USAGE: u8 = 64;
@@ -76,7 +84,8 @@ fn main() -> ExitCode {
 }
 
 fn compare(options: &Options) -> Result<ExitCode> {
-    let (peers, missing) = match options.peers() {
+    let node = node();
+    let (peers, missing) = match options.peers(!node.is_loopback()) {
         Ok(found) => found,
         Err(mistakes) => {
             for mistake in mistakes {
@@ -94,7 +103,7 @@ fn compare(options: &Options) -> Result<ExitCode> {
 
     let pace = Pace { warm_up: options.window() / 4, window: options.window() };
     let mut results = Results { peers, missing, samples: Vec::new() };
-    measure(&mut results, options, pace, directory.path())?;
+    measure(&mut results, options, pace, node, directory.path())?;
 
     let setting = Setting::new(&options.command, &results.peers, options.rounds(), pace, options.short);
     print!("{}", report::markdown(&results, &setting));
@@ -108,10 +117,29 @@ fn compare(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!complaints.is_empty())))
 }
 
-fn measure(results: &mut Results, options: &Options, pace: Pace, directory: &Path) -> Result<()> {
+/// Where peers listen. Root has a network namespace for it, with an address from which the kernel may steer; else it is one of
+/// loopback, and there is no direct path. To be called before there are threads.
+fn node() -> Ipv4Addr {
+    let enter = || {
+        if !geteuid().is_root() {
+            bail!("root could");
+        }
+        netns::enter(NODE)?;
+        netdevice::set(netns::ALIAS, Device::Netmask(NETMASK)).context("cannot give the clients addresses")
+    };
+    match enter() {
+        Ok(()) => NODE,
+        Err(error) => {
+            eprintln!("bench: no network namespace, so no direct path: {error:#}");
+            LOOPBACK
+        }
+    }
+}
+
+fn measure(results: &mut Results, options: &Options, pace: Pace, node: Ipv4Addr, directory: &Path) -> Result<()> {
     let (backend, address) = start_backend()?;
     let _backend = process::Tree::new(backend);
-    let bench = Bench { backend: address, pace, short: options.short, directory };
+    let bench = Bench { node, backend: address, pace, short: options.short, directory };
     let start = Instant::now();
     for round in 0..options.rounds() {
         for work in options.work() {

@@ -27,7 +27,7 @@ pub(crate) enum Part {
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Who takes part [default: direct, each --berth, and what is here of haproxy, haproxy-splice,
+    /// Who takes part [default: none, each --berth, and what is here of haproxy, haproxy-splice,
     /// nginx and envoy]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     peers: Vec<String>,
@@ -63,6 +63,9 @@ pub(crate) struct Options {
     pub(crate) command: String,
 }
 
+/// The first berth, with a direct path.
+const DIRECT_PATH: &str = "direct-path";
+
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number")?;
     if (0.1..=600.0).contains(&seconds) {
@@ -89,11 +92,11 @@ impl Options {
         }
     }
 
-    /// The peers that take part, and the names of those that would and are not here. All mistakes at
+    /// The peers that take part, one with a direct path if the kernel steers here, and the names of those that would and are not here. All mistakes at
     /// once.
-    pub(crate) fn peers(&self) -> Result<(Vec<Peer>, Vec<&'static str>), Vec<String>> {
+    pub(crate) fn peers(&self, steers: bool) -> Result<(Vec<Peer>, Vec<&'static str>), Vec<String>> {
         let mut mistakes = Vec::new();
-        let mut peers = vec![Peer { name: "direct".to_owned(), kind: Kind::Direct, program: PathBuf::new() }];
+        let mut peers = vec![Peer { name: "none".to_owned(), kind: Kind::None, program: PathBuf::new() }];
         for given in &self.berth {
             let (name, path) = given.split_once('=').unwrap_or(("berth", given));
             if !Path::new(path).is_file() {
@@ -102,6 +105,11 @@ impl Options {
             peers.push(Peer { name: name.to_owned(), kind: Kind::Berth, program: absolute(path.as_ref()) });
         }
         let mut missing = Vec::new();
+        let first = peers.iter().find(|peer| peer.is_berth()).map(|berth| berth.program.clone());
+        match first.filter(|_| steers) {
+            Some(program) => peers.push(Peer { name: DIRECT_PATH.to_owned(), kind: Kind::DirectPath, program }),
+            None => missing.push(DIRECT_PATH),
+        }
         for (name, kind, given) in [
             ("haproxy", Kind::Haproxy { splice: false }, &self.haproxy),
             ("haproxy-splice", Kind::Haproxy { splice: true }, &self.haproxy),
@@ -128,7 +136,7 @@ impl Options {
         if !mistakes.is_empty() {
             return Err(mistakes);
         }
-        let short = ["direct", "haproxy"];
+        let short = ["none", "haproxy"];
         let wanted = |name: &str, is_berth: bool| match (self.peers.is_empty(), self.short) {
             (false, _) => self.peers.iter().any(|peer| peer == name),
             (true, true) => is_berth || short.contains(&name),
@@ -165,16 +173,16 @@ mod tests {
     fn peers(args: &str) -> Result<Vec<String>, Vec<String>> {
         let cli = Cli::try_parse_from(std::iter::once("bench").chain(args.split_ascii_whitespace()))
             .map_err(|error| vec![error.to_string()])?;
-        Ok(cli.options.peers()?.0.into_iter().map(|peer| peer.name).collect())
+        Ok(cli.options.peers(false)?.0.into_iter().map(|peer| peer.name).collect())
     }
 
     #[test]
     fn builds_are_peers_by_their_names() {
-        let asked = "--berth old=/bin/true --berth new=/bin/true --peers new,direct,old";
-        assert_eq!(peers(asked), Ok(vec!["direct".to_owned(), "old".to_owned(), "new".to_owned()]));
+        let asked = "--berth old=/bin/true --berth new=/bin/true --peers new,none,old";
+        assert_eq!(peers(asked), Ok(vec!["none".to_owned(), "old".to_owned(), "new".to_owned()]));
         assert_eq!(
             peers("--berth /bin/true --haproxy /bin/true --short"),
-            Ok(["direct", "berth", "haproxy"].map(str::to_owned).to_vec())
+            Ok(["none", "berth", "haproxy"].map(str::to_owned).to_vec())
         );
     }
 

@@ -8,6 +8,7 @@ use crate::load;
 use crate::process::Tree;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,6 +21,10 @@ const START: Duration = Duration::from_secs(10);
 /// Time between two tries to get that answer.
 const RETRY: Duration = Duration::from_micros(200);
 
+/// What berth says of its direct path.
+const ON: &str = "direct path on";
+const OFF: &str = "direct path off";
+
 /// Descriptors that are not for connections: listeners, epoll, logs, pipes.
 const RESERVED: u64 = 200;
 
@@ -27,8 +32,10 @@ const RESERVED: u64 = 200;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// No relay: the client dials the backend.
-    Direct,
+    None,
     Berth,
+    /// The same, with `--direct on`.
+    DirectPath,
     Haproxy {
         splice: bool,
     },
@@ -53,8 +60,8 @@ impl Peer {
     /// What it says of its version.
     pub(crate) fn version(&self) -> String {
         let option = match self.kind {
-            Kind::Direct => return "no relay, the client dials the backend".to_owned(),
-            Kind::Berth | Kind::Envoy => "--version",
+            Kind::None => return "no relay, the client dials the backend".to_owned(),
+            Kind::Berth | Kind::DirectPath | Kind::Envoy => "--version",
             Kind::Haproxy { .. } | Kind::Nginx(_) => "-v",
         };
         let said =
@@ -64,8 +71,10 @@ impl Peer {
         // Envoy begins with its path, and HAProxy ends with a link.
         let words = line.split_ascii_whitespace().take_while(|word| *word != "-");
         let mut text = words.filter(|word| !word.starts_with('/')).collect::<Vec<_>>().join(" ");
-        if self.kind == (Kind::Haproxy { splice: true }) {
-            text.push_str(", with option splice-auto");
+        match self.kind {
+            Kind::Haproxy { splice: true } => text.push_str(", with option splice-auto"),
+            Kind::DirectPath => text.push_str(", with --direct on"),
+            _ => {}
         }
         text
     }
@@ -80,13 +89,13 @@ impl Peer {
         size(&self.program) + module.map_or(0, size)
     }
 
-    /// Starts it before a backend, in a directory of its own, and waits until it answers.
-    pub(crate) fn start(&self, backend: SocketAddr, work: &Path) -> Result<Running> {
-        if self.kind == Kind::Direct {
-            return Ok(Running { address: backend, tree: None, until_answer: Duration::ZERO });
+    /// Starts it before a backend, on an address of its own with a directory of its own, and waits until it answers.
+    pub(crate) fn start(&self, node: Ipv4Addr, backend: SocketAddr, work: &Path) -> Result<Running> {
+        if self.kind == Kind::None {
+            return Ok(Running { address: backend, tree: None, until_answer: Duration::ZERO, log: None });
         }
         let directory = tempfile::tempdir_in(work)?.keep();
-        let address = free_address()?;
+        let address = free_address(node)?;
         let log = directory.join("log");
         let mut command = self.command(address, backend, &directory)?;
         command
@@ -98,20 +107,25 @@ impl Peer {
         let start = Instant::now();
         let child = command.spawn().with_context(|| format!("cannot start {}", self.program.display()))?;
         let mut tree = Tree::new(child);
-        while let Err(error) = load::round_trip(address) {
+        let log = (self.kind == Kind::DirectPath).then_some(log);
+        let answers = || match &log {
+            Some(log) if !fs::read_to_string(log)?.contains(ON) => Err(io::Error::other("its direct path is off")),
+            _ => load::round_trip(address),
+        };
+        while let Err(error) = answers() {
             let status = tree.ended();
             if status.is_none() && start.elapsed() < START {
                 std::thread::sleep(RETRY);
                 continue;
             }
-            let said = fs::read_to_string(&log).unwrap_or_default();
+            let said = fs::read_to_string(directory.join("log")).unwrap_or_default();
             let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
             match status {
                 Some(status) => bail!("it ended by itself, {status}: {last}"),
                 None => bail!("no answer within {START:?}, {error}: {last}"),
             }
         }
-        Ok(Running { address, until_answer: start.elapsed(), tree: Some(tree) })
+        Ok(Running { address, until_answer: start.elapsed(), tree: Some(tree), log })
     }
 
     fn command(&self, listen: SocketAddr, backend: SocketAddr, directory: &Path) -> Result<Command> {
@@ -124,19 +138,11 @@ impl Peer {
             Ok(path)
         };
         match &self.kind {
-            Kind::Direct => bail!("nothing to start"),
-            Kind::Berth => {
-                command.args([
-                    "serve",
-                    "--probe",
-                    "tcp",
-                    "--rise",
-                    "1",
-                    "--log-level",
-                    "warn",
-                    "--drain-timeout",
-                    "1s",
-                ]);
+            Kind::None => bail!("nothing to start"),
+            kind @ (Kind::Berth | Kind::DirectPath) => {
+                command.args(["serve", "--probe", "tcp", "--rise", "1", "--drain-timeout", "1s"]);
+                // What is logged a connection is logged at debug.
+                command.args(if *kind == Kind::Berth { ["--direct", "off"] } else { ["--direct", "on"] });
                 command.arg(format!("--listen={listen}")).arg(format!("--backend={backend}"));
                 command.arg("--run-dir").arg(directory.join("run"));
             }
@@ -166,11 +172,23 @@ pub(crate) struct Running {
     pub(crate) tree: Option<Tree>,
     /// From exec to the first answer.
     pub(crate) until_answer: Duration,
+    /// Of one with a direct path.
+    log: Option<PathBuf>,
 }
 
-/// An address that nobody listens on, away from those of backend and clients.
-fn free_address() -> Result<SocketAddr> {
-    let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 3, 1), 0))?;
+impl Running {
+    /// What was measured was what it is about.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Some(log) = &self.log else { return Ok(()) };
+        let said = fs::read_to_string(log)?;
+        let off = said.lines().find(|line| line.contains(OFF));
+        off.map_or(Ok(()), |line| bail!("the direct path was off for a time: {line}"))
+    }
+}
+
+/// An address of the node's that nobody listens on.
+fn free_address(node: Ipv4Addr) -> Result<SocketAddr> {
+    let listener = TcpListener::bind((node, 0))?;
     Ok(listener.local_addr()?)
 }
 

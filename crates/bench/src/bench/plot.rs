@@ -26,11 +26,11 @@ const STYLE: &str = "
 text { font: 12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif; fill: #1f2328; }
 .head { font-size: 17px; font-weight: 600; } .title { font-weight: 600; } .note { fill: #59636e; }
 .strong { font-weight: 600; } .end { text-anchor: end; }
-.ground { fill: #ffffff; } .bar { fill: #8c959f; } .direct { fill: #d1d9e0; } .berth { fill: #0969da; }
+.ground { fill: #ffffff; } .bar { fill: #8c959f; } .none { fill: #d1d9e0; } .berth { fill: #0969da; }
 .spread { stroke: #1f2328; stroke-width: 1.5; }
 @media (prefers-color-scheme: dark) {
 text { fill: #f0f6fc; } .note { fill: #9198a1; }
-.ground { fill: #0d1117; } .bar { fill: #656c76; } .direct { fill: #3d444d; } .berth { fill: #4493f8; }
+.ground { fill: #0d1117; } .bar { fill: #656c76; } .none { fill: #3d444d; } .berth { fill: #4493f8; }
 .spread { stroke: #f0f6fc; }
 }
 ";
@@ -68,10 +68,10 @@ pub(crate) fn svg(results: &Results, setting: &Setting) -> String {
 
 /// Draws one and says how tall it is.
 fn panel(body: &mut String, results: &Results, case: Case, metric: Metric, left: usize, top: usize) -> usize {
-    let direct = results.direct();
-    let without_direct = direct.is_none_or(|direct| results.summary(case, direct, metric).is_none());
+    let none = results.none();
+    let without_none = none.is_none_or(|none| results.summary(case, none, metric).is_none());
     let peers: Vec<_> =
-        results.peers_of(case).into_iter().filter(|&peer| !(without_direct && Some(peer) == direct)).collect();
+        results.peers_of(case).into_iter().filter(|&peer| !(without_none && Some(peer) == none)).collect();
     let most = peers
         .iter()
         .filter_map(|&peer| results.summary(case, peer, metric))
@@ -90,9 +90,9 @@ fn panel(body: &mut String, results: &Results, case: Case, metric: Metric, left:
         let (middle, base) = (y + THICK / 2, y + THICK - 2);
         let start = left + NAMES;
         let is_berth = results.peers[peer].is_berth();
-        let (bar, text) = match (is_berth, Some(peer) == direct) {
+        let (bar, text) = match (is_berth, Some(peer) == none) {
             (true, _) => ("berth", " strong"),
-            (_, true) => ("direct", ""),
+            (_, true) => ("none", ""),
             _ => ("bar", ""),
         };
         let name = escape(&results.peers[peer].name);
@@ -136,9 +136,9 @@ mod tests {
     #[test]
     fn bars_are_to_scale_and_labelled() {
         let svg = svg(&results(), &setting());
-        // The most of 120 is the longest bar; direct's median is 110 and envoy's 21.
+        // The most of 120 is the longest bar; the median without a relay is 110 and envoy's 21.
         assert!(
-            svg.contains(&format!(r#"<rect class="direct" x="122" y="102" width="{:.1}""#, BAR * 110.0 / 120.0)),
+            svg.contains(&format!(r#"<rect class="none" x="122" y="102" width="{:.1}""#, BAR * 110.0 / 120.0)),
             "{svg}"
         );
         assert!(

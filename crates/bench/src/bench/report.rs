@@ -87,7 +87,7 @@ fn json(results: &Results, setting: &Setting) -> Value {
                     "median": summary.median,
                     "least": summary.least,
                     "most": summary.most,
-                    "of_direct": results.direct().filter(|&direct| direct != peer).and_then(|direct| results.ratio(case, peer, direct, metric)),
+                    "of_none": results.none().filter(|&none| none != peer).and_then(|none| results.ratio(case, peer, none, metric)),
                 }));
             }
         }

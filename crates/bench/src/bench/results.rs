@@ -93,8 +93,8 @@ impl Results {
     }
 
     /// The peer without a relay.
-    pub(crate) fn direct(&self) -> Option<usize> {
-        self.peers.iter().position(|peer| peer.kind == Kind::Direct)
+    pub(crate) fn none(&self) -> Option<usize> {
+        self.peers.iter().position(|peer| peer.kind == Kind::None)
     }
 
     /// The best of the relays that are not of the same make.
@@ -102,7 +102,7 @@ impl Results {
         let make = discriminant(&self.peers[peer].kind);
         let others = (0..self.peers.len()).filter(|&other| {
             let kind = &self.peers[other].kind;
-            *kind != Kind::Direct && discriminant(kind) != make
+            !matches!(kind, Kind::None | Kind::DirectPath) && discriminant(kind) != make
         });
         let medians = others.filter_map(|other| Some((other, self.summary(case, other, metric)?.median)));
         let better = |a: &(usize, f64), b: &(usize, f64)| {
@@ -142,7 +142,7 @@ pub(crate) mod tests {
         let figures = |rate, p99| Ok(vec![(Rate, rate), (P99, p99)]);
         Results {
             peers: vec![
-                peer("direct", Kind::Direct),
+                peer("none", Kind::None),
                 peer("berth", Kind::Berth),
                 peer("haproxy", Kind::Haproxy { splice: false }),
                 peer("envoy", Kind::Envoy),

@@ -21,6 +21,8 @@ pub(crate) fn overview(results: &Results) -> String {
     heads.extend(all.iter().map(|&peer| results.peers[peer].name.clone()));
     heads.extend(haproxy.map(|_| "berth ÷ haproxy".to_owned()));
     heads.push("berth ÷ best other".to_owned());
+    let direct = results.peers.iter().position(|peer| peer.kind == Kind::DirectPath).zip(results.none());
+    heads.extend(direct.map(|_| "direct-path ÷ none".to_owned()));
     let mut rows = vec![heads];
     for case in results.key_cases() {
         let mut metrics = case.key_metrics();
@@ -42,6 +44,10 @@ pub(crate) fn overview(results: &Results) -> String {
                 || "–".to_owned(),
                 |best| format!("{} ({})", ratio(Some(best)), results.peers[best].name),
             ));
+            row.extend(direct.map(|(direct, none)| {
+                let ratio = results.ratio(case, direct, none, metric);
+                ratio.map_or("–".to_owned(), |ratio| format!("{ratio:.2}"))
+            }));
             rows.push(row);
         }
     }
@@ -109,8 +115,8 @@ fn table(results: &Results, case: Case) -> String {
     let first_build = builds.first().copied().filter(|_| builds.len() > 1);
 
     let mut heads = vec!["peer".to_owned(), main.title().to_owned()];
-    let with_direct = results.direct().filter(|&direct| results.peers_of(case).contains(&direct));
-    heads.extend(with_direct.map(|_| "÷ direct".to_owned()));
+    let with_none = results.none().filter(|&none| results.peers_of(case).contains(&none));
+    heads.extend(with_none.map(|_| "÷ none".to_owned()));
     heads.push("÷ best other".to_owned());
     heads.extend(first_build.map(|peer| format!("÷ {}", results.peers[peer].name)));
     heads.extend(others.iter().map(|metric| metric.title().to_owned()));
@@ -123,8 +129,8 @@ fn table(results: &Results, case: Case) -> String {
             ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"))
         };
         let mut row = vec![results.peers[peer].name.clone(), cell(results, case, peer, main)];
-        row.extend(with_direct.map(|direct| ratio(Some(direct))));
-        let best = results.best_other(case, peer, main).filter(|_| Some(peer) != results.direct());
+        row.extend(with_none.map(|none| ratio(Some(none))));
+        let best = results.best_other(case, peer, main).filter(|_| Some(peer) != results.none());
         row.push(
             best.map_or_else(|| "–".to_owned(), |best| format!("{} ({})", ratio(Some(best)), results.peers[best].name)),
         );
@@ -190,23 +196,34 @@ mod tests {
 
         Medians. Each ratio (÷) is the median of the ratios within a round.
 
-        |                                      | direct | berth | haproxy | envoy | berth ÷ haproxy | berth ÷ best other |
-        | ------------------------------------ | ------:| -----:| -------:| -----:| ---------------:| ------------------:|
-        | ping, 16 connections: requests/s     |    110 |    60 |      42 |    21 |            1.50 |     1.50 (haproxy) |
-        | ping, 16 connections: p99 µs         |     11 |    20 |      31 |    26 |            0.67 |       0.80 (envoy) |
-        | ping, 16 connections: CPU µs/request |      – |     – |       – |     – |               – |                  – |
+        |                                      | none | berth | haproxy | envoy | berth ÷ haproxy | berth ÷ best other |
+        | ------------------------------------ | ----:| -----:| -------:| -----:| ---------------:| ------------------:|
+        | ping, 16 connections: requests/s     |  110 |    60 |      42 |    21 |            1.50 |     1.50 (haproxy) |
+        | ping, 16 connections: p99 µs         |   11 |    20 |      31 |    26 |            0.67 |       0.80 (envoy) |
+        | ping, 16 connections: CPU µs/request |    – |     – |       – |     – |               – |                  – |
         "#);
+    }
+
+    #[test]
+    fn a_direct_path_is_compared_with_no_relay_and_is_no_relay() {
+        let mut results = results();
+        (results.peers[2].kind, results.peers[2].name) = (Kind::DirectPath, "direct-path".to_owned());
+        let overview = overview(&results);
+        let rates = overview.lines().find(|line| line.contains("requests/s")).unwrap();
+        let cells: Vec<_> = rates.split('|').map(str::trim).collect();
+        assert!(overview.contains("| berth ÷ best other | direct-path ÷ none |"), "{overview}");
+        assert_eq!(cells[2..], ["110", "60", "42", "21", "3.00 (envoy)", "0.38", ""], "{overview}");
     }
 
     #[test]
     fn a_table_has_spread_ratios_and_failures() {
         insta::assert_snapshot!(table(&results(), Case::Ping(16)) + &failures(&results(), Case::Ping(16)), @r#"
-        | peer    |    requests/s | ÷ direct |   ÷ best other |     p99 µs | samples |
-        | ------- | -------------:| --------:| --------------:| ----------:| -------:|
-        | direct  | 110 (100–120) |        – |              – | 11 (10–12) |       2 |
-        | berth   |            60 |     0.60 | 1.50 (haproxy) |         20 |       1 |
-        | haproxy |    42 (40–44) |     0.38 |   0.67 (berth) | 31 (30–32) |       2 |
-        | envoy   |    21 (20–22) |     0.19 |   0.33 (berth) | 26 (25–27) |       2 |
+        | peer    |    requests/s | ÷ none |   ÷ best other |     p99 µs | samples |
+        | ------- | -------------:| ------:| --------------:| ----------:| -------:|
+        | none    | 110 (100–120) |      – |              – | 11 (10–12) |       2 |
+        | berth   |            60 |   0.60 | 1.50 (haproxy) |         20 |       1 |
+        | haproxy |    42 (40–44) |   0.38 |   0.67 (berth) | 31 (30–32) |       2 |
+        | envoy   |    21 (20–22) |   0.19 |   0.33 (berth) | 26 (25–27) |       2 |
 
         berth: 1 failed: reset
         "#);

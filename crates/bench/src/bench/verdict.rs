@@ -9,7 +9,7 @@ use crate::results::Results;
 use crate::work::{Case, Metric};
 
 /// Least part of what there is without a relay.
-const LEAST_OF_DIRECT: f64 = 0.1;
+const LEAST_OF_NONE: f64 = 0.1;
 
 /// Least part of what HAProxy does.
 const LEAST_OF_HAPROXY: f64 = 0.4;
@@ -32,7 +32,7 @@ pub(crate) fn complaints(results: &Results, short: bool) -> Vec<String> {
             }
             for metric in judged(case) {
                 let pairs = [
-                    (results.direct(), metric.higher_is_better().then_some(LEAST_OF_DIRECT)),
+                    (results.none(), metric.higher_is_better().then_some(LEAST_OF_NONE)),
                     (haproxy, Some(if metric.higher_is_better() { LEAST_OF_HAPROXY } else { MOST_OF_HAPROXY })),
                 ];
                 for (other, limit) in pairs {

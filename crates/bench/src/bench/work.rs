@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use berth_rehearse::report::format::count;
 use clap::ValueEnum;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ impl Work {
     pub(crate) fn is_for(self, peer: &Peer) -> bool {
         match (&peer.kind, self) {
             (Kind::Haproxy { splice: true }, work) => work == Self::Bulk,
-            (Kind::Direct, work) => work != Self::Idle,
+            (Kind::None, work) => work != Self::Idle,
             _ => true,
         }
     }
@@ -265,6 +265,8 @@ pub(crate) type Measured = Result<Vec<(Metric, f64)>, String>;
 
 /// What all measurements have in common.
 pub(crate) struct Bench<'a> {
+    /// Where peers listen.
+    pub(crate) node: Ipv4Addr,
     pub(crate) backend: SocketAddr,
     pub(crate) pace: Pace,
     pub(crate) short: bool,
@@ -275,10 +277,14 @@ pub(crate) struct Bench<'a> {
 impl Bench<'_> {
     /// Starts the peer, lets it do all cases and ends it.
     pub(crate) fn run(&self, work: Work, peer: &Peer) -> Vec<(Case, Measured)> {
-        let started = peer.start(self.backend, self.directory).map_err(|error| format!("{error:#}"));
+        let started = peer.start(self.node, self.backend, self.directory).map_err(|error| format!("{error:#}"));
         let mut pool = None;
         let measure = |case: Case| match &started {
-            Ok(running) => (case, self.measure(case, peer, running, &mut pool).map_err(|error| format!("{error:#}"))),
+            Ok(running) => {
+                let measured = self.measure(case, peer, running, &mut pool);
+                let measured = measured.and_then(|figures| running.check().map(|()| figures));
+                (case, measured.map_err(|error| format!("{error:#}")))
+            }
             Err(error) => (case, Err(error.clone())),
         };
         work.cases(self.short).into_iter().map(measure).collect()
