@@ -1,11 +1,13 @@
 //! Puts the listener of another process into a map, by its address.
 //!
-//! A descriptor of it is not needed, so none of what it takes to get one: pidfd_getfd(2) needs CAP_SYS_PTRACE between containers
-//! and somebody who sends a pidfd; a program of type sock_ops on the instance's cgroup sees only a listen(2) that
-//! comes after it was attached, so a shim that starts anew would never have the listener of an instance that runs. Instead a
-//! program that the kernel runs once, on demand (`BPF_PROG_TEST_RUN`), and that is attached nowhere: it looks the
-//! socket up, as the kernel would for a packet to that address, and puts it into the map. Linux 5.10, with the capabilities that
-//! steering needs. What listens in another network namespace, and would swallow what is steered to it, is not found.
+//! A program that the kernel runs once, on demand (`BPF_PROG_TEST_RUN`), and that is attached nowhere: it looks the socket up, as the
+//! kernel would for a packet to that address, and puts it into the map. Linux 5.10, with the capabilities that steering
+//! needs. What listens in another network namespace, and would swallow what is steered to it, is not found.
+//!
+//! Two other ways were tried, each with CAP_BPF and CAP_NET_ADMIN alone. pidfd_getfd(2) is refused (EPERM: between containers
+//! it needs CAP_SYS_PTRACE), and somebody has to send a pidfd. A program of type sock_ops on the instance's cgroup puts its
+//! listener into the map at listen(2), but none that listened before: a shim that starts anew would have no direct path until its
+//! instance does too, and a node needs cgroup v2.
 
 use super::asm::{Assembler, Helper, If, Instruction, MapAs, Reg, Size};
 use super::sys::{self, ProgramType};
