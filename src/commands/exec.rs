@@ -4,6 +4,7 @@ use super::{Exit, mistaken};
 use anyhow::Context;
 use berth_exec::address;
 use berth_exec::args::{self, Replaced, Rewritten, Wanted};
+use berth_exec::environment::{GODEBUG, Godebug, godebug};
 use berth_node::instance::InstanceId;
 use berth_node::registry::RunDir;
 use berth_node::registry::instance::{Claimant, claim};
@@ -12,6 +13,7 @@ use berth_options::exec::ExecArgs;
 use berth_os::process::{end_on_signals, go_on_as_child};
 use berth_shim::config::Place;
 use std::convert::Infallible;
+use std::env;
 use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -75,9 +77,15 @@ impl Plan {
         tell(&instance, address, advertise, &rewritten);
 
         let Some((program, arguments)) = rewritten.argv.split_first() else { anyhow::bail!("there is no command") };
+        let mut command = Command::new(program);
+        command.args(arguments);
+        match godebug(env::var_os(GODEBUG).as_deref()) {
+            Godebug::Set(value) => drop(command.env(GODEBUG, value)),
+            Godebug::Kept(value) => tracing::info!(multipathtcp = %value.display(), "GODEBUG kept"),
+        }
         // The signal mask and what is ignored pass through as they are, but for SIGPIPE: Rust's runtime
         // ignores it from the start, and `exec` sets it back to its default.
-        let error = claim.through_exec(|| Command::new(program).args(arguments).exec())?;
+        let error = claim.through_exec(|| command.exec())?;
         let fix = fix(&error);
         Err(error).with_context(|| format!("cannot run {}{fix}", program.display()))
     }

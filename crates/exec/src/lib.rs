@@ -1,4 +1,4 @@
-//! How an instance starts: its own 127.x address, and the arguments that give it to kube-apiserver.
+//! How an instance starts: its own 127.x address, the arguments that give it to kube-apiserver, and a variable.
 //!
 //! `berth exec` does it, doctor checks it, the rehearsal draws addresses as it does. A shim needs none of it: it reads
 //! what is recorded of an instance ([`berth_node::registry::instance`]).
@@ -8,3 +8,4 @@
 
 pub mod address;
 pub mod args;
+pub mod environment;
