@@ -76,6 +76,23 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 #[test]
+fn a_direct_path_is_there_when_it_is_asked_for() {
+    let node = Node::new();
+    let lines = |text: &str| text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect::<Vec<_>>();
+    let plain = node.berth("inject", &[]).out;
+    assert_eq!(node.berth("inject", &["--direct", "off"]).out, plain);
+    for (mode, said) in [("auto", "auto"), ("on", "\"on\"")] {
+        let mut direct = lines(&node.berth("inject", &["--direct", mode]).out);
+        direct.retain(|line| !lines(&plain).contains(line));
+        let value = format!("      value: {said}");
+        let wanted = ["    - name: BERTH_DIRECT", &value, "        add:", "        - BPF", "        - NET_ADMIN"];
+        assert_eq!(direct, wanted);
+    }
+    let refused = node.berth("inject", &["--direct", "maybe"]);
+    assert!(refused.status == Some(64) && refused.err.contains("off, auto, on"), "{}", refused.err);
+}
+
+#[test]
 fn without_write_nothing_is_written() {
     let node = Node::new();
     let printed = node.berth("inject", &[]);

@@ -7,6 +7,7 @@ use berth_fuzz::yaml::{Read, read};
 use berth_operate::manifest::Manifest;
 use berth_operate::manifest::eject::undo;
 use berth_operate::manifest::inject::{Addresses, Options, Probing, Sidecar, inject};
+use berth_shim::config::DirectMode;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
@@ -29,6 +30,7 @@ fuzz_target!(|input: (u8, &str)| {
             credentials: choice & 4 == 0,
         },
         service: (choice & 8 == 0).then(|| "/etc/kubernetes/berth-cluster/kubeconfig".into()),
+        direct: if choice & 16 == 0 { DirectMode::Off } else { DirectMode::Auto },
     };
     let Ok(injected) = inject(text, &options) else { return };
     let values = |text: &str| {

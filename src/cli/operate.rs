@@ -3,6 +3,8 @@
 use berth_operate::manifest::inject::Sidecar;
 use berth_options::place::ADDRESSES;
 use berth_options::probe::ProbeArgs;
+use berth_options::shim::direct_modes;
+use berth_shim::config::DirectMode;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -36,6 +38,10 @@ pub struct InjectArgs {
     /// none is named]; a Deployment or DaemonSet uses its service account
     #[arg(long, env = "BERTH_SERVICE", hide_env_values = true, value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "/etc/kubernetes/berth-cluster/kubeconfig")]
     pub service: Option<String>,
+    /// In calm, let the kernel steer new connections of IPv4 to the apiserver itself; the shim gets the capabilities BPF and
+    /// NET_ADMIN for it
+    #[arg(long, env = "BERTH_DIRECT", hide_env_values = true, default_value = "off", value_name = "WHEN", value_parser = direct_modes())]
+    pub direct: DirectMode,
     /// How the apiserver is asked; files are those of its container. Without --probe-ca, kubeadm's
     /// CA is found.
     #[command(flatten)]

@@ -231,6 +231,7 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<Options> {
         addresses: addresses?,
         probing,
         service: service(args.service.as_deref(), checks),
+        direct: args.direct,
     })
 }
 

@@ -107,7 +107,8 @@ pub struct ShimArgs {
     pub log_connections: bool,
 }
 
-fn direct_modes() -> impl TypedValueParser<Value = DirectMode> {
+/// The values of `--direct`.
+pub fn direct_modes() -> impl TypedValueParser<Value = DirectMode> {
     let help = |mode| match mode {
         DirectMode::Off => "Relay every connection",
         DirectMode::Auto => "Where a self-test passes: the log says which it is, and why",

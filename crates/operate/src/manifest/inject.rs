@@ -9,15 +9,18 @@ mod probes;
 
 use super::edit::{Change, Edit, Path, apply};
 use super::eject::{ORIGINAL, Original, undo};
-use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, VOLUMES};
+use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, STEERING, VOLUMES};
 use super::pod::basename;
 use super::{Manifest, Problem};
 use berth_cluster::yaml::{YamlNode, parse};
-use berth_shim::config::Listen;
+use berth_shim::config::{DirectMode, Listen};
 use clap::ValueEnum;
 use serde_json::Value;
 
 pub use judge::{Lapse, Rule, Wrapping, judge};
+
+/// The variable with which a shim has a direct path.
+const DIRECT: &str = "BERTH_DIRECT";
 
 /// How the shim runs beside the apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -70,6 +73,8 @@ pub struct Options {
     pub probing: Probing,
     /// The kubeconfig with which it keeps the Service `kubernetes`; a pod that is not static has its service account.
     pub service: Option<String>,
+    /// When the kernel steers new connections to the apiserver itself.
+    pub direct: DirectMode,
 }
 
 /// What became of a manifest.
@@ -118,6 +123,9 @@ pub fn inject_over(text: &str, backup: Option<String>, options: &Options) -> Res
     if options.service.is_none() && found.pod().get("volumes").is_some_and(|all| all.named(VOLUMES[2]).is_some()) {
         notes.push("without --service the shim does not keep the Service kubernetes any more".into());
     }
+    if options.direct == DirectMode::Off && was_direct(&found) {
+        notes.push("without --direct the shim relays every connection again".into());
+    }
     let new = apply(&base, manifest.document(), &edits).map_err(one)?;
     let values = |text: &str| parse(text).map(|documents| documents.iter().map(YamlNode::value).collect::<Vec<_>>());
     if again && values(text) == values(&new) {
@@ -134,6 +142,12 @@ pub fn plan(manifest: &Manifest, options: &Options) -> Result<(Vec<Edit>, Vec<St
     let mut planner = Planner::new(manifest, options, Wrapping::default());
     planner.plan();
     if planner.problems.is_empty() { Ok((planner.edits, planner.notes)) } else { Err(planner.problems) }
+}
+
+/// Whether an earlier injection gave the shim a direct path.
+fn was_direct(manifest: &Manifest) -> bool {
+    let shims = manifest.containers("initContainers").chain(manifest.containers("containers"));
+    shims.filter(|container| container.name() == SHIM).any(|shim| shim.variable(DIRECT).is_some())
 }
 
 struct Planner<'a> {
@@ -207,9 +221,11 @@ impl<'a> Planner<'a> {
         let image = &self.options.image;
         let mut first = vec![parts::install(image, &self.options.run_dir, uid)];
         let low = listen.iter().any(|address| address.port() < 1024);
+        let mut capabilities = if low { vec!["NET_BIND_SERVICE"] } else { Vec::new() };
+        capabilities.extend(self.direct(uid, &mut of_shim));
         let native = self.options.sidecar == Sidecar::Native;
         let group = self.manifest.container().security("runAsGroup").map(YamlNode::value);
-        let shim = parts::shim(image, native, &parts::user(uid, group.as_ref(), low), &of_shim, &mounts);
+        let shim = parts::shim(image, native, &parts::user(uid, group.as_ref(), &capabilities), &of_shim, &mounts);
         if native {
             first.push(shim);
         } else {
@@ -251,6 +267,26 @@ impl<'a> Planner<'a> {
             return None;
         }
         kubeconfig.rsplit_once('/').map(|(directory, _)| directory)
+    }
+
+    /// The variable with which the kernel steers past the shim, and the capabilities for that.
+    fn direct(&mut self, uid: u32, variables: &mut Vec<Value>) -> &'static [&'static str] {
+        if self.options.direct == DirectMode::Off {
+            return &[];
+        }
+        if uid != 0 {
+            let container = self.manifest.container();
+            let line = container.security("runAsUser").map_or(container.node().line, |user| user.line);
+            // The kernel drops them at execve(2), and Kubernetes has no ambient ones (capabilities(7); its KEP-2763).
+            self.wrong(
+                line,
+                format!(
+                    "--direct needs capabilities, and those that a pod adds count for root only, but the shim has the                      apiserver's uid {uid}: leave --direct out"
+                ),
+            );
+        }
+        variables.push(parts::variable(DIRECT, self.options.direct.as_str()));
+        &STEERING
     }
 
     /// Adds to a list of named things: at its end, but in what kubeadm writes at its beginning, where its

@@ -25,6 +25,9 @@ pub(crate) const VARIABLES: [&str; 12] = [
     "BERTH_PROBE_TIMEOUT",
 ];
 
+/// Capabilities of a shim with which the kernel steers for it.
+pub(crate) const STEERING: [&str; 2] = ["BPF", "NET_ADMIN"];
+
 /// The three probes of a container.
 pub(crate) const PROBES: [&str; 3] = ["startupProbe", "livenessProbe", "readinessProbe"];
 

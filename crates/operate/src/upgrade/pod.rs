@@ -160,6 +160,7 @@ mod tests {
             addresses: Addresses::OfManifest,
             service: None,
             probing: Probing::default(),
+            direct: berth_shim::config::DirectMode::Off,
         };
         inject(KUBEADM, &options).unwrap().text
     }

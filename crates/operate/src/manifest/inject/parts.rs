@@ -23,9 +23,8 @@ pub(super) fn field(name: &str, path: &str) -> Value {
 /// The init container that brings the binary and makes the run directory.
 pub(super) fn install(image: &str, run_dir: &str, uid: u32) -> Value {
     // What the kubelet makes is root's. Giving it to another uid needs root and this one capability.
-    let mut security = user(0, None, false);
+    let mut security = user(0, None, if uid == 0 { &[] } else { &["CHOWN"] });
     if uid != 0 {
-        security["capabilities"]["add"] = json!(["CHOWN"]);
         security["runAsNonRoot"] = false.into();
     }
     json!({
@@ -59,8 +58,8 @@ pub(super) fn shim(image: &str, native: bool, security: &Value, variables: &[Val
     shim
 }
 
-/// The apiserver's uid, and nothing else that is not needed.
-pub(super) fn user(uid: u32, group: Option<&Value>, low_port: bool) -> Value {
+/// The apiserver's uid, these capabilities, and nothing else that is not needed.
+pub(super) fn user(uid: u32, group: Option<&Value>, capabilities: &[&str]) -> Value {
     let mut security = json!({
         "allowPrivilegeEscalation": false,
         "capabilities": {"drop": ["ALL"]},
@@ -68,8 +67,8 @@ pub(super) fn user(uid: u32, group: Option<&Value>, low_port: bool) -> Value {
         "runAsUser": uid,
         "seccompProfile": {"type": "RuntimeDefault"},
     });
-    if low_port {
-        security["capabilities"]["add"] = json!(["NET_BIND_SERVICE"]);
+    if !capabilities.is_empty() {
+        security["capabilities"]["add"] = json!(capabilities);
     }
     if let Some(group) = group {
         security["runAsGroup"] = group.clone();

@@ -16,6 +16,7 @@ fn options() -> Options {
         addresses: Addresses::OfManifest,
         probing: Probing::default(),
         service: None,
+        direct: DirectMode::Off,
     }
 }
 
@@ -85,6 +86,55 @@ fn the_service_is_kept_with_the_shims_own_credentials() {
     let (cluster, mount, volume, notes, _) = shim(DEPLOYMENT, with_ca());
     assert_eq!((cluster.as_str(), mount, volume), ("in-cluster", None, None));
     assert!(notes.iter().any(|note| note.starts_with("--service: the pod's service account")), "{notes:?}");
+}
+
+/// What is steered for is the shim's alone.
+#[test]
+fn a_direct_path_is_a_variable_and_two_capabilities() {
+    let shim = |text: &str| {
+        let manifest = Manifest::parse(text).unwrap();
+        let containers = manifest.containers("initContainers").chain(manifest.containers("containers"));
+        containers.map(|container| (container.name().to_owned(), container.node().value())).collect::<Vec<_>>()
+    };
+    let without = inject(KUBEADM, &options()).unwrap();
+    for (mode, sidecar, port) in [
+        (DirectMode::Auto, Sidecar::Native, 6443),
+        (DirectMode::On, Sidecar::Native, 443),
+        (DirectMode::On, Sidecar::Plain, 6443),
+    ] {
+        let addresses = Addresses::Given(vec![berth_options::check::listen(&format!("10.0.0.5:{port}")).unwrap()]);
+        let off = Options { sidecar, addresses, ..options() };
+        let on = Options { direct: mode, ..off.clone() };
+        let (before, after) = (inject(KUBEADM, &off).unwrap(), inject(KUBEADM, &on).unwrap());
+        assert!(judge(&Manifest::parse(&after.text).unwrap(), Wrapping { words: 0, ..Wrapping::default() }).is_empty());
+        for ((name, old), (_, new)) in shim(&before.text).into_iter().zip(shim(&after.text)) {
+            if name != SHIM {
+                assert_eq!(old, new, "{name}");
+                continue;
+            }
+            let low: &[&str] = if port == 443 { &["NET_BIND_SERVICE"] } else { &[] };
+            let mut wanted = old;
+            wanted["securityContext"]["capabilities"]["add"] = [low, &["BPF", "NET_ADMIN"]].concat().into();
+            let variables = wanted["env"].as_array_mut().unwrap();
+            let at = variables.len() - 1;
+            variables.insert(at, serde_json::json!({"name": "BERTH_DIRECT", "value": mode.as_str()}));
+            assert_eq!(new, wanted);
+        }
+        // Again it is as it was, without it as if it had never been, and ejected as before.
+        assert_eq!(inject(&after.text, &on).unwrap().edits.len(), 0);
+        let again = inject(&after.text, &off).unwrap();
+        assert_eq!(again.text, before.text);
+        assert!(again.notes.iter().any(|note| note.starts_with("without --direct")), "{:?}", again.notes);
+        assert_eq!(inject(&before.text, &on).unwrap().text, after.text);
+        assert_eq!(values(&ejected(&after.text)), values(KUBEADM));
+        let manifest = Manifest::parse(KUBEADM).unwrap();
+        let patches = patches(&manifest, &plan(&manifest, &on).unwrap().0).unwrap().map(|patch| patch.text).concat();
+        assert!(patches.contains("BERTH_DIRECT") && patches.contains("NET_ADMIN"), "{patches}");
+    }
+    assert!(!without.text.contains("BERTH_DIRECT") && !without.text.contains("BPF"));
+    let problems = inject(DEPLOYMENT, &Options { direct: DirectMode::Auto, ..with_ca() }).unwrap_err();
+    let [problem] = &problems[..] else { panic!("{problems:?}") };
+    assert!(problem.to_string().contains("uid 65534: leave --direct out"), "{problem}");
 }
 
 #[test]
