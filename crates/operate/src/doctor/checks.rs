@@ -24,6 +24,8 @@ checks! {
     BERTH_DIFFERS, Error, "berth-differs", "kube-apiserver's container and the shim name the same berth, instance and run directory";
     UID_MISMATCH, Error, "uid-mismatch", "the shim runs with kube-apiserver's uid";
     PRIVILEGED_PORT, Error, "privileged-port", "a shim without capabilities has `NET_BIND_SERVICE` for a port below 1024";
+    DIRECT_CAPABILITIES, Error, "direct-capabilities", "a shim with `--direct` has the capabilities `BPF` and `NET_ADMIN`, and is root's: those that a pod adds count for no other uid; with `auto`, which relays then, a warning";
+    DIRECT_ADDRESS, Error, "direct-address", "a shim with `--direct` listens on an address of IPv4 outside of 127.0.0.0/8; with `auto` a warning";
     INSTANCE_NOT_UNIQUE, Error, "instance-not-unique", "`BERTH_INSTANCE` is the pod's own, in both containers: its UID or name, by the downward API";
     RUN_DIR_VOLUME, Error, "run-dir-volume", "the run directory is a hostPath that both containers mount, writable";
     RUN_DIR_OWNER, Error, "run-dir-owner", "the run directory belongs to kube-apiserver's uid, and nobody else may write there";
@@ -69,6 +71,7 @@ checks! {
     CLUSTER_TOKEN_EXPIRED, Error, "cluster-token-expired", "that token has not expired";
     CLUSTER_TOKEN_EXPIRES_SOON, Warning, "cluster-token-expires-soon", "less than half of its life is over: a shim renews it after a third";
     KERNEL, Error, "kernel", "the kernel has SO_REUSEPORT (Linux 3.9)";
+    DIRECT_KERNEL, Error, "direct-kernel", "with `--direct` the kernel is Linux 5.10 or newer; with `auto` a warning";
     MIGRATE_REQ, Warning, "tcp-migrate-req", "`net.ipv4.tcp_migrate_req` is 0: berth hands over what is queued, and some kernels forget to wake who waits for it";
     EPHEMERAL_PORTS, Warning, "ephemeral-ports", "no outgoing connection can take the secure port, and there are enough others";
     SOMAXCONN, Warning, "somaxconn", "`net.core.somaxconn` does not cut the shim's accept queue short";

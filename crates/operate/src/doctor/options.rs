@@ -1,6 +1,7 @@
 //! What berth's options in a manifest say, and what berth would say of them.
 
 use super::layout::{Berth, HOST_IP, Layout, Told, uid};
+use super::{Finding, Severity};
 use crate::manifest::Manifest;
 use berth_cluster::yaml::{YamlNode, parse};
 use berth_exec::args;
@@ -10,6 +11,7 @@ use berth_options::place::PlaceArgs;
 use berth_options::probe::ProbeArgs;
 use berth_options::shim::ShimArgs;
 use berth_shim::backend::probe::{ProbeConfig, ProbeKind};
+use berth_shim::config::DirectMode;
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -163,6 +165,17 @@ pub(super) const IN_CLUSTER: &str = "in-cluster";
 pub(super) fn cluster(told: &Told) -> Option<(&str, Option<&str>)> {
     let args = &shim(told)?.cluster;
     Some((args.cluster.as_deref()?, args.node_name.as_deref()))
+}
+
+/// When the kernel steers past the shim.
+pub(super) fn direct(told: &Told) -> DirectMode {
+    shim(told).map(|shim| shim.direct).unwrap_or_default()
+}
+
+/// What is in the way of steering: with `auto` the shim relays.
+pub(super) fn of_direct(finding: Finding, mode: DirectMode) -> Finding {
+    let severity = if mode == DirectMode::On { finding.severity } else { Severity::Warning };
+    Finding { severity, ..finding }
 }
 
 /// How long connections may take to end.

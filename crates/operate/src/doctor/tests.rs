@@ -8,6 +8,7 @@ use crate::manifest::inject::{Addresses, Options, Probing, Sidecar, inject};
 use berth_cluster::account::Claims;
 use berth_node::registry;
 use berth_os::proc_net::{Entry, Process};
+use berth_shim::config::DirectMode;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,6 +25,11 @@ fn with_ca() -> Options {
     let probing =
         Probing { variables: vec![("BERTH_PROBE_CA", ca.clone())], files: vec![ca], trusts: true, credentials: false };
     Options { probing, ..options() }
+}
+
+/// With a direct path.
+fn direct(mode: DirectMode) -> String {
+    inject(KUBEADM, &Options { direct: mode, ..options() }).unwrap().text
 }
 
 pub(super) fn static_pod() -> String {
@@ -146,6 +152,9 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         of_text(&with(&clustered, &[&[value], changes].concat()))
     };
     let credentials = |changes: &[(&str, &str)]| of_text(&with(&clustered, changes));
+    let steered = |changes: &[(&str, &str)]| of_text(&with(&direct(DirectMode::On), changes));
+    let owner = ("    - --owner\n    - \"0\"\n", "    - --owner\n    - \"7\"\n");
+    let listen = ("value: 10.0.0.5:6443", "value: '[fd00::5]:6443 127.0.0.1:6443'");
     let mounted = "mountPath: /etc/kubernetes/berth-cluster\n      name: berth-cluster\n";
     let field = "      valueFrom:\n        fieldRef:\n          fieldPath: spec.nodeName\n";
     let without_token = |changes: &[(&str, &str)]| {
@@ -203,6 +212,13 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ("berth-differs", shim(&[("10.0.0.5:6443", "10.0.0.6:6443")])),
         ("uid-mismatch", shim(&[("runAsUser: 0", "runAsUser: 1000")])),
         ("privileged-port", of_text(&pod.replace(":6443", ":443"))),
+        ("direct-capabilities", steered(&[("        - BPF\n", "")])),
+        ("direct-capabilities", steered(&[("        - NET_ADMIN\n", "")])),
+        (
+            "direct-capabilities",
+            of_text(&with(&direct(DirectMode::On).replace("runAsUser: 0", "runAsUser: 7"), &[kept, owner])),
+        ),
+        ("direct-address", of_text(&direct(DirectMode::On).replace(listen.0, listen.1))),
         ("instance-not-unique", of_text(&pod.replace(instance, literal))[..1].to_vec()),
         (
             "run-dir-volume",
@@ -427,6 +443,31 @@ fn sound() -> Facts {
     }
 }
 
+/// With a direct path on such a kernel.
+fn of_kernel(mode: DirectMode, release: &str) -> Vec<Finding> {
+    let mut facts = sound();
+    facts.settings.insert("kernel.osrelease", release.to_owned());
+    of_node(&direct(mode), &facts)
+}
+
+/// Nothing is wrong with it, in whatever form the capabilities are written; with `auto` it relays.
+#[test]
+fn a_shim_that_cannot_steer_is_found() {
+    let pod = direct(DirectMode::On);
+    let added = "        - BPF\n        - NET_ADMIN\n";
+    for other in [added, "        - ALL\n", "        - CAP_SYS_ADMIN\n        - CAP_NET_ADMIN\n"] {
+        assert_eq!(of_text(&with(&pod, &[(added, other)])), [], "{other}");
+    }
+    assert_eq!(of_kernel(DirectMode::On, "5.10.0-28-amd64\n"), []);
+    assert_eq!(of_kernel(DirectMode::Off, "5.9.16\n"), []);
+    let auto = of_text(&with(&direct(DirectMode::Auto), &[(added, "        - NET_ADMIN\n")]));
+    let [Finding { id: "direct-capabilities", severity: Severity::Warning, fix, .. }] = &auto[..] else {
+        panic!("{auto:?}")
+    };
+    assert_eq!(fix, "add BPF to securityContext.capabilities.add of berth");
+    assert_eq!(of_kernel(DirectMode::Auto, "5.9.16\n")[0].severity, Severity::Warning);
+}
+
 fn holding(local: &str, uid: u32, name: &str) -> Holding {
     let remote = "0.0.0.0:0".parse().unwrap();
     let entry = Entry { local: local.parse().unwrap(), remote, state: 0x0a, uid, inode: 7 };
@@ -527,6 +568,7 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("cluster-token-expired", granted(30, 0, &|_| {})),
         ("cluster-token-expires-soon", granted(16, 14, &|_| {})),
         ("kernel", setting("kernel.osrelease", "3.8.13")),
+        ("direct-kernel", of_kernel(DirectMode::On, "5.9.16\n")),
         ("tcp-migrate-req", setting("net.ipv4.tcp_migrate_req", "1\n")),
         ("ephemeral-ports", setting("net.ipv4.ip_local_port_range", "1024\t65535\n")),
         ("ephemeral-ports", setting("net.ipv4.ip_local_port_range", "60000 61000")),

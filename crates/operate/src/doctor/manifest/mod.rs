@@ -1,6 +1,7 @@
 //! What the text of a manifest says.
 
 mod credentials;
+mod direct;
 mod volumes;
 
 use super::checks::*;
@@ -106,6 +107,7 @@ impl Examiner<'_> {
         self.authentication(layout, probe);
         if let Some(serving) = serving {
             self.credentials(serving);
+            self.direct(serving);
         }
     }
 

@@ -16,7 +16,7 @@ use berth_cluster::yaml::YamlNode;
 use berth_node::registry;
 use berth_os::netdevice;
 use berth_os::proc_net::{self, Entry};
-use berth_shim::config::Listen;
+use berth_shim::config::{DirectMode, Listen};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +29,9 @@ pub use facts::{Facts, Holding, Running, Shim, unconnected};
 
 /// Version of the kernel since which sockets can share a port.
 const REUSEPORT_SINCE: (u32, u32) = (3, 9);
+
+/// And since which a shim can have a listener steered to that is another process's.
+const DIRECT_SINCE: (u32, u32) = (5, 10);
 
 /// Fewest files that a process on the way of connections should be able to open: a connection is two.
 const LEAST_FILES: u64 = 16_384;
@@ -55,6 +58,7 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
             examiner.holders(&listen, uid(serving.container));
             examiner.ephemeral_ports(&listen);
             examiner.backlog(options::backlog(&serving.told));
+            examiner.direct(options::direct(&serving.told));
             let credentials = facts.credentials.iter();
             let uid = uid(serving.container);
             examiner.findings.extend(credentials.flat_map(|credentials| credentials.examine(uid)));
@@ -296,6 +300,17 @@ impl Examiner<'_> {
                 format!("{count} of {most} tracked connections: the kernel drops new ones when it is full, and each through berth is two"),
                 format!("sysctl -w net.netfilter.nf_conntrack_max={}", most.saturating_mul(2)),
             ));
+        }
+    }
+
+    fn direct(&mut self, mode: DirectMode) {
+        if mode != DirectMode::Off
+            && let Some(release) = self.setting("kernel.osrelease").map(str::trim)
+            && minor(release).is_some_and(|version| version < DIRECT_SINCE)
+        {
+            let cause = format!("Linux {release} cannot steer new connections to kube-apiserver's listener");
+            let fix = "run a kernel from 5.10 on, or remove --direct (BERTH_DIRECT)";
+            self.findings.push(options::of_direct(DIRECT_KERNEL.at("kernel.osrelease", cause, fix), mode));
         }
     }
 
