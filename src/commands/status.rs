@@ -7,7 +7,7 @@ use super::{Exit, block_on, unavailable};
 use crate::cli::StatusArgs;
 use anyhow::Context;
 use berth_node::ipc;
-use berth_node::ipc::wire::{InstanceStatus, Status};
+use berth_node::ipc::wire::{DirectStatus, InstanceStatus, Status};
 use berth_node::registry::instance::Record;
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{InstanceHealth, Phase};
@@ -190,6 +190,26 @@ fn table(rows: &[Row], now: SystemTime) -> String {
             },
         );
     }
+    for (row, direct) in rows.iter().filter_map(|row| Some((row, row.shim.as_ref()?.direct.as_ref()?))) {
+        let _ = writeln!(text, "{} of {}: {}", row.instance, row.berth, direct_path(direct));
+    }
+    text
+}
+
+fn direct_path(direct: &DirectStatus) -> String {
+    let DirectStatus { on, why, opened, open, relayed, .. } = direct;
+    let mut text = match (on, why) {
+        (true, _) => "direct path on".to_owned(),
+        (false, Some(why)) => format!("direct path off ({why})"),
+        (false, None) => "direct path off".to_owned(),
+    };
+    let _ = write!(text, ", {opened} connections steered");
+    if let Some(open) = open {
+        let _ = write!(text, ", {open} open on this node");
+    }
+    for (nth, address) in relayed.iter().enumerate() {
+        let _ = write!(text, "{} {address}", if nth == 0 { "; always relayed:" } else { "," });
+    }
     text
 }
 
@@ -233,6 +253,57 @@ fn short(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A shim of an instance, with such a direct path.
+    fn row(instance: &str, address: &str, direct: &serde_json::Value) -> Row {
+        let shim = serde_json::json!({
+            "version": 1, "berth": "10.0.0.5:6443", "listen": ["10.0.0.5:6443", "[fd00::5]:6443"], "instance": instance,
+            "shim_version": "0.1.0", "pid": 1, "state": "joined", "since": "2026-01-03T00:00:00Z", "connections_open": 3,
+            "connections_total": 7, "held": 0, "fail_open": false, "direct": direct,
+            "instances": [{
+                "instance": instance, "address": address, "own": true, "standing": "ready", "since": "2026-01-03T00:00:00Z",
+                "kube_version": "v1.36.3", "last_probe": "200 in 47 ms",
+            }],
+        });
+        Row {
+            berth: "10.0.0.5:6443".parse().unwrap(),
+            instance: instance.into(),
+            record: None,
+            running: true,
+            shim: Some(serde_json::from_value(shim).unwrap()),
+            silent: None,
+            socket: true,
+        }
+    }
+
+    #[test]
+    fn the_direct_path_of_each_shim_is_a_line() {
+        let relayed = ["[fd00::5]:6443", "127.0.0.1:6443"];
+        let direct = [
+            serde_json::json!({"on": true, "opened": 8412, "open": 64, "settling": true, "relayed": relayed}),
+            serde_json::json!({"on": false, "why": "a sibling steers", "opened": 0, "open": 64, "relayed": relayed[..1]}),
+            // The kernel cannot be asked.
+            serde_json::json!({"on": false, "why": "2 instances are there", "opened": 5}),
+            serde_json::Value::Null,
+        ];
+        let rows: Vec<_> = ["a", "b", "c", "d"]
+            .into_iter()
+            .zip(direct)
+            .map(|(name, direct)| row(name, "127.14.2.64:6443", &direct))
+            .collect();
+        let now = humantime::parse_rfc3339("2026-01-03T00:00:06Z").unwrap();
+        let expected = "\
+BERTH          INSTANCE  SHIM    APISERVER  ADDRESS           VERSION  NOW  TOTAL  SINCE  LAST PROBE
+10.0.0.5:6443  a         joined  ready      127.14.2.64:6443  v1.36.3  3    7      6s     200 in 47 ms
+10.0.0.5:6443  b         joined  ready      127.14.2.64:6443  v1.36.3  3    7      6s     200 in 47 ms
+10.0.0.5:6443  c         joined  ready      127.14.2.64:6443  v1.36.3  3    7      6s     200 in 47 ms
+10.0.0.5:6443  d         joined  ready      127.14.2.64:6443  v1.36.3  3    7      6s     200 in 47 ms
+a of 10.0.0.5:6443: direct path on, 8412 connections steered, 64 open on this node; always relayed: [fd00::5]:6443, 127.0.0.1:6443
+b of 10.0.0.5:6443: direct path off (a sibling steers), 0 connections steered, 64 open on this node; always relayed: [fd00::5]:6443
+c of 10.0.0.5:6443: direct path off (2 instances are there), 5 connections steered
+";
+        assert_eq!(table(&rows, now), expected);
+    }
 
     #[test]
     fn ages_are_short() {
