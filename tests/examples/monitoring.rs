@@ -18,6 +18,10 @@ const LEFT_OUT: [&str; 0] = [];
 /// What only a bridge's shim has; its own test looks for them.
 const OF_A_BRIDGE: [&str; 3] = ["berth_bridge_seconds", "berth_steering_on", "berth_steering_connections_total"];
 
+/// What only a shim with a direct path has, which needs capabilities; `crates/shim/src/direct/tests.rs` looks for them.
+const OF_A_DIRECT_PATH: [&str; 3] =
+    ["berth_direct_on", "berth_direct_connections_total", "berth_direct_connections_open"];
+
 /// Labels of which a page always has all values.
 const WHOLE: [&str; 5] = ["outcome", "state", "direction", "kind", "result"];
 
@@ -38,7 +42,10 @@ pub(crate) fn metrics_that_are_named_exist() -> Result<Completion, Failed> {
         let named = named(text);
         // A histogram is documented by the name of its family.
         let is = |name: &&&str| {
-            OF_A_BRIDGE.contains(*name) || all.contains(**name) || families.iter().any(|family| family.0 == **name)
+            OF_A_BRIDGE.contains(*name)
+                || OF_A_DIRECT_PATH.contains(*name)
+                || all.contains(**name)
+                || families.iter().any(|family| family.0 == **name)
         };
         let wrong: Vec<_> = named.iter().filter(|name| !is(name)).collect();
         assert!(wrong.is_empty(), "{file} names {wrong:?}, which a shim does not have:\n{page}");

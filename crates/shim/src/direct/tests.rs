@@ -105,3 +105,23 @@ async fn an_instance_serves_on_for_the_handshakes_that_began() {
     direct.note(Path::Sibling, later(7));
     assert!(direct.is_settling(later(9)));
 }
+
+#[tokio::test]
+async fn its_metrics_are_called_as_the_reference_has_them() {
+    let direct = made(DirectMode::On, &["10.0.0.5:6443"], Ok(())).await.unwrap().unwrap();
+    let page = || {
+        let mut registry = prometheus_client::registry::Registry::default();
+        registry.register_collector(Box::new(DirectMetrics(direct.clone())));
+        let mut page = String::new();
+        prometheus_client::encoding::text::encode(&mut page, &registry).unwrap();
+        page.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(page(), ["berth_direct_on 0", "berth_direct_connections_total 0"]);
+    direct.note(Path::On("a".parse().unwrap()), Instant::now());
+    direct.now().opened = 7;
+    let lines = page();
+    assert_eq!(lines[..2], ["berth_direct_on 1", "berth_direct_connections_total 7"]);
+    // Of what the kernel can be asked here, and no more than that.
+    assert_eq!(lines.len(), 2 + usize::from(direct.open().is_ok()));
+    assert!(lines[2..].iter().all(|line| line.starts_with("berth_direct_connections_open ")), "{lines:?}");
+}
