@@ -146,6 +146,10 @@ examples() {
     cp "$root/examples/node-shim/daemonset.yaml" "$kustomize/with-node-shim"
     printf '%s\n' 'resources: [daemonset.yaml]' 'components: [../cluster]' >"$kustomize/with-node-shim/kustomization.yaml"
     kubectl kustomize "$kustomize/with-node-shim" >"$manifests/kustomize-with-node-shim.yaml"
+    printf '%s\n' 'resources: [daemonset.yaml]' 'components: [../direct]' >"$kustomize/with-node-shim/kustomization.yaml"
+    kubectl kustomize "$kustomize/with-node-shim" >"$manifests/kustomize-with-direct.yaml"
+    grep -q 'name: BERTH_DIRECT$' "$manifests/kustomize-with-direct.yaml"
+    "$BERTH" inject "$root/examples/static-pod/before.yaml" --image $IMAGE --direct on >"$manifests/direct.yaml" 2>"$work/notes"
     for name in base several-control-plane-nodes with-metrics with-cluster; do
         kubectl kustomize "$kustomize/$name" >"$manifests/kustomize-$name.yaml"
         "$BERTH" doctor "$manifests/kustomize-$name.yaml" | tee "$work/notes" >&2

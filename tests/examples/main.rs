@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         trial("the_7443_layout_answers", addresses::the_7443_layout_answers),
         trial("made_manifests_are_what_their_command_makes", made::made_manifests_are_what_their_command_makes),
         trial("doctor_finds_nothing", made::doctor_finds_nothing),
+        trial("a_direct_path_is_two_capabilities", made::a_direct_path_is_two_capabilities),
         trial("from_haproxy_to_berth", migration::from_haproxy_to_berth),
         trial("back_to_haproxy", migration::back_to_haproxy),
     ];

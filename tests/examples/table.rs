@@ -14,7 +14,7 @@ pub(crate) fn every_example_is_in_the_table() -> Result<Completion, Failed> {
         assert!(root().join("examples").join(target).exists(), "there is no {target}");
     }
     // Each says what it is, what to replace and how it was tested.
-    let ends = [".yaml", ".service"];
+    let ends = [".yaml", ".service", ".conf"];
     for name in ends.into_iter().flat_map(crate::examples) {
         let text = example(&name);
         let head: String = text.lines().take_while(|line| line.starts_with('#')).collect();

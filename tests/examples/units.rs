@@ -8,6 +8,9 @@ use clap::Parser;
 use libtest_mimic::{Completion, Failed};
 use std::process::Command;
 
+/// What gives the units of a shim a direct path.
+const DIRECT: &str = "bare-metal/direct.conf";
+
 /// The one file that berth wants to see.
 const CA: &str = "/etc/kubernetes/pki/ca.crt";
 
@@ -19,8 +22,9 @@ pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
         ["bare-metal/berth-node@.service", "bare-metal/berth-run@.service", "static-pod/berth-upgrade-resume.service"];
     assert_eq!(units, all);
     for name in units {
-        let text = example(&name).replace(CA, ca);
+        let text = format!("{}\n{}", example(&name), drop_in(&name)).replace(CA, ca);
         let (variables, command) = of_unit(&text);
+        assert_eq!(text.contains("BERTH_DIRECT"), name.starts_with("bare-metal/"), "{name}");
         let (file, arguments) = command.split_first().unwrap();
         assert!(file.ends_with("/berth"), "{name}: {file}");
         if let Sub::Upgrade(args) = takes(&name, arguments, &variables) {
@@ -46,6 +50,11 @@ pub(crate) fn berth_takes_the_commands() -> Result<Completion, Failed> {
     }
     takes("node-shim/daemonset.yaml", &["serve".into(), "--discover".into()], &variables);
     Ok(Completion::Completed)
+}
+
+/// What is added to a unit, if it is a shim's.
+fn drop_in(unit: &str) -> String {
+    if unit.starts_with("bare-metal/") { example(DIRECT) } else { String::new() }
 }
 
 /// Variables and command of a unit, as systemd makes them of it for the instance `v1`.
@@ -122,6 +131,17 @@ pub(crate) fn systemd_takes_the_units() -> Result<Completion, Failed> {
         let output = Command::new(&analyze).args(["verify", "--man=no"]).arg(&unit).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && said.is_empty(), "{name}: {said}");
+        // With the drop-in, and if that has a mistake.
+        let added = drop_in(&name);
+        for (text, is_right) in [(added.clone(), true), (added.replace("AmbientCap", "AmbiantCap"), false)] {
+            let directory = unit.with_file_name(format!("{}.d", unit.file_name().unwrap().to_str().unwrap()));
+            std::fs::create_dir_all(&directory)?;
+            std::fs::write(directory.join("direct.conf"), &text)?;
+            let output = Command::new(&analyze).args(["verify", "--man=no"]).arg(&unit).output()?;
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            std::fs::remove_dir_all(directory)?;
+            assert!(said.is_empty() == (is_right || added.is_empty()), "{name}: {said}");
+        }
         // That it would have said no.
         std::fs::write(&unit, text.replace(&program, env!("CARGO_BIN_EXE_berth")).replace("Restart=", "Restrat="))?;
         let output = Command::new(&analyze).args(["verify", "--man=no"]).arg(&unit).output()?;
