@@ -283,7 +283,7 @@ mod tests {
             serde_json::json!({"on": true, "opened": 8412, "open": 64, "settling": true, "relayed": relayed}),
             serde_json::json!({"on": false, "why": "a sibling steers", "opened": 0, "open": 64, "relayed": relayed[..1]}),
             // The kernel cannot be asked.
-            serde_json::json!({"on": false, "why": "2 instances are there", "opened": 5}),
+            serde_json::json!({"on": false, "why": "there are several instances: c and d", "opened": 5}),
             serde_json::Value::Null,
         ];
         let rows: Vec<_> = ["a", "b", "c", "d"]
@@ -300,7 +300,7 @@ BERTH          INSTANCE  SHIM    APISERVER  ADDRESS           VERSION  NOW  TOTA
 10.0.0.5:6443  d         joined  ready      127.14.2.64:6443  v1.36.3  3    7      6s     200 in 47 ms
 a of 10.0.0.5:6443: direct path on, 8412 connections steered, 64 open on this node; always relayed: [fd00::5]:6443, 127.0.0.1:6443
 b of 10.0.0.5:6443: direct path off (a sibling steers), 0 connections steered, 64 open on this node; always relayed: [fd00::5]:6443
-c of 10.0.0.5:6443: direct path off (2 instances are there), 5 connections steered
+c of 10.0.0.5:6443: direct path off (there are several instances: c and d), 5 connections steered
 ";
         assert_eq!(table(&rows, now), expected);
     }

@@ -281,7 +281,8 @@ impl<'a> Planner<'a> {
             self.wrong(
                 line,
                 format!(
-                    "--direct needs capabilities, and those that a pod adds count for root only, but the shim has the                      apiserver's uid {uid}: leave --direct out"
+                    "--direct needs capabilities, and those that a pod adds count for root only, but the shim has the \
+                     apiserver's uid {uid}: leave --direct out"
                 ),
             );
         }
