@@ -8,6 +8,7 @@ use berth_rehearse::plan::{
     CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, NODES, Nodes, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE,
     SLOW_READERS, Timing, Topology, UPGRADES, Via, WATCHES, choice::ONCE_NONE, find_program,
 };
+use berth_shim::config::DirectMode;
 use clap::ValueEnum;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -75,13 +76,15 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     }
     let decides = via("--via", &args.via, &mut checks);
     let compared: Vec<Via> = args.compare.iter().map(|name| via("--compare", name, &mut checks)).collect();
-    let plan = Plan {
+    let mut plan = Plan {
         old,
         new,
         versions: Plan::default().versions,
         etcd,
         berth,
         netns: args.netns,
+        direct: args.direct,
+        no_direct: None,
         nodes,
         topology: args.topology,
         upgrades: checks.number("--upgrades", &args.upgrades, UPGRADES),
@@ -100,6 +103,7 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         ));
     }
     bridge(&plan, &mut checks);
+    direct(&mut plan, &mut checks);
     if matches!(plan.via, Via::PortSharing | Via::None) {
         for fault in plan.faults.iter().filter(|fault| fault.needs_a_shim()) {
             let via = plan.via;
@@ -208,6 +212,28 @@ fn bridge(plan: &Plan, checks: &mut Checks) {
         checks.wrong(
             "--topology bridge: it needs `berth bridge`, which this build lacks; give a build with the feature operate",
         );
+    }
+}
+
+/// What the direct path needs of the rest. `auto` goes on without it.
+fn direct(plan: &mut Plan, checks: &mut Checks) {
+    let real =
+        |apiserver: &Apiserver| matches!(apiserver, Apiserver::Command { flags, .. } if has(flags, "etcd-servers"));
+    let why = match plan.topology {
+        _ if plan.direct == DirectMode::Off => return,
+        Topology::Bridge => "a bridge's shim steers already; leave out --topology bridge",
+        _ if plan.nodes.is_some() => "it is rehearsed on one node; leave out --nodes",
+        _ if !plan.runs.contains(&Via::Berth) || plan.via != Via::Berth => {
+            "only a berth has a direct path; give --via berth"
+        }
+        _ if real(&plan.old) || real(&plan.new) => {
+            "it is rehearsed in a network namespace, from which an etcd outside cannot be reached; leave out --etcd-servers"
+        }
+        _ => return,
+    };
+    match plan.direct {
+        DirectMode::On => checks.wrong(format!("--direct on: {why}")),
+        _ => plan.without_direct(why),
     }
 }
 
@@ -354,6 +380,31 @@ mod tests {
             let all = "--fault=bad-flag,never-ready,slow-start,crash-after-ready,hang,kill-shim,hang-shim,kill-temporary,kill-old";
             assert_eq!(with(all), [""; 0]);
         }
+    }
+
+    #[test]
+    fn a_direct_path_needs_a_berth_on_one_node() {
+        let etcd = "true --etcd-servers=http://127.0.0.1:2379";
+        for (args, why) in [
+            (&["--via=none", "--compare=berth"][..], "give --via berth"),
+            (&["--via=haproxy"], "give --via berth"),
+            (&["--topology=bridge", "--netns"], "leave out --topology bridge"),
+            (&["--old", etcd, "--new", etcd], "leave out --etcd-servers"),
+        ] {
+            let with = |direct| typed(&[args, &[direct]].concat());
+            let errors = with("--direct=on").unwrap_err().0;
+            assert!(
+                errors.iter().any(|error| error.starts_with("--direct on: ") && error.ends_with(why)),
+                "{errors:?}"
+            );
+            // A bridge has other needs, too.
+            let Ok(plan) = with("--direct=auto") else { continue };
+            assert_eq!(plan.direct, DirectMode::Off);
+            assert!(plan.no_direct.unwrap().ends_with(why));
+        }
+        let plan = typed(&["--direct=on", "--compare=haproxy,none"]).unwrap();
+        assert_eq!((plan.direct, plan.no_direct), (DirectMode::On, None));
+        assert_eq!(typed(&[]).unwrap().direct, DirectMode::Off);
     }
 
     #[test]

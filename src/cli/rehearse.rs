@@ -1,6 +1,8 @@
 //! `berth rehearse`.
 
+use berth_options::shim::direct_modes;
 use berth_rehearse::plan::choice::{Topology, fault_names, via_names};
+use berth_shim::config::DirectMode;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -43,6 +45,9 @@ pub struct RehearseArgs {
     /// Which processes an instance has, and which of them gets SIGTERM when
     #[arg(long, env = "BERTH_REHEARSE_TOPOLOGY", hide_env_values = true, default_value = "sidecar", value_name = "TOPOLOGY", value_enum, help_heading = REHEARSED)]
     pub topology: Topology,
+    /// In calm, let the kernel steer new connections to the apiserver itself, in a network namespace of the rehearsal's own
+    #[arg(long, env = "BERTH_REHEARSE_DIRECT", hide_env_values = true, default_value = "off", value_name = "WHEN", value_parser = direct_modes(), help_heading = REHEARSED)]
+    pub direct: DirectMode,
     /// Consecutive upgrades, from old to new and back
     #[arg(long, env = "BERTH_REHEARSE_UPGRADES", hide_env_values = true, default_value = "1", value_name = "N", help_heading = REHEARSED)]
     pub upgrades: String,

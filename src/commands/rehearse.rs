@@ -5,13 +5,12 @@ use crate::cli::{RehearseArgs, StandInArgs};
 use crate::config;
 use anyhow::Context;
 use berth_options::check::Mistakes;
-use berth_rehearse::address::NETNS;
 use berth_rehearse::data::Run;
-use berth_rehearse::netns;
 use berth_rehearse::plan::Plan;
 use berth_rehearse::report::{self, gather};
 use berth_rehearse::stage::Error;
-use berth_rehearse::{Aborted, Rehearsed, rehearse, stand_in, table};
+use berth_rehearse::{Aborted, Rehearsed, direct, rehearse, stand_in, table};
+use berth_shim::config::DirectMode;
 use std::io::Write;
 
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
@@ -21,8 +20,11 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
     // Before there is any other thread.
-    if plan.netns
-        && let Err(error) = netns::enter(*NETNS.ip())
+    if let Err(error) = direct::enter(&mut plan) {
+        return Ok(unavailable(&error));
+    }
+    if plan.direct != DirectMode::Off
+        && let Err(error) = block_on(direct::settle(&mut plan))?
     {
         return Ok(unavailable(&error));
     }

@@ -119,6 +119,7 @@ pub(crate) fn run(model: &Model) -> Run {
         informers: Vec::new(),
         control_streams: BTreeMap::new(),
         endpoint_gaps: None,
+        direct: None,
         by_address: Vec::new(),
         away: Vec::new(),
     };

@@ -214,6 +214,17 @@ fn of_500_watches_the_worst_are_shown() {
 
 #[test]
 fn what_was_seen_beside_the_requests_is_shown() {
+    let mut steered = run(&Model::clean(Via::Berth));
+    let RunOutcome::Ran(ran) = &mut steered.outcome else { panic!("it ran") };
+    let on = vec![Period { from_ms: 0, to_ms: 2_000 }];
+    ran.direct = Some(Direct { steered: 1_234, on_share: 0.25, on });
+    let page = render(&report(vec![steered]));
+    assert!(
+        page.contains("1,234")
+            && page.contains("past the shims, 25 % of the time")
+            && page.contains("steered past the shims, from 0.00 s")
+    );
+
     let mut beside = run(&Model::clean(Via::Berth));
     assert!(!render(&report(vec![beside.clone()])).contains("Seen beside"));
     let RunOutcome::Ran(ran) = &mut beside.outcome else { unreachable!() };

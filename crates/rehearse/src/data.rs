@@ -131,6 +131,9 @@ pub struct Ran {
     pub control_streams: BTreeMap<String, ControlStreams>,
     /// Times for which the Service `kubernetes` named nobody; none: not looked at.
     pub endpoint_gaps: Option<Vec<Period>>,
+    /// What went past the shims; none: they had no direct path.
+    #[serde(default)]
+    pub direct: Option<Direct>,
     /// Of several nodes, what clients saw who dialed the Service `kubernetes`, and then at each node's address. What was
     /// lost, allowed or counted apart is of all of them, all other figures of those who dialed the Service.
     #[serde(default)]
@@ -138,6 +141,19 @@ pub struct Ran {
     /// Nodes that went away, and when the Service named them no more.
     #[serde(default)]
     pub away: Vec<Away>,
+}
+
+/// New connections that the kernel steered to the instance itself, past the shims.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Direct {
+    /// How many there were during the load, those of clients that connected again among them. Shims count once a second: what
+    /// one steered just before its SIGKILL is missing.
+    pub steered: u64,
+    /// Part of the load, from 0 to 1, during which a shim said that it steers.
+    pub on_share: f64,
+    /// When that was.
+    pub on: Vec<Period>,
 }
 
 /// What clients saw at one address.

@@ -12,7 +12,7 @@
 //!   the language of `wire`. Real ones get an `etcd`.
 //! * [`load`]: clients through the berth that never retry.
 //! * [`record`]: what clients saw, and what instances report of themselves.
-//! * `monitor`: what is asked beside the load.
+//! * `monitor`: what is asked beside the load; [`direct`]: the shims, how much they steer past themselves.
 //! * [`netns`]: a network namespace for all of this; `network`: those of several nodes.
 //! * `script`: one run: start old, load, start new, wait until it joined, stop old.
 //! * [`data`]: what is said of it to others, with a version; as far as can be, that is what is gathered.
@@ -26,6 +26,7 @@ pub mod address;
 pub mod apiserver;
 pub mod certs;
 pub mod data;
+pub mod direct;
 mod ends;
 mod etcd;
 pub mod fault;

@@ -42,16 +42,25 @@ pub enum Error {
 /// What the kernel refused. Nothing has changed if it was the namespace.
 pub fn enter(address: Ipv4Addr) -> Result<(), Error> {
     let (uid, gid) = (geteuid(), getegid());
-    match unshare(CloneFlags::CLONE_NEWNET) {
-        Err(Errno::EPERM) => {
+    match enter_as_root(address) {
+        Err(Error::Unshare(error)) if error.raw_os_error() == Some(Errno::EPERM as i32) => {
             unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET).map_err(|e| Error::Unshare(e.into()))?;
             fs::write("/proc/self/uid_map", format!("{uid} {uid} 1")).map_err(Error::Unshare)?;
             // Without it, a process without privilege may not map its group.
             fs::write("/proc/self/setgroups", "deny").map_err(Error::Unshare)?;
             fs::write("/proc/self/gid_map", format!("{gid} {gid} 1")).map_err(Error::Unshare)?;
         }
-        done => done.map_err(|e| Error::Unshare(e.into()))?,
+        done => return done,
     }
+    set_up(address).map_err(Error::Interface)
+}
+
+/// The same without a user namespace, in which no BPF program may be loaded.
+///
+/// # Errors
+/// What the kernel refused. Nothing has changed if it was the namespace.
+pub fn enter_as_root(address: Ipv4Addr) -> Result<(), Error> {
+    unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| Error::Unshare(errno.into()))?;
     set_up(address).map_err(Error::Interface)
 }
 

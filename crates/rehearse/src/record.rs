@@ -6,6 +6,7 @@
 pub use super::data::MarkKind;
 
 use super::data::Informer;
+use super::direct::Used;
 use super::fault::{Fault, Standby};
 use super::loss::Loss;
 use serde::{Deserialize, Serialize};
@@ -406,6 +407,8 @@ pub struct Record {
     /// Times for which the Service `kubernetes` named nobody; none if it never named anybody, as
     /// without real apiservers in a network namespace.
     pub endpoint_gaps: Option<Vec<(Stamp, Stamp)>>,
+    /// What was seen of the direct path; none: the shims have none.
+    pub direct: Option<Used>,
     /// Lines of apiservers' logs that tell of a certificate that they do not trust.
     pub logged_x509_errors: u64,
     /// How far the clients were behind their timetable at most.

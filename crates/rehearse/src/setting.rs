@@ -30,6 +30,8 @@ pub(crate) struct Setting {
     pub(crate) probe_with_certificate: bool,
     /// kube-apiserver's flags for its way out.
     pub(crate) shutdown: Shutdown,
+    /// The shims have a direct path.
+    pub(crate) direct: bool,
     /// The shims' `--hold`.
     pub(crate) hold: Duration,
 }

@@ -1,7 +1,7 @@
 //! The verdict as a short table, for standard output.
 
 use super::data::{Away, ByAddress, Instance, Promise, Ran, Via, count_of};
-use super::report::format::{count, named, wait};
+use super::report::format::{count, named, percent, wait};
 use std::fmt::Write;
 
 /// The table and one line of verdict below.
@@ -60,6 +60,10 @@ pub fn render(ran: &Ran) -> String {
             wait(gap),
             "the one that stops empties it, whoever shares the port".into(),
         );
+    }
+    if let Some(direct) = &ran.direct {
+        let on = format!("by the kernel, past the shims, which was on for {} of the load", percent(direct.on_share));
+        row("connections steered", count(direct.steered), on);
     }
     for ByAddress { name, requests, new_connections, lost, allowed, wait_max_ms, .. } in &ran.by_address {
         let lost: u64 = lost.iter().map(|tally| tally.count).sum();
@@ -125,6 +129,9 @@ pub fn compare(runs: &[(Via, &Ran)]) -> String {
     ];
     if runs.iter().any(|(_, ran)| !ran.promises.is_empty()) {
         rows.push(("promises broken", |r| count(broken(r))));
+    }
+    if runs.iter().any(|(_, ran)| ran.direct.is_some()) {
+        rows.push(("connections steered", |r| r.direct.as_ref().map_or("-".into(), |direct| count(direct.steered))));
     }
     if runs.iter().any(|(_, ran)| !ran.away.is_empty()) {
         rows.push(("a node out of the Service after", |r| named(r.longest_named())));

@@ -232,6 +232,9 @@ fn probe(setting: &Setting) -> Vec<OsString> {
 fn shim(setting: &Setting) -> Vec<OsString> {
     let mut options = probe(setting);
     options.extend([format!("--hold={}ms", setting.hold.as_millis()).into(), "--log-format=json".into()]);
+    if setting.direct {
+        options.push("--direct=on".into());
+    }
     if let Some(node) = &setting.node {
         options.extend([flag("cluster", setting.kubeconfig(node)), flag("node-name", &node.name)]);
     }

@@ -362,6 +362,9 @@ impl<'a> Judge<'a> {
         if connections < fewest {
             self.object(format!("only {connections} new connections; fewer than {fewest} say nothing"));
         }
+        if self.record.direct.as_ref().is_some_and(|direct| direct.steered == 0) {
+            self.object("nothing was steered: the direct path was never used".into());
+        }
         let record = self.record;
         let mut nodes: BTreeMap<Option<&str>, Vec<&str>> = BTreeMap::new();
         for player in record.players.iter().filter(|player| player.serves) {

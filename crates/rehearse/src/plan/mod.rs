@@ -5,6 +5,7 @@ pub mod choice;
 use super::apiserver::{Apiserver, Shutdown};
 use super::fault::Fault;
 use berth_options::check::{Checks, Mistakes};
+use berth_shim::config::DirectMode;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
@@ -68,6 +69,10 @@ pub struct Plan {
     pub berth: Option<PathBuf>,
     /// In a network namespace of its own.
     pub netns: bool,
+    /// Whether the shims have a direct path; `auto` only until it was tried.
+    pub direct: DirectMode,
+    /// Why they have none although `auto` would.
+    pub no_direct: Option<String>,
     /// Several nodes, each in a network namespace of its own.
     pub nodes: Option<Nodes>,
     /// Which processes an instance has.
@@ -181,6 +186,8 @@ impl Default for Plan {
             etcd: None,
             berth: None,
             netns: false,
+            direct: DirectMode::Off,
+            no_direct: None,
             nodes: None,
             topology: Topology::Sidecar,
             upgrades: 1,
@@ -202,6 +209,11 @@ impl Plan {
         self.load.descriptors() + self.nodes.as_ref().map_or(0, |nodes| u64::from(nodes.count) * at_node)
     }
 
+    /// Goes on without a direct path, and says why.
+    pub fn without_direct(&mut self, why: &str) {
+        (self.direct, self.no_direct) = (DirectMode::Off, Some(format!("--direct auto: no direct path: {why}")));
+    }
+
     /// Asks both commands for their version, which shows whether they can be started at all.
     pub async fn ask_versions(&mut self) -> Result<(), Mistakes> {
         let mut checks = Checks::default();
@@ -220,6 +232,14 @@ impl Plan {
                     "--berth {}: its serve knows no --cluster, which --nodes needs; give a newer one",
                     berth.display()
                 ));
+            }
+        }
+        if let (DirectMode::On, Some(berth)) = (self.direct, &self.berth) {
+            let help = tokio::process::Command::new(berth).args(["serve", "--help"]).output().await;
+            if !help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--direct")) {
+                let berth = berth.display();
+                checks
+                    .wrong(format!("--berth {berth}: its serve knows no --direct; give a newer one, or --direct off"));
             }
         }
         if let (Topology::Bridge, Some(berth)) = (self.topology, &self.berth) {

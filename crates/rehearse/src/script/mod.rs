@@ -5,6 +5,7 @@ mod bridge;
 mod harm;
 mod nodes;
 
+use super::direct;
 use super::fault::{Fault, SLOW, Standby};
 use super::hub;
 use super::instance::Instance;
@@ -72,6 +73,12 @@ async fn one_node(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>, prog
     if !plan.old.is_stand_in() {
         grant(play.stage.setting.address, &play.stage.setting.certs).await.map_err(Error::Unavailable)?;
     }
+    if play.stage.setting.direct {
+        if !direct::calm(&play.stage.setting).await {
+            recorder.note(|r| r.troubles.push("no shim steered before the load began".into()));
+        }
+        background.spawn(direct::watch(play.stage.setting.clone(), Arc::clone(recorder)));
+    }
     let load = start_load(plan, play.stage, &[], recorder, progress).await?;
     for fault in plan.faults.iter().filter(|fault| fault.fails_the_upgrade()) {
         match play.stage.layout.bridges() {
@@ -107,6 +114,10 @@ async fn start_load(
     progress: &Progress,
 ) -> Result<Load, Error> {
     let load = &plan.load;
+    if let Some(why) = &plan.no_direct {
+        progress.say(why);
+        recorder.note(|r| r.notes.push(why.clone()));
+    }
     progress.say(&format!(
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
         load.rate, load.clients, load.watches, load.seed

@@ -11,6 +11,7 @@ use crate::plan::{Plan, Via};
 use crate::record::Recorder;
 use crate::setting::Setting;
 use crate::topology::Layout;
+use berth_shim::config::DirectMode;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -63,6 +64,7 @@ impl Stages {
             etcd: etcd.map(|etcd| etcd.url()),
             probe_with_certificate: plan.old.wants_certificates() || plan.new.wants_certificates(),
             shutdown: plan.shutdown,
+            direct: plan.direct == DirectMode::On && via == Via::Berth,
             hold: plan.timing.hold,
         };
         let (layout, joined) = (Layout { via, topology: plan.topology }, watch::Sender::default());

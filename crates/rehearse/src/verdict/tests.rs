@@ -1,4 +1,5 @@
 use super::*;
+use crate::direct::Used;
 use crate::plan::LoadPlan;
 use crate::record::{EndReport, EndedBy, Player, Protocol, Signed, WatchSum};
 
@@ -65,6 +66,17 @@ fn a_good_run_holds() {
     );
     let figures = &verdict.figures;
     assert_eq!((figures.wait_p50_ms, figures.wait_p99_ms, figures.wait_max_ms), (1.0, 1.0, 1.0));
+}
+
+#[test]
+fn a_direct_path_that_was_never_used_proves_nothing() {
+    let with = |steered| {
+        let mut used = Used::default();
+        used.steered = steered;
+        judge(&Record { direct: Some(used), ..good() }, &plan())
+    };
+    assert!(with(1).held());
+    assert_eq!(with(0).objections, ["nothing was steered: the direct path was never used"]);
 }
 
 /// The temporary instance of a bridge takes over at 1000 ms, new at 2000 ms; this is ready at 1500 ms.

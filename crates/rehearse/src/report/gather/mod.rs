@@ -10,8 +10,8 @@ mod tests;
 
 use super::{environment, format};
 use crate::data::{
-    self, Away, ByAddress, Command, ControlStreams, Informer, Instance, Mark, MarkKind, Period, Program, Promise, Ran,
-    Report, Run, RunOutcome, Tally, Verdict,
+    self, Away, ByAddress, Command, ControlStreams, Direct, Informer, Instance, Mark, MarkKind, Period, Program,
+    Promise, Ran, Report, Run, RunOutcome, Tally, Verdict,
 };
 use crate::network::SERVICE;
 use crate::plan::{Plan, Via};
@@ -86,6 +86,7 @@ fn ran(played: &Played, control: Option<&Judged>) -> Ran {
         informers: informers(record),
         control_streams: control_streams(record),
         endpoint_gaps: endpoint_gaps(record, &span),
+        direct: direct(record, &span),
         by_address: by_address(record, judged),
         away: away(record, &span),
         promises: judged.promises.iter().map(|promised| promise(promised, &span)).collect(),
@@ -231,6 +232,15 @@ fn control_streams(record: &Record) -> BTreeMap<String, ControlStreams> {
 fn endpoint_gaps(record: &Record, span: &Span) -> Option<Vec<Period>> {
     let period = |(from, to): &(Stamp, Stamp)| Period { from_ms: span.ms(*from), to_ms: span.ms(*to) };
     Some(record.endpoint_gaps.as_ref()?.iter().map(period).collect())
+}
+
+fn direct(record: &Record, span: &Span) -> Option<Direct> {
+    let used = record.direct.as_ref()?;
+    let load = span.over.since(span.began).as_secs_f64();
+    let share = used.on_within(span.began, span.over).as_secs_f64() / load;
+    let period = |(from, to): &(Stamp, Stamp)| Period { from_ms: span.ms(*from), to_ms: span.ms(*to) };
+    let on = used.on.iter().map(period).collect();
+    Some(Direct { steered: used.steered, on_share: if load > 0.0 { share } else { 0.0 }, on })
 }
 
 /// The Service first: what was lost there is what is left of all.

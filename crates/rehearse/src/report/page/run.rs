@@ -64,6 +64,9 @@ pub(super) fn tiles(ran: &Ran) -> Markup {
             (tile("Longest wait", &format::wait(figures.wait_max_ms), &format!("99 % within {}", format::wait(figures.wait_p99_ms))))
             (tile("Longest silence", &format::wait(figures.longest_silence_ms), &silent))
             (tile("Watch events", &format::count(figures.watch_events), &events))
+            @if let Some(direct) = &ran.direct {
+                (tile("Steered", &format::count(direct.steered), &format!("past the shims, {} of the time", format::percent(direct.on_share))))
+            }
             @if let Some(gap) = figures.endpoint_gap_ms {
                 (tile("Endpoints empty", &format::wait(gap), "of the Service kubernetes"))
             }
@@ -267,6 +270,10 @@ fn beside(ran: &Ran) -> Markup {
     }
     if let Some(errors) = figures.logged_x509_errors {
         rows.push(("certificate errors in the apiservers' logs".into(), format::count(errors)));
+    }
+    for period in ran.direct.iter().flat_map(|direct| &direct.on) {
+        let from = format!("new connections steered past the shims, from {}", format::moment(period.from_ms));
+        rows.push((from, format::wait((period.to_ms - period.from_ms) as f64)));
     }
     for gap in ran.endpoint_gaps.iter().flatten() {
         let from = format!("Service kubernetes empty, from {}", format::moment(gap.from_ms));

@@ -1,0 +1,186 @@
+//! The direct path in a rehearsal: whether it can be, in a network namespace of the rehearsal's own, and how much of a run it was used, which the shims are asked.
+//!
+//! A shim counts what it steered once a second and at each change, so what one steered in the second before its SIGKILL is not seen.
+
+use super::address::NETNS;
+use super::netns;
+use super::plan::Plan;
+use super::record::{Recorder, Stamp};
+use super::setting::Setting;
+use super::stage::Error;
+use berth_node::ipc;
+use berth_node::ipc::wire::DirectStatus;
+use berth_node::snapshot::RunDirSnapshot;
+use berth_shim::config::DirectMode;
+use berth_shim::steering::self_test_by_address;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{MissedTickBehavior, sleep, timeout};
+
+/// Time between two looks: for each, shims ask the kernel for all connections of the node.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// How long a shim may take to answer: one that hangs steers no more, as far as can be seen.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How long shims may take to find that it is calm: a lease, and a look.
+const CALM_WITHIN: Duration = Duration::from_secs(10);
+
+/// What was seen of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Used {
+    /// Connections that were steered during the load.
+    pub steered: u64,
+    /// When a shim said that it steers.
+    pub on: Vec<(Stamp, Stamp)>,
+    /// What each shim had counted when it was asked last.
+    counted: BTreeMap<String, u64>,
+    looks: u64,
+    was_on: bool,
+}
+
+/// Moves this process, which must have one thread only, to a network namespace if one is needed. In the user namespace that others
+/// get along with it no BPF program may be loaded.
+///
+/// # Errors
+/// There can be none.
+pub fn enter(plan: &mut Plan) -> Result<(), Error> {
+    let unavailable = |error: netns::Error| Error::Unavailable(error.to_string());
+    if plan.direct != DirectMode::Off {
+        match netns::enter_as_root(*NETNS.ip()) {
+            Ok(()) => {
+                plan.netns = true;
+                return Ok(());
+            }
+            Err(netns::Error::Unshare(error)) => {
+                cannot(
+                    plan,
+                    &format!("cannot make a network namespace in which BPF may be used: {error}; run it as root"),
+                )?;
+            }
+            Err(error) => return Err(unavailable(error)),
+        }
+    }
+    if plan.netns { netns::enter(*NETNS.ip()).map_err(unavailable) } else { Ok(()) }
+}
+
+/// Tries it in the rehearsal's own network namespace. With `auto`, the plan goes on without it.
+///
+/// # Errors
+/// It is wanted and cannot be.
+pub async fn settle(plan: &mut Plan) -> Result<(), Error> {
+    match self_test_by_address().await {
+        Ok(()) => plan.direct = DirectMode::On,
+        Err(error) => cannot(plan, &error.to_string())?,
+    }
+    Ok(())
+}
+
+fn cannot(plan: &mut Plan, why: &str) -> Result<(), Error> {
+    if plan.direct == DirectMode::On {
+        let why = format!("--direct on: {why}; nothing was begun, and --direct auto goes on without it");
+        return Err(Error::Unavailable(why));
+    }
+    plan.without_direct(why);
+    Ok(())
+}
+
+/// Waits until a shim steers; whether one does.
+pub(crate) async fn calm(setting: &Setting) -> bool {
+    let calm = async {
+        while steers(setting).await.is_none() {
+            sleep(LOOK_EVERY).await;
+        }
+    };
+    timeout(CALM_WITHIN, calm).await.is_ok()
+}
+
+/// The shim that steers, if one does.
+pub(crate) async fn steers(setting: &Setting) -> Option<String> {
+    ask(setting).await.into_iter().find(|(_, direct)| direct.on).map(|(shim, _)| shim)
+}
+
+/// Writes down what is steered, until it is dropped.
+pub(crate) async fn watch(setting: Setting, recorder: Arc<Recorder>) {
+    let mut ticks = tokio::time::interval(LOOK_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let shims = ask(&setting).await;
+        recorder.note(|r| r.direct.get_or_insert_default().look(Stamp::now(), &shims));
+    }
+}
+
+/// What the shims that answer say.
+async fn ask(setting: &Setting) -> Vec<(String, DirectStatus)> {
+    let Ok(seen) = RunDirSnapshot::look(Some(&setting.run_dir())) else { return Vec::new() };
+    let mut asked = tokio::task::JoinSet::new();
+    for shim in seen.instances.into_iter().filter(|known| known.socket) {
+        let Ok(path) = shim.berth.socket_path(&shim.id) else { continue };
+        asked.spawn(async move {
+            let direct = ipc::status(&path, PATIENCE).await.ok()?.direct?;
+            Some((shim.id.to_string(), direct))
+        });
+    }
+    asked.join_all().await.into_iter().flatten().collect()
+}
+
+impl Used {
+    /// Takes in what the shims said.
+    fn look(&mut self, at: Stamp, shims: &[(String, DirectStatus)]) {
+        for (shim, direct) in shims {
+            let before = self.counted.insert(shim.clone(), direct.opened);
+            self.steered += match before {
+                // From before the load.
+                None if self.looks == 0 => 0,
+                Some(before) if before <= direct.opened => direct.opened - before,
+                // It was started since.
+                _ => direct.opened,
+            };
+        }
+        let is_on = shims.iter().any(|(_, direct)| direct.on);
+        match self.on.last_mut().filter(|_| self.was_on) {
+            Some(period) if is_on => period.1 = at,
+            None if is_on => self.on.push((at, at)),
+            _ => {}
+        }
+        self.was_on = is_on;
+        self.looks += 1;
+    }
+
+    /// How long it was on between two moments.
+    pub(crate) fn on_within(&self, from: Stamp, to: Stamp) -> Duration {
+        self.on.iter().map(|(began, ended)| ended.min(&to).since(*began.max(&from))).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(on: bool, opened: u64) -> DirectStatus {
+        DirectStatus { on, opened, ..DirectStatus::default() }
+    }
+
+    #[test]
+    fn what_shims_steered_is_added_up_over_their_lives() {
+        let mut used = Used::default();
+        let look = |used: &mut Used, at: u64, shims: &[(&str, bool, u64)]| {
+            let shims: Vec<_> = shims.iter().map(|(shim, on, opened)| (shim.to_string(), said(*on, *opened))).collect();
+            used.look(Stamp(at), &shims);
+        };
+        // What was steered before the first look was before the load.
+        look(&mut used, 100, &[("old", true, 7)]);
+        look(&mut used, 200, &[("old", true, 10)]);
+        look(&mut used, 300, &[("old", false, 12), ("new", false, 0)]);
+        assert_eq!((used.steered, used.on.clone()), (5, vec![(Stamp(100), Stamp(200))]));
+        // Another life of the first, and one that does not answer.
+        look(&mut used, 400, &[("old", true, 1)]);
+        look(&mut used, 500, &[("old", true, 3), ("new", false, 4)]);
+        assert_eq!(used.steered, 12);
+        assert_eq!(used.on_within(Stamp(150), Stamp(450)), Duration::from_nanos(100));
+        look(&mut used, 600, &[]);
+        assert!(!used.was_on && used.on.len() == 2);
+    }
+}
