@@ -7,7 +7,9 @@ use std::io;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{refused}: steering needs Linux 5.9 or newer with CONFIG_BPF_SYSCALL, this is {kernel}")]
+    #[error(
+        "{refused}: steering needs Linux 5.9 or newer with CONFIG_BPF_SYSCALL, the direct path 5.10; this is {kernel}"
+    )]
     Kernel { refused: Refused, kernel: String },
     #[error(
         "{refused}: this process lacks {}; run it as root, and in a container add the capabilities BPF and NET_ADMIN",
@@ -20,8 +22,11 @@ pub enum Error {
          or LSM profile without bpf(2), lockdown of the kernel, or before Linux 5.11 the limit of locked memory (ulimit -l unlimited)"
     )]
     Forbidden(Refused),
-    #[error("the kernel does not accept berth's BPF program; please report this with the kernel's version. {0}")]
-    Verifier(Refused),
+    #[error(
+        "the kernel does not accept berth's BPF program: steering needs Linux 5.9 or newer, the direct path 5.10; this is \
+         {kernel}, if it is new enough, please report this. {refused}"
+    )]
+    Verifier { refused: Refused, kernel: String },
     #[error(
         "{0}: nobody listens at its address in this network namespace: if the instance is ready, start both in one \
          (hostNetwork)"
@@ -60,7 +65,7 @@ impl From<Refused> for Error {
 
 pub(super) fn judge(refused: Refused, lacks: Vec<&'static str>, kernel: impl FnOnce() -> String) -> Error {
     match (refused.step, refused.source.raw_os_error()) {
-        (Step::Program, _) if !refused.log.is_empty() => Error::Verifier(refused),
+        (Step::Program, _) if !refused.log.is_empty() => Error::Verifier { refused, kernel: kernel() },
         (_, Some(libc::EPERM | libc::EACCES)) if lacks.is_empty() => Error::Forbidden(refused),
         (_, Some(libc::EPERM | libc::EACCES)) => Error::Capabilities { refused, lacks },
         (Step::Listener, Some(libc::ENOENT)) => Error::NotThere(refused),
@@ -68,9 +73,10 @@ pub(super) fn judge(refused: Refused, lacks: Vec<&'static str>, kernel: impl FnO
         (Step::Listener, Some(libc::EOPNOTSUPP | libc::EBUSY | libc::EINVAL)) => Error::NoListener(refused),
         (Step::Link, Some(libc::E2BIG)) => Error::Full(refused),
         // No such system call, command, type of map or of program, or a field of it that is unknown.
-        (Step::Map | Step::Program | Step::Link | Step::Query, Some(libc::ENOSYS | libc::EINVAL | libc::E2BIG)) => {
-            Error::Kernel { refused, kernel: kernel() }
-        }
+        (
+            Step::Map | Step::Program | Step::Link | Step::Query | Step::Find,
+            Some(libc::ENOSYS | libc::EINVAL | libc::E2BIG),
+        ) => Error::Kernel { refused, kernel: kernel() },
         _ => Error::Other(refused),
     }
 }
