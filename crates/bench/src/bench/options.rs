@@ -136,7 +136,7 @@ impl Options {
         if !mistakes.is_empty() {
             return Err(mistakes);
         }
-        let short = ["none", "haproxy"];
+        let short = ["none", DIRECT_PATH, "haproxy"];
         let wanted = |name: &str, is_berth: bool| match (self.peers.is_empty(), self.short) {
             (false, _) => self.peers.iter().any(|peer| peer == name),
             (true, true) => is_berth || short.contains(&name),

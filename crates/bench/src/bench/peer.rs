@@ -57,6 +57,11 @@ impl Peer {
         self.kind == Kind::Berth
     }
 
+    /// Berth, with a direct path or without.
+    pub(crate) fn is_judged(&self) -> bool {
+        matches!(self.kind, Kind::Berth | Kind::DirectPath)
+    }
+
     /// What it says of its version.
     pub(crate) fn version(&self) -> String {
         let option = match self.kind {
