@@ -97,6 +97,13 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         output: Output { json: args.json.clone(), report: args.report.clone() },
     };
     let others = plan.nodes.as_ref().map_or(0, |nodes| nodes.count.saturating_sub(1));
+    for fault in plan.faults.iter().filter(|fault| fault.is_of_calm()) {
+        if plan.topology == Topology::Bridge || plan.nodes.is_some() {
+            checks.wrong(format!(
+                "--fault {fault}: it is done on one node without a bridge; leave out --nodes and --topology bridge"
+            ));
+        }
+    }
     for fault in plan.faults.iter().filter(|fault| fault.is_of_a_node() && others == 0) {
         checks.wrong(format!(
             "--fault {fault}: no other node is there that could serve meanwhile; give --nodes 2 or more"
@@ -104,6 +111,9 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     }
     bridge(&plan, &mut checks);
     direct(&mut plan, &mut checks);
+    for fault in plan.faults.iter().filter(|fault| fault.needs_a_second_shim() && plan.via == Via::Haproxy) {
+        checks.wrong(format!("--fault {fault}: --via haproxy has no second shim; leave it out or give --via berth"));
+    }
     if matches!(plan.via, Via::PortSharing | Via::None) {
         for fault in plan.faults.iter().filter(|fault| fault.needs_a_shim()) {
             let via = plan.via;
@@ -409,6 +419,12 @@ mod tests {
 
     #[test]
     fn a_shim_cannot_be_harmed_where_there_is_none() {
+        let errors = |args: &[&str]| typed(args).map_or_else(|e| e.0, |_| Vec::new());
+        assert_eq!(errors(&["--fault=calm-crash,calm-hang", "--via=none"]), [""; 0]);
+        assert!(errors(&["--fault=beside-drain", "--via=none"])[0].contains("nothing that relays"));
+        assert!(errors(&["--fault=beside-drain", "--via=haproxy"])[0].contains("no second shim"));
+        let bridged = errors(&["--fault=calm-crash", "--topology=bridge", "--netns"]);
+        assert!(bridged[0].contains("without a bridge"), "{bridged:?}");
         for (via, wrong) in [("port-sharing", 2), ("none", 2), ("haproxy", 0)] {
             let errors =
                 typed(&["--fault=hang,kill-shim,both-killed", "--via", via]).map_or_else(|e| e.0, |_| Vec::new());

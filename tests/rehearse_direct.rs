@@ -45,6 +45,22 @@ fn upgrades_lose_nothing_and_in_calm_connections_are_steered() {
     }
 }
 
+/// What goes past a shim does not end with it; what is on an instance does.
+#[test]
+fn faults_in_calm_cost_what_is_promised() {
+    let faults = "--fault=beside-kill-shim,beside-drain,calm-kill-shim,calm-crash";
+    let Some((said, report)) = held(&[faults, "--settle=2s"]) else { return };
+    let promises = report["runs"][0]["outcome"]["ran"]["promises"].as_array().unwrap();
+    let kinds = |fault: &str| {
+        let promise = promises.iter().find(|promise| promise["fault"] == fault).unwrap();
+        promise["allowed"].as_array().unwrap().iter().map(|tally| tally["kind"].as_str().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!((kinds("beside-kill-shim"), kinds("beside-drain")), (vec![], vec![]), "{said}");
+    assert!(kinds("calm-kill-shim").iter().all(|kind| *kind == "refused"), "{said}");
+    assert!(!kinds("calm-crash").contains(&"refused"), "{said}");
+    assert!(said.contains("lost on the direct path when the instance was killed"), "{said}");
+}
+
 #[test]
 fn what_is_beside_has_no_direct_path() {
     let Some((said, report)) = held(&["--compare=none"]) else { return };

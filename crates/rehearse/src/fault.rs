@@ -7,7 +7,7 @@ use std::time::Duration;
 /// How long a new apiserver that starts slowly takes, beyond what it needs.
 pub const SLOW: Duration = Duration::from_secs(5);
 
-/// A thing that goes wrong. Several happen one after the other, in this order, in the first upgrade.
+/// A thing that goes wrong. Several happen one after the other, in this order, before and in the first upgrade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
@@ -15,6 +15,20 @@ pub enum Fault {
     BadFlag,
     /// The new apiserver never gets ready
     NeverReady,
+    /// Before the upgrade, a second shim beside the only instance gets SIGKILL; with a direct path, while it steers
+    BesideKillShim,
+    /// The same gets SIGSTOP, for longer than its lease
+    BesideHangShim,
+    /// The same gets SIGTERM
+    BesideDrain,
+    /// Before the upgrade, the only shim gets SIGKILL
+    CalmKillShim,
+    /// The same gets SIGSTOP, for longer than its lease
+    CalmHangShim,
+    /// Before the upgrade, the only apiserver gets SIGSTOP, until its shim has noticed
+    CalmHang,
+    /// The same gets SIGKILL
+    CalmCrash,
     /// The new apiserver takes long to get ready
     SlowStart,
     /// The new apiserver gets SIGKILL while both serve (with a bridge: while that serves)
@@ -45,6 +59,10 @@ pub enum Standby {
     Sibling,
     /// The temporary one of a bridge; or, if it is hit itself, the node's own.
     Bridge,
+    /// Nobody, but its shim holds clients until it is back.
+    Shim,
+    /// The direct path: an instance without a shim, or a sibling that steers. What is queued or unanswered at an instance, no shim holds.
+    Direct,
     /// Nobody.
     Nobody,
 }
@@ -52,7 +70,7 @@ pub enum Standby {
 impl Fault {
     /// What berth promises under it.
     pub fn promise(self, standby: Standby) -> &'static str {
-        use Standby::{Bridge, Nobody, Sibling};
+        use Standby::{Bridge, Direct, Nobody, Shim, Sibling};
         match (self, standby) {
             (Self::BadFlag | Self::NeverReady, Bridge) => {
                 "the new version never gets a connection, clients stay on the bridge until the old one is back, nothing is lost, and \
@@ -74,6 +92,26 @@ impl Fault {
                 "only what was on it ends; new connections go to the node's own apiserver until another is ready, and none is lost"
             }
             (Self::KillOld, _) => "only what was still on it ends; new connections go to the bridge, and none is lost",
+            (Self::BesideKillShim | Self::BesideDrain, Direct) => {
+                "what goes past the shim does not end with it, a sibling steers next, and nothing is lost"
+            }
+            (Self::BesideHangShim, Direct) => {
+                "until its lease has run out new connections go past the shim, then a sibling accepts; nothing is lost"
+            }
+            (Self::BesideDrain, _) => "the sibling accepts what comes next; nothing is lost",
+            (Self::CalmKillShim, Direct) => {
+                "new connections are refused until it is back; what went past the shim does not end with it; nothing else is lost"
+            }
+            (Self::CalmHangShim, Direct) => {
+                "for as long as its lease lasts new connections go past the shim, then clients wait until it goes on; nothing is lost"
+            }
+            (Self::CalmCrash, Direct) => {
+                "what was on it ends, and with that new connections which it had not answered: the relay would replay those; all later \
+                 ones are held until it is back, and none is lost"
+            }
+            (Self::CalmCrash, Shim) => {
+                "only what it had begun to answer ends; all other new connections are held until it is back, and none is lost"
+            }
             (Self::CrashAfterReady, Sibling) => {
                 "only what was on the crashed apiserver ends; new connections go to the other one, and none is lost"
             }
@@ -81,20 +119,28 @@ impl Fault {
                 "what it had begun to answer waits; when probes have failed, the other one answers all other connections, those that waited \
                  within 3 s; nothing is lost"
             }
-            (Self::Hang | Self::HangShim, Nobody) => "clients wait until it goes on; nothing is lost",
-            (Self::KillShim, Sibling) => {
+            (Self::CalmHang | Self::CalmHangShim, _) | (Self::Hang | Self::HangShim, Nobody) => {
+                "clients wait until it goes on; nothing is lost"
+            }
+            (Self::KillShim | Self::BesideKillShim, Sibling) => {
                 "only what the shim had accepted is lost; no connection is refused, and new ones go to the sibling"
             }
-            (Self::HangShim, Sibling) => {
+            (Self::Hang | Self::HangShim | Self::BesideHangShim, _) => {
                 "what the shim had accepted waits; when its lease has run out, the sibling accepts; nothing is lost"
             }
             (Self::NodeGone | Self::Partition, _) => {
                 "what is sent to that node is lost until it listens again; the Service sends clients there until kube-apiserver's own \
                  reconciler takes it out, and not longer because of berth; nothing else is lost"
             }
-            (Self::BothKilled | Self::CrashAfterReady | Self::KillShim, _) => {
-                "an outage until they are started again, and nothing is lost after that"
-            }
+            (
+                Self::BothKilled
+                | Self::CrashAfterReady
+                | Self::KillShim
+                | Self::BesideKillShim
+                | Self::CalmKillShim
+                | Self::CalmCrash,
+                _,
+            ) => "an outage until they are started again, and nothing is lost after that",
         }
     }
 
@@ -108,6 +154,17 @@ impl Fault {
         matches!(self, Self::NodeGone | Self::Partition)
     }
 
+    /// Whether it is done before the upgrade, to the one instance that serves.
+    pub fn is_of_calm(self) -> bool {
+        matches!(self, Self::CalmKillShim | Self::CalmHangShim | Self::CalmHang | Self::CalmCrash)
+            || self.needs_a_second_shim()
+    }
+
+    /// Whether it is done to a shim that stands beside another one of the same instance.
+    pub fn needs_a_second_shim(self) -> bool {
+        matches!(self, Self::BesideKillShim | Self::BesideHangShim | Self::BesideDrain)
+    }
+
     /// Whether it is done under a bridge and nowhere else.
     pub fn needs_a_bridge(self) -> bool {
         matches!(self, Self::KillTemporary | Self::KillOld)
@@ -115,6 +172,7 @@ impl Fault {
 
     /// Whether it is done to what relays to an instance.
     pub fn needs_a_shim(self) -> bool {
-        matches!(self, Self::KillShim | Self::HangShim | Self::BothKilled)
+        matches!(self, Self::KillShim | Self::HangShim | Self::BothKilled | Self::CalmKillShim | Self::CalmHangShim)
+            || self.needs_a_second_shim()
     }
 }

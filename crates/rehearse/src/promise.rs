@@ -46,6 +46,8 @@ pub struct Promise {
     pub(crate) seen: Vec<String>,
     /// Losses that the promise allows, and when they were seen.
     pub(crate) allowed: Vec<(Stamp, Loss)>,
+    /// It was done to the instance that new connections were steered to.
+    pub(crate) on_direct: bool,
     /// Why it did not hold; empty: it held. What was lost beyond is counted as lost and not here.
     pub(crate) broken: Vec<String>,
 }
@@ -54,6 +56,12 @@ impl Promise {
     /// Nothing broke it.
     pub(crate) fn held(&self) -> bool {
         self.broken.is_empty()
+    }
+
+    /// How many new connections were lost since the instance was killed to which they were steered.
+    pub(crate) fn lost_on_direct(&self) -> u64 {
+        let new = self.allowed.iter().filter(|(_, loss)| self.on_direct && *loss != Loss::StreamEnded);
+        new.count() as u64
     }
 
     /// How many losses of each kind it allows.
@@ -91,17 +99,29 @@ fn allows(injected: &Injected, lost: &Lost<'_>) -> bool {
         return false;
     }
     // What a bridge's part accepts while it is being killed is lost with it: nobody has a guard of its listener.
-    let killed = injected.noticed.filter(|_| injected.standby == Standby::Bridge).unwrap_or(*at);
+    // So is what is steered to an instance.
+    let alone = matches!(injected.standby, Standby::Bridge | Standby::Direct);
+    let killed = injected.noticed.filter(|_| alone).unwrap_or(*at);
     let begun = lost.due.is_none_or(|due| due <= killed);
     let all = injected.standby == Standby::Nobody || *fault == Fault::BothKilled;
     match fault {
-        Fault::BothKilled | Fault::KillShim | Fault::CrashAfterReady if all => {
+        // What went past the shim does not end with it.
+        Fault::CalmKillShim if injected.standby == Standby::Direct && lost.loss == Loss::StreamEnded => false,
+        Fault::BothKilled | Fault::KillShim | Fault::CrashAfterReady | Fault::CalmKillShim | Fault::CalmCrash
+            if all || *fault == Fault::CalmKillShim =>
+        {
             // Who was due before it was over may see it a little later.
             let over = injected.over.unwrap_or(Stamp(u64::MAX));
             lost.seen <= over.plus(NOTICE) && lost.due.is_none_or(|due| due <= over)
         }
         Fault::NodeGone | Fault::Partition => injected.node.as_ref().is_some_and(|node| is_away(injected, node, lost)),
-        Fault::KillShim | Fault::CrashAfterReady | Fault::KillTemporary | Fault::KillOld => {
+        Fault::BesideKillShim if injected.standby == Standby::Direct => false,
+        Fault::KillShim
+        | Fault::CrashAfterReady
+        | Fault::KillTemporary
+        | Fault::KillOld
+        | Fault::BesideKillShim
+        | Fault::CalmCrash => {
             let ended = matches!(lost.loss, Loss::Reset | Loss::Closed | Loss::StreamEnded);
             let there = lost.instance.is_none_or(|instance| instance == injected.instance);
             ended && there && begun && lost.seen <= killed.plus(NOTICE)
@@ -195,8 +215,15 @@ impl Check<'_> {
             Fault::CrashAfterReady | Fault::KillShim | Fault::BothKilled | Fault::KillTemporary | Fault::KillOld => {
                 self.comes_back();
             }
+            Fault::BesideKillShim | Fault::BesideDrain | Fault::CalmKillShim | Fault::CalmCrash => self.comes_back(),
             Fault::Hang if *standby == Standby::Bridge => self.is_noticed(),
-            Fault::Hang | Fault::HangShim => self.waits(),
+            Fault::CalmHangShim if *standby == Standby::Direct => {
+                self.goes_past();
+                self.waits();
+            }
+            Fault::Hang | Fault::HangShim | Fault::BesideHangShim | Fault::CalmHang | Fault::CalmHangShim => {
+                self.waits();
+            }
             Fault::NodeGone | Fault::Partition => self.forgotten(),
         }
         Promise {
@@ -207,6 +234,7 @@ impl Check<'_> {
             over: *over,
             seen: self.seen,
             allowed: Vec::new(),
+            on_direct: *fault == Fault::CalmCrash && *standby == Standby::Direct,
             broken: self.broken,
         }
     }
@@ -320,18 +348,32 @@ impl Check<'_> {
         }
     }
 
+    /// While a shim hangs and its lease lasts, new connections are steered.
+    fn goes_past(&mut self) {
+        let Injected { at, over, .. } = *self.injected;
+        let over = over.unwrap_or(at);
+        let past = self.attempts.iter().filter(|a| a.kind == Kind::New && a.due >= at && a.done < over);
+        match past.filter(|a| matches!(a.answer, Answer::Good { .. })).count() {
+            0 => self.broken.push("no new connection went past it".into()),
+            past => self.seen.push(format!("{past} new connections went past it while it hung")),
+        }
+    }
+
     /// Who waits, and for how long.
     fn waits(&mut self) {
         let Injected { fault, at, over, standby, noticed, .. } = *self.injected;
         let Some(over) = over else { return };
         let meanwhile = || self.attempts.iter().filter(|a| a.due >= at && a.due < over);
         let longest = meanwhile().map(|a| a.done.since(a.due)).max().unwrap_or_default();
-        let late = meanwhile().filter(|a| a.done > over.plus(JITTER)).count();
+        // Where all clients waited, they may take as long to be answered as they waited.
+        let patience = if fault == Fault::CalmHang { JITTER.max(over.since(at)) } else { JITTER };
+        let late = meanwhile().filter(|a| a.done > over.plus(patience)).count();
         self.seen.push(format!("it hung for {:.1?}; the longest wait meanwhile was {longest:.1?}", over.since(at)));
         if late > 0 {
-            self.broken.push(format!("{late} requests waited on for more than {JITTER:?} after it went on"));
+            self.broken.push(format!("{late} requests waited on for more than {patience:.1?} after it went on"));
         }
         let passed = match fault {
+            Fault::CalmHang | Fault::CalmHangShim => return,
             _ if standby == Standby::Nobody => return,
             Fault::Hang => noticed,
             _ => Some(at.plus(LEASE + TAKE_OVER)),
@@ -445,6 +487,53 @@ mod tests {
         }
         let crashed = Injected { standby: Standby::Bridge, noticed: Some(ms(1_020)), ..injected(Fault::BadFlag) };
         assert!(excuse(&[crashed], &lost(Loss::Reset, Some(1_015), 1_030)).is_none());
+    }
+
+    /// An instance that serves alone, gets SIGKILL at 1 s, and is gone 20 ms later.
+    #[test]
+    fn on_the_direct_path_a_kill_excuses_what_came_until_the_instance_was_gone() {
+        let killed = |standby| Injected { standby, noticed: Some(ms(1_020)), ..injected(Fault::CalmCrash) };
+        let excused = |standby, lost| excuse(&[killed(standby)], &lost).is_some();
+        for standby in [Standby::Shim, Standby::Direct] {
+            assert!(excused(standby, lost(Loss::StreamEnded, None, 1_001)));
+            assert!(excused(standby, lost(Loss::Reset, Some(990), 1_001)));
+            // Its shim holds these.
+            assert!(!excused(standby, lost(Loss::Refused, Some(990), 1_001)));
+            assert!(!excused(standby, lost(Loss::Unanswered, Some(1_500), 9_000)));
+            assert!(!excused(standby, lost(Loss::Reset, Some(1_021), 1_030)));
+        }
+        // The relay replays it.
+        let late = lost(Loss::Reset, Some(1_010), 1_030);
+        assert_eq!((excused(Standby::Direct, late), excused(Standby::Shim, late)), (true, false));
+        assert!(excused(Standby::Nobody, lost(Loss::Refused, Some(1_500), 1_501)));
+    }
+
+    #[test]
+    fn what_goes_past_a_shim_does_not_end_with_it() {
+        let excused = |fault, standby, lost| excuse(&[Injected { standby, ..injected(fault) }], &lost).is_some();
+        let (cut, refused) = (lost(Loss::StreamEnded, None, 1_001), lost(Loss::Refused, Some(1_500), 1_501));
+        for (fault, standby, expected) in [
+            (Fault::CalmKillShim, Standby::Direct, (false, true)),
+            (Fault::CalmKillShim, Standby::Nobody, (true, true)),
+            (Fault::BesideKillShim, Standby::Direct, (false, false)),
+            (Fault::BesideKillShim, Standby::Sibling, (true, false)),
+            (Fault::BesideDrain, Standby::Sibling, (false, false)),
+            (Fault::BesideHangShim, Standby::Direct, (false, false)),
+            (Fault::CalmHangShim, Standby::Direct, (false, false)),
+            (Fault::CalmHang, Standby::Nobody, (false, false)),
+        ] {
+            assert_eq!(
+                (excused(fault, standby, cut), excused(fault, standby, refused)),
+                expected,
+                "{fault} {standby:?}"
+            );
+        }
+        let hung = |attempts: &[(u64, u64)]| {
+            let fault = Injected { standby: Standby::Direct, ..injected(Fault::CalmHangShim) };
+            broken(fault, |r| r.attempts = attempts.iter().map(|(due, done)| attempt(*due, *done, true)).collect())
+        };
+        assert_eq!(hung(&[(1_500, 1_510), (5_000, 10_100)]), [""; 0]);
+        assert_eq!(hung(&[(5_000, 10_100)]), ["no new connection went past it"]);
     }
 
     #[test]

@@ -65,6 +65,10 @@ pub fn render(ran: &Ran) -> String {
         let on = format!("by the kernel, past the shims, which was on for {} of the load", percent(direct.on_share));
         row("connections steered", count(direct.steered), on);
     }
+    let on_direct = count_of(&verdict.apart, "allowed_direct");
+    if on_direct > 0 {
+        row("  lost there", count(on_direct), "allowed: when the instance was killed that they were steered to".into());
+    }
     for ByAddress { name, requests, new_connections, lost, allowed, wait_max_ms, .. } in &ran.by_address {
         let lost: u64 = lost.iter().map(|tally| tally.count).sum();
         let longest = wait(*wait_max_ms);

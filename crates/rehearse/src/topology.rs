@@ -14,6 +14,9 @@ use std::time::Duration;
 /// Name of the one shim of [`Topology::Node`], where an instance's name is expected.
 pub(crate) const NODE: &str = "node";
 
+/// Name of a second shim beside the one of an instance.
+pub(crate) const BESIDE: &str = "beside";
+
 /// What a process is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -75,12 +78,12 @@ impl Layout {
     /// The process that all instances share, which is there before and after them.
     pub(crate) fn shared(&self, setting: &Setting) -> Option<Part> {
         let node = self.via == Via::Berth && self.topology == Topology::Node;
-        node.then(|| {
-            let mut argv = berth("serve", setting, NODE);
-            argv.push("--discover".into());
-            argv.extend(shim(setting));
-            Part { role: Role::Proxy, argv, awaits: None }
-        })
+        node.then(|| discover(setting, NODE))
+    }
+
+    /// A second shim, which has no instance of its own.
+    pub(crate) fn beside(&self, setting: &Setting) -> Part {
+        discover(setting, BESIDE)
     }
 
     /// The processes of an instance, in the order in which they start. `own` is an address of its
@@ -204,6 +207,14 @@ impl Layout {
             _ => Some(Role::Proxy),
         }
     }
+}
+
+/// A shim of all instances.
+fn discover(setting: &Setting, name: &str) -> Part {
+    let mut argv = berth("serve", setting, name);
+    argv.push("--discover".into());
+    argv.extend(shim(setting));
+    Part { role: Role::Proxy, argv, awaits: None }
 }
 
 /// A subcommand of berth and its place.

@@ -141,7 +141,7 @@ impl Play<'_> {
     }
 
     /// Until something notices, and a little longer; without a shim, for as long as a shim would need.
-    async fn hang(&mut self, name: &str, apiserver: Pid, place: usize) {
+    pub(super) async fn hang(&mut self, name: &str, apiserver: Pid, place: usize) {
         self.stage.freeze(apiserver);
         let deadline = Instant::now() + LONGEST_HANG;
         while Instant::now() < deadline {

@@ -1,7 +1,8 @@
 //! The script of one run: start old, load, start new, wait until it joined, stop old, and so on; then
-//! end the load and stop what is left. `harm`: faults while both serve. `nodes`: the same on several nodes. `bridge`: in place, under a bridge.
+//! end the load and stop what is left. `calm`: faults before; `harm`: while both serve. `nodes`: the same on several nodes. `bridge`: in place, under a bridge.
 
 mod bridge;
+mod calm;
 mod harm;
 mod nodes;
 
@@ -86,6 +87,9 @@ async fn one_node(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>, prog
             false => play.failing_upgrade(&old, *fault).await?,
         }
     }
+    for fault in plan.faults.iter().filter(|fault| fault.is_of_calm()) {
+        play.harm_in_calm(&old, *fault).await?;
+    }
     let mut old = old;
     for upgrade in 1..=plan.upgrades {
         let (new, faults) = next(plan, None, upgrade, upgrade == 1);
@@ -150,7 +154,7 @@ fn instance(plan: &Plan, node: Option<&str>, upgrades: u32) -> Instance {
 fn next(plan: &Plan, node: Option<&str>, upgrade: u32, harmed: bool) -> (Instance, Vec<Fault>) {
     let faults =
         plan.faults.iter().copied().filter(|fault| harmed && !fault.fails_the_upgrade() && !fault.is_of_a_node());
-    let faults: Vec<Fault> = faults.collect();
+    let faults: Vec<Fault> = faults.filter(|fault| !fault.is_of_calm()).collect();
     let fault = faults.iter().copied().find(|fault| *fault == Fault::SlowStart);
     (Instance { fault, ..instance(plan, node, upgrade) }, faults)
 }

@@ -23,7 +23,7 @@ use super::network::Node;
 use super::plan::Via;
 use super::record::{MarkKind, Player, Recorder, Stamp};
 use super::setting::Setting;
-use super::topology::{Layout, NODE, Part, Role};
+use super::topology::{BESIDE, Layout, NODE, Part, Role};
 use berth_os::proc_net;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -126,6 +126,42 @@ impl Stage {
             Some(part) if self.relay(NODE).is_none() => self.spawn(NODE, &part),
             _ => Ok(()),
         }
+    }
+
+    /// Starts a second shim, and waits until it has joined and knows that an instance is ready.
+    pub(crate) async fn start_beside(&mut self, name: &str, within: Duration) -> Result<(), Error> {
+        self.spawn(BESIDE, &self.layout.beside(&self.setting))?;
+        let began = Instant::now();
+        loop {
+            let Err(why) = seen::joined(&self.setting, BESIDE, name).await else { return Ok(()) };
+            let what = match self.ended(BESIDE) {
+                Some(status) => format!("ended before it had joined ({status})"),
+                None if began.elapsed() > within => format!("had not joined within {within:?} ({why})"),
+                None => {
+                    sleep(LOOK).await;
+                    continue;
+                }
+            };
+            return Err(self.failed(BESIDE, what).await);
+        }
+    }
+
+    /// Sends that shim a signal.
+    pub(crate) fn signal_beside(&self, signal: Signal) {
+        if let Some(process) = self.process(BESIDE, Role::Proxy) {
+            process.signal(signal);
+        }
+    }
+
+    /// Waits until it is gone; whether it is.
+    pub(crate) async fn beside_gone(&self, within: Duration) -> bool {
+        let Some(process) = self.process(BESIDE, Role::Proxy) else { return true };
+        timeout(within, process.wait()).await.is_ok()
+    }
+
+    /// The process ID of that shim, if it lives.
+    pub(crate) fn beside(&self) -> Option<Pid> {
+        self.process(BESIDE, Role::Proxy).filter(|process| process.status().is_none()).map(Process::pid)
     }
 
     /// Starts an etcd if one is wanted, and waits until it is up.

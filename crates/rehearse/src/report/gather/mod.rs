@@ -142,8 +142,13 @@ fn apart(judged: &Judged) -> Vec<Tally> {
         ("ended_by_instance", "streams that their instance ended", judged.ends_by_instance.len() as u64),
         ("rejected", "requests that their instance rejected", judged.rejected),
         ("allowed", "losses that a promise under a fault allows", judged.allowed()),
+        (
+            "allowed_direct",
+            "of these, new connections on the direct path when the instance was killed",
+            judged.promises.iter().map(Promised::lost_on_direct).sum(),
+        ),
     ];
-    let apart = apart.into_iter().filter(|(kind, _, count)| *kind != "allowed" || *count > 0);
+    let apart = apart.into_iter().filter(|(kind, _, count)| !kind.starts_with("allowed") || *count > 0);
     apart.map(|(kind, text, count)| Tally { kind: kind.to_owned(), text: text.to_owned(), count }).collect()
 }
 
@@ -199,6 +204,10 @@ fn summary(played: &Played, objection: Option<&String>) -> String {
 
 fn promise(promised: &Promised, span: &Span) -> Promise {
     let broken = promised.broken.iter().map(|why| format!("broken: {why}"));
+    let direct = promised.on_direct.then(|| {
+        let lost = format::of(promised.lost_on_direct(), "new connection", "new connections");
+        format!("{lost} lost on the direct path when the instance was killed")
+    });
     Promise {
         fault: promised.fault.to_string(),
         instance: promised.instance.clone(),
@@ -206,7 +215,7 @@ fn promise(promised: &Promised, span: &Span) -> Promise {
         to_ms: promised.over.map(|over| span.ms(over)),
         promise: promised.text.to_owned(),
         held: promised.held(),
-        what_happened: broken.chain(promised.seen.iter().cloned()).collect(),
+        what_happened: broken.chain(promised.seen.iter().cloned()).chain(direct).collect(),
         allowed: promised.allowed_by_kind().into_iter().map(|(loss, count)| loss.tally(count)).collect(),
     }
 }

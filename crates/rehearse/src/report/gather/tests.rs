@@ -246,6 +246,7 @@ fn promises_and_what_they_allow() {
         over: None,
         seen: vec!["seen".into()],
         allowed: vec![(at(510), Loss::Reset), (at(520), Loss::Reset)],
+        on_direct: false,
         broken: broken.iter().map(|why| (*why).to_owned()).collect(),
     };
     let kept = gathered_with(record(), |played| played.verdict.promises.push(promised(&[])));
@@ -255,6 +256,11 @@ fn promises_and_what_they_allow() {
         "{}",
         kept.verdict.summary
     );
+    let direct = Promised { fault: Fault::CalmCrash, on_direct: true, ..promised(&[]) };
+    let direct = gathered_with(record(), |played| played.verdict.promises.push(direct));
+    assert_eq!(data::count_of(&direct.verdict.apart, "allowed_direct"), 2);
+    let told = "2 new connections lost on the direct path when the instance was killed";
+    assert_eq!(direct.promises[0].what_happened, ["seen", told]);
     let promise = &kept.promises[0];
     assert_eq!(
         (promise.fault.as_str(), promise.from_ms, promise.to_ms, promise.allowed[0].count),

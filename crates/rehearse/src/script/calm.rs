@@ -1,0 +1,155 @@
+//! Faults before the upgrade, while one instance serves: what is on the direct path, if there is one, is on it then.
+
+use super::super::direct;
+use super::super::fault::{Fault, Standby};
+use super::super::instance::Instance;
+use super::super::plan::{LEASE, Topology, Via};
+use super::super::record::Stamp;
+use super::super::stage::Error;
+use super::super::topology::BESIDE;
+use super::harm::{BEYOND_LEASE, LONGEST_HANG};
+use super::{LOOK, Play, SETTLE};
+use nix::sys::signal::Signal;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// How long it may take until it is the second shim that steers: the one with the smallest of two random numbers does.
+const TRIES: Duration = Duration::from_secs(90);
+
+impl Play<'_> {
+    pub(super) async fn harm_in_calm(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
+        let (name, layout) = (&old.name, self.stage.layout);
+        let skipped = match layout.relays() {
+            None if fault.needs_a_shim() => "nothing that relays",
+            _ if fault.needs_a_second_shim() && layout.via != Via::Berth => "no second shim",
+            _ => "",
+        };
+        if !skipped.is_empty() {
+            self.say(&format!("fault {fault}: {} has {skipped}, skipped", layout.via));
+            return Ok(());
+        }
+        if fault.needs_a_second_shim() {
+            self.harm_beside(old, fault).await?;
+        } else {
+            let target = match fault {
+                Fault::CalmCrash | Fault::CalmHang => self.stage.apiserver(name),
+                _ => self.stage.relay(name),
+            };
+            let Some(target) = target else {
+                self.recorder.note(|r| r.troubles.push(format!("{name} had ended before {fault} could happen")));
+                return Ok(());
+            };
+            // A unit ends with either of its processes.
+            let apart = layout.via == Via::Berth && layout.topology != Topology::Run;
+            let standby = match fault {
+                Fault::CalmKillShim if self.stage.setting.direct && apart => Standby::Direct,
+                Fault::CalmHangShim if self.stage.setting.direct => Standby::Direct,
+                Fault::CalmCrash if self.stage.setting.direct && apart => Standby::Direct,
+                Fault::CalmCrash if apart => Standby::Shim,
+                _ => Standby::Nobody,
+            };
+            self.say(&format!("fault {fault} at {name}"));
+            let place = self.inject(fault, name, standby);
+            match fault {
+                Fault::CalmHang => self.hang(name, target, place).await,
+                Fault::CalmHangShim => {
+                    self.stage.freeze(target);
+                    sleep(LEASE + BEYOND_LEASE).await;
+                    self.stage.thaw();
+                }
+                _ => {
+                    self.stage.kill(name, target).await;
+                    self.note(place, |i| i.noticed = Some(Stamp::now()));
+                    self.missed(name).await;
+                    self.stage.open()?;
+                    self.stage.start(old, true).await?;
+                }
+            }
+            self.joined(old).await?;
+            self.over(place);
+        }
+        self.calm().await;
+        self.steered_again(&fault.to_string()).await;
+        Ok(())
+    }
+
+    /// What is done to a second shim, which steers if there is a direct path.
+    async fn harm_beside(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
+        self.start_beside(old, fault).await?;
+        // What it accepted before it steered is answered.
+        sleep(SETTLE).await;
+        let Some(target) = self.stage.beside() else {
+            self.recorder.note(|r| r.troubles.push(format!("{BESIDE} had ended before {fault} could happen")));
+            return Ok(());
+        };
+        self.say(&format!("fault {fault} at {BESIDE}"));
+        let standby = if self.stage.setting.direct { Standby::Direct } else { Standby::Sibling };
+        let place = self.inject(fault, &old.name, standby);
+        match fault {
+            Fault::BesideHangShim => {
+                self.stage.freeze(target);
+                sleep(LEASE + BEYOND_LEASE).await;
+                self.stage.thaw();
+            }
+            Fault::BesideDrain => self.stop_beside().await,
+            _ => {
+                self.stage.signal_beside(Signal::SIGKILL);
+                self.stage.beside_gone(self.plan.timing.grace).await;
+            }
+        }
+        self.over(place);
+        if fault == Fault::BesideHangShim {
+            self.calm().await;
+            self.stop_beside().await;
+        }
+        Ok(())
+    }
+
+    /// Starts it, again until it is the one that steers.
+    async fn start_beside(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
+        let deadline = Instant::now() + TRIES;
+        loop {
+            self.say(&format!("start {BESIDE}, a second shim"));
+            self.stage.start_beside(&old.name, self.plan.timing.ready_within).await?;
+            if !self.stage.setting.direct {
+                return Ok(());
+            }
+            self.steered_again("a second shim came").await;
+            if direct::steers(&self.stage.setting).await.is_some_and(|shim| shim == BESIDE) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let trouble = format!("{fault}: {BESIDE} never came to steer within {TRIES:?}");
+                self.recorder.note(|r| r.troubles.push(trouble));
+                return Ok(());
+            }
+            self.stop_beside().await;
+            self.steered_again("it went").await;
+        }
+    }
+
+    /// Ends it, as what it runs under does.
+    async fn stop_beside(&self) {
+        self.stage.signal_beside(Signal::SIGTERM);
+        if !self.stage.beside_gone(self.plan.timing.grace).await {
+            let trouble = format!("{BESIDE} was still there {:?} after SIGTERM", self.plan.timing.grace);
+            self.recorder.note(|r| r.troubles.push(trouble));
+            self.stage.signal_beside(Signal::SIGKILL);
+        }
+    }
+
+    /// Waits until new connections do not come to an instance any more: a shim that knew it before needs a moment.
+    async fn missed(&self, name: &str) {
+        let deadline = Instant::now() + LONGEST_HANG;
+        while Instant::now() < deadline && self.stage.look(name).await.is_ok() {
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Waits until a shim steers, if there is a direct path.
+    async fn steered_again(&self, after: &str) {
+        if self.stage.setting.direct && !direct::calm(&self.stage.setting).await {
+            self.recorder.note(|r| r.troubles.push(format!("no shim steered again after this: {after}")));
+        }
+    }
+}
