@@ -4,7 +4,7 @@
 //! containerd that runs such pods, and what berth does to them meanwhile. And `scripts/cluster.sh`: a whole cluster of kubeadm's that
 //! is upgraded under `berth bridge`, and without. And `berth grant` and the lock of
 //! `berth upgrade` (`e2e/`). And `scripts/service.sh`: the Service `kubernetes` through a real kube-proxy, while instances
-//! change places. Where they cannot be run (they need root, some tools, and binaries that are there already) they count as
+//! change places. And `scripts/direct.sh`: the direct path to real kube-apiservers, and who is relayed. Where they cannot be run (they need root, some tools, and binaries that are there already) they count as
 //! ignored and say why. Rust's own harness can decide that only at compile time, so this one has its own.
 
 #[cfg(feature = "operate")]
@@ -18,7 +18,9 @@ mod lock;
 mod nodes;
 mod support;
 
+use berth_shim::steering::self_test_by_address;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use nix::sched::{CloneFlags, unshare};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
@@ -53,6 +55,10 @@ fn main() -> ExitCode {
         Ok(binaries) => rehearsal(&binaries).map(|()| Completion::Completed),
     });
     let mut trials = vec![scripted("upgrade_of_a_real_kube_apiserver", "scripts/e2e.sh", &[])];
+    trials.push(Trial::ignorable_test("direct_path_to_a_real_kube_apiserver", || match obstacle_to_direct() {
+        Some(why) => Ok(Completion::ignored_with(why)),
+        None => run("scripts/direct.sh", &[]).map(|()| Completion::Completed),
+    }));
     #[cfg(feature = "operate")]
     trials.push(Trial::ignorable_test("rbac_of_a_real_kube_apiserver", || match binaries() {
         Err(why) => Ok(Completion::ignored_with(why)),
@@ -112,6 +118,22 @@ fn obstacle(tools: &[&str]) -> Option<String> {
     }
     let _ = output(Command::new("ip").args(["netns", "del", &probe]));
     output(Command::new(root().join("scripts/kube-apiserver.sh")).arg("--check")).err()
+}
+
+/// Why nothing can be steered to it here, or it cannot be run at all.
+fn obstacle_to_direct() -> Option<String> {
+    obstacle(&["nft", "curl", "setpriv"]).or_else(|| binaries().err()).or_else(|| {
+        let tested = std::thread::spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).map_err(|error| format!("no network namespace can be made: {error}"))?;
+            for command in ["link set lo up", "addr add 192.0.2.2/32 dev lo"] {
+                output(Command::new("ip").args(command.split(' ')))?;
+            }
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(|error| error.to_string())?;
+            runtime.block_on(self_test_by_address()).map_err(|error| error.to_string())
+        });
+        tested.join().unwrap_or_else(|_| Err("the self-test panicked".into())).err()
+    })
 }
 
 /// What a rehearsal with real apiservers is made of.

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Part of scripts/e2e.sh, scripts/service.sh and scripts/kubelet.sh: processes, waiting, the load, and what is said of it all.
+# Part of scripts/e2e.sh, scripts/service.sh, scripts/direct.sh and scripts/kubelet.sh: processes, waiting, the load, and what is said of it all.
 
 program=$(basename "$0" .sh)
 # -g: this is read within a function.
@@ -122,17 +122,20 @@ show_logs() {
     done
 }
 
-# New TLS connections, by turns from both addresses.
-start_load() {
-    start load "$client" "$TLS_LOAD" --server "${SERVICE_IP:-$HOST_IP}:${SERVICE_PORT:-$PORT}" --ca "$work/ca.crt" --rate "$rate" \
+start_load() { load_to load "${SERVICE_IP:-$HOST_IP}:${SERVICE_PORT:-$PORT}"; }
+
+# load_to NAME SERVER: new TLS connections, by turns from both addresses
+load_to() {
+    start "$1" "$client" "$TLS_LOAD" --server "$2" --ca "$work/ca.crt" --rate "$rate" \
         --source $CLIENT_IP --source $FAR_CLIENT_IP
-    needed[load]=
+    needed[$1]=
 }
 
-# How many connections have had their end.
-answers() { wc -l <"$work/load.out"; }
+# answers [LOAD]: how many connections have had their end
+answers() { wc -l <"$work/${1:-load}.out"; }
 
-answers_are() { (($(answers) >= $1)); }
+# answers_are NUMBER [LOAD]
+answers_are() { (($(answers "${@:2}") >= $1)); }
 
 # expect WHAT LEFT OPERATOR RIGHT [LOG…]: as test(1) compares
 expect() {
@@ -161,10 +164,10 @@ part() {
     }
 }
 
-# window FROM TO: of the connections that began in it: number, lost, longest in microseconds
+# window FROM TO [LOAD]: of the connections that began in it: number, lost, longest in microseconds
 window() {
     awk -v from="$1" -v to="$2" '$1 >= from && $1 < to { n++; lost += $3 != "ok"; if ($4 > longest) longest = $4 }
-        END { print n + 0, lost + 0, longest + 0 }' "$work/load.out"
+        END { print n + 0, lost + 0, longest + 0 }' "$work/${3:-load}.out"
 }
 
 lost() { cut -d' ' -f2 <<<"$1"; }

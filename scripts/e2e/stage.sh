@@ -1,10 +1,12 @@
 # shellcheck shell=bash
-# Part of scripts/e2e.sh and scripts/service.sh: tools, namespaces, certificates, processes, and how all of it goes away again.
+# Part of scripts/e2e.sh, scripts/service.sh and scripts/direct.sh: tools, namespaces, certificates, processes, and how all of it goes away again.
 
 # The Service's addresses and sockets of shims, each by its name. -g: this is read within a function.
 declare -gA endpoints=() held=()
 # What shims are given for the cluster's API.
 declare -ga cluster=()
+# Listen addresses beside the node's, and what else shims are given.
+declare -ga besides=() direct=()
 usual_logs=({a,b,c,d}{,-api}.log)
 node=''
 
@@ -61,7 +63,7 @@ make_certificates() {
         cd "$work"
         openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -days 2 -subj /CN=e2e-ca \
             -keyout ca.key -out ca.crt
-        certificate server /CN=kube-apiserver serverAuth "DNS:kubernetes,IP:$HOST_IP${SERVICE_IP:+,IP:$SERVICE_IP}"
+        certificate server /CN=kube-apiserver serverAuth "DNS:kubernetes,IP:$HOST_IP${SERVICE_IP:+,IP:$SERVICE_IP}${OTHER_IPS:+,IP:${OTHER_IPS// /,IP:}}"
         certificate admin /O=system:masters/CN=admin clientAuth DNS:admin
         certificate direct /O=system:masters/CN=direct clientAuth DNS:direct
         openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out sa.key
@@ -111,8 +113,8 @@ start_shim() {
 
 # apiserver_of INSTANCE: sets what is common to all ways to start it
 apiserver_of() {
-    place=(--listen "$HOST_IP:$PORT" --instance "$1" --run-dir "$work/run")
-    shim=(--probe-ca "$work/ca.crt" --log-connections "${cluster[@]}")
+    place=(--listen "$HOST_IP:$PORT" "${besides[@]}" --instance "$1" --run-dir "$work/run")
+    shim=(--probe-ca "$work/ca.crt" --log-connections "${cluster[@]}" "${direct[@]}")
     command=(
         "$KUBE_APISERVER" --etcd-servers=http://127.0.0.1:2379 --service-cluster-ip-range=10.96.0.0/24
         --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$work/sa.pub"

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Part of scripts/service.sh: what a node has beside its kube-apiserver, and what its shims may do.
+# Part of scripts/service.sh and scripts/direct.sh: what a node has beside its kube-apiserver, and what its shims may do.
 
 last_instance=0 instance='' admin=''
 usual_logs=(observer.log kube-proxy.log)
@@ -13,20 +13,24 @@ next_instance() {
 
 # A kube-apiserver that is no instance of the berth, and says nothing of itself.
 start_observer() {
-    local command
     ip -n "$node" addr add $OBSERVER_IP/24 dev host
     # What a token says of itself is wrong in some of them, so they are signed here too.
     openssl genrsa -out "$work/sa.key" 2048 2>/dev/null
     openssl pkey -in "$work/sa.key" -pubout -out "$work/sa.pub"
-    apiserver_of observer
-    start observer "$node" "${command[@]}" --bind-address=$OBSERVER_IP --advertise-address=$HOST_IP --secure-port=$PORT \
-        --endpoint-reconciler-type=none --audit-log-path="$work/audit-observer.json"
-    needed[observer]=
+    run_observer
     kubectl_options[1]=https://$OBSERVER_IP:$PORT
     admin=$work/admin.conf
     kubeconfig admin "https://$OBSERVER_IP:$PORT" >"$admin"
     await 60 "the observer to be ready" kubectl get --raw /readyz
     await 30 "the namespace default" kubectl get --raw /api/v1/namespaces/default
+}
+
+run_observer() {
+    local command
+    apiserver_of observer
+    start observer "$node" "${command[@]}" --bind-address=$OBSERVER_IP --advertise-address=$HOST_IP --secure-port=$PORT \
+        --endpoint-reconciler-type=none --audit-log-path="$work/audit-observer.json"
+    needed[observer]=
 }
 
 # kubeconfig USER SERVER: with the certificate of that name
@@ -44,7 +48,14 @@ start_node() {
         -p '{"status": {"addresses": [{"type": "InternalIP", "address": "'$HOST_IP'"}]}}'
     grant $NODE
     cluster=(--cluster "$work/grants/$NODE/kubeconfig" --node-name "$NODE")
+    watch_kernel
+    start_proxy
+    record slices "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes"
+    record leases "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases?"
+}
 
+# kube-proxy, and the client's way to the Service.
+start_proxy() {
     ip -n "$client" route add 10.96.0.0/24 via $HOST_IP
     # As on any node: what goes to an address that nobody has is to be forwarded, and so comes by kube-proxy's rule that
     # rejects it. Each client hears of that: by default the kernel says it once a second, and others wait for an answer.
@@ -52,14 +63,11 @@ start_node() {
     ip netns exec "$node" bash -c 'cd /proc/sys/net/ipv4 && echo 1 >ip_forward && echo 0 >icmp_ratelimit'
     (cd "$work" && certificate proxy /CN=system:kube-proxy clientAuth DNS:proxy) 2>>"$work/openssl.log"
     kubeconfig proxy "https://$OBSERVER_IP:$PORT" >"$work/proxy.conf"
-    watch_kernel
     # The machine's own limits of conntrack are not this one's to set.
     start kube-proxy "$node" "$KUBE_PROXY" --proxy-mode=nftables --kubeconfig="$work/proxy.conf" --hostname-override=$NODE \
         --healthz-bind-address=127.0.0.1:10256 --conntrack-max-per-core=0 --conntrack-tcp-timeout-established=0s \
         --conntrack-tcp-timeout-close-wait=0s
     needed[kube-proxy]=
-    record slices "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes"
-    record leases "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases?"
 }
 
 # grant NODE: its kubeconfig, which dials the berth. `berth grant` tries it, at the observer, for nobody else is there yet.

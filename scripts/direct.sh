@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# The direct path (`berth serve --direct`) with real kube-apiservers, kube-proxy and clients in network namespaces of its own. What is
+# asserted is seen from outside: by clients, in audit logs, in answers. Beside each part is what it is compared with, in the same run.
+set -Eeuo pipefail
+export LC_ALL=C TZ=UTC
+
+readonly EX_USAGE=64 EX_UNAVAILABLE=69
+# The node's end and a pod's end of a veth (RFC 5737), and a client from farther away.
+readonly HOST_IP=192.0.2.2 CLIENT_IP=192.0.2.1 FAR_CLIENT_IP=10.23.45.67 PORT=6443
+# Where the Service is, and an address that the node has later than its shim.
+readonly SERVICE_IP=10.96.0.1 SERVICE_PORT=443 VIP=192.0.2.9
+# An address of the node that is not the berth's. A kube-apiserver without berth is there: kube-proxy watches through it, and it is
+# the control of the upgrade.
+readonly OBSERVER_IP=192.0.2.3
+# A berth of its own on the node, for shims that cannot steer.
+readonly LAME_IP=192.0.2.4
+readonly OTHER_IPS="$VIP $OBSERVER_IP $LAME_IP $CLIENT_IP"
+# New connections a second.
+readonly LEAST_RATE=100
+# Each instance's --shutdown-delay-duration, in seconds.
+readonly -A DELAY=([old]=0 [new]=5)
+# terminationGracePeriodSeconds: from the preStop hook to SIGKILL.
+readonly GRACE=30
+readonly NODE=cp-1
+readonly SHORT=(sources upgrade fallback) PARTS=(sources upgrade fallback killed)
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/direct.sh [--keep] [--help] [PART...]
+
+Real kube-apiservers behind `berth serve --direct on`, in network namespaces that it makes and removes. Needs root that may load BPF
+programs, ip, nft, openssl, jq, curl, setpriv, cargo and the binaries of scripts/kube-apiserver.sh for the two newest versions,
+which it builds if they are not there.
+
+  sources    whom audit logs name, and what priority and fairness gives them, by every way to the node; beside it the relay
+  upgrade    to the newest version and back, under new connections; beside it an instance without berth
+  fallback   instances that cannot be steered to, and a shim that may not steer: the shims relay, and say why
+  killed     SIGKILL of the instance, SIGKILL and SIGSTOP of the shim; beside each the relay
+  the first three if none is given
+
+  --keep     keep the directory with the logs, and say where it is; failures keep it too
+  --help     this text
+
+Variables:
+  BERTH      the berth to test; built with cargo if not given
+  CARGO      the cargo command, if not the one on PATH
+  and those of scripts/kube-apiserver.sh for the newest version
+
+Exit status: 0 all held; 1 something did not; 64 a wrong argument; 69 something is missing.
+TEXT
+}
+
+main() {
+    local parts=() part
+    keep=false rate=$LEAST_RATE
+    while (($#)); do
+        case $1 in
+            --keep) keep=true ;;
+            -h | --help) usage && exit 0 ;;
+            *)
+                [[ " ${PARTS[*]} " == *" $1 "* ]] || { usage >&2 && exit $EX_USAGE; }
+                parts+=("$1")
+                ;;
+        esac
+        shift
+    done
+    ((${#parts[@]})) || parts=("${SHORT[@]}")
+    # All the time that it may take, in seconds.
+    LIMIT=$((120 + 90 * ${#parts[@]}))
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+    # shellcheck source=scripts/e2e/common.sh
+    . "$root/scripts/e2e/common.sh"
+    # For the version before; the rest of it is for other nodes than this.
+    # shellcheck source=scripts/node/outside.sh
+    . "$root/scripts/node/outside.sh"
+    # shellcheck source=scripts/e2e/stage.sh
+    . "$root/scripts/e2e/stage.sh"
+    # shellcheck source=scripts/e2e/clients.sh
+    . "$root/scripts/e2e/clients.sh"
+    # shellcheck source=scripts/service/stage.sh
+    . "$root/scripts/service/stage.sh"
+    # shellcheck source=scripts/direct/stage.sh
+    . "$root/scripts/direct/stage.sh"
+    # shellcheck source=scripts/direct/sources.sh
+    . "$root/scripts/direct/sources.sh"
+    # shellcheck source=scripts/direct/upgrade.sh
+    . "$root/scripts/direct/upgrade.sh"
+    # shellcheck source=scripts/direct/fallback.sh
+    . "$root/scripts/direct/fallback.sh"
+    # shellcheck source=scripts/direct/killed.sh
+    . "$root/scripts/direct/killed.sh"
+
+    need_tools ip nft openssl jq curl setpriv
+    need_versions
+    set_stage
+    for part in "${parts[@]}"; do "part_$part"; done
+    report "kube-apiserver $OLD and $NEW"
+}
+
+main "$@"

@@ -1,0 +1,135 @@
+# shellcheck shell=bash
+# Part of scripts/direct.sh: what ends without a word, or hangs, under new connections and open watches: relayed, then steered.
+
+# Watches through the berth.
+readonly WATCHES=3
+# A shim hangs for so long, in seconds: longer than its lease, and shorter than a client waits.
+readonly HANGS=6
+# What was seen, by mode and what.
+declare -A seen=()
+
+part_killed() {
+    local mode what
+    need_observer
+    [[ -z ${pid[a]:-} ]] || stop_instance a
+    besides=()
+    for mode in off on; do
+        direct=(--direct $mode)
+        say "starting a, kube-apiserver $NEW, with --direct $mode"
+        start_instance a
+        await 60 "a to serve" serves_as $mode
+        load_to load $HOST_IP:$PORT
+        await 10 "the first 100 connections" answers_are 100
+        shim_hangs
+        shim_is_killed
+        instance_is_killed
+        [[ $mode == off ]] || await 10 "a to steer 100 connections" opened_are a 100
+        stop load 20
+        mv "$work/load.out" "$work/load-$mode.out"
+        stop_instance a
+    done
+    heading "$(printf '  %-34s %-36s %s' "what ends or hangs" "--direct on" "--direct off")"
+    for what in "shim hangs for $HANGS s: connections" "  watches that heard meanwhile" "  and after it" "shim killed: connections" \
+        "  watches that heard after it" "instance killed: connections" "  how they were lost"; do
+        row "$what" "$(printf '%-36s %s' "${seen[on-$what]}" "${seen[off-$what]}")"
+    done
+}
+
+# serves_as MODE
+serves_as() { shims_are joined 1 && { [[ $1 == off ]] || steers a; }; }
+
+# watch_all NAME: watches through the berth that began and have heard
+watch_all() {
+    local number
+    watches=()
+    for ((number = 1; number <= WATCHES; number++)); do
+        watches+=("watch-$mode-$1-$number")
+        start "${watches[-1]}" "$client" "$KUBECTL" "${kubectl_options[@]}" --server https://$HOST_IP:$PORT --request-timeout 0 \
+            get configmaps --watch --output name
+    done
+    write "begin-$mode-$1"
+    await 20 "the watches to hear" heard "begin-$mode-$1" $WATCHES
+}
+
+# write NAME: a ConfigMap, past the berth
+write() { kubectl create configmap "$1" >/dev/null; }
+
+# How many of the watches have heard of it.
+hearing() {
+    local watch count=0
+    for watch in "${watches[@]}"; do ! grep -qxF "configmap/$1" "$work/$watch.out" || count=$((count + 1)); done
+    echo $count
+}
+# heard NAME LEAST
+heard() { (($(hearing "$1") >= $2)); }
+
+end_watches() {
+    local watch
+    for watch in "${watches[@]}"; do
+        stop "$watch" 5
+        take_exit "$watch" 2>/dev/null
+    done
+}
+
+shim_hangs() {
+    local from to
+    watch_all hangs
+    now from
+    kill -STOP "${pid[a]}"
+    write "hangs-$mode"
+    pause $HANGS
+    seen[$mode-  watches that heard meanwhile]="$(hearing "hangs-$mode") of $WATCHES"
+    now to
+    kill -CONT "${pid[a]}"
+    await 10 "the watches to hear" heard "hangs-$mode" $WATCHES
+    seen[$mode-  and after it]="$(hearing "hangs-$mode") of $WATCHES"
+    await 20 "a to serve as before" serves_as "$mode"
+    await 10 "100 connections more" answers_are $(($(answers) + 100))
+    seen[$mode-shim hangs for $HANGS s: connections]=$(words "$(window "$from" "$to")")
+    expect "watches that heard while the shim hung, --direct $mode" "${seen[$mode-  watches that heard meanwhile]%% *}" \
+        -eq "$([[ $mode == on ]] && echo $WATCHES || echo 0)" a.log
+    expect "connections lost while the shim hung, --direct $mode" "$(lost "$(window "$from" "$to")")" -eq 0 load.log a.log
+    end_watches
+}
+
+shim_is_killed() {
+    local from to
+    watch_all shim
+    now from
+    unset 'needed[a]'
+    kill -KILL "${pid[a]}"
+    await 5 "the shim to end" has_ended a
+    take_exit a 2>/dev/null
+    start_shim a
+    await 20 "a to serve as before" serves_as "$mode"
+    now to
+    write "shim-$mode"
+    [[ $mode == off ]] || await 10 "the watches to hear" heard "shim-$mode" $WATCHES
+    await 10 "100 connections more" answers_are $(($(answers) + 100))
+    seen[$mode-shim killed: connections]=$(words "$(window "$from" "$to")")
+    seen[$mode-  watches that heard after it]="$(hearing "shim-$mode") of $WATCHES"
+    expect "watches that heard after the shim was killed, --direct $mode" "$(hearing "shim-$mode")" \
+        -eq "$([[ $mode == on ]] && echo $WATCHES || echo 0)" a.log
+    end_watches
+}
+
+# Its container is started again at once.
+instance_is_killed() {
+    local from to command
+    now from
+    unset 'needed[a-api]'
+    kill -KILL "${pid[a-api]}"
+    await 5 "the instance to end" has_ended a-api
+    take_exit a-api 2>/dev/null
+    apiserver_of a
+    GODEBUG=$PLAIN start a-api "$node" "$BERTH" exec "${place[@]}" -- "${command[@]}"
+    needed[a-api]=
+    await 30 "the instance to be ready again" kubectl get --raw /readyz --server https://$HOST_IP:$PORT
+    await 20 "a to serve as before" serves_as "$mode"
+    now to
+    await 10 "100 connections more" answers_are $(($(answers) + 100))
+    seen[$mode-instance killed: connections]=$(words "$(window $((from - 1000000)) "$to")")
+    seen[$mode-  how they were lost]=$(awk -v from=$((from - 1000000)) '$1 >= from && $3 == "lost" { $1 = $2 = $3 = $4 = ""; n[$0]++ }
+        END { for (how in n) printf "%d × %s; ", n[how], how }' "$work/load.out" | tr -s ' ')
+    expect "connections lost after a was ready again" "$(lost "$(window "$to" 9e18)")" -eq 0 load.log a.log
+}

@@ -1,0 +1,54 @@
+# shellcheck shell=bash
+# Part of scripts/direct.sh: the versions, the node, and what shims say of the direct path.
+
+# need_versions: OLD_KUBE_APISERVER and NEW_KUBE_APISERVER, and their versions
+need_versions() {
+    local found
+    found=$(apiserver_sh "$(previous_version)") || exit
+    OLD_KUBE_APISERVER=$(eval "$found" && echo "$KUBE_APISERVER")
+    need_binaries
+    NEW_KUBE_APISERVER=$KUBE_APISERVER NEW=$version
+    OLD=$("$OLD_KUBE_APISERVER" --version)
+    OLD=${OLD#Kubernetes }
+    usual_logs=({a,old,new,last,lame}{,-api}.log observer.log kube-proxy.log)
+}
+
+# What makes listeners of Go's as the kernel can steer to them, and as Go makes them by default where the kernel has MPTCP.
+readonly PLAIN=multipathtcp=0 MULTIPATH=multipathtcp=2
+
+# The instance without berth is there once, for whichever part comes first.
+need_observer() {
+    [[ -z ${pid[observer]:-} ]] || return 0
+    say "starting kube-apiserver $NEW without berth"
+    GODEBUG=$MULTIPATH start_observer
+}
+
+# need_instance: a, with a shim that steers
+need_instance() {
+    need_observer
+    [[ -z ${pid[a]:-} ]] || return 0
+    say "starting a, kube-apiserver $NEW"
+    direct=(--direct on)
+    start_instance a
+    await 60 "a to serve" shims_are joined 1
+    await 10 "a to steer" steers a
+}
+
+# start_instance NAME: as a pod has it
+start_instance() { GODEBUG=$PLAIN start_pod "$1"; }
+
+# of_direct INSTANCE FILTER: by jq, of what its shim says of the direct path
+of_direct() {
+    "$BERTH" status --run-dir "$work/run" --json |
+        jq -r --arg id "$1" ".instances[] | select(.instance == \$id) | .shim.direct | $2"
+}
+steers() { [[ $(of_direct "$1" .on) == true ]]; }
+opened() { of_direct "$1" .opened; }
+# opened_are INSTANCE LEAST
+opened_are() { (($(opened "$1") >= $2)); }
+
+# dial NAMESPACE SERVER CURL-OPTION…: a new connection
+dial() {
+    ip netns exec "$1" curl --silent --show-error --fail --max-time 10 --cacert "$work/ca.crt" \
+        --connect-to "kubernetes:443:$2" "${@:3}" https://kubernetes/version
+}
