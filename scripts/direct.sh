@@ -12,9 +12,9 @@ readonly SERVICE_IP=10.96.0.1 SERVICE_PORT=443 VIP=192.0.2.9
 # An address of the node that is not the berth's. A kube-apiserver without berth is there: kube-proxy watches through it, and it is
 # the control of the upgrade.
 readonly OBSERVER_IP=192.0.2.3
-# A berth of its own on the node, for shims that cannot steer.
-readonly LAME_IP=192.0.2.4
-readonly OTHER_IPS="$VIP $OBSERVER_IP $LAME_IP $CLIENT_IP"
+# Berths of their own on the node, for shims that cannot steer, and for what is measured.
+readonly LAME_IP=192.0.2.4 RELAYED_IP=192.0.2.5 STEERED_IP=192.0.2.6 HAPROXY_IP=192.0.2.7
+readonly OTHER_IPS="$VIP $OBSERVER_IP $LAME_IP $RELAYED_IP $STEERED_IP $HAPROXY_IP $CLIENT_IP"
 # New connections a second.
 readonly LEAST_RATE=100
 # Each instance's --shutdown-delay-duration, in seconds.
@@ -22,7 +22,7 @@ readonly -A DELAY=([old]=0 [new]=5)
 # terminationGracePeriodSeconds: from the preStop hook to SIGKILL.
 readonly GRACE=30
 readonly NODE=cp-1
-readonly SHORT=(sources upgrade fallback) PARTS=(sources upgrade fallback killed)
+readonly SHORT=(sources upgrade fallback) PARTS=(sources upgrade fallback killed streams speed)
 
 usage() {
     cat <<'TEXT'
@@ -36,13 +36,15 @@ which it builds if they are not there.
   upgrade    to the newest version and back, under new connections; beside it an instance without berth
   fallback   instances that cannot be steered to, and a shim that may not steer: the shims relay, and say why
   killed     SIGKILL of the instance, SIGKILL and SIGSTOP of the shim; beside each the relay
+  streams    kubectl logs -f, exec and port-forward in a cluster of scripts/cluster.sh, which needs more
+  speed      requests a second and processor time; beside it no berth, the relay, and HAProxy if it is there
   the first three if none is given
 
   --keep     keep the directory with the logs, and say where it is; failures keep it too
   --help     this text
 
 Variables:
-  BERTH      the berth to test; built with cargo if not given
+  BERTH      the berth to test; built with cargo if not given, for speed as a release
   CARGO      the cargo command, if not the one on PATH
   and those of scripts/kube-apiserver.sh for the newest version
 
@@ -52,7 +54,7 @@ TEXT
 
 main() {
     local parts=() part
-    keep=false rate=$LEAST_RATE
+    keep=false rate=$LEAST_RATE given=${BERTH:-}
     while (($#)); do
         case $1 in
             --keep) keep=true ;;
@@ -66,7 +68,8 @@ main() {
     done
     ((${#parts[@]})) || parts=("${SHORT[@]}")
     # All the time that it may take, in seconds.
-    LIMIT=$((120 + 90 * ${#parts[@]}))
+    LIMIT=$((120 + 120 * ${#parts[@]}))
+    [[ " ${parts[*]} " != *\ speed\ * ]] || LIMIT=$((LIMIT + 600))
     root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     # shellcheck source=scripts/e2e/common.sh
     . "$root/scripts/e2e/common.sh"
@@ -89,6 +92,10 @@ main() {
     . "$root/scripts/direct/fallback.sh"
     # shellcheck source=scripts/direct/killed.sh
     . "$root/scripts/direct/killed.sh"
+    # shellcheck source=scripts/direct/streams.sh
+    . "$root/scripts/direct/streams.sh"
+    # shellcheck source=scripts/direct/speed.sh
+    . "$root/scripts/direct/speed.sh"
 
     need_tools ip nft openssl jq curl setpriv
     need_versions

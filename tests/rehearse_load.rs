@@ -2,7 +2,7 @@
 //! some that each lose in their own way; and around stand-ins whose store loses.
 #![cfg(feature = "rehearse")]
 
-use berth_rehearse::load::{Anonymous, Instances, Joined, Load, Target};
+use berth_rehearse::load::{Anonymous, Closed, Instances, Joined, Load, Target};
 use berth_rehearse::plan::{LoadPlan, Plan};
 use berth_rehearse::record::{Answer, Attempt, Kind, MarkKind, Player, Record, Recorder, Signed, Stamp, What};
 use berth_rehearse::store::Store;
@@ -10,6 +10,8 @@ use berth_rehearse::verdict::{Loss, NEW, OLD, Verdict, judge};
 use berth_rehearse::{address, certs, hub};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -506,6 +508,21 @@ async fn told(server: SocketAddr, certs: &certs::Certs, path: &str) -> Vec<(Stri
     told
 }
 
+/// How many answers one client had that asks again at once, each time on a new connection, until the third was accepted.
+async fn answered(server: SocketAddr, dir: &Path, path: &str, accepted: &AtomicUsize) -> Result<u64, String> {
+    let client = Closed {
+        server,
+        ca: vec![CertificateDer::from_pem_file(dir.join("ca.crt")).unwrap()],
+        cert: CertificateDer::from_pem_file(dir.join("admin.crt")).unwrap(),
+        key: PrivatePkcs8KeyDer::from_pem_file(dir.join("admin.key")).unwrap(),
+        path: path.to_owned(),
+        clients: 1,
+        fresh: true,
+    };
+    let before = accepted.load(SeqCst);
+    client.run(until(|| accepted.load(SeqCst) >= before + 3)).await
+}
+
 #[tokio::test]
 async fn what_becomes_of_connections_to_an_apiserver_of_others_is_told() {
     let dir = tempfile::tempdir().unwrap();
@@ -517,9 +534,12 @@ async fn what_becomes_of_connections_to_an_apiserver_of_others_is_told() {
     let server = listener.local_addr().unwrap();
     let (child, backend) = stand_in(OLD, &dir.path().join("store"), &certs, 1_000);
     until(|| recorder.look(|r| r.moments.first(OLD, MarkKind::Ready).is_some())).await;
+    let accepted = Arc::<AtomicUsize>::default();
+    let counter = Arc::clone(&accepted);
     background.spawn(async move {
         loop {
             let (mut client, _) = listener.accept().await.unwrap();
+            counter.fetch_add(1, SeqCst);
             tokio::spawn(async move {
                 let mut instance = TcpStream::connect(backend).await.unwrap();
                 let _ = tokio::io::copy_bidirectional(&mut client, &mut instance).await;
@@ -532,6 +552,12 @@ async fn what_becomes_of_connections_to_an_apiserver_of_others_is_told() {
     for source in ["127.9.0.1:", "127.9.0.2:"] {
         assert!(good.iter().any(|(client, _)| client.starts_with(source)), "{good:?}");
     }
+    let before = accepted.load(SeqCst);
+    let answers = answered(server, dir.path(), "/version", &accepted).await.unwrap();
+    assert_eq!(answers, (accepted.load(SeqCst) - before) as u64, "each has a connection of its own, and is counted");
+    assert!(answers >= 3);
+    let refused = answered(server, dir.path(), "/no-such-path", &accepted).await;
+    assert!(refused.as_ref().is_err_and(|why| why.starts_with("404")), "{refused:?}");
     let elsewhere = tempfile::tempdir().unwrap();
     let stranger = certs::make(elsewhere.path(), &[]).unwrap();
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();

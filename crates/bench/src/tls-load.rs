@@ -1,5 +1,5 @@
 //! Opens new TLS connections at a steady rate and says how each of them went: the clients of a rehearsal
-//! for `scripts/e2e.sh`, `scripts/kubelet.sh` and `scripts/cluster.sh`.
+//! for `scripts/e2e.sh`, `scripts/direct.sh`, `scripts/kubelet.sh` and `scripts/cluster.sh`.
 //!
 //! Open-loop: connections begin by a timetable, however the ones before them fare, so that a stall is
 //! met by as many as would have come. Nothing is tried twice: what fails is written down. One line a
@@ -21,11 +21,13 @@
 //!   `cut`, then how, and whether a request was under way.
 //! * `whole` and `flawed`: a watch or an informer at the end of all. `DETAIL` has events missed and seen twice, and how
 //!   often it listed again.
+//!
+//! With `--closed` it measures how many requests are answered, and writes one line: `ANSWERS SECONDS`.
 
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, anyhow};
-use berth_rehearse::load::{Anonymous, Connection, Known};
+use berth_rehearse::load::{Anonymous, Closed, Connection, Known};
 use berth_rehearse::plan::LoadPlan;
 use berth_rehearse::record::{Answer, Attempt, Failure, Kind, Record, Stamp, StreamEnd};
 use berth_rehearse::verdict::Loss;
@@ -35,7 +37,7 @@ use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Open new TLS connections at a steady rate, never again for one that failed
@@ -51,8 +53,8 @@ struct Args {
     #[arg(long, default_value = "/version", conflicts_with = "client_certificate")]
     path: String,
     /// New connections a second
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    rate: u32,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), required_unless_present = "closed")]
+    rate: Option<u32>,
     /// Address to connect from; several take turns
     #[arg(long, required_unless_present = "client_certificate", conflicts_with = "client_certificate")]
     source: Vec<IpAddr>,
@@ -68,13 +70,19 @@ struct Args {
     /// Watches of what is written all the time
     #[arg(long, default_value_t = 4, requires = "client_certificate")]
     watches: u32,
+    /// Instead, GET this path as often as it is answered, on the kept connections
+    #[arg(long, value_name = "PATH", requires = "client_certificate", conflicts_with_all = ["rate", "watches"])]
+    closed: Option<String>,
+    /// On a new connection each time
+    #[arg(long, requires = "closed")]
+    fresh: bool,
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let args = Args::parse();
     let read = CertificateDer::pem_file_iter(&args.ca).and_then(Iterator::collect);
-    let (server, rate) = (args.server, args.rate);
+    let (server, rate) = (args.server, args.rate.unwrap_or_default());
     let ca: Vec<_> = read.with_context(|| args.ca.display().to_string())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let stop = async { _ = terminate.recv().await };
@@ -85,6 +93,13 @@ async fn main() -> Result<()> {
     let shown = |path: &Path| path.display().to_string();
     let cert = CertificateDer::from_pem_file(cert).with_context(|| shown(cert))?;
     let key = PrivatePkcs8KeyDer::from_pem_file(key).with_context(|| shown(key))?;
+    if let Some(path) = args.closed {
+        let closed = Closed { server, ca, cert, key, path, clients: args.clients, fresh: args.fresh };
+        let began = Instant::now();
+        let answers = closed.run(stop).await.map_err(|why| anyhow!(why))?;
+        println!("{answers} {:.3}", began.elapsed().as_secs_f64());
+        return Ok(());
+    }
     let plan = LoadPlan { rate, clients: args.clients, watches: args.watches, ..LoadPlan::default() };
     let record = Known { server, ca, cert, key, plan }.run(stop).await.map_err(|why| anyhow!(why))?;
     Ok(write_all(&record)?)

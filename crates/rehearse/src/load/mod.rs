@@ -6,7 +6,8 @@
 //!
 //! * `fresh` opens new connections, `kept` keeps them, `slow` reads large answers slowly.
 //! * `watch` counts what `writer` writes, `informer` keeps a copy of it, or of what nobody writes; all `follow`.
-//! * `anonymous` is `fresh` alone, and `known` all of them, against an apiserver of somebody else's, for scripts that have one.
+//! * `anonymous` is `fresh` alone, and `known` all of them, against an apiserver of somebody else's, for scripts that have one;
+//!   `closed` measures how fast it is, by no timetable.
 //! * `dial` is a connection of any of them; `observe` sees how its instance ends it.
 //!
 //! With several nodes, the Service `kubernetes` is what all of these dial, and a few more dial each node.
@@ -18,6 +19,7 @@
 //! The load has a thread of its own, so that its pace does not depend on what else the rehearsal does.
 
 mod anonymous;
+mod closed;
 mod dial;
 mod follow;
 mod fresh;
@@ -34,6 +36,7 @@ mod watch;
 mod writer;
 
 pub use anonymous::{Anonymous, Connection};
+pub use closed::Closed;
 pub use dial::Target;
 pub(crate) use grant::{create_node, grant};
 pub use known::Known;

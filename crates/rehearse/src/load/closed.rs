@@ -1,0 +1,86 @@
+//! As many requests as an apiserver answers: clients that ask again as soon as they have their answer, for measuring speed.
+//!
+//! Without a timetable nobody comes while it stalls, so what is measured is the rate alone, no waits.
+
+use super::dial::{Link, Target};
+use super::objects::get;
+use crate::certs::{self, Identity};
+use crate::record::{Failure, Protocol};
+use hyper::StatusCode;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use std::net::SocketAddr;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// Who asks for what.
+#[derive(Debug)]
+pub struct Closed {
+    /// Where to connect to; its IP is to be in the certificate.
+    pub server: SocketAddr,
+    /// Who is trusted.
+    pub ca: Vec<CertificateDer<'static>>,
+    /// Who the clients are.
+    pub cert: CertificateDer<'static>,
+    /// Its key.
+    pub key: PrivatePkcs8KeyDer<'static>,
+    /// What to GET.
+    pub path: String,
+    /// How many ask at a time.
+    pub clients: u32,
+    /// Each request has a new connection, of HTTP/1.1; else each client keeps one of HTTP/2, as client-go does.
+    pub fresh: bool,
+}
+
+impl Closed {
+    /// Asks until it is stopped; how many were answered.
+    ///
+    /// # Errors
+    /// A request was not answered with 200, or none can be made.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<u64, String> {
+        let Self { server, ca, cert, key, path, clients, fresh } = self;
+        let config = certs::client_config(ca, Some(&Identity { cert, key })).map_err(|error| error.to_string())?;
+        let target = Target::of(server, certs::Names::default(), &config);
+        let over = CancellationToken::new();
+        let mut asking = JoinSet::new();
+        for _ in 0..clients {
+            asking.spawn(client(target.clone(), path.clone(), fresh, over.clone()));
+        }
+        tokio::select! {
+            () = stop => over.cancel(),
+            // None ends but by an error.
+            Some(ended) = asking.join_next() => {
+                ended.map_err(|error| error.to_string())??;
+            }
+        }
+        let mut answers = 0;
+        while let Some(ended) = asking.join_next().await {
+            answers += ended.map_err(|error| error.to_string())??;
+        }
+        Ok(answers)
+    }
+}
+
+async fn client(target: Target, path: String, fresh: bool, over: CancellationToken) -> Result<u64, String> {
+    let mut kept: Option<Link> = None;
+    let mut answers = 0;
+    while !over.is_cancelled() {
+        let asked = async {
+            let mut link = match kept.take() {
+                Some(link) => link,
+                None => {
+                    let protocol = if fresh { Protocol::Http1 } else { Protocol::Http2 };
+                    target.dial(protocol, "closed".into()).await?
+                }
+            };
+            let (status, _) = link.ask(get(path.clone())).await?;
+            Ok::<_, Failure>((status, link))
+        };
+        let (status, link) = asked.await.map_err(|failure| failure.to_string())?;
+        if status != StatusCode::OK {
+            return Err(status.to_string());
+        }
+        kept = (!fresh).then_some(link);
+        answers += 1;
+    }
+    Ok(answers)
+}

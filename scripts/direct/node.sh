@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Part of scripts/direct.sh, run by scripts/cluster.sh on the node of a whole cluster: kube-apiserver, a static pod of a real kubelet, goes
+# behind a shim, and kubectl logs -f, exec and port-forward go to a container through it. Then the shim gets SIGKILL: what it relays
+# ends, what it steered goes on. Writes one line a stream into DIRECTORY/streams: MODE NAME LINES-BEFORE LINES-AFTER.
+set -Eeuo pipefail
+export LC_ALL=C TZ=UTC
+
+# As in scripts/cluster.sh, and the instance's own.
+readonly HOST_IP=192.0.2.2 OWN_IP=127.0.0.77 PORT=6443 TOOL_IMAGE=localhost/tool:test
+readonly manifest=/etc/kubernetes/manifests/kube-apiserver.yaml
+# What kubectl speaks: by default, and before.
+readonly -A PROTOCOLS=([websocket]=true [spdy]=false)
+
+main() {
+    local mode stream
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+    # shellcheck source=scripts/e2e/common.sh
+    . "$root/scripts/e2e/common.sh"
+    # shellcheck source=scripts/node/inside.sh
+    . "$root/scripts/node/inside.sh"
+    work=$1
+    usual_logs=(shim.log kubectl.log)
+    watch_over 400
+    make_tool
+    put_behind
+    for mode in on off; do
+        start_shim $mode
+        start_streams $mode
+        for stream in "${streams[@]}"; do await 30 "$stream" lines_are "$stream" 30; done
+        [[ $mode == off ]] || open_of_direct >"$work/open"
+        kill_shim
+        for stream in "${streams[@]}"; do before[$stream]=$(lines_of "$stream"); done
+        # The kubelet dials the API through it, too.
+        start_shim $mode
+        if [[ $mode == on ]]; then
+            for stream in "${streams[@]}"; do await 10 "$stream to go on" lines_are "$stream" $((before[$stream] + 50)); done
+        else
+            for stream in "${streams[@]}"; do await 20 "$stream to end" has_ended "$stream"; done
+        fi
+        for stream in "${streams[@]}"; do
+            echo "$mode ${stream#*-} ${before[$stream]} $(($(lines_of "$stream") - before[$stream]))"
+            kill "${pid[$stream]}" 2>/dev/null || :
+        done >>"$work/streams"
+        # It would wait for what is open.
+        kill_shim
+    done
+}
+declare -A before=()
+
+kubectl() { /usr/bin/kubectl --kubeconfig /etc/kubernetes/admin.conf --request-timeout 15s "$@"; }
+
+# A container that says a line each 100 ms, and gives back what it gets at 8080.
+make_tool() {
+    kubectl create -f - >>"$work/kubectl.log" 2>&1 <<TEXT
+{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tool"}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [{
+    "name": "tool", "image": "$TOOL_IMAGE", "imagePullPolicy": "Never", "command": ["/usr/local/bin/pause", "serve"]}]}}
+TEXT
+    await 60 "the tool to run" tool_runs
+}
+tool_runs() { [[ $(kubectl get pod tool -o 'jsonpath={.status.containerStatuses[0].ready}') == true ]]; }
+
+# kube-apiserver on an address of its own, with a listener that can be steered to.
+put_behind() {
+    sed -e "/- --advertise-address=/a\\    - --bind-address=$OWN_IP" \
+        -e '/^    image:/i\    env: [{name: GODEBUG, value: multipathtcp=0}]' $manifest >"$work/kube-apiserver.yaml"
+    cp "$work/kube-apiserver.yaml" $manifest
+    await 120 "kube-apiserver on $OWN_IP" kubectl --server https://$OWN_IP:$PORT --tls-server-name kubernetes get --raw /readyz
+}
+
+# start_shim MODE
+start_shim() {
+    start_here shim "$BERTH" serve --listen $HOST_IP:$PORT --backend $OWN_IP:$PORT --instance node --run-dir "$work/run" \
+        --bind-wait 60s --probe-ca /etc/kubernetes/pki/ca.crt --direct "$1"
+    await 60 "the shim to serve" serves_as "$1"
+}
+kill_shim() {
+    unset 'needed[shim]'
+    kill -KILL "${pid[shim]}"
+    await 5 "the shim to end" has_ended shim
+    wait "${pid[shim]}" 2>/dev/null || :
+}
+serves_as() {
+    kubectl get --raw /readyz && { [[ $1 == off ]] || "$BERTH" status --run-dir "$work/run" --json | jq -e '.instances[].shim.direct.on'; }
+}
+open_of_direct() { "$BERTH" status --run-dir "$work/run" --json | jq '.instances[].shim.direct.open'; }
+
+# start_streams MODE: each by both protocols, but logs, which is plain HTTP; from another host
+start_streams() {
+    local protocol port=8080
+    streams=("$1-logs")
+    stream "$1-logs" logs --follow --tail 1 tool
+    for protocol in "${!PROTOCOLS[@]}"; do
+        export KUBECTL_REMOTE_COMMAND_WEBSOCKETS=${PROTOCOLS[$protocol]} KUBECTL_PORT_FORWARD_WEBSOCKETS=${PROTOCOLS[$protocol]}
+        port=$((port + 1))
+        streams+=("$1-exec-$protocol" "$1-port-forward-$protocol")
+        stream "$1-exec-$protocol" exec tool -- /usr/local/bin/pause tick
+        forward "$1-port-forward-$protocol" $port
+    done
+}
+
+# stream NAME ARGUMENTS…: of kubectl
+stream() {
+    ip netns exec far /usr/bin/kubectl --kubeconfig /etc/kubernetes/admin.conf "${@:2}" >"$work/$1.out" 2>"$work/$1.log" &
+    pid[$1]=$!
+}
+
+# forward NAME PORT: what goes into a forwarded port, and comes back. It ends with kubectl, or with what it forwards.
+forward() {
+    # shellcheck disable=SC2016
+    ip netns exec far bash -c '
+        /usr/bin/kubectl --kubeconfig /etc/kubernetes/admin.conf port-forward pod/tool $0:8080 >/dev/null &
+        trap "kill $! 2>/dev/null" EXIT
+        trap "exit" TERM
+        until exec 3<>/dev/tcp/127.0.0.1/$0; do kill -0 $! || exit; sleep 0.1; done 2>/dev/null
+        while echo line >&3 && read -rt 15 -u 3 line; do echo "$line"; sleep 0.1; done' "$2" >"$work/$1.out" 2>"$work/$1.log" &
+    pid[$1]=$!
+}
+
+lines_of() { wc -l <"$work/$1.out"; }
+lines_are() { (($(lines_of "$1") >= $2)); }
+
+main "$@"
