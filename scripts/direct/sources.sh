@@ -25,6 +25,7 @@ declare -A SUBJECTS=(
 part_sources() {
     local way name namespace server source mode seen seen_direct seen_relayed opened
     need_observer
+    make_node
     start_proxy
     besides=(--listen "$VIP:$PORT,freebind") direct=(--direct off)
     say "starting a, kube-apiserver $NEW, relayed"
@@ -32,7 +33,7 @@ part_sources() {
     await 60 "a to serve" shims_are joined 1
     ip -n "$node" addr add $VIP/32 dev host
     await 30 "the Service to have an address" service_has_addresses
-    await 30 "kube-proxy to send clients there" ask service waiting
+    await 30 "kube-proxy to send clients there" ask service waiting --max-time 1
     make_users
     ask_all past
     ask_all relayed

@@ -43,15 +43,20 @@ kubeconfig() {
 
 # The Node, what its shims may do, kube-proxy, and those that look on.
 start_node() {
-    printf '{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "%s"}}' $NODE | kubectl create -f - >/dev/null
-    kubectl patch node $NODE --subresource=status --type=merge >/dev/null \
-        -p '{"status": {"addresses": [{"type": "InternalIP", "address": "'$HOST_IP'"}]}}'
+    make_node
     grant $NODE
     cluster=(--cluster "$work/grants/$NODE/kubeconfig" --node-name "$NODE")
     watch_kernel
     start_proxy
     record slices "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes"
     record leases "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases?"
+}
+
+# The Node, which kube-proxy waits for.
+make_node() {
+    printf '{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "%s"}}' $NODE | kubectl create -f - >/dev/null
+    kubectl patch node $NODE --subresource=status --type=merge >/dev/null \
+        -p '{"status": {"addresses": [{"type": "InternalIP", "address": "'$HOST_IP'"}]}}'
 }
 
 # kube-proxy, and the client's way to the Service.
