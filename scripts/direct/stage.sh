@@ -35,7 +35,7 @@ need_instance() {
 }
 
 # start_instance NAME: as a pod has it
-start_instance() { GODEBUG=$PLAIN start_pod "$1"; }
+start_instance() { start_pod "$1"; }
 
 # of_direct INSTANCE FILTER: by jq, of what its shim says of the direct path
 of_direct() {

@@ -188,7 +188,9 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
             let left = left.get_or_insert_with(Instant::now).elapsed();
             let direct = status.direct.as_ref();
             let settling = direct.is_some_and(|direct| direct.settling);
-            let open = status.connections_open + direct.and_then(|direct| direct.open).unwrap_or_default();
+            // Of the node: those of who never steered are another's.
+            let past = direct.filter(|direct| direct.opened > 0).and_then(|direct| direct.open);
+            let open = status.connections_open + past.unwrap_or_default();
             match streams {
                 // Whoever called it stops the apiserver next.
                 None => match unanswered(left, status.connections_pending, status.connections_open, settling) {
