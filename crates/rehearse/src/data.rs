@@ -147,8 +147,8 @@ pub struct Ran {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Direct {
-    /// How many there were during the load, those of clients that connected again among them. Shims count once a second: what
-    /// one steered just before its SIGKILL is missing.
+    /// How many there were during the load, those of clients that connected again among them. Shims are
+    /// asked four times a second: what one steered just before its SIGKILL is missing.
     pub steered: u64,
     /// Part of the load, from 0 to 1, during which a shim said that it steers.
     pub on_share: f64,

@@ -1,6 +1,5 @@
-//! The direct path in a rehearsal: whether it can be, in a network namespace of the rehearsal's own, and how much of a run it was used, which the shims are asked.
-//!
-//! A shim counts what it steered once a second and at each change, so what one steered in the second before its SIGKILL is not seen.
+//! The direct path in a rehearsal: whether it can be, in a network namespace of the rehearsal's own, and how much of a
+//! run it was used. The shims are asked, so what one steered after the last time, before its SIGKILL, is not seen.
 
 use super::address::NETNS;
 use super::netns;
