@@ -189,8 +189,16 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
             let direct = status.direct.as_ref();
             let settling = direct.is_some_and(|direct| direct.settling);
             // Of the node: those of who never steered are another's.
-            let past = direct.filter(|direct| direct.opened > 0).and_then(|direct| direct.open);
-            let open = status.connections_open + past.unwrap_or_default();
+            let past = match direct.filter(|direct| direct.opened > 0).map(|direct| direct.open) {
+                Some(None) if streams.is_some() => {
+                    return Err(format!(
+                        "the shim of instance {} cannot count the direct path's connections",
+                        known.id
+                    ));
+                }
+                past => past.flatten().unwrap_or_default(),
+            };
+            let open = status.connections_open + past;
             match streams {
                 // Whoever called it stops the apiserver next.
                 None => match unanswered(left, status.connections_pending, status.connections_open, settling) {
@@ -202,7 +210,7 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
                     }
                 },
                 Some(_) if open == 0 && !settling => return Ok(()),
-                Some(wait) if began.elapsed() >= wait => {
+                Some(wait) if open > 0 && began.elapsed() >= wait => {
                     return Err(format!("{open} connections are left"));
                 }
                 Some(_) => {}

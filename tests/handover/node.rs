@@ -1,6 +1,6 @@
 //! A run directory, its shims, and echo servers that can go away.
 
-use super::support::net::{free_address, fresh_ip, listening};
+use super::support::net::{free_address, fresh_ip, listening, queued};
 use super::support::process::{Running, berth, said};
 use super::support::shim::ask;
 use super::support::{PATIENCE, eventually};
@@ -288,6 +288,23 @@ impl Echo {
         let listener = socket.listen(4096).unwrap();
         let address = listener.local_addr().unwrap();
         Self { address, task: Some(instances().spawn(serve(listener))) }
+    }
+}
+
+impl Echo {
+    /// Its end, as by SIGKILL, with so many clients in its queue.
+    pub(crate) fn end_with(mut self, clients: u64) {
+        let (stands, is_still) = std::sync::mpsc::channel();
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        instances().spawn(async move {
+            stands.send(()).unwrap();
+            let _ = wait.recv();
+        });
+        is_still.recv().unwrap();
+        self.task.take().unwrap().abort();
+        eventually("clients in the queue", || (queued(self.address) >= clients).then_some(()));
+        drop(go_on);
+        eventually("the end of an instance", || listening(self.address).is_empty().then_some(()));
     }
 }
 

@@ -136,6 +136,7 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
         unconnected: watch::Sender::default(),
         pass_on: Arc::new(AtomicBool::new(!config.discover)),
         leaving: Arc::default(),
+        has_successor: Arc::default(),
         cluster: Cluster::default(),
         direct,
         turn: watch::Sender::new(Turn::Nobody("not joined yet")),

@@ -24,18 +24,26 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+/// How long a count of what is open is good for: the kernel takes 1 µs a connection.
+const COUNTED: Duration = Duration::from_millis(500);
+
 /// How long an instance must serve on after the direct path to it is off: a client whose handshake began before is still its own,
 /// and a SYN-ACK that is lost comes again after one second and three.
 const HANDSHAKES: Duration = Duration::from_secs(5);
 
-/// How long the shims get new connections after an accept queue was found full.
-const RELIEF: Duration = Duration::from_secs(5);
+/// How long the shims get new connections after it was not calm: longer than an instance serves on whose shim is gone, until a
+/// probe of it fails; and so that nothing flaps.
+const QUIET: Duration = Duration::from_secs(8);
+
+/// Longest time that one renewal is good for, however long a sibling waits for a sign of life.
+const LONGEST_LEASE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -89,8 +97,12 @@ impl Path {
 #[derive(Debug)]
 struct Now {
     path: Path,
-    /// Since when nobody steers, if somebody did.
+    /// Since when nobody steers; before this shim was there, somebody may have.
     ended: Option<Instant>,
+    /// Until when the shims relay although it is calm.
+    quiet: Option<Instant>,
+    /// How many were open when the kernel was asked last.
+    open: Option<(Instant, u64)>,
     /// Connections that this shim steered with what is off again.
     opened: u64,
     /// What is on.
@@ -118,6 +130,19 @@ struct On {
     ports: Arc<Vec<Steering>>,
     /// Connections that did not get its listener until it was found last.
     failed: u64,
+}
+
+/// Turns it off with the shim, in whatever order its parts end.
+struct Ends<'a> {
+    direct: &'a Direct,
+    on: Option<On>,
+}
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.direct.off(&mut self.on);
+        self.direct.note(Path::Off("the shim ends".to_owned()), Instant::now());
+    }
 }
 
 impl Direct {
@@ -152,8 +177,10 @@ impl Direct {
                     "the direct path can be: in calm, new connections go to the instance itself"
                 );
                 let path = Path::Off("not joined yet".to_owned());
-                let now = Mutex::new(Now { path, ended: None, opened: 0, ports: Weak::new() });
-                Ok(Some(Arc::new(Self { steered, relayed, lease, now })))
+                let ended = Some(Instant::now());
+                let now = Now { path, ended, quiet: None, open: None, opened: 0, ports: Weak::new() };
+                let lease = lease.min(LONGEST_LEASE);
+                Ok(Some(Arc::new(Self { steered, relayed, lease, now: Mutex::new(now) })))
             }
             Err(error) if mode == DirectMode::Auto => {
                 tracing::info!("--direct auto: no direct path, every connection is relayed: {error}");
@@ -165,29 +192,12 @@ impl Direct {
 
     /// Steers while it is calm and this shim's turn. It never ends; dropped, it steers no more.
     pub(crate) async fn keep(&self, mut table: watch::Receiver<Arc<Table>>, mut turn: watch::Receiver<Turn>) {
-        let mut on: Option<On> = None;
-        let mut relief = None;
+        let mut on = Ends { direct: self, on: None };
         loop {
             let calm = calm(*turn.borrow_and_update(), &table.borrow_and_update());
-            let calm = calm.and_then(|(own, target)| {
-                if own && is_full(target.address) {
-                    relief = Some(Instant::now() + RELIEF);
-                }
-                match relief.filter(|until| Instant::now() < *until) {
-                    Some(_) => Err("the instance's accept queue is full".to_owned()),
-                    None => Ok((own, target)),
-                }
-            });
-            let path = match calm {
-                Ok((true, target)) => {
-                    let instance = target.instance.clone();
-                    self.steer(&mut on, target).map_or_else(Path::Failed, |()| Path::On(instance))
-                }
-                Ok((false, _)) => Path::Sibling,
-                Err(why) => Path::Off(why),
-            };
+            let path = self.choose(&mut on.on, calm, Instant::now());
             if !matches!(path, Path::On(_)) {
-                self.off(&mut on);
+                self.off(&mut on.on);
             }
             self.note(path, Instant::now());
             tokio::select! {
@@ -196,17 +206,39 @@ impl Direct {
                 () = tokio::time::sleep(self.lease / steering::RENEWALS) => {}
             }
         }
+        drop(on);
         std::future::pending::<()>().await;
     }
 
+    fn choose(&self, on: &mut Option<On>, calm: Result<(bool, Target), String>, at: Instant) -> Path {
+        let (own, target) = match calm {
+            Ok(calm) => calm,
+            Err(why) => return Path::Off(why),
+        };
+        if own && is_full(target.address) {
+            return Path::Off("the instance's accept queue is full".to_owned());
+        }
+        if self.now().quiet.is_some_and(|until| at < until) {
+            // What failed is tried again after a while, and what was off for a reason is on again.
+            let failed = Some(self.now().path.clone()).filter(|path| matches!(path, Path::Failed(_)));
+            return failed.unwrap_or_else(|| Path::Off("it was not calm a moment ago".to_owned()));
+        }
+        if !own {
+            return Path::Sibling;
+        }
+        let instance = target.instance.clone();
+        self.steer(on, target).map_or_else(|not| not, |()| Path::On(instance))
+    }
+
     /// Renews what is on for this target, or turns it on.
-    fn steer(&self, on: &mut Option<On>, target: Target) -> Result<(), String> {
+    fn steer(&self, on: &mut Option<On>, target: Target) -> Result<(), Path> {
         match on {
             Some(on) if on.target == target => {
                 let failed = sum(&on.ports, |counters| counters.failed);
                 if failed > on.failed {
                     // It closed its listener, and may have another.
-                    give(&on.ports, target.address)?;
+                    give(&on.ports, target.address)
+                        .map_err(|_| Path::Off(format!("instance {} listens no more", target.instance)))?;
                     on.failed = failed;
                 }
                 on.ports.iter().for_each(Steering::renew);
@@ -217,8 +249,9 @@ impl Direct {
                     let addresses: Vec<_> = addresses.iter().copied().map(IpAddr::V4).collect();
                     Steering::new(*port, &addresses, self.lease)
                 });
-                let ports = ports.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
-                give(&ports, target.address)?;
+                let ports = ports.collect::<Result<Vec<_>, _>>();
+                let ports = ports.and_then(|ports| give(&ports, target.address).map(|()| ports));
+                let ports = ports.map_err(|error| Path::Failed(error.to_string()))?;
                 ports.iter().for_each(Steering::on);
                 let ports = Arc::new(ports);
                 self.now().ports = Arc::downgrade(&ports);
@@ -239,22 +272,26 @@ impl Direct {
 
     fn note(&self, path: Path, at: Instant) {
         let mut now = self.now();
-        match (now.path.is_calm(), path.is_calm()) {
-            (true, false) => now.ended = Some(at),
-            (_, true) => now.ended = None,
-            (false, false) => {}
+        if path.is_calm() {
+            (now.ended, now.quiet) = (None, None);
+        } else if now.path.is_calm() {
+            // A sibling that hangs steers until its renewal is over.
+            let sibling = if now.path == Path::Sibling { self.lease } else { Duration::ZERO };
+            (now.ended, now.quiet) = (Some(at + sibling), Some(at + QUIET));
+        } else if matches!(path, Path::Failed(_)) && now.quiet.is_none_or(|until| until <= at) {
+            now.quiet = Some(at + QUIET);
         }
         if now.path == path {
             return;
+        }
+        if matches!(now.path, Path::On(_)) {
+            tracing::info!(opened = now.opened(), "direct path off: {}", path.why_not().unwrap_or_default());
         }
         match &path {
             Path::On(instance) => {
                 tracing::info!(%instance, "direct path on: new connections of IPv4 go to the instance itself");
             }
             Path::Failed(why) => tracing::warn!("no direct path, the shims relay: {why}"),
-            path if matches!(now.path, Path::On(_)) => {
-                tracing::info!(opened = now.opened(), "direct path off: {}", path.why_not().unwrap_or_default());
-            }
             path => tracing::debug!("no direct path: {}", path.why_not().unwrap_or_default()),
         }
         now.path = path;
@@ -274,11 +311,16 @@ impl Direct {
     ///
     /// # Errors
     /// The kernel cannot be asked.
-    pub(crate) fn open(&self) -> std::io::Result<u64> {
+    fn open(&self) -> io::Result<u64> {
+        if let Some((_, open)) = self.now().open.filter(|(at, _)| at.elapsed() < COUNTED) {
+            return Ok(open);
+        }
         let open = |(port, addresses): (&u16, &Vec<Ipv4Addr>)| {
             sock_diag::connections(*port, addresses).map(|connections| connections.others)
         };
-        self.steered.iter().map(open).sum()
+        let open = self.steered.iter().map(open).sum::<io::Result<u64>>()?;
+        self.now().open = Some((Instant::now(), open));
+        Ok(open)
     }
 
     pub(crate) fn status(&self) -> DirectStatus {
@@ -304,9 +346,8 @@ fn sum(ports: &[Steering], of: impl Fn(Counters) -> u64) -> u64 {
     ports.iter().map(|port| of(port.counters())).sum()
 }
 
-fn give(ports: &[Steering], listener: SocketAddrV4) -> Result<(), String> {
-    let give = |port: &Steering| port.give_to_listener_at(listener).map_err(|error| error.to_string());
-    ports.iter().try_for_each(give)
+fn give(ports: &[Steering], listener: SocketAddrV4) -> Result<(), steering::Error> {
+    ports.iter().try_for_each(|port| port.give_to_listener_at(listener))
 }
 
 /// Whether half of what may wait there does: the shims keep their own queues empty.
@@ -324,6 +365,9 @@ pub(crate) fn target(table: &Table) -> Result<Target, String> {
         return Err(format!("there are several instances: {} and {}", instance.id, other.id));
     }
     match (instance.health(), instance.address) {
+        (InstanceHealth::Ready, _) if !instance.is_well() => {
+            Err(format!("instance {} failed its last probe", instance.id))
+        }
         (InstanceHealth::Ready, SocketAddr::V4(address)) => {
             Ok(Target { instance: instance.id.clone(), address, epoch: instance.epoch })
         }
@@ -348,11 +392,14 @@ pub(crate) struct DirectMetrics(pub(crate) Arc<Direct>);
 
 impl Collector for DirectMetrics {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
-        let DirectStatus { on, opened, open, .. } = self.0.status();
+        let (on, opened) = {
+            let now = self.0.now();
+            (matches!(now.path, Path::On(_)), now.opened())
+        };
         gauge(&mut to, "berth_direct_on", "1 while this shim steers new connections to the instance", u64::from(on))?;
         counter(&mut to, "berth_direct_connections", "Connections that this shim steered to the instance", opened)?;
         // Of the node, so one shim says it: who steers.
-        if let Some(open) = open.filter(|_| on) {
+        if on && let Ok(open) = self.0.open() {
             gauge(&mut to, "berth_direct_connections_open", "Connections on the direct path now", open)?;
         }
         Ok(())

@@ -1,5 +1,5 @@
 //! After leaving: wait for the first bytes that the own instance owes before it is stopped ([`Answered`]), then until
-//! the last connection ended ([`drain`]), up to a deadline that begins when the own instance stopped listening,
+//! the last connection ended, up to a deadline that begins when the own instance stopped listening,
 //! because the shim outlives its apiserver.
 
 use crate::direct::Direct;
@@ -7,6 +7,7 @@ use crate::metrics::Metrics;
 use crate::shared::Shared;
 use berth_node::terms::{InstanceHealth, Phase};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -59,7 +60,8 @@ impl Answered {
         Self { phase: phase.subscribe(), metrics: metrics.clone(), direct: direct.clone(), left: None }
     }
 
-    /// Waits until the shim has left and nobody waits for a first byte or a handshake, for 5 s at most. Can be dropped and
+    /// Waits until the shim has left and nobody waits for a first byte or a handshake: for 5 s at most, and a sibling's lease
+    /// if it was that which steered. Can be dropped and
     /// called again.
     pub async fn wait(&mut self) {
         // It has ended, with its connections.
@@ -80,16 +82,19 @@ impl Answered {
 }
 
 /// Waits until relayed connections have ended. Returns how many are left, which are reset now. Those on the direct path do not
-/// end with the shim, so it does not wait for them; `berth drain --wait-streams` does.
+/// end with the shim, so it does not wait for them; `berth drain --wait-streams` does. But where a sibling gets new clients, a
+/// handshake that began on the direct path is waited for: that this shim has ended means that its instance can be stopped.
 pub(crate) async fn drain(shared: &Shared, timeout: Duration) -> u64 {
-    let Shared { metrics, ended, .. } = shared;
+    let Shared { metrics, ended, direct, has_successor, .. } = shared;
     let (mut table, mut stop) = (shared.table.clone(), shared.stop.subscribe());
     let started = Instant::now();
     let mut tell = started + TOLD;
     let mut deadline = None;
     loop {
         let open = metrics.open();
-        if open == 0 {
+        let settling =
+            has_successor.load(Relaxed) && direct.as_ref().is_some_and(|direct| direct.is_settling(Instant::now()));
+        if open == 0 && (!settling || *stop.borrow() == Stop::Now) {
             tracing::info!(ms = started.elapsed().as_millis() as u64, "drained");
             return 0;
         }
@@ -115,6 +120,7 @@ pub(crate) async fn drain(shared: &Shared, timeout: Duration) -> u64 {
             Ok(()) = table.changed() => {}
             Ok(()) = stop.changed() => {}
             () = sleep_until(deadline.map_or(tell, |deadline| deadline.min(tell))) => {}
+            () = sleep(LOOK), if settling => {}
         }
     }
 }
@@ -135,6 +141,7 @@ mod tests {
             (ANSWERING, 2, 3, Some(2)),
         ] {
             assert_eq!(unanswered(left, pending, open, false), can, "{left:?} {pending} {open}");
+            assert_eq!(unanswered(left, pending, open, true), None, "a handshake may not be over");
         }
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct Shared {
     pub(crate) pass_on: Arc<AtomicBool>,
     /// Whether it was told to leave: from then on, not from when siblings took over.
     pub(crate) leaving: Arc<AtomicBool>,
+    /// Whether a sibling is there that stays when this shim goes.
+    pub(crate) has_successor: Arc<AtomicBool>,
     pub(crate) cluster: Cluster,
     /// The direct path, if there is one.
     pub(crate) direct: Option<Arc<Direct>>,

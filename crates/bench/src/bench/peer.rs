@@ -23,7 +23,7 @@ const RETRY: Duration = Duration::from_micros(200);
 
 /// What berth says of its direct path.
 const ON: &str = "direct path on";
-const OFF: &str = "direct path off";
+const OFF: [&str; 2] = ["direct path off", "no direct path"];
 
 /// Descriptors that are not for connections: listeners, epoll, logs, pipes.
 const RESERVED: u64 = 200;
@@ -186,7 +186,8 @@ impl Running {
     pub(crate) fn check(&self) -> Result<()> {
         let Some(log) = &self.log else { return Ok(()) };
         let said = fs::read_to_string(log)?;
-        let off = said.lines().find(|line| line.contains(OFF));
+        let on = said.lines().skip_while(|line| !line.contains(ON));
+        let off = on.into_iter().find(|line| OFF.iter().any(|off| line.contains(off)));
         off.map_or(Ok(()), |line| bail!("the direct path was off for a time: {line}"))
     }
 }

@@ -13,7 +13,7 @@ use super::asm::{Assembler, Helper, If, Instruction, MapAs, Reg, Size};
 use super::sys::{self, ProgramType};
 use super::{Refused, Step};
 use std::io;
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// Where `struct bpf_sock` of linux/bpf.h has what is asked of a socket. The address is in the order of the network.
@@ -48,8 +48,9 @@ fn program(map: BorrowedFd<'_>, key: u32, address: SocketAddrV4) -> io::Result<V
     let [port_high, port_low] = address.port().to_be_bytes();
     let mut asm = Assembler::default();
     let [none, other, end] = std::array::from_fn(|_| asm.label());
-    // struct bpf_sock_tuple: from port 0 of 0.0.0.0, of which there is no connection; both ports in one word.
-    asm.set(Reg::R2, 0);
+    // struct bpf_sock_tuple: from port 0 of loopback, of which there is no connection, and which no program of berth's
+    // steers; both ports in one word.
+    asm.set(Reg::R2, i32::from_ne_bytes(Ipv4Addr::LOCALHOST.octets()));
     asm.store(Size::U32, Reg::R10, -12, Reg::R2);
     asm.set(Reg::R2, ip);
     asm.store(Size::U32, Reg::R10, -8, Reg::R2);

@@ -40,6 +40,11 @@ impl HealthTracker {
         self.health != InstanceHealth::Ready && self.against > 0
     }
 
+    /// Ready, and no answer since speaks against it.
+    pub(crate) fn is_well(&self) -> bool {
+        self.health == InstanceHealth::Ready && self.against == 0
+    }
+
     pub(crate) fn observe(&mut self, seen: Observation) -> InstanceHealth {
         let (needed, becomes) = match (self.health, seen) {
             (InstanceHealth::Ready, Observation::Fail | Observation::Rejected) => (self.fall, InstanceHealth::Failing),

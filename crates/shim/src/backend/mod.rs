@@ -46,6 +46,11 @@ impl Instance {
     pub fn health(&self) -> InstanceHealth {
         self.tracker.health()
     }
+
+    /// Ready, and its last probe passed.
+    pub(crate) fn is_well(&self) -> bool {
+        self.tracker.is_well()
+    }
 }
 
 #[derive(Debug, Clone, Default)]

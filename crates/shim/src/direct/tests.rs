@@ -42,6 +42,16 @@ fn it_is_calm_with_one_instance_that_is_ready() {
     };
     let first = see(Pass).unwrap();
     assert_eq!(see(Fail), Err("instance a is failing".to_owned()));
+    let mut patient = TableWriter::new(1, 3);
+    patient.insert(&id, "127.1.0.1:6443".parse().unwrap(), true, false);
+    for (seen, can) in [(Pass, true), (Fail, false), (Pass, true)] {
+        let (epoch, ..) = patient.epoch(&id).unwrap();
+        patient.observe(&id, epoch, seen, "").unwrap();
+        assert_eq!(
+            (target(&patient.table()).is_ok(), patient.table().own().unwrap().health()),
+            (can, InstanceHealth::Ready)
+        );
+    }
     assert_eq!(see(Pass).unwrap(), first);
     assert!(see(Refused).is_err());
     assert_ne!(see(Pass).unwrap(), first, "the listener may be another");
@@ -62,7 +72,7 @@ async fn where_it_cannot_be_auto_relays_and_on_says_why() {
     let old = || {
         let refused = berth_os::bpf::Refused {
             step: berth_os::bpf::Step::Program,
-            source: std::io::Error::from_raw_os_error(libc::EINVAL),
+            source: io::Error::from_raw_os_error(libc::EINVAL),
             log: String::new(),
         };
         Err(steering::Error::Kernel { refused, kernel: "5.4.0".into() })
@@ -94,7 +104,7 @@ async fn an_instance_serves_on_for_the_handshakes_that_began() {
     let direct = made(DirectMode::On, &["10.0.0.5:6443"], Ok(())).await.unwrap().unwrap();
     let start = Instant::now();
     let later = |half| start + HANDSHAKES * half / 2;
-    assert!(!direct.is_settling(start), "it was never on");
+    assert!(direct.is_settling(start) && !direct.is_settling(later(3)), "who was there before may have steered");
     direct.note(Path::On("a".parse().unwrap()), start);
     assert!(direct.is_settling(later(4)));
     direct.note(Path::Off("this shim is not joined".to_owned()), later(4));
@@ -103,7 +113,9 @@ async fn an_instance_serves_on_for_the_handshakes_that_began() {
     assert!(!direct.is_settling(later(6)));
     // As a sibling's.
     direct.note(Path::Sibling, later(7));
-    assert!(direct.is_settling(later(9)));
+    direct.note(Path::Off("a sibling joins or leaves".to_owned()), later(9));
+    assert!(direct.is_settling(later(11)), "it may hang, and steer until its lease is over");
+    assert!(!direct.is_settling(later(11) + direct.lease));
 }
 
 #[tokio::test]
@@ -124,4 +136,23 @@ async fn its_metrics_are_called_as_the_reference_has_them() {
     // Of what the kernel can be asked here, and no more than that.
     assert_eq!(lines.len(), 2 + usize::from(direct.open().is_ok()));
     assert!(lines[2..].iter().all(|line| line.starts_with("berth_direct_connections_open ")), "{lines:?}");
+}
+
+#[tokio::test]
+async fn after_a_change_the_shims_relay_for_a_while() {
+    let direct = made(DirectMode::On, &["10.0.0.5:6443"], Ok(())).await.unwrap().unwrap();
+    let start = Instant::now();
+    let writer = table(&[("a", "127.1.0.1:6443", Observation::Pass)]);
+    let chosen = |at| direct.choose(&mut None, calm(Turn::Sibling, &writer), at);
+    assert_eq!(chosen(start), Path::Sibling, "from the start");
+    direct.note(Path::Sibling, start);
+    direct.note(Path::Off("a sibling joins or leaves".to_owned()), start);
+    let soon = chosen(start + QUIET / 2);
+    assert_eq!(soon.why_not(), Some("it was not calm a moment ago"));
+    direct.note(soon, start + QUIET / 2);
+    assert_eq!(chosen(start + QUIET), Path::Sibling);
+    // What failed is tried again as late.
+    direct.note(Path::Failed("MPTCP".to_owned()), start + QUIET);
+    assert_eq!(chosen(start + QUIET * 3 / 2), Path::Failed("MPTCP".to_owned()));
+    assert_eq!(chosen(start + QUIET * 2), Path::Sibling);
 }

@@ -54,9 +54,10 @@ impl Group {
     /// Says which siblings take clients now: those that wait for one that does no more give up.
     pub(super) fn tell_who_takes(&self) {
         let joined = self.machine.joined_siblings();
-        let Shared { phase, table, config, cluster, .. } = &self.shared;
+        let Shared { phase, table, config, cluster, has_successor, .. } = &self.shared;
+        let sibling = self.machine.has_successor();
+        has_successor.store(sibling, Relaxed);
         if config.cluster.is_some() {
-            let sibling = self.machine.has_successor();
             cluster.tell(phase.borrow().0, sibling, self.is_blocked(), &table.borrow(), config.discover);
         }
         let instances = joined.into_iter().filter_map(|holder| self.siblings.instances.get(&holder));
