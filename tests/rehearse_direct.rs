@@ -39,8 +39,9 @@ fn upgrades_lose_nothing_and_in_calm_connections_are_steered() {
         let Some((said, report)) = held(&["--upgrades=2", "--topology", topology]) else { return };
         let direct = &report["runs"][0]["outcome"]["ran"]["direct"];
         assert!(direct["steered"].as_u64() > Some(0), "{topology}: {said}");
-        // On before, between and after the two upgrades, off in each.
-        assert!(direct["on"].as_array().unwrap().len() >= 2, "{topology}: {direct}");
+        // On before, between and after the two upgrades, off in each; the one shim of a node relays for a while after each.
+        let least = if topology == "node" { 1 } else { 2 };
+        assert!(direct["on"].as_array().unwrap().len() >= least, "{topology}: {direct}");
         assert!(direct["on_share"].as_f64() < Some(1.0), "{topology}: {direct}");
     }
 }
