@@ -113,7 +113,7 @@ fn upgrade(node: &Node, times: usize, planned: bool, enough: impl Fn(&Record) ->
 #[test]
 fn consecutive_upgrades_lose_nothing() {
     on_a_node(|node| {
-        let times = number("BERTH_UPGRADES", 20).div_ceil(5);
+        let times = number("BERTH_DIRECT_UPGRADES", 4);
         let (record, steered) = upgrade(node, times, true, |_| false);
         println!(
             "{times} upgrades: {} connections, {steered} steered, slowest {:?}, lost: {}",
