@@ -12,7 +12,6 @@ use berth_node::ipc::wire::DirectStatus;
 use berth_node::snapshot::RunDirSnapshot;
 use berth_shim::config::DirectMode;
 use berth_shim::steering::self_test_by_address;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{MissedTickBehavior, sleep, timeout};
@@ -25,19 +24,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// How long shims may take to find that it is calm: a lease, and a look.
 const CALM_WITHIN: Duration = Duration::from_secs(10);
-
-/// What was seen of it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Used {
-    /// Connections that were steered during the load.
-    pub steered: u64,
-    /// When a shim said that it steers.
-    pub on: Vec<(Stamp, Stamp)>,
-    /// What each shim had counted when it was asked last.
-    counted: BTreeMap<String, u64>,
-    looks: u64,
-    was_on: bool,
-}
 
 /// Moves this process, which must have one thread only, to a network namespace if one is needed. In the user namespace that others
 /// get along with it no BPF program may be loaded.
@@ -125,38 +111,10 @@ async fn ask(setting: &Setting) -> Vec<(String, DirectStatus)> {
     asked.join_all().await.into_iter().flatten().collect()
 }
 
-impl Used {
-    /// Takes in what the shims said.
-    fn look(&mut self, at: Stamp, shims: &[(String, DirectStatus)]) {
-        for (shim, direct) in shims {
-            let before = self.counted.insert(shim.clone(), direct.opened);
-            self.steered += match before {
-                // From before the load.
-                None if self.looks == 0 => 0,
-                Some(before) if before <= direct.opened => direct.opened - before,
-                // It was started since.
-                _ => direct.opened,
-            };
-        }
-        let is_on = shims.iter().any(|(_, direct)| direct.on);
-        match self.on.last_mut().filter(|_| self.was_on) {
-            Some(period) if is_on => period.1 = at,
-            None if is_on => self.on.push((at, at)),
-            _ => {}
-        }
-        self.was_on = is_on;
-        self.looks += 1;
-    }
-
-    /// How long it was on between two moments.
-    pub(crate) fn on_within(&self, from: Stamp, to: Stamp) -> Duration {
-        self.on.iter().map(|(began, ended)| ended.min(&to).since(*began.max(&from))).sum()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Steered;
 
     fn said(on: bool, opened: u64) -> DirectStatus {
         DirectStatus { on, opened, ..DirectStatus::default() }
@@ -164,8 +122,8 @@ mod tests {
 
     #[test]
     fn what_shims_steered_is_added_up_over_their_lives() {
-        let mut used = Used::default();
-        let look = |used: &mut Used, at: u64, shims: &[(&str, bool, u64)]| {
+        let mut used = Steered::default();
+        let look = |used: &mut Steered, at: u64, shims: &[(&str, bool, u64)]| {
             let shims: Vec<_> = shims.iter().map(|(shim, on, opened)| (shim.to_string(), said(*on, *opened))).collect();
             used.look(Stamp(at), &shims);
         };

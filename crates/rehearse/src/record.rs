@@ -6,9 +6,9 @@
 pub use super::data::MarkKind;
 
 use super::data::Informer;
-use super::direct::Used;
 use super::fault::{Fault, Standby};
 use super::loss::Loss;
+use berth_node::ipc::wire::DirectStatus;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -408,7 +408,7 @@ pub struct Record {
     /// without real apiservers in a network namespace.
     pub endpoint_gaps: Option<Vec<(Stamp, Stamp)>>,
     /// What was seen of the direct path; none: the shims have none.
-    pub direct: Option<Used>,
+    pub direct: Option<Steered>,
     /// Lines of apiservers' logs that tell of a certificate that they do not trust.
     pub logged_x509_errors: u64,
     /// How far the clients were behind their timetable at most.
@@ -482,6 +482,48 @@ impl Recorder {
     /// A panic elsewhere does not spoil what was written: each note is whole.
     fn lock(&self) -> MutexGuard<'_, Record> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What was seen of the direct path.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Steered {
+    /// Connections that were steered during the load.
+    pub steered: u64,
+    /// When a shim said that it steers.
+    pub on: Vec<(Stamp, Stamp)>,
+    /// What each shim had counted when it was asked last.
+    counted: BTreeMap<String, u64>,
+    looks: u64,
+    pub(crate) was_on: bool,
+}
+
+impl Steered {
+    /// Takes in what the shims said.
+    pub(crate) fn look(&mut self, at: Stamp, shims: &[(String, DirectStatus)]) {
+        for (shim, direct) in shims {
+            let before = self.counted.insert(shim.clone(), direct.opened);
+            self.steered += match before {
+                // From before the load.
+                None if self.looks == 0 => 0,
+                Some(before) if before <= direct.opened => direct.opened - before,
+                // It was started since.
+                _ => direct.opened,
+            };
+        }
+        let is_on = shims.iter().any(|(_, direct)| direct.on);
+        match self.on.last_mut().filter(|_| self.was_on) {
+            Some(period) if is_on => period.1 = at,
+            None if is_on => self.on.push((at, at)),
+            _ => {}
+        }
+        self.was_on = is_on;
+        self.looks += 1;
+    }
+
+    /// How long it was on between two moments.
+    pub(crate) fn on_within(&self, from: Stamp, to: Stamp) -> Duration {
+        self.on.iter().map(|(began, ended)| ended.min(&to).since(*began.max(&from))).sum()
     }
 }
 

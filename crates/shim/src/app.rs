@@ -14,9 +14,9 @@ use crate::backend::prober::Probers;
 use crate::backend::{Table, TableWriter};
 use crate::cluster::Cluster;
 use crate::config::{Config, Listen};
-use crate::direct::{self, Direct, DirectMetrics};
+use crate::direct::{self, Direct, DirectMetrics, Turn};
 use crate::drain::{Answered, Stop, drain};
-use crate::handover::{Turn, keep};
+use crate::handover::keep;
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::relay::source::Sources;
@@ -327,7 +327,7 @@ impl Bound {
     }
 
     pub fn answered(&self) -> Answered {
-        Answered::new(&self.shared)
+        Answered::new(self.phase(), self.shared.metrics.clone(), self.shared.direct.clone())
     }
 
     /// Serves until `stop` says otherwise and its connections have ended.
@@ -403,7 +403,11 @@ async fn leave(shared: &Shared, timeout: Duration) -> u64 {
         left = phase.wait_for(|(phase, _)| *phase == Phase::Left) => left.map(drop).ok(),
         now = stop.wait_for(|stop| *stop == Stop::Now) => now.map(drop).ok(),
     };
-    drain(shared, timeout).await
+    let settling = || {
+        let direct = shared.direct.as_ref().filter(|_| shared.has_successor.load(Relaxed));
+        direct.is_some_and(|direct| direct.is_settling(Instant::now()))
+    };
+    drain(&shared.metrics, &shared.ended, shared.table.clone(), stop, settling, timeout).await
 }
 
 /// Takes in what the shim is told from outside.

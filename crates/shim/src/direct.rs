@@ -13,7 +13,6 @@
 
 use crate::backend::Table;
 use crate::config::DirectMode;
-use crate::handover::Turn;
 use crate::metrics::{counter, gauge};
 use crate::steering::{self, Counters, Steering};
 use berth_node::instance::InstanceId;
@@ -53,6 +52,15 @@ pub enum Error {
     NoAddress,
     #[error("{0}")]
     Steering(#[from] steering::Error),
+}
+
+/// Whose turn it is to steer new connections to the instance itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Own,
+    Sibling,
+    /// They go to the shims, and why.
+    Nobody(&'static str),
 }
 
 /// A shim's part in the direct path.

@@ -2,14 +2,13 @@
 //! the last connection ended, up to a deadline that begins when the own instance stopped listening,
 //! because the shim outlives its apiserver.
 
+use crate::backend::Table;
 use crate::direct::Direct;
 use crate::metrics::Metrics;
-use crate::shared::Shared;
 use berth_node::terms::{InstanceHealth, Phase};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 /// What a shim is told from outside.
@@ -55,9 +54,12 @@ pub struct Answered {
 }
 
 impl Answered {
-    pub(crate) fn new(shared: &Shared) -> Self {
-        let Shared { phase, metrics, direct, .. } = shared;
-        Self { phase: phase.subscribe(), metrics: metrics.clone(), direct: direct.clone(), left: None }
+    pub(crate) fn new(
+        phase: watch::Receiver<(Phase, SystemTime)>,
+        metrics: Arc<Metrics>,
+        direct: Option<Arc<Direct>>,
+    ) -> Self {
+        Self { phase, metrics, direct, left: None }
     }
 
     /// Waits until the shim has left and nobody waits for a first byte or a handshake: for 5 s at most, and a sibling's lease
@@ -84,16 +86,19 @@ impl Answered {
 /// Waits until relayed connections have ended. Returns how many are left, which are reset now. Those on the direct path do not
 /// end with the shim, so it does not wait for them; `berth drain --wait-streams` does. But where a sibling gets new clients, a
 /// handshake that began on the direct path is waited for: that this shim has ended means that its instance can be stopped.
-pub(crate) async fn drain(shared: &Shared, timeout: Duration) -> u64 {
-    let Shared { metrics, ended, direct, has_successor, .. } = shared;
-    let (mut table, mut stop) = (shared.table.clone(), shared.stop.subscribe());
+pub(crate) async fn drain(
+    metrics: &Metrics,
+    ended: &Notify,
+    mut table: watch::Receiver<Arc<Table>>,
+    mut stop: watch::Receiver<Stop>,
+    settling: impl Fn() -> bool,
+    timeout: Duration,
+) -> u64 {
     let started = Instant::now();
     let mut tell = started + TOLD;
     let mut deadline = None;
     loop {
-        let open = metrics.open();
-        let settling =
-            has_successor.load(Relaxed) && direct.as_ref().is_some_and(|direct| direct.is_settling(Instant::now()));
+        let (open, settling) = (metrics.open(), settling());
         if open == 0 && (!settling || *stop.borrow() == Stop::Now) {
             tracing::info!(ms = started.elapsed().as_millis() as u64, "drained");
             return 0;

@@ -3,9 +3,8 @@
 use crate::backend::Table;
 use crate::cluster::Cluster;
 use crate::config::Config;
-use crate::direct::Direct;
+use crate::direct::{Direct, Turn};
 use crate::drain::Stop;
-use crate::handover::Turn;
 use crate::metrics::Metrics;
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;

@@ -1,6 +1,6 @@
 use super::*;
-use crate::direct::Used;
 use crate::plan::LoadPlan;
+use crate::record::Steered;
 use crate::record::{EndReport, EndedBy, Player, Protocol, Signed, WatchSum};
 
 fn plan() -> Plan {
@@ -71,7 +71,7 @@ fn a_good_run_holds() {
 #[test]
 fn a_direct_path_that_was_never_used_proves_nothing() {
     let with = |steered| {
-        let mut used = Used::default();
+        let mut used = Steered::default();
         used.steered = steered;
         judge(&Record { direct: Some(used), ..good() }, &plan())
     };

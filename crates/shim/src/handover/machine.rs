@@ -18,6 +18,7 @@
 //! Because announcements tell a state and no change, one that is lost, late or said twice breaks
 //! nothing, and any order of events leads to the same end.
 
+use crate::direct::Turn;
 use berth_node::terms::{Announce, Cookie, Phase, ShimId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -39,15 +40,6 @@ pub(crate) struct Facts {
     pub(crate) blocked: bool,
     /// The only instance that it knows, if that is ready and it can steer new connections to it.
     pub(crate) direct: Option<SocketAddr>,
-}
-
-/// Whose turn it is to steer new connections to the instance itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
-    Own,
-    Sibling,
-    /// They go to the shims, and why.
-    Nobody(&'static str),
 }
 
 /// What is to be done. Each is idempotent.

@@ -15,7 +15,6 @@ pub mod peers;
 mod siblings;
 mod strangers;
 
-pub(crate) use machine::Turn;
 pub(crate) use passing::PASSES;
 
 use crate::accept::{Accepting, Dispatcher};
