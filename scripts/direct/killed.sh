@@ -16,7 +16,7 @@ part_killed() {
     for mode in off on; do
         direct=(--direct $mode)
         say "starting a, kube-apiserver $NEW, with --direct $mode"
-        start_instance a
+        start_pod a
         await 60 "a to serve" serves_as $mode
         load_to load $HOST_IP:$PORT
         await 10 "the first 100 connections" answers_are 100

@@ -29,7 +29,7 @@ part_sources() {
     start_proxy
     besides=(--listen "$VIP:$PORT,freebind") direct=(--direct off)
     say "starting a, kube-apiserver $NEW, relayed"
-    start_instance a
+    start_pod a
     await 60 "a to serve" shims_are joined 1
     ip -n "$node" addr add $VIP/32 dev host
     await 30 "the Service to have an address" service_has_addresses

@@ -29,13 +29,10 @@ need_instance() {
     [[ -z ${pid[a]:-} ]] || return 0
     say "starting a, kube-apiserver $NEW"
     direct=(--direct on)
-    start_instance a
+    start_pod a
     await 60 "a to serve" shims_are joined 1
     await 10 "a to steer" steers a
 }
-
-# start_instance NAME: as a pod has it
-start_instance() { start_pod "$1"; }
 
 # of_direct INSTANCE FILTER: by jq, of what its shim says of the direct path
 of_direct() {

@@ -8,7 +8,7 @@ part_upgrade() {
     [[ -z ${pid[a]:-} ]] || stop_instance a
     direct=(--direct on) besides=()
     say "starting old, kube-apiserver $OLD"
-    KUBE_APISERVER=$OLD_KUBE_APISERVER start_instance old
+    KUBE_APISERVER=$OLD_KUBE_APISERVER start_pod old
     await 60 "old to serve" shims_are joined 1
     await 10 "old to steer" steers old
     load_to load $HOST_IP:$PORT
@@ -37,7 +37,7 @@ replace() {
     local old=$1 new=$2 before after began hooked
     say "starting $new"
     now began
-    KUBE_APISERVER=$3 start_instance "$new"
+    KUBE_APISERVER=$3 start_pod "$new"
     await 60 "$new to serve" shims_are joined 2
     after=$(answers)
     await 20 "100 connections more" answers_are $((after + 100))
