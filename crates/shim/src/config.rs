@@ -72,6 +72,12 @@ impl DirectMode {
     }
 }
 
+/// Whether new connections to a listen address can be steered: an instance has a listener of IPv4, and who dials loopback comes
+/// from there, which is never steered.
+pub fn is_steered(address: &SocketAddr) -> bool {
+    address.is_ipv4() && !address.ip().is_loopback()
+}
+
 /// Which berth, which instance of it, and where the shims meet.
 #[derive(Debug, Clone)]
 pub struct Place {

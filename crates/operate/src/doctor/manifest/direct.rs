@@ -7,8 +7,7 @@ use super::Examiner;
 use crate::manifest::names::STEERING;
 use berth_cluster::yaml::YamlNode;
 use berth_options::check;
-use berth_shim::config::DirectMode;
-use std::net::SocketAddr;
+use berth_shim::config::{DirectMode, is_steered};
 
 impl Examiner<'_> {
     pub(super) fn direct(&mut self, shim: &Berth<'_>) {
@@ -36,7 +35,6 @@ impl Examiner<'_> {
         }
         let listen = options::place(&shim.told).map(|place| &place.listen[..]).unwrap_or_default();
         let addresses: Vec<_> = listen.iter().filter_map(|text| check::listen(text).ok()).map(|it| it.addr).collect();
-        let is_steered = |address: &SocketAddr| address.is_ipv4() && !address.ip().is_loopback();
         if !addresses.is_empty() && !addresses.iter().any(is_steered) {
             let said: Vec<_> = addresses.iter().map(ToString::to_string).collect();
             found(
