@@ -36,12 +36,11 @@ mod verdict;
 mod wire;
 mod work;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use berth_os::netdevice::{self, Setting as Device};
 use berth_rehearse::netns;
 use clap::Parser;
 use load::Pace;
-use nix::unistd::geteuid;
 use options::{Cli, Options, Part};
 use results::{Results, Sample};
 use setting::Setting;
@@ -121,10 +120,7 @@ fn compare(options: &Options) -> Result<ExitCode> {
 /// loopback, and there is no direct path. To be called before there are threads.
 fn node() -> Ipv4Addr {
     let enter = || {
-        if !geteuid().is_root() {
-            bail!("root could");
-        }
-        netns::enter(NODE)?;
+        netns::enter_as_root(NODE)?;
         netdevice::set(netns::ALIAS, Device::Netmask(NETMASK)).context("cannot give the clients addresses")
     };
     match enter() {
