@@ -256,9 +256,9 @@ fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
 mod tests {
     use super::*;
     use crate::netdevice::{self, Setting};
+    use crate::own_namespace;
     use crate::socket::mark_listener;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-    use nix::sched::{CloneFlags, unshare};
     use proptest::prelude::*;
     use std::io::Write as _;
     use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -271,21 +271,13 @@ mod tests {
 
     /// Runs a test in a network namespace of its own, whose host has two addresses.
     fn in_a_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
-        let name = name.to_owned();
-        let thread = std::thread::spawn(move || {
-            if let Err(why) = unshare(CloneFlags::CLONE_NEWNET) {
-                // Not by eprintln!, which a test's harness keeps to itself.
-                let _ = writeln!(io::stderr(), "skipped: {name}: {why}");
-                return;
-            }
+        own_namespace::run(name, || {
             netdevice::set("lo", Setting::Up).unwrap();
             netdevice::set("lo:1", Setting::Address(NODE)).unwrap();
             netdevice::set("lo:2", Setting::Address(NEIGHBOUR)).unwrap();
             test();
+            Ok(())
         });
-        if let Err(panic) = thread.join() {
-            std::panic::resume_unwind(panic);
-        }
     }
 
     fn listener(at: impl Into<SocketAddr>, backlog: i32) -> TcpListener {

@@ -1,35 +1,26 @@
 use super::*;
 use crate::bpf::attached;
 use crate::bpf::sys::test_run::{Lookup, run};
-use crate::{clock, netdevice, socket};
+use crate::{clock, netdevice, own_namespace, socket};
 use nix::sched::{CloneFlags, unshare};
 use proptest::prelude::*;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::fs::File;
-use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener};
 
 const PORT: u16 = 6443;
 
 /// Runs a test in a network namespace of its own, where a program can be loaded.
 fn in_a_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
-    let name = name.to_owned();
-    let thread = std::thread::spawn(move || {
-        // Not by eprintln!, which a test's harness keeps to itself.
-        let skip = |why: &dyn std::fmt::Display| drop(writeln!(io::stderr(), "skipped: {name}: {why}"));
-        if let Err(why) = unshare(CloneFlags::CLONE_NEWNET) {
-            return skip(&why);
-        }
+    own_namespace::run(name, || {
         match Steerer::load(PORT, &[]) {
             // What the verifier finds is wrong with the program, not missing here.
-            Err(refused) if refused.log.is_empty() => return skip(&refused),
+            Err(refused) if refused.log.is_empty() => return Err(refused.to_string()),
             loaded => drop(loaded.unwrap()),
         }
         test();
+        Ok(())
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 /// A listener of each family, in its slot. (Of IPv6 none where the kernel has no IPv6.)
