@@ -12,7 +12,7 @@
 //! that starts anew finds it again.
 
 use crate::backend::Table;
-use crate::config::DirectMode;
+use crate::config::{DirectMode, is_steered};
 use crate::metrics::{counter, gauge};
 use crate::steering::{self, Counters, Steering};
 use berth_node::instance::InstanceId;
@@ -171,7 +171,7 @@ impl Direct {
         let mut relayed = Vec::new();
         for address in addresses {
             match address {
-                SocketAddr::V4(v4) if !v4.ip().is_loopback() => steered.entry(v4.port()).or_default().push(*v4.ip()),
+                SocketAddr::V4(v4) if is_steered(&address) => steered.entry(v4.port()).or_default().push(*v4.ip()),
                 other => relayed.push(other),
             }
         }
@@ -198,7 +198,7 @@ impl Direct {
         }
     }
 
-    /// Steers while it is calm and this shim's turn. It never ends; dropped, it steers no more.
+    /// Steers while it is calm and this shim's turn, until nobody says either any more. Ended or dropped, it steers no more.
     pub(crate) async fn keep(&self, mut table: watch::Receiver<Arc<Table>>, mut turn: watch::Receiver<Turn>) {
         let mut on = Ends { direct: self, on: None };
         loop {
@@ -209,13 +209,11 @@ impl Direct {
             }
             self.note(path, Instant::now());
             tokio::select! {
-                changed = table.changed() => if changed.is_err() { break },
-                changed = turn.changed() => if changed.is_err() { break },
+                changed = table.changed() => if changed.is_err() { return },
+                changed = turn.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep(self.lease / steering::RENEWALS) => {}
             }
         }
-        drop(on);
-        std::future::pending::<()>().await;
     }
 
     fn choose(&self, on: &mut Option<On>, calm: Result<(bool, Target), String>, at: Instant) -> Path {
