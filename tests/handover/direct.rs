@@ -133,14 +133,13 @@ fn consecutive_upgrades_lose_nothing() {
     });
 }
 
-/// Two shims of one instance, as on a node where a node shim is replaced: who steers first, then the other.
+/// Two shims of one instance, as on a node where a node shim is replaced: who steers first, the one that started last.
 fn two(node: &Node, instance: &Echo) -> (Shim, Shim) {
     let [a, b] = ["a", "b"].map(|id| node.joined(id, instance.address, LEASE));
-    let owner = eventually("one of them steers", || {
-        let on = [&a, &b].map(|shim| direct(&shim.status()).on);
-        on.iter().position(|on| *on).filter(|_| on != [true, true])
+    eventually("b steers, and it alone", || {
+        ([&a, &b].map(|shim| direct(&shim.status()).on) == [false, true]).then_some(())
     });
-    if owner == 0 { (a, b) } else { (b, a) }
+    (b, a)
 }
 
 #[test]

@@ -5,11 +5,24 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
+use std::time::Duration;
 
-/// A shim's process: random, never a pid. Its text is 16 lower-case hexadecimal digits; messages have the number.
+/// A shim's process, never by its pid. Who starts later has a larger one. Its text is 16 lower-case hexadecimal digits;
+/// messages have the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ShimId(pub u64);
+
+impl ShimId {
+    /// Low bits of an ID that are random. The 40 above them last for 34 years of milliseconds.
+    const RANDOM_BITS: u32 = 24;
+
+    /// Of a shim that starts at this time since the boot, which all processes of a node read the same.
+    pub fn new(start: Duration, random: u64) -> Self {
+        let start = u64::try_from(start.as_millis()).unwrap_or(u64::MAX);
+        Self(start << Self::RANDOM_BITS | random & ((1 << Self::RANDOM_BITS) - 1))
+    }
+}
 
 impl fmt::Display for ShimId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -102,4 +115,20 @@ pub struct Announce {
     pub direct: Option<SocketAddr>,
     pub owns: BTreeSet<Cookie>,
     pub accepts: BTreeSet<Cookie>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_starts_later_has_a_larger_id() {
+        let (random, at) = ([0, 1, u64::MAX], |ms| Duration::from_millis(ms));
+        for (first, then) in [(0, 1), (1_000, 1_001), (86_400_000, 86_400_001)] {
+            for (one, other) in random.into_iter().flat_map(|one| random.map(|other| (one, other))) {
+                assert!(ShimId::new(at(first), one) < ShimId::new(at(then), other), "{first} {then}");
+            }
+        }
+        assert_ne!(ShimId::new(at(1), 1), ShimId::new(at(1), 2));
+    }
 }

@@ -22,8 +22,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How long a shim may take to answer: one that hangs steers no more, as far as can be seen.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// How long shims may take to find that it is calm: a lease, and a look.
-const CALM_WITHIN: Duration = Duration::from_secs(10);
+/// How long shims may take to find that it is calm: 8 s after it was not, a lease, and as long again on a busy machine.
+const CALM_WITHIN: Duration = Duration::from_secs(30);
 
 /// Moves this process, which must have one thread only, to a network namespace if one is needed. In the user namespace that others
 /// get along with it no BPF program may be loaded.
@@ -71,19 +71,17 @@ fn cannot(plan: &mut Plan, why: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Waits until a shim steers; whether one does.
-pub(crate) async fn calm(setting: &Setting) -> bool {
+/// Waits until a shim steers, or this one; whether it does.
+pub(crate) async fn calm(setting: &Setting, by: Option<&str>) -> bool {
+    let steers = |shims: Vec<(String, DirectStatus)>| {
+        shims.iter().any(|(shim, direct)| direct.on && by.is_none_or(|by| by == shim))
+    };
     let calm = async {
-        while steers(setting).await.is_none() {
+        while !steers(ask(setting).await) {
             sleep(LOOK_EVERY).await;
         }
     };
     timeout(CALM_WITHIN, calm).await.is_ok()
-}
-
-/// The shim that steers, if one does.
-pub(crate) async fn steers(setting: &Setting) -> Option<String> {
-    ask(setting).await.into_iter().find(|(_, direct)| direct.on).map(|(shim, _)| shim)
 }
 
 /// Writes down what is steered, until it is dropped.

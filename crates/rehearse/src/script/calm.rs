@@ -10,11 +10,7 @@ use super::super::topology::BESIDE;
 use super::harm::{BEYOND_LEASE, LONGEST_HANG};
 use super::{LOOK, Play, SETTLE};
 use nix::sys::signal::Signal;
-use std::time::Duration;
 use tokio::time::{Instant, sleep};
-
-/// How long it may take until it is the second shim that steers: the one with the smallest of two random numbers does.
-const TRIES: Duration = Duration::from_secs(90);
 
 impl Play<'_> {
     pub(super) async fn harm_in_calm(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
@@ -69,13 +65,16 @@ impl Play<'_> {
             self.over(place);
         }
         self.calm().await;
-        self.steered_again(&fault.to_string()).await;
+        self.steered_again(None, &fault.to_string()).await;
         Ok(())
     }
 
     /// What is done to a second shim, which steers if there is a direct path.
     async fn harm_beside(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
-        self.start_beside(old, fault).await?;
+        self.say(&format!("start {BESIDE}, a second shim"));
+        self.stage.start_beside(&old.name, self.plan.timing.ready_within).await?;
+        // Of two, the one that started last steers.
+        self.steered_again(Some(BESIDE), "a second shim came").await;
         // What it accepted before it steered is answered.
         sleep(SETTLE).await;
         let Some(target) = self.stage.beside() else {
@@ -105,29 +104,6 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Starts it, again until it is the one that steers.
-    async fn start_beside(&mut self, old: &Instance, fault: Fault) -> Result<(), Error> {
-        let deadline = Instant::now() + TRIES;
-        loop {
-            self.say(&format!("start {BESIDE}, a second shim"));
-            self.stage.start_beside(&old.name, self.plan.timing.ready_within).await?;
-            if !self.stage.setting.direct {
-                return Ok(());
-            }
-            self.steered_again("a second shim came").await;
-            if direct::steers(&self.stage.setting).await.is_some_and(|shim| shim == BESIDE) {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                let trouble = format!("{fault}: {BESIDE} never came to steer within {TRIES:?}");
-                self.recorder.note(|r| r.troubles.push(trouble));
-                return Ok(());
-            }
-            self.stop_beside().await;
-            self.steered_again("it went").await;
-        }
-    }
-
     /// Ends it, as what it runs under does.
     async fn stop_beside(&self) {
         self.stage.signal_beside(Signal::SIGTERM);
@@ -146,10 +122,11 @@ impl Play<'_> {
         }
     }
 
-    /// Waits until a shim steers, if there is a direct path.
-    async fn steered_again(&self, after: &str) {
-        if self.stage.setting.direct && !direct::calm(&self.stage.setting).await {
-            self.recorder.note(|r| r.troubles.push(format!("no shim steered again after this: {after}")));
+    /// Waits until a shim steers, or this one, if there is a direct path.
+    async fn steered_again(&self, by: Option<&str>, after: &str) {
+        if self.stage.setting.direct && !direct::calm(&self.stage.setting, by).await {
+            let trouble = format!("{} was to steer again after this, and did not: {after}", by.unwrap_or("a shim"));
+            self.recorder.note(|r| r.troubles.push(trouble));
         }
     }
 }

@@ -75,7 +75,7 @@ async fn one_node(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>, prog
         grant(play.stage.setting.address, &play.stage.setting.certs).await.map_err(Error::Unavailable)?;
     }
     if play.stage.setting.direct {
-        if !direct::calm(&play.stage.setting).await {
+        if !direct::calm(&play.stage.setting, None).await {
             recorder.note(|r| r.troubles.push("no shim steered before the load began".into()));
         }
         background.spawn(direct::watch(play.stage.setting.clone(), Arc::clone(recorder)));

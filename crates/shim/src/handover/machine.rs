@@ -220,8 +220,8 @@ impl Machine {
         self.peers.values().any(|peer| peer.live(self.now).is_some_and(stays))
     }
 
-    /// Whose turn it is to steer: while every shim is joined and would steer to the same instance, that of the one with the
-    /// smallest name. While one joins, leaves or cannot, nobody's. That two take it for theirs until they have heard each other
+    /// Whose turn it is to steer: while every shim is joined and would steer to the same instance, that of the one that
+    /// started last. While one joins, leaves or cannot, nobody's. That two take it for theirs until they have heard each other
     /// does no harm: both steer to the one instance that there is.
     pub(crate) fn turn(&self, me: ShimId) -> Turn {
         let Facts { ready, leaving, direct, .. } = self.facts;
@@ -241,7 +241,7 @@ impl Machine {
                 }
                 Some(told) if told.direct.is_none() => return Turn::Nobody("a sibling cannot steer"),
                 Some(told) if told.direct != direct => return Turn::Nobody("a sibling has another instance"),
-                Some(_) if *holder < me => turn = Turn::Sibling,
+                Some(_) if *holder > me => turn = Turn::Sibling,
                 Some(_) => {}
             }
         }

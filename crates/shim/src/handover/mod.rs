@@ -77,8 +77,8 @@ pub(crate) async fn keep(
     mut passes: mpsc::UnboundedReceiver<Pass>,
     mut asked: mpsc::UnboundedReceiver<Asked>,
 ) -> io::Result<()> {
-    let me = ShimId(getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?);
     let now = clock::boottime()?;
+    let me = ShimId::new(now, getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?);
     let config = &shared.config;
     let rules = Rules { addresses: config.place.addresses().collect(), hold: config.hold, lease: config.lease };
     let (events, mut heard) = mpsc::unbounded_channel();

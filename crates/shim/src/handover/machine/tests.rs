@@ -561,10 +561,11 @@ proptest! {
         let to: BTreeSet<_> = world.shims.keys().map(|holder| steers_to(*holder)).collect();
         let joined = world.shims.values().all(|shim| shim.machine.phase() == Phase::Joined && shim.ready);
         let calm = joined && to.len() == 1 && !to.contains(&None);
-        for (nth, (holder, shim)) in world.shims.iter().enumerate() {
+        let last = world.shims.keys().next_back();
+        for (holder, shim) in &world.shims {
             match (shim.machine.turn(*holder), calm) {
-                (Turn::Own, true) => prop_assert_eq!(nth, 0, "{:?} steers", holder),
-                (Turn::Sibling, true) => prop_assert!(nth > 0, "nobody steers"),
+                (Turn::Own, true) => prop_assert_eq!(Some(holder), last, "steers"),
+                (Turn::Sibling, true) => prop_assert_ne!(Some(holder), last, "nobody steers"),
                 (Turn::Nobody(_), false) => {}
                 (turn, _) => prop_assert!(false, "{:?}: {:?}, calm: {}", holder, turn, calm),
             }
