@@ -3,7 +3,7 @@
 # The clients run on the same machine.
 
 # Rounds, each of all ways by turns; seconds of each; and clients at a time.
-readonly ROUNDS=5 MEASURED=2 CLIENTS=8
+readonly ROUNDS=8 MEASURED=2 CLIENTS=8
 # What is asked: words, path, and how.
 readonly REQUESTS=(
     "GET of a namespace, kept connections|/api/v1/namespaces/default|"
@@ -14,7 +14,7 @@ readonly REQUESTS=(
 declare -A WAY_IP=([none]=$OBSERVER_IP [relayed]=$RELAYED_IP [direct]=$STEERED_IP [haproxy]=$HAPROXY_IP)
 
 part_speed() {
-    local ways=(none relayed direct) way round request target
+    local ways=(none relayed direct) way round turn request target
     target=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)
     (cd "$root" && "$CARGO" build --release --locked --package berth --bin berth --package berth-bench --bin tls-load)
     [[ $given ]] || BERTH=$target/release/berth
@@ -40,7 +40,10 @@ part_speed() {
     for ((round = 1; round <= ROUNDS; round++)); do
         say "round $round of $ROUNDS"
         for request in "${!REQUESTS[@]}"; do
-            for way in "${ways[@]}"; do measure "$way" "$request"; done
+            # Who is first comes after a pause: each is, by turns.
+            for ((turn = 0; turn < ${#ways[@]}; turn++)); do
+                measure "${ways[(turn + round) % ${#ways[@]}]}" "$request"
+            done
         done
     done
     for request in "${!REQUESTS[@]}"; do
