@@ -14,7 +14,8 @@ use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -262,6 +263,8 @@ impl Shim {
 pub(crate) struct Echo {
     pub(crate) address: SocketAddr,
     task: Option<JoinHandle<()>>,
+    /// Whether it accepts nobody any more.
+    stands: Arc<AtomicBool>,
 }
 
 /// All of them on one thread.
@@ -287,23 +290,17 @@ impl Echo {
         socket.bind(address).unwrap();
         let listener = socket.listen(4096).unwrap();
         let address = listener.local_addr().unwrap();
-        Self { address, task: Some(instances().spawn(serve(listener))) }
+        let stands = Arc::<AtomicBool>::default();
+        Self { address, task: Some(instances().spawn(serve(listener, stands.clone()))), stands }
     }
 }
 
 impl Echo {
     /// Its end, as by SIGKILL, with so many clients in its queue.
     pub(crate) fn end_with(mut self, clients: u64) {
-        let (stands, is_still) = std::sync::mpsc::channel();
-        let (go_on, wait) = std::sync::mpsc::channel::<()>();
-        instances().spawn(async move {
-            stands.send(()).unwrap();
-            let _ = wait.recv();
-        });
-        is_still.recv().unwrap();
-        self.task.take().unwrap().abort();
+        self.stands.store(true, Relaxed);
         eventually("clients in the queue", || (queued(self.address) >= clients).then_some(()));
-        drop(go_on);
+        self.task.take().unwrap().abort();
         eventually("the end of an instance", || listening(self.address).is_empty().then_some(()));
     }
 }
@@ -317,15 +314,16 @@ impl Drop for Echo {
     }
 }
 
-async fn serve(listener: TcpListener) {
+async fn serve(listener: TcpListener, stands: Arc<AtomicBool>) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = listener.accept() => match accepted {
+            accepted = listener.accept(), if !stands.load(Relaxed) => match accepted {
                 Ok((stream, _)) => drop(connections.spawn(echo(stream))),
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
             },
             Some(_) = connections.join_next() => {}
+            else => std::future::pending().await,
         }
     }
 }
