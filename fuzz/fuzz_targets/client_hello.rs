@@ -9,6 +9,8 @@ use berth_node::terms::Phase;
 use berth_os::socket::{self, Keepalive, reset_on_close};
 use berth_shim::backend::TableWriter;
 use berth_shim::backend::health::Observation;
+use berth_shim::config::MaxOpenings;
+use berth_shim::gate::Gate;
 use berth_shim::metrics::Metrics;
 use berth_shim::relay::source::Sources;
 use berth_shim::relay::{Context, Open, Passing, serve};
@@ -311,12 +313,13 @@ impl Stage {
             let epoch = writer.insert(&self.ids[at], address, at == 0, false).expect("it is new");
             writer.observe(&self.ids[at], epoch, Observation::Pass, "");
         }
-        let passing = Passing { on: Arc::default(), leaving: Arc::default(), to: mpsc::unbounded_channel().0 };
+        let passing = Passing { on: Arc::default(), leaving: watch::channel(false).1, to: mpsc::unbounded_channel().0 };
         let context = Context {
             table: writer.subscribe(),
             keepalive: Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None },
             // Nothing changes that a client could wait for.
             hold: Duration::ZERO,
+            gate: Gate::new(MaxOpenings::Auto, Vec::new()),
             sources: self.sources.clone(),
             held: self.metrics.held.clone(),
             refusals: mpsc::unbounded_channel().0,

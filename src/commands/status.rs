@@ -7,7 +7,7 @@ use super::{Exit, block_on, unavailable};
 use crate::cli::StatusArgs;
 use anyhow::Context;
 use berth_node::ipc;
-use berth_node::ipc::wire::{DirectStatus, InstanceStatus, Status};
+use berth_node::ipc::wire::{DirectStatus, GateStatus, InstanceStatus, LongestLine, Status};
 use berth_node::registry::instance::Record;
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{InstanceHealth, Phase};
@@ -190,8 +190,22 @@ fn table(rows: &[Row], now: SystemTime) -> String {
             },
         );
     }
+    for (row, gate) in rows.iter().filter_map(|row| Some((row, row.shim.as_ref()?.gate.as_ref()?))) {
+        if gate.waiting > 0 {
+            let _ = writeln!(text, "{} of {}: {}", row.instance, row.berth, crowd(gate));
+        }
+    }
     for (row, direct) in rows.iter().filter_map(|row| Some((row, row.shim.as_ref()?.direct.as_ref()?))) {
         let _ = writeln!(text, "{} of {}: {}", row.instance, row.berth, direct_path(direct));
+    }
+    text
+}
+
+fn crowd(gate: &GateStatus) -> String {
+    let GateStatus { openings, limit, waiting, longest } = gate;
+    let mut text = format!("{waiting} clients wait for their turn, {openings} of {limit} are being opened");
+    if let Some(LongestLine { source, clients }) = longest {
+        let _ = write!(text, "; most of them came from {source}: {clients}");
     }
     text
 }

@@ -1,62 +1,46 @@
 //! The direct path: each test on a node in a network namespace of its own, whose clients have addresses that are steered.
 
 use super::load::{Load, Record, exchange};
-use super::node::{Echo, Node, Shim, alone, number};
+use super::node::{Echo, NODE, Node, Shim, from_afar, number, on_a_node_of_its_own};
 use super::support::net::{client_hello, ping, read};
 use super::support::process::{berth, said};
 use super::support::{MOMENT, PATIENCE, eventually, skipped};
 use super::upgrades::{CLIENTS, PERIOD};
 use berth_node::ipc::wire::{DirectStatus, Status};
 use berth_shim::steering::{Error, self_test_by_address};
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::Write;
 use std::mem::MaybeUninit;
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::process::Command;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-const LISTEN: &str = "10.77.0.1:6443";
-
-const ON: &[&str] = &["--direct", "on"];
+/// Without a gate, for which more connections a second than 100 for each processor would be a crowd.
+const ON: &[&str] = &["--direct", "on", "--max-openings", "off"];
 
 /// A shim that hangs is noticed after this time.
-const LEASE: &[&str] = &["--direct", "on", "--lease", "1s"];
+const LEASE: &[&str] = &["--direct", "on", "--max-openings", "off", "--lease", "1s"];
 
 /// Runs a test on a node; skipped where none can be made, or nothing can be steered.
 fn on_a_node(test: impl FnOnce(&Node) + Send + 'static) {
-    let _alone = alone();
-    let thread = std::thread::spawn(move || {
-        if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
-            return skipped(&format!("no network namespace: {error}"));
-        }
-        for command in ["link set lo up", "addr add 10.77.0.1/32 dev lo", "route add local 10.78.0.0/16 dev lo"] {
-            assert!(Command::new("ip").args(command.split(' ')).status().unwrap().success(), "ip {command}");
-        }
+    on_a_node_of_its_own(|node| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         match runtime.block_on(self_test_by_address()) {
             Err(missing @ (Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_))) => {
-                return skipped(&missing.to_string());
+                skipped(&missing.to_string());
             }
-            tested => tested.unwrap(),
+            tested => {
+                tested.unwrap();
+                test(node);
+            }
         }
-        test(&Node::new().listening_at(LISTEN.parse().unwrap()));
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 /// Clients of the node, each with an address that is steered.
 fn load(node: &Node, clients: u32, period: Duration) -> Load {
     let to = node.listen;
-    Load::start(clients, Some(period), move |source| exchange(steered(source), to))
-}
-
-fn steered(source: Ipv4Addr) -> Ipv4Addr {
-    let [_, _, c, d] = source.octets();
-    Ipv4Addr::new(10, 78, c, d)
+    Load::start(clients, Some(period), move |source| exchange(from_afar(source), to))
 }
 
 fn direct(status: &Status) -> &DirectStatus {
@@ -266,7 +250,7 @@ fn where_the_kernel_cannot_steer_to_it_the_shims_relay() {
 fn without_the_rights_auto_relays_and_on_does_not_start() {
     on_a_node(|_| {
         let node = match Node::of(65534) {
-            Ok(node) => node.listening_at(LISTEN.parse().unwrap()),
+            Ok(node) => node.listening_at(NODE),
             Err(why) => return skipped(&why),
         };
         let instance = Echo::new();

@@ -3,14 +3,15 @@
 use super::support::net::{free_address, fresh_ip, listening, queued};
 use super::support::process::{Running, berth, said};
 use super::support::shim::ask;
-use super::support::{PATIENCE, eventually};
+use super::support::{PATIENCE, eventually, skipped};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire;
 use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
 use berth_node::registry::{BerthDir, RunDir, instance};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, chown};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -27,6 +28,33 @@ use tokio::task::{JoinHandle, JoinSet};
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where a node in a network namespace of its own listens.
+pub(crate) const NODE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1)), 6443);
+
+/// Runs a test on a node in a network namespace of its own, whose clients have other addresses than it; skipped where none can be
+/// made.
+pub(crate) fn on_a_node_of_its_own(test: impl FnOnce(&Node) + Send + 'static) {
+    let _alone = alone();
+    let thread = std::thread::spawn(move || {
+        if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
+            return skipped(&format!("no network namespace: {error}"));
+        }
+        for command in ["link set lo up", "addr add 10.77.0.1/32 dev lo", "route add local 10.78.0.0/16 dev lo"] {
+            assert!(Command::new("ip").args(command.split(' ')).status().unwrap().success(), "ip {command}");
+        }
+        test(&Node::new().listening_at(NODE));
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// The same client of such a node.
+pub(crate) fn from_afar(client: Ipv4Addr) -> Ipv4Addr {
+    let [_, _, c, d] = client.octets();
+    Ipv4Addr::new(10, 78, c, d)
 }
 
 /// A number from the environment, for runs that are longer than those of every day.

@@ -1,13 +1,14 @@
 //! A connection that a leaving shim cannot serve any more goes to its sibling as a socket.
 
-use super::node::{Echo, Node, Shim, alone};
+use super::node::{Echo, Node, Shim, alone, from_afar, on_a_node_of_its_own};
 use super::support::eventually;
-use super::support::net::{Backend, client_hello, connect, ping, read};
+use super::support::net::{Backend, client_hello, connect, connect_from, fresh_ip, ping, read};
 use berth_node::ipc;
 use nix::sys::signal::Signal;
 use socket2::SockRef;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 #[test]
 fn what_was_accepted_after_sigterm_outlives_the_shim() {
@@ -15,7 +16,7 @@ fn what_was_accepted_after_sigterm_outlives_the_shim() {
     let (node, second) = (Node::new(), Echo::new());
     // It takes connections and never answers.
     let first = Backend::new();
-    let options = ["--probe-interval", "1h", "--lease", "20s"];
+    let options = ["--probe-interval", "1h", "--max-openings", "off", "--lease", "20s"];
     let mut a = node.joined("a", first.address(), &options);
     let b = node.joined("b", second.address, &options);
     a.until_counted("guard", 1);
@@ -89,7 +90,8 @@ fn many_at_once_outlive_the_shim() {
     // It takes connections and never answers.
     let first = Backend::new();
     SockRef::from(&first.0).listen(4096).unwrap();
-    let a = node.joined("a", first.address(), &["--probe-interval", "1h", "--drain-timeout", "1s"]);
+    let options = ["--probe-interval", "1h", "--max-openings", "off", "--drain-timeout", "1s"];
+    let a = node.joined("a", first.address(), &options);
     let b = node.joined("b", second.address, &[]);
     a.until_counted("guard", 1);
     b.until_counted("guard", 1);
@@ -148,7 +150,7 @@ fn a_sibling_that_stands_still_is_waited_for_as_long_as_its_lease_holds() {
     let (node, second) = (Node::new(), Echo::new());
     // It takes connections and never answers.
     let first = Backend::new();
-    let options = ["--lease", "60s", "--hold", "60s"];
+    let options = ["--lease", "60s", "--hold", "60s", "--max-openings", "off"];
     let a = node.joined(
         "a",
         first.address(),
@@ -176,7 +178,7 @@ fn a_sibling_whose_lease_ran_out_is_waited_for_no_more() {
     let (node, second) = (Node::new(), Echo::new());
     let first = Backend::new();
     // Held for so long, nobody would be served in the time of this test.
-    let options = ["--hold", "1h"];
+    let options = ["--hold", "1h", "--max-openings", "off"];
     let a = node.joined("a", first.address(), &[&options[..], &["--probe-interval", "1h", "--lease", "2s"]].concat());
     let b = node.joined("b", second.address, &[&options[..], &["--lease", "2s"]].concat());
     a.until_counted("guard", 1);
@@ -192,4 +194,33 @@ fn a_sibling_whose_lease_ran_out_is_waited_for_no_more() {
     b.freeze();
     drop(first);
     eventually("A to wait no more", || (a.counted("pass", "failed") >= accepted).then_some(()));
+}
+
+/// While an instance is young it opens few connections at once: its shim gives the others to a sibling whose instance is ready.
+#[test]
+fn a_ramp_moves_clients() {
+    on_a_node_of_its_own(|node| {
+        // Twice the processors are opened at once; one that never answers keeps each for 5 s.
+        let bound = 2 * std::thread::available_parallelism().unwrap().get();
+        let (first, young) = (Echo::new(), Backend::new());
+        let a = node.joined("a", first.address, &["--max-openings", "off"]);
+        let b = node.joined("b", young.address(), &["--probe-interval", "1h"]);
+        a.until_counted("guard", 1);
+        b.until_counted("guard", 1);
+        let mut clients = Vec::new();
+        while b.status().connections_total < 4 * bound as u64 {
+            assert!(clients.len() < 10_000, "B accepts too little:\n{}", b.running.log());
+            let mut client = connect_from(from_afar(fresh_ip()).into(), node.listen);
+            client.write_all(&client_hello(64)).unwrap();
+            clients.push(client);
+        }
+        let silent = clients.iter_mut().filter_map(|client| {
+            client.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+            client.read_exact(&mut [0; 64]).err()
+        });
+        let silent = silent.count() as u64;
+        let (taken, passed) = (b.status().connections_total, b.counted("pass", "ok"));
+        assert!(passed >= bound as u64, "{passed} of {taken} were passed:\n{}", b.running.log());
+        assert_eq!(silent, taken - passed, "who was passed has an answer:\n{}", b.running.log());
+    });
 }

@@ -74,6 +74,7 @@ fn a_connection_is_small() {
         table: writer.subscribe(),
         keepalive: Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None },
         hold: Duration::from_secs(1),
+        gate: berth_shim::gate::Gate::new(berth_shim::config::MaxOpenings::Auto, Vec::new()),
         sources: Arc::new(Sources::new("")),
         held: metrics.held.clone(),
         refusals,
@@ -82,7 +83,7 @@ fn a_connection_is_small() {
         ended: Arc::new(Notify::new()),
         passing: berth_shim::relay::Passing {
             on: Arc::default(),
-            leaving: Arc::default(),
+            leaving: watch::channel(false).1,
             to: mpsc::unbounded_channel().0,
         },
         log_connections: false,

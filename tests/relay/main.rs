@@ -2,6 +2,7 @@
 
 mod bytes;
 mod ends;
+mod gate;
 mod limits;
 mod opening;
 #[path = "../support/mod.rs"]

@@ -214,11 +214,13 @@ pub(crate) fn fill(stream: &mut TcpStream) {
     }
 }
 
-/// What looks like a TLS client's first record: the type of a handshake, then anything.
+/// What looks like what a TLS client says first: a ClientHello in one record (RFC 8446, sections 4 and 5.1).
 pub(crate) fn client_hello(length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     Pattern::default().fill(&mut bytes);
     bytes[0] = 0x16;
+    bytes[3..5].copy_from_slice(&((length - 5) as u16).to_be_bytes());
+    bytes[5..9].copy_from_slice(&(1 << 24 | (length - 9) as u32).to_be_bytes());
     bytes
 }
 

@@ -69,14 +69,21 @@ impl Shim {
     }
 
     /// A shim that listens when it is time. By default one TCP probe at the
-    /// start decides: what it knows later, it learned from connections.
+    /// start decides: what it knows later, it learned from connections. There is no gate: clients
+    /// here say late what TLS clients say first, and instances answer late.
     #[track_caller]
     pub(crate) fn launch(listen: &str, backend: SocketAddr, threads: &str, options: &[&str]) -> Self {
         let temp = tempfile::tempdir().unwrap();
         let (run_dir, backend) = (temp.path().join("run"), backend.to_string());
         let place = ["--listen", listen, "--backend", &backend, "--run-dir", run_dir.to_str().unwrap()];
         let mut args = [&place[..], &["--threads", threads], options].concat();
-        let defaults = [["--probe", "tcp"], ["--rise", "1"], ["--fall", "1"], ["--probe-interval", "1h"]];
+        let defaults = [
+            ["--probe", "tcp"],
+            ["--rise", "1"],
+            ["--fall", "1"],
+            ["--probe-interval", "1h"],
+            ["--max-openings", "off"],
+        ];
         for [option, value] in defaults {
             if !options.contains(&option) {
                 args.extend([option, value]);

@@ -10,12 +10,17 @@ use berth_node::instance::InstanceId;
 use berth_node::registry::{RunDir, lease};
 use berth_os::socket::Keepalive;
 use berth_shim::backend::probe::{ProbeConfig, ProbeKind};
-use berth_shim::config::{Config, Listen, Place};
+use berth_shim::config::{Config, Listen, MaxOpenings, Place};
 use humantime::format_duration;
+use ipnet::IpNet;
 use rustls::pki_types::ServerName;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
+
+/// More openings than any instance has processors for.
+const MOST_OPENINGS: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
 
 /// Checks the options that say where. A mistake found leaves `None`.
 pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
@@ -162,6 +167,16 @@ fn config(
     let drain_timeout = c.duration("--drain-timeout", &args.drain_timeout, Duration::ZERO);
     let max_connections =
         args.max_connections.as_deref().map(|text| c.number("--max-connections", text, 1..=10_000_000));
+    let max_openings = match args.max_openings.as_str() {
+        "auto" => MaxOpenings::Auto,
+        "off" => MaxOpenings::Off,
+        text => {
+            let number = text.parse().ok().filter(|number| *number <= MOST_OPENINGS).map(MaxOpenings::Fixed);
+            let wrong = || format!("--max-openings {text}: give auto, off or a whole number from 1 to {MOST_OPENINGS}");
+            c.note(number.ok_or_else(wrong)).unwrap_or_default()
+        }
+    };
+    let first = args.first.iter().filter_map(|text| c.note(cidr(text))).collect();
     let lease = c.duration("--lease", &args.lease, Duration::from_millis(300));
     if lease > lease::LONGEST {
         c.wrong(format!(
@@ -199,12 +214,24 @@ fn config(
         backlog,
         keepalive,
         threads,
+        max_openings,
+        first,
         admin,
         direct: args.direct,
         cluster,
         log_connections,
     });
     checks.finish(config)
+}
+
+/// A block of addresses, or one.
+fn cidr(text: &str) -> Result<IpNet, String> {
+    let net = text.parse().or_else(|_| text.parse().map(|address: IpAddr| IpNet::from(address)));
+    match net {
+        Ok(net) if net.trunc() == net => Ok(net),
+        Ok(net) => Err(format!("--first {text}: bits beyond the prefix are set: is it {}?", net.trunc())),
+        Err(_) => Err(format!("--first {text}: give a block of addresses, such as 10.0.0.0/24 or fd00::/64")),
+    }
 }
 
 /// TCP keepalive counts in whole seconds.

@@ -66,6 +66,15 @@ pub struct ShimArgs {
     /// allows]
     #[arg(long, env = "BERTH_MAX_CONNECTIONS", hide_env_values = true, value_name = "N", help_heading = CONNECTIONS)]
     pub max_connections: Option<String>,
+    /// Most new connections at once that an instance has not answered with a first byte, which is about the TLS handshakes
+    /// that it computes: auto (twice the CPUs at least, more while it answers fast), a number, or off. Further clients wait
+    /// for their turn, each source in a line of its own
+    #[arg(long, env = "BERTH_MAX_OPENINGS", hide_env_values = true, default_value = "auto", value_name = "auto|N|off", help_heading = CONNECTIONS)]
+    pub max_openings: String,
+    /// Clients of these addresses go first where new connections wait for their turn, as those of the node's own addresses
+    /// do; may be given more than once
+    #[arg(long, env = "BERTH_FIRST", hide_env_values = true, value_delimiter = ',', value_name = "CIDR", help_heading = CONNECTIONS)]
+    pub first: Vec<String>,
     /// Length of the accept queue; the kernel caps it at net.core.somaxconn
     #[arg(long, env = "BERTH_BACKLOG", hide_env_values = true, default_value = "4096", value_name = "N", help_heading = CONNECTIONS)]
     pub backlog: String,

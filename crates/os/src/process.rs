@@ -8,6 +8,7 @@ use nix::unistd::{
     ForkResult, Gid, Pid, Uid, dup2_stderr, dup2_stdin, dup2_stdout, fork, geteuid, getpid, getppid, setgid, setgroups,
     setsid, setuid,
 };
+use nix::unistd::{SysconfVar, sysconf};
 use procfs::process::{Limit, LimitValue, Process};
 use rustix::process::WaitOptions;
 use rustix::thread::CapabilitySet;
@@ -35,6 +36,12 @@ pub fn lacks_for_bpf() -> io::Result<Vec<&'static str>> {
     let needed =
         [("CAP_BPF", CapabilitySet::BPF | CapabilitySet::SYS_ADMIN), ("CAP_NET_ADMIN", CapabilitySet::NET_ADMIN)];
     Ok(needed.into_iter().filter(|(_, one_of)| !has.intersects(*one_of)).map(|(name, _)| name).collect())
+}
+
+/// Processors that are online: how much at once can be computed on this node, whatever share of it this process has.
+pub fn processors() -> usize {
+    let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
+    online.and_then(|online| usize::try_from(online).ok()).unwrap_or(1).max(1)
 }
 
 /// The kernel's release, as `uname -r` says it.

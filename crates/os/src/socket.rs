@@ -297,6 +297,14 @@ pub fn is_gone(socket: &impl AsFd) -> bool {
     asked[0].revents().is_some_and(|said| said.contains(PollFlags::POLLERR))
 }
 
+/// Whether the other end of a connection is done or has reset it, whatever it said before.
+pub fn has_ended(socket: &impl AsFd) -> bool {
+    let mut asked = [PollFd::new(socket.as_fd(), PollFlags::from_bits_retain(libc::POLLRDHUP))];
+    // It fails for want of memory, and then nothing is known. nix knows no POLLRDHUP, and says none where there is one.
+    let _ = poll(&mut asked, PollTimeout::ZERO);
+    asked[0].revents().is_none_or(|said| !said.is_empty())
+}
+
 /// Makes the close of this socket a reset: what a reset of the other end becomes here.
 pub fn reset_on_close(socket: &impl AsFd) {
     // A socket that cannot be told so is gone already, and its peer knows.
@@ -309,6 +317,19 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
     use std::io::{Read, Write};
     use std::net::{Shutdown, TcpListener};
+
+    #[test]
+    fn what_was_said_before_hides_no_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        assert!(!has_ended(&server));
+        client.write_all(b"said").unwrap();
+        assert!(!has_ended(&server));
+        client.shutdown(Shutdown::Write).unwrap();
+        assert!(has_ended(&server));
+    }
+
     /// As kube-apiserver has it: `SO_REUSEADDR` alone.
     fn plain(address: SocketAddr) -> io::Result<TcpListener> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;

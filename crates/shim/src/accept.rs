@@ -203,6 +203,10 @@ impl Dispatcher {
     fn take(&self, listener: &AsyncFd<OwnedFd>, limit: u64) -> Option<Trouble> {
         for _ in 0..BATCH {
             if self.metrics.open() >= limit {
+                if self.make_room() {
+                    self.metrics.accept_failed("limit");
+                    return Some(Trouble::Exhausted);
+                }
                 self.trouble("limit", &"--max-connections is reached: further clients wait in the backlog");
                 return Some(Trouble::Exhausted);
             }
@@ -222,6 +226,12 @@ impl Dispatcher {
             }
         }
         None
+    }
+
+    /// Turns a client away that waits for its turn, so that another is accepted: in the kernel's queue a storm is before everyone.
+    fn make_room(&self) -> bool {
+        let gate = self.queues.first().and_then(|queue| queue.context.gate.as_ref());
+        gate.is_some_and(|gate| gate.make_room())
     }
 
     fn trouble(&self, kind: &'static str, what: &dyn std::fmt::Display) {

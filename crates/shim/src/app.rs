@@ -16,6 +16,7 @@ use crate::cluster::Cluster;
 use crate::config::{Config, Listen};
 use crate::direct::{self, Direct, DirectMetrics, Turn};
 use crate::drain::{Answered, Stop, drain};
+use crate::gate::{Gate, GateMetrics};
 use crate::handover::keep;
 use crate::limits;
 use crate::metrics::Metrics;
@@ -118,7 +119,10 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
         _ => system("listen on the shim's socket in the run directory")(error),
     })?;
 
-    let direct = Direct::new(config.direct, config.place.addresses(), config.lease, self_test_by_address()).await?;
+    let gate = Gate::new(config.max_openings, config.first.clone());
+    collectors.extend(gate.clone().map(|gate| Box::new(GateMetrics(gate)) as Box<dyn Collector>));
+    let self_test = self_test_by_address();
+    let direct = Direct::new(config.direct, config.place.addresses(), config.lease, self_test).await?;
     collectors.extend(direct.clone().map(|direct| Box::new(DirectMetrics(direct)) as Box<dyn Collector>));
 
     let writer = TableWriter::new(config.rise, config.fall);
@@ -135,9 +139,10 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
         stop: watch::Sender::new(Stop::No),
         unconnected: watch::Sender::default(),
         pass_on: Arc::new(AtomicBool::new(!config.discover)),
-        leaving: Arc::default(),
+        leaving: watch::Sender::new(false),
         has_successor: Arc::default(),
         cluster: Cluster::default(),
+        gate,
         direct,
         turn: watch::Sender::new(Turn::Nobody("not joined yet")),
         blocked: Arc::default(),
@@ -167,6 +172,8 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
         drain_timeout = %format_duration(config.drain_timeout),
         max_connections = room.connections,
         threads = room.threads,
+        max_openings = %config.max_openings,
+        first = ?config.first,
         direct = config.direct.as_str(),
         cluster = config.cluster.as_ref().map(|cluster| tracing::field::debug(&cluster.credentials)),
         node = config.cluster.as_ref().map(|cluster| cluster.node.as_str()),
@@ -233,13 +240,14 @@ impl DataPlane {
             table: shared.table.clone(),
             keepalive: config.keepalive,
             hold: config.hold,
+            gate: shared.gate.clone(),
             sources: sources.clone(),
             held: metrics.held.clone(),
             refusals: report.clone(),
             stats: stats.clone(),
             connect_seconds: metrics.connect_seconds.clone(),
             ended: shared.ended.clone(),
-            passing: Passing { on: shared.pass_on.clone(), leaving: shared.leaving.clone(), to: pass.clone() },
+            passing: Passing { on: shared.pass_on.clone(), leaving: shared.leaving.subscribe(), to: pass.clone() },
             log_connections: config.log_connections,
         });
         let dispatcher =
@@ -370,6 +378,12 @@ impl Bound {
             }
             std::future::pending::<()>().await;
         };
+        let gate = async {
+            if let Some(gate) = &shared.gate {
+                gate.watch().await;
+            }
+            std::future::pending::<()>().await;
+        };
         // Guards are held until the last connection ended.
         let cut = tokio::select! {
             cut = leave(&shared, config.drain_timeout) => cut,
@@ -377,6 +391,7 @@ impl Bound {
             () = join_again(&shared, withdrawal.as_ref()) => 0,
             () = keeping_cluster => 0,
             () = steering => 0,
+            () = gate => 0,
             kept = keeping => {
                 if let Err(error) = kept {
                     tracing::error!(%error, "leases cannot be kept");

@@ -4,7 +4,10 @@ use crate::backend::probe::ProbeConfig;
 use berth_keeper::ClusterConfig;
 use berth_node::instance::InstanceId;
 use berth_os::socket::Keepalive;
+use ipnet::IpNet;
+use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -38,6 +41,10 @@ pub struct Config {
     pub keepalive: Keepalive,
     /// Relaying threads; `None`: one per core, at most eight.
     pub threads: Option<usize>,
+    /// Openings that an instance may have in flight.
+    pub max_openings: MaxOpenings,
+    /// Whose new connections go first, beside the node's own.
+    pub first: Vec<IpNet>,
     /// Where /metrics and its kind are served.
     pub admin: Option<SocketAddr>,
     /// Whether new connections go to the instance itself in calm.
@@ -46,6 +53,26 @@ pub struct Config {
     pub cluster: Option<ClusterConfig>,
     /// Whether ends of connections are logged at info.
     pub log_connections: bool,
+}
+
+/// How many openings an instance may have in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MaxOpenings {
+    /// As many as it opens fast.
+    #[default]
+    Auto,
+    Fixed(NonZeroUsize),
+    Off,
+}
+
+impl fmt::Display for MaxOpenings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Fixed(most) => most.fmt(f),
+            Self::Off => f.write_str("off"),
+        }
+    }
 }
 
 /// When new connections are steered to the instance itself, past the shims.

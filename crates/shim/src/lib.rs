@@ -11,6 +11,7 @@ mod cluster;
 pub mod config;
 mod direct;
 pub mod drain;
+pub mod gate;
 pub mod handover;
 pub mod limits;
 pub mod metrics;

@@ -5,6 +5,7 @@ use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::direct::{Direct, Turn};
 use crate::drain::Stop;
+use crate::gate::Gate;
 use crate::metrics::Metrics;
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
@@ -32,10 +33,12 @@ pub(crate) struct Shared {
     /// Whether connections that the own instance cannot serve are passed on.
     pub(crate) pass_on: Arc<AtomicBool>,
     /// Whether it was told to leave: from then on, not from when siblings took over.
-    pub(crate) leaving: Arc<AtomicBool>,
+    pub(crate) leaving: watch::Sender<bool>,
     /// Whether a sibling is there that stays when this shim goes.
     pub(crate) has_successor: Arc<AtomicBool>,
     pub(crate) cluster: Cluster,
+    /// Who is opened when, if that is not the instance's own business.
+    pub(crate) gate: Option<Arc<Gate>>,
     /// The direct path, if there is one.
     pub(crate) direct: Option<Arc<Direct>>,
     /// Whose turn it is to steer it.

@@ -107,6 +107,7 @@ impl Shared {
             fail_open: table.pick(|_| true).is_some_and(|picked| picked.health() == InstanceHealth::Failing),
             foreign_listeners: metrics.foreign_listeners.get().unsigned_abs(),
             instances: instances.collect(),
+            gate: self.gate.as_ref().map(|gate| gate.status()),
             direct: self.direct.as_ref().map(|direct| direct.status()),
             unconnected: self.unconnected.borrow().clone(),
             blocked: self.blocked.load(Relaxed),

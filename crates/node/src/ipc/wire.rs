@@ -93,6 +93,9 @@ pub struct Status {
     pub foreign_listeners: u64,
     /// The instances that it knows, the own one first.
     pub instances: Vec<InstanceStatus>,
+    /// The gate before its instances, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate: Option<GateStatus>,
     /// The direct path, if the shim has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direct: Option<DirectStatus>,
@@ -126,6 +129,27 @@ pub struct DirectStatus {
     /// Listen addresses whose clients are relayed all the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub relayed: Vec<SocketAddr>,
+}
+
+/// Who waits for a turn to be opened.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct GateStatus {
+    /// Clients whose first bytes an instance has not answered.
+    pub openings: u64,
+    /// How many there may be.
+    pub limit: u64,
+    /// Clients that wait.
+    pub waiting: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub longest: Option<LongestLine>,
+}
+
+/// The source of which most clients wait.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LongestLine {
+    /// An address, or a /64 of IPv6.
+    pub source: String,
+    pub clients: u64,
 }
 
 /// What a shim does in the cluster's API.

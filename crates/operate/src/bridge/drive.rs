@@ -17,7 +17,7 @@ use berth_os::file::private_directory;
 use berth_os::socket::Keepalive;
 use berth_shim::app::{self, Bound};
 use berth_shim::backend::probe::{Probe, ProbeConfig};
-use berth_shim::config::{Config, DirectMode, Listen, Place};
+use berth_shim::config::{Config, DirectMode, Listen, MaxOpenings, Place};
 use berth_shim::drain::Stop;
 use berth_shim::steering::{Steering, SteeringMetrics};
 use nix::sys::signal::{Signal, kill};
@@ -623,6 +623,8 @@ fn config(plan: &Plan) -> Config {
         hold: HOLD,
         drain_timeout: LONGEST_DRAIN,
         max_connections: None,
+        max_openings: MaxOpenings::Auto,
+        first: Vec::new(),
         backlog: 4096,
         keepalive: Keepalive {
             idle: Some(Duration::from_secs(30)),

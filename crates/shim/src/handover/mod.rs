@@ -156,7 +156,8 @@ impl Group {
         };
         // From now on, not from when siblings took over: what is still accepted until then must not go to an
         // instance that ends.
-        self.shared.leaving.store(facts.leaving, Relaxed);
+        let leaving = facts.leaving;
+        self.shared.leaving.send_if_modified(|now| std::mem::replace(now, leaving) != leaving);
         self.shared.pass_on.store(!self.config.discover || facts.leaving, Relaxed);
         let actions = self.machine.facts(facts);
         self.act(actions);

@@ -27,6 +27,9 @@ use tokio::time::sleep;
 /// the queue of the sibling's socket, which net.core.somaxconn may cut to 128.
 pub(crate) const PASSES: usize = 32;
 
+/// How long a sibling may say nothing to what is offered and can be served here as well.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
 impl Group {
     /// Takes a client's connection from a leaving sibling.
     pub(super) fn take_over(&self, asked: &Asked) -> Result<(), String> {
@@ -69,8 +72,8 @@ impl Group {
     pub(super) fn pass(&self, pass: Pass) {
         let (passing, metrics) = (self.siblings.passing.clone(), self.shared.metrics.clone());
         tokio::spawn(async move {
-            let Pass { client, said, taken } = pass;
-            let passed = passing.pass(client.as_fd(), &said).await;
+            let Pass { client, said, at_once, taken } = pass;
+            let passed = passing.pass(client.as_fd(), &said, at_once).await;
             let result = if passed { "ok" } else { "failed" };
             metrics.handed_over("pass", result);
             let _ = taken.send(passed);
@@ -103,14 +106,16 @@ impl Passing {
     }
 
     /// Offers a client to siblings in turn. True: one has it.
-    async fn pass(&self, client: BorrowedFd<'_>, said: &[u8]) -> bool {
-        let Some(_turn) = self.next().await else { return false };
+    async fn pass(&self, client: BorrowedFd<'_>, said: &[u8], at_once: bool) -> bool {
+        let turn = if at_once { self.free.try_acquire().ok() } else { self.next().await };
+        let Some(_turn) = turn else { return false };
+        let patience = if at_once { self.patience.min(AT_ONCE) } else { self.patience };
         let Ok(token) = PassToken::new() else { return false };
         let siblings = self.takers.borrow().clone();
         for path in siblings {
             let with = [client, token.0.as_fd()];
             let reply = tokio::select! {
-                reply = ipc::exchange(&path, Ask::Pass, said, &with, self.patience) => reply,
+                reply = ipc::exchange(&path, Ask::Pass, said, &with, patience) => reply,
                 () = self.until(|takers| !takers.contains(&path)) => {
                     tracing::debug!(path = %path.display(), "not passed: the sibling is not joined any more");
                     continue;

@@ -1,18 +1,20 @@
 //! One connection, from accept to its end.
 //!
-//! `opening` finds an instance and brings the client's first bytes there, as often as it takes, from the address that
-//! [`source`] names the client by; `copy` moves bytes both ways from then on, with `bulk` where they are many; here is
+//! `opening` finds an instance and brings the client's first bytes there (`client_hello`: when they are all), as often as it
+//! takes, from the address that [`source`] names the client by; `copy` moves bytes both ways from then on, with `bulk` where they are many; here is
 //! the frame around both: counting, the line of log, and the reset of what the end of the shim cuts (`abort`). TLS is
 //! never opened.
 
 mod abort;
 pub(crate) mod bulk;
+mod client_hello;
 mod copy;
 mod opening;
 pub(crate) mod outcome;
 pub mod source;
 
 use crate::backend::{Instance, Table};
+use crate::gate::Gate;
 use crate::metrics::WorkerStats;
 use abort::AbortOnDrop;
 use berth_node::instance::InstanceId;
@@ -43,6 +45,8 @@ pub struct Pass {
     /// A duplicate of the client's socket.
     pub client: OwnedFd,
     pub said: Vec<u8>,
+    /// Rather not at all than later.
+    pub at_once: bool,
     /// Told whether a sibling has it.
     pub taken: oneshot::Sender<bool>,
 }
@@ -54,18 +58,18 @@ pub struct Passing {
     /// it has no instance of its own.
     pub on: Arc<AtomicBool>,
     /// Whether the shim was told to leave: then a ready sibling's instance comes before the own one.
-    pub leaving: Arc<AtomicBool>,
+    pub leaving: watch::Receiver<bool>,
     /// To the control plane, which knows the siblings.
     pub to: mpsc::UnboundedSender<Pass>,
 }
 
 impl Passing {
-    /// Gives a connection to a sibling. True: it has it, and what is here may be dropped.
-    async fn pass(&self, client: &mut AbortOnDrop, said: &[u8]) -> bool {
+    /// Gives a connection to a sibling, or only if that can be done at once. True: it has it, and what is here may be dropped.
+    async fn pass(&self, client: &mut AbortOnDrop, said: &[u8], at_once: bool) -> bool {
         let Ok(duplicate) = client.as_fd().try_clone_to_owned() else { return false };
         let (taken, answer) = oneshot::channel();
         client.set_abort(false);
-        let pass = Pass { client: duplicate, said: said.to_vec(), taken };
+        let pass = Pass { client: duplicate, said: said.to_vec(), at_once, taken };
         let passed = self.to.send(pass).is_ok() && answer.await.unwrap_or(false);
         client.set_abort(!passed);
         passed
@@ -79,6 +83,8 @@ pub struct Context {
     /// For the legs towards instances; accepted sockets inherit theirs from the listener.
     pub keepalive: Keepalive,
     pub hold: Duration,
+    /// Who is opened when, all workers together.
+    pub gate: Option<Arc<Gate>>,
     /// Source addresses towards instances, all workers together.
     pub sources: Arc<Sources>,
     /// Places for clients that wait, all workers together.

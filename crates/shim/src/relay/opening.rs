@@ -4,13 +4,15 @@
 //! and a process that ends drops what it accepted last. A TLS client speaks first and its ClientHello can be replayed,
 //! so what it sent is kept until the instance's first byte, and a leg that is refused or ends before that, or whose
 //! instance is not ready any more beside one that is, is replayed to the next instance. While there is none, the client
-//! is held. Nobody gets another leg who wants nothing any more.
+//! is held. Nobody gets another leg who wants nothing any more. Before each leg is the gate ([`crate::gate`]).
 
 use super::abort::AbortOnDrop;
+use super::client_hello;
 use super::copy::{Watch, with_buffer};
 use super::source::Source;
 use super::{Context, Outcome, Pending};
 use crate::backend::{Instance, Table};
+use crate::gate::{Entry, Opening, Refused, SPEAKS_WITHIN};
 use berth_node::instance::InstanceId;
 use berth_node::terms::InstanceHealth;
 use berth_os::socket;
@@ -25,13 +27,10 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// Most bytes of a client that are kept for a replay; one that says more goes on without. A ClientHello is 0.3 to 2 KB.
 const KEPT: usize = 16 * 1024;
-
-/// First byte of a TLS record with a handshake message (RFC 8446, section 5.1).
-const TLS_HANDSHAKE: u8 = 0x16;
 
 /// Legs to one instance in one epoch. The second finds out whether the first met a process that was
 /// just ending; an instance that ends two without a byte means it.
@@ -111,9 +110,14 @@ impl ReplayBuffer {
         }
     }
 
+    fn set_held(&mut self, held: bool) {
+        self.held = held;
+        self.count();
+    }
+
     /// Whether what an instance already got can be replayed to another.
     fn is_replayable(&self) -> bool {
-        self.bytes.first().is_none_or(|first| *first == TLS_HANDSHAKE)
+        self.bytes.first().is_none_or(|first| *first == client_hello::HANDSHAKE)
     }
 
     /// Whether the client wants nothing any more: it was done before the TLS handshake.
@@ -123,6 +127,11 @@ impl ReplayBuffer {
 
     fn is_full(&self) -> bool {
         self.bytes.len() >= KEPT
+    }
+
+    /// Whether what the client says first is there: an instance answers it.
+    fn is_whole(&self) -> bool {
+        client_hello::is_whole(&self.bytes)
     }
 
     /// Takes in what the client sends next.
@@ -148,6 +157,8 @@ enum Leg {
     /// Its instance is not ready any more, and another one is.
     Overtaken,
     ClientReset,
+    /// The gate did not let in what was said late.
+    Refused(Outcome),
 }
 
 /// Epochs of instances that this connection tried, and how many legs it had to each.
@@ -193,13 +204,15 @@ pub(super) async fn open(
 ) -> Result<Opened, Outcome> {
     let mut table = context.table.clone();
     let mut passes = if kept.passed { 0 } else { PASSES };
+    let mut offered = kept.passed;
     let mut tried = Tried::default();
     let mut held = Held::default();
+    let mut line = Line::default();
     // How the last leg ended; said to the client if no instance does better.
     let mut ended = None;
     let mut again = false;
     loop {
-        let leaving = context.passing.leaving.load(Relaxed);
+        let leaving = *context.passing.leaving.borrow();
         // Whether the instance stopped, or waited for the client in vain (kube-apiserver: 32 s): another leg is for who
         // says something.
         if let Some(outcome) = ended
@@ -209,16 +222,15 @@ pub(super) async fn open(
         {
             return Err(tell(client, outcome));
         }
-        let picked = {
-            let table = table.borrow_and_update();
-            let usable = |instance: &Instance| tried.allows(instance);
-            if leaving { table.pick_leaving(usable) } else { table.pick(usable) }.cloned()
-        };
+        let picked = pick(&table.borrow_and_update(), leaving, &tried).cloned();
         // A relay to a sibling's instance would end with this shim, which may be about to follow its own
-        // instance: the sibling should have the socket itself.
-        if passes > 0 && context.passing.on.load(Relaxed) && picked.as_ref().is_none_or(|instance| !instance.own) {
-            passes -= 1;
-            if context.passing.pass(client, &kept.bytes).await {
+        // instance: the sibling should have the socket itself. So it may while the own instance is young and has enough to do.
+        let is_elsewhere = passes > 0 && picked.as_ref().is_none_or(|instance| !instance.own);
+        let is_offer = !offered && picked.as_ref().is_some_and(|own| is_ramping(context, &table.borrow(), own, peer));
+        if context.passing.on.load(Relaxed) && (is_elsewhere || is_offer) {
+            passes -= u8::from(is_elsewhere);
+            offered |= is_offer;
+            if context.passing.pass(client, &kept.bytes, is_offer).await {
                 return Err(Outcome::Passed);
             }
         }
@@ -238,17 +250,31 @@ pub(super) async fn open(
             }
             continue;
         };
+        tokio::select! {
+            biased;
+            turn = line.wait(context, &instance, client, peer, &mut kept) => {
+                turn.map_err(|outcome| tell(client, outcome))?;
+            }
+            () = picked_otherwise(context, &mut table, leaving, instance.epoch, &tried) => {
+                line.leave(&mut kept);
+                continue;
+            }
+        }
         let replay = std::mem::replace(&mut again, true);
         let leg = tokio::select! {
             biased;
-            leg = leg(context, &instance, client, peer, &mut kept, replay) => leg,
-            () = overtaken(&mut table, instance.epoch, &tried) => Leg::Overtaken,
+            leg = leg(context, &instance, client, peer, &mut kept, replay, &mut line) => leg,
+            () = overtaken(&mut table, instance.epoch, &tried) => {
+                line.leave(&mut kept);
+                Leg::Overtaken
+            }
         };
         match leg {
             Leg::Answered(backend, source, said) => {
                 return Ok(Opened { backend, source, instance: instance.id, said });
             }
             Leg::ClientReset => return Err(Outcome::ClientReset),
+            Leg::Refused(outcome) => return Err(tell(client, outcome)),
             Leg::Unreachable(error) => {
                 tracing::debug!(instance = %instance.id, address = %instance.address, %error, "cannot connect");
                 if error.kind() == io::ErrorKind::ConnectionRefused {
@@ -295,6 +321,38 @@ async fn overtaken(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, tried: &
     }
 }
 
+fn pick<'table>(table: &'table Table, leaving: bool, tried: &Tried) -> Option<&'table Instance> {
+    let usable = |instance: &Instance| tried.allows(instance);
+    if leaving { table.pick_leaving(usable) } else { table.pick(usable) }
+}
+
+/// Whether the own instance is young, has as many openings as it may, and another is there that is not.
+fn is_ramping(context: &Context, table: &Table, own: &Instance, client: SocketAddr) -> bool {
+    let mut others = table.instances.iter().filter(|other| !other.own);
+    let gate = context.gate.as_ref().filter(|_| own.own);
+    gate.is_some_and(|gate| gate.is_ramping(own, client.ip())) && others.any(Instance::is_well)
+}
+
+/// Waits until what waits for its turn at an instance had better go elsewhere.
+async fn picked_otherwise(
+    context: &Context,
+    table: &mut watch::Receiver<Arc<Table>>,
+    leaving: bool,
+    epoch: u64,
+    tried: &Tried,
+) {
+    let is_other = |table: &Arc<Table>| pick(table, leaving, tried).is_none_or(|instance| instance.epoch != epoch);
+    let mut leaves = context.passing.leaving.clone();
+    let changed = tokio::select! {
+        changed = table.wait_for(is_other) => changed.is_ok(),
+        changed = leaves.wait_for(|leaves| *leaves != leaving) => changed.is_ok(),
+    };
+    if !changed {
+        // The senders are gone, and the shim with them.
+        std::future::pending::<()>().await;
+    }
+}
+
 /// One leg to an instance, up to its first byte or its end. It is reset if it is given up.
 async fn leg(
     context: &Context,
@@ -303,21 +361,55 @@ async fn leg(
     peer: SocketAddr,
     kept: &mut ReplayBuffer,
     replay: bool,
+    line: &mut Line,
 ) -> Leg {
-    let (mut backend, sent, source) = match connect(context, instance.address, peer, &kept.bytes).await {
+    let mut opening = line.opening.take();
+    let (mut backend, mut sent, source) = match connect(context, instance.address, peer, &kept.bytes).await {
         Ok((backend, sent, source)) => (AbortOnDrop::new(backend), sent, source),
         Err(error) => return Leg::Unreachable(error),
     };
     if replay {
         context.stats.replays.fetch_add(1, Relaxed);
     }
-    match first_byte(client, &mut backend, kept, sent).await {
-        Ok(said) => Leg::Answered(backend, source, said),
-        Err(Outcome::ClientReset) => Leg::ClientReset,
-        Err(outcome) => {
-            backend.close();
-            Leg::Ended(outcome)
+    loop {
+        // There is nothing to answer yet, so it is no opening.
+        let is_early = opening.is_some() && !kept.is_whole();
+        let said = first_byte(client, &mut backend, kept, &mut sent, is_early);
+        let said = match opening.take().filter(|_| !is_early) {
+            Some(opening) => during(opening, said).await,
+            None => said.await,
+        };
+        match said {
+            Ok(Some(said)) => return Leg::Answered(backend, source, said),
+            // The last of its ClientHello goes on when it is its turn again.
+            Ok(None) => match line.wait(context, instance, client, peer, kept).await {
+                Ok(()) => opening = line.opening.take(),
+                Err(outcome) => return Leg::Refused(outcome),
+            },
+            Err(Outcome::ClientReset) => return Leg::ClientReset,
+            Err(outcome) => {
+                backend.close();
+                return Leg::Ended(outcome);
+            }
         }
+    }
+}
+
+/// What both ends say during an opening, which is over with an instance's first byte.
+async fn during(
+    opening: Opening,
+    first_byte: impl Future<Output = Result<Option<Said>, Outcome>>,
+) -> Result<Option<Said>, Outcome> {
+    let mut first_byte = std::pin::pin!(first_byte);
+    let said = timeout_at(opening.ends(), &mut first_byte).await;
+    match &said {
+        Err(_) => opening.end(),
+        Ok(Ok(Some(said))) if !said.down.is_empty() => opening.end(),
+        Ok(_) => drop(opening),
+    }
+    match said {
+        Ok(said) => said,
+        Err(_) => first_byte.await,
     }
 }
 
@@ -381,20 +473,25 @@ async fn connect_from(
     Ok((stream, sent))
 }
 
-/// Passes the client's bytes on, keeping them, until the instance's first byte. `sent` of them it has already.
+/// Passes the client's bytes on, keeping them, until the instance's first byte. `sent` of them it has already. None if
+/// it is too early for an answer and the client has just said all that there can be one to.
 /// Otherwise, who ended it: the client by a reset, or the instance.
 async fn first_byte(
     client: &mut TcpStream,
     backend: &mut TcpStream,
     kept: &mut ReplayBuffer,
-    mut sent: usize,
-) -> Result<Said, Outcome> {
+    sent: &mut usize,
+    is_early: bool,
+) -> Result<Option<Said>, Outcome> {
     let mut finished = false;
     let mut watch = Watch::default();
     poll_fn(|cx| {
         loop {
+            if is_early && kept.is_whole() {
+                return Poll::Ready(Ok(None));
+            }
             if !kept.is_replayable() {
-                return Poll::Ready(Ok(Said { sent, up: kept.bytes.split_off(sent), down: Vec::new() }));
+                return Poll::Ready(Ok(Some(Said { sent: *sent, up: kept.bytes.split_off(*sent), down: Vec::new() })));
             }
             let answer = with_buffer(|buffer| {
                 let mut read = ReadBuf::new(buffer);
@@ -403,14 +500,14 @@ async fn first_byte(
             match answer {
                 Poll::Ready(Ok(down)) if down.is_empty() => return Poll::Ready(Err(Outcome::Closed)),
                 Poll::Ready(Ok(down)) => {
-                    return Poll::Ready(Ok(Said { sent, up: kept.bytes.split_off(sent), down }));
+                    return Poll::Ready(Ok(Some(Said { sent: *sent, up: kept.bytes.split_off(*sent), down })));
                 }
                 Poll::Ready(Err(_)) => return Poll::Ready(Err(Outcome::BackendReset)),
                 Poll::Pending => {}
             }
-            if sent < kept.bytes.len() {
-                match ready!(Pin::new(&mut *backend).poll_write(cx, &kept.bytes[sent..])) {
-                    Ok(written) => sent += written,
+            if *sent < kept.bytes.len() {
+                match ready!(Pin::new(&mut *backend).poll_write(cx, &kept.bytes[*sent..])) {
+                    Ok(written) => *sent += written,
                     Err(_) => return Poll::Ready(Err(Outcome::BackendReset)),
                 }
             } else if kept.finished {
@@ -425,7 +522,8 @@ async fn first_byte(
                 // What comes next cannot be kept: from then on the connection goes on as it is. An instance may
                 // want all of a large ClientHello before it answers.
                 return client.poll_peek(cx, &mut ReadBuf::new(&mut [0])).map(|more| {
-                    more.map(|_| Said { sent, up: Vec::new(), down: Vec::new() }).map_err(|_| Outcome::ClientReset)
+                    more.map(|_| Some(Said { sent: *sent, up: Vec::new(), down: Vec::new() }))
+                        .map_err(|_| Outcome::ClientReset)
                 });
             } else if ready!(kept.poll_fill(cx, client)).is_err() {
                 return Poll::Ready(Err(Outcome::ClientReset));
@@ -439,6 +537,75 @@ async fn first_byte(
 async fn speaks(context: &Context, client: &mut TcpStream, kept: &mut ReplayBuffer) -> bool {
     let heard = timeout(context.hold, poll_fn(|cx| kept.poll_fill(cx, client))).await;
     heard.is_ok_and(|heard| heard.is_ok()) && !kept.bytes.is_empty()
+}
+
+/// The waiting of one client for its turn at an instance, all its waits together bounded.
+#[derive(Default)]
+struct Line {
+    waited: Duration,
+    /// Since when it waits.
+    since: Option<Instant>,
+    speaks_by: Option<Instant>,
+    /// For the leg that comes next.
+    opening: Option<Opening>,
+}
+
+impl Line {
+    /// Returns when its leg may be dialled, or may have what is whole now.
+    async fn wait(
+        &mut self,
+        context: &Context,
+        to: &Instance,
+        client: &mut TcpStream,
+        peer: SocketAddr,
+        kept: &mut ReplayBuffer,
+    ) -> Result<(), Outcome> {
+        let Some(gate) = &context.gate else { return Ok(()) };
+        let by = *self.speaks_by.get_or_insert_with(|| Instant::now() + SPEAKS_WITHIN);
+        let speaks = async {
+            while !(kept.is_whole() || kept.is_full() || kept.finished) {
+                poll_fn(|cx| kept.poll_fill(cx, client)).await?;
+            }
+            io::Result::Ok(())
+        };
+        if let Ok(Err(_)) = timeout_at(by, speaks).await {
+            return Err(Outcome::ClientReset);
+        }
+        let mut waiting = match gate.enter(to, peer.ip(), kept.bytes.len(), Instant::now() - self.waited) {
+            Entry::Open(opening) => {
+                self.opening = Some(opening);
+                return Ok(());
+            }
+            Entry::Wait(waiting) => waiting,
+        };
+        // No instance owes it an answer yet.
+        kept.set_held(true);
+        self.since = Some(Instant::now());
+        let turn = tokio::select! {
+            biased;
+            turn = waiting.turn() => turn,
+            () = gone(client, kept) => Err(Refused::Left),
+        };
+        self.leave(kept);
+        let outcome = match turn {
+            // What the runtime knows of it is older than its turn.
+            Ok(opening) if !(kept.is_replayable() && socket::has_ended(client)) => {
+                self.opening = Some(opening);
+                return Ok(());
+            }
+            Ok(_) | Err(Refused::Left) => (Refused::Left, Outcome::ClientLeft),
+            Err(Refused::Expired) => (Refused::Expired, Outcome::GateExpired),
+            Err(Refused::Full) => (Refused::Full, Outcome::GateFull),
+        };
+        waiting.refuse(outcome.0);
+        Err(outcome.1)
+    }
+
+    /// It waits no more.
+    fn leave(&mut self, kept: &mut ReplayBuffer) {
+        kept.set_held(false);
+        self.waited += self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
+    }
 }
 
 /// The waiting of one client for an instance, all its waits together bounded by `--hold`.
@@ -459,15 +626,13 @@ impl Held {
         let began = Instant::now();
         let until = began + context.hold.saturating_sub(self.waited);
         let _place = context.held.try_acquire().map_err(|_| Outcome::HoldFull)?;
-        kept.held = true;
-        kept.count();
+        kept.set_held(true);
         let waited = tokio::select! {
             () = awaited => Ok(()),
             () = tokio::time::sleep_until(until) => Err(Outcome::HoldExpired),
             outcome = left(client, kept) => Err(outcome),
         };
-        kept.held = false;
-        kept.count();
+        kept.set_held(false);
         self.waited += began.elapsed();
         waited
     }
@@ -491,4 +656,14 @@ async fn left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Outcome {
     }
     let _ = client.ready(Interest::ERROR).await;
     Outcome::ClientReset
+}
+
+/// Waits until a client that said what it has to say at first is gone. What more it says stays with the kernel: it is not
+/// counted among what the gate has room for.
+async fn gone(client: &TcpStream, kept: &ReplayBuffer) {
+    let more = poll_fn(|cx| client.poll_peek(cx, &mut ReadBuf::new(&mut [0]))).await;
+    // One that speaks no TLS may be done and want its answer.
+    if matches!(more, Ok(1..)) || !kept.is_replayable() && more.is_ok() {
+        let _ = client.ready(Interest::ERROR).await;
+    }
 }

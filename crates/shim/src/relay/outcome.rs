@@ -15,6 +15,10 @@ pub enum Outcome {
     HoldExpired,
     /// No instance was ready, and too many clients were held already.
     HoldFull,
+    /// Too many clients waited for their turn.
+    GateFull,
+    /// Its turn did not come for 15 s.
+    GateExpired,
     /// The own instance could not serve it, and a sibling took it.
     Passed,
     /// It could not be taken over from the accept loop (no descriptor, no memory).
@@ -23,13 +27,15 @@ pub enum Outcome {
 
 impl Outcome {
     /// Every outcome, in the order of the counters.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Closed,
         Self::ClientReset,
         Self::BackendReset,
         Self::ClientLeft,
         Self::HoldExpired,
         Self::HoldFull,
+        Self::GateFull,
+        Self::GateExpired,
         Self::Passed,
         Self::Failed,
     ];
@@ -42,6 +48,8 @@ impl Outcome {
             Self::ClientLeft => "client_left",
             Self::HoldExpired => "hold_expired",
             Self::HoldFull => "hold_full",
+            Self::GateFull => "gate_full",
+            Self::GateExpired => "gate_expired",
             Self::Passed => "passed",
             Self::Failed => "failed",
         }

@@ -1,0 +1,223 @@
+//! How many openings an instance may have in flight. Pure: it is told the time.
+//!
+//! The bound is never under twice the processors, which is as many handshakes as can be computed, and as many more that wait for
+//! a processor. It grows by one with each opening that is fast while the bound was reached, or one source's share of it, so
+//! that in calm nobody ever waits for it; and shrinks by the gradient (calm time ÷ time now), as the limiters of Envoy and
+//! Netflix do, while openings take more than twice their calm time. A young instance has a second bound beside that, which
+//! doubles every 5 s.
+
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// However short the calm time: a client that waits no longer than this for a first byte is not waiting.
+const FAST: Duration = Duration::from_millis(10);
+
+/// So much longer than in calm is slow.
+const TOLERANCE: u32 = 2;
+
+/// A verdict takes so long and so many openings, or a second and one.
+const WINDOW: Duration = Duration::from_millis(250);
+const ENOUGH: usize = 8;
+const LONGEST_WINDOW: Duration = Duration::from_secs(1);
+
+/// What a window says is of no use after that.
+const FORGOTTEN: Duration = Duration::from_secs(10);
+
+/// What takes so long is no calm, however few there are: the instance hangs.
+const HANGS: Duration = Duration::from_secs(1);
+
+/// Most openings of a window whose times are looked at.
+const SAMPLES: usize = 256;
+
+/// What one window moves the calm time, and the bound.
+const CALM_WEIGHT: f64 = 0.1;
+const WEIGHT: f64 = 0.2;
+
+/// The least that the bound may be multiplied by before it is weighed.
+const STEEPEST: f64 = 0.5;
+
+/// The bound of a young instance doubles.
+const DOUBLES: Duration = Duration::from_secs(5);
+
+/// No bound at all is no larger.
+const MOST: f64 = 65_536.0;
+
+#[derive(Debug)]
+pub(super) struct Limiter {
+    least: f64,
+    bound: f64,
+    /// The bound of a young instance, and since when.
+    young: (f64, Instant),
+    /// How long an opening takes while there are no more than [`Self::least`].
+    calm: Option<Duration>,
+    is_slow: bool,
+    window: Window,
+}
+
+#[derive(Debug)]
+struct Window {
+    began: Instant,
+    took: Vec<Duration>,
+    most_in_flight: usize,
+}
+
+impl Window {
+    fn new(began: Instant) -> Self {
+        Self { began, took: Vec::new(), most_in_flight: 0 }
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        let age = now.saturating_duration_since(self.began);
+        age >= LONGEST_WINDOW || age >= WINDOW && self.took.len() >= ENOUGH
+    }
+
+    fn median(&mut self) -> Duration {
+        let middle = self.took.len() / 2;
+        *self.took.select_nth_unstable(middle).1
+    }
+}
+
+impl Limiter {
+    /// Of an instance that is there since now.
+    pub(super) fn new(processors: usize, now: Instant) -> Self {
+        let least = 2.0 * processors.max(1) as f64;
+        Self { least, bound: least, young: (least, now), calm: None, is_slow: false, window: Window::new(now) }
+    }
+
+    pub(super) fn bound(&mut self, now: Instant) -> usize {
+        if now >= self.window.began + FORGOTTEN {
+            (self.is_slow, self.window) = (false, Window::new(now));
+        }
+        while self.young.0 < MOST && now >= self.young.1 + DOUBLES {
+            self.young.1 += DOUBLES;
+            if !self.is_slow {
+                self.young.0 *= 2.0;
+            }
+        }
+        self.bound.min(self.young.0) as usize
+    }
+
+    /// Whether it is its youth that bounds it.
+    pub(super) fn is_young(&self) -> bool {
+        self.young.0 <= self.bound
+    }
+
+    /// An opening took so long; with it so many were in flight, and another of its source may have had to wait.
+    pub(super) fn took(&mut self, took: Duration, in_flight: usize, reached: bool, now: Instant) {
+        if self.window.is_over(now) && !self.window.took.is_empty() {
+            self.judge(now);
+        }
+        let window = &mut self.window;
+        if window.took.is_empty() {
+            window.began = now;
+        }
+        if window.took.len() < SAMPLES {
+            window.took.push(took);
+        }
+        window.most_in_flight = window.most_in_flight.max(in_flight);
+        if !self.is_slow && took <= self.slow() && reached && self.bound <= self.young.0 {
+            self.bound = (self.bound + 1.0).min(MOST);
+        }
+    }
+
+    /// What takes longer is slow.
+    fn slow(&self) -> Duration {
+        FAST.max(self.calm.unwrap_or_default() * TOLERANCE)
+    }
+
+    fn judge(&mut self, now: Instant) {
+        let mut window = std::mem::replace(&mut self.window, Window::new(now));
+        let took = window.median();
+        self.is_slow = took > self.slow();
+        if window.most_in_flight as f64 <= self.least && took < HANGS {
+            // Slow is calm only if it is for long.
+            let took = took.min(self.slow());
+            let calm = self.calm.unwrap_or(took);
+            self.calm = Some(calm.mul_f64(1.0 - CALM_WEIGHT) + took.mul_f64(CALM_WEIGHT));
+        }
+        if self.is_slow {
+            let gradient = (self.slow().as_secs_f64() / took.as_secs_f64()).max(STEEPEST);
+            let bound = self.bound * gradient + self.bound.sqrt();
+            self.bound = (self.bound * (1.0 - WEIGHT) + bound * WEIGHT).clamp(self.least, self.bound);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PROCESSORS: usize = 2;
+    const LEAST: usize = 2 * PROCESSORS;
+    const MS: Duration = Duration::from_millis(1);
+
+    /// So many clients, of whose openings each takes so long of a processor, as many at once as the bound allows.
+    fn crowd(limiter: &mut Limiter, now: &mut Instant, clients: usize, cost: Duration, period: Duration) {
+        let until = *now + period;
+        while *now < until {
+            let bound = limiter.bound(*now);
+            let in_flight = bound.min(clients);
+            let took = cost * in_flight.div_ceil(PROCESSORS) as u32;
+            *now += cost / PROCESSORS as u32;
+            limiter.took(took, in_flight, in_flight >= bound, *now);
+        }
+    }
+
+    /// One that is not young any more.
+    fn grown() -> (Limiter, Instant) {
+        let start = Instant::now();
+        (Limiter::new(PROCESSORS, start), start + 60 * DOUBLES)
+    }
+
+    #[test]
+    fn in_calm_nobody_ever_waits() {
+        let (mut limiter, mut now) = grown();
+        // As a benchmark does: 100 at once, answered within a millisecond.
+        crowd(&mut limiter, &mut now, 100, MS / 100, Duration::from_secs(1));
+        assert!(limiter.bound(now) > 100 && !limiter.is_slow && !limiter.is_young(), "{limiter:?}");
+    }
+
+    #[test]
+    fn a_crowd_is_held_to_what_the_processors_do() {
+        let (mut limiter, mut now) = grown();
+        crowd(&mut limiter, &mut now, 5000, 2 * MS, Duration::from_secs(30));
+        let bound = limiter.bound(now);
+        assert!((LEAST..=8 * LEAST).contains(&bound), "{bound}: {limiter:?}");
+        // Dearer ones, as of a processor that others use.
+        crowd(&mut limiter, &mut now, 5000, 50 * MS, Duration::from_secs(30));
+        let under_load = limiter.bound(now);
+        assert!(under_load <= bound, "{under_load} after {bound}: {limiter:?}");
+        crowd(&mut limiter, &mut now, 100, MS / 100, Duration::from_secs(5));
+        assert!(limiter.bound(now) > 100, "calm again: {limiter:?}");
+    }
+
+    #[test]
+    fn a_young_instance_begins_low_and_doubles() {
+        let start = Instant::now();
+        let mut limiter = Limiter::new(PROCESSORS, start);
+        for doubled in 0..4 {
+            let mut now = start + doubled * DOUBLES;
+            crowd(&mut limiter, &mut now, 1000, MS / 100, MS * 500);
+            assert_eq!(limiter.bound(now), LEAST << doubled);
+            assert!(limiter.is_young());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_bound_is_never_under_twice_the_processors(
+            processors in 0..64usize,
+            openings in prop::collection::vec((0..20_000u64, 0..3000u64, 0..1000usize, any::<bool>()), 0..500),
+        ) {
+            let mut now = Instant::now();
+            let mut limiter = Limiter::new(processors, now);
+            for (took, pause, in_flight, reached) in openings {
+                now += Duration::from_millis(pause);
+                limiter.took(Duration::from_millis(took), in_flight, reached, now);
+                let bound = limiter.bound(now);
+                prop_assert!(bound >= 2 * processors.max(1) && bound as f64 <= MOST.max(2.0 * processors as f64), "{limiter:?}");
+            }
+        }
+    }
+}

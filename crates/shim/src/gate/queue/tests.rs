@@ -1,0 +1,196 @@
+use super::*;
+use proptest::prelude::*;
+use std::net::{IpAddr, Ipv4Addr};
+
+const SMALL: Room = Room { clients: 12, bytes: 100 };
+
+fn source(number: u8) -> Source {
+    Source::of(IpAddr::V4(Ipv4Addr::new(10, 0, 0, number)))
+}
+
+/// A queue with room for all, in which each source has so many.
+fn filled(sources: &[(u8, bool, usize)], since: Instant) -> Queue {
+    let mut queue = Queue::new(Room { clients: usize::MAX, bytes: usize::MAX });
+    let clients =
+        sources.iter().flat_map(|(number, is_first, count)| std::iter::repeat_n((*number, *is_first), *count));
+    for (number, is_first) in clients {
+        assert!(queue.push((source(number), is_first), 1, since, since).1.is_empty());
+    }
+    queue
+}
+
+/// The classes, and the sources, of the next so many.
+fn turns(queue: &mut Queue, count: usize, now: Instant) -> (Vec<Class>, Vec<Source>) {
+    (0..count).filter_map(|_| queue.next(now, |_| true)).map(|next| (next.class, next.source)).unzip()
+}
+
+fn of<T: PartialEq>(which: &T, all: &[T]) -> usize {
+    all.iter().filter(|it| *it == which).count()
+}
+
+#[test]
+fn a_source_with_a_thousand_has_its_turn_after_each_other() {
+    let start = Instant::now();
+    let mut queue = filled(&[(1, false, 1000), (2, false, 10), (3, false, 10)], start);
+    let (_, sources) = turns(&mut queue, 30, start);
+    for number in 1..=3 {
+        assert_eq!(of(&source(number), &sources), 10, "{sources:?}");
+    }
+    assert_eq!(queue.longest(), Some((990, source(1))));
+}
+
+/// A line that is empty for a moment does not come before those that wait.
+#[test]
+fn who_comes_one_at_a_time_waits_as_all_do() {
+    let start = Instant::now();
+    let mut queue = filled(&[(1, false, 1), (2, false, 5), (3, false, 5)], start);
+    let mut sources = Vec::new();
+    for _ in 0..9 {
+        let of = queue.next(start, |_| true).unwrap().source;
+        if of == source(1) {
+            queue.push((of, false), 1, start, start);
+        }
+        sources.push(of);
+    }
+    assert_eq!(of(&source(1), &sources), 3, "{sources:?}");
+}
+
+#[test]
+fn no_class_starves_another() {
+    let start = Instant::now();
+    let mut queue = filled(&[(1, true, 500), (2, false, 500)], start);
+    let (classes, _) = turns(&mut queue, 100, start);
+    assert_eq!((of(&Class::First, &classes), of(&Class::Others, &classes)), (60, 40));
+
+    let now = start + LATE;
+    for nth in (0..250).cycle().take(1000) {
+        queue.push((source(3 + nth % 2), nth % 2 == 0), 1, now, now);
+    }
+    let (classes, _) = turns(&mut queue, 100, now);
+    assert_eq!(Class::ALL.map(|class| of(&class, &classes)), [50, 40, 10]);
+}
+
+#[test]
+fn a_source_that_has_its_share_is_passed_over() {
+    let start = Instant::now();
+    let mut queue = filled(&[(1, true, 3), (2, false, 3)], start);
+    for _ in 0..3 {
+        assert_eq!(queue.next(start, |of| *of != source(1)).map(|next| next.source), Some(source(2)));
+    }
+    assert_eq!(queue.next(start, |of| *of != source(1)), None);
+    assert_eq!(queue.waiting(Class::First), 3);
+}
+
+#[test]
+fn a_hundred_thousand_spread_over_a_slash_16_are_bounded() {
+    let start = Instant::now();
+    let room = super::super::ROOM;
+    let mut queue = Queue::new(room);
+    let mut rejected = 0;
+    for client in 0..100_000 {
+        let address = Ipv4Addr::from_bits(Ipv4Addr::new(10, 1, 0, 0).to_bits() + client % 65_536);
+        // One in a hundred is of the first class.
+        let is_first = client % 100 == 0;
+        rejected += queue.push((Source::of(address.into()), is_first), 300, start, start).1.len();
+    }
+    assert_eq!((queue.len(), rejected), (room.clients, 100_000 - room.clients));
+    assert_eq!(queue.waiting(Class::First), 1000, "no client of the first class is rejected");
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Push { source: u8, is_first: bool, bytes: usize, waited: u64 },
+    Remove(usize),
+    Next { full: u8 },
+    Pass(u64),
+}
+
+fn events() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        6 => (0..5u8, any::<bool>(), 0..40usize, 0..16u64)
+            .prop_map(|(source, is_first, bytes, waited)| Event::Push { source, is_first, bytes, waited }),
+        1 => any::<usize>().prop_map(Event::Remove),
+        3 => (0..5u8).prop_map(|full| Event::Next { full }),
+        2 => (0..5u64).prop_map(Event::Pass),
+    ]
+}
+
+/// A client that waits, as the test knows it.
+#[derive(Debug, Clone, Copy)]
+struct Client {
+    ticket: Ticket,
+    source: u8,
+    is_first: bool,
+    bytes: usize,
+    since: Instant,
+}
+
+proptest! {
+    #[test]
+    fn every_client_is_in_one_place_and_bounds_hold(events in prop::collection::vec(events(), 0..200)) {
+        let mut now = Instant::now();
+        let start = now;
+        let mut queue = Queue::new(SMALL);
+        let mut waiting: Vec<Client> = Vec::new();
+        for event in events {
+            match event {
+                Event::Push { source: number, is_first, bytes, waited } => {
+                    let since = (now - Duration::from_secs(waited.min((now - start).as_secs()))).max(start);
+                    let (ticket, rejected) = queue.push((source(number), is_first), bytes, since, now);
+                    waiting.push(Client { ticket, source: number, is_first, bytes, since });
+                    waiting.retain(|c| now < c.since + LONGEST_WAIT);
+                    let is_too_much = waiting.len() > SMALL.clients || waiting.iter().map(|c| c.bytes).sum::<usize>() > SMALL.bytes;
+                    prop_assert_eq!(rejected.is_empty(), !is_too_much);
+                    for ticket in rejected {
+                        // Who was late when the queue looked last has lost its class.
+                        let of_first = |c: &&Client| c.is_first && now < c.since + LATE;
+                        let firsts = waiting.iter().filter(of_first).count();
+                        let at = waiting.iter().position(|c| c.ticket == ticket).expect("one that waits");
+                        let rejected = waiting.remove(at);
+                        let all_first = waiting.iter().all(|c| of_first(&c));
+                        prop_assert!(!of_first(&&rejected) || firsts > SMALL.clients / FIRST_SHARE || all_first, "{:?}", rejected);
+                    }
+                }
+                Event::Remove(at) => {
+                    if !waiting.is_empty() {
+                        let gone = waiting.remove(at % waiting.len());
+                        prop_assert!(queue.remove(gone.ticket));
+                        prop_assert!(!queue.remove(gone.ticket));
+                    }
+                }
+                Event::Next { full } => {
+                    let next = queue.next(now, |of| *of != source(full));
+                    waiting.retain(|c| now < c.since + LONGEST_WAIT);
+                    match next {
+                        None => prop_assert!(waiting.iter().all(|c| c.source == full), "{:?}", waiting),
+                        Some(Next { ticket, source: of, class, .. }) => {
+                            let at = waiting.iter().position(|c| c.ticket == ticket);
+                            let client = waiting.remove(at.expect("one that waits, and not too long"));
+                            prop_assert_eq!(of, source(client.source));
+                            prop_assert_eq!(class == Class::Late, now >= client.since + LATE);
+                            prop_assert_eq!(class == Class::First, now < client.since + LATE && client.is_first);
+                            let before = |c: &&Client| {
+                                let late = |c: &Client| now >= c.since + LATE;
+                                c.source == client.source && late(c) == late(&client)
+                                    && (late(c) || c.is_first == client.is_first) && (c.since, c.ticket) < (client.since, client.ticket)
+                            };
+                            prop_assert_eq!(waiting.iter().filter(before).count(), 0, "not in the order of their line");
+                        }
+                    }
+                }
+                Event::Pass(seconds) => now += Duration::from_secs(seconds),
+            }
+            let of_queue: usize = Class::ALL.iter().map(|class| queue.waiting(*class)).sum();
+            let clients = queue.clients.len();
+            prop_assert_eq!(of_queue, clients);
+            prop_assert!(clients <= SMALL.clients && queue.bytes <= SMALL.bytes);
+            prop_assert!(waiting.iter().all(|c| queue.clients.contains_key(&c.ticket)));
+            prop_assert!(clients == waiting.len() || waiting.iter().any(|c| now >= c.since + LONGEST_WAIT) || clients > waiting.len());
+            prop_assert_eq!(queue.bytes, queue.clients.values().map(|c| c.bytes).sum::<usize>());
+            let lines: usize = queue.lines.values().map(|line| line.places.len()).sum();
+            prop_assert_eq!((lines, queue.lengths.iter().map(BTreeSet::len).sum(), queue.turns.len()), (clients, queue.lines.len(), queue.lines.len()));
+            prop_assert_eq!(queue.ages.iter().map(BTreeSet::len).sum::<usize>(), clients);
+            prop_assert_eq!(queue.is_empty(), clients == 0);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Where a client comes from: what has a line of its own, and what goes first.
+
+use berth_os::netdevice;
+use ipnet::IpNet;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long a list of the node's own addresses is good for.
+const LISTED: Duration = Duration::from_secs(10);
+
+/// What shares a line: an address of IPv4, or a /64 of IPv6, which is what one machine is given and can change its address in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Source(IpAddr);
+
+impl Source {
+    pub(crate) fn of(client: IpAddr) -> Self {
+        Self(match client.to_canonical() {
+            IpAddr::V4(address) => address.into(),
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+            }
+        })
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            IpAddr::V4(address) => address.fmt(f),
+            IpAddr::V6(address) => write!(f, "{address}/64"),
+        }
+    }
+}
+
+/// Whose clients go first: the node's own, without which it is no node, and what was given.
+#[derive(Debug)]
+pub(crate) struct First {
+    given: Vec<IpNet>,
+    own: RwLock<Own>,
+}
+
+/// The node's own addresses.
+#[derive(Debug)]
+struct Own {
+    addresses: BTreeSet<IpAddr>,
+    listed: Instant,
+}
+
+impl First {
+    pub(crate) fn new(given: Vec<IpNet>) -> Self {
+        let addresses = match netdevice::addresses() {
+            Ok(addresses) => addresses.into_iter().collect(),
+            Err(error) => {
+                tracing::warn!(
+                    %error,
+                    "cannot list the node's own addresses, whose clients would go first: allow this process AF_NETLINK, or \
+                     give them by --first"
+                );
+                BTreeSet::new()
+            }
+        };
+        Self { given, own: RwLock::new(Own { addresses, listed: Instant::now() }) }
+    }
+
+    pub(super) fn contains(&self, client: IpAddr) -> bool {
+        let client = client.to_canonical();
+        let is_own = || self.own.read().unwrap_or_else(PoisonError::into_inner).addresses.contains(&client);
+        client.is_loopback() || self.given.iter().any(|net| net.contains(&client)) || is_own()
+    }
+
+    /// Lists the node's own addresses again if that was long ago.
+    pub(super) fn renew(&self) {
+        if self.own.read().unwrap_or_else(PoisonError::into_inner).listed.elapsed() < LISTED {
+            return;
+        }
+        let addresses = netdevice::addresses().map(|addresses| addresses.into_iter().collect());
+        let mut own = self.own.write().unwrap_or_else(PoisonError::into_inner);
+        own.listed = Instant::now();
+        // Where they cannot be listed, what was known last is as good as it gets.
+        if let Ok(addresses) = addresses {
+            own.addresses = addresses;
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What a TLS client says first. Pure.
+
+/// The type of a record of a handshake, and of the first message in it (RFC 8446, sections 5.1 and 4).
+pub(super) const HANDSHAKE: u8 = 0x16;
+const CLIENT_HELLO: u8 = 1;
+
+/// The type of a message and its length.
+const MESSAGE_HEADER: usize = 4;
+
+/// Whether these bytes have all of a ClientHello, in however many records, or what can be none: an instance that has got them
+/// answers.
+pub(super) fn is_whole(mut bytes: &[u8]) -> bool {
+    let (mut said, mut header) = (0, [0; MESSAGE_HEADER]);
+    loop {
+        let [HANDSHAKE, _, _, high, low, rest @ ..] = bytes else {
+            return bytes.first().is_some_and(|kind| *kind != HANDSHAKE);
+        };
+        let record = usize::from(u16::from_be_bytes([*high, *low]));
+        // Nobody answers what is not all there.
+        let Some((fragment, next)) = rest.split_at_checked(record) else { return false };
+        header[said.min(MESSAGE_HEADER)..].iter_mut().zip(fragment).for_each(|(to, from)| *to = *from);
+        said += fragment.len();
+        let [kind, length @ ..] = header;
+        let length = length.into_iter().fold(0, |length, byte| length << 8 | usize::from(byte));
+        if said > 0 && kind != CLIENT_HELLO || said >= MESSAGE_HEADER && said - MESSAGE_HEADER >= length {
+            return true;
+        }
+        bytes = next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A message of this length, cut into records of those.
+    fn hello(length: usize, mut records: impl Iterator<Item = usize>) -> Vec<u8> {
+        let mut message = vec![CLIENT_HELLO, 0, (length >> 8) as u8, length as u8];
+        message.resize(MESSAGE_HEADER + length, 7);
+        let mut bytes = Vec::new();
+        let mut rest = &message[..];
+        while !rest.is_empty() {
+            let (record, next) = rest.split_at(records.next().unwrap_or(usize::MAX).min(rest.len()));
+            bytes.extend([HANDSHAKE, 3, 1, (record.len() >> 8) as u8, record.len() as u8]);
+            bytes.extend(record);
+            rest = next;
+        }
+        bytes
+    }
+
+    #[test]
+    fn what_can_be_none_is_not_waited_for() {
+        assert!(!is_whole(b"") && !is_whole(&[HANDSHAKE]) && !is_whole(&[HANDSHAKE, 3, 1, 0, 9]));
+        assert!(is_whole(b"G") && is_whole(b"GET / HTTP/1.1"), "no TLS");
+        assert!(is_whole(&[HANDSHAKE, 3, 1, 0, 4, 2, 0, 0, 0]), "a ServerHello");
+        assert!(!is_whole(&[HANDSHAKE, 3, 1, 0x40, 0, CLIENT_HELLO, 0, 0, 0]), "a short message in a long record");
+        assert!(is_whole(&[HANDSHAKE, 3, 1, 0, 1, CLIENT_HELLO, 0x17]), "data within it");
+    }
+
+    proptest! {
+        #[test]
+        fn all_of_it_is_whole_and_less_is_not(length in 0..3000usize, records in prop::collection::vec(0..2000usize, 0..20)) {
+            let bytes = hello(length, records.into_iter());
+            prop_assert!(is_whole(&bytes));
+            for less in 0..bytes.len() {
+                prop_assert!(!is_whole(&bytes[..less]), "{less} of {}", bytes.len());
+            }
+        }
+
+        #[test]
+        fn anything_is_survived(bytes in prop::collection::vec(prop_oneof![Just(HANDSHAKE), Just(0), Just(1), any::<u8>()], 0..100)) {
+            let whole = is_whole(&bytes);
+            // What is whole is so whatever comes next.
+            prop_assert!(!whole || is_whole(&[bytes, vec![0; 9]].concat()));
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Who waits for a turn, and who does not.
+
+use crate::support::net::{Backend, client_hello, connect_from, echo, expect_silence, fresh_ip, ping, read, reset};
+use crate::support::shim::{Shim, THREADS};
+use berth_shim::drain::Stop;
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// A client from an address of its own that has said its ClientHello.
+fn client(shim: &Shim) -> TcpStream {
+    let mut client = connect_from(fresh_ip().into(), shim.address);
+    client.write_all(&client_hello(300)).unwrap();
+    client
+}
+
+fn until_waiting(shim: &Shim, clients: u64) {
+    shim.until(&format!("{clients} wait"), |status| status.gate.as_ref().unwrap().waiting == clients);
+}
+
+/// Reads the ClientHello, answers it, and stays.
+fn answer(mut instance: TcpStream) -> TcpStream {
+    read(&mut instance, 300);
+    instance.write_all(b"answer").unwrap();
+    instance
+}
+
+#[test]
+fn openings_are_bounded_and_the_others_have_their_turn() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &["--max-openings", "2"]);
+        let clients: Vec<_> = (0..6).map(|_| client(&shim)).collect();
+        until_waiting(&shim, 4);
+        let mut opened = vec![backend.accept(), backend.accept()];
+        assert_eq!(backend.waiting().len(), 0, "two are being opened, the others wait");
+        let mut kept = Vec::new();
+        for waiting in [3, 2, 1, 0] {
+            kept.push(answer(opened.remove(0)));
+            opened.push(backend.accept());
+            until_waiting(&shim, waiting);
+        }
+        kept.extend(opened.into_iter().map(answer));
+        for mut client in clients {
+            assert_eq!(read(&mut client, 6), b"answer");
+        }
+        assert_eq!(shim.status().gate.unwrap().openings, 0);
+    }
+}
+
+#[test]
+fn one_source_leaves_an_opening_for_another() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &["--max-openings", "2"]);
+        let greedy = fresh_ip().into();
+        let _clients: Vec<_> = (0..5)
+            .map(|_| {
+                let mut client = connect_from(greedy, shim.address);
+                client.write_all(&client_hello(300)).unwrap();
+                client
+            })
+            .collect();
+        until_waiting(&shim, 4);
+        let _greedy = backend.accept();
+        let mut other = client(&shim);
+        let _other = answer(backend.accept());
+        assert_eq!(read(&mut other, 6), b"answer");
+        let status = shim.status().gate.unwrap();
+        assert_eq!((status.openings, status.waiting, status.longest.unwrap().clients), (1, 4, 4));
+    }
+}
+
+#[test]
+fn who_has_left_costs_the_instance_nothing() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &["--max-openings", "1"]);
+        let mut first = client(&shim);
+        let opened = backend.accept();
+        let (closed, was_reset, mut stays) = (client(&shim), client(&shim), client(&shim));
+        until_waiting(&shim, 3);
+        drop(closed);
+        reset(was_reset);
+        until_waiting(&shim, 1);
+        let _first = answer(opened);
+        assert_eq!(read(&mut first, 6), b"answer");
+        let _stays = answer(backend.accept());
+        assert_eq!(read(&mut stays, 6), b"answer");
+        assert_eq!(backend.waiting().len(), 0, "no leg for those that left");
+    }
+}
+
+/// Silent or slow clients hold no opening, and what they say late waits for its turn as all does.
+#[test]
+fn who_says_little_holds_nothing() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &["--max-openings", "1"]);
+        let hello = client_hello(300);
+        let (_silent, mut slow) = (shim.client(), shim.client());
+        slow.write_all(&hello[..200]).unwrap();
+        let mut other = client(&shim);
+        let _other = answer(backend.accept());
+        assert_eq!(read(&mut other, 6), b"answer");
+
+        // After a while they have legs, and hold nothing.
+        let mut legs = [backend.accept(), backend.accept()];
+        let of_the_slow = legs.iter_mut().find_map(|leg| {
+            leg.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+            (leg.peek(&mut [0]).is_ok()).then(|| leg.try_clone().unwrap())
+        });
+        let mut of_the_slow = of_the_slow.unwrap();
+        read(&mut of_the_slow, 200);
+        let _next = client(&shim);
+        let next = backend.accept();
+        slow.write_all(&hello[200..]).unwrap();
+        until_waiting(&shim, 1);
+        expect_silence(&mut of_the_slow);
+        let _next = answer(next);
+        assert_eq!(read(&mut of_the_slow, 100), hello[200..]);
+    }
+}
+
+#[test]
+fn what_comes_in_pieces_is_one_opening() {
+    for threads in THREADS {
+        let shim = Shim::start(Backend::new().serve(echo), threads, &["--max-openings", "1"]);
+        let hello = client_hello(300);
+        let mut client = shim.client();
+        for piece in hello.chunks(50) {
+            client.write_all(piece).unwrap();
+        }
+        assert_eq!(read(&mut client, 300), hello);
+        ping(&mut client, b"goes on");
+        assert_eq!(shim.status().gate.unwrap().openings, 0);
+    }
+}
+
+/// Where there is room for no more connections, clients of the first class (those on loopback are) stay, and others wait in the
+/// backlog.
+#[test]
+fn the_first_class_makes_no_room_within_its_share() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &["--max-openings", "1", "--max-connections", "3"]);
+        let mut clients: Vec<_> = (0..3).map(|_| client(&shim)).collect();
+        until_waiting(&shim, 2);
+        let mut in_the_backlog = client(&shim);
+        let legs = [(); 3].map(|()| answer(backend.accept()));
+        for client in &mut clients {
+            assert_eq!(read(client, 6), b"answer");
+        }
+        drop((clients, legs));
+        let _leg = answer(backend.accept());
+        assert_eq!(read(&mut in_the_backlog, 6), b"answer");
+        assert_eq!(shim.metric("berth_gate_dropped_total"), 0, "none for want of room");
+    }
+}
+
+/// What waits for an instance that goes is served by the next.
+#[test]
+fn who_waits_moves_to_the_next_instance() {
+    for threads in THREADS {
+        let (old, new) = (Backend::new(), Backend::new());
+        let shim = Shim::start(old.address(), threads, &["--max-openings", "1"]);
+        let _record = shim.sibling("next", new.address());
+        shim.until_health(new.address(), "ready");
+        let (mut opened, mut waits) = (client(&shim), client(&shim));
+        until_waiting(&shim, 1);
+        let leg = old.accept();
+        drop(old);
+        reset(leg);
+        let _legs = [answer(new.accept()), answer(new.accept())];
+        for client in [&mut opened, &mut waits] {
+            assert_eq!(read(client, 6), b"answer");
+        }
+    }
+}
+
+/// Clients that were held come to an instance as all do.
+#[test]
+fn who_was_held_has_its_turn() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let address = backend.address();
+        let options = ["--max-openings", "2", "--hold", "60s", "--probe-interval", "20ms"];
+        let shim = Shim::start(address, threads, &options);
+        drop(backend);
+        let mut clients: Vec<_> = (0..5).map(|_| client(&shim)).collect();
+        shim.until("all are held", |status| status.held == 5);
+        shim.until_health(address, "unready");
+        let backend = Backend::at(address);
+        let mut opened = vec![backend.accept(), backend.accept()];
+        until_waiting(&shim, 3);
+        assert_eq!(backend.waiting().len(), 0);
+        let mut kept: Vec<_> = opened.drain(..).map(answer).collect();
+        kept.extend((0..3).map(|_| answer(backend.accept())));
+        for client in &mut clients {
+            assert_eq!(read(client, 6), b"answer");
+        }
+    }
+}
+
+/// Who waits for an instance whose shim leaves goes to a sibling's.
+#[test]
+fn who_waits_does_not_stay_with_an_instance_that_leaves() {
+    for threads in THREADS {
+        let (own, other) = (Backend::new(), Backend::new());
+        let shim = Shim::start(own.address(), threads, &["--max-openings", "1", "--drain-timeout", "60s"]);
+        let _record = shim.sibling("other", other.address());
+        shim.until_health(other.address(), "ready");
+        let (mut opened, mut waits) = (client(&shim), client(&shim));
+        let leg = own.accept();
+        until_waiting(&shim, 1);
+        shim.tell(Stop::Drain);
+        let _other = answer(other.accept());
+        let _own = answer(leg);
+        for client in [&mut opened, &mut waits] {
+            assert_eq!(read(client, 6), b"answer");
+        }
+    }
+}
+
+/// What begins as a short ClientHello in a long record, or fills what is kept, is nothing that an instance answers.
+#[test]
+fn who_says_a_part_holds_nothing() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &["--max-openings", "1"]);
+        let (mut short, mut long) = (shim.client(), shim.client());
+        short.write_all(&[0x16, 3, 1, 0x40, 0, 1, 0, 0, 0]).unwrap();
+        let _legs = {
+            long.write_all(&client_hello(60_000)[..16 * 1024]).unwrap();
+            [backend.accept(), backend.accept()]
+        };
+        let mut other = client(&shim);
+        let _other = answer(backend.accept());
+        assert_eq!(read(&mut other, 6), b"answer");
+        assert_eq!(shim.status().gate.unwrap().openings, 0);
+    }
+}
