@@ -54,10 +54,12 @@ part_speed() {
     expect "connections steered by the one that relays" "$(of_direct relayed '.opened // 0')" -eq 0 relayed.log
 }
 
-# start_way NAME MODE
+# start_way NAME MODE: where there is a gate, a load as here is a crowd, which does not go directly
 start_way() {
+    local gate=auto
+    [[ $2 == off ]] || gate=off
     start "$1" "$node" "$BERTH" serve --listen "${WAY_IP[$1]}:$PORT" --instance "$1" --run-dir "$work/run" \
-        --backend $OBSERVER_IP:$PORT --probe-ca "$work/ca.crt" --direct "$2"
+        --backend $OBSERVER_IP:$PORT --probe-ca "$work/ca.crt" --direct "$2" --max-openings $gate
     needed[$1]=
 }
 

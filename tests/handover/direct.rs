@@ -264,3 +264,21 @@ fn without_the_rights_auto_relays_and_on_does_not_start() {
         assert!(log.contains("--direct on: ") && log.contains("CAP_BPF"), "{log}");
     });
 }
+
+/// What comes in a crowd goes through the gate, and directly again when that is over.
+#[test]
+fn a_crowd_is_relayed() {
+    on_a_node(|node| {
+        let instance = Echo::new();
+        let shim = node.joined("a", instance.address, &["--direct", "on"]);
+        until_on(&shim);
+        let crowd = load(node, CLIENTS, PERIOD);
+        let off = shim.until("the direct path is off", |status| !direct(status).on);
+        assert!(direct(&off).why.as_ref().unwrap().contains("a crowd comes"), "{off:?}");
+        let steered = direct(&off).opened;
+        crowd.more(1000);
+        assert_eq!(opened(&shim), steered, "all are relayed");
+        assert_eq!(crowd.end().lost(), 0);
+        until_on(&shim);
+    });
+}

@@ -122,7 +122,7 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
     let gate = Gate::new(config.max_openings, config.first.clone());
     collectors.extend(gate.clone().map(|gate| Box::new(GateMetrics(gate)) as Box<dyn Collector>));
     let self_test = self_test_by_address();
-    let direct = Direct::new(config.direct, config.place.addresses(), config.lease, self_test).await?;
+    let direct = Direct::new(config.direct, config.place.addresses(), config.lease, gate.is_some(), self_test).await?;
     collectors.extend(direct.clone().map(|direct| Box::new(DirectMetrics(direct)) as Box<dyn Collector>));
 
     let writer = TableWriter::new(config.rise, config.fall);
@@ -374,7 +374,7 @@ impl Bound {
         };
         let steering = async {
             if let Some(direct) = &shared.direct {
-                direct.keep(shared.table.clone(), shared.turn.subscribe()).await;
+                direct.keep(shared.table.clone(), shared.turn.subscribe(), || metrics.total()).await;
             }
             std::future::pending::<()>().await;
         };

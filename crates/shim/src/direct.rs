@@ -18,7 +18,7 @@ use crate::steering::{self, Counters, Steering};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::DirectStatus;
 use berth_node::terms::InstanceHealth;
-use berth_os::sock_diag;
+use berth_os::{process, sock_diag};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use std::collections::BTreeMap;
@@ -40,6 +40,14 @@ const HANDSHAKES: Duration = Duration::from_secs(5);
 /// How long the shims get new connections after it was not calm: longer than an instance serves on whose shim is gone, until a
 /// probe of it fails; and so that nothing flaps.
 const QUIET: Duration = Duration::from_secs(8);
+
+/// So many new connections a second for every processor are a crowd: a handshake takes kube-apiserver 1 to 1.5 ms, so an eighth of what
+/// it can open. It is to come to the gate ([`crate::gate`]).
+const CROWD: u64 = 100;
+
+/// How long they are counted, and how often it is looked whether they are as many already.
+const COUNTED_FOR: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(250);
 
 /// Longest time that one renewal is good for, however long a sibling waits for a sign of life.
 const LONGEST_LEASE: Duration = Duration::from_secs(3);
@@ -71,6 +79,8 @@ pub(crate) struct Direct {
     /// The others: their clients are always relayed.
     relayed: Vec<SocketAddr>,
     lease: Duration,
+    /// So many new connections a second are a crowd, if there is a gate that they should come to.
+    crowd: Option<u64>,
     now: Mutex<Now>,
 }
 
@@ -131,6 +141,34 @@ pub(crate) struct Target {
     epoch: u64,
 }
 
+/// How many new connections there are a second. Pure.
+#[derive(Debug)]
+struct Pace {
+    /// More are a crowd, and a crowd is over below half of it.
+    most: u64,
+    is_crowd: bool,
+    began: Instant,
+    count: u64,
+}
+
+impl Pace {
+    fn new(most: u64, began: Instant, count: u64) -> Self {
+        Self { most, is_crowd: false, began, count }
+    }
+
+    /// Whether it is a crowd, now that so many were counted ever.
+    fn is_crowd(&mut self, count: u64, now: Instant) -> bool {
+        let (period, came) = (now.saturating_duration_since(self.began), count.saturating_sub(self.count));
+        // Enough for all of the period is a crowd before its end.
+        if period >= COUNTED_FOR || came > self.most {
+            let most = if self.is_crowd { self.most / 2 } else { self.most };
+            self.is_crowd = came as f64 / period.max(COUNTED_FOR).as_secs_f64() > most as f64;
+            (self.began, self.count) = (now, count);
+        }
+        self.is_crowd
+    }
+}
+
 /// Steering of each port, while it is on.
 #[derive(Debug)]
 struct On {
@@ -162,6 +200,7 @@ impl Direct {
         mode: DirectMode,
         addresses: impl Iterator<Item = SocketAddr>,
         lease: Duration,
+        has_gate: bool,
         self_test: impl Future<Output = Result<(), steering::Error>>,
     ) -> Result<Option<Arc<Self>>, Error> {
         if mode == DirectMode::Off {
@@ -188,7 +227,8 @@ impl Direct {
                 let ended = Some(Instant::now());
                 let now = Now { path, ended, quiet: None, open: None, opened: 0, ports: Weak::new() };
                 let lease = lease.min(LONGEST_LEASE);
-                Ok(Some(Arc::new(Self { steered, relayed, lease, now: Mutex::new(now) })))
+                let crowd = has_gate.then(|| CROWD * process::processors() as u64);
+                Ok(Some(Arc::new(Self { steered, relayed, lease, crowd, now: Mutex::new(now) })))
             }
             Err(error) if mode == DirectMode::Auto => {
                 tracing::info!("--direct auto: no direct path, every connection is relayed: {error}");
@@ -199,10 +239,20 @@ impl Direct {
     }
 
     /// Steers while it is calm and this shim's turn, until nobody says either any more. Ended or dropped, it steers no more.
-    pub(crate) async fn keep(&self, mut table: watch::Receiver<Arc<Table>>, mut turn: watch::Receiver<Turn>) {
+    /// `relayed` says how many connections were relayed ever.
+    pub(crate) async fn keep(
+        &self,
+        mut table: watch::Receiver<Arc<Table>>,
+        mut turn: watch::Receiver<Turn>,
+        relayed: impl Fn() -> u64,
+    ) {
         let mut on = Ends { direct: self, on: None };
+        let opened = || self.now().opened() + relayed();
+        let mut pace = self.crowd.map(|most| Pace::new(most, Instant::now(), opened()));
         loop {
             let calm = calm(*turn.borrow_and_update(), &table.borrow_and_update());
+            let is_crowd = pace.as_mut().is_some_and(|pace| pace.is_crowd(opened(), Instant::now()));
+            let calm = if is_crowd { Err("a crowd comes: it goes through the gate".to_owned()) } else { calm };
             let path = self.choose(&mut on.on, calm, Instant::now());
             if !matches!(path, Path::On(_)) {
                 self.off(&mut on.on);
@@ -211,7 +261,7 @@ impl Direct {
             tokio::select! {
                 changed = table.changed() => if changed.is_err() { return },
                 changed = turn.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(self.lease / steering::RENEWALS) => {}
+                () = tokio::time::sleep(LOOK.min(self.lease / steering::RENEWALS)) => {}
             }
         }
     }

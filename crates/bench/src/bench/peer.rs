@@ -147,7 +147,11 @@ impl Peer {
             kind @ (Kind::Berth | Kind::DirectPath) => {
                 command.args(["serve", "--probe", "tcp", "--rise", "1", "--drain-timeout", "1s"]);
                 // What is logged a connection is logged at debug.
-                command.args(if *kind == Kind::Berth { ["--direct", "off"] } else { ["--direct", "on"] });
+                command.args(match kind {
+                    // A load as here is a crowd, which does not go directly where there is a gate.
+                    Kind::DirectPath => &["--direct", "on", "--max-openings", "off"][..],
+                    _ => &["--direct", "off"],
+                });
                 command.arg(format!("--listen={listen}")).arg(format!("--backend={backend}"));
                 command.arg("--run-dir").arg(directory.join("run"));
             }

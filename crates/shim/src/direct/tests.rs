@@ -64,7 +64,7 @@ async fn made(
     tested: Result<(), steering::Error>,
 ) -> Result<Option<Arc<Direct>>, Error> {
     let listen: Vec<SocketAddr> = listen.iter().map(|address| address.parse().unwrap()).collect();
-    Direct::new(mode, listen.into_iter(), Duration::from_secs(3), async { tested }).await
+    Direct::new(mode, listen.into_iter(), Duration::from_secs(3), true, async { tested }).await
 }
 
 #[tokio::test]
@@ -155,4 +155,17 @@ async fn after_a_change_the_shims_relay_for_a_while() {
     direct.note(Path::Failed("MPTCP".to_owned()), start + QUIET);
     assert_eq!(chosen(start + QUIET * 3 / 2), Path::Failed("MPTCP".to_owned()));
     assert_eq!(chosen(start + QUIET * 2), Path::Sibling);
+}
+
+#[test]
+fn a_crowd_is_over_when_half_of_it_comes() {
+    let start = Instant::now();
+    let mut pace = Pace::new(100, start, 1000);
+    let mut count = 1000;
+    for (second, more, is_crowd) in [(1, 100, false), (2, 101, true), (3, 51, true), (4, 50, false), (5, 100, false)] {
+        let soon = start + COUNTED_FOR * second - COUNTED_FOR / 2;
+        assert_eq!(pace.is_crowd(count + more, soon), is_crowd, "within second {second}");
+        count += more;
+        assert_eq!(pace.is_crowd(count, start + COUNTED_FOR * second), is_crowd, "in second {second}");
+    }
 }
