@@ -2,11 +2,12 @@
 
 use crate::cli::RehearseArgs;
 use berth_options::check::{Checks, Mistakes};
+use berth_os::process::processors;
 use berth_rehearse::apiserver::{Apiserver, Shutdown, has};
 use berth_rehearse::fault::Fault;
 use berth_rehearse::plan::{
-    CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, NODES, Nodes, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE,
-    SLOW_READERS, Timing, Topology, UPGRADES, Via, WATCHES, choice::ONCE_NONE, find_program,
+    CLIENTS, CROWD, GRACE, LONGEST_DELAY, LoadPlan, NODES, Nodes, Output, Plan, RATE, REAL_READY_WITHIN,
+    SHORTEST_PHASE, SLOW_READERS, STORM, Timing, Topology, UPGRADES, Via, WATCHES, choice::ONCE_NONE, find_program,
 };
 use berth_shim::config::DirectMode;
 use clap::ValueEnum;
@@ -63,6 +64,7 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         clients: checks.number("--clients", &args.clients, CLIENTS),
         watches: checks.number("--watches", &args.watches, WATCHES),
         slow_readers: checks.number("--slow-readers", &args.slow_readers, SLOW_READERS),
+        storm: checks.number("--storm", &args.storm, STORM),
         seed: seed.unwrap_or_else(|| getrandom::u64().unwrap_or_default()),
         catch_up: match faults.iter().any(|fault| fault.is_of_a_node()) {
             // What TCP kept for a client of a node without a link it sends again at ever longer intervals.
@@ -229,10 +231,16 @@ fn bridge(plan: &Plan, checks: &mut Checks) {
 fn direct(plan: &mut Plan, checks: &mut Checks) {
     let real =
         |apiserver: &Apiserver| matches!(apiserver, Apiserver::Command { flags, .. } if has(flags, "etcd-servers"));
+    let calm = CROWD / 2 * u32::try_from(processors()).unwrap_or(u32::MAX / CROWD);
+    let crowd = format!(
+        "for the processors of this machine, --rate {} is a crowd, which goes to the shims; give {calm} or less",
+        plan.load.rate
+    );
     let why = match plan.topology {
         _ if plan.direct == DirectMode::Off => return,
         Topology::Bridge => "a bridge's shim steers already; leave out --topology bridge",
         _ if plan.nodes.is_some() => "it is rehearsed on one node; leave out --nodes",
+        _ if plan.load.rate > calm => &crowd,
         _ if !plan.runs.contains(&Via::Berth) || plan.via != Via::Berth => {
             "only a berth has a direct path; give --via berth"
         }
@@ -312,6 +320,7 @@ mod tests {
             ("--clients", "many"),
             ("--watches", "-1"),
             ("--slow-readers", "1000"),
+            ("--storm", "20001"),
             ("--seed", "x"),
             ("--json", "/nonexistent/file"),
             ("--report", "/"),
@@ -401,7 +410,7 @@ mod tests {
             (&["--topology=bridge", "--netns"], "leave out --topology bridge"),
             (&["--old", etcd, "--new", etcd], "leave out --etcd-servers"),
         ] {
-            let with = |direct| typed(&[args, &[direct]].concat());
+            let with = |direct| typed(&[args, &["--rate=20", direct]].concat());
             let errors = with("--direct=on").unwrap_err().0;
             assert!(
                 errors.iter().any(|error| error.starts_with("--direct on: ") && error.ends_with(why)),
@@ -412,7 +421,17 @@ mod tests {
             assert_eq!(plan.direct, DirectMode::Off);
             assert!(plan.no_direct.unwrap().ends_with(why));
         }
-        let plan = typed(&["--direct=on", "--compare=haproxy,none"]).unwrap();
+        // With more than 19 processors, no rate that can be given is a crowd.
+        if let Some(rate) = Some(processors() * 50 + 1).filter(|rate| *rate <= 1_000) {
+            let crowd = format!("--rate={rate}");
+            let errors = typed(&["--direct=on", &crowd]).unwrap_err().0;
+            assert!(
+                errors.len() == 1 && errors[0].contains("is a crowd") && errors[0].contains("; give "),
+                "{errors:?}"
+            );
+            assert!(typed(&["--direct=auto", &crowd]).unwrap().no_direct.unwrap().contains("is a crowd"));
+        }
+        let plan = typed(&["--direct=on", "--rate=50", "--compare=haproxy,none"]).unwrap();
         assert_eq!((plan.direct, plan.no_direct), (DirectMode::On, None));
         assert_eq!(typed(&[]).unwrap().direct, DirectMode::Off);
     }

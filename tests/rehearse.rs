@@ -125,20 +125,55 @@ fn quiet_watches_list_again_after_a_switch_unless_both_serve_for_long_enough() {
     assert_eq!(again(&held(&["--old", often, "--settle=7s"])), ("0".into(), "0".into()));
 }
 
+/// A program in a directory, which a shell runs; its path.
+fn script(dir: &Path, body: &str) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let path = dir.join("berth");
+    std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path.display().to_string()
+}
+
 /// A script that says who it was started as, and becomes this berth: of the processes only the shims are its.
 #[test]
 fn another_berths_shims_are_rehearsed() {
-    use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
-    let (other, started) = (dir.path().join("berth"), dir.path().join("started"));
+    let started = dir.path().join("started");
     let berth = env!("CARGO_BIN_EXE_berth");
-    let script = format!("#!/bin/sh\necho \"$1\" >>'{}'\nexec '{berth}' \"$@\"\n", started.display());
-    std::fs::write(&other, script).unwrap();
-    std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o755)).unwrap();
-    held(&["--berth", &other.display().to_string()]);
+    let other = script(dir.path(), &format!("echo \"$1\" >>'{}'\nexec '{berth}' \"$@\"", started.display()));
+    held(&["--berth", &other]);
     let mut started: Vec<String> = std::fs::read_to_string(started).unwrap().lines().map(str::to_owned).collect();
     started.sort_unstable();
     assert_eq!(started, ["exec", "exec", "serve", "serve"]);
+}
+
+/// Its shims open one client at a time, so that a storm waits on any machine.
+#[test]
+fn each_client_of_a_storm_is_served_and_who_waits_is_seen() {
+    let dir = tempfile::tempdir().unwrap();
+    let (json, html) = (dir.path().join("a.json"), dir.path().join("a.html"));
+    let berth = env!("CARGO_BIN_EXE_berth");
+    let one =
+        script(dir.path(), &format!("case $1 in serve) set -- \"$@\" --max-openings=1;; esac\nexec '{berth}' \"$@\""));
+    let files = [format!("--json={}", json.display()), format!("--report={}", html.display())];
+    let said = held(&["--storm=200", "--berth", &one, &files[0], &files[1]]);
+    assert!(said.contains("storm: 200 clients come at once") && said.contains("storm: held: "), "{said}");
+
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let ran = &report["runs"][0]["outcome"]["ran"];
+    let (storm, gate) = (&ran["storm"], &ran["gate"]);
+    assert_eq!((&storm["clients"], &storm["served"]), (&200.into(), &200.into()), "{said}");
+    assert!(storm["all_served_ms"].as_f64() >= storm["half_served_ms"].as_f64(), "{storm}");
+    // All dial from loopback, and go first.
+    let most =
+        |counts: &serde_json::Value| counts.as_array().unwrap().iter().filter_map(serde_json::Value::as_u64).max();
+    assert!(gate["waited"]["first"].as_u64() > Some(0) && gate["waited"]["others"] == 0, "{gate}");
+    assert!(gate["most_waiting"].as_u64() > Some(0), "{gate}");
+    assert_eq!(most(&gate["waiting"]["first"]), gate["most_waiting"].as_u64(), "{gate}");
+    // Two shims, one each.
+    assert!(most(&gate["limit"]) <= Some(2) && most(&gate["openings"]) <= Some(2), "{gate}");
+    let page = std::fs::read_to_string(html).unwrap();
+    assert!(page.contains("Clients that wait at the gate, by class") && page.contains("of those served"));
 }
 
 /// Without a certificate its shims' probes would be answered by 401 for ever.
@@ -249,11 +284,14 @@ fn one_that_is_killed_takes_its_children_along_and_the_next_removes_its_files() 
 #[test]
 fn all_mistakes_are_reported_at_once() {
     let tmp = tempfile::tempdir().unwrap();
-    let output =
-        rehearse(tmp.path(), &["--rate=0", "--clients=x", "--watches=-1", "--shutdown-delay-duration=soon"]).output();
+    let output = rehearse(
+        tmp.path(),
+        &["--rate=0", "--clients=x", "--watches=-1", "--storm=20001", "--shutdown-delay-duration=soon"],
+    )
+    .output();
     let output = output.unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), said.lines().count()), (Some(64), 4), "{said}");
+    assert_eq!((output.status.code(), said.lines().count()), (Some(64), 5), "{said}");
 }
 
 #[test]

@@ -94,6 +94,10 @@ pub struct RehearseArgs {
     /// Clients that read a large answer slowly
     #[arg(long, env = "BERTH_REHEARSE_SLOW_READERS", hide_env_values = true, default_value = "0", value_name = "N", help_heading = LOAD)]
     pub slow_readers: String,
+    /// Clients that all come at one moment after the first switch, each from an address of its own, and again until they are
+    /// served
+    #[arg(long, env = "BERTH_REHEARSE_STORM", hide_env_values = true, default_value = "0", value_name = "N", help_heading = LOAD)]
+    pub storm: String,
     /// Makes the clients do the same again [default: a random one, which is printed]
     #[arg(long, env = "BERTH_REHEARSE_SEED", hide_env_values = true, value_name = "N", help_heading = LOAD)]
     pub seed: Option<String>,

@@ -108,11 +108,12 @@ fn raise_file_limit(plan: &Plan) -> Result<(), Mistakes> {
     let load = &plan.load;
     match berth_os::process::raise_file_limit() {
         Ok(limit) if limit < plan.descriptors() => Err(Mistakes(vec![format!(
-            "--rate {}, --clients {} and --watches {} may need {} open files, and the limit is {limit}: raise it \
-             (ulimit -n) or give less",
+            "--rate {}, --clients {}, --watches {} and --storm {} may need {} open files, and the limit is {limit}: \
+             raise it (ulimit -n) or give less",
             load.rate,
             load.clients,
             load.watches,
+            load.storm,
             plan.descriptors()
         )])),
         _ => Ok(()),

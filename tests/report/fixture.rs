@@ -119,6 +119,8 @@ pub(crate) fn run(model: &Model) -> Run {
         informers: Vec::new(),
         control_streams: BTreeMap::new(),
         endpoint_gaps: None,
+        storm: None,
+        gate: None,
         direct: None,
         by_address: Vec::new(),
         away: Vec::new(),
@@ -187,6 +189,54 @@ pub(crate) fn promises() -> Vec<Promise> {
             )
         },
     ]
+}
+
+/// A storm when old is gone: all wait at once, and are let in one after the other.
+pub(crate) fn storm(run: &mut Run) {
+    let RunOutcome::Ran(ran) = &mut run.outcome else { return };
+    let at = ran.marks.iter().find(|mark| mark.what == MarkKind::Exited).unwrap().at_ms + 10;
+    let (steps, clients) = (ran.timeline.wait_max_ms.len(), 2_000);
+    let waiting = |left: u64| {
+        (0..steps as u64).map(move |step| match (step * STEP_MS).checked_sub(at as u64) {
+            Some(since) => left.saturating_sub(since),
+            None => 0,
+        })
+    };
+    let others: Vec<u64> = waiting(clients).collect();
+    let first = waiting(40).collect();
+    ran.gate = Some(Gate {
+        waited: [("first", 38), ("others", 1_987), ("late", 0)].map(|(class, count)| (class.to_owned(), count)).into(),
+        dropped: [("full", 0), ("expired", 0), ("left", 13)].map(|(why, count)| (why.to_owned(), count)).into(),
+        most_waiting: others.iter().copied().max().unwrap(),
+        openings: others.iter().map(|waiting| if *waiting > 0 { 8 } else { 1 }).collect(),
+        limit: (0..steps).map(|step| 4 + step as u64 / 20).collect(),
+        waiting: [("first", first), ("others", others), ("late", vec![0; steps])]
+            .map(|(class, counts)| (class.to_owned(), counts))
+            .into(),
+    });
+    let all = Some(clients as f64);
+    let failed = vec![Tally { kind: "reset".into(), text: "connections reset".into(), count: 3 }];
+    ran.storm = Some(Storm {
+        from_ms: at,
+        clients,
+        served: clients,
+        half_served_ms: Some(980.0),
+        all_served_ms: all,
+        gave_up: 13,
+        failed,
+    });
+    ran.promises.push(Promise {
+        fault: "storm".into(),
+        instance: "storm".into(),
+        from_ms: at,
+        to_ms: Some(at + clients as i64),
+        promise: "each of its clients is served, if it comes again as long as it is not".into(),
+        held: true,
+        what_happened: vec!["all 2000 were served within 2.0s".into()],
+        allowed: Vec::new(),
+    });
+    ran.marks.push(Mark { at_ms: at, instance: "storm".into(), what: MarkKind::Fault, text: "storm".into() });
+    ran.marks.sort_by_key(|mark| mark.at_ms);
 }
 
 fn version(name: &str) -> &'static str {

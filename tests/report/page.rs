@@ -13,8 +13,9 @@ fn the_golden_report_is_read_and_written_as_it_is() {
     let losses = vec![(2_600, "reset", 9, 3)];
     let model = Model { load_ms: 4_000, handover: (2_000, 2_600), watches: 2, losses, ..Model::lossy(Via::Haproxy) };
     let mut report = report(vec![run(&model), skipped(Via::PortSharing)]);
+    storm(&mut report.runs[0]);
     if let RunOutcome::Ran(ran) = &mut report.runs[0].outcome {
-        ran.promises = promises();
+        ran.promises.extend(promises());
         ran.informers.push(informer());
         ran.figures.endpoint_gap_ms = Some(1_250.0);
         ran.endpoint_gaps = Some(vec![Period { from_ms: 2_610, to_ms: 3_860 }]);
@@ -44,6 +45,9 @@ fn a_report_of_before_is_read_and_shown() {
     let RunOutcome::Ran(ran) = &mut now.runs[0].outcome else { panic!("it ran") };
     (ran.figures.relists, ran.figures.expired) = (0, 0);
     ran.informers[0].expired = 0;
+    (ran.storm, ran.gate) = (None, None);
+    ran.promises.retain(|promise| promise.fault != "storm");
+    ran.marks.retain(|mark| mark.text != "storm");
     assert!(before == now, "but for what is called otherwise since");
     assert!(render(&read(text)).contains("</html>"));
 }
@@ -106,6 +110,27 @@ fn what_promises_allow_is_not_hidden() {
     let page = render(&report(vec![allowed]));
     assert!(page.contains("Every promise was kept") && page.contains("and 3 that a promise allows"));
     assert!(!page.contains("Nothing was lost</h1>"));
+}
+
+#[test]
+fn a_storm_and_who_waits_at_the_gate_are_shown() {
+    let mut run = run(&Model::clean(Via::Berth));
+    storm(&mut run);
+    let page = render(&report(vec![run.clone()]));
+    for text in [
+        "Nothing was lost</h1>",
+        "all served within 2.0 s; 13 tries given up, 3 connections reset",
+        "2,038 clients had to wait, dropped: 13 that had left",
+        "Clients that wait at the gate, by class",
+        "Openings in flight, and their limit",
+        "waiting: others",
+    ] {
+        assert!(page.contains(text), "{text}");
+    }
+    let RunOutcome::Ran(ran) = &mut run.outcome else { unreachable!() };
+    (ran.gate, ran.promises[0].held, ran.verdict.held) = (None, false, false);
+    let page = render(&report(vec![run]));
+    assert!(page.contains("A promise was broken</h1>") && !page.contains("at the gate, by class"));
 }
 
 /// What a promise allows is not cut, wherever cuts are counted or drawn.

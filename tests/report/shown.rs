@@ -99,7 +99,10 @@ fn reports() -> Vec<(&'static str, Report)> {
     let mut aborted = report(vec![run(&Model::clean(Via::Berth))]);
     aborted.aborted = Some("SIGINT".into());
     aborted.command.shell = "berth rehearse --old=".to_owned() + &"x".repeat(500);
+    let mut stormy = run(&Model::clean(Via::Berth));
+    storm(&mut stormy);
     vec![
+        ("storm", report(vec![stormy])),
         ("clean", report(vec![run(&Model::clean(Via::Berth))])),
         ("lossy", report(vec![lossy.clone()])),
         (

@@ -7,6 +7,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
 /// The berth in a network namespace of the rehearsal's own, where kube-apiserver can advertise it.
 pub const NETNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 123, 0, 5), 6443);
 
+/// Where the clients of a storm come from, each from an address of its own: they share no line in a gate. Those of a network
+/// namespace are none of the node's own ([`netns`](super::netns) has the network).
+pub(crate) const STORM: [Ipv4Addr; 2] = [Ipv4Addr::new(127, 124, 0, 0), Ipv4Addr::new(10, 124, 0, 0)];
+
 /// Addresses that are tried before it is said that none is free.
 const TRIES: usize = 100;
 
@@ -25,10 +29,35 @@ pub fn free_address() -> io::Result<SocketAddr> {
     Err(last)
 }
 
+/// The address of a storm's client that dials this one. A /16 is more than [`plan::STORM`](super::plan::STORM).
+pub(crate) fn source(dialled: IpAddr, client: u32) -> IpAddr {
+    let [loopback, netns] = STORM;
+    let network = if dialled.is_loopback() { loopback } else { netns };
+    // .0 is no host's, and .1 the interface's.
+    Ipv4Addr::from_bits(network.to_bits() + 2 + client).into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use berth_exec::address::is_usable;
+
+    #[test]
+    fn no_two_clients_of_a_storm_share_an_address() {
+        let last = *crate::plan::STORM.end() - 1;
+        for (dialled, first, end) in [
+            ("127.1.2.3", "127.124.0.2", "127.124."),
+            ("10.123.0.5", "10.124.0.2", "10.124."),
+            ("10.96.0.1", "10.124.0.2", "10.124."),
+        ] {
+            let dialled = dialled.parse().unwrap();
+            assert_eq!(source(dialled, 0).to_string(), first);
+            assert!(
+                source(dialled, last).to_string().starts_with(end)
+                    && source(dialled, last) != source(dialled, last - 1)
+            );
+        }
+    }
 
     #[test]
     fn addresses_are_where_they_should_be() {

@@ -114,7 +114,7 @@ pub struct Ran {
     pub instances: Vec<Instance>,
     /// What was lost.
     pub verdict: Verdict,
-    /// What was promised under each fault, and what came of that.
+    /// What was promised under each fault, and under a storm, and what came of that.
     pub promises: Vec<Promise>,
     /// Sums.
     pub figures: Figures,
@@ -131,6 +131,12 @@ pub struct Ran {
     pub control_streams: BTreeMap<String, ControlStreams>,
     /// Times for which the Service `kubernetes` named nobody; none: not looked at.
     pub endpoint_gaps: Option<Vec<Period>>,
+    /// Clients that came at one moment; none: no `--storm`, or it did not come to that.
+    #[serde(default)]
+    pub storm: Option<Storm>,
+    /// Who waited before the shims opened it a connection; none: they have no gate, or there was no `--storm` to look for.
+    #[serde(default)]
+    pub gate: Option<Gate>,
     /// What went past the shims; none: they had no direct path.
     #[serde(default)]
     pub direct: Option<Direct>,
@@ -141,6 +147,45 @@ pub struct Ran {
     /// Nodes that went away, and when the Service named them no more.
     #[serde(default)]
     pub away: Vec<Away>,
+}
+
+/// Clients that came at one moment after the first switch, each from an address of its own, and again until they were served.
+/// What they ask for is not among the requests.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Storm {
+    /// When they came.
+    pub from_ms: i64,
+    /// How many.
+    pub clients: u64,
+    /// How many were served.
+    pub served: u64,
+    /// Time until half of all were; none: they never were.
+    pub half_served_ms: Option<f64>,
+    /// Time until all were; none: they never were.
+    pub all_served_ms: Option<f64>,
+    /// Times that one gave up: there was no TLS handshake for 10 s, or no answer for 15 s after it.
+    pub gave_up: u64,
+    /// Other tries that failed, by kind. A client comes again after 1 s, whatever it was.
+    pub failed: Vec<Tally>,
+}
+
+/// The gates of all shims together during the load, of all clients. Shims are asked 20 times a second: what one counted just before its SIGKILL is missing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Gate {
+    /// Clients that waited and had their turn, by class: `first`, `others`, `late`.
+    pub waited: BTreeMap<String, u64>,
+    /// Clients that waited and had none, by reason: `full`, `expired`, `left`.
+    pub dropped: BTreeMap<String, u64>,
+    /// Most that were seen to wait at a time.
+    pub most_waiting: u64,
+    /// Most that were seen to wait in a step of the timeline, by class. Where nobody was asked in a step, what was seen last.
+    pub waiting: BTreeMap<String, Vec<u64>>,
+    /// Most openings in flight, the same way: a client's first bytes are with an instance, and no answer yet.
+    pub openings: Vec<u64>,
+    /// How many there might be at most, the same way.
+    pub limit: Vec<u64>,
 }
 
 /// New connections that the kernel steered to the instance itself, past the shims.
@@ -262,13 +307,13 @@ pub struct Tally {
     pub count: u64,
 }
 
-/// What berth promises under a fault, and whether it was kept.
+/// What berth promises under a fault or a storm, and whether it was kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Promise {
-    /// The fault, as `--fault` names it.
+    /// The fault, as `--fault` names it, or `storm`.
     pub fault: String,
-    /// To which instance it was done.
+    /// To which instance it was done; of a storm, `storm`.
     pub instance: String,
     /// When it began.
     pub from_ms: i64,

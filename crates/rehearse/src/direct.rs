@@ -6,21 +6,17 @@ use super::netns;
 use super::plan::Plan;
 use super::record::{Recorder, Stamp};
 use super::setting::Setting;
-use super::stage::Error;
-use berth_node::ipc;
-use berth_node::ipc::wire::DirectStatus;
-use berth_node::snapshot::RunDirSnapshot;
+use super::stage::{Error, of_shims};
+use berth_node::ipc::wire::{Ask, DirectStatus, Reply};
 use berth_shim::config::DirectMode;
 use berth_shim::steering::self_test_by_address;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{MissedTickBehavior, sleep, timeout};
 
 /// Time between two looks: for each, shims ask the kernel for all connections of the node.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-
-/// How long a shim may take to answer: one that hangs steers no more, as far as can be seen.
-const PATIENCE: Duration = Duration::from_millis(500);
 
 /// How long shims may take to find that it is calm: 8 s after it was not, a lease, and as long again on a busy machine.
 const CALM_WITHIN: Duration = Duration::from_secs(30);
@@ -97,16 +93,13 @@ pub(crate) async fn watch(setting: Setting, recorder: Arc<Recorder>) {
 
 /// What the shims that answer say.
 async fn ask(setting: &Setting) -> Vec<(String, DirectStatus)> {
-    let Ok(seen) = RunDirSnapshot::look(Some(&setting.run_dir())) else { return Vec::new() };
-    let mut asked = tokio::task::JoinSet::new();
-    for shim in seen.instances.into_iter().filter(|known| known.socket) {
-        let Ok(path) = shim.berth.socket_path(&shim.id) else { continue };
-        asked.spawn(async move {
-            let direct = ipc::status(&path, PATIENCE).await.ok()?.direct?;
-            Some((shim.id.to_string(), direct))
-        });
-    }
-    asked.join_all().await.into_iter().flatten().collect()
+    let take = |reply| match reply {
+        Reply::Status(status) => status.direct,
+        _ => None,
+    };
+    let shims = of_shims(&setting.run_dir(), Ask::Status, take).await;
+    let name = |socket: PathBuf| socket.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    shims.into_iter().map(|(socket, direct)| (name(socket), direct)).collect()
 }
 
 #[cfg(test)]

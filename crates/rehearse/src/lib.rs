@@ -13,6 +13,7 @@
 //! * [`load`]: clients through the berth that never retry.
 //! * [`record`]: what clients saw, and what instances report of themselves.
 //! * `monitor`: what is asked beside the load; [`direct`]: the shims, how much they steer past themselves.
+//! * [`gate`]: the same, who waits before them.
 //! * [`netns`]: a network namespace for all of this; `network`: those of several nodes.
 //! * `script`: one run: start old, load, start new, wait until it joined, stop old.
 //! * [`data`]: what is said of it to others, with a version; as far as can be, that is what is gathered.
@@ -30,6 +31,7 @@ pub mod direct;
 mod ends;
 mod etcd;
 pub mod fault;
+pub mod gate;
 mod haproxy;
 pub mod hub;
 mod instance;

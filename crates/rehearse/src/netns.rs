@@ -1,6 +1,7 @@
 //! A network namespace of this process's own: nothing outside can be reached from it, and nothing in
 //! it from outside. And further ones, for nodes. The kernel removes each when nobody is in it and nobody holds it.
 
+use super::address;
 use berth_os::netdevice::{self, Setting};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns, unshare};
@@ -19,6 +20,9 @@ const LOOPBACK: &str = "lo";
 
 /// A further address of it.
 pub const ALIAS: &str = "lo:1";
+
+/// A further network of it: a loopback interface has all addresses of its networks.
+const STORM_ALIAS: &str = "lo:2";
 
 /// Why there is no namespace.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +73,10 @@ pub fn enter_as_root(address: Ipv4Addr) -> Result<(), Error> {
 fn set_up(address: Ipv4Addr) -> io::Result<()> {
     netdevice::set(LOOPBACK, Setting::Up)?;
     netdevice::set(ALIAS, Setting::Address(address))?;
-    netdevice::set(ALIAS, Setting::Netmask(Ipv4Addr::BROADCAST))
+    netdevice::set(ALIAS, Setting::Netmask(Ipv4Addr::BROADCAST))?;
+    let [_, storm] = address::STORM;
+    netdevice::set(STORM_ALIAS, Setting::Address(Ipv4Addr::from_bits(storm.to_bits() + 1)))?;
+    netdevice::set(STORM_ALIAS, Setting::Netmask(Ipv4Addr::new(255, 255, 0, 0)))
 }
 
 /// A network namespace beside this process's own, whose host has a name of its own: kube-apiservers know one another

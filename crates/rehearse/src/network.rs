@@ -9,6 +9,7 @@
 //! Each line is a pair of veth. A node whose link is down is as one without power: nobody says that it is gone. So the
 //! worker knows the nodes' link addresses once and for all, and never has to ask for one.
 
+use super::address;
 use super::netns::{Namespace, ip};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -72,7 +73,13 @@ impl Network {
                 worker.path()
             ),
         )?;
-        ip(Some(&worker), &format!("link set lo up\naddr add {WORKER}/30 dev clients\nlink set clients up\n"))?;
+        let [_, storm] = address::STORM;
+        ip(
+            Some(&worker),
+            &format!(
+                "link set lo up\naddr add {WORKER}/30 dev clients\nlink set clients up\nroute add {storm}/16 via {CLIENTS}\n"
+            ),
+        )?;
         worker.within(|| {
             set("ip_forward", "1")?;
             // Each client hears that the Service has nobody: by default the kernel says it once a second.

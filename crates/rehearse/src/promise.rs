@@ -6,7 +6,9 @@
 use super::fault::{Fault, SLOW, Standby};
 use super::loss::Loss;
 use super::plan::{GONE_WITHIN, LEASE};
-use super::record::{Answer, Attempt, Injected, InjectedNode, Kind, MarkKind, Named, RECONCILED, Record, Stamp, names};
+use super::record::{
+    Answer, Attempt, Failure, Injected, InjectedNode, Kind, MarkKind, Named, RECONCILED, Record, Stamp, Storm, names,
+};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -32,10 +34,15 @@ const SETTLED: Duration = Duration::from_secs(10);
 /// How far from its share of the Service's connections, which kube-proxy sends at random, a node may be: standard deviations.
 const LUCK: f64 = 5.0;
 
+/// What a storm is called where a fault's name is expected.
+pub(crate) const STORM: &str = "storm";
+
 /// A promise and what came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Promise {
-    pub(crate) fault: Fault,
+    /// As `--fault` names it, or [`STORM`].
+    pub(crate) fault: String,
+    /// To which instance it was done; a storm comes to whoever serves.
     pub(crate) instance: String,
     pub(crate) text: &'static str,
     /// When the fault was injected.
@@ -156,13 +163,42 @@ fn is_away(injected: &Injected, node: &InjectedNode, lost: &Lost<'_>) -> bool {
     silent && sent_there && due <= listened
 }
 
-/// Looks at every promise. Losses are added by the caller, as it excuses them.
+/// Looks at every promise: those under faults in their order, then that of a storm. Losses are added by the caller, as it excuses
+/// them; a storm excuses none.
 pub(crate) fn check(record: &Record) -> Vec<Promise> {
     let check = |injected| {
         let attempts = attempts(record, injected);
         Check { record, attempts, injected, broken: Vec::new(), seen: Vec::new() }.run()
     };
-    record.injected.iter().map(check).collect()
+    record.injected.iter().map(check).chain(record.storm.as_ref().map(storm)).collect()
+}
+
+/// Who gives up and comes again is served in the end.
+fn storm(storm: &Storm) -> Promise {
+    let (clients, served) = (storm.clients, storm.served().count());
+    let mut broken = Vec::new();
+    let mut seen = Vec::new();
+    match storm.all_served() {
+        Some(last) => seen.push(format!("all {clients} were served within {:.1?}", last.since(storm.at))),
+        None => broken.push(format!("of {clients} only {served} were served")),
+    }
+    let x509 = storm.tries.iter().filter(|(_, answer)| matches!(answer, Answer::Failed(Failure::X509(_)))).count();
+    if x509 > 0 {
+        broken.push(format!("{x509} met a certificate that they do not trust"));
+    }
+    let failed = storm.tries.len() - served;
+    seen.push(format!("{failed} tries failed, of which {} were given up", storm.gave_up()));
+    Promise {
+        fault: STORM.to_owned(),
+        instance: STORM.to_owned(),
+        text: "each of its clients is served, if it comes again as long as it is not",
+        at: storm.at,
+        over: storm.over,
+        seen,
+        allowed: Vec::new(),
+        on_direct: false,
+        broken,
+    }
 }
 
 /// What clients saw who dialed where it happened.
@@ -227,7 +263,7 @@ impl Check<'_> {
             Fault::NodeGone | Fault::Partition => self.forgotten(),
         }
         Promise {
-            fault: *fault,
+            fault: fault.to_string(),
             instance: instance.clone(),
             text: fault.promise(*standby),
             at: *at,
@@ -422,7 +458,7 @@ impl Check<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{AtNode, Failure, NamedFrom};
+    use crate::record::{AtNode, NamedFrom};
 
     /// A moment, in milliseconds.
     fn ms(ms: u64) -> Stamp {
@@ -456,6 +492,25 @@ mod tests {
         let mut record = Record { injected: vec![fault], ..Record::default() };
         write(&mut record);
         check(&record).remove(0).broken
+    }
+
+    #[test]
+    fn a_storm_is_over_when_each_of_its_clients_was_served() {
+        let good = Answer::Good { instance: "new".into() };
+        let tried = |tries: &[(u64, &Answer)]| {
+            let tries = tries.iter().map(|(at, answer)| (ms(*at), (*answer).clone())).collect();
+            let storm = Storm { clients: 2, at: ms(1_000), over: Some(ms(9_000)), tries };
+            let promise = check(&Record { storm: Some(storm), ..Record::default() }).remove(0);
+            (promise.broken, promise.seen)
+        };
+        let [gave_up, reset, x509] =
+            [Failure::Unanswered, Failure::Reset, Failure::X509("other".into())].map(Answer::Failed);
+        let (broken, seen) = tried(&[(1_100, &good), (1_200, &reset), (2_000, &gave_up), (3_500, &good)]);
+        assert_eq!(broken, [""; 0]);
+        assert_eq!(seen, ["all 2 were served within 2.5s", "2 tries failed, of which 1 were given up"]);
+        let (broken, seen) = tried(&[(1_100, &good), (2_000, &gave_up)]);
+        assert_eq!((broken, seen.len()), (vec!["of 2 only 1 were served".to_owned()], 1));
+        assert_eq!(tried(&[(1_100, &good), (1_200, &x509), (2_000, &good)]).0.len(), 1);
     }
 
     #[test]

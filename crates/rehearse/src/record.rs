@@ -7,6 +7,7 @@ pub use super::data::MarkKind;
 
 use super::data::Informer;
 use super::fault::{Fault, Standby};
+use super::gate::Gates;
 use super::loss::Loss;
 use berth_node::ipc::wire::DirectStatus;
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,7 @@ use std::time::Duration;
 
 /// A moment on `CLOCK_MONOTONIC`, in nanoseconds: the one clock that the processes of a rehearsal
 /// share, so that a client's end can be put before or after an instance's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Stamp(pub u64);
 
 impl Stamp {
@@ -373,6 +374,36 @@ pub struct NamedFrom {
     pub named: Named,
 }
 
+/// Clients that came at one moment, and again until they were served.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Storm {
+    /// How many.
+    pub clients: u32,
+    /// When they came.
+    pub at: Stamp,
+    /// When the last had been served, or come in vain for too long; none: not seen.
+    pub over: Option<Stamp>,
+    /// What came of each try, and when: a client's last is the one that was answered well.
+    pub tries: Vec<(Stamp, Answer)>,
+}
+
+impl Storm {
+    /// When each client was served that was.
+    pub(crate) fn served(&self) -> impl Iterator<Item = Stamp> {
+        self.tries.iter().filter(|(_, answer)| matches!(answer, Answer::Good { .. })).map(|(at, _)| *at)
+    }
+
+    /// When all had been served.
+    pub(crate) fn all_served(&self) -> Option<Stamp> {
+        self.served().max().filter(|_| self.served().count() == self.clients as usize)
+    }
+
+    /// Tries that ended because a client would not wait any longer.
+    pub(crate) fn gave_up(&self) -> u64 {
+        self.tries.iter().filter(|(_, answer)| *answer == Answer::Failed(Failure::Unanswered)).count() as u64
+    }
+}
+
 /// All that was written down.
 #[derive(Debug, Default)]
 pub struct Record {
@@ -398,6 +429,8 @@ pub struct Record {
     pub informers: Vec<Informer>,
     /// Large answers that were read slowly to their end.
     pub slow_reads: u64,
+    /// The reconnect storm, once it began.
+    pub storm: Option<Storm>,
     /// What others saw, who dialed the nodes: one each, if there are several.
     pub nodes: Vec<AtNode>,
     /// The same without berth.
@@ -409,6 +442,8 @@ pub struct Record {
     pub endpoint_gaps: Option<Vec<(Stamp, Stamp)>>,
     /// What was seen of the direct path; none: the shims have none.
     pub direct: Option<Steered>,
+    /// What was seen of the shims' gates; none: they have none, or there was no storm to look for.
+    pub gates: Option<Gates>,
     /// Lines of apiservers' logs that tell of a certificate that they do not trust.
     pub logged_x509_errors: u64,
     /// How far the clients were behind their timetable at most.

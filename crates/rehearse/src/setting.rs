@@ -52,6 +52,11 @@ impl Setting {
         self.dir.join(BRIDGE)
     }
 
+    /// Where its shim is.
+    pub(crate) fn bridge_run_dir(&self) -> PathBuf {
+        self.bridge().join("bridge-shim")
+    }
+
     /// With which a bridge keeps the Service `kubernetes`.
     pub(crate) fn admin(&self) -> PathBuf {
         self.dir.join("admin.kubeconfig")

@@ -1,7 +1,7 @@
 //! The verdict as a short table, for standard output.
 
 use super::data::{Away, ByAddress, Instance, Promise, Ran, Via, count_of};
-use super::report::format::{count, named, percent, wait};
+use super::report::format::{self, count, named, percent, wait};
 use std::fmt::Write;
 
 /// The table and one line of verdict below.
@@ -60,6 +60,12 @@ pub fn render(ran: &Ran) -> String {
             wait(gap),
             "the one that stops empties it, whoever shares the port".into(),
         );
+    }
+    if let Some(storm) = &ran.storm {
+        row("clients of the storm", count(storm.clients), format::storm(storm));
+    }
+    if let Some(gate) = &ran.gate {
+        row("most at a time at the gate", count(gate.most_waiting), format::gate(gate));
     }
     if let Some(direct) = &ran.direct {
         let on = format!("by the kernel, past the shims, which was on for {} of the load", percent(direct.on_share));
@@ -134,6 +140,13 @@ pub fn compare(runs: &[(Via, &Ran)]) -> String {
     if runs.iter().any(|(_, ran)| !ran.promises.is_empty()) {
         rows.push(("promises broken", |r| count(broken(r))));
     }
+    if runs.iter().any(|(_, ran)| ran.storm.is_some()) {
+        rows.push(("storm served within", |r| r.storm.as_ref().map_or("-".into(), |storm| named(storm.all_served_ms))));
+        rows.push(("most at a time at the gate", |r| {
+            r.gate.as_ref().map_or("-".into(), |gate| count(gate.most_waiting))
+        }));
+        rows.push(("storm: tries given up", |r| r.storm.as_ref().map_or("-".into(), |storm| count(storm.gave_up))));
+    }
     if runs.iter().any(|(_, ran)| ran.direct.is_some()) {
         rows.push(("connections steered", |r| r.direct.as_ref().map_or("-".into(), |direct| count(direct.steered))));
     }
@@ -151,7 +164,7 @@ pub fn compare(runs: &[(Via, &Ran)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{ControlStreams, Figures, Informer, Tally, Verdict};
+    use crate::data::{ControlStreams, Figures, Gate, Informer, Storm, Tally, Verdict};
     use crate::verdict::{Loss, NEW, OLD};
 
     fn instance(name: &str, version: &str) -> Instance {
@@ -270,6 +283,40 @@ mod tests {
         lost at Service kubernetes               2   of 1,200 (300 new), 30 more allowed, longest wait 15.0 s
         lost at cp-1                             0   of 1,200 (300 new), 0 more allowed, longest wait 15.0 s
         cp-3 out of the Service after       14.1 s   node-gone; by kube-apiserver's own reconciler 14.0 s; nothing lost
+        ");
+    }
+
+    #[test]
+    fn a_storm() {
+        let mut storm = Storm {
+            clients: 5_000,
+            served: 5_000,
+            all_served_ms: Some(8_200.0),
+            gave_up: 1,
+            failed: vec![Loss::Reset.tally(12)],
+            ..Storm::default()
+        };
+        let row = |storm: &Storm| {
+            let text = render(&Ran { storm: Some(storm.clone()), ..Ran::default() });
+            text.lines().find(|line| line.contains("storm")).unwrap().to_owned()
+        };
+        let all = row(&storm);
+        (storm.served, storm.all_served_ms) = (4_998, None);
+        let gate = |full| Gate {
+            waited: [("first".to_owned(), 12), ("others".to_owned(), 4_700)].into(),
+            dropped: [("full".to_owned(), full), ("left".to_owned(), full / 2)].into(),
+            most_waiting: 3_900,
+            ..Gate::default()
+        };
+        let at_gate = |full| {
+            let text = render(&Ran { gate: Some(gate(full)), ..Ran::default() });
+            text.lines().find(|line| line.contains("gate")).unwrap().to_owned()
+        };
+        insta::assert_snapshot!([all, row(&storm), at_gate(0), at_gate(4)].join("\n"), @r"
+        clients of the storm                 5,000   all served within 8.2 s; 1 try given up, 12 connections reset
+        clients of the storm                 5,000   only 4,998 were served; 1 try given up, 12 connections reset
+        most at a time at the gate           3,900   4,712 clients had to wait, dropped: none
+        most at a time at the gate           3,900   4,718 clients had to wait, dropped: 4 for lack of room, 2 that had left
         ");
     }
 

@@ -108,6 +108,7 @@ pub fn judge(record: &Record, plan: &Plan) -> Verdict {
         judge.attempt(attempt);
     }
     judge.ends(&record.ends);
+    judge.storm(plan);
     for node in &record.nodes {
         judge.node(node);
     }
@@ -213,32 +214,38 @@ impl<'a> Judge<'a> {
     }
 
     fn failed(&mut self, attempt: &Attempt, failure: &Failure) {
-        let loss = match failure {
-            Failure::Local(why) => {
-                *self.local.entry(why.clone()).or_default() += 1;
-                return;
-            }
-            Failure::Unanswered => Loss::Unanswered,
+        match failure {
+            Failure::Local(why) => *self.local.entry(why.clone()).or_default() += 1,
+            Failure::Unanswered => {}
             // The end of a kept connection is judged once, as the end of a stream.
             _ if attempt.kind == Kind::Kept => return,
             Failure::Reset | Failure::Closed | Failure::Http(_) if self.instance_ended(&attempt.stream) => {
                 self.verdict.ends_by_instance.push((attempt.done, attempt.stream.clone()));
                 return;
             }
-            Failure::Refused => Loss::Refused,
-            Failure::Reset => Loss::Reset,
-            Failure::Closed => Loss::Closed,
-            Failure::X509(_) => {
-                self.verdict.figures.x509_errors += 1;
-                Loss::Tls
-            }
-            Failure::Tls(_) => Loss::Tls,
-            Failure::Http(_) => Loss::Http,
-        };
+            Failure::X509(_) => self.verdict.figures.x509_errors += 1,
+            _ => {}
+        }
+        let Some(loss) = Loss::of(failure) else { return };
         let waited = attempt.done.since(attempt.due);
         let instance = self.served_by.get(attempt.stream.as_str()).copied();
         let lost = Lost { loss, due: Some(attempt.due), seen: attempt.done, instance, node: self.node };
         self.lose(&lost, &format!("{}: {failure} after {waited:.1?}", attempt.stream));
+    }
+
+    /// What its clients met is told by its promise.
+    fn storm(&mut self, plan: &Plan) {
+        let tries = self.record.storm.iter().flat_map(|storm| &storm.tries);
+        for (_, answer) in tries {
+            match answer {
+                Answer::Failed(Failure::Local(why)) => *self.local.entry(why.clone()).or_default() += 1,
+                Answer::Failed(Failure::X509(_)) => self.verdict.figures.x509_errors += 1,
+                _ => {}
+            }
+        }
+        if plan.load.storm > 0 && self.record.storm.is_none() {
+            self.object("there was no storm".into());
+        }
     }
 
     fn ends(&mut self, ends: &[StreamEnd]) {
@@ -342,7 +349,9 @@ impl<'a> Judge<'a> {
             self.object(trouble.clone());
         }
         for (why, count) in std::mem::take(&mut self.local) {
-            self.object(format!("{count} requests failed on this machine's own account ({why}): a lower --rate helps"));
+            self.object(format!(
+                "{count} requests failed on this machine's own account ({why}): a lower --rate or --storm helps"
+            ));
         }
         let behind = self.record.behind;
         if behind > MOST_BEHIND {

@@ -4,7 +4,7 @@ use super::observe::{Observed, Said};
 use super::{Instances, Joined, objects};
 use crate::certs::{Certs, Names};
 use crate::netns::Namespace;
-use crate::record::{Failure, Protocol, STREAM_HEADER, Signed, Stamp, StreamEnd, StreamId, What};
+use crate::record::{Answer, Failure, Protocol, STREAM_HEADER, Signed, Stamp, StreamEnd, StreamId, What};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::{http1, http2};
@@ -276,6 +276,12 @@ impl Link {
         let response = self.first(request).await?;
         let status = response.status();
         Ok((status, whole(response.into_body()).await?))
+    }
+
+    /// What a status means.
+    pub(super) fn judge(&self, status: StatusCode) -> Answer {
+        let (instance, status) = (self.instance.clone(), status.as_u16());
+        if status < 400 { Answer::Good { instance } } else { Answer::Bad { instance, status } }
     }
 
     /// Waits until the connection ends without this side wanting it; how it did. Cancel-safe.

@@ -161,7 +161,7 @@ impl<V: View> Follower<V> {
     ) -> Result<Option<hyper::Response<Incoming>>, Failure> {
         if self.revision.is_none() {
             let response = link.first(get(self.path.clone())).await?;
-            let answer = self.client.judge(link, response.status());
+            let answer = link.judge(response.status());
             let good = matches!(answer, Answer::Good { .. });
             let body = dial::whole(response.into_body()).await?;
             self.client.attempt(*kind, &link.stream, due.stamp, answer);
@@ -179,7 +179,7 @@ impl<V: View> Follower<V> {
         // The watch was answered, if only that its revision is too old.
         let gone = response.status() == StatusCode::GONE;
         let status = if gone { StatusCode::OK } else { response.status() };
-        let answer = self.client.judge(link, status);
+        let answer = link.judge(status);
         let good = matches!(answer, Answer::Good { .. }) && !gone;
         self.client.attempt(*kind, &link.stream, due.stamp, answer);
         if gone {

@@ -6,6 +6,7 @@
 //!
 //! * `fresh` opens new connections, `kept` keeps them, `slow` reads large answers slowly.
 //! * `watch` counts what `writer` writes, `informer` keeps a copy of it, or of what nobody writes; all `follow`.
+//! * `storm` are many that come at one moment, and again.
 //! * `anonymous` is `fresh` alone, and `known` all of them, against an apiserver of somebody else's, for scripts that have one;
 //!   `closed` measures how fast it is, by no timetable.
 //! * `dial` is a connection of any of them; `observe` sees how its instance ends it.
@@ -31,6 +32,7 @@ mod objects;
 mod observe;
 mod sequence;
 mod slow;
+mod storm;
 mod timetable;
 mod watch;
 mod writer;
@@ -40,12 +42,12 @@ pub use closed::Closed;
 pub use dial::Target;
 pub(crate) use grant::{create_node, grant};
 pub use known::Known;
+pub(crate) use storm::Storm;
 
 use super::network::Node;
 use super::plan::{LoadPlan, RATE, UNANSWERED};
 use super::record::{Answer, AtNode, Attempt, Kind, Recorder, Stamp, StreamId, What};
 use dial::{Link, Unsent};
-use hyper::StatusCode;
 use informer::Scope;
 use objects::Tag;
 use std::collections::{BTreeMap, BTreeSet};
@@ -333,13 +335,6 @@ impl Client {
         self.recorder.note(|r| r.attempts.push(attempt));
     }
 
-    /// What a status means.
-    fn judge(&self, link: &Link, status: StatusCode) -> Answer {
-        let instance = link.instance.clone();
-        let status = status.as_u16();
-        if status < 400 { Answer::Good { instance } } else { Answer::Bad { instance, status } }
-    }
-
     /// Connects and sends a first request: an attempt of kind [`Kind::New`]. The link is there when
     /// it was answered.
     async fn open(&self, protocol: super::record::Protocol, stream: StreamId, entry: Entry, due: Due) -> Option<Link> {
@@ -371,7 +366,7 @@ impl Client {
         if entry.ask == Ask::Create && status.is_success() {
             self.ledger.created(name);
         }
-        Ok(self.judge(link, status))
+        Ok(link.judge(status))
     }
 }
 

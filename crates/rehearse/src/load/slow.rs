@@ -44,7 +44,7 @@ async fn read(client: &Client, stream: String) {
         Ok(opened) => opened,
         Err(failure) => return client.attempt(Kind::New, &stream, due.stamp, Answer::Failed(failure)),
     };
-    client.attempt(Kind::New, &stream, due.stamp, client.judge(&link, response.status()));
+    client.attempt(Kind::New, &stream, due.stamp, link.judge(response.status()));
     match slowly(response.into_body()).await {
         Ok(()) => client.recorder.note(|r| r.slow_reads += 1),
         Err(how) => ended(client, &link, how),

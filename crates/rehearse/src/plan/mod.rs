@@ -21,6 +21,10 @@ pub const UNANSWERED: Duration = Duration::from_secs(15);
 /// timetable.
 pub const RATE: RangeInclusive<u32> = 20..=1000;
 
+/// New connections a second, for each processor of the node, at which a shim with a gate turns the direct path off; it is on again
+/// below half of them.
+pub const CROWD: u32 = 100;
+
 /// Clients with a kept connection: one each of HTTP/1.1 and HTTP/2 at least.
 pub const CLIENTS: RangeInclusive<u32> = 2..=200;
 
@@ -29,6 +33,9 @@ pub const WATCHES: RangeInclusive<u32> = 1..=500;
 
 /// Clients that read a large answer slowly.
 pub const SLOW_READERS: RangeInclusive<u32> = 0..=100;
+
+/// Clients of a storm: with more, one process that computes all of their handshakes is what is slow.
+pub const STORM: RangeInclusive<u32> = 0..=20_000;
 
 /// Consecutive upgrades.
 pub const UPGRADES: RangeInclusive<u32> = 1..=1000;
@@ -141,6 +148,8 @@ pub struct LoadPlan {
     pub watches: u32,
     /// Clients that read a large answer slowly, in [`SLOW_READERS`].
     pub slow_readers: u32,
+    /// Clients that come at one moment after the first switch, in [`STORM`].
+    pub storm: u32,
     /// What is random in the clients follows from it.
     pub seed: u64,
     /// How long the last writes may take to arrive at watches, at the end.
@@ -149,7 +158,7 @@ pub struct LoadPlan {
 
 impl Default for LoadPlan {
     fn default() -> Self {
-        Self { rate: 100, clients: 8, watches: 8, slow_readers: 0, seed: 0, catch_up: Duration::from_secs(5) }
+        Self { rate: 100, clients: 8, watches: 8, slow_readers: 0, storm: 0, seed: 0, catch_up: Duration::from_secs(5) }
     }
 }
 
@@ -260,7 +269,8 @@ impl LoadPlan {
     /// connection for [`UNANSWERED`], the store's sockets come on top.
     fn descriptors(&self) -> u64 {
         let fresh = u64::from(self.rate) * UNANSWERED.as_secs();
-        fresh + 2 * u64::from(self.clients) + 3 * u64::from(self.watches + self.slow_readers) + 128
+        let others = 2 * u64::from(self.clients) + 3 * u64::from(self.watches + self.slow_readers) + 128;
+        fresh + u64::from(self.storm) + others
     }
 }
 

@@ -1,5 +1,7 @@
 //! Numbers for people: separators between thousands, and units.
 
+use crate::data::{Gate, Storm};
+
 /// A number with separators between thousands.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
@@ -47,6 +49,37 @@ pub(crate) fn percent(share: f64) -> String {
 pub fn bytes(bytes: u64) -> String {
     let gib = bytes as f64 / f64::from(1 << 30);
     if gib < 1.0 { format!("{:.0} MiB", gib * 1024.0) } else { format!("{gib:.1} GiB") }
+}
+
+/// How a storm's clients were served, and what they met before.
+pub(crate) fn storm(storm: &Storm) -> String {
+    let served = match storm.all_served_ms {
+        Some(ms) => format!("all served within {}", wait(ms)),
+        None => format!("only {} were served", count(storm.served)),
+    };
+    let gave_up = (storm.gave_up > 0).then(|| of(storm.gave_up, "try given up", "tries given up"));
+    let failed = storm.failed.iter().map(|tally| format!("{} {}", count(tally.count), tally.text));
+    match &gave_up.into_iter().chain(failed).collect::<Vec<_>>()[..] {
+        [] => format!("{served}, at the first try"),
+        failed => format!("{served}; {}", failed.join(", ")),
+    }
+}
+
+/// How many waited at the gates, and why some had no turn.
+pub(crate) fn gate(gate: &Gate) -> String {
+    let all = gate.waited.values().chain(gate.dropped.values()).sum();
+    let why = |(reason, clients): (&String, &u64)| {
+        let words = match reason.as_str() {
+            "full" => "for lack of room",
+            "expired" => "after 15 s",
+            "left" => "that had left",
+            other => other,
+        };
+        format!("{} {words}", count(*clients))
+    };
+    let dropped: Vec<_> = gate.dropped.iter().filter(|(_, count)| **count > 0).map(why).collect();
+    let dropped = if dropped.is_empty() { "none".to_owned() } else { dropped.join(", ") };
+    format!("{} had to wait, dropped: {dropped}", of(all, "client", "clients"))
 }
 
 /// How long the Service named a node that was away: [`crate::data::Ran::longest_named`].

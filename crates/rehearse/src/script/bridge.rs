@@ -45,6 +45,8 @@ impl Play<'_> {
         let before = self.stage.bridge_status().own.listener;
         self.say(&format!("stop {}", old.name));
         self.stop(old).await;
+        // It goes through the bridge: nothing of berth is there after it.
+        self.storm().await?;
         let slow = new.fault.map(|fault| self.inject(fault, &new.name, Standby::Bridge));
         self.start_own(new).await?;
         if slow.is_some() && !new.apiserver.is_stand_in() {

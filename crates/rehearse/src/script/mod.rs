@@ -8,13 +8,15 @@ mod nodes;
 
 use super::direct;
 use super::fault::{Fault, SLOW, Standby};
+use super::gate;
 use super::hub;
 use super::instance::Instance;
-use super::load::{Load, Target, grant};
+use super::load::{self, Load, Target, grant};
 use super::monitor::Monitor;
 use super::plan::{Plan, Via};
 use super::progress::Progress;
-use super::record::{Recorder, Stamp, names};
+use super::record::{Recorder, Stamp, Storm, names};
+use super::setting::Setting;
 use super::stage::{Error, Stage, Stages};
 use super::topology::Role;
 use super::verdict::{NEW, OLD};
@@ -22,6 +24,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixListener;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 /// kube-apiserver's reconciler puts the survivor's address back within ten seconds.
@@ -40,7 +43,7 @@ pub(crate) async fn play(plan: &Plan, stages: &mut Stages, recorder: &Arc<Record
         Error::Unavailable(format!("cannot make the socket {} (TMPDIR names another place): {e}", path.display()))
     })?;
     // Aborted with this future when it is dropped.
-    let mut background = tokio::task::JoinSet::new();
+    let mut background = JoinSet::new();
     background.spawn(hub::serve(socket, Arc::default(), Arc::clone(recorder)));
     let progress = Progress::new(recorder);
     if plan.etcd.is_none() && !plan.old.is_stand_in() {
@@ -55,7 +58,7 @@ pub(crate) async fn play(plan: &Plan, stages: &mut Stages, recorder: &Arc<Record
 
 async fn one_node(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>, progress: &Progress) -> Result<(), Error> {
     let monitor = Monitor::new(&stage.setting);
-    let mut background = tokio::task::JoinSet::new();
+    let mut background = JoinSet::new();
     let service = (plan.netns && !plan.old.is_stand_in())
         .then(|| background.spawn(monitor.clone().watch_service(Arc::clone(recorder))));
     if service.is_none() && !plan.old.is_stand_in() {
@@ -80,6 +83,7 @@ async fn one_node(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>, prog
         }
         background.spawn(direct::watch(play.stage.setting.clone(), Arc::clone(recorder)));
     }
+    watch_gates(plan, &play.stage.setting, recorder, &mut background);
     let load = start_load(plan, play.stage, &[], recorder, progress).await?;
     for fault in plan.faults.iter().filter(|fault| fault.fails_the_upgrade()) {
         match play.stage.layout.bridges() {
@@ -94,6 +98,7 @@ async fn one_node(plan: &Plan, stage: &mut Stage, recorder: &Arc<Recorder>, prog
     for upgrade in 1..=plan.upgrades {
         let (new, faults) = next(plan, None, upgrade, upgrade == 1);
         play.upgrade(&old, &new, &faults).await?;
+        play.storm().await?;
         sleep(plan.timing.phase).await;
         if service.is_some() {
             play.service_back().await;
@@ -126,12 +131,44 @@ async fn start_load(
         "load: {} new connections a second, {} kept connections, {} watches, seed {}",
         load.rate, load.clients, load.watches, load.seed
     ));
-    let target = Target::new(front.setting.address, &front.setting.certs)
-        .map_err(|e| Error::Unavailable(format!("cannot use the certificates just made: {e}")))?;
+    let target = target(&front.setting)?;
     let load = Load::start(load, &target, nodes, &front.instances(), recorder).await.map_err(Error::Unavailable)?;
     recorder.note(|r| r.began = Some(Stamp::now()));
     sleep(plan.timing.phase).await;
     Ok(load)
+}
+
+/// Looks for whom a storm lets wait, if there is to be one.
+fn watch_gates(plan: &Plan, setting: &Setting, recorder: &Arc<Recorder>, background: &mut JoinSet<()>) {
+    if plan.load.storm > 0 {
+        background.spawn(gate::watch(setting.clone(), Arc::clone(recorder)));
+    }
+}
+
+fn target(setting: &Setting) -> Result<Target, Error> {
+    Target::new(setting.address, &setting.certs)
+        .map_err(|e| Error::Unavailable(format!("cannot use the certificates just made: {e}")))
+}
+
+/// The storm, if there is to be one and was none yet. Returns when each of its clients was served, or came in vain for long.
+async fn storm(plan: &Plan, setting: &Setting, recorder: &Recorder, progress: &Progress) -> Result<(), Error> {
+    let clients = plan.load.storm;
+    if clients == 0 || recorder.look(|r| r.storm.is_some()) {
+        return Ok(());
+    }
+    progress.say(&format!("storm: {clients} clients come at once"));
+    let began = Instant::now();
+    recorder.note(|r| r.storm = Some(Storm { clients, at: Stamp::now(), ..Storm::default() }));
+    let mut storm = load::Storm::start(clients, &target(setting)?)
+        .map_err(|e| Error::Unavailable(format!("no thread for the storm's clients: {e}")))?;
+    let note = |write: &dyn Fn(&mut Storm)| recorder.note(|r| r.storm.iter_mut().for_each(write));
+    while let Some(tried) = storm.tries.recv().await {
+        note(&|storm| storm.tries.push(tried.clone()));
+    }
+    note(&|storm| storm.over = Some(Stamp::now()));
+    let served = recorder.look(|r| r.storm.iter().map(|storm| storm.served().count()).sum::<usize>());
+    progress.say(&format!("{served} of the storm's clients were served, within {:.1?}", began.elapsed()));
+    Ok(())
 }
 
 async fn finish(load: Load, recorder: &Recorder) {
@@ -171,6 +208,10 @@ struct Play<'a> {
 impl Play<'_> {
     fn say(&self, what: &str) {
         self.progress.say(what);
+    }
+
+    async fn storm(&self) -> Result<(), Error> {
+        storm(self.plan, &self.stage.setting, self.recorder, self.progress).await
     }
 
     async fn upgrade(&mut self, old: &Instance, new: &Instance, faults: &[Fault]) -> Result<(), Error> {

@@ -4,7 +4,7 @@
 //! kube-proxy, and what is seen of the Service, come from one more kube-apiserver, the *observer*. It stays, and writes no
 //! address: through one that stops, they would be blind to what that does.
 
-use super::{LOOK, Play, SETTLE, instance, next, start_load};
+use super::{LOOK, Play, SETTLE, instance, next, start_load, storm, watch_gates};
 use crate::apiserver::{flag, this};
 use crate::fault::{Fault, Standby};
 use crate::instance::Instance;
@@ -63,6 +63,7 @@ pub(super) async fn play(
     cluster.settle().await?;
 
     let dialed: Vec<_> = stages.nodes.iter().map(|stage| (name(stage), stage.setting.address)).collect();
+    watch_gates(plan, &stages.front().setting, recorder, &mut background);
     let load = start_load(plan, stages.front(), &dialed, recorder, progress).await?;
     for fault in plan.faults.iter().filter(|fault| fault.fails_the_upgrade()) {
         let old = cluster.running[0].clone();
@@ -72,6 +73,7 @@ pub(super) async fn play(
         for number in 0..stages.nodes.len() {
             cluster.upgrade(number, upgrade, &mut stages.nodes[number]).await?;
         }
+        storm(plan, &stages.front().setting, recorder, progress).await?;
         sleep(plan.timing.phase).await;
     }
     let last = stages.nodes.len() - 1;

@@ -11,6 +11,7 @@ mod stages;
 pub(crate) use bridge::Status;
 pub(crate) use directory::sweep;
 pub(crate) use process::forget_settings;
+pub(crate) use seen::of_shims;
 pub(crate) use stages::Stages;
 
 use super::address::free_address;

@@ -10,12 +10,19 @@ use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::registry::instance::{self, ListedInstance, Record};
 use berth_node::registry::{BerthDir, RunDir};
+use berth_node::snapshot::RunDirSnapshot;
 use berth_node::terms::{InstanceHealth, Phase};
 use berth_os::proc_net;
 use nix::unistd::Pid;
 use serde::Deserialize;
 use std::net::{Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+/// How long a shim may take to answer when all are asked: one that hangs has nothing to say.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What errors of Go's crypto/x509 begin with.
 const X509: &str = "x509: ";
@@ -86,6 +93,24 @@ pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<
         Some(_) => Ok(()),
         None => Err("its shim does not know it yet".into()),
     }
+}
+
+/// What the shims of a run directory answer, by their sockets.
+pub(crate) async fn of_shims<T: Send + 'static>(
+    run_dir: &Path,
+    ask: Ask,
+    take: fn(Reply) -> Option<T>,
+) -> Vec<(PathBuf, T)> {
+    let Ok(seen) = RunDirSnapshot::look(Some(run_dir)) else { return Vec::new() };
+    let mut asked = JoinSet::new();
+    for shim in seen.instances.into_iter().filter(|known| known.socket) {
+        let (Ok(path), ask) = (shim.berth.socket_path(&shim.id), ask.clone()) else { continue };
+        asked.spawn(async move {
+            let reply = ipc::ask(&path, ask, PATIENCE).await.ok()?;
+            Some((path, take(reply)?))
+        });
+    }
+    asked.join_all().await.into_iter().flatten().collect()
 }
 
 /// Whether a process listens on an address. Go takes 0.0.0.0 for all addresses of both families, and listens on `::`.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::plan::LoadPlan;
-use crate::record::Steered;
 use crate::record::{EndReport, EndedBy, Player, Protocol, Signed, WatchSum};
+use crate::record::{Steered, Storm};
 
 fn plan() -> Plan {
     Plan { load: LoadPlan { watches: 1, ..LoadPlan::default() }, ..Plan::default() }
@@ -66,6 +66,25 @@ fn a_good_run_holds() {
     );
     let figures = &verdict.figures;
     assert_eq!((figures.wait_p50_ms, figures.wait_p99_ms, figures.wait_max_ms), (1.0, 1.0, 1.0));
+}
+
+#[test]
+fn a_storm_is_judged_by_whether_it_came_and_who_was_served() {
+    let plan = Plan { load: LoadPlan { storm: 2, ..plan().load }, ..plan() };
+    let with = |answers: &[Answer]| {
+        let tries = answers.iter().map(|answer| (Stamp(2_300_000_000), answer.clone())).collect();
+        let storm = Storm { clients: 2, at: Stamp(2_200_000_000), over: Some(Stamp(2_400_000_000)), tries };
+        judge(&Record { storm: Some(storm), ..good() }, &plan)
+    };
+    let served = || Answer::Good { instance: NEW.into() };
+    let [gave_up, local] = [Failure::Unanswered, Failure::Local("no port".into())].map(Answer::Failed);
+    // Who came again lost nothing.
+    let verdict = with(&[served(), gave_up.clone(), served()]);
+    assert!(verdict.held() && verdict.lost() == 0 && verdict.figures.requests == 300, "{verdict:#?}");
+    let verdict = with(&[served(), gave_up]);
+    assert!(!verdict.held() && !verdict.kept() && verdict.lost() == 0, "{verdict:#?}");
+    assert_eq!(with(&[served(), local, served()]).objections.len(), 1);
+    assert_eq!(judge(&good(), &plan).objections, ["there was no storm"]);
 }
 
 #[test]

@@ -11,12 +11,12 @@ mod tests;
 use super::{environment, format};
 use crate::data::{
     self, Away, ByAddress, Command, ControlStreams, Direct, Informer, Instance, Mark, MarkKind, Period, Program,
-    Promise, Ran, Report, Run, RunOutcome, Tally, Verdict,
+    Promise, Ran, Report, Run, RunOutcome, Storm, Tally, Verdict,
 };
 use crate::network::SERVICE;
 use crate::plan::{Plan, Via};
 use crate::promise::{Forgotten, Promise as Promised};
-use crate::record::{Answer, Attempt, Injected, Kind, Player, Record, Stamp};
+use crate::record::{Answer, Attempt, Failure, Injected, Kind, Player, Record, Stamp, Storm as Stormed};
 use crate::verdict::{Loss, LostAtNode, Verdict as Judged, millis};
 use crate::{Rehearsed, Run as Played};
 use std::collections::{BTreeMap, BTreeSet};
@@ -86,6 +86,8 @@ fn ran(played: &Played, control: Option<&Judged>) -> Ran {
         informers: informers(record),
         control_streams: control_streams(record),
         endpoint_gaps: endpoint_gaps(record, &span),
+        storm: record.storm.as_ref().map(|storm| self::storm(storm, &span)),
+        gate: record.gates.as_ref().map(|gates| series::gate(gates, &span)),
         direct: direct(record, &span),
         by_address: by_address(record, judged),
         away: away(record, &span),
@@ -209,7 +211,7 @@ fn promise(promised: &Promised, span: &Span) -> Promise {
         format!("{lost} lost on the direct path when the instance was killed")
     });
     Promise {
-        fault: promised.fault.to_string(),
+        fault: promised.fault.clone(),
         instance: promised.instance.clone(),
         from_ms: span.ms(promised.at),
         to_ms: promised.over.map(|over| span.ms(over)),
@@ -241,6 +243,30 @@ fn control_streams(record: &Record) -> BTreeMap<String, ControlStreams> {
 fn endpoint_gaps(record: &Record, span: &Span) -> Option<Vec<Period>> {
     let period = |(from, to): &(Stamp, Stamp)| Period { from_ms: span.ms(*from), to_ms: span.ms(*to) };
     Some(record.endpoint_gaps.as_ref()?.iter().map(period).collect())
+}
+
+fn storm(storm: &Stormed, span: &Span) -> Storm {
+    let mut served: Vec<Stamp> = storm.served().collect();
+    served.sort_unstable();
+    let after = |at: &Stamp| millis(at.since(storm.at));
+    let mut failed: BTreeMap<Loss, u64> = BTreeMap::new();
+    for (_, answer) in &storm.tries {
+        let loss = match answer {
+            Answer::Good { .. } | Answer::Failed(Failure::Unanswered) => None,
+            Answer::Bad { .. } => Some(Loss::BadStatus),
+            Answer::Failed(failure) => Loss::of(failure),
+        };
+        loss.inspect(|loss| *failed.entry(*loss).or_default() += 1);
+    }
+    Storm {
+        from_ms: span.ms(storm.at),
+        clients: storm.clients.into(),
+        served: served.len() as u64,
+        half_served_ms: served.get((storm.clients as usize).div_ceil(2).saturating_sub(1)).map(after),
+        all_served_ms: storm.all_served().as_ref().map(after),
+        gave_up: storm.gave_up(),
+        failed: failed.into_iter().map(|(loss, count)| loss.tally(count)).collect(),
+    }
 }
 
 fn direct(record: &Record, span: &Span) -> Option<Direct> {
@@ -312,7 +338,7 @@ fn marks(record: &Record, judged: &Judged, span: &Span) -> Vec<Mark> {
         marks.insert((span.ms(moment.at), &moment.instance, what), moment.text.clone());
     }
     for promised in &judged.promises {
-        marks.insert((span.ms(promised.at), &promised.instance, MarkKind::Fault), promised.fault.to_string());
+        marks.insert((span.ms(promised.at), &promised.instance, MarkKind::Fault), promised.fault.clone());
     }
     // What both an instance and the script saw is told once, until something happens to the instance.
     let mut told: BTreeSet<(&str, MarkKind)> = BTreeSet::new();

@@ -2,10 +2,11 @@
 
 use super::Span;
 use super::streams::Lives;
-use crate::data::Timeline;
+use crate::data::{Gate, Timeline};
+use crate::gate::{Gates, Look};
 use crate::record::{Answer, Record, Stamp};
 use crate::verdict::{Verdict, millis};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Steps that a timeline has at most: about as many as a plot can show.
@@ -60,6 +61,35 @@ pub(super) fn timeline(record: &Record, verdict: &Verdict, lives: &Lives<'_>, sp
         open.for_each(|step| steps.count(&mut timeline.open_connections, life.instance, step, 1));
     }
     timeline
+}
+
+pub(super) fn gate(gates: &Gates, span: &Span) -> Gate {
+    let steps = Steps::of(span);
+    let over = |value: &dyn Fn(&Look) -> u64| {
+        let mut seen = vec![Vec::new(); steps.count];
+        for (at, look) in &gates.looks {
+            if let Some(step) = steps.at(*at) {
+                seen[step].push(value(look));
+            }
+        }
+        let most = seen.into_iter().scan(0, |last, seen| {
+            let most = seen.iter().copied().max().unwrap_or(*last);
+            *last = seen.last().copied().unwrap_or(*last);
+            Some(most)
+        });
+        most.collect::<Vec<u64>>()
+    };
+    let looks = || gates.looks.iter().filter(|(at, _)| *at >= span.began).map(|(_, look)| look);
+    let classes: BTreeSet<&String> = looks().flat_map(|look| look.waiting.keys()).collect();
+    let of_class = |look: &Look, class: &String| look.waiting.get(class).copied().unwrap_or_default();
+    Gate {
+        waited: gates.counted.waited.clone(),
+        dropped: gates.counted.dropped.clone(),
+        most_waiting: looks().map(|look| look.waiting.values().sum()).max().unwrap_or_default(),
+        waiting: classes.into_iter().map(|class| (class.clone(), over(&|look| of_class(look, class)))).collect(),
+        openings: over(&|look| look.openings),
+        limit: over(&|look| look.limit),
+    }
 }
 
 #[derive(Debug, Clone, Copy)]

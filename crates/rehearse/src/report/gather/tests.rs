@@ -1,6 +1,7 @@
 use super::*;
 use crate::data::{Flaw, Gap, Segment, Timeline, Watch};
 use crate::fault::{Fault, Standby};
+use crate::gate::{Gates, Look};
 use crate::plan::{LoadPlan, Plan};
 use crate::record::{
     Answer, AtNode, Attempt, Control, EndReport, EndedBy, Failure, Injected, InjectedNode, Kind, NamedFrom, Player,
@@ -237,9 +238,52 @@ fn losses_are_where_they_happened() {
 }
 
 #[test]
+fn a_storm_is_told_by_when_its_clients_were_served_and_what_failed_before() {
+    let mut record = record();
+    let [gave_up, reset] = [Failure::Unanswered, Failure::Reset].map(Answer::Failed);
+    let bad = Answer::Bad { instance: NEW.into(), status: 429 };
+    let tries =
+        [(2_110, good(NEW)), (2_100, reset), (2_120, bad), (2_400, gave_up), (2_900, good(NEW)), (2_600, good(NEW))];
+    let tries = tries.map(|(ms, answer)| (at(ms), answer)).into();
+    record.storm = Some(Stormed { clients: 3, at: at(2_100), over: Some(at(2_900)), tries });
+    let ran = gathered(record);
+    let storm = ran.storm.unwrap();
+    assert_eq!((storm.from_ms, storm.clients, storm.served, storm.gave_up), (2_100, 3, 3, 1));
+    assert_eq!((storm.half_served_ms, storm.all_served_ms), (Some(500.0), Some(800.0)));
+    assert_eq!(storm.failed, [Loss::Reset.tally(1), Loss::BadStatus.tally(1)]);
+    assert_eq!((ran.promises[0].fault.as_str(), ran.promises[0].held, ran.figures.requests), ("storm", true, 302));
+    assert!(ran.marks.iter().any(|mark| mark.words() == "storm"));
+}
+
+#[test]
+fn who_waits_at_the_gate_is_told_in_the_steps_of_the_timeline() {
+    let mut record = record();
+    let mut gates = Gates::default();
+    let look = |others, first, openings| Look {
+        waiting: [("first", first), ("others", others)].map(|(class, count)| (class.to_owned(), count)).into(),
+        openings,
+        limit: 4,
+    };
+    // Before the load, twice in a step, and after some in which nobody was asked.
+    gates.looks = [(-10, look(99, 0, 9)), (100, look(7, 1, 4)), (110, look(5, 2, 3)), (270, look(0, 0, 1))]
+        .map(|(ms, look)| (at(ms), look))
+        .into();
+    gates.counted.dropped.insert("left".into(), 3);
+    record.gates = Some(gates);
+    let ran = gathered(record);
+    let gate = ran.gate.unwrap();
+    assert_eq!(ran.timeline.step_ms, 50);
+    assert_eq!(gate.waiting["others"][..8], [0, 0, 7, 5, 5, 0, 0, 0]);
+    assert_eq!(gate.waiting["first"][..8], [0, 0, 2, 2, 2, 0, 0, 0]);
+    assert_eq!((&gate.openings[..6], &gate.limit[..4]), (&[0, 0, 4, 3, 3, 1][..], &[0, 0, 4, 4][..]));
+    assert!([&gate.openings, &gate.limit].iter().all(|counts| counts.len() == ran.timeline.allowed.len()));
+    assert_eq!((gate.most_waiting, gate.dropped["left"]), (8, 3));
+}
+
+#[test]
 fn promises_and_what_they_allow() {
     let promised = |broken: &[&str]| Promised {
-        fault: Fault::KillShim,
+        fault: Fault::KillShim.to_string(),
         instance: OLD.into(),
         text: "p",
         at: at(500),
@@ -256,7 +300,7 @@ fn promises_and_what_they_allow() {
         "{}",
         kept.verdict.summary
     );
-    let direct = Promised { fault: Fault::CalmCrash, on_direct: true, ..promised(&[]) };
+    let direct = Promised { fault: Fault::CalmCrash.to_string(), on_direct: true, ..promised(&[]) };
     let direct = gathered_with(record(), |played| played.verdict.promises.push(direct));
     assert_eq!(data::count_of(&direct.verdict.apart, "allowed_direct"), 2);
     let told = "2 new connections lost on the direct path when the instance was killed";

@@ -62,6 +62,16 @@ pub(super) fn section(runs: &[Run]) -> Markup {
                                 @for run in runs { (cell(run, |r| format::named(r.longest_named()))) }
                             }
                         }
+                        @if made.iter().any(|ran| ran.storm.is_some()) {
+                            tr {
+                                th scope="row" { "Storm served within" }
+                                @for run in runs { (cell(run, |r| r.storm.as_ref().map_or("–".into(), |storm| format::named(storm.all_served_ms)))) }
+                            }
+                            tr {
+                                th scope="row" { "Storm: tries given up" }
+                                @for run in runs { (cell(run, |r| r.storm.as_ref().map_or("–".into(), |storm| format::count(storm.gave_up)))) }
+                            }
+                        }
                         @if gap {
                             tr {
                                 th scope="row" { "Endpoints empty for" }

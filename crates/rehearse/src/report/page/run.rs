@@ -23,6 +23,7 @@ pub(super) fn section(run: &Run, index: usize, several: bool) -> Markup {
                     (objections(ran))
                     (timeline(ran, &id))
                     (promises(ran))
+                    (storm(ran))
                     (by_address(ran))
                     (away(ran))
                     (sums(ran))
@@ -64,6 +65,9 @@ pub(super) fn tiles(ran: &Ran) -> Markup {
             (tile("Longest wait", &format::wait(figures.wait_max_ms), &format!("99 % within {}", format::wait(figures.wait_p99_ms))))
             (tile("Longest silence", &format::wait(figures.longest_silence_ms), &silent))
             (tile("Watch events", &format::count(figures.watch_events), &events))
+            @if let Some(storm) = &ran.storm {
+                (tile("Storm", &format::count(storm.clients), &format::storm(storm)))
+            }
             @if let Some(direct) = &ran.direct {
                 (tile("Steered", &format::count(direct.steered), &format!("past the shims, {} of the time", format::percent(direct.on_share))))
             }
@@ -143,7 +147,7 @@ fn timeline(ran: &Ran, id: &str) -> Markup {
 fn promises(ran: &Ran) -> Markup {
     html! {
         @if !ran.promises.is_empty() {
-            h3 { "What each fault did" }
+            h3 { (if ran.storm.is_some() { "What was promised" } else { "What each fault did" }) }
             div.promises {
                 @for promise in &ran.promises {
                     article.promise.broken[!promise.held] {
@@ -164,6 +168,47 @@ fn promises(ran: &Ran) -> Markup {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Those that came at one moment, and all that waited.
+fn storm(ran: &Ran) -> Markup {
+    let after = |ms: Option<f64>| ms.map_or_else(|| "never".to_owned(), format::wait);
+    let mut rows: Vec<(String, String)> = Vec::new();
+    if let Some(storm) = &ran.storm {
+        rows.push(("clients of the storm".into(), format::count(storm.clients)));
+        rows.push(("of those served".into(), format::count(storm.served)));
+        rows.push(("half were served within".into(), after(storm.half_served_ms)));
+        rows.push(("all were served within".into(), after(storm.all_served_ms)));
+        rows.push((
+            "tries given up: no TLS handshake for 10 s, or no answer for 15 s".into(),
+            format::count(storm.gave_up),
+        ));
+        rows.extend(
+            storm.failed.iter().map(|tally| (format!("tries that failed: {}", tally.text), format::count(tally.count))),
+        );
+    }
+    if let Some(gate) = &ran.gate {
+        rows.push(("most that were seen to wait at the gate at a time".into(), format::count(gate.most_waiting)));
+        rows.extend(
+            gate.waited
+                .iter()
+                .map(|(class, count)| (format!("waited and had their turn: class {class}"), format::count(*count))),
+        );
+        rows.extend(
+            gate.dropped
+                .iter()
+                .map(|(reason, count)| (format!("waited and had none: {reason}"), format::count(*count))),
+        );
+    }
+    html! {
+        @if !rows.is_empty() {
+            h3 { "The storm, and who waited at the gate" }
+            table.tallies {
+                tbody { @for (what, count) in &rows { tr { th scope="row" { (what) } td.number { (count) } } } }
+            }
+            @if ran.gate.is_some() { p.quiet { "At the gate, all clients are counted, of the storm or not." } }
         }
     }
 }

@@ -5,6 +5,7 @@
 //! read. A style sheet shows one of them. Instances differ by hatching as well as by colour.
 
 mod counts;
+mod gate;
 mod marks;
 mod requests;
 mod waits;
@@ -218,6 +219,7 @@ pub(super) fn all(frame: Frame, run: &Ran) -> Markup {
         (marks)
         (requests::plot(&view))
         (waits::plot(&view))
+        @if let Some(gate) = &run.gate { (gate::plot(&view, gate)) }
         (counts::connections(&view))
         (watches::plot(&view))
     }
