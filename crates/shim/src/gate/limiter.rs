@@ -4,7 +4,7 @@
 //! a processor. It grows by one with each opening that is fast while the bound was reached, or one source's share of it, so
 //! that in calm nobody ever waits for it; and shrinks by the gradient (calm time ÷ time now), as the limiters of Envoy and
 //! Netflix do, while openings take more than twice their calm time. A young instance has a second bound beside that, which
-//! doubles every 5 s.
+//! doubles every 5 s, and grows by one with each opening that takes no longer than 10 ms.
 
 use std::time::Duration;
 use tokio::time::Instant;
@@ -115,8 +115,14 @@ impl Limiter {
             window.took.push(took);
         }
         window.most_in_flight = window.most_in_flight.max(in_flight);
-        if !self.is_slow && took <= self.slow() && reached && self.bound <= self.young.0 {
-            self.bound = (self.bound + 1.0).min(MOST);
+        if !self.is_slow && took <= self.slow() && reached {
+            // What is so fast needs no ramp.
+            if took <= FAST {
+                self.young.0 = (self.young.0 + 1.0).min(MOST);
+            }
+            if self.bound <= self.young.0 {
+                self.bound = (self.bound + 1.0).min(MOST);
+            }
         }
     }
 
@@ -195,13 +201,25 @@ mod tests {
     #[test]
     fn a_young_instance_begins_low_and_doubles() {
         let start = Instant::now();
-        let mut limiter = Limiter::new(PROCESSORS, start);
+        let mut limiter = Limiter { calm: Some(12 * MS), ..Limiter::new(PROCESSORS, start) };
         for doubled in 0..4 {
             let mut now = start + doubled * DOUBLES;
-            crowd(&mut limiter, &mut now, 1000, MS / 100, MS * 500);
+            for _ in 0..1000 {
+                assert!(limiter.bound(now) <= LEAST << doubled);
+                limiter.took(20 * MS, 1000, true, now);
+                now += 4 * MS;
+            }
             assert_eq!(limiter.bound(now), LEAST << doubled);
             assert!(limiter.is_young());
         }
+    }
+
+    #[test]
+    fn a_young_instance_that_is_fast_is_as_any() {
+        let start = Instant::now();
+        let (mut limiter, mut now) = (Limiter::new(PROCESSORS, start), start);
+        crowd(&mut limiter, &mut now, 100, MS / 100, MS * 100);
+        assert!(limiter.bound(now) > 100, "{limiter:?}");
     }
 
     proptest! {
