@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# Builds berth and crates/bench for release, and lets more clients come than an instance opens: with the gate of docs/gate.md and
+# without it, by turns. What is measured, and how, is in crates/bench/src/storm.
+set -euo pipefail
+export LC_ALL=C
+
+readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
+readonly PARTS=(reconnect greedy)
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/storm.sh [--rounds N] [--clients N] [PART...]
+
+Measures what clients meet in a storm, with --max-openings off and auto by turns, and prints a table of medians in
+Markdown for each part. The instance has one CPU, clients and berth have the others; all are in a network namespace that ends
+with them. Needs root, cargo and two CPUs; have nothing else run meanwhile.
+
+  reconnect   an instance whose handshakes and requests take 1 ms of CPU each; 5,000 clients come at once
+  greedy      the same instance; one source opens 2,000 connections a second for 30 s, beside 50 others with 2 a second
+  all if none is given
+
+  --rounds N      times that each part is measured with each value (3)
+  --clients N     clients that come at once (5,000)
+  --help          this text
+
+Variables:
+  BERTH   the berth to measure, instead of a built one
+  CARGO   the cargo command, if not the one on PATH
+  and those that Cargo reads, such as CARGO_TARGET_DIR
+
+Exit status: 0 measured; 64 a wrong argument; 69 something is missing, or broke down; 70 a build failed.
+TEXT
+}
+
+main() {
+    local parts=() part options=()
+    while (($#)); do
+        case $1 in
+            --rounds | --clients)
+                [[ ${2:-} =~ ^[1-9][0-9]{0,5}$ ]] || die $EX_USAGE "$1 needs a number; see --help"
+                options+=("$1" "$2")
+                shift
+                ;;
+            -h | --help) usage && exit 0 ;;
+            *)
+                [[ " ${PARTS[*]} " == *" $1 "* ]] || die $EX_USAGE "unknown argument $1; see --help"
+                parts+=("$1")
+                ;;
+        esac
+        shift
+    done
+    ((${#parts[@]})) || parts=("${PARTS[@]}")
+    root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+    need
+    build
+    work=$(mktemp -d -t berth-storm.XXXXXX)
+    child=
+    trap clear EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    # Where the parts have their files: nothing is left of one that was killed.
+    export TMPDIR=$work
+    # What the options do not say is to be the default.
+    unset "${!BERTH_@}"
+    for part in "${parts[@]}"; do
+        say "$part"
+        printf '\n%s, by %s\n\n' "$part" "$("$berth" --version)"
+        # In the background: what is waited for is interrupted by a signal.
+        "$storm" --berth "$berth" --storm "$part" "${options[@]}" &
+        child=$!
+        wait "$child"
+        child=
+    done
+}
+
+# All that it started ends with it.
+clear() {
+    [[ -z $child ]] || { kill -TERM "$child" && wait "$child"; } 2>/dev/null || :
+    rm -rf -- "$work"
+}
+
+say() { printf 'storm.sh: %s\n' "$*" >&2; }
+
+die() {
+    local status=$1
+    shift
+    say "$@"
+    exit "$status"
+}
+
+need() {
+    ((EUID == 0)) || die $EX_UNAVAILABLE "network namespaces need root"
+    (($(nproc) > 1)) || die $EX_UNAVAILABLE "two CPUs are needed: one for the instance, and one for its clients and berth"
+    cargo=$(command -v -- "${CARGO:-cargo}") || die $EX_UNAVAILABLE "no cargo here: put it on PATH or set CARGO"
+    [[ -z ${BERTH:-} || -x $BERTH ]] || die $EX_UNAVAILABLE "BERTH=$BERTH cannot be run"
+}
+
+build() {
+    local target packages=(--package berth-bench --bin storm)
+    [[ ${BERTH:-} ]] || packages+=(--package berth --bin berth)
+    (cd "$root" && "$cargo" build --quiet --locked --release "${packages[@]}") >&2 ||
+        die $EX_SOFTWARE "cargo build failed; the reason is above"
+    target=$(cd "$root" && realpath -m -- "${CARGO_TARGET_DIR:-target}")/release
+    storm=$target/storm
+    berth=$(realpath -- "${BERTH:-$target/berth}")
+}
+
+main "$@"
