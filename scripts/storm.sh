@@ -5,28 +5,32 @@ set -euo pipefail
 export LC_ALL=C
 
 readonly EX_USAGE=64 EX_UNAVAILABLE=69 EX_SOFTWARE=70
-readonly PARTS=(reconnect greedy)
+readonly PARTS=(reconnect greedy real ramp)
 
 usage() {
     cat <<'TEXT'
-usage: scripts/storm.sh [--rounds N] [--clients N] [PART...]
+usage: scripts/storm.sh [--rounds N] [--clients N] [--informers N] [PART...]
 
 Measures what clients meet in a storm, with --max-openings off and auto by turns, and prints a table of medians in
 Markdown for each part. The instance has one CPU, clients and berth have the others; all are in a network namespace that ends
-with them. Needs root, cargo and two CPUs; have nothing else run meanwhile.
+with them. Needs root, cargo, two CPUs, and for the last two parts openssl and the binaries of scripts/kube-apiserver.sh, which it
+builds if they are not there. Have nothing else run meanwhile.
 
   reconnect   an instance whose handshakes and requests take 1 ms of CPU each; 5,000 clients come at once
   greedy      the same instance; one source opens 2,000 connections a second for 30 s, beside 50 others with 2 a second
-  all if none is given
+  real        reconnect to a kube-apiserver, which has etcd beside it on its CPU and an RSA key of 2,048 bits
+  ramp        a kube-apiserver is restarted; 2,000 informers list 500 ConfigMaps of 1.5 KB and watch them again
+  all if none is given; about 20 minutes
 
   --rounds N      times that each part is measured with each value (3)
   --clients N     clients that come at once (5,000)
+  --informers N   informers of ramp (2,000)
   --help          this text
 
 Variables:
   BERTH   the berth to measure, instead of a built one
   CARGO   the cargo command, if not the one on PATH
-  and those that Cargo reads, such as CARGO_TARGET_DIR
+  and those of scripts/kube-apiserver.sh for the newest version, and of Cargo, such as CARGO_TARGET_DIR
 
 Exit status: 0 measured; 64 a wrong argument; 69 something is missing, or broke down; 70 a build failed.
 TEXT
@@ -36,7 +40,7 @@ main() {
     local parts=() part options=()
     while (($#)); do
         case $1 in
-            --rounds | --clients)
+            --rounds | --clients | --informers)
                 [[ ${2:-} =~ ^[1-9][0-9]{0,5}$ ]] || die $EX_USAGE "$1 needs a number; see --help"
                 options+=("$1" "$2")
                 shift
@@ -52,6 +56,11 @@ main() {
     ((${#parts[@]})) || parts=("${PARTS[@]}")
     root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     need
+    if needs_kubernetes "${parts[@]}"; then
+        type -P openssl >/dev/null || die $EX_UNAVAILABLE "no openssl here, which makes kube-apiserver's key"
+        found=$("$root/scripts/kube-apiserver.sh") || exit
+        eval "$found"
+    fi
     build
     work=$(mktemp -d -t berth-storm.XXXXXX)
     child=
@@ -62,9 +71,13 @@ main() {
     export TMPDIR=$work
     # What the options do not say is to be the default.
     unset "${!BERTH_@}"
+    if needs_kubernetes "${parts[@]}"; then
+        openssl genpkey -quiet -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out "$work/server.key"
+        options+=(--kube-apiserver "$KUBE_APISERVER" --etcd "$ETCD" --server-key "$work/server.key")
+    fi
     for part in "${parts[@]}"; do
         say "$part"
-        printf '\n%s, by %s\n\n' "$part" "$("$berth" --version)"
+        printf '\n%s, by %s%s\n\n' "$part" "$("$berth" --version)" "$(needs_kubernetes "$part" && echo ", $("$KUBE_APISERVER" --version)")"
         # In the background: what is waited for is interrupted by a signal.
         "$storm" --berth "$berth" --storm "$part" "${options[@]}" &
         child=$!
@@ -78,6 +91,8 @@ clear() {
     [[ -z $child ]] || { kill -TERM "$child" && wait "$child"; } 2>/dev/null || :
     rm -rf -- "$work"
 }
+
+needs_kubernetes() { [[ " $* " == *" real "* || " $* " == *" ramp "* ]]; }
 
 say() { printf 'storm.sh: %s\n' "$*" >&2; }
 

@@ -43,9 +43,9 @@ pub struct Certs {
     /// PEM file with its key.
     pub(crate) probe_key_file: PathBuf,
     /// PEM file with the public key of service accounts.
-    pub(crate) account_public_key_file: PathBuf,
+    pub account_public_key_file: PathBuf,
     /// PEM file with the private one.
-    pub(crate) account_key_file: PathBuf,
+    pub account_key_file: PathBuf,
     /// The CA.
     pub ca: CertificateDer<'static>,
     /// Whose each serving certificate is.
@@ -165,9 +165,17 @@ impl Certs {
         if self.cert_file(instance).exists() {
             return Ok(());
         }
-        let key = KeyPair::generate()?;
+        self.issue_for(instance, &KeyPair::generate()?)
+    }
+
+    /// The same for a key that is there, in PEM: one of RSA costs an instance more than those that are made here.
+    pub fn issue_with(&self, instance: &str, key: &str) -> Result<(), Error> {
+        self.issue_for(instance, &KeyPair::from_pem(key)?)
+    }
+
+    fn issue_for(&self, instance: &str, key: &KeyPair) -> Result<(), Error> {
         let serving = params(&self.subjects, ExtendedKeyUsagePurpose::ServerAuth, instance)?;
-        let cert = serving.signed_by(&key, &self.issuer)?;
+        let cert = serving.signed_by(key, &self.issuer)?;
         write(&self.key_file(instance), &key.serialize_pem())?;
         write(&self.cert_file(instance), &cert.pem())?;
         self.names.add(cert.into(), instance);

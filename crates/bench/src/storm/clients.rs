@@ -1,4 +1,4 @@
-//! Those who come, each from an address of its own choice, and the node's own client beside them.
+//! Those who come, each from an address of its own choice, and the node's own client beside them: to whatever there is to come to.
 
 use crate::wire::{ANSWER, HELLO, REQUEST, hear, say};
 use berth_os::socket::{self, Keepalive};
@@ -17,47 +17,68 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// After that it comes again.
-const AGAIN: Duration = Duration::from_secs(1);
+pub(crate) const AGAIN: Duration = Duration::from_secs(1);
 
 /// Time between two requests of a client that is measured.
 const PERIOD: Duration = Duration::from_millis(100);
 
 const KEEPALIVE: Keepalive = Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None };
 
-/// A connection that is open, its first request answered.
-async fn open(from: Ipv4Addr, to: SocketAddr) -> io::Result<TcpStream> {
-    let mut stream = TcpStream::from_std(socket::connect(to, Some(from), &KEEPALIVE)?)?;
-    stream.writable().await?;
-    if let Some(error) = stream.take_error()? {
-        return Err(error);
-    }
-    stream.write_all(&HELLO).await?;
-    hear(&mut stream, ANSWER).await?;
-    ask(&mut stream).await?;
-    Ok(stream)
+/// What stands behind berth, as a client knows it.
+pub(crate) trait Service: Clone + Send + 'static {
+    /// A connection.
+    type Open: 'static;
+
+    /// A connection that is open, its first request answered. There is no bound in time here.
+    fn open(&self, from: Ipv4Addr) -> impl Future<Output = io::Result<Self::Open>>;
+
+    /// A further request, and its answer.
+    fn ask(&self, open: &mut Self::Open) -> impl Future<Output = io::Result<()>>;
 }
 
-async fn ask(stream: &mut TcpStream) -> io::Result<()> {
-    say(stream, REQUEST).await?;
-    hear(stream, REQUEST).await
+/// The stand-in.
+#[derive(Clone, Copy)]
+pub(crate) struct StandIn(pub(crate) SocketAddr);
+
+impl Service for StandIn {
+    type Open = TcpStream;
+
+    async fn open(&self, from: Ipv4Addr) -> io::Result<TcpStream> {
+        let mut stream = TcpStream::from_std(socket::connect(self.0, Some(from), &KEEPALIVE)?)?;
+        stream.writable().await?;
+        if let Some(error) = stream.take_error()? {
+            return Err(error);
+        }
+        stream.write_all(&HELLO).await?;
+        hear(&mut stream, ANSWER).await?;
+        self.ask(&mut stream).await?;
+        Ok(stream)
+    }
+
+    async fn ask(&self, open: &mut TcpStream) -> io::Result<()> {
+        say(open, REQUEST).await?;
+        hear(open, REQUEST).await
+    }
 }
 
 /// What one that has to come until it is served saw.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Served {
     pub(crate) after: Duration,
-    /// Times that it gave up before.
+    /// Times that it gave up before, and that it was refused or reset.
     pub(crate) gave_up: u32,
+    pub(crate) rejected: u32,
 }
 
-/// Comes until it is served, and stays as long as the stream is kept.
-pub(crate) async fn insist(from: Ipv4Addr, to: SocketAddr) -> (Served, TcpStream) {
-    let (began, mut gave_up) = (Instant::now(), 0);
+/// Comes until it is served, and stays as long as the connection is kept.
+pub(crate) async fn insist<S: Service>(from: Ipv4Addr, service: S) -> (Served, S::Open) {
+    let (began, mut gave_up, mut rejected) = (Instant::now(), 0, 0);
     loop {
-        if let Ok(Ok(stream)) = timeout(PATIENCE, open(from, to)).await {
-            return (Served { after: began.elapsed(), gave_up }, stream);
+        match timeout(PATIENCE, service.open(from)).await {
+            Ok(Ok(open)) => return (Served { after: began.elapsed(), gave_up, rejected }, open),
+            Ok(Err(_)) => rejected += 1,
+            Err(_) => gave_up += 1,
         }
-        gave_up += 1;
         sleep(AGAIN).await;
     }
 }
@@ -82,7 +103,7 @@ impl Seen {
 /// A new connection each period, whatever became of those before, until `ends`.
 pub(crate) async fn new_connections(
     from: Ipv4Addr,
-    to: SocketAddr,
+    service: impl Service,
     period: Duration,
     ends: impl Future<Output = ()>,
 ) -> Seen {
@@ -94,10 +115,10 @@ pub(crate) async fn new_connections(
     loop {
         tokio::select! {
             _ = ticks.tick() => {
-                let seen = seen.clone();
+                let (seen, service) = (seen.clone(), service.clone());
                 begun.spawn_local(async move {
                     let began = Instant::now();
-                    let result = timeout(PATIENCE, async { open(from, to).await.map(drop) }).await;
+                    let result = timeout(PATIENCE, async { service.open(from).await.map(drop) }).await;
                     seen.borrow_mut().add(began, &result);
                 });
             }
@@ -112,15 +133,15 @@ pub(crate) async fn new_connections(
 /// A request each period on a connection that was there before, until `ends`.
 pub(crate) async fn kept_connection(
     from: Ipv4Addr,
-    to: SocketAddr,
+    service: impl Service,
     ends: impl Future<Output = ()>,
 ) -> io::Result<Seen> {
-    let mut stream = open(from, to).await?;
+    let mut open = service.open(from).await?;
     let mut seen = Seen::default();
     let mut ends = std::pin::pin!(ends);
     loop {
         let began = Instant::now();
-        let result = timeout(PATIENCE, ask(&mut stream)).await;
+        let result = timeout(PATIENCE, service.ask(&mut open)).await;
         let lost = !matches!(result, Ok(Ok(())));
         seen.add(began, &result);
         if lost {

@@ -1,12 +1,10 @@
 //! An instance whose handshakes cost processor time, on one processor of its own: who comes is served in the order in which its bytes
 //! came, as Go's scheduler does it where there is one processor.
 //!
-//! A process of its own. It says its address on standard output; when its standard input ends, it says what it did and ends.
+//! A process of its own. It says its address on standard output; when its standard input ends, it says how many handshakes it computed and ends.
 
 use crate::wire::{ANSWER, HELLO, REQUEST, hear, say};
-use berth_os::socket;
 use nix::time::{ClockId, clock_gettime};
-use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -14,14 +12,6 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::LocalSet;
-
-/// What it did.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub(crate) struct Done {
-    pub(crate) handshakes: u64,
-    /// Handshakes that were computed for a client that had left.
-    pub(crate) wasted: u64,
-}
 
 /// What it takes of its processor.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +24,7 @@ pub(crate) struct Cost {
 pub(crate) fn run(address: SocketAddr, cost: Cost) -> io::Result<()> {
     berth_os::process::raise_file_limit()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let done = Rc::<Cell<Done>>::default();
+    let handshakes = Rc::<Cell<u64>>::default();
     runtime.block_on(LocalSet::new().run_until(async {
         let socket = TcpSocket::new_v4()?;
         socket.bind(address)?;
@@ -42,21 +32,21 @@ pub(crate) fn run(address: SocketAddr, cost: Cost) -> io::Result<()> {
         println!("{}", listener.local_addr()?);
         let told = tokio::task::spawn_blocking(|| io::stdin().read_to_end(&mut Vec::new()));
         tokio::select! {
-            () = accept(listener, cost, done.clone()) => {}
+            () = accept(listener, cost, handshakes.clone()) => {}
             _ = told => {}
         }
         io::Result::Ok(())
     }))?;
-    println!("{}", serde_json::to_string(&done.get())?);
+    println!("{}", handshakes.get());
     Ok(())
 }
 
-async fn accept(listener: TcpListener, cost: Cost, done: Rc<Cell<Done>>) {
+async fn accept(listener: TcpListener, cost: Cost, handshakes: Rc<Cell<u64>>) {
     loop {
         match listener.accept().await {
             Ok((client, _)) => {
-                let done = done.clone();
-                tokio::task::spawn_local(async move { drop(serve(client, cost, &done).await) });
+                let handshakes = handshakes.clone();
+                tokio::task::spawn_local(async move { drop(serve(client, cost, &handshakes).await) });
             }
             // What ends gives a descriptor back.
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
@@ -64,14 +54,11 @@ async fn accept(listener: TcpListener, cost: Cost, done: Rc<Cell<Done>>) {
     }
 }
 
-async fn serve(mut client: TcpStream, cost: Cost, done: &Cell<Done>) -> io::Result<()> {
+async fn serve(mut client: TcpStream, cost: Cost, handshakes: &Cell<u64>) -> io::Result<()> {
     client.set_nodelay(true)?;
     hear(&mut client, HELLO.len()).await?;
     burn(cost.handshake)?;
-    let mut now = done.get();
-    now.handshakes += 1;
-    now.wasted += u64::from(socket::has_ended(&client));
-    done.set(now);
+    handshakes.set(handshakes.get() + 1);
     say(&mut client, ANSWER).await?;
     loop {
         hear(&mut client, REQUEST).await?;

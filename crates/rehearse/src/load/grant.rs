@@ -26,7 +26,7 @@ const WITHIN: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Grants it, and waits until the apiserver knows. The error says why it does not.
-pub(crate) async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
+pub async fn grant(address: SocketAddr, certs: &Certs) -> Result<(), String> {
     let (admin, client) = targets(address, certs)?;
     let read = objects::get(objects::maps(WRITTEN));
     let granted = async {

@@ -8,7 +8,7 @@
 //! * `watch` counts what `writer` writes, `informer` keeps a copy of it, or of what nobody writes; all `follow`.
 //! * `storm` are many that come at one moment, and again.
 //! * `anonymous` is `fresh` alone, and `known` all of them, against an apiserver of somebody else's, for scripts that have one;
-//!   `closed` measures how fast it is, by no timetable.
+//!   `closed` measures how fast it is, by no timetable; `visitor` is one client whose every step somebody else decides.
 //! * `dial` is a connection of any of them; `observe` sees how its instance ends it.
 //!
 //! With several nodes, the Service `kubernetes` is what all of these dial, and a few more dial each node.
@@ -34,15 +34,18 @@ mod sequence;
 mod slow;
 mod storm;
 mod timetable;
+mod visitor;
 mod watch;
 mod writer;
 
 pub use anonymous::{Anonymous, Connection};
 pub use closed::Closed;
 pub use dial::Target;
-pub(crate) use grant::{create_node, grant};
+pub(crate) use grant::create_node;
+pub use grant::grant;
 pub use known::Known;
 pub(crate) use storm::Storm;
+pub use visitor::{Answer as Answered, Visit, Visitor};
 
 use super::network::Node;
 use super::plan::{LoadPlan, RATE, UNANSWERED};
