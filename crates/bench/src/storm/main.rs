@@ -158,12 +158,18 @@ fn print(cli: &Cli, rounds: &[Vec<Round>]) {
     let Some(first) = rounds.first().and_then(|rounds| rounds.first()) else { return };
     for (row, (name, _)) in first.figures.iter().enumerate() {
         let medians = rounds.iter().map(|rounds| {
-            let mut of: Vec<_> = rounds.iter().map(|round| round.figures[row].1).collect();
-            of.sort_by(f64::total_cmp);
-            format!("{:.1}", of[of.len() / 2])
+            let of: Vec<_> = rounds.iter().map(|round| round.figures[row].1).collect();
+            format!("{:.1}", median(of))
         });
         println!("| {name} | {} |", medians.collect::<Vec<_>>().join(" | "));
     }
+}
+
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    let (low, high) = (of[(of.len() - 1) / 2], of[of.len() / 2]);
+    // Of one that took for ever there is no half.
+    if low == high { low } else { f64::midpoint(low, high) }
 }
 
 fn run(cli: &Cli, gate: &str, processors: &Processors, plane: Option<&ControlPlane>) -> Result<Round> {
@@ -193,4 +199,16 @@ fn stand_in(cli: &Cli, gate: &str, processors: &Processors, runtime: &Runtime, l
     round.figures.push(("handshakes", handshakes as f64));
     round.figures.push((WASTED, handshakes.saturating_sub(round.answered) as f64));
     Ok(round)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn a_median_of_an_even_number_is_between_two() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(vec![f64::INFINITY; 2]), f64::INFINITY);
+    }
 }
