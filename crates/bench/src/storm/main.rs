@@ -13,7 +13,7 @@ mod real;
 mod storms;
 mod wire;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use berth_os::netdevice::{self, Setting};
 use berth_rehearse::netns;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -25,7 +25,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
 
 /// Where berth listens, in a network of which all addresses are the machine's own (RFC 2544).
@@ -175,25 +175,33 @@ fn median(mut of: Vec<f64>) -> f64 {
 fn run(cli: &Cli, gate: &str, processors: &Processors, plane: Option<&ControlPlane>) -> Result<Round> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = LocalSet::new();
-    match (cli.storm, plane) {
-        (Storm::Real, Some(plane)) => runtime.block_on(local.run_until(real::storm(cli, gate, processors, plane))),
-        (Storm::Ramp, Some(plane)) => runtime.block_on(local.run_until(ramp::run(cli, gate, processors, plane))),
-        _ => stand_in(cli, gate, processors, &runtime, local),
-    }
+    runtime.block_on(local.run_until(async {
+        let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let round = async {
+            match (cli.storm, plane) {
+                (Storm::Real, Some(plane)) => real::storm(cli, gate, processors, plane).await,
+                (Storm::Ramp, Some(plane)) => ramp::run(cli, gate, processors, plane).await,
+                _ => stand_in(cli, gate, processors).await,
+            }
+        };
+        // So that its processes end, and its directories are removed.
+        tokio::select! {
+            round = round => round,
+            _ = interrupt.recv() => bail!("interrupted"),
+            _ = terminate.recv() => bail!("terminated"),
+        }
+    }))
 }
 
-fn stand_in(cli: &Cli, gate: &str, processors: &Processors, runtime: &Runtime, local: LocalSet) -> Result<Round> {
+async fn stand_in(cli: &Cli, gate: &str, processors: &Processors) -> Result<Round> {
     let directory = tempfile::Builder::new().prefix("berth-storm-").tempdir()?;
     let mut instance = Instance::start(cli, processors)?;
     let berth = Berth::start(cli, gate, instance.address, &["--probe=tcp".into()], directory.path())?;
     let service = StandIn((NODE, PORT).into());
-    let mut round = runtime.block_on(local.run_until(async {
-        match cli.storm {
-            Storm::Greedy => storms::greedy(&service).await,
-            _ => storms::reconnect(cli, &service).await,
-        }
-    }))?;
-    drop(local);
+    let mut round = match cli.storm {
+        Storm::Greedy => storms::greedy(&service).await?,
+        _ => storms::reconnect(cli, &service).await?,
+    };
     drop(berth);
     let handshakes = instance.end()?;
     round.figures.push(("handshakes", handshakes as f64));
