@@ -122,7 +122,7 @@ pub(crate) struct Dispatcher {
     metrics: Arc<Metrics>,
     ended: Arc<Notify>,
     limit: u64,
-    /// Whether the last accept failed for a reason that lasts; told once, not at each try.
+    /// Whether an accept failed for a reason that lasts since nobody waited; told once, not at each try.
     troubled: AtomicBool,
 }
 
@@ -211,12 +211,18 @@ impl Dispatcher {
                 return Some(Trouble::Exhausted);
             }
             match socket::accept(listener.as_fd()) {
-                Ok((client, peer)) => {
-                    self.troubled.store(false, Relaxed);
-                    self.dispatch(client, peer, None);
-                }
+                Ok((client, peer)) => self.dispatch(client, peer, None),
                 Err(error) => match Trouble::of(&error) {
-                    Trouble::Empty => return Some(Trouble::Empty),
+                    Trouble::Empty => {
+                        // At a limit each connection that ends lets one in, and the next one waits again.
+                        self.troubled.store(false, Relaxed);
+                        return Some(Trouble::Empty);
+                    }
+                    // This shim ended it, or who shared it.
+                    Trouble::Closed => {
+                        self.metrics.accept_failed(Trouble::Closed.as_str());
+                        return Some(Trouble::Closed);
+                    }
                     Trouble::Client => self.metrics.accept_failed(Trouble::Client.as_str()),
                     trouble => {
                         self.trouble(trouble.as_str(), &error);
