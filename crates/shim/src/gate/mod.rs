@@ -14,7 +14,6 @@ mod queue;
 mod source;
 mod storm;
 
-use crate::backend::Instance;
 use crate::config::MaxOpenings;
 use berth_node::ipc::wire::{GateStatus, LongestLine};
 use berth_os::process;
@@ -88,7 +87,7 @@ pub struct Gate {
 
 #[derive(Debug, Default)]
 struct State {
-    /// For each process that listens, by [`Instance::epoch`].
+    /// For each process that listens, by its epoch.
     doors: HashMap<u64, Door>,
     storm: Storm,
 }
@@ -124,10 +123,10 @@ impl Gate {
         Some(Arc::new(Self { fixed, processors, first, state: Mutex::default(), seen: Seen::new() }))
     }
 
-    /// Lets a client that said so many bytes and waits `since` then to an instance, or lines it up.
-    pub(crate) fn enter(self: &Arc<Self>, to: &Instance, client: IpAddr, bytes: usize, since: Instant) -> Entry {
+    /// Lets a client that said so many bytes and waits `since` then to an instance (by its epoch), or lines it up.
+    pub(crate) fn enter(self: &Arc<Self>, to: u64, client: IpAddr, bytes: usize, since: Instant) -> Entry {
         let (source, is_first) = (Source::of(client), self.first.contains(client));
-        let (to, now) = (to.epoch, Instant::now());
+        let now = Instant::now();
         let mut state = self.state();
         let State { doors, storm } = &mut *state;
         if !doors.contains_key(&to) {
@@ -154,12 +153,12 @@ impl Gate {
 
     /// Whether a client would have to wait because the instance is young: another that is ready may take it.
     /// Not for who goes first: it would be the next here.
-    pub(crate) fn is_ramping(&self, to: &Instance, client: IpAddr) -> bool {
+    pub(crate) fn is_ramping(&self, to: u64, client: IpAddr) -> bool {
         if self.fixed.is_some() || self.first.contains(client) {
             return false;
         }
         let (mut state, now) = (self.state(), Instant::now());
-        let Some(door) = state.doors.get_mut(&to.epoch) else { return false };
+        let Some(door) = state.doors.get_mut(&to) else { return false };
         door.in_flight >= door.bound(None, now) && door.limiter.is_young()
     }
 

@@ -1,8 +1,9 @@
 //! One connection, from accept to its end.
 //!
-//! `opening` finds an instance and brings the client's first bytes there (`client_hello`: when they are all), as often as it
-//! takes, from the address that [`source`] names the client by; `copy` moves bytes both ways from then on, with `bulk` where they are many; here is
-//! the frame around both: counting, the line of log, and the reset of what the end of the shim cuts (`abort`). TLS is
+//! `opening` finds an instance and brings the client's first bytes there, as often as it takes, from the address that
+//! [`source`] names the client by. What they are is in `replay_buffer` (`client_hello`: when they are all there), what a
+//! client waits for before in `waiting`. `copy` moves bytes both ways from then on, with `bulk` where they are many; here
+//! is the frame around both: counting, the line of log, and the reset of what the end of the shim cuts (`abort`). TLS is
 //! never opened.
 
 mod abort;
@@ -11,7 +12,9 @@ mod client_hello;
 mod copy;
 mod opening;
 pub(crate) mod outcome;
+mod replay_buffer;
 pub mod source;
+mod waiting;
 
 use crate::backend::{Instance, Table};
 use crate::gate::Gate;
@@ -20,6 +23,7 @@ use abort::AbortOnDrop;
 use berth_node::instance::InstanceId;
 use berth_os::socket::Keepalive;
 use prometheus_client::metrics::histogram::Histogram;
+use replay_buffer::ReplayBuffer;
 use std::net::{SocketAddr, TcpStream as StdTcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -187,7 +191,7 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said:
     let mut instance = None;
     let mut source = None;
     let outcome = 'served: {
-        let Ok(kept) = opening::ReplayBuffer::read(&client, said, pending) else { break 'served Outcome::ClientReset };
+        let Ok(kept) = ReplayBuffer::read(&client, said, pending) else { break 'served Outcome::ClientReset };
         let mut client = match TcpStream::from_std(client) {
             Ok(client) => AbortOnDrop::new(client),
             Err(error) => {

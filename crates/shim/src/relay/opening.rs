@@ -7,30 +7,28 @@
 //! is held. Nobody gets another leg who wants nothing any more. Before each leg is the gate ([`crate::gate`]).
 
 use super::abort::AbortOnDrop;
-use super::client_hello;
 use super::copy::{Watch, with_buffer};
+use super::replay_buffer::ReplayBuffer;
 use super::source::Source;
-use super::{Context, Outcome, Pending};
+use super::waiting::{Held, Line, speaks};
+use super::{Context, Outcome};
 use crate::backend::{Instance, Table};
-use crate::gate::{Entry, Opening, Refused, SPEAKS_WITHIN};
+use crate::gate::Opening;
 use berth_node::instance::InstanceId;
 use berth_node::terms::InstanceHealth;
 use berth_os::socket;
 use std::future::poll_fn;
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream as StdTcpStream};
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{self, Poll, ready};
+use std::task::{Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
-
-/// Most bytes of a client that are kept for a replay; one that says more goes on without. A ClientHello is 0.3 to 2 KB.
-const KEPT: usize = 16 * 1024;
 
 /// Legs to one instance in one epoch. The second finds out whether the first met a process that was
 /// just ending; an instance that ends two without a byte means it.
@@ -65,86 +63,6 @@ pub(super) struct Said {
     pub(super) up: Vec<u8>,
     /// What the instance sent and the client does not have yet.
     pub(super) down: Vec<u8>,
-}
-
-/// What a client sent so far.
-pub(super) struct ReplayBuffer {
-    bytes: Vec<u8>,
-    /// The client is done.
-    finished: bool,
-    /// A sibling passed the client on: it is not passed again.
-    passed: bool,
-    /// There is no instance to ask.
-    held: bool,
-    pending: Option<Pending>,
-}
-
-impl ReplayBuffer {
-    /// What was `said` to a sibling that passed the client on, and what else is there at once. Read before the
-    /// runtime waits for the socket: a TLS client's ClientHello is mostly there, and can go with the connect.
-    pub(super) fn read(mut client: &StdTcpStream, said: Option<Vec<u8>>, pending: Option<Pending>) -> io::Result<Self> {
-        let passed = said.is_some();
-        let mut kept = Self { bytes: said.unwrap_or_default(), finished: false, passed, held: false, pending };
-        if !kept.is_full() {
-            let read: io::Result<usize> = with_buffer(|buffer| {
-                let read = client.read(&mut buffer[..KEPT - kept.bytes.len()])?;
-                kept.bytes.extend_from_slice(&buffer[..read]);
-                Ok(read)
-            });
-            match read {
-                Ok(read) => kept.finished = read == 0,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
-        }
-        kept.count();
-        Ok(kept)
-    }
-
-    /// Whoever stops an instance waits for those that it owes an answer: not for who said nothing (a port check), who
-    /// wants nothing any more, or who is held because there is no instance.
-    fn count(&mut self) {
-        let is = !self.bytes.is_empty() && !self.finished && !self.held;
-        if let Some(pending) = &mut self.pending {
-            pending.set(is);
-        }
-    }
-
-    fn set_held(&mut self, held: bool) {
-        self.held = held;
-        self.count();
-    }
-
-    /// Whether what an instance already got can be replayed to another.
-    fn is_replayable(&self) -> bool {
-        self.bytes.first().is_none_or(|first| *first == client_hello::HANDSHAKE)
-    }
-
-    /// Whether the client wants nothing any more: it was done before the TLS handshake.
-    fn is_given_up(&self) -> bool {
-        self.finished && self.is_replayable()
-    }
-
-    fn is_full(&self) -> bool {
-        self.bytes.len() >= KEPT
-    }
-
-    /// Whether what the client says first is there: an instance answers it.
-    fn is_whole(&self) -> bool {
-        client_hello::is_whole(&self.bytes)
-    }
-
-    /// Takes in what the client sends next.
-    fn poll_fill(&mut self, cx: &mut task::Context<'_>, client: &mut TcpStream) -> Poll<io::Result<()>> {
-        with_buffer(|buffer| {
-            let mut read = ReadBuf::new(&mut buffer[..KEPT - self.bytes.len()]);
-            ready!(Pin::new(client).poll_read(cx, &mut read))?;
-            self.finished = read.filled().is_empty();
-            self.bytes.extend_from_slice(read.filled());
-            self.count();
-            Poll::Ready(Ok(()))
-        })
-    }
 }
 
 /// How a leg went.
@@ -330,7 +248,7 @@ fn pick<'table>(table: &'table Table, leaving: bool, tried: &Tried) -> Option<&'
 fn is_ramping(context: &Context, table: &Table, own: &Instance, client: SocketAddr) -> bool {
     let mut others = table.instances.iter().filter(|other| !other.own);
     let gate = context.gate.as_ref().filter(|_| own.own);
-    gate.is_some_and(|gate| gate.is_ramping(own, client.ip())) && others.any(Instance::is_well)
+    gate.is_some_and(|gate| gate.is_ramping(own.epoch, client.ip())) && others.any(Instance::is_well)
 }
 
 /// Waits until what waits for its turn at an instance had better go elsewhere.
@@ -533,137 +451,8 @@ async fn first_byte(
     .await
 }
 
-/// Waits until a client that said nothing yet does, `--hold` at most. It takes no place: nobody owes it an answer.
-async fn speaks(context: &Context, client: &mut TcpStream, kept: &mut ReplayBuffer) -> bool {
-    let heard = timeout(context.hold, poll_fn(|cx| kept.poll_fill(cx, client))).await;
-    heard.is_ok_and(|heard| heard.is_ok()) && !kept.bytes.is_empty()
-}
-
-/// The waiting of one client for its turn at an instance, all its waits together bounded.
-#[derive(Default)]
-struct Line {
-    waited: Duration,
-    /// Since when it waits.
-    since: Option<Instant>,
-    speaks_by: Option<Instant>,
-    /// For the leg that comes next.
-    opening: Option<Opening>,
-}
-
-impl Line {
-    /// Returns when its leg may be dialled, or may have what is whole now.
-    async fn wait(
-        &mut self,
-        context: &Context,
-        to: &Instance,
-        client: &mut TcpStream,
-        peer: SocketAddr,
-        kept: &mut ReplayBuffer,
-    ) -> Result<(), Outcome> {
-        let Some(gate) = &context.gate else { return Ok(()) };
-        let by = *self.speaks_by.get_or_insert_with(|| Instant::now() + SPEAKS_WITHIN);
-        let speaks = async {
-            while !(kept.is_whole() || kept.is_full() || kept.finished) {
-                poll_fn(|cx| kept.poll_fill(cx, client)).await?;
-            }
-            io::Result::Ok(())
-        };
-        if let Ok(Err(_)) = timeout_at(by, speaks).await {
-            return Err(Outcome::ClientReset);
-        }
-        let mut waiting = match gate.enter(to, peer.ip(), kept.bytes.len(), Instant::now() - self.waited) {
-            Entry::Open(opening) => {
-                self.opening = Some(opening);
-                return Ok(());
-            }
-            Entry::Wait(waiting) => waiting,
-        };
-        // No instance owes it an answer yet.
-        kept.set_held(true);
-        self.since = Some(Instant::now());
-        let turn = tokio::select! {
-            biased;
-            turn = waiting.turn() => turn,
-            () = gone(client, kept) => Err(Refused::Left),
-        };
-        self.leave(kept);
-        let outcome = match turn {
-            // What the runtime knows of it is older than its turn.
-            Ok(opening) if !(kept.is_replayable() && socket::has_ended(client)) => {
-                self.opening = Some(opening);
-                return Ok(());
-            }
-            Ok(_) | Err(Refused::Left) => (Refused::Left, Outcome::ClientLeft),
-            Err(Refused::Expired) => (Refused::Expired, Outcome::GateExpired),
-            Err(Refused::Full) => (Refused::Full, Outcome::GateFull),
-        };
-        waiting.refuse(outcome.0);
-        Err(outcome.1)
-    }
-
-    /// It waits no more.
-    fn leave(&mut self, kept: &mut ReplayBuffer) {
-        kept.set_held(false);
-        self.waited += self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
-    }
-}
-
-/// The waiting of one client for an instance, all its waits together bounded by `--hold`.
-#[derive(Default)]
-struct Held {
-    waited: Duration,
-}
-
-impl Held {
-    /// Returns when what it waits for is there.
-    async fn wait(
-        &mut self,
-        context: &Context,
-        client: &mut TcpStream,
-        kept: &mut ReplayBuffer,
-        awaited: impl Future<Output = ()>,
-    ) -> Result<(), Outcome> {
-        let began = Instant::now();
-        let until = began + context.hold.saturating_sub(self.waited);
-        let _place = context.held.try_acquire().map_err(|_| Outcome::HoldFull)?;
-        kept.set_held(true);
-        let waited = tokio::select! {
-            () = awaited => Ok(()),
-            () = tokio::time::sleep_until(until) => Err(Outcome::HoldExpired),
-            outcome = left(client, kept) => Err(outcome),
-        };
-        kept.set_held(false);
-        self.waited += began.elapsed();
-        waited
-    }
-}
-
 /// Whether this process or this host lacks something for a leg: a descriptor, memory, or a port of the source.
 fn is_own_lack(error: &io::Error) -> bool {
     let lacks = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
     error.raw_os_error().is_some_and(|code| lacks.contains(&code))
-}
-
-/// Waits until a held client gave up.
-async fn left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Outcome {
-    while !kept.is_full() && !kept.finished {
-        if poll_fn(|cx| kept.poll_fill(cx, client)).await.is_err() {
-            return Outcome::ClientReset;
-        }
-    }
-    if kept.is_given_up() {
-        return Outcome::ClientLeft;
-    }
-    let _ = client.ready(Interest::ERROR).await;
-    Outcome::ClientReset
-}
-
-/// Waits until a client that said what it has to say at first is gone. What more it says stays with the kernel: it is not
-/// counted among what the gate has room for.
-async fn gone(client: &TcpStream, kept: &ReplayBuffer) {
-    let more = poll_fn(|cx| client.poll_peek(cx, &mut ReadBuf::new(&mut [0]))).await;
-    // One that speaks no TLS may be done and want its answer.
-    if matches!(more, Ok(1..)) || !kept.is_replayable() && more.is_ok() {
-        let _ = client.ready(Interest::ERROR).await;
-    }
 }
