@@ -1,18 +1,9 @@
-//! The gates of the shims in a rehearsal: who waits there, and for how many openings. The shims are asked for their metrics;
-//! what is counted between the last time and a shim's end is not seen.
+//! What the gates of the shims in a rehearsal say by their metrics: who waits there, and for how many openings. What is
+//! counted between the last look and a shim's end is not seen.
 
-use super::record::{Recorder, Stamp};
-use super::setting::Setting;
-use super::stage::of_shims;
-use berth_node::ipc::wire::{Ask, Reply};
+use super::stamp::Stamp;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
-use tokio::time::MissedTickBehavior;
-
-/// Time between two looks, shorter than any step of a timeline but the shortest.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// What all gates said together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -81,7 +72,7 @@ fn add(to: &mut BTreeMap<String, u64>, counted: &BTreeMap<String, u64>, before: 
 
 impl Said {
     /// From a shim's metrics; none: it has no gate.
-    fn parse(metrics: &str) -> Option<Self> {
+    pub(crate) fn parse(metrics: &str) -> Option<Self> {
         let mut said = None::<Self>;
         for line in metrics.lines() {
             let Some((name, rest)) = line.strip_prefix("berth_gate_").and_then(|line| line.split_once('{')) else {
@@ -104,30 +95,6 @@ impl Said {
             }
         }
         said
-    }
-}
-
-/// Writes down how the gates are, until it is dropped.
-pub(crate) async fn watch(setting: Setting, recorder: Arc<Recorder>) {
-    let mut ticks = tokio::time::interval(LOOK_EVERY);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let take = |reply| match reply {
-        Reply::Metrics(metrics) => Said::parse(&metrics),
-        _ => None,
-    };
-    let directories = [setting.run_dir(), setting.bridge_run_dir()];
-    loop {
-        ticks.tick().await;
-        let mut shims = Vec::new();
-        for directory in &directories {
-            shims.extend(of_shims(directory, Ask::Metrics, take).await);
-        }
-        recorder.note(|r| {
-            // Where there never was a gate, there is nothing to tell.
-            if r.gates.is_some() || !shims.is_empty() {
-                r.gates.get_or_insert_default().look(Stamp::now(), shims);
-            }
-        });
     }
 }
 

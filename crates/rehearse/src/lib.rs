@@ -48,6 +48,7 @@ pub mod report;
 mod script;
 mod setting;
 pub mod stage;
+mod stamp;
 pub mod stand_in;
 pub mod store;
 pub mod table;

@@ -1,7 +1,6 @@
 //! What can be lost.
 
 use super::data::Tally;
-use super::record::Failure;
 use std::fmt;
 
 /// A kind of loss.
@@ -30,19 +29,6 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// What a failure costs a client that does not come again; none: it is this machine's own.
-    pub(crate) fn of(failure: &Failure) -> Option<Self> {
-        Some(match failure {
-            Failure::Local(_) => return None,
-            Failure::Unanswered => Self::Unanswered,
-            Failure::Refused => Self::Refused,
-            Failure::Reset => Self::Reset,
-            Failure::Closed => Self::Closed,
-            Failure::X509(_) | Failure::Tls(_) => Self::Tls,
-            Failure::Http(_) => Self::Http,
-        })
-    }
-
     /// Its name in a report, which does not change, and what one and several are called.
     pub(crate) fn names(self) -> (&'static str, &'static str, &'static str) {
         match self {

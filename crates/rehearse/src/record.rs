@@ -4,6 +4,7 @@
 //! Nothing is judged here: while the load runs, nobody can know yet what the other side will report.
 
 pub use super::data::MarkKind;
+pub use super::stamp::Stamp;
 
 use super::data::Informer;
 use super::fault::{Fault, Standby};
@@ -17,32 +18,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-/// A moment on `CLOCK_MONOTONIC`, in nanoseconds: the one clock that the processes of a rehearsal
-/// share, so that a client's end can be put before or after an instance's.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Stamp(pub u64);
-
-impl Stamp {
-    /// This moment.
-    pub fn now() -> Self {
-        // The clock is part of every Linux; were it not, all stamps would be equal and the verdict
-        // would find no real test.
-        let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map(Duration::from);
-        Self(time.map_or(0, |t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)))
-    }
-
-    /// Time since `earlier`, zero if that is later.
-    pub(crate) fn since(self, earlier: Self) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(earlier.0))
-    }
-
-    /// The moment `after` later.
-    #[must_use]
-    pub(crate) fn plus(self, after: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)))
-    }
-}
 
 /// Name of a stream: one client's one connection. It travels in the header [`STREAM_HEADER`].
 pub type StreamId = String;
@@ -112,6 +87,21 @@ pub enum Failure {
     Http(String),
     /// This process failed (no descriptors, no ports): says nothing about the berth.
     Local(String),
+}
+
+impl Failure {
+    /// What it costs a client that does not come again; none: it is this machine's own.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        Some(match self {
+            Self::Local(_) => return None,
+            Self::Unanswered => Loss::Unanswered,
+            Self::Refused => Loss::Refused,
+            Self::Reset => Loss::Reset,
+            Self::Closed => Loss::Closed,
+            Self::X509(_) | Self::Tls(_) => Loss::Tls,
+            Self::Http(_) => Loss::Http,
+        })
+    }
 }
 
 impl fmt::Display for Failure {

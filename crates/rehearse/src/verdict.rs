@@ -226,7 +226,7 @@ impl<'a> Judge<'a> {
             Failure::X509(_) => self.verdict.figures.x509_errors += 1,
             _ => {}
         }
-        let Some(loss) = Loss::of(failure) else { return };
+        let Some(loss) = failure.loss() else { return };
         let waited = attempt.done.since(attempt.due);
         let instance = self.served_by.get(attempt.stream.as_str()).copied();
         let lost = Lost { loss, due: Some(attempt.due), seen: attempt.done, instance, node: self.node };

@@ -8,7 +8,6 @@ mod nodes;
 
 use super::direct;
 use super::fault::{Fault, SLOW, Standby};
-use super::gate;
 use super::hub;
 use super::instance::Instance;
 use super::load::{self, Load, Target, grant};
@@ -17,7 +16,7 @@ use super::plan::{Plan, Via};
 use super::progress::Progress;
 use super::record::{Recorder, Stamp, Storm, names};
 use super::setting::Setting;
-use super::stage::{Error, Stage, Stages};
+use super::stage::{self, Error, Stage, Stages};
 use super::topology::Role;
 use super::verdict::{NEW, OLD};
 use std::net::SocketAddr;
@@ -141,7 +140,7 @@ async fn start_load(
 /// Looks for whom a storm lets wait, if there is to be one.
 fn watch_gates(plan: &Plan, setting: &Setting, recorder: &Arc<Recorder>, background: &mut JoinSet<()>) {
     if plan.load.storm > 0 {
-        background.spawn(gate::watch(setting.clone(), Arc::clone(recorder)));
+        background.spawn(stage::watch_gates(setting.clone(), Arc::clone(recorder)));
     }
 }
 

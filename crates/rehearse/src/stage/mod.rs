@@ -11,7 +11,7 @@ mod stages;
 pub(crate) use bridge::Status;
 pub(crate) use directory::sweep;
 pub(crate) use process::forget_settings;
-pub(crate) use seen::of_shims;
+pub(crate) use seen::{of_shims, watch_gates};
 pub(crate) use stages::Stages;
 
 use super::address::free_address;

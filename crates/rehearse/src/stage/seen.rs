@@ -1,5 +1,6 @@
 //! What can be seen of an instance from outside: in a shim's log, from a shim's answer, in /proc.
 
+use super::super::gate::Said;
 use super::super::plan::Via;
 use super::super::record::{MarkKind, Recorder, Stamp};
 use super::super::setting::Setting;
@@ -20,9 +21,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 
 /// How long a shim may take to answer when all are asked: one that hangs has nothing to say.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Time between two looks at the gates, shorter than any step of a timeline but the shortest.
+const GATES_EVERY: Duration = Duration::from_millis(50);
 
 /// What errors of Go's crypto/x509 begin with.
 const X509: &str = "x509: ";
@@ -111,6 +116,30 @@ pub(crate) async fn of_shims<T: Send + 'static>(
         });
     }
     asked.join_all().await.into_iter().flatten().collect()
+}
+
+/// Writes down how the gates are, until it is dropped.
+pub(crate) async fn watch_gates(setting: Setting, recorder: Arc<Recorder>) {
+    let mut ticks = tokio::time::interval(GATES_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let take = |reply| match reply {
+        Reply::Metrics(metrics) => Said::parse(&metrics),
+        _ => None,
+    };
+    let directories = [setting.run_dir(), setting.bridge_run_dir()];
+    loop {
+        ticks.tick().await;
+        let mut shims = Vec::new();
+        for directory in &directories {
+            shims.extend(of_shims(directory, Ask::Metrics, take).await);
+        }
+        recorder.note(|r| {
+            // Where there never was a gate, there is nothing to tell.
+            if r.gates.is_some() || !shims.is_empty() {
+                r.gates.get_or_insert_default().look(Stamp::now(), shims);
+            }
+        });
+    }
 }
 
 /// Whether a process listens on an address. Go takes 0.0.0.0 for all addresses of both families, and listens on `::`.

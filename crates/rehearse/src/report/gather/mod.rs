@@ -254,7 +254,7 @@ fn storm(storm: &Stormed, span: &Span) -> Storm {
         let loss = match answer {
             Answer::Good { .. } | Answer::Failed(Failure::Unanswered) => None,
             Answer::Bad { .. } => Some(Loss::BadStatus),
-            Answer::Failed(failure) => Loss::of(failure),
+            Answer::Failed(failure) => failure.loss(),
         };
         loss.inspect(|loss| *failed.entry(*loss).or_default() += 1);
     }
