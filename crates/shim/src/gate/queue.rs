@@ -150,6 +150,12 @@ impl Queue {
         self.waiting[class as usize]
     }
 
+    /// Whether a source has a line.
+    #[cfg(test)]
+    pub(super) fn has(&self, source: &Source) -> bool {
+        Class::ALL.iter().any(|class| self.lines.contains_key(&(*class, *source)))
+    }
+
     /// The longest line, and its source.
     pub(super) fn longest(&self) -> Option<(usize, Source)> {
         let longest = self.lengths.iter().filter_map(BTreeSet::last).max();

@@ -1,0 +1,109 @@
+//! Places among openings and in lines: bounds and shares hold, nothing free is left free, and each is given back once, whoever
+//! goes when.
+
+use super::*;
+use proptest::prelude::*;
+use std::future::poll_fn;
+use std::net::Ipv4Addr;
+use std::pin::pin;
+use std::task::Poll;
+
+const TO: u64 = 1;
+
+const SOURCES: u8 = 5;
+
+fn address(number: u8) -> IpAddr {
+    Ipv4Addr::new(10, 0, 0, number).into()
+}
+
+fn source(number: u8) -> Source {
+    Source::of(address(number))
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Enter {
+        source: u8,
+    },
+    /// An opening ends, or its leg is given up.
+    End(usize),
+    GiveUp(usize),
+    /// One that waits looks whether it is its turn, or leaves: it may have been let in already.
+    Look(usize),
+    Leave(usize),
+}
+
+fn events() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => (0..SOURCES).prop_map(|source| Event::Enter { source }),
+        1 => any::<usize>().prop_map(Event::End),
+        1 => any::<usize>().prop_map(Event::GiveUp),
+        2 => any::<usize>().prop_map(Event::Look),
+        1 => any::<usize>().prop_map(Event::Leave),
+    ]
+}
+
+fn take<T>(from: &mut Vec<T>, at: usize) -> Option<T> {
+    (!from.is_empty()).then(|| from.swap_remove(at % from.len()))
+}
+
+/// Whether it is its turn now.
+async fn look(mut waiting: Waiting) -> Result<Opening, Waiting> {
+    let turn = {
+        let mut turn = pin!(waiting.turn());
+        poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await
+    };
+    match turn {
+        Poll::Ready(Ok(opening)) => Ok(opening),
+        Poll::Ready(Err(why)) => panic!("{why:?}"),
+        Poll::Pending => Err(waiting),
+    }
+}
+
+fn check(gate: &Gate, bound: usize, opened: usize, waiting: usize) {
+    let state = gate.state();
+    let Some(door) = state.doors.get(&TO) else { return };
+    assert_eq!(door.in_flight, door.of_source.values().sum::<usize>());
+    assert!(door.in_flight <= bound && door.of_source.values().all(|openings| *openings <= share(bound)), "{door:?}");
+    // Those that were let in and did not look yet.
+    assert_eq!(door.in_flight - opened, waiting - door.queue.len(), "{door:?}");
+    assert_eq!(door.waiting.len(), door.queue.len());
+    let mut free = (0..SOURCES).map(source).filter(|source| door.may_open(source, bound));
+    assert!(free.all(|source| !door.queue.has(&source)), "nobody waits for what is free: {door:?}");
+}
+
+proptest! {
+    #[test]
+    fn every_place_is_given_back(events in prop::collection::vec(events(), 0..200), bound in 1..6usize) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::new(bound).unwrap()), Vec::new()).unwrap();
+            let (mut opened, mut waiting) = (Vec::new(), Vec::new());
+            for event in events {
+                match event {
+                    Event::Enter { source } => {
+                        match gate.enter(TO, address(source), 300, Instant::now()) {
+                            Entry::Open(opening) => opened.push(opening),
+                            Entry::Wait(one) => waiting.push(one),
+                        }
+                    }
+                    Event::End(at) => drop(take(&mut opened, at).map(Opening::end)),
+                    Event::GiveUp(at) => drop(take(&mut opened, at)),
+                    Event::Look(at) => {
+                        if let Some(one) = take(&mut waiting, at) {
+                            match look(one).await {
+                                Ok(opening) => opened.push(opening),
+                                Err(one) => waiting.push(one),
+                            }
+                        }
+                    }
+                    Event::Leave(at) => drop(take(&mut waiting, at)),
+                }
+                check(&gate, bound, opened.len(), waiting.len());
+            }
+            drop((opened, waiting));
+            check(&gate, bound, 0, 0);
+            assert!(gate.state().doors.values().all(|door| door.is_idle() && door.of_source.is_empty()));
+        });
+    }
+}
