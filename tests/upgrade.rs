@@ -61,6 +61,7 @@ struct Pod {
 
 /// Runs the pods of a directory until it is dropped.
 struct Kubelet {
+    logs: PathBuf,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -89,15 +90,21 @@ impl Kubelet {
                 let _ = child.wait();
             }
         });
-        Self { stop, thread: Some(thread) }
+        Self { logs: node.path("pods"), stop, thread: Some(thread) }
     }
 }
 
 impl Drop for Kubelet {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let ended = self.thread.take().map(JoinHandle::join);
+        if std::thread::panicking() {
+            println!("the kubelet: {ended:?}; its pods' logs in {}:", self.logs.display());
+            let found = Command::new("find")
+                .arg(&self.logs)
+                .args(["-name", "*.log", "-print", "-exec", "tail", "-n", "20", "{}", ";"])
+                .output();
+            println!("{}", found.map(|found| String::from_utf8_lossy(&found.stdout).into_owned()).unwrap_or_default());
         }
     }
 }
