@@ -1,7 +1,7 @@
 //! Which new connection is opened when: what an instance pays for a client is paid before it says a word, in the TLS handshake.
 //!
 //! An *opening* is in flight from when a client's ClientHello is on its way to an instance until the instance's first
-//! byte. As many as the [`limiter`] allows are; the others wait in the [`queue`], with what they said. Without a crowd nobody
+//! byte. As many as the `limiter` allows are; the others wait in the `queue`, with what they said. Without a crowd nobody
 //! waits, and the gate is two short locks a connection. A crowd comes after a switch or an outage, or from one client in a loop;
 //! then the handshakes that are computed are those of clients that still want them, each source in its turn.
 //!
