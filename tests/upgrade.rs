@@ -123,8 +123,9 @@ fn files(directory: &Path) -> BTreeMap<String, String> {
     found
 }
 
+/// A scalar; one that begins as a number does, such as a UID with 0b, may be in quotes.
 fn field(text: &str, key: &str) -> Option<String> {
-    Some(text.split_once(key)?.1.lines().next()?.to_owned())
+    Some(text.split_once(key)?.1.lines().next()?.trim_matches('"').to_owned())
 }
 
 impl Pod {
