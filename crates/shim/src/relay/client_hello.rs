@@ -9,7 +9,7 @@ const MESSAGE_HEADER: usize = 4;
 
 /// Whether these bytes have all of a ClientHello, in however many records, or what can be none: an instance that has got them
 /// answers.
-pub(super) fn is_whole(mut bytes: &[u8]) -> bool {
+pub fn is_whole(mut bytes: &[u8]) -> bool {
     let (mut said, mut header) = (0, [0; MESSAGE_HEADER]);
     loop {
         let [HANDSHAKE, _, _, high, low, rest @ ..] = bytes else {

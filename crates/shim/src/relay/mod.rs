@@ -8,7 +8,7 @@
 
 mod abort;
 pub(crate) mod bulk;
-mod client_hello;
+pub mod client_hello;
 mod copy;
 mod opening;
 pub(crate) mod outcome;
