@@ -1,38 +1,42 @@
 //! What a TLS client says first. Pure.
 
-/// The type of a record of a handshake, and of the first message in it (RFC 8446, sections 5.1 and 4).
+/// The type of a record of a handshake (RFC 8446, section 5.1).
 pub(super) const HANDSHAKE: u8 = 0x16;
-const CLIENT_HELLO: u8 = 1;
 
-/// The type of a message and its length.
+/// The type of a message and its length (section 4).
 const MESSAGE_HEADER: usize = 4;
 
-/// Whether these bytes have all of a ClientHello, in however many records, or what can be none: an instance that has got them
-/// answers.
+/// Whether these bytes have all of a first message, in however many records, or are no TLS: an instance that has got them answers.
+/// A part of a message is never whole, whatever comes next: Go, of whose TLS this is, waits for the rest of it, and passes over
+/// the alerts within it that are warnings.
 pub fn is_whole(mut bytes: &[u8]) -> bool {
+    if bytes.first().is_some_and(|first| *first != HANDSHAKE) {
+        return true;
+    }
     let (mut said, mut header) = (0, [0; MESSAGE_HEADER]);
-    loop {
-        let [HANDSHAKE, _, _, high, low, rest @ ..] = bytes else {
-            return bytes.first().is_some_and(|kind| *kind != HANDSHAKE);
-        };
+    while let [kind, _, _, high, low, rest @ ..] = bytes {
         let record = usize::from(u16::from_be_bytes([*high, *low]));
-        // Nobody answers what is not all there.
         let Some((fragment, next)) = rest.split_at_checked(record) else { return false };
-        header[said.min(MESSAGE_HEADER)..].iter_mut().zip(fragment).for_each(|(to, from)| *to = *from);
-        said += fragment.len();
-        let [kind, length @ ..] = header;
+        if *kind == HANDSHAKE {
+            header[said.min(MESSAGE_HEADER)..].iter_mut().zip(fragment).for_each(|(to, from)| *to = *from);
+            said += fragment.len();
+        }
+        let [_, length @ ..] = header;
         let length = length.into_iter().fold(0, |length, byte| length << 8 | usize::from(byte));
-        if said > 0 && kind != CLIENT_HELLO || said >= MESSAGE_HEADER && said - MESSAGE_HEADER >= length {
+        if said >= MESSAGE_HEADER && said - MESSAGE_HEADER >= length {
             return true;
         }
         bytes = next;
     }
+    false
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const CLIENT_HELLO: u8 = 1;
 
     /// A message of this length, cut into records of those.
     fn hello(length: usize, mut records: impl Iterator<Item = usize>) -> Vec<u8> {
@@ -54,8 +58,12 @@ mod tests {
         assert!(!is_whole(b"") && !is_whole(&[HANDSHAKE]) && !is_whole(&[HANDSHAKE, 3, 1, 0, 9]));
         assert!(is_whole(b"G") && is_whole(b"GET / HTTP/1.1"), "no TLS");
         assert!(is_whole(&[HANDSHAKE, 3, 1, 0, 4, 2, 0, 0, 0]), "a ServerHello");
+        assert!(!is_whole(&[HANDSHAKE, 3, 1, 0, 1, 2]), "a part of one");
         assert!(!is_whole(&[HANDSHAKE, 3, 1, 0x40, 0, CLIENT_HELLO, 0, 0, 0]), "a short message in a long record");
-        assert!(is_whole(&[HANDSHAKE, 3, 1, 0, 1, CLIENT_HELLO, 0x17]), "data within it");
+        let mut within = vec![HANDSHAKE, 3, 1, 0, 1, CLIENT_HELLO, 21, 3, 1, 0, 2, 1, 90];
+        assert!(!is_whole(&within), "an alert within it");
+        within.extend([HANDSHAKE, 3, 1, 0, 3, 0, 0, 0]);
+        assert!(is_whole(&within) && !is_whole(&within[..within.len() - 1]), "and the rest of it");
     }
 
     proptest! {
