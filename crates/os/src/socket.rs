@@ -283,26 +283,36 @@ pub fn room(socket: &impl AsFd) -> usize {
 
 /// Whether the kernel takes more for a connection. If not, an epoll that waits for it is told when it does.
 pub fn is_writable(socket: &impl AsFd) -> bool {
-    let mut asked = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
-    // When asking fails, a write finds out.
-    poll(&mut asked, PollTimeout::ZERO) != Ok(0)
+    is_ready(socket, PollFlags::POLLOUT)
+}
+
+/// Whether there is something to read or accept, or reading finds out why not.
+pub fn is_readable(socket: &impl AsFd) -> bool {
+    is_ready(socket, PollFlags::POLLIN)
+}
+
+fn is_ready(socket: &impl AsFd, flags: PollFlags) -> bool {
+    // When asking fails, who reads or writes finds out.
+    poll(&mut [PollFd::new(socket.as_fd(), flags)], PollTimeout::ZERO) != Ok(0)
 }
 
 /// Whether a connection was reset or given up. Asking leaves the error for the next read. One whose both ends said that
 /// they are done (POLLHUP) may have bytes that are not read yet.
 pub fn is_gone(socket: &impl AsFd) -> bool {
-    let mut asked = [PollFd::new(socket.as_fd(), PollFlags::empty())];
-    // It fails for want of memory, and then nothing is known.
-    let _ = poll(&mut asked, PollTimeout::ZERO);
-    asked[0].revents().is_some_and(|said| said.contains(PollFlags::POLLERR))
+    events(socket, PollFlags::empty()).is_some_and(|said| said.contains(PollFlags::POLLERR))
 }
 
 /// Whether the other end of a connection is done or has reset it, whatever it said before.
 pub fn has_ended(socket: &impl AsFd) -> bool {
-    let mut asked = [PollFd::new(socket.as_fd(), PollFlags::from_bits_retain(libc::POLLRDHUP))];
-    // It fails for want of memory, and then nothing is known. nix knows no POLLRDHUP, and says none where there is one.
+    // nix has no POLLRDHUP.
+    events(socket, PollFlags::from_bits_retain(libc::POLLRDHUP)).is_none_or(|said| !said.is_empty())
+}
+
+/// What poll(2) says of a socket now; none: what nix has no word for. It fails for want of memory, and then nothing is known.
+fn events(socket: &impl AsFd, asked: PollFlags) -> Option<PollFlags> {
+    let mut asked = [PollFd::new(socket.as_fd(), asked)];
     let _ = poll(&mut asked, PollTimeout::ZERO);
-    asked[0].revents().is_none_or(|said| !said.is_empty())
+    asked[0].revents()
 }
 
 /// Makes the close of this socket a reset: what a reset of the other end becomes here.
