@@ -6,10 +6,10 @@ use berth_os::process::processors;
 use berth_rehearse::apiserver::{Apiserver, Shutdown, has};
 use berth_rehearse::fault::Fault;
 use berth_rehearse::plan::{
-    CLIENTS, CROWD, GRACE, LONGEST_DELAY, LoadPlan, NODES, Nodes, Output, Plan, RATE, REAL_READY_WITHIN,
-    SHORTEST_PHASE, SLOW_READERS, STORM, Timing, Topology, UPGRADES, Via, WATCHES, choice::ONCE_NONE, find_program,
+    CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, NODES, Nodes, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE,
+    SLOW_READERS, STORM, Timing, Topology, UPGRADES, Via, WATCHES, choice::ONCE_NONE, find_program,
 };
-use berth_shim::config::DirectMode;
+use berth_shim::config::{CROWD, DirectMode};
 use clap::ValueEnum;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -99,6 +99,10 @@ impl DirectMode {
     }
 }
 
+/// So many new connections a second for every processor are a crowd, and half of them are none any more: a handshake takes
+/// kube-apiserver 1 to 1.5 ms, so an eighth of what it can open. It is to come to the gate and not by the direct path.
+pub const CROWD: u32 = 100;
+
 /// Whether new connections to a listen address can be steered: an instance has a listener of IPv4, and who dials loopback comes
 /// from there, which is never steered.
 pub fn is_steered(address: &SocketAddr) -> bool {

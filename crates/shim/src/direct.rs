@@ -12,7 +12,7 @@
 //! that starts anew finds it again.
 
 use crate::backend::Table;
-use crate::config::{DirectMode, is_steered};
+use crate::config::{CROWD, DirectMode, is_steered};
 use crate::metrics::{counter, gauge};
 use crate::steering::{self, Counters, Steering};
 use berth_node::instance::InstanceId;
@@ -40,10 +40,6 @@ const HANDSHAKES: Duration = Duration::from_secs(5);
 /// How long the shims get new connections after it was not calm: longer than an instance serves on whose shim is gone, until a
 /// probe of it fails; and so that nothing flaps.
 const QUIET: Duration = Duration::from_secs(8);
-
-/// So many new connections a second for every processor are a crowd: a handshake takes kube-apiserver 1 to 1.5 ms, so an eighth of what
-/// it can open. It is to come to the gate ([`crate::gate`]).
-const CROWD: u64 = 100;
 
 /// How long they are counted, and how often it is looked whether they are as many already.
 const COUNTED_FOR: Duration = Duration::from_secs(1);
@@ -227,7 +223,7 @@ impl Direct {
                 let ended = Some(Instant::now());
                 let now = Now { path, ended, quiet: None, open: None, opened: 0, ports: Weak::new() };
                 let lease = lease.min(LONGEST_LEASE);
-                let crowd = has_gate.then(|| CROWD * process::processors() as u64);
+                let crowd = has_gate.then(|| u64::from(CROWD) * process::processors() as u64);
                 Ok(Some(Arc::new(Self { steered, relayed, lease, crowd, now: Mutex::new(now) })))
             }
             Err(error) if mode == DirectMode::Auto => {

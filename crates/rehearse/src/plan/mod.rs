@@ -21,10 +21,6 @@ pub const UNANSWERED: Duration = Duration::from_secs(15);
 /// timetable.
 pub const RATE: RangeInclusive<u32> = 20..=1000;
 
-/// New connections a second, for each processor of the node, at which a shim with a gate turns the direct path off; it is on again
-/// below half of them.
-pub const CROWD: u32 = 100;
-
 /// Clients with a kept connection: one each of HTTP/1.1 and HTTP/2 at least.
 pub const CLIENTS: RangeInclusive<u32> = 2..=200;
 
