@@ -62,8 +62,8 @@ pub struct ShimArgs {
     /// listening
     #[arg(long, env = "BERTH_DRAIN_TIMEOUT", hide_env_values = true, default_value = "60s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub drain_timeout: String,
-    /// Most connections at once; further ones wait in the backlog [default: what the file limit
-    /// allows]
+    /// Most connections at once; further ones wait in the backlog, unless one that waits for its turn at
+    /// the gate makes room [default: what the file limit allows]
     #[arg(long, env = "BERTH_MAX_CONNECTIONS", hide_env_values = true, value_name = "N", help_heading = CONNECTIONS)]
     pub max_connections: Option<String>,
     /// Most new connections at once that an instance has not answered with a first byte, which is about the TLS handshakes

@@ -203,6 +203,10 @@ impl Dispatcher {
     fn take(&self, listener: &AsyncFd<OwnedFd>, limit: u64) -> Option<Trouble> {
         for _ in 0..BATCH {
             if self.metrics.open() >= limit {
+                if !socket::is_readable(listener.get_ref()) {
+                    // Nobody wants a place.
+                    return Some(Trouble::Empty);
+                }
                 if self.make_room() {
                     self.metrics.accept_failed("limit");
                     return Some(Trouble::Exhausted);

@@ -22,6 +22,7 @@ use limiter::Limiter;
 use metrics::Seen;
 use queue::{Class, LONGEST_WAIT, Queue, Room, Ticket};
 use source::{First, Source};
+use std::cmp::Reverse;
 use std::collections::{HashMap, hash_map};
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
@@ -179,8 +180,9 @@ impl Gate {
     /// Turns away one of those that wait, the last that would be served; whether there is one.
     pub(crate) fn make_room(&self) -> bool {
         let mut state = self.state();
-        let longest = state.doors.values_mut().max_by_key(|door| door.queue.len());
-        longest.is_some_and(|door| door.queue.reject().is_some_and(|ticket| door.waiting.remove(&ticket).is_some()))
+        let mut doors: Vec<_> = state.doors.values_mut().collect();
+        doors.sort_by_key(|door| Reverse(door.queue.len()));
+        doors.into_iter().any(|door| door.queue.reject().is_some_and(|ticket| door.waiting.remove(&ticket).is_some()))
     }
 
     /// Says in the log when a storm begins and when it ends, until it is dropped.
