@@ -155,12 +155,10 @@ impl Gate {
     /// Whether a client would have to wait because the instance is young: another that is ready may take it.
     /// Not for who goes first: it would be the next here.
     pub(crate) fn is_ramping(&self, to: u64, client: IpAddr) -> bool {
-        if self.fixed.is_some() || self.first.contains(client) {
-            return false;
-        }
         let (mut state, now) = (self.state(), Instant::now());
-        let Some(door) = state.doors.get_mut(&to) else { return false };
-        door.in_flight >= door.bound(None, now) && door.limiter.is_young()
+        let Some(door) = state.doors.get_mut(&to).filter(|_| self.fixed.is_none()) else { return false };
+        let bound = door.bound(None, now);
+        !door.may_open(&Source::of(client), bound) && door.limiter.is_young() && !self.first.contains(client)
     }
 
     /// Lets those in whose turn it is.

@@ -107,3 +107,27 @@ proptest! {
         });
     }
 }
+
+#[test]
+fn a_ramp_moves_the_clients_of_one_address() {
+    let gate = Gate::new(MaxOpenings::Auto, Vec::new()).unwrap();
+    let mut opened = Vec::new();
+    while !gate.is_ramping(TO, address(1)) {
+        let Entry::Open(opening) = gate.enter(TO, address(1), 300, Instant::now()) else {
+            panic!("it waits, and is not moved")
+        };
+        opened.push(opening);
+    }
+    assert!(!gate.is_ramping(TO, address(2)), "another has a place");
+}
+
+#[test]
+fn room_is_made_at_another_instance_where_the_longest_queue_has_none() {
+    let first = vec!["10.0.0.1/32".parse().unwrap()];
+    let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::MIN), first).unwrap();
+    let enter = |to, client| gate.enter(to, client, 300, Instant::now());
+    let _first = [(); 3].map(|()| enter(TO, address(1)));
+    let _others = [(); 2].map(|()| enter(TO + 1, address(2)));
+    assert!(gate.make_room());
+    assert!(!gate.make_room(), "the others are of the first class");
+}

@@ -244,11 +244,11 @@ fn pick<'table>(table: &'table Table, leaving: bool, tried: &Tried) -> Option<&'
     if leaving { table.pick_leaving(usable) } else { table.pick(usable) }
 }
 
-/// Whether the own instance is young, has as many openings as it may, and another is there that is not.
+/// Whether the own instance is young and has no opening for this client now, and another is well.
 fn is_ramping(context: &Context, table: &Table, own: &Instance, client: SocketAddr) -> bool {
     let mut others = table.instances.iter().filter(|other| !other.own);
-    let gate = context.gate.as_ref().filter(|_| own.own);
-    gate.is_some_and(|gate| gate.is_ramping(own.epoch, client.ip())) && others.any(Instance::is_well)
+    let gate = context.gate.as_ref().filter(|_| own.own && others.any(Instance::is_well));
+    gate.is_some_and(|gate| gate.is_ramping(own.epoch, client.ip()))
 }
 
 /// Waits until what waits for its turn at an instance had better go elsewhere.
