@@ -161,7 +161,7 @@ pub(super) async fn open(
             }
             let found = async {
                 // The sender lives as long as the workers do.
-                let _ = table.wait_for(|table| table.pick(|instance| tried.allows(instance)).is_some()).await;
+                let _ = table.wait_for(|table| pick(table, leaving, &tried).is_some()).await;
             };
             if let Err(outcome) = held.wait(context, client, &mut kept, found).await {
                 return Err(tell(client, outcome));
