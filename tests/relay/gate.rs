@@ -1,5 +1,6 @@
 //! Who waits for a turn, and who does not.
 
+use crate::support::eventually;
 use crate::support::net::{Backend, client_hello, connect_from, echo, expect_silence, fresh_ip, ping, read, reset};
 use crate::support::shim::{Shim, THREADS};
 use berth_shim::drain::Stop;
@@ -222,21 +223,68 @@ fn who_waits_does_not_stay_with_an_instance_that_leaves() {
     }
 }
 
-/// What begins as a short ClientHello in a long record, or fills what is kept, is nothing that an instance answers.
+/// It is nothing that an instance answers.
 #[test]
 fn who_says_a_part_holds_nothing() {
     for threads in THREADS {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "1"]);
-        let (mut short, mut long) = (shim.client(), shim.client());
-        short.write_all(&[0x16, 3, 1, 0x40, 0, 1, 0, 0, 0]).unwrap();
-        let _legs = {
-            long.write_all(&client_hello(60_000)[..16 * 1024]).unwrap();
-            [backend.accept(), backend.accept()]
-        };
+        // A short message in a long record, a part of another message, a warning within one; and what fills all that is kept.
+        let short: [&[u8]; 3] =
+            [&[0x16, 3, 1, 0x40, 0, 1, 0, 0, 0], &[0x16, 3, 1, 0, 1, 2], &[0x16, 3, 1, 0, 1, 1, 21, 3, 1, 0, 2, 1, 90]];
+        let long = client_hello(60_000);
+        let said = short.into_iter().chain([&long[..16 * 1024]]);
+        let clients: Vec<_> = said
+            .map(|said| {
+                let mut client = shim.client();
+                client.write_all(said).unwrap();
+                client
+            })
+            .collect();
+        let _legs: Vec<_> = clients.iter().map(|_| backend.accept()).collect();
         let mut other = client(&shim);
         let _other = answer(backend.accept());
         assert_eq!(read(&mut other, 6), b"answer");
         assert_eq!(shim.status().gate.unwrap().openings, 0);
+    }
+}
+
+/// An instance computes a handshake for the ClientHello, whatever comes behind it.
+#[test]
+fn who_says_more_than_is_kept_is_an_opening_until_the_answer() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &["--max-openings", "1"]);
+        let mut talker = client(&shim);
+        talker.write_all(&[7; 20_000]).unwrap();
+        let mut leg = backend.accept();
+        read(&mut leg, 16 * 1024);
+        let _next = client(&shim);
+        until_waiting(&shim, 1);
+        leg.write_all(b"answer").unwrap();
+        assert_eq!(read(&mut talker, 6), b"answer");
+        let _answered = answer(backend.accept());
+
+        // An instance that wants all of it gets it when the place is another's.
+        let mut talker = client(&shim);
+        talker.write_all(&[7; 20_000]).unwrap();
+        read(&mut backend.accept(), 20_300);
+    }
+}
+
+/// A limit that is reached turns nobody away until somebody wants a place.
+#[test]
+fn a_limit_that_is_just_reached_is_no_trouble() {
+    for threads in THREADS {
+        let shim = Shim::start(Backend::new().serve(echo), threads, &["--max-connections", "2"]);
+        let troubles = || shim.metric("berth_accept_errors_total");
+        let mut clients = [client(&shim), client(&shim)];
+        for client in &mut clients {
+            read(client, 300);
+            ping(client, b"ping");
+        }
+        assert_eq!(troubles(), 0);
+        let _third = client(&shim);
+        eventually("the third is seen", || (troubles() > 0).then_some(()));
     }
 }

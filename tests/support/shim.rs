@@ -129,16 +129,17 @@ impl Shim {
         }
     }
 
-    /// A number that it counts.
+    /// A number that it counts, with whatever labels.
     #[track_caller]
     pub(crate) fn metric(&self, name: &str) -> u64 {
         let page = match self.ask(&wire::Ask::Metrics) {
             wire::Reply::Metrics(page) => page,
             other => panic!("no metrics: {other:?}"),
         };
-        let line = page.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
-        let value = line.and_then(|line| line.rsplit(' ').next()?.parse().ok());
-        value.unwrap_or_else(|| panic!("no {name} in:\n{page}"))
+        let lines = page.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
+        let values: Vec<u64> = lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
+        assert!(!values.is_empty(), "no {name} in:\n{page}");
+        values.iter().sum()
     }
 
     /// Waits until its status is as wanted.

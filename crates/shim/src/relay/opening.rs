@@ -292,7 +292,8 @@ async fn leg(
     loop {
         // There is nothing to answer yet, so it is no opening.
         let is_early = opening.is_some() && !kept.is_whole();
-        let said = first_byte(client, &mut backend, kept, &mut sent, is_early);
+        let counts_until = opening.as_ref().filter(|_| !is_early).map(Opening::ends);
+        let said = first_byte(client, &mut backend, kept, &mut sent, is_early, counts_until);
         let said = match opening.take().filter(|_| !is_early) {
             Some(opening) => during(opening, said).await,
             None => said.await,
@@ -393,14 +394,16 @@ async fn connect_from(
 
 /// Passes the client's bytes on, keeping them, until the instance's first byte. `sent` of them it has already. None if
 /// it is too early for an answer and the client has just said all that there can be one to.
-/// Otherwise, who ended it: the client by a reset, or the instance.
+/// Otherwise, who ended it: the client by a reset, or the instance. While it counts as an opening, what cannot be kept is not asked for.
 async fn first_byte(
     client: &mut TcpStream,
     backend: &mut TcpStream,
     kept: &mut ReplayBuffer,
     sent: &mut usize,
     is_early: bool,
+    counts_until: Option<Instant>,
 ) -> Result<Option<Said>, Outcome> {
+    let counts = || counts_until.is_some_and(|until| Instant::now() < until);
     let mut finished = false;
     let mut watch = Watch::default();
     poll_fn(|cx| {
@@ -428,8 +431,9 @@ async fn first_byte(
                     Ok(written) => *sent += written,
                     Err(_) => return Poll::Ready(Err(Outcome::BackendReset)),
                 }
-            } else if kept.finished {
-                if !finished {
+            } else if kept.finished || kept.is_full() && kept.is_whole() && counts() {
+                // Who says more than a ClientHello is answered that first.
+                if kept.finished && !finished {
                     finished = true;
                     if ready!(Pin::new(&mut *backend).poll_shutdown(cx)).is_err() {
                         return Poll::Ready(Err(Outcome::BackendReset));
