@@ -9,11 +9,14 @@
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// However short the calm time: a client that waits no longer than this for a first byte is not waiting.
+/// What takes no longer needs no ramp.
 const FAST: Duration = Duration::from_millis(10);
 
-/// So much longer than in calm is slow.
+/// So much longer than in calm is slow; but nothing is that takes no longer than this, however short calm is. With the bound that
+/// 10 ms lead to, a kube-apiserver served 5,000 clients 5 % later than without a gate, and with this 1 %; with 50 ms, 55 of 5,000
+/// handshakes were computed in vain instead of 32 (docs/gate.md, "Measured").
 const TOLERANCE: u32 = 2;
+const TOLERABLE: Duration = Duration::from_millis(25);
 
 /// A verdict takes so long and so many openings, or a second and one.
 const WINDOW: Duration = Duration::from_millis(250);
@@ -48,7 +51,8 @@ pub(super) struct Limiter {
     bound: f64,
     /// The bound of a young instance, and since when.
     young: (f64, Instant),
-    /// How long an opening takes while there are no more than [`Self::least`].
+    /// How long an opening takes while no more than [`Self::least`] are wanted. What it takes while others wait says nothing: it would
+    /// grow with each storm, and the bound with it.
     calm: Option<Duration>,
     is_slow: bool,
     window: Window,
@@ -58,12 +62,12 @@ pub(super) struct Limiter {
 struct Window {
     began: Instant,
     took: Vec<Duration>,
-    most_in_flight: usize,
+    most_wanted: usize,
 }
 
 impl Window {
     fn new(began: Instant) -> Self {
-        Self { began, took: Vec::new(), most_in_flight: 0 }
+        Self { began, took: Vec::new(), most_wanted: 0 }
     }
 
     fn is_over(&self, now: Instant) -> bool {
@@ -102,8 +106,8 @@ impl Limiter {
         self.young.0 <= self.bound
     }
 
-    /// An opening took so long; with it so many were in flight, and another of its source may have had to wait.
-    pub(super) fn took(&mut self, took: Duration, in_flight: usize, reached: bool, now: Instant) {
+    /// An opening took so long; with it so many were in flight or waited, and another of its source may have had to wait.
+    pub(super) fn took(&mut self, took: Duration, wanted: usize, reached: bool, now: Instant) {
         if self.window.is_over(now) && !self.window.took.is_empty() {
             self.judge(now);
         }
@@ -114,9 +118,8 @@ impl Limiter {
         if window.took.len() < SAMPLES {
             window.took.push(took);
         }
-        window.most_in_flight = window.most_in_flight.max(in_flight);
+        window.most_wanted = window.most_wanted.max(wanted);
         if !self.is_slow && took <= self.slow() && reached {
-            // What is so fast needs no ramp.
             if took <= FAST {
                 self.young.0 = (self.young.0 + 1.0).min(MOST);
             }
@@ -128,14 +131,14 @@ impl Limiter {
 
     /// What takes longer is slow.
     fn slow(&self) -> Duration {
-        FAST.max(self.calm.unwrap_or_default() * TOLERANCE)
+        TOLERABLE.max(self.calm.unwrap_or_default() * TOLERANCE)
     }
 
     fn judge(&mut self, now: Instant) {
         let mut window = std::mem::replace(&mut self.window, Window::new(now));
         let took = window.median();
         self.is_slow = took > self.slow();
-        if window.most_in_flight as f64 <= self.least && took < HANGS {
+        if window.most_wanted as f64 <= self.least && took < HANGS {
             // Slow is calm only if it is for long.
             let took = took.min(self.slow());
             let calm = self.calm.unwrap_or(took);
@@ -166,7 +169,7 @@ mod tests {
             let in_flight = bound.min(clients);
             let took = cost * in_flight.div_ceil(PROCESSORS) as u32;
             *now += cost / PROCESSORS as u32;
-            limiter.took(took, in_flight, in_flight >= bound, *now);
+            limiter.took(took, clients, in_flight >= bound, *now);
         }
     }
 
@@ -189,13 +192,35 @@ mod tests {
         let (mut limiter, mut now) = grown();
         crowd(&mut limiter, &mut now, 5000, 2 * MS, Duration::from_secs(30));
         let bound = limiter.bound(now);
-        assert!((LEAST..=8 * LEAST).contains(&bound), "{bound}: {limiter:?}");
+        // As many as are computed in a tolerable time.
+        let most = PROCESSORS * TOLERABLE.as_millis() as usize / 2;
+        assert!((LEAST..=most + most / 10).contains(&bound), "{bound}: {limiter:?}");
         // Dearer ones, as of a processor that others use.
         crowd(&mut limiter, &mut now, 5000, 50 * MS, Duration::from_secs(30));
         let under_load = limiter.bound(now);
         assert!(under_load <= bound, "{under_load} after {bound}: {limiter:?}");
         crowd(&mut limiter, &mut now, 100, MS / 100, Duration::from_secs(5));
         assert!(limiter.bound(now) > 100, "calm again: {limiter:?}");
+    }
+
+    #[test]
+    fn a_storm_is_never_taken_for_calm() {
+        let (mut limiter, mut now) = grown();
+        crowd(&mut limiter, &mut now, 1, 2 * MS, Duration::from_secs(10));
+        let calm = limiter.calm;
+        // The processors have other things to do, too, so that openings are slow at the least bound.
+        for _ in 0..6000 {
+            now += 10 * MS;
+            limiter.took(100 * MS, 1000, true, now);
+        }
+        assert_eq!((limiter.bound(now), limiter.calm), (LEAST, calm));
+    }
+
+    #[test]
+    fn slow_is_calm_where_nobody_waits() {
+        let (mut limiter, mut now) = grown();
+        crowd(&mut limiter, &mut now, 1, 50 * MS, Duration::from_secs(60));
+        assert!(limiter.calm >= Some(45 * MS) && !limiter.is_slow, "{limiter:?}");
     }
 
     #[test]
@@ -230,9 +255,9 @@ mod tests {
         ) {
             let mut now = Instant::now();
             let mut limiter = Limiter::new(processors, now);
-            for (took, pause, in_flight, reached) in openings {
+            for (took, pause, wanted, reached) in openings {
                 now += Duration::from_millis(pause);
-                limiter.took(Duration::from_millis(took), in_flight, reached, now);
+                limiter.took(Duration::from_millis(took), wanted, reached, now);
                 let bound = limiter.bound(now);
                 prop_assert!(bound >= 2 * processors.max(1) && bound as f64 <= MOST.max(2.0 * processors as f64), "{limiter:?}");
             }

@@ -126,8 +126,7 @@ impl Gate {
 
     /// Lets a client that said so many bytes and waits `since` then to an instance (by its epoch), or lines it up.
     pub(crate) fn enter(self: &Arc<Self>, to: u64, client: IpAddr, bytes: usize, since: Instant) -> Entry {
-        let (source, is_first) = (Source::of(client), self.first.contains(client));
-        let now = Instant::now();
+        let (source, now) = (Source::of(client), Instant::now());
         let mut state = self.state();
         let State { doors, storm } = &mut *state;
         if !doors.contains_key(&to) {
@@ -141,9 +140,9 @@ impl Gate {
         let bound = door.bound(self.fixed, now);
         if door.may_open(&source, bound) {
             door.open(source);
-            return Entry::Open(Opening { gate: self.clone(), to, source, began: now });
+            return Entry::Open(Opening { gate: self.clone(), to, source, began: now, took: None });
         }
-        let (ticket, rejected) = door.queue.push((source, is_first), bytes, since, now);
+        let (ticket, rejected) = door.queue.push((source, self.first.contains(client)), bytes, since, now);
         let (tell, verdict) = oneshot::channel();
         door.waiting.insert(ticket, tell);
         // The end of its sender says so.
@@ -306,6 +305,8 @@ pub(crate) struct Opening {
     to: u64,
     source: Source,
     began: Instant,
+    /// For an instance that answered, or took too long.
+    took: Option<Duration>,
 }
 
 impl Opening {
@@ -315,22 +316,24 @@ impl Opening {
     }
 
     /// The instance's first byte is there, or will not come for long.
-    pub(crate) fn end(self) {
-        let now = Instant::now();
-        self.gate.seen.opened(now - self.began);
-        if let Some(door) = self.gate.state().doors.get_mut(&self.to) {
-            let bound = door.bound(self.gate.fixed, now);
-            let reached = !door.may_open(&self.source, bound);
-            door.limiter.took(now - self.began, door.in_flight, reached, now);
-        }
+    pub(crate) fn end(mut self) {
+        let took = self.began.elapsed();
+        self.gate.seen.opened(took);
+        self.took = Some(took);
     }
 }
 
 impl Drop for Opening {
     fn drop(&mut self) {
         if let Some(door) = self.gate.state().doors.get_mut(&self.to) {
+            let now = Instant::now();
+            if let Some(took) = self.took {
+                let bound = door.bound(self.gate.fixed, now);
+                let reached = !door.may_open(&self.source, bound);
+                door.limiter.took(took, door.in_flight + door.queue.len(), reached, now);
+            }
             door.close(self.source);
-            self.gate.admit(door, Instant::now());
+            self.gate.admit(door, now);
         }
     }
 }
@@ -355,7 +358,8 @@ impl Waiting {
         let expires = self.since + LONGEST_WAIT;
         match timeout_at(expires, &mut self.verdict).await {
             Ok(Ok(())) => {
-                Ok(Opening { gate: self.gate.clone(), to: self.to, source: self.source, began: Instant::now() })
+                let began = Instant::now();
+                Ok(Opening { gate: self.gate.clone(), to: self.to, source: self.source, began, took: None })
             }
             Ok(Err(_)) if Instant::now() < expires => Err(Refused::Full),
             Ok(Err(_)) | Err(_) => Err(Refused::Expired),
