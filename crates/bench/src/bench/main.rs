@@ -14,7 +14,7 @@
 //! | [`backend`] | the backend |
 //! | [`wire`] | what these two say to one another |
 //! | [`process`] | memory, descriptors and CPU time of a peer |
-//! | [`stats`], [`results`] | samples, medians, ratios |
+//! | [`results`], [`berth_bench::stats`] | samples, medians, ratios |
 //! | [`verdict`] | whether berth is far off |
 //! | [`setting`] | where and how it was measured |
 //! | [`report`], [`table`], [`plot`] | Markdown, JSON and SVG |
@@ -30,24 +30,20 @@ mod process;
 mod report;
 mod results;
 mod setting;
-mod stats;
 mod table;
 mod verdict;
 mod wire;
 mod work;
 
-use anyhow::{Context, Result};
-use berth_os::netdevice::{self, Setting as Device};
-use berth_rehearse::netns;
-use clap::Parser;
+use anyhow::Result;
+use berth_bench::start::{EX_UNAVAILABLE, EX_USAGE, another, command_line, enter_network, said_address};
 use load::Pace;
 use options::{Cli, Options, Part};
 use results::{Results, Sample};
 use setting::Setting;
-use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, ExitCode, Stdio};
 use std::time::Instant;
 use work::Bench;
 
@@ -59,18 +55,13 @@ const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const NETMASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 0);
 const LOOPBACK: Ipv4Addr = Ipv4Addr::new(127, 0, 3, 1);
 
-/// Exit status of a wrong command line, of something that cannot be had, and of an end by a signal.
-const EX_USAGE: u8 = 64;
-const EX_UNAVAILABLE: u8 = 69;
+/// Exit status of an end by a signal.
 const SIGNALLED: i32 = 130;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli: Cli = match command_line() {
         Ok(cli) => cli,
-        Err(error) => {
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { EX_USAGE } else { 0 });
-        }
+        Err(status) => return status,
     };
     let done = match cli.part {
         Some(Part::Backend { address }) => backend::run(address).map(|()| ExitCode::SUCCESS).map_err(Into::into),
@@ -119,11 +110,7 @@ fn compare(options: &Options) -> Result<ExitCode> {
 /// Where peers listen. Root has a network namespace for it, with an address from which the kernel may steer; else it is one of
 /// loopback, and there is no direct path. To be called before there are threads.
 fn node() -> Ipv4Addr {
-    let enter = || {
-        netns::enter_as_root(NODE)?;
-        netdevice::set(netns::ALIAS, Device::Netmask(NETMASK)).context("cannot give the clients addresses")
-    };
-    match enter() {
+    match enter_network(NODE, NETMASK) {
         Ok(()) => NODE,
         Err(error) => {
             eprintln!("bench: no network namespace, so no direct path: {error:#}");
@@ -157,13 +144,9 @@ fn measure(results: &mut Results, options: &Options, pace: Pace, node: Ipv4Addr,
 }
 
 fn start_backend() -> Result<(Child, SocketAddr)> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["backend", BACKEND]).stdin(Stdio::null()).stdout(Stdio::piped());
-    berth_os::process::die_with_parent(&mut command);
-    let mut child = command.spawn()?;
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().context("no pipe to the backend")?).read_line(&mut line)?;
-    Ok((child, line.trim().parse().context("the backend did not start")?))
+    let mut child = another(["backend", BACKEND])?.stdin(Stdio::null()).spawn()?;
+    let (address, _) = said_address(&mut child)?;
+    Ok((child, address))
 }
 
 /// Ends the run on SIGINT, SIGTERM or SIGHUP: the children get SIGTERM when this process is gone.

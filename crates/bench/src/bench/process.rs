@@ -1,6 +1,7 @@
 //! A peer's processes, as /proc tells of them.
 
 use anyhow::{Context, Result};
+use berth_bench::memory::kilobytes;
 use nix::sys::signal::{Signal, kill};
 use nix::time::{ClockId, clock_getcpuclockid};
 use nix::unistd::Pid;
@@ -113,12 +114,6 @@ fn parent(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// A line such as `Pss:    1500 kB`, in bytes.
-fn kilobytes(text: &str, name: &str) -> Option<f64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    Some(line.split_ascii_whitespace().next()?.parse::<f64>().ok()? * 1024.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,14 +129,5 @@ mod tests {
         let sockstat = "sockets: used 280\nTCP: inuse 27 orphan 0 tw 3 alloc 30 mem 12\nUDP: inuse 4 mem 9\n";
         assert_eq!(pages(sockstat), Some(12.0));
         assert_eq!(pages("UDP: inuse 4 mem 9\n"), None);
-    }
-
-    #[test]
-    fn kilobytes_become_bytes() {
-        assert_eq!(
-            kilobytes("5581-7ffe [rollup]\nRss:    2000 kB\nPss:    1500 kB\nPss_Dirty: 1 kB\n", "Pss:"),
-            Some(1_536_000.0)
-        );
-        assert_eq!(kilobytes("Rss: 1 kB\n", "Pss:"), None);
     }
 }

@@ -1,8 +1,8 @@
 //! All samples, and what can be said of them.
 
 use crate::peer::{Kind, Peer};
-use crate::stats::Summary;
 use crate::work::{Case, Measured, Metric, Work};
+use berth_bench::stats::Summary;
 use std::collections::HashMap;
 use std::fmt;
 use std::mem::discriminant;

@@ -3,8 +3,8 @@
 use crate::load::{self, Answers, PING, Pace, Pool, Way};
 use crate::peer::{Kind, Peer, Running};
 use crate::process::{Clocks, Tree, kernel_memory, socket_memory};
-use crate::stats::percentile;
 use anyhow::{Context as _, Result, ensure};
+use berth_bench::stats::percentile;
 use berth_rehearse::report::format::count;
 use clap::ValueEnum;
 use std::fmt;

@@ -14,8 +14,8 @@ mod storms;
 mod wire;
 
 use anyhow::{Context, Result, bail};
-use berth_os::netdevice::{self, Setting};
-use berth_rehearse::netns;
+use berth_bench::start::{EX_UNAVAILABLE, command_line, enter_network};
+use berth_bench::stats::Summary;
 use clap::{Parser, Subcommand, ValueEnum};
 use clients::StandIn;
 use instance::Cost;
@@ -38,9 +38,6 @@ const CALM: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(180);
 
 const WASTED: &str = "handshakes of clients that left before their first answer";
-
-const EX_USAGE: u8 = 64;
-const EX_UNAVAILABLE: u8 = 69;
 
 /// Lets clients come at once to an instance behind berth, with the gate and without
 #[derive(Parser)]
@@ -103,12 +100,9 @@ struct Round {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli: Cli = match command_line() {
         Ok(cli) => cli,
-        Err(error) => {
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { EX_USAGE } else { 0 });
-        }
+        Err(status) => return status,
     };
     let done = match cli.part {
         Some(Part::Instance { address, handshake, request }) => {
@@ -127,8 +121,7 @@ fn main() -> ExitCode {
 }
 
 fn compare(cli: &Cli) -> Result<()> {
-    netns::enter_as_root(NODE)?;
-    netdevice::set(netns::ALIAS, Setting::Netmask(NETMASK)).context("cannot give the clients addresses")?;
+    enter_network(NODE, NETMASK)?;
     // berth's --max-connections follows from it: what waits is to wait at the gate, not in the backlog.
     berth_os::process::raise_hard_file_limit()?;
     let processors = Processors::split()?;
@@ -159,17 +152,10 @@ fn print(cli: &Cli, rounds: &[Vec<Round>]) {
     for (row, (name, _)) in first.figures.iter().enumerate() {
         let medians = rounds.iter().map(|rounds| {
             let of: Vec<_> = rounds.iter().map(|round| round.figures[row].1).collect();
-            format!("{:.1}", median(of))
+            format!("{:.1}", Summary::of(&of).map_or(f64::NAN, |summary| summary.median))
         });
         println!("| {name} | {} |", medians.collect::<Vec<_>>().join(" | "));
     }
-}
-
-fn median(mut of: Vec<f64>) -> f64 {
-    of.sort_by(f64::total_cmp);
-    let (low, high) = (of[(of.len() - 1) / 2], of[of.len() / 2]);
-    // Of one that took for ever there is no half.
-    if low == high { low } else { f64::midpoint(low, high) }
 }
 
 fn run(cli: &Cli, gate: &str, processors: &Processors, plane: Option<&ControlPlane>) -> Result<Round> {
@@ -207,16 +193,4 @@ async fn stand_in(cli: &Cli, gate: &str, processors: &Processors) -> Result<Roun
     round.figures.push(("handshakes", handshakes as f64));
     round.figures.push((WASTED, handshakes.saturating_sub(round.answered) as f64));
     Ok(round)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::median;
-
-    #[test]
-    fn a_median_of_an_even_number_is_between_two() {
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert_eq!(median(vec![f64::INFINITY; 2]), f64::INFINITY);
-    }
 }

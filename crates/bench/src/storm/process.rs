@@ -2,10 +2,11 @@
 
 use crate::{Cli, NODE, PORT};
 use anyhow::{Context, Result, bail};
+use berth_bench::start::{another, said_address};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufReader, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -31,6 +32,7 @@ impl Processors {
         sched_setaffinity(Pid::this(), &all)?;
         Ok(Self { instance, others: all })
     }
+
     /// Starts a process on the instance's. From the start: Go counts them once.
     pub(crate) fn spawn<T>(&self, spawn: impl FnOnce() -> std::io::Result<T>) -> Result<T> {
         sched_setaffinity(Pid::this(), &self.instance)?;
@@ -49,15 +51,10 @@ pub(crate) struct Instance {
 
 impl Instance {
     pub(crate) fn start(cli: &Cli, processors: &Processors) -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["instance", INSTANCE, &cli.handshake.to_string(), &cli.request.to_string()]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        berth_os::process::die_with_parent(&mut command);
+        let mut command = another(["instance", INSTANCE, &cli.handshake.to_string(), &cli.request.to_string()])?;
+        command.stdin(Stdio::piped());
         let mut child = processors.spawn(|| command.spawn())?;
-        let mut said = BufReader::new(child.stdout.take().context("no pipe to the instance")?);
-        let mut line = String::new();
-        said.read_line(&mut line)?;
-        let address = line.trim().parse().context("the instance did not start")?;
+        let (address, said) = said_address(&mut child)?;
         Ok(Self { child, address, said })
     }
 

@@ -8,6 +8,7 @@ use crate::process::{Berth, Processors};
 use crate::storms::reconnect;
 use crate::{Cli, NODE, PORT, Round, WASTED};
 use anyhow::{Context, Result, anyhow, bail};
+use berth_bench::memory::kilobytes;
 use berth_rehearse::certs::{self, Certs};
 use berth_rehearse::load::{Visit, Visitor, grant};
 use berth_rehearse::record::Failure;
@@ -175,8 +176,8 @@ impl Apiserver {
     /// Its largest resident memory so far, in MiB.
     pub(crate) fn peak(&self) -> Result<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB")?.trim().parse().ok());
-        peak.map(|kilobytes: f64| kilobytes / 1024.0).context("the kernel does not tell its memory")
+        let peak = kilobytes(&status, "VmHWM:").context("the kernel does not tell its memory")?;
+        Ok(peak / f64::from(1 << 20))
     }
 
     /// Handshakes that came to nothing.

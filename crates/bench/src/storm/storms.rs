@@ -3,6 +3,7 @@
 use crate::clients::{Seen, Service, insist, kept_connection, new_connections};
 use crate::{CALM, Cli, LONGEST, NODE, Round};
 use anyhow::{Context, Result};
+use berth_bench::stats::percentile;
 use std::net::Ipv4Addr;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -133,9 +134,8 @@ fn of_own(p99: &'static str, lost: &'static str, mut seen: Seen) -> [(&'static s
 }
 
 /// The time that a share of them did not exceed.
-pub(crate) fn seconds(sorted: &[Duration], share: f64) -> f64 {
-    let rank = (share * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.max(1) - 1).map_or(f64::NAN, Duration::as_secs_f64)
+fn seconds(sorted: &[Duration], share: f64) -> f64 {
+    percentile(sorted, share).map_or(f64::NAN, |time| time.as_secs_f64())
 }
 
 pub(crate) fn source(number: u32) -> Ipv4Addr {

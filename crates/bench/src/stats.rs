@@ -2,16 +2,20 @@
 
 /// What several samples of one figure say.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Summary {
-    pub(crate) count: usize,
-    pub(crate) median: f64,
-    pub(crate) least: f64,
-    pub(crate) most: f64,
+pub struct Summary {
+    /// How many.
+    pub count: usize,
+    /// The one in the middle, or what is between the two.
+    pub median: f64,
+    /// The least of them.
+    pub least: f64,
+    /// The most of them.
+    pub most: f64,
 }
 
 impl Summary {
     /// None without samples.
-    pub(crate) fn of(samples: &[f64]) -> Option<Self> {
+    pub fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
         let (&least, &most) = (sorted.first()?, sorted.last()?);
@@ -23,7 +27,7 @@ impl Summary {
 }
 
 /// The value that `share` of the sorted ones do not exceed (nearest rank).
-pub(crate) fn percentile(sorted: &[u32], share: f64) -> Option<u32> {
+pub fn percentile<T: Copy>(sorted: &[T], share: f64) -> Option<T> {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.max(1) - 1).copied()
 }
@@ -36,6 +40,7 @@ mod tests {
     fn medians_of_odd_and_even_counts() {
         assert_eq!(Summary::of(&[3.0, 1.0, 2.0]), Some(Summary { count: 3, median: 2.0, least: 1.0, most: 3.0 }));
         assert_eq!(Summary::of(&[4.0, 1.0, 2.0, 3.0]).map(|summary| summary.median), Some(2.5));
+        assert_eq!(Summary::of(&[f64::INFINITY; 2]).map(|summary| summary.median), Some(f64::INFINITY));
         assert_eq!(Summary::of(&[]), None);
     }
 
@@ -47,6 +52,6 @@ mod tests {
         assert_eq!(percentile(&sorted, 0.999), Some(999));
         assert_eq!(percentile(&sorted, 1.0), Some(1000));
         assert_eq!(percentile(&[7], 0.5), Some(7));
-        assert_eq!(percentile(&[], 0.5), None);
+        assert_eq!(percentile::<u32>(&[], 0.5), None);
     }
 }

@@ -1,0 +1,7 @@
+//! What the programs of this crate share.
+
+#![forbid(unsafe_code)]
+
+pub mod memory;
+pub mod start;
+pub mod stats;
