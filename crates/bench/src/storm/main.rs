@@ -124,6 +124,9 @@ fn compare(cli: &Cli) -> Result<()> {
     enter_network(NODE, NETMASK)?;
     // berth's --max-connections follows from it: what waits is to wait at the gate, not in the backlog.
     berth_os::process::raise_hard_file_limit()?;
+    // A connection that is closed keeps its port for 60 s (TIME_WAIT). Where one source has few left, connect(2) looks for one for
+    // longer than a handshake takes.
+    std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535").context("cannot give clients more ports")?;
     let processors = Processors::split()?;
     let plane = match cli.storm {
         Storm::Reconnect | Storm::Greedy => None,
