@@ -2,6 +2,7 @@
 
 use crate::node::Node;
 use anyhow::{Context, Result};
+use berth_bench::memory::kilobytes;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -14,7 +15,7 @@ const WARM_UP: f64 = 0.25;
 const LEAST: usize = 6;
 
 /// Looks at the descriptors for one sample.
-const LOOKS: usize = 10;
+const LOOKS: usize = 20;
 
 /// What is looked at: name, unit, and by how much the fitted line may rise over the run, whatever its length. A line through
 /// a step rises by up to 1.5 times the step: threads may take one, listeners two (orphans that a shim adopts: from
@@ -40,21 +41,24 @@ struct Sample {
 pub(crate) struct Figures(Vec<Sample>);
 
 impl Figures {
-    /// Looks at the shim that stays, in calm. Two descriptors of each connection are left out; connections come and go
-    /// between the two looks, so the least of several is taken.
+    /// Looks at the shim that stays, in calm. Descriptors of connections are left out; connections come and go, so the least of
+    /// several looks is taken, of those during which none did.
     pub(crate) async fn sample(&mut self, node: &Node) -> Result<()> {
         let pid = node.a.shim.pid().context("the shim that stays has ended")?;
         let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-        let pss =
-            rollup.lines().find_map(|line| line.strip_prefix("Pss:")).and_then(|rest| rest.split_whitespace().next());
+        let pss = kilobytes(&rollup, "Pss:").context("no Pss")? / 1024.0;
         let count = |what: &str| Ok::<_, anyhow::Error>(fs::read_dir(format!("/proc/{pid}/{what}"))?.count() as f64);
         let mut descriptors = f64::MAX;
         for _ in 0..LOOKS {
-            let of_connections = node.status(&node.a).await.map_or(0, |status| 2 * status.connections_open);
-            descriptors = descriptors.min(count("fd")? - of_connections as f64);
+            let (before, all, after) = (of_connections(node).await, count("fd")?, of_connections(node).await);
+            if let Some(of_connections) = before.filter(|_| before == after) {
+                descriptors = descriptors.min(all - of_connections as f64);
+            }
         }
-        let values = [pss.context("no Pss")?.parse()?, descriptors, count("task")?, node.listeners() as f64];
-        self.0.push(Sample { at: Instant::now(), values });
+        if descriptors < f64::MAX {
+            let values = [pss, descriptors, count("task")?, node.listeners() as f64];
+            self.0.push(Sample { at: Instant::now(), values });
+        }
         Ok(())
     }
 
@@ -84,6 +88,13 @@ impl Figures {
         }
         flat
     }
+}
+
+/// The descriptors of connections: two each, one while it waits for an instance or its turn.
+async fn of_connections(node: &Node) -> Option<i64> {
+    let status = node.status(&node.a).await.ok()?;
+    let waiting = status.held + status.gate.map_or(0, |gate| gate.waiting);
+    Some(2 * status.connections_open as i64 - waiting as i64)
 }
 
 /// By how much the line that fits best rises from the first to the last.
