@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod client_hello;
 pub mod memory;
 pub mod start;
 pub mod stats;

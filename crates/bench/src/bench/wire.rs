@@ -5,10 +5,11 @@
 //! header begins as a TLS handshake does: a relay that looks at the first byte does here what it does
 //! with real clients.
 
+use berth_bench::client_hello::{HEADERS, client_hello};
 use std::io;
 
 /// Bytes of a header.
-pub(crate) const HEADER: usize = 24;
+pub(crate) const HEADER: usize = HEADERS + 21;
 
 /// A length that is never reached: bytes for as long as the connection lasts.
 pub(crate) const ENDLESS: u64 = u64::MAX;
@@ -16,8 +17,8 @@ pub(crate) const ENDLESS: u64 = u64::MAX;
 /// Most bytes in one read or write.
 pub(crate) const CHUNK: usize = 256 * 1024;
 
-/// First byte of a TLS handshake.
-const TLS_HANDSHAKE: u8 = 0x16;
+/// A header is a ClientHello with numbers in it.
+const BLANK: [u8; HEADER] = client_hello();
 
 /// The pattern comes again after so many bytes.
 const PERIOD: usize = 256;
@@ -41,21 +42,22 @@ pub(crate) struct Header {
 
 impl Header {
     pub(crate) fn encode(&self) -> [u8; HEADER] {
-        let mut bytes = [0; HEADER];
-        bytes[..4].copy_from_slice(&[TLS_HANDSHAKE, 3, 1, u8::from(self.count)]);
-        bytes[4..8].copy_from_slice(&self.number.to_be_bytes());
-        bytes[8..16].copy_from_slice(&self.request.to_be_bytes());
-        bytes[16..].copy_from_slice(&self.answer.to_be_bytes());
+        let mut bytes = BLANK;
+        let numbers = &mut bytes[HEADERS..];
+        numbers[0] = u8::from(self.count);
+        numbers[1..5].copy_from_slice(&self.number.to_be_bytes());
+        numbers[5..13].copy_from_slice(&self.request.to_be_bytes());
+        numbers[13..].copy_from_slice(&self.answer.to_be_bytes());
         bytes
     }
 
     pub(crate) fn decode(bytes: &[u8; HEADER]) -> io::Result<Self> {
-        let [TLS_HANDSHAKE, 3, 1, count @ (0 | 1), ref numbers @ ..] = *bytes else {
+        let Some([count @ (0 | 1), numbers @ ..]) = bytes.strip_prefix(&BLANK[..HEADERS]) else {
             return Err(garbled());
         };
         let long = |at: usize| u64::from_be_bytes(std::array::from_fn(|byte| numbers[at + byte]));
         let number = u32::from_be_bytes(std::array::from_fn(|byte| numbers[byte]));
-        let header = Self { count: count == 1, number, request: long(4), answer: long(12) };
+        let header = Self { count: *count == 1, number, request: long(4), answer: long(12) };
         let too_short = header.request.min(header.answer) < HEADER as u64;
         // The answer to a question for the count has the count there.
         if too_short && !header.count { Err(garbled()) } else { Ok(header) }

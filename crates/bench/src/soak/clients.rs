@@ -3,6 +3,7 @@
 use crate::instance::{DOWNLOAD, ECHO, HANDSHAKE, MESSAGE, SHUTTING_DOWN, SIZE, UPLOAD};
 use crate::judge::Judge;
 use anyhow::Result;
+use berth_bench::client_hello::client_hello;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -120,8 +121,8 @@ impl Client {
         let opened = timeout(ANSWERED, async {
             let mut stream = dial(self.to).await?;
             client = stream.local_addr().ok();
-            let mut message = [0; MESSAGE];
-            (message[0], message[1]) = (HANDSHAKE, want);
+            let mut message: [_; MESSAGE] = client_hello();
+            message[1] = want;
             stream.write_all(&message).await?;
             let mut name = vec![0; stream.read_u8().await?.into()];
             stream.read_exact(&mut name).await?;
