@@ -2,7 +2,7 @@
 //! the run was a test at all. Pure.
 //!
 //! **Lost** is a new connection that was refused, reset, or not answered within
-//! 15 s, or a stream that ended before its instance ended it. Who ended a stream is decided by
+//! 15 s of being dialled, or a stream that ended before its instance ended it. Who ended a stream is decided by
 //! `ends`.
 
 use super::data::{Figures, Informer};

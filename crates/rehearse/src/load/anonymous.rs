@@ -13,7 +13,6 @@ use rustls::pki_types::CertificateDer;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use tokio::time::Instant;
 
 /// Who asks for what, and how often.
 #[derive(Debug)]
@@ -74,7 +73,7 @@ async fn connection(target: &Target, source: IpAddr, path: String, due: Due) -> 
     let began = SystemTime::now();
     let mut client = source.to_string();
     let mut step = "connect";
-    let asked = within((due.instant + UNANSWERED).duration_since(Instant::now()), async {
+    let asked = within(UNANSWERED, async {
         let socket = target.socket()?;
         if let Ok(address) = socket.local_addr() {
             client = address.to_string();

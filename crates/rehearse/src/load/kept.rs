@@ -98,3 +98,50 @@ impl KeptConnection {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::dial::Target;
+    use super::super::objects::Tag;
+    use super::super::writer::Ledger;
+    use super::*;
+    use crate::certs;
+    use crate::record::{Recorder, Stamp};
+    use std::sync::Arc;
+    use std::time::Duration;
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
+    use tokio_util::sync::CancellationToken;
+
+    #[tokio::test]
+    async fn one_that_is_late_has_its_time_to_open_a_connection() {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let certs = certs::make(directory.path(), &[]).unwrap();
+        let client = Client {
+            target: Target::new(listener.local_addr().unwrap(), &certs).unwrap(),
+            recorder: Arc::new(Recorder::default()),
+            tag: Tag::now(),
+            ledger: Ledger::default(),
+            catch_up: Duration::ZERO,
+            stop: CancellationToken::new(),
+            node: None,
+            control: None,
+        };
+        let recorder = client.recorder.clone();
+        let long_ago = Duration::from_nanos(Stamp::now().0).min(2 * UNANSWERED);
+        let due = Due { instant: Instant::now() - long_ago, stamp: Stamp(Stamp::now().0 - long_ago.as_nanos() as u64) };
+        let mut kept = KeptConnection { client, index: 0, opened: 0, link: None };
+        let entry = Seed(0).kept(0, PACE).next().unwrap();
+        let served = async {
+            let accepted = listener.accept().await.unwrap();
+            // Longer than nothing.
+            tokio::time::sleep(PACE).await;
+            drop(accepted);
+        };
+        tokio::join!(kept.open(entry, due), served);
+        let attempt = recorder.take().attempts.remove(0);
+        assert!(matches!(attempt.answer, Answer::Failed(Failure::Reset | Failure::Closed)), "{attempt:?}");
+        assert_eq!(attempt.due, due.stamp, "it waited since then");
+    }
+}

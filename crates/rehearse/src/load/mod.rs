@@ -341,7 +341,8 @@ impl Client {
     /// Connects and sends a first request: an attempt of kind [`Kind::New`]. The link is there when
     /// it was answered.
     async fn open(&self, protocol: super::record::Protocol, stream: StreamId, entry: Entry, due: Due) -> Option<Link> {
-        let opened = dial::within((due.instant + UNANSWERED).duration_since(Instant::now()), async {
+        // From now: who was kept waiting by the request before it is late, and has not failed yet.
+        let opened = dial::within(UNANSWERED, async {
             let mut link = self.target.dial(protocol, stream.clone()).await?;
             let failure = match self.ask(&mut link, entry).await {
                 Ok(answer) => return Ok((link, answer)),
