@@ -14,7 +14,7 @@ pub(super) async fn run(client: Client, seed: Seed, rate: u32) {
         let behind = Stamp::now().since(due.stamp);
         client.recorder.note(|r| r.behind = r.behind.max(behind));
         let client = client.clone();
-        async move { drop(client.open(protocol(entry.number), client.name("new", entry.number), entry, due).await) }
+        async move { drop(client.open(protocol(entry.number), client.name("new", entry.number), entry, due.stamp).await) }
     })
     .await;
 }

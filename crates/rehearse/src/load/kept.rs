@@ -7,7 +7,7 @@ use super::dial::{Link, Unsent};
 use super::timetable::{Entry, Seed, protocol};
 use super::{Client, Due};
 use crate::plan::{PACE, UNANSWERED};
-use crate::record::{Answer, Failure, Kind, What};
+use crate::record::{Answer, Failure, Kind, Stamp, What};
 
 /// Sends a request every [`PACE`] until the load stops. A client of the control is over with its
 /// first connection.
@@ -19,7 +19,7 @@ pub(super) async fn run(client: Client, seed: Seed, index: u64) {
         if !kept.wait(due).await {
             return;
         }
-        kept.request(entry, due).await;
+        kept.request(entry, due.stamp).await;
     }
 }
 
@@ -55,7 +55,7 @@ impl KeptConnection {
         }
     }
 
-    async fn request(&mut self, entry: Entry, due: Due) {
+    async fn request(&mut self, entry: Entry, due: Stamp) {
         if let Some(link) = &mut self.link {
             let asked = tokio::time::timeout(UNANSWERED, self.client.ask(link, entry)).await;
             let stream = link.stream.clone();
@@ -75,13 +75,13 @@ impl KeptConnection {
                     Answer::Failed(Failure::Unanswered)
                 }
             };
-            self.client.attempt(Kind::Kept, &stream, due.stamp, answer);
+            self.client.attempt(Kind::Kept, &stream, due, answer);
         } else {
             self.open(entry, due).await;
         }
     }
 
-    async fn open(&mut self, entry: Entry, due: Due) {
+    async fn open(&mut self, entry: Entry, due: Stamp) {
         if self.client.control.is_some() && self.opened > 0 {
             return;
         }
@@ -106,11 +106,10 @@ mod tests {
     use super::super::writer::Ledger;
     use super::*;
     use crate::certs;
-    use crate::record::{Recorder, Stamp};
+    use crate::record::Recorder;
     use std::sync::Arc;
     use std::time::Duration;
     use tokio::net::TcpListener;
-    use tokio::time::Instant;
     use tokio_util::sync::CancellationToken;
 
     #[tokio::test]
@@ -129,8 +128,8 @@ mod tests {
             control: None,
         };
         let recorder = client.recorder.clone();
-        let long_ago = Duration::from_nanos(Stamp::now().0).min(2 * UNANSWERED);
-        let due = Due { instant: Instant::now() - long_ago, stamp: Stamp(Stamp::now().0 - long_ago.as_nanos() as u64) };
+        // When the machine started.
+        let due = Stamp(0);
         let mut kept = KeptConnection { client, index: 0, opened: 0, link: None };
         let entry = Seed(0).kept(0, PACE).next().unwrap();
         let served = async {
@@ -142,6 +141,6 @@ mod tests {
         tokio::join!(kept.open(entry, due), served);
         let attempt = recorder.take().attempts.remove(0);
         assert!(matches!(attempt.answer, Answer::Failed(Failure::Reset | Failure::Closed)), "{attempt:?}");
-        assert_eq!(attempt.due, due.stamp, "it waited since then");
+        assert_eq!(attempt.due, due, "it waited since then");
     }
 }

@@ -49,7 +49,7 @@ pub use visitor::{Answer as Answered, Visit, Visitor};
 
 use super::network::Node;
 use super::plan::{LoadPlan, RATE, UNANSWERED};
-use super::record::{Answer, AtNode, Attempt, Kind, Recorder, Stamp, StreamId, What};
+use super::record::{Answer, AtNode, Attempt, Kind, Protocol, Recorder, Stamp, StreamId, What};
 use dial::{Link, Unsent};
 use informer::Scope;
 use objects::Tag;
@@ -340,7 +340,7 @@ impl Client {
 
     /// Connects and sends a first request: an attempt of kind [`Kind::New`]. The link is there when
     /// it was answered.
-    async fn open(&self, protocol: super::record::Protocol, stream: StreamId, entry: Entry, due: Due) -> Option<Link> {
+    async fn open(&self, protocol: Protocol, stream: StreamId, entry: Entry, due: Stamp) -> Option<Link> {
         // From now: who was kept waiting by the request before it is late, and has not failed yet.
         let opened = dial::within(UNANSWERED, async {
             let mut link = self.target.dial(protocol, stream.clone()).await?;
@@ -357,7 +357,7 @@ impl Client {
             Ok((link, answer)) => (Some(link), answer),
             Err(failure) => (None, Answer::Failed(failure)),
         };
-        self.attempt(Kind::New, &stream, due.stamp, answer);
+        self.attempt(Kind::New, &stream, due, answer);
         link
     }
 
