@@ -53,6 +53,7 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
         settle: settle.unwrap_or(phase),
         grace: grace.map_or(GRACE + shutdown.delay, |text| checks.duration("--stop-grace", text, Duration::ZERO)),
         hold: checks.duration("--hold", &args.hold, Duration::ZERO),
+        speedup: args.speedup,
         ..Timing::default()
     };
     if !(old.is_stand_in() && new.is_stand_in()) {

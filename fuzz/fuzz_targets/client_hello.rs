@@ -5,7 +5,7 @@
 #![no_main]
 
 use berth_node::instance::InstanceId;
-use berth_node::terms::Phase;
+use berth_node::terms::{Phase, Speedup};
 use berth_os::socket::{self, Keepalive, reset_on_close};
 use berth_shim::backend::TableWriter;
 use berth_shim::backend::health::Observation;
@@ -328,6 +328,7 @@ impl Stage {
             ended: Arc::new(Notify::new()),
             passing,
             log_connections: false,
+            speedup: Speedup::NONE,
         };
         (writer, context.into())
     }

@@ -1,5 +1,6 @@
 //! `berth bridge`.
 
+use berth_node::terms::Speedup;
 use berth_options::probe::ProbeArgs;
 use clap::{Args, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -111,6 +112,9 @@ pub struct BridgeStartArgs {
     /// Check what is needed, print the steps, and do nothing
     #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
     pub dry_run: bool,
+    /// Divide the times that no option sets
+    #[arg(long, hide = true, default_value_t)]
+    pub speedup: Speedup,
     /// Where the bridge is, and how it is told.
     #[command(flatten)]
     pub told: ToldArgs,

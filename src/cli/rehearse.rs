@@ -1,5 +1,6 @@
 //! `berth rehearse`.
 
+use berth_node::terms::Speedup;
 use berth_options::shim::direct_modes;
 use berth_rehearse::plan::choice::{Topology, fault_names, via_names};
 use berth_shim::config::DirectMode;
@@ -73,6 +74,9 @@ pub struct RehearseArgs {
     /// The shims' --hold: how long a client waits while no apiserver is ready
     #[arg(long, env = "BERTH_REHEARSE_HOLD", hide_env_values = true, default_value = "8s", value_name = "DURATION", help_heading = TIMES)]
     pub hold: String,
+    /// Divide the times that no option of shims and bridges sets
+    #[arg(long, hide = true, default_value_t)]
+    pub speedup: Speedup,
     /// kube-apiserver's flag of that name: time between SIGTERM and the end of listening
     #[arg(long, env = "BERTH_REHEARSE_SHUTDOWN_DELAY_DURATION", hide_env_values = true, default_value = "0s", value_name = "DURATION", help_heading = TIMES)]
     pub shutdown_delay_duration: String,

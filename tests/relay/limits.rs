@@ -2,7 +2,7 @@
 
 use crate::support::net::{Backend, client_hello, echo, expect_silence, ping, read};
 use crate::support::shim::{Shim, THREADS};
-use berth_node::terms::Phase;
+use berth_node::terms::{Phase, Speedup};
 use berth_os::socket::Keepalive;
 use berth_shim::backend::TableWriter;
 use berth_shim::drain::Stop;
@@ -74,7 +74,7 @@ fn a_connection_is_small() {
         table: writer.subscribe(),
         keepalive: Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None },
         hold: Duration::from_secs(1),
-        gate: berth_shim::gate::Gate::new(berth_shim::config::MaxOpenings::Auto, Vec::new()),
+        gate: berth_shim::gate::Gate::new(berth_shim::config::MaxOpenings::Auto, Vec::new(), Speedup::NONE),
         sources: Arc::new(Sources::new("")),
         held: metrics.held.clone(),
         refusals,
@@ -87,6 +87,7 @@ fn a_connection_is_small() {
             to: mpsc::unbounded_channel().0,
         },
         log_connections: false,
+        speedup: Speedup::NONE,
     });
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

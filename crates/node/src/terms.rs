@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -37,6 +38,40 @@ impl FromStr for ShimId {
         let id = u64::from_str_radix(text, 16).map(Self).ok();
         // Not a sign, a capital, or fewer digits: one shim has one name.
         id.filter(|id| id.to_string() == text).ok_or("a holder is 16 lower-case hexadecimal digits")
+    }
+}
+
+/// How many times as fast as usual those times pass that no option sets: so a test that runs a whole process does not wait for
+/// what on a real network is repeated after seconds. 1 for users.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Speedup(NonZeroU32);
+
+impl Speedup {
+    pub const NONE: Self = Self(NonZeroU32::MIN);
+
+    /// What the usual time is here.
+    pub fn of(self, usual: Duration) -> Duration {
+        usual / self.0.get()
+    }
+}
+
+impl Default for Speedup {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+impl fmt::Display for Speedup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Speedup {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self).map_err(|_| "give a whole number from 1")
     }
 }
 

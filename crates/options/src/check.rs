@@ -203,6 +203,7 @@ fn config(
         discover: false,
         lease,
         plain_close,
+        speedup: args.speedup,
         bind_wait,
         probe,
         probe_interval,

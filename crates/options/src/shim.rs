@@ -3,6 +3,7 @@
 use crate::cluster::ClusterArgs;
 use crate::place::{ADDRESSES, PlaceArgs};
 use crate::probe::{PaceArgs, ProbeArgs};
+use berth_node::terms::Speedup;
 use berth_shim::config::DirectMode;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -101,6 +102,9 @@ pub struct ShimArgs {
     /// Close listeners with what is queued in them: what the tests compare with
     #[arg(long, hide = true)]
     pub plain_close: bool,
+    /// Divide the times that no option sets
+    #[arg(long, hide = true, default_value_t)]
+    pub speedup: Speedup,
     /// Threads that relay [default: one per core, at most 8]
     #[arg(long, env = "BERTH_THREADS", hide_env_values = true, value_name = "N", help_heading = CONNECTIONS)]
     pub threads: Option<String>,

@@ -3,6 +3,7 @@
 use super::apiserver::Shutdown;
 use super::certs::Certs;
 use super::network::Node;
+use berth_node::terms::Speedup;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,6 +35,8 @@ pub(crate) struct Setting {
     pub(crate) direct: bool,
     /// The shims' `--hold`.
     pub(crate) hold: Duration,
+    /// The shims' and bridges' `--speedup`.
+    pub(crate) speedup: Speedup,
 }
 
 impl Setting {

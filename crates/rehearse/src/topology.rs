@@ -6,6 +6,7 @@ use super::haproxy;
 use super::instance::Instance;
 use super::plan::{Topology, Via};
 use super::setting::Setting;
+use berth_node::terms::Speedup;
 use nix::sys::signal::Signal;
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -164,6 +165,7 @@ impl Layout {
             format!("--ready-timeout={}ms", limits.ready.as_millis()).into(),
         ];
         argv.extend(probe(setting));
+        argv.extend(speedup(setting));
         // A stand-in knows no Service.
         if !running.apiserver.is_stand_in() {
             argv.push(flag("kubeconfig", setting.admin()));
@@ -239,10 +241,16 @@ fn probe(setting: &Setting) -> Vec<OsString> {
     options
 }
 
+/// An option that another berth may not know, for tests of this one.
+fn speedup(setting: &Setting) -> Option<OsString> {
+    (setting.speedup != Speedup::NONE).then(|| format!("--speedup={}", setting.speedup).into())
+}
+
 /// Options of a shim.
 fn shim(setting: &Setting) -> Vec<OsString> {
     let mut options = probe(setting);
     options.extend([format!("--hold={}ms", setting.hold.as_millis()).into(), "--log-format=json".into()]);
+    options.extend(speedup(setting));
     if setting.direct {
         options.push("--direct=on".into());
     }

@@ -119,10 +119,11 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
         _ => system("listen on the shim's socket in the run directory")(error),
     })?;
 
-    let gate = Gate::new(config.max_openings, config.first.clone());
+    let gate = Gate::new(config.max_openings, config.first.clone(), config.speedup);
     collectors.extend(gate.clone().map(|gate| Box::new(GateMetrics(gate)) as Box<dyn Collector>));
     let self_test = self_test_by_address();
-    let direct = Direct::new(config.direct, config.place.addresses(), config.lease, gate.is_some(), self_test).await?;
+    let Config { direct, lease, speedup, .. } = config;
+    let direct = Direct::new(direct, config.place.addresses(), lease, speedup, gate.is_some(), self_test).await?;
     collectors.extend(direct.clone().map(|direct| Box::new(DirectMetrics(direct)) as Box<dyn Collector>));
 
     let writer = TableWriter::new(config.rise, config.fall);
@@ -231,7 +232,7 @@ struct DataPlane {
 
 impl DataPlane {
     fn start(room: &Room, shared: &Shared) -> Result<Self, BuildError> {
-        let workers = Workers::start(room.threads).map_err(system("start a thread"))?;
+        let workers = Workers::start(room.threads, shared.config.speedup).map_err(system("start a thread"))?;
         let (report, refusals) = mpsc::unbounded_channel();
         let (pass, passes) = mpsc::unbounded_channel();
         let sources = Arc::new(Sources::new(&clock::boot_id().map_err(system("read the boot's ID"))?));
@@ -249,6 +250,7 @@ impl DataPlane {
             ended: shared.ended.clone(),
             passing: Passing { on: shared.pass_on.clone(), leaving: shared.leaving.subscribe(), to: pass.clone() },
             log_connections: config.log_connections,
+            speedup: config.speedup,
         });
         let dispatcher =
             Dispatcher::new(workers.handles(), contexts, metrics.clone(), shared.ended.clone(), room.connections);

@@ -3,6 +3,7 @@
 use crate::backend::probe::ProbeConfig;
 use berth_keeper::ClusterConfig;
 use berth_node::instance::InstanceId;
+use berth_node::terms::Speedup;
 use berth_os::socket::Keepalive;
 use ipnet::IpNet;
 use std::fmt;
@@ -23,6 +24,8 @@ pub struct Config {
     pub lease: Duration,
     /// Close listeners without handing them over, for comparison.
     pub plain_close: bool,
+    /// What divides the times that are not here, for tests.
+    pub speedup: Speedup,
     /// How long a port that cannot be had is tried again.
     pub bind_wait: Duration,
     pub probe: ProbeConfig,

@@ -17,7 +17,7 @@ use crate::metrics::{counter, gauge};
 use crate::steering::{self, Counters, Steering};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::DirectStatus;
-use berth_node::terms::InstanceHealth;
+use berth_node::terms::{InstanceHealth, Speedup};
 use berth_os::{process, sock_diag};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -75,6 +75,7 @@ pub(crate) struct Direct {
     /// The others: their clients are always relayed.
     relayed: Vec<SocketAddr>,
     lease: Duration,
+    speedup: Speedup,
     /// So many new connections a second are a crowd, if there is a gate that they should come to.
     crowd: Option<u64>,
     now: Mutex<Now>,
@@ -196,6 +197,7 @@ impl Direct {
         mode: DirectMode,
         addresses: impl Iterator<Item = SocketAddr>,
         lease: Duration,
+        speedup: Speedup,
         has_gate: bool,
         self_test: impl Future<Output = Result<(), steering::Error>>,
     ) -> Result<Option<Arc<Self>>, Error> {
@@ -224,7 +226,7 @@ impl Direct {
                 let now = Now { path, ended, quiet: None, open: None, opened: 0, ports: Weak::new() };
                 let lease = lease.min(LONGEST_LEASE);
                 let crowd = has_gate.then(|| u64::from(CROWD) * process::processors() as u64);
-                Ok(Some(Arc::new(Self { steered, relayed, lease, crowd, now: Mutex::new(now) })))
+                Ok(Some(Arc::new(Self { steered, relayed, lease, speedup, crowd, now: Mutex::new(now) })))
             }
             Err(error) if mode == DirectMode::Auto => {
                 tracing::info!("--direct auto: no direct path, every connection is relayed: {error}");
@@ -329,9 +331,9 @@ impl Direct {
         } else if now.path.is_calm() {
             // A sibling that hangs steers until its renewal is over.
             let sibling = if now.path == Path::Sibling { self.lease } else { Duration::ZERO };
-            (now.ended, now.quiet) = (Some(at + sibling), Some(at + QUIET));
+            (now.ended, now.quiet) = (Some(at + sibling), Some(at + self.speedup.of(QUIET)));
         } else if matches!(path, Path::Failed(_)) && now.quiet.is_none_or(|until| until <= at) {
-            now.quiet = Some(at + QUIET);
+            now.quiet = Some(at + self.speedup.of(QUIET));
         }
         if now.path == path {
             return;
@@ -356,7 +358,7 @@ impl Direct {
     /// Whether the handshake of a client that was steered may not be over: its instance must not stop yet.
     pub(crate) fn is_settling(&self, at: Instant) -> bool {
         let now = self.now();
-        now.path.is_calm() || now.ended.is_some_and(|ended| at < ended + HANDSHAKES)
+        now.path.is_calm() || now.ended.is_some_and(|ended| at < ended + self.speedup.of(HANDSHAKES))
     }
 
     /// Connections on the direct path that are open on this node, whoever steered them.

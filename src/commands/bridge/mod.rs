@@ -203,7 +203,7 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
         (Some(running), Some(probe), Some(directory)) => Some(Options {
             running,
             port,
-            limits: Limits { ready, settle },
+            limits: Limits { ready, settle, speedup: args.speedup },
             on_failure,
             finds_ca: is_pod && probe.kind == ProbeKind::Https && probe.ca.is_none() && !args.probe.probe_insecure,
             probe: probe.with_files(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned())),
@@ -218,8 +218,9 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
 
 fn steps(plan: &Plan, run: Option<&[OsString]>) -> Vec<String> {
     let Plan { options, port, temporary, own, .. } = plan;
-    let (settle, overlap) = (format_duration(options.limits.settle), format_duration(OVERLAP));
-    let ready = format_duration(options.limits.ready);
+    let Limits { ready, settle, speedup } = options.limits;
+    let (ready, settle, overlap) =
+        (format_duration(ready), format_duration(settle), format_duration(speedup.of(OVERLAP)));
     let run = run.map_or_else(
         || "leave it until `berth bridge end`".to_owned(),
         |run| format!("run {}", run.join(" ".as_ref()).display()),

@@ -222,11 +222,18 @@ impl<'a> Bridge<'a> {
         let listeners = bound.listeners().map_err(|error| error.to_string())?;
         let phase = bound.phase();
         let mut asking = JoinSet::new();
+        let speedup = plan.options.limits.speedup;
         let probe = |config: &ProbeConfig| Probe::new(config.clone());
         let (to, temporary) = watch::channel(Asked::default());
-        asking.spawn(sight::follow(probe(&plan.probe), plan.temporary.into(), None, to));
+        asking.spawn(sight::follow(probe(&plan.probe), plan.temporary.into(), None, speedup, to));
         let (to, own) = watch::channel(Asked::default());
-        asking.spawn(sight::follow(probe(&plan.options.probe).from(plan.source), plan.own, Some(plan.port), to));
+        asking.spawn(sight::follow(
+            probe(&plan.options.probe).from(plan.source),
+            plan.own,
+            Some(plan.port),
+            speedup,
+            to,
+        ));
         let bridge = Self {
             plan,
             machine: Machine::new(plan.options.limits, plan.options.on_failure),
@@ -262,6 +269,7 @@ impl<'a> Bridge<'a> {
             (Err(error), _) | (_, Err(error)) => return Outcome::NotBegun(format!("cannot handle signals: {error}")),
         };
         let began = Instant::now();
+        let speedup = self.plan.options.limits.speedup;
         let (is_alive, open, mut answered) = (bound.is_alive(), bound.open(), bound.answered());
         let (stop, told) = watch::channel(Stop::No);
         let _renewal = match renew(self.steering.clone(), bound.is_alive()) {
@@ -290,7 +298,7 @@ impl<'a> Bridge<'a> {
                     }
                     continue;
                 }
-                Action::Start if self.started.is_none_or(|started| started.elapsed() >= RESTART) => {
+                Action::Start if self.started.is_none_or(|started| started.elapsed() >= speedup.of(RESTART)) => {
                     self.start();
                     continue;
                 }
@@ -328,7 +336,7 @@ impl<'a> Bridge<'a> {
             if late(draining, LONGEST_DRAIN) && *stop.borrow() != Stop::Now {
                 stop.send_replace(Stop::Now);
             }
-            if late(served, ENDING) || (served.is_some() && late(draining, LONGEST_DRAIN)) {
+            if late(served, speedup.of(ENDING)) || (served.is_some() && late(draining, LONGEST_DRAIN)) {
                 self.signal(self.template.kill());
             }
             tokio::select! {
@@ -615,9 +623,10 @@ fn config(plan: &Plan) -> Config {
         discover: false,
         lease: LEASE,
         plain_close: false,
+        speedup: plan.options.limits.speedup,
         bind_wait: Duration::ZERO,
         probe: plan.probe.clone(),
-        probe_interval: Duration::from_secs(1),
+        probe_interval: plan.options.limits.speedup.of(Duration::from_secs(1)),
         rise: 2,
         fall: 3,
         hold: HOLD,

@@ -6,6 +6,7 @@
 //! Two rules hold in every step: nothing is steered to a temporary instance that is not ready, and steering goes off only when the
 //! node's own instance is ready, or by the operator's word.
 
+use berth_node::terms::Speedup;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -80,6 +81,8 @@ pub struct Limits {
     pub ready: Duration,
     /// How long it must then stay so.
     pub settle: Duration,
+    /// What divides the times that nobody sets, for tests.
+    pub speedup: Speedup,
 }
 
 /// What is seen of the temporary instance.
@@ -351,7 +354,7 @@ impl Machine {
                 None => self.steered(seen, now, elapsed),
             },
             Step::Linger if seen.steering => Action::Unsteer,
-            Step::Linger if elapsed < OVERLAP => Action::Wait,
+            Step::Linger if elapsed < self.overlap() => Action::Wait,
             Step::Linger => self.enter(Step::Drain),
             Step::Drain if seen.drained => Action::Finish(self.outcome.clone()),
             Step::Drain => Action::Drain,
@@ -361,7 +364,8 @@ impl Machine {
     /// What is next, once new connections go to the bridge.
     fn steered(&mut self, seen: &Seen, now: Duration, elapsed: Duration) -> Action {
         match self.step {
-            Step::Overlap if elapsed < OVERLAP || (elapsed < NAMED && !seen.named) => Action::Wait,
+            Step::Overlap if elapsed < self.overlap() => Action::Wait,
+            Step::Overlap if elapsed < self.limits.speedup.of(NAMED) && !seen.named => Action::Wait,
             Step::Overlap => self.enter(Step::Hold),
             Step::Restore => match std::mem::take(&mut self.restores) {
                 true => Action::Restore,
@@ -375,6 +379,10 @@ impl Machine {
             }
             _ => self.own(seen, now, elapsed),
         }
+    }
+
+    fn overlap(&self) -> Duration {
+        self.limits.speedup.of(OVERLAP)
     }
 
     fn enter(&mut self, step: Step) -> Action {
@@ -431,7 +439,7 @@ impl Machine {
             self.lost = None;
             return false;
         }
-        let counts = self.lost.get_or_insert(now + LOST);
+        let counts = self.lost.get_or_insert(now + self.limits.speedup.of(LOST));
         if !seen.temporary.running {
             // Also when it has been started again meanwhile.
             *counts = now.min(*counts);

@@ -1,5 +1,6 @@
 //! Both instances, asked again and again. The node's own is dialled from loopback, which is never steered.
 
+use berth_node::terms::Speedup;
 use berth_os::proc_net;
 use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::Probe;
@@ -28,7 +29,7 @@ pub struct Asked {
 }
 
 /// Asks an address for as long as somebody wants to know. With `port`, who listens on that is looked up too.
-pub async fn follow(probe: Probe, address: SocketAddr, port: Option<u16>, to: watch::Sender<Asked>) {
+pub async fn follow(probe: Probe, address: SocketAddr, port: Option<u16>, speedup: Speedup, to: watch::Sender<Asked>) {
     let mut good = 0;
     while !to.is_closed() {
         let before = port.and_then(listener);
@@ -37,7 +38,7 @@ pub async fn follow(probe: Probe, address: SocketAddr, port: Option<u16>, to: wa
         // An answer is of one of the two: better none.
         good = if answer.seen == Observation::Pass && before == listener { good + 1 } else { 0 };
         let asked = Asked { ready: good >= RISE, listener, words: answer.words, at: Some(Instant::now()) };
-        let pause = if asked.ready { READY } else { STARTING };
+        let pause = if asked.ready { speedup.of(READY) } else { STARTING };
         to.send_if_modified(|known| {
             let news = (known.ready, known.listener) != (asked.ready, asked.listener);
             *known = asked;

@@ -4,6 +4,7 @@ pub mod choice;
 
 use super::apiserver::{Apiserver, Shutdown};
 use super::fault::Fault;
+use berth_node::terms::Speedup;
 use berth_options::check::{Checks, Mistakes};
 use berth_shim::config::DirectMode;
 use std::collections::BTreeSet;
@@ -131,6 +132,8 @@ pub struct Timing {
     pub grace: Duration,
     /// The shims' `--hold`.
     pub hold: Duration,
+    /// What divides the times of shims and bridges that no option sets.
+    pub speedup: Speedup,
 }
 
 /// What concerns clients.
@@ -168,6 +171,7 @@ impl Default for Timing {
             ready_within: Duration::from_secs(20),
             grace: GRACE,
             hold: Duration::from_secs(8),
+            speedup: Speedup::NONE,
         }
     }
 }

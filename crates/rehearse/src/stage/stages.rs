@@ -66,6 +66,7 @@ impl Stages {
             shutdown: plan.shutdown,
             direct: plan.direct == DirectMode::On && via == Via::Berth,
             hold: plan.timing.hold,
+            speedup: plan.timing.speedup,
         };
         let (layout, joined) = (Layout { via, topology: plan.topology }, watch::Sender::default());
         let stage = |setting| Stage::new(setting, layout, recorder, &joined);

@@ -16,6 +16,7 @@ mod storm;
 
 use crate::config::MaxOpenings;
 use berth_node::ipc::wire::{GateStatus, LongestLine};
+use berth_node::terms::Speedup;
 use berth_os::process;
 use ipnet::IpNet;
 use limiter::Limiter;
@@ -38,7 +39,7 @@ pub(crate) use metrics::GateMetrics;
 const LONGEST_OPENING: Duration = Duration::from_secs(5);
 
 /// How long a client may take to say its ClientHello until there is a leg for it without.
-pub(crate) const SPEAKS_WITHIN: Duration = Duration::from_secs(5);
+const SPEAKS_WITHIN: Duration = Duration::from_secs(5);
 
 /// A source may have one in so many of all openings, rounded up: so there is one for who comes next.
 const SOURCE_SHARE: usize = 2;
@@ -82,6 +83,7 @@ pub struct Gate {
     fixed: Option<NonZeroUsize>,
     processors: usize,
     first: First,
+    speedup: Speedup,
     state: Mutex<State>,
     seen: Seen,
 }
@@ -114,14 +116,19 @@ pub(crate) enum Entry {
 
 impl Gate {
     /// The gate, unless there is to be none; these clients go first.
-    pub fn new(most: MaxOpenings, first: Vec<IpNet>) -> Option<Arc<Self>> {
+    pub fn new(most: MaxOpenings, first: Vec<IpNet>, speedup: Speedup) -> Option<Arc<Self>> {
         let fixed = match most {
             MaxOpenings::Off => return None,
             MaxOpenings::Auto => None,
             MaxOpenings::Fixed(most) => Some(most),
         };
         let (first, processors) = (First::new(first), process::processors());
-        Some(Arc::new(Self { fixed, processors, first, state: Mutex::default(), seen: Seen::new() }))
+        Some(Arc::new(Self { fixed, processors, first, speedup, state: Mutex::default(), seen: Seen::new() }))
+    }
+
+    /// By when a client that comes now has to have said its ClientHello.
+    pub(crate) fn speaks_by(&self) -> Instant {
+        Instant::now() + self.speedup.of(SPEAKS_WITHIN)
     }
 
     /// Lets a client that said so many bytes and waits `since` then to an instance (by its epoch), or lines it up.
@@ -312,7 +319,7 @@ pub(crate) struct Opening {
 impl Opening {
     /// When it is one no longer.
     pub(crate) fn ends(&self) -> Instant {
-        self.began + LONGEST_OPENING
+        self.began + self.gate.speedup.of(LONGEST_OPENING)
     }
 
     /// The instance's first byte is there, or will not come for long.

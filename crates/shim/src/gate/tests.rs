@@ -77,7 +77,7 @@ proptest! {
     fn every_place_is_given_back(events in prop::collection::vec(events(), 0..200), bound in 1..6usize) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::new(bound).unwrap()), Vec::new()).unwrap();
+            let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::new(bound).unwrap()), Vec::new(), Speedup::NONE).unwrap();
             let (mut opened, mut waiting) = (Vec::new(), Vec::new());
             for event in events {
                 match event {
@@ -110,7 +110,7 @@ proptest! {
 
 #[test]
 fn a_ramp_moves_the_clients_of_one_address() {
-    let gate = Gate::new(MaxOpenings::Auto, Vec::new()).unwrap();
+    let gate = Gate::new(MaxOpenings::Auto, Vec::new(), Speedup::NONE).unwrap();
     let mut opened = Vec::new();
     while !gate.is_ramping(TO, address(1)) {
         let Entry::Open(opening) = gate.enter(TO, address(1), 300, Instant::now()) else {
@@ -124,7 +124,7 @@ fn a_ramp_moves_the_clients_of_one_address() {
 #[test]
 fn room_is_made_at_another_instance_where_the_longest_queue_has_none() {
     let first = vec!["10.0.0.1/32".parse().unwrap()];
-    let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::MIN), first).unwrap();
+    let gate = Gate::new(MaxOpenings::Fixed(NonZeroUsize::MIN), first, Speedup::NONE).unwrap();
     let enter = |to, client| gate.enter(to, client, 300, Instant::now());
     let _first = [(); 3].map(|()| enter(TO, address(1)));
     let _others = [(); 2].map(|()| enter(TO + 1, address(2)));

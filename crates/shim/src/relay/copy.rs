@@ -11,6 +11,7 @@
 use super::Bytes;
 use super::bulk::{self, Bulk, LARGE, MOST, Moved};
 use super::outcome::Outcome;
+use berth_node::terms::Speedup;
 use berth_os::socket::{is_gone, is_writable, reset_on_close, room};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -266,13 +267,17 @@ fn poll_room(cx: &mut Context<'_>, destination: &TcpStream) -> Poll<usize> {
 
 /// Watches an end that is not read, because it has nothing more to say or what it said is not taken, for a
 /// reset. It asks now and then: a descriptor for the wait would be one more than a connection is counted with.
-#[derive(Default)]
 pub(super) struct Watch {
     timer: Option<Pin<Box<Sleep>>>,
     moved: bool,
+    speedup: Speedup,
 }
 
 impl Watch {
+    pub(super) fn new(speedup: Speedup) -> Self {
+        Self { timer: None, moved: false, speedup }
+    }
+
     /// Bytes moved: what an end that is gone said last is on its way still.
     fn moved(&mut self) {
         self.moved = true;
@@ -290,10 +295,11 @@ impl Watch {
 
     /// Ready when nothing moved for a while.
     fn poll_still(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(STILL)));
+        let still = self.speedup.of(STILL);
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(still)));
         loop {
             ready!(timer.as_mut().poll(cx));
-            timer.as_mut().reset(Instant::now() + STILL);
+            timer.as_mut().reset(Instant::now() + still);
             if !std::mem::take(&mut self.moved) {
                 return Poll::Ready(());
             }
@@ -308,9 +314,10 @@ pub(super) async fn copy(
     up: Vec<u8>,
     down: Vec<u8>,
     bytes: &mut Bytes<'_>,
+    speedup: Speedup,
 ) -> Outcome {
     let (mut up, mut down) = (Direction::new(up), Direction::new(down));
-    let mut watch = Watch::default();
+    let mut watch = Watch::new(speedup);
     let end = poll_fn(|cx| {
         with_buffer(|buffer| {
             let mut moved = false;

@@ -21,6 +21,7 @@ use crate::gate::Gate;
 use crate::metrics::WorkerStats;
 use abort::AbortOnDrop;
 use berth_node::instance::InstanceId;
+use berth_node::terms::Speedup;
 use berth_os::socket::Keepalive;
 use prometheus_client::metrics::histogram::Histogram;
 use replay_buffer::ReplayBuffer;
@@ -101,6 +102,7 @@ pub struct Context {
     /// Where connections can be passed on.
     pub passing: Passing,
     pub log_connections: bool,
+    pub speedup: Speedup,
 }
 
 impl Context {
@@ -209,7 +211,8 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said:
                     instance = Some(id);
                 }
                 bytes.up(said.sent);
-                let outcome = copy::copy(&mut client, &mut backend, said.up, said.down, &mut bytes).await;
+                let outcome =
+                    copy::copy(&mut client, &mut backend, said.up, said.down, &mut bytes, context.speedup).await;
                 backend.close();
                 outcome
             }

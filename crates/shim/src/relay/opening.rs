@@ -15,7 +15,7 @@ use super::{Context, Outcome};
 use crate::backend::{Instance, Table};
 use crate::gate::Opening;
 use berth_node::instance::InstanceId;
-use berth_node::terms::InstanceHealth;
+use berth_node::terms::{InstanceHealth, Speedup};
 use berth_os::socket;
 use std::future::poll_fn;
 use std::io::{self, Write};
@@ -293,7 +293,7 @@ async fn leg(
         // There is nothing to answer yet, so it is no opening.
         let is_early = opening.is_some() && !kept.is_whole();
         let counts_until = opening.as_ref().filter(|_| !is_early).map(Opening::ends);
-        let said = first_byte(client, &mut backend, kept, &mut sent, is_early, counts_until);
+        let said = first_byte(client, &mut backend, kept, &mut sent, is_early, counts_until, context.speedup);
         let said = match opening.take().filter(|_| !is_early) {
             Some(opening) => during(opening, said).await,
             None => said.await,
@@ -402,10 +402,11 @@ async fn first_byte(
     sent: &mut usize,
     is_early: bool,
     counts_until: Option<Instant>,
+    speedup: Speedup,
 ) -> Result<Option<Said>, Outcome> {
     let counts = || counts_until.is_some_and(|until| Instant::now() < until);
     let mut finished = false;
-    let mut watch = Watch::default();
+    let mut watch = Watch::new(speedup);
     poll_fn(|cx| {
         loop {
             if is_early && kept.is_whole() {

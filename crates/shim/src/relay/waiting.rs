@@ -4,7 +4,7 @@
 use super::replay_buffer::ReplayBuffer;
 use super::{Context, Outcome};
 use crate::backend::Instance;
-use crate::gate::{Entry, Opening, Refused, SPEAKS_WITHIN};
+use crate::gate::{Entry, Opening, Refused};
 use berth_os::socket;
 use std::future::poll_fn;
 use std::io;
@@ -36,7 +36,7 @@ impl Line {
         kept: &mut ReplayBuffer,
     ) -> Result<(), Outcome> {
         let Some(gate) = &context.gate else { return Ok(()) };
-        let by = *self.speaks_by.get_or_insert_with(|| Instant::now() + SPEAKS_WITHIN);
+        let by = *self.speaks_by.get_or_insert_with(|| gate.speaks_by());
         let speaks = async {
             while !(kept.is_whole() || kept.is_full() || kept.finished) {
                 poll_fn(|cx| kept.poll_fill(cx, client)).await?;

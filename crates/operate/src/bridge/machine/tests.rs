@@ -3,7 +3,8 @@
 use super::*;
 use proptest::prelude::*;
 
-const LIMITS: Limits = Limits { ready: Duration::from_secs(120), settle: Duration::from_secs(20) };
+const LIMITS: Limits =
+    Limits { ready: Duration::from_secs(120), settle: Duration::from_secs(20), speedup: Speedup::NONE };
 
 /// What COMMAND does to the node's own instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
