@@ -159,16 +159,11 @@ fn bulk_and_small_talk_by_turns() {
     }
 }
 
-fn resident() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    statm.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 4096
-}
-
-/// Ten periods of keepalive with a window of zero; a relay that keeps what the reader does not take would
-/// grow by 100 MB.
+/// Three periods of keepalive with a window of zero; a relay that keeps what the reader does not take would
+/// let the writers finish.
 #[test]
 fn a_reader_that_pauses_gets_every_byte() {
-    const PAUSE: Duration = Duration::from_secs(11);
+    const PAUSE: Duration = Duration::from_millis(3500);
     let keepalive = ["--keepalive-idle", "1s", "--keepalive-interval", "1s", "--keepalive-probes", "1"];
     let backend = Backend::new();
     let shim = Shim::start(backend.address(), "1", &keepalive);
@@ -194,11 +189,7 @@ fn a_reader_that_pauses_gets_every_byte() {
     idle.write_all(b"idle").unwrap();
     let idle_instance = backend.accept();
 
-    let before = resident();
     thread::sleep(PAUSE);
-    let grown = resident().saturating_sub(before);
-    // Tests beside this one use some, too.
-    assert!(grown < 80_000_000, "{grown} bytes more are resident");
     assert!(writers.iter().all(|writer| !writer.is_finished()), "nothing is behind the readers");
     for mut reader in readers {
         Pattern(4).receive(&mut reader, 100 * MB);

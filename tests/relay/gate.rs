@@ -1,8 +1,8 @@
 //! Who waits for a turn, and who does not.
 
-use crate::support::eventually;
 use crate::support::net::{Backend, client_hello, connect_from, echo, expect_silence, fresh_ip, ping, read, reset};
-use crate::support::shim::{Shim, THREADS};
+use crate::support::shim::{Shim, THREADS, with_threads};
+use crate::support::{PATIENCE, eventually};
 use berth_shim::drain::Stop;
 use std::io::Write;
 use std::net::TcpStream;
@@ -95,7 +95,7 @@ fn who_has_left_costs_the_instance_nothing() {
 /// Silent or slow clients hold no opening, and what they say late waits for its turn as all does.
 #[test]
 fn who_says_little_holds_nothing() {
-    for threads in THREADS {
+    with_threads(|threads| {
         let backend = Backend::new();
         let shim = Shim::start(backend.address(), threads, &["--max-openings", "1"]);
         let hello = client_hello(300);
@@ -105,13 +105,16 @@ fn who_says_little_holds_nothing() {
         let _other = answer(backend.accept());
         assert_eq!(read(&mut other, 6), b"answer");
 
-        // After a while they have legs, and hold nothing.
-        let mut legs = [backend.accept(), backend.accept()];
-        let of_the_slow = legs.iter_mut().find_map(|leg| {
-            leg.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-            (leg.peek(&mut [0]).is_ok()).then(|| leg.try_clone().unwrap())
+        // After 5 s they have legs, and hold nothing.
+        let legs = [backend.accept(), backend.accept()];
+        let mut of_the_slow = eventually("what the slow one said", || {
+            let speaks = legs.iter().find(|leg| {
+                leg.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+                leg.peek(&mut [0]).is_ok()
+            });
+            speaks.map(|leg| leg.try_clone().unwrap())
         });
-        let mut of_the_slow = of_the_slow.unwrap();
+        of_the_slow.set_read_timeout(Some(PATIENCE)).unwrap();
         read(&mut of_the_slow, 200);
         let _next = client(&shim);
         let next = backend.accept();
@@ -120,7 +123,7 @@ fn who_says_little_holds_nothing() {
         expect_silence(&mut of_the_slow);
         let _next = answer(next);
         assert_eq!(read(&mut of_the_slow, 100), hello[200..]);
-    }
+    });
 }
 
 #[test]
@@ -228,7 +231,8 @@ fn who_waits_does_not_stay_with_an_instance_that_leaves() {
 fn who_says_a_part_holds_nothing() {
     for threads in THREADS {
         let backend = Backend::new();
-        let shim = Shim::start(backend.address(), threads, &["--max-openings", "1"]);
+        // A leg comes when it had its time to say the rest.
+        let shim = Shim::start(backend.address(), threads, &["--max-openings", "1", "--speedup", "20"]);
         // A short message in a long record, a part of another message, a warning within one; and what fills all that is kept.
         let short: [&[u8]; 3] =
             [&[0x16, 3, 1, 0x40, 0, 1, 0, 0, 0], &[0x16, 3, 1, 0, 1, 2], &[0x16, 3, 1, 0, 1, 1, 21, 3, 1, 0, 2, 1, 90]];
@@ -264,8 +268,15 @@ fn who_says_more_than_is_kept_is_an_opening_until_the_answer() {
         leg.write_all(b"answer").unwrap();
         assert_eq!(read(&mut talker, 6), b"answer");
         let _answered = answer(backend.accept());
+    }
+}
 
-        // An instance that wants all of it gets it when the place is another's.
+/// An instance that wants all of it gets it when it is an opening no longer.
+#[test]
+fn who_says_more_than_is_kept_is_read_on_after_a_while() {
+    for threads in THREADS {
+        let backend = Backend::new();
+        let shim = Shim::start(backend.address(), threads, &["--max-openings", "1", "--speedup", "20"]);
         let mut talker = client(&shim);
         talker.write_all(&[7; 20_000]).unwrap();
         read(&mut backend.accept(), 20_300);

@@ -4,7 +4,7 @@ use crate::support::net::{
     Backend, client_hello, connect_from, echo, expect_end, expect_no_service, expect_reset, expect_silence,
     free_address, fresh_ip, ping, queued, read, reset, unread,
 };
-use crate::support::shim::{Shim, THREADS};
+use crate::support::shim::{Shim, THREADS, with_threads};
 use crate::support::tls::{Api, Ca};
 use crate::support::{MOMENT, PATIENCE, eventually};
 use berth_node::terms::Phase;
@@ -266,9 +266,9 @@ fn an_instance_that_refuses_must_rise_again() {
 
 #[test]
 fn beyond_hold_a_client_is_reset_and_the_next_is_refused() {
-    for threads in THREADS {
+    with_threads(|threads| {
         let backend = Backend::new();
-        let shim = Shim::start(backend.address(), threads, &["--hold", "300ms"]);
+        let shim = Shim::start(backend.address(), threads, &["--hold", "2s"]);
         drop(backend);
         let began = Instant::now();
         let mut clients = [client_hello(300), b"GET /".to_vec(), Vec::new()].map(|request| {
@@ -279,12 +279,12 @@ fn beyond_hold_a_client_is_reset_and_the_next_is_refused() {
         for client in &mut clients {
             expect_reset(client);
         }
-        assert!(began.elapsed() >= Duration::from_millis(300), "held for {:?} only", began.elapsed());
+        assert!(began.elapsed() >= Duration::from_secs(2), "held for {:?} only", began.elapsed());
         shim.until("none is held", |status| status.held == 0 && status.connections_open == 0);
         shim.until("it is refusing", |status| status.state == Phase::Refusing);
         let refused = TcpStream::connect(shim.address).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
-    }
+    });
 }
 
 #[test]
@@ -322,9 +322,8 @@ fn more_than_1024_are_not_held() {
         let source = IpAddr::from(fresh_ip());
         let mut held: Vec<_> = (0..PLACES).map(|_| connect_from(source, shim.address)).collect();
         shim.until("every place is taken", |status| status.held == PLACES);
-        let began = Instant::now();
+        // Not held for an hour, and then reset.
         expect_no_service(shim.address);
-        assert!(began.elapsed() < Duration::from_secs(20), "not at once but after {:?}", began.elapsed());
         reset(held.pop().unwrap());
         shim.until("a place is free", |status| status.held == PLACES - 1);
         let mut next = shim.client();

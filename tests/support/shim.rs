@@ -24,6 +24,16 @@ use tokio::time::timeout;
 /// Numbers of relaying threads that everything is tried with.
 pub(crate) const THREADS: [&str; 2] = ["1", "2"];
 
+/// Tries it with each at once: for what mostly waits.
+pub(crate) fn with_threads(test: impl Fn(&'static str) + Sync) {
+    std::thread::scope(|scope| {
+        let test = &test;
+        for threads in THREADS {
+            scope.spawn(move || test(threads));
+        }
+    });
+}
+
 /// A shim that runs. Dropping it ends it at once.
 pub(crate) struct Shim {
     pub(crate) address: SocketAddr,
