@@ -7,16 +7,13 @@
 #
 #   scripts/soak.sh MINUTES [--seed N] [--rate N]
 #
-# What of it needs root (a run directory that can be filled), libfaketime or the git history is skipped and said to be.
+# What of it needs root (a run directory that can be filled) or libfaketime is skipped and said to be.
 #   BERTH            the binary (built otherwise, with its release profile)
-#   BERTH_PREVIOUS   a binary of the version before (built from git otherwise, into BERTH_TEST_CACHE)
-#   BERTH_TEST_CACHE where it is kept (~/.cache/berth-e2e)
+#   BERTH_PREVIOUS   a binary of the release before (the same otherwise, until there is one)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly EX_USAGE=64 EX_UNAVAILABLE=69
-# The version before, until 0.1.0 is out.
-readonly PREVIOUS=ad17dc9
 
 die() {
     printf 'soak.sh: %s\n' "$2" >&2
@@ -40,7 +37,7 @@ main() {
     cp -- "$soak" "$dir/soak"
     soak=$dir/soak
     set -- --minutes "$minutes" --berth "$dir/berth" --dir "$dir" "$@"
-    if previous; then set -- "$@" --previous "$BERTH_PREVIOUS"; fi
+    set -- "$@" --previous "${BERTH_PREVIOUS:-$dir/berth}"
     if faketime; then set -- "$@" --faketime "$faketime"; fi
     if unshare --mount true 2>/dev/null; then
         mkdir "$dir/run"
@@ -56,29 +53,6 @@ main() {
         rm -rf -- "$dir"
     fi
     exit $status
-}
-
-# previous: is BERTH_PREVIOUS there, or can it be built?
-previous() {
-    local cache source
-    [[ -z ${BERTH_PREVIOUS:-} ]] || return 0
-    if ! git cat-file -e "$PREVIOUS^{commit}" 2>/dev/null; then
-        echo "no commit $PREVIOUS in this clone"
-        return 1
-    fi
-    cache=${BERTH_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/berth-e2e}/berth-$PREVIOUS
-    if [[ ! -x $cache/berth ]]; then
-        source=$(mktemp -d)
-        # Without the features that a shim does not have.
-        if ! (git archive "$PREVIOUS" | tar -x -C "$source" &&
-            cd "$source" && cargo build --quiet --locked --no-default-features --target-dir "$source/target" &&
-            mkdir -p "$cache" && cp target/debug/berth "$cache/berth.new" && mv "$cache/berth.new" "$cache/berth"); then
-            rm -rf -- "$source"
-            die $EX_UNAVAILABLE "cannot build $PREVIOUS"
-        fi
-        rm -rf -- "$source"
-    fi
-    BERTH_PREVIOUS=$cache/berth
 }
 
 # faketime: libfaketime's library for programs of several threads, if it is installed.

@@ -7,7 +7,7 @@ use berth_rehearse::apiserver::{Apiserver, Shutdown, has};
 use berth_rehearse::fault::Fault;
 use berth_rehearse::plan::{
     CLIENTS, GRACE, LONGEST_DELAY, LoadPlan, NODES, Nodes, Output, Plan, RATE, REAL_READY_WITHIN, SHORTEST_PHASE,
-    SLOW_READERS, STORM, Timing, Topology, UPGRADES, Via, WATCHES, choice::ONCE_NONE, find_program,
+    SLOW_READERS, STORM, Timing, Topology, UPGRADES, Via, WATCHES, find_program,
 };
 use berth_shim::config::{CROWD, DirectMode};
 use clap::ValueEnum;
@@ -72,13 +72,14 @@ pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
             true => Duration::from_secs(60),
             false => LoadPlan::default().catch_up,
         },
+        ..LoadPlan::default()
     };
     for (option, path) in [("--json", &args.json), ("--report", &args.report)] {
         let Some(path) = path else { continue };
         checks.note(berth_rehearse::report::check_writable(path).map_err(|error| format!("{option}: {error}")));
     }
-    let decides = via("--via", &args.via, &mut checks);
-    let compared: Vec<Via> = args.compare.iter().map(|name| via("--compare", name, &mut checks)).collect();
+    let decides = via(&args.via);
+    let compared: Vec<Via> = args.compare.iter().map(|name| via(name)).collect();
     let mut plan = Plan {
         old,
         new,
@@ -264,10 +265,7 @@ fn faults(typed: &[String], checks: &mut Checks) -> BTreeSet<Fault> {
     typed.iter().filter_map(|name| Fault::from_str(name, false).ok()).collect()
 }
 
-fn via(option: &str, name: &str, checks: &mut Checks) -> Via {
-    if name == ONCE_NONE {
-        checks.wrong(format!("{option} {name}: it is called none now; give {option} none"));
-    }
+fn via(name: &str) -> Via {
     // Clap knows the names.
     Via::from_str(name, false).unwrap_or(Via::None)
 }
@@ -327,8 +325,6 @@ mod tests {
             ("--report", "/"),
             ("--upgrades", "0"),
             ("--kube-proxy", "/nonexistent/kube-proxy"),
-            ("--via", "direct"),
-            ("--compare", "haproxy,direct"),
         ];
         let args: Vec<String> = wrong.iter().map(|(option, value)| format!("{option}={value}")).collect();
         let errors = typed(&args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap_err().0;

@@ -34,34 +34,6 @@ fn the_golden_report_is_read_and_written_as_it_is() {
     assert!(text == golden, "the golden file is another: BERTH_BLESS=1 cargo test --test report golden");
 }
 
-/// As commit ad17dc9 wrote it, under the same version: never to be regenerated. What came since has its default.
-#[test]
-fn a_report_of_before_is_read_and_shown() {
-    let read = |text: &str| serde_json::from_str::<Report>(text).unwrap();
-    let text = include_str!("../golden/report-v1-ad17dc9.json");
-    let renamed = [("side-container", "sidecar"), ("turned_away", "rejected"), ("turned away", "rejected")];
-    let before = read(&renamed.iter().fold(text.to_owned(), |text, (old, new)| text.replace(old, new)));
-    let mut now = read(&std::fs::read_to_string(GOLDEN).unwrap());
-    let RunOutcome::Ran(ran) = &mut now.runs[0].outcome else { panic!("it ran") };
-    (ran.figures.relists, ran.figures.expired) = (0, 0);
-    ran.informers[0].expired = 0;
-    (ran.storm, ran.gate) = (None, None);
-    ran.promises.retain(|promise| promise.fault != "storm");
-    ran.marks.retain(|mark| mark.text != "storm");
-    assert!(before == now, "but for what is called otherwise since");
-    assert!(render(&read(text)).contains("</html>"));
-}
-
-/// What is between clients and instances in a run of `none`, reports called `direct` before.
-#[test]
-fn a_way_that_was_called_otherwise_is_read() {
-    let text =
-        include_str!("../golden/report-v1-ad17dc9.json").replace(r#""via": "port-sharing""#, r#""via": "direct""#);
-    let report: Report = serde_json::from_str(&text).unwrap();
-    assert_eq!(report.runs[1].via, Via::None);
-    assert_eq!(serde_json::to_value(report).unwrap()["runs"][1]["via"], "none");
-}
-
 /// A later berth may say more under the same version.
 #[test]
 fn a_field_that_came_later_is_passed_over() {

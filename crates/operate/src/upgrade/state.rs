@@ -87,7 +87,7 @@ pub struct State {
     pub new: String,
     /// The same under the temporary pod's name.
     pub temporary_text: String,
-    /// Addresses by which clients reached the apiserver when it began. An earlier berth did not look.
+    /// Addresses by which clients reached the apiserver when it began.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dialled: Vec<SocketAddr>,
     /// The `--kubeconfig` that it was begun with: who goes on with it may not know.
@@ -307,15 +307,6 @@ pub(super) mod tests {
         store.remove().unwrap();
         store.remove().unwrap();
         assert_eq!(store.load().unwrap(), None);
-    }
-
-    /// What the berth before this one wrote: it must be understood for as long as an upgrade of it can be under way.
-    #[test]
-    fn a_state_of_an_earlier_berth_is_read() {
-        let later = r#","dialled":["127.0.0.1:6443"],"kubeconfig":"/root/admin.conf""#;
-        let text = serde_json::to_string(&state()).unwrap().replace(later, "");
-        assert!(!text.contains("dialled"));
-        assert_eq!(parse(text.as_bytes()), Ok(State { dialled: Vec::new(), kubeconfig: None, ..state() }));
     }
 
     #[test]

@@ -13,14 +13,10 @@ pub fn fault_names() -> PossibleValuesParser {
     PossibleValuesParser::new(std::iter::once(none).chain(faults))
 }
 
-/// What `--via` and `--compare` take: the names of [`Via`]s, and an old one, so that it can be said what that is called now.
+/// What `--via` and `--compare` take: the names of [`Via`]s.
 pub fn via_names() -> PossibleValuesParser {
-    let ways = Via::value_variants().iter().filter_map(Via::to_possible_value);
-    PossibleValuesParser::new(ways.chain([PossibleValue::new(ONCE_NONE).hide(true)]))
+    PossibleValuesParser::new(Via::value_variants().iter().filter_map(Via::to_possible_value))
 }
-
-/// What [`Via::None`] was called before.
-pub const ONCE_NONE: &str = "direct";
 
 /// The way from clients to instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, Serialize, Deserialize)]
@@ -38,8 +34,6 @@ pub enum Via {
     PortSharing,
     /// Straight to the instances, with neither berth nor a proxy between: the control.
     #[value(help = "Neither berth nor a proxy: one apiserver after the other has the port alone")]
-    // What reports called it before. To give that name to another way, raise the version of reports.
-    #[serde(alias = "direct")]
     None,
 }
 
