@@ -23,12 +23,13 @@ readonly MEMORY=1024 PATIENCE=10
 
 usage() {
     cat <<'TEXT'
-usage: scripts/fuzz.sh [TARGET...] [--seconds N] [--seed N] [--keep DIR] [--build]
+usage: scripts/fuzz.sh [TARGET...] [--seconds N | --short] [--seed N] [--keep DIR] [--build]
 
 Runs each fuzz target (all of fuzz/fuzz_targets, if none is named): first what is in fuzz/corpus/TARGET, then a number
 of new inputs that takes about 20 s, or new inputs for N seconds. Needs a C++ compiler.
 
   --seconds N   how long each looks for new inputs; 0: only the corpus
+  --short       a tenth of the new inputs
   --seed N      of what is random (1)
   --keep DIR    keeps new inputs that reach new code in DIR/TARGET, and begins with what is there
   --build       builds them, and runs none
@@ -41,7 +42,7 @@ TEXT
 }
 
 main() {
-    local targets=() seconds='' seed=1 keep='' build=false target failed=()
+    local targets=() seconds='' seed=1 keep='' build=false share=1 target failed=()
     while (($#)); do
         case $1 in
             --seconds | --seed | --keep)
@@ -55,6 +56,7 @@ main() {
                 esac
                 shift
                 ;;
+            --short) share=10 ;;
             --build) build=true ;;
             -h | --help) usage && exit 0 ;;
             -*) die $EX_USAGE "unknown argument $1; see --help" ;;
@@ -110,7 +112,7 @@ run() {
         "$directory/$target" "${options[@]}" "${seeds[@]}" >"$log" 2>&1 || status=$?
     fi
     if ((!status)) && [[ $seconds != 0 ]]; then
-        if [[ $seconds ]]; then options+=("-max_total_time=$seconds"); else options+=("-runs=${FEWER[$target]:-$RUNS}"); fi
+        if [[ $seconds ]]; then options+=("-max_total_time=$seconds"); else options+=("-runs=$((${FEWER[$target]:-$RUNS} / share))"); fi
         # -len_control=0: the seeds are small, and an edit needs a whole file.
         "${fixed[@]}" "$directory/$target" "${options[@]}" -max_len=4096 -len_control=0 "$fresh" \
             "${corpus[@]}" >"$log" 2>&1 || status=$?

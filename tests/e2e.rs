@@ -4,8 +4,11 @@
 //! containerd that runs such pods, and what berth does to them meanwhile. And `scripts/cluster.sh`: a whole cluster of kubeadm's that
 //! is upgraded under `berth bridge`, and without. And `berth grant` and the lock of
 //! `berth upgrade` (`e2e/`). And `scripts/service.sh`: the Service `kubernetes` through a real kube-proxy, while instances
-//! change places. And `scripts/direct.sh`: the direct path to real kube-apiservers, and who is relayed. Where they cannot be run (they need root, some tools, and binaries that are there already) they count as
-//! ignored and say why. Rust's own harness can decide that only at compile time, so this one has its own.
+//! change places. And `scripts/direct.sh`: the direct path to real kube-apiservers, and who is relayed.
+//!
+//! They take minutes, so they run when they are asked for: `cargo test --test e2e -- --ignored [NAME]`, as `.ci/run` does. Where they
+//! cannot be run (they need root, some tools, and binaries that are there already) they count as ignored and say why. Rust's own
+//! harness can decide that only at compile time, so this one has its own.
 
 #[cfg(feature = "operate")]
 #[path = "e2e/grant.rs"]
@@ -87,7 +90,11 @@ fn main() -> ExitCode {
             Ok(binaries) => nodes::rehearsal(&binaries).map(|()| Completion::Completed),
         }
     }));
-    libtest_mimic::run(&arguments, trials).exit_code()
+    if !arguments.ignored && !arguments.include_ignored {
+        println!("with real programs, some minutes each: cargo test --test e2e -- --ignored");
+    }
+    let asked_for = |trial: Trial| trial.with_kind("real").with_ignored_flag(true);
+    libtest_mimic::run(&arguments, trials.into_iter().map(asked_for).collect()).exit_code()
 }
 
 fn run(script: &str, arguments: &[&str]) -> Result<(), Failed> {
