@@ -94,6 +94,8 @@ impl Node {
         fs::write(&file, self.manifest()).unwrap();
         let run_dir = self.path("run").display().to_string();
         let mut make = berth(["inject", "--write", "--image", IMAGE, "--run-dir", &run_dir]);
+        // Where many tests share a processor, 2 s are short.
+        make.args(["--probe-timeout", "10s"]);
         make.args(self.listen.iter().flat_map(|listen| ["--listen".into(), listen.to_string()]));
         let (code, _, log) = said(make.arg("--backup-dir").arg(self.path("none")).args(inject).arg(&file));
         assert_eq!(code, Some(0), "{log}");

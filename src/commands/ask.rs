@@ -129,7 +129,7 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
             Err(error) => return Err(format!("the shim of instance {} cannot be asked: {error}", known.id)),
         }
         if args.wait || streams.is_some() {
-            until_left(&known, streams).await?;
+            until_left(&known, streams, GONE).await?;
         }
         Ok(())
     })?;
@@ -155,8 +155,8 @@ fn other_shims(run_dir: &RunDirArgs, known: &KnownInstance) -> Result<Vec<KnownI
 }
 
 /// Waits until a shim has left the group and its instance can be stopped ([`unanswered`]), or its connections ended if
-/// that is asked for.
-async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<(), String> {
+/// that is asked for. One whose socket is missing for longer than `gone` has ended.
+async fn until_left(known: &KnownInstance, streams: Option<Duration>, gone: Duration) -> Result<(), String> {
     let began = Instant::now();
     let mut left = None;
     let mut silent = None;
@@ -174,7 +174,7 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
                 | io::ErrorKind::ConnectionReset
                 | io::ErrorKind::BrokenPipe
                 | io::ErrorKind::UnexpectedEof
-                    if silent.get_or_insert_with(Instant::now).elapsed() <= GONE =>
+                    if silent.get_or_insert_with(Instant::now).elapsed() <= gone =>
                 {
                     tokio::time::sleep(LOOK).await;
                     continue;
@@ -308,7 +308,7 @@ mod tests {
     async fn a_shim_whose_socket_is_missing_has_not_ended() {
         let directory = tempfile::tempdir().unwrap();
         let (known, path) = known(&directory);
-        let mut waiting = pin!(until_left(&known, None));
+        let mut waiting = pin!(until_left(&known, None, Duration::MAX));
         let first = polled(&mut waiting).await;
         assert!(first.is_pending(), "{first:?}");
         let server = Server::bind(&path).unwrap();
@@ -330,7 +330,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (known, path) = known(&directory);
         std::os::unix::fs::symlink(&path, &path).unwrap();
-        let waited = until_left(&known, None).await;
+        let waited = until_left(&known, None, GONE).await;
         assert!(waited.as_ref().is_err_and(|why| why.contains("cannot be asked")), "{waited:?}");
     }
 
@@ -338,11 +338,11 @@ mod tests {
     async fn a_shim_whose_socket_nobody_makes_again_has_ended() {
         let directory = tempfile::tempdir().unwrap();
         let (known, path) = known(&directory);
-        let began = Instant::now();
-        until_left(&known, None).await.unwrap();
-        assert!(began.elapsed() > GONE);
+        let (began, gone) = (Instant::now(), Duration::from_millis(100));
+        until_left(&known, None, gone).await.unwrap();
+        assert!(began.elapsed() > gone);
         drop(seqpacket::listener(&path).unwrap());
-        let killed = polled(&mut pin!(until_left(&known, None))).await;
+        let killed = polled(&mut pin!(until_left(&known, None, Duration::MAX))).await;
         assert!(matches!(killed, Poll::Ready(Ok(()))), "{killed:?}");
     }
 }

@@ -1,12 +1,18 @@
 //! The real binary, with its output watched line by line.
 
-use super::{PATIENCE, eventually};
+use super::eventually;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::io::{BufRead, BufReader, Read};
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Longest wait for a line or an end: a command may have many steps to go until then.
+const LONG: Duration = Duration::from_secs(120);
 
 /// `berth` with a clean environment.
 pub(crate) fn berth<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
@@ -37,19 +43,71 @@ pub(crate) struct Running {
     log: Lines,
 }
 
-type Lines = Arc<Mutex<Vec<String>>>;
+/// What a process wrote.
+type Lines = Arc<Mutex<Written>>;
 
-fn follow(pipe: impl Read + Send + 'static) -> Lines {
-    let lines = Lines::default();
+#[derive(Default)]
+struct Written {
+    lines: Vec<String>,
+    /// Of a line that is not over.
+    part: Vec<u8>,
+    /// None: all who could write have closed it.
+    pipe: Option<File>,
+}
+
+impl Written {
+    /// Reads what is there, without waiting.
+    fn catch_up(&mut self) {
+        let mut buffer = [0; 8192];
+        while let Some(pipe) = self.pipe.as_mut().filter(|pipe| readable(pipe.as_fd(), PollTimeout::ZERO)) {
+            match pipe.read(&mut buffer) {
+                Ok(0) | Err(_) => self.pipe = None,
+                Ok(length) => self.part.extend_from_slice(&buffer[..length]),
+            }
+            while let Some(end) = self.part.iter().position(|byte| *byte == b'\n') {
+                let rest = self.part.split_off(end + 1);
+                self.part.truncate(end);
+                self.end_line();
+                self.part = rest;
+            }
+            if self.pipe.is_none() && !self.part.is_empty() {
+                self.end_line();
+            }
+        }
+    }
+
+    fn end_line(&mut self) {
+        self.lines.push(String::from_utf8_lossy(&self.part).into_owned());
+        self.part.clear();
+    }
+}
+
+fn readable(pipe: BorrowedFd<'_>, within: PollTimeout) -> bool {
+    poll(&mut [PollFd::new(pipe, PollFlags::POLLIN)], within).is_ok_and(|ready| ready > 0)
+}
+
+/// Reads on all the time, so that nobody waits to write.
+fn follow(pipe: impl Into<OwnedFd>) -> Lines {
+    let pipe = File::from(pipe.into());
+    let waited = pipe.try_clone().unwrap();
+    let lines = Arc::new(Mutex::new(Written { pipe: Some(pipe), ..Written::default() }));
     let all = lines.clone();
     std::thread::spawn(move || {
-        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-            all.lock().unwrap().push(line);
+        while all.lock().unwrap().pipe.is_some() {
+            if readable(waited.as_fd(), PollTimeout::NONE) {
+                all.lock().unwrap().catch_up();
+            }
         }
     });
     lines
 }
 
+/// All that was written until now.
+fn text(lines: &Lines) -> String {
+    let mut written = lines.lock().unwrap();
+    written.catch_up();
+    written.lines.join("\n")
+}
 impl Running {
     pub(crate) fn start(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -67,12 +125,12 @@ impl Running {
 
     /// What it wrote to standard error so far.
     pub(crate) fn log(&self) -> String {
-        self.log.lock().unwrap().join("\n")
+        text(&self.log)
     }
 
     /// What it wrote to standard output so far.
     pub(crate) fn out(&self) -> String {
-        self.out.lock().unwrap().join("\n")
+        text(&self.out)
     }
 
     /// Waits for a line of the log.
@@ -89,26 +147,32 @@ impl Running {
 
     #[track_caller]
     fn line(&self, lines: &Lines, part: &str) -> String {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + LONG;
         loop {
-            if let Some(line) = lines.lock().unwrap().iter().find(|line| line.contains(part)) {
-                return line.clone();
-            }
-            assert!(Instant::now() < deadline, "no {part:?} in:\n{}\n{}", self.log(), self.out());
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            let over = {
+                let mut written = lines.lock().unwrap();
+                written.catch_up();
+                if let Some(line) = written.lines.iter().find(|line| line.contains(part)) {
+                    return line.clone();
+                }
+                written.pipe.is_none()
+            };
+            // Nobody is left who could write it.
+            assert!(!over && Instant::now() < deadline, "no {part:?} in:\n{}\n{}", self.log(), self.out());
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
     /// Waits for its end.
     #[track_caller]
     pub(crate) fn ended(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + LONG;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
             assert!(Instant::now() < deadline, "it does not end:\n{}\n{}", self.log(), self.out());
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 

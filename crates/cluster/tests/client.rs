@@ -3,7 +3,7 @@
 use berth_cluster::kubeconfig::Token;
 use berth_cluster::watch::follow;
 use berth_cluster::{Access, Client};
-use berth_testing::{answer, serve, serve_with};
+use berth_testing::{answer, serve, serve_with, still_time};
 use hyper::StatusCode;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -129,6 +129,10 @@ async fn a_list_is_followed_through_watches_that_end() {
     })
     .await;
     let client = Client::new(&server.access).unwrap();
+    // Of the time only the pauses after failures pass: each is over at once.
+    tokio::time::pause();
+    let _still = still_time();
+    let next = || tokio::time::advance(Duration::from_secs(60));
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
     let following = follow(
         || Ok(client.clone()),
@@ -143,8 +147,10 @@ async fn a_list_is_followed_through_watches_that_end() {
             assert_eq!(told.recv().await.unwrap().unwrap(), expected);
         }
         assert!(told.recv().await.unwrap().unwrap_err().ends_with("too old"));
+        next().await;
         // A list that may not be watched is not told: it would be a failure that comes and goes.
         assert!(told.recv().await.unwrap().unwrap_err().ends_with("no watch"));
+        next().await;
         assert!(told.recv().await.unwrap().is_err());
     };
     tokio::select! {

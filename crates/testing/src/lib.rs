@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
@@ -35,11 +35,12 @@ pub async fn serve(answer: String) -> Server {
     serve_with(move |_| answer.clone()).await
 }
 
-/// Answers each request, given as text, with bytes; with none, it is silent. A watch goes on after them.
+/// Answers each request, given as text, with bytes; with none, it is silent. A watch goes on after them. Nobody waits for another's
+/// connection.
 ///
 /// # Panics
 /// Where it cannot be set up: a test fails then.
-pub async fn serve_with(mut answer: impl FnMut(&str) -> String + Send + 'static) -> Server {
+pub async fn serve_with(answer: impl FnMut(&str) -> String + Send + 'static) -> Server {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -62,33 +63,75 @@ pub async fn serve_with(mut answer: impl FnMut(&str) -> String + Send + 'static)
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = format!("https://{}/k", listener.local_addr().unwrap());
     let (tell, asked) = mpsc::unbounded_channel();
+    let answer = Arc::new(Mutex::new(answer));
     tokio::spawn(async move {
-        let mut open = Vec::new();
         while let Ok((stream, _)) = listener.accept().await {
-            let Ok(mut tls) = acceptor.accept(stream).await else { continue };
-            let mut request = vec![0; 4096];
-            let length = tls.read(&mut request).await.unwrap_or(0);
-            request.truncate(length);
-            let certificates = tls.get_ref().1.peer_certificates().map_or(0, <[_]>::len);
-            let request = String::from_utf8_lossy(&request).into_owned();
-            let (answer, goes_on) = (answer(&request), is_watch(&request));
-            let _ = tell.send((request, certificates));
-            if answer.is_empty() {
-                open.push(tls);
-                continue;
-            }
-            let _ = tls.write_all(answer.as_bytes()).await;
-            if goes_on {
-                open.push(tls);
-            } else {
+            let (acceptor, answer, tell) = (acceptor.clone(), answer.clone(), tell.clone());
+            tokio::spawn(async move {
+                let Ok(mut tls) = acceptor.accept(stream).await else { return };
+                let request = request(&mut tls).await;
+                let certificates = tls.get_ref().1.peer_certificates().map_or(0, <[_]>::len);
+                let answer = answer.lock().unwrap()(&request);
+                let goes_on = answer.is_empty() || is_watch(&request);
+                let _ = tell.send((request, certificates));
+                let _ = tls.write_all(answer.as_bytes()).await;
+                if goes_on {
+                    std::future::pending::<()>().await;
+                }
                 let _ = tls.shutdown().await;
-            }
+            });
         }
     });
     let (certificate, key) = issue("admin");
     let ca = ca.pem().into_bytes();
     let client = Some((certificate.into_bytes(), key.into_bytes()));
     Server { access: Access { server, ca, client, token: Some(Token::Text("t0ken".into())), server_name: None }, asked }
+}
+
+/// A request with its body, which may come later than its head.
+async fn request(from: &mut (impl AsyncRead + Unpin)) -> String {
+    let (mut all, mut part) = (Vec::new(), vec![0; 4096]);
+    loop {
+        let length = from.read(&mut part).await.unwrap_or(0);
+        all.extend_from_slice(&part[..length]);
+        let text = String::from_utf8_lossy(&all);
+        let whole = text.split_once("\r\n\r\n").is_some_and(|(head, _)| all.len() >= head.len() + 4 + body(head));
+        if length == 0 || whole {
+            return text.into_owned();
+        }
+    }
+}
+
+/// How long the body of a request is.
+fn body(head: &str) -> usize {
+    let mut lines = head.lines();
+    let length = lines.find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok())?
+    });
+    length.unwrap_or_default()
+}
+
+/// Time that passes for tokio only by `tokio::time::advance`: with a clock that is only paused, a timer could come before the answer
+/// of a socket. To be called where that is paused; it stands until what is returned is dropped.
+#[must_use]
+pub fn still_time() -> impl Drop {
+    struct Still(Option<std::sync::mpsc::Sender<()>>);
+    impl Drop for Still {
+        fn drop(&mut self) {
+            drop(self.0.take());
+        }
+    }
+    let (until, dropped) = std::sync::mpsc::channel::<()>();
+    // Time does not advance by itself while a blocking task runs.
+    tokio::task::spawn_blocking(move || dropped.recv());
+    Still(Some(until))
+}
+
+/// How many cases of a property are tried: `PROPTEST_CASES` if that is set, as for a long run.
+#[must_use]
+pub fn cases(usual: u32) -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(usual)
 }
 
 /// The bytes of an answer.

@@ -1,7 +1,7 @@
 //! A cgroup of its own: what ends the operator's session by its cgroup must not end the bridge.
 
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
@@ -20,6 +20,9 @@ pub fn of_container(address: Ipv4Addr) -> String {
 /// Its weight for processors, of version 2 and of version 1: ten times the usual one. It needs few, and all clients wait for it: its
 /// relay stood still for 3 s on a busy node.
 const WEIGHTS: [(&str, &str); 2] = [("cpu.weight", "1000"), ("cpu.shares", "10240")];
+
+/// How often one that was removed is made again.
+const TRIES: u32 = 100;
 
 /// Moves this process into a cgroup of its own, in the hierarchies by which a session is ended and processors are shared.
 ///
@@ -44,7 +47,23 @@ pub fn remove() {
     }
 }
 
+/// Makes it and enters it: again where another bridge, which found nobody in it, removed it in between.
 fn enter(cgroup: &Path) -> io::Result<()> {
+    let mut tries = 0;
+    loop {
+        match try_enter(cgroup) {
+            Err(error) if is_removed(&error) && tries < TRIES => tries += 1,
+            entered => return entered,
+        }
+    }
+}
+
+/// A file of cgroups that is open says ENODEV when its cgroup is removed.
+fn is_removed(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
+}
+
+fn try_enter(cgroup: &Path) -> io::Result<()> {
     match fs::create_dir(cgroup) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
@@ -54,7 +73,7 @@ fn enter(cgroup: &Path) -> io::Result<()> {
         let _ = file.exists().then(|| fs::write(file, weight));
     }
     // 0 is who writes.
-    fs::write(cgroup.join("cgroup.procs"), "0")
+    OpenOptions::new().write(true).open(cgroup.join("cgroup.procs"))?.write_all(b"0")
 }
 
 /// A bridge's and its container's, wherever there can be one: the cgroup.procs of what is above it, and its own directory.

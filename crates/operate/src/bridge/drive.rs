@@ -363,7 +363,7 @@ impl<'a> Bridge<'a> {
                 Ok(()) = self.temporary.changed() => {}
                 Ok(()) = self.own.changed() => {}
                 Ok(()) = self.phase.changed() => {}
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(speedup.of(LOOK)) => {}
             }
             self.reap();
         }

@@ -830,7 +830,7 @@ fn fs_time(path: &std::path::Path, second: u64) -> std::fs::File {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(32)))]
     #[test]
     fn no_text_makes_it_panic(
         deployed: bool,

@@ -4,12 +4,12 @@
 use super::drive::{self, Setting};
 use super::journal::node_name;
 use super::lock::{Claim, Holder, Lock, LockError};
-use super::machine::{Limits, Position};
+use super::machine::{Instance, Limits, Position};
 use super::pod::{self, Pod};
 use super::preflight::{self, Images};
 use super::say::Say;
 use super::service::Service;
-use super::sight::Sight;
+use super::sight::{Details, Sight};
 use super::state::{self, State, Store};
 use crate::doctor::cluster::Cluster;
 use crate::doctor::room::Room;
@@ -25,7 +25,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Name of the canonical file, which is kubeadm's.
 pub const FILE: &str = "kube-apiserver.yaml";
@@ -445,14 +445,36 @@ fn plain_address(old: &Manifest, port: u16) -> SocketAddr {
     SocketAddr::new(old.bound().or(advertised).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), port)
 }
 
+/// How long a shim may take to answer before that says that it does not serve: on a busy node it takes seconds to.
+const ANSWERING: Duration = Duration::from_secs(10);
+
+/// Time between two questions to a shim that did not answer.
+const AGAIN: Duration = Duration::from_millis(200);
+
 /// That the old one serves, and what it advertises.
 async fn serving(
     setting: &Setting,
     uid: &berth_node::instance::InstanceId,
     options: &Options,
 ) -> Result<SocketAddr, NotBegun> {
-    let ([canonical, _], details) =
-        Sight::new(&setting.run_dir).instances(uid).await.map_err(|error| unavailable(&error))?;
+    let mut sight = Sight::new(&setting.run_dir);
+    let began = Instant::now();
+    loop {
+        let looked = sight.instances(uid).await.map_err(|error| unavailable(&error))?;
+        let silent = looked.1.silent;
+        match served(setting, looked, options) {
+            Err(_) if silent && began.elapsed() < ANSWERING => tokio::time::sleep(AGAIN).await,
+            served => return served,
+        }
+    }
+}
+
+/// What one look says of that.
+fn served(
+    setting: &Setting,
+    ([canonical, _], details): ([Instance; 2], Details),
+    options: &Options,
+) -> Result<SocketAddr, NotBegun> {
     let run_dir = setting.run_dir.display();
     let file = options.canonical.display();
     let detail = &details.canonical;

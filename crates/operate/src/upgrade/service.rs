@@ -66,17 +66,21 @@ impl Service {
     }
 
     /// Whether the Service names the node. If not, that may be the gap of a stop a moment ago: the reconciler
-    /// gets a round's time.
+    /// gets a round's time, and so does who does not answer at once.
     ///
     /// # Errors
     /// It cannot be asked.
     pub async fn names_node(&self) -> Result<bool, Error> {
         let began = Instant::now();
         loop {
-            let slice = found(self.client.get(SLICE).await)?;
-            let named = slice.is_some_and(|slice| in_slice(&slice, self.address));
-            if named || began.elapsed() >= ROUND {
-                return Ok(named);
+            let looked = found(self.client.get(SLICE).await);
+            let named = looked.map(|slice| slice.is_some_and(|slice| in_slice(&slice, self.address)));
+            let may_change = match &named {
+                Ok(named) => !named,
+                Err(error) => error.status().is_none(),
+            };
+            if !may_change || began.elapsed() >= ROUND {
+                return named;
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -260,7 +264,7 @@ fn new_endpoints(address: SocketAddr) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_testing::{answer, serve};
+    use berth_testing::{answer, serve, serve_with};
 
     fn address() -> SocketAddr {
         "10.0.0.5:6443".parse().unwrap()
@@ -287,6 +291,16 @@ mod tests {
             () = service.clone().keep(Rc::default()) => {}
             () = look => {}
         }
+    }
+
+    #[tokio::test]
+    async fn who_does_not_answer_is_asked_again_and_who_refuses_is_not() {
+        let slice = json!({"addressType": "IPv4", "endpoints": [{"addresses": [address().ip()]}]}).to_string();
+        let mut answers = vec![answer("403 Forbidden", "{}"), answer("200 OK", &slice), "no HTTP\r\n\r\n".into()];
+        let server = serve_with(move |_| answers.pop().unwrap()).await;
+        let service = Service::new(&Client::new(&server.access).unwrap(), address());
+        assert!(service.names_node().await.unwrap());
+        assert_eq!(service.names_node().await.unwrap_err().status(), Some(StatusCode::FORBIDDEN));
     }
 
     #[test]

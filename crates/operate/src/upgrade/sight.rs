@@ -58,6 +58,8 @@ pub struct Details {
     pub others: usize,
     /// Of the temporary one.
     pub temporary: Detail,
+    /// A shim is there and said nothing: another look may show what it would have said.
+    pub silent: bool,
 }
 
 impl Details {
@@ -143,7 +145,8 @@ impl Sight {
             }
         }
         let mut seen = [Instance::default(); 2];
-        let mut details = Details::default();
+        let silent = answers.iter().any(|answer| matches!(answer, Answer::Silent(_)));
+        let mut details = Details { silent, ..Details::default() };
         for (known, answer) in node.instances.iter().zip(answers) {
             let own = known.id == *temporary;
             // A node shim is no instance.

@@ -290,7 +290,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
 
     /// `World::act` and `World::look` have the rules; here is how it ends.
     #[test]

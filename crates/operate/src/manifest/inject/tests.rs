@@ -414,7 +414,7 @@ fn manifest() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(16)))]
     #[test]
     fn any_manifest_comes_back(text in manifest(), plain: bool, service: bool) {
         let sidecar = if plain { Sidecar::Plain } else { Sidecar::Native };

@@ -176,7 +176,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(250)))]
 
     /// However nodes race, are killed, stand still and go on.
     #[test]

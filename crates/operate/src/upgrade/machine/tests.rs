@@ -57,7 +57,7 @@ fn given() -> impl Strategy<Value = Given> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
 
     /// Someone serves at each moment (`World::tick`, `World::act`), and the end is one of two, or a halt
     /// that says why and from which the same command goes on once the cause is fixed.
@@ -97,7 +97,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(berth_testing::cases(2000)))]
 
     /// After a reboot nobody serves until the pods have started, and that is no version's failure.
     #[test]
