@@ -1,29 +1,28 @@
 //! What operators call: `berth drain`, and one shim for a node.
 
-use super::node::{Echo, Node, alone};
+use super::node::{Echo, Node};
 use super::support::eventually;
 use super::support::net::{client_hello, connect, free_address, ping};
-use super::support::process::{berth, said};
 use berth_node::terms::Phase;
 
 #[test]
 fn drain_leaves_and_keeps_streams() {
-    let _alone = alone();
     let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
     let a = node.joined("a", first.address, &[]);
     let mut stream = connect(node.listen);
     ping(&mut stream, &client_hello(64));
-    let drain = |options: &[&str]| {
-        let run_dir = node.run_dir();
-        said(berth(["drain", "--instance", "a", "--run-dir"]).arg(run_dir).args(options))
-    };
+    let drain = |options: &[&str]| node.asked(&[&["drain", "--instance", "a"], options].concat());
     let (code, out, _) = drain(&["--wait", "--if-sibling"]);
     assert_eq!((code, out.trim()), (Some(0), "not drained: no sibling of a is joined"));
     assert_eq!(a.status().state, Phase::Joined, "a lone shim serves on");
     let b = node.joined("b", second.address, &[]);
     a.until_counted("guard", 1);
-    let (code, out, _) = drain(&["--wait", "--if-sibling"]);
-    assert_eq!(code, Some(0), "{out}");
+    // A sibling that does not answer within a second is none.
+    eventually("a drain beside the sibling", || {
+        let (code, out, log) = drain(&["--wait", "--if-sibling"]);
+        assert_eq!(code, Some(0), "{out}{log}");
+        (!out.contains("not drained")).then_some(())
+    });
     assert_eq!(a.status().state, Phase::Left, "it returned when the handover was done");
     let before = b.status().connections_total;
     ping(&mut connect(node.listen), &client_hello(64));
@@ -41,14 +40,13 @@ fn drain_leaves_and_keeps_streams() {
 
 #[test]
 fn a_drained_shim_joins_again_when_its_apiserver_was_restarted_in_place() {
-    let _alone = alone();
     let (node, first, second) = (Node::new(), Echo::new(), Echo::new());
     let a = node.launch("a", &[]);
     let old = node.record("a", first.address);
     a.until_joined();
     let b = node.joined("b", second.address, &[]);
     a.until_counted("guard", 1);
-    assert_eq!(said(berth(["drain", "--wait", "--instance", "a", "--run-dir"]).arg(node.run_dir())).0, Some(0));
+    assert_eq!(node.asked(&["drain", "--wait", "--instance", "a"]).0, Some(0));
     assert_eq!(a.status().state, Phase::Left);
     drop((first, old));
     a.until("its instance is gone", |status| status.instances.iter().all(|instance| !instance.own));
@@ -62,19 +60,21 @@ fn a_drained_shim_joins_again_when_its_apiserver_was_restarted_in_place() {
 
 #[test]
 fn a_node_shim_serves_every_instance_that_is_recorded() {
-    let _alone = alone();
     let node = Node::new();
     let shim = node.launch("node", &["--discover"]);
     let (old, new) = (Echo::new(), Echo::new());
-    let ready = |id: &str| said(berth(["ready", "--instance", id, "--run-dir"]).arg(node.run_dir()));
+    let ready = |id: &str| node.asked(&["ready", "--timeout", "30s", "--instance", id]);
     let first = node.record("old", old.address);
     shim.until_joined();
     assert_eq!(ready("old").0, Some(0), "{:?}", ready("old"));
     let never = node.record("never", free_address());
     shim.until("one that does not listen", |status| status.instances.len() == 2);
-    let (code, out, _) = ready("never");
-    assert_eq!(code, Some(1));
-    assert!(out.starts_with("instance never is unready: nobody listens on "), "{out}");
+    // Until it was probed.
+    eventually("why it is not ready", || {
+        let (code, out, _) = ready("never");
+        assert_eq!(code, Some(1), "{out}");
+        out.starts_with("instance never is unready: nobody listens on ").then_some(())
+    });
     drop(never);
     shim.until("it is gone", |status| status.instances.len() == 1);
     ping(&mut connect(node.listen), &client_hello(64));

@@ -1,10 +1,9 @@
 //! The direct path: each test on a node in a network namespace of its own, whose clients have addresses that are steered.
 
 use super::load::{Load, Record, exchange};
-use super::node::{Echo, NODE, Node, Shim, from_afar, number, on_a_node_of_its_own};
-use super::support::net::{client_hello, ping, read};
-use super::support::process::{berth, said};
-use super::support::{MOMENT, PATIENCE, eventually, skipped};
+use super::node::{Echo, LEASE, NODE, Node, Shim, from_afar, number, on_a_node_of_its_own};
+use super::support::net::{client_hello, ping, queued, read};
+use super::support::{eventually, skipped};
 use super::upgrades::{CLIENTS, PERIOD};
 use berth_node::ipc::wire::{DirectStatus, Status};
 use berth_shim::steering::{Error, self_test_by_address};
@@ -15,11 +14,12 @@ use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// Without a gate, for which more connections a second than 100 for each processor would be a crowd.
-const ON: &[&str] = &["--direct", "on", "--max-openings", "off"];
+/// Without a gate, for which more connections a second than 100 for each processor would be a crowd. What passes sooner is
+/// how long it is waited until the path is on again, and for handshakes that began before it was off.
+const ON: &[&str] = &["--direct", "on", "--max-openings", "off", "--speedup", "10"];
 
-/// A shim that hangs is noticed after this time.
-const LEASE: &[&str] = &["--direct", "on", "--max-openings", "off", "--lease", "1s"];
+/// So many clients of the control wait at an instance that ends.
+const QUEUED: u64 = 32;
 
 /// Runs a test on a node; skipped where none can be made, or nothing can be steered.
 fn on_a_node(test: impl FnOnce(&Node) + Send + 'static) {
@@ -63,42 +63,66 @@ fn served(node: &Node) -> TcpStream {
     client
 }
 
-/// As many upgrades, until there were `enough`: the new shim joins, `berth drain --wait` lets the old one leave, its instance ends with
-/// all that is queued there, and it gets SIGTERM. If not `planned`, the instance ends first, with a queue. Also how many connections
-/// were steered.
-fn upgrade(node: &Node, times: usize, planned: bool, enough: impl Fn(&Record) -> bool) -> (Record, u64) {
+/// So many clients that a shim steered, and that were answered: none of them was relayed.
+#[track_caller]
+fn steered(node: &Node, shim: &Shim, number: u64) -> Vec<TcpStream> {
+    eventually("clients that are steered", || {
+        let before = shim.status();
+        let clients: Vec<_> = (0..number).map(|_| served(node)).collect();
+        let after = shim.status();
+        let counts =
+            (direct(&after).opened - direct(&before).opened, after.connections_total - before.connections_total);
+        (counts == (number, 0)).then_some(clients)
+    })
+}
+
+/// As many upgrades: the new shim joins, `berth drain --wait` lets the old one leave, its instance ends, and it gets
+/// SIGTERM. If not `planned`, the instance ends first, with [`QUEUED`] clients. Also how many connections were steered.
+fn upgrade(node: &Node, times: usize, planned: bool) -> (Record, u64) {
     let (mut instance, mut steered) = (Some(Echo::new()), 0);
     let mut shim = node.joined("i0", instance.as_ref().unwrap().address, ON);
     until_on(&shim);
     let load = load(node, CLIENTS, PERIOD);
-    load.more(1000);
+    let some = |shim: &Shim| eventually("clients that are steered", || (opened(shim) >= 300).then_some(()));
+    some(&shim);
     for time in 1..=times {
         if let Some(instance) = instance.take_if(|_| !planned) {
-            instance.end_with(8);
+            // Whoever is steered from now on waits there; if the path was off meanwhile, they may have been relayed.
+            let offs = || shim.running.log().matches("direct path off").count();
+            eventually("clients that were steered in the queue", || {
+                until_on(&shim);
+                let before = offs();
+                instance.stand(true);
+                eventually("clients in the queue", || (instance.queued() >= QUEUED).then_some(()));
+                let steered = direct(&shim.status()).on && offs() == before;
+                instance.stand(steered);
+                steered.then_some(())
+            });
         }
         let next_instance = Echo::new();
         let next = node.joined(&format!("i{time}"), next_instance.address, ON);
-        let mut drain = berth(["drain", "--wait", "--instance", &format!("i{}", time - 1)]);
-        let (code, out, log) = said(drain.arg("--run-dir").arg(node.run_dir()));
+        let (code, out, log) = node.asked(&["drain", "--wait", "--instance", &format!("i{}", time - 1)]);
         assert_eq!(code, Some(0), "{out}{log}");
-        instance.replace(next_instance);
+        if let Some(old) = instance.replace(next_instance) {
+            // Nobody comes any more. Who came in time may not have been answered yet, on a machine with much to do.
+            old.end_idle();
+        }
         steered += opened(&shim);
         std::mem::replace(&mut shim, next).leave();
         until_on(&shim);
-        load.more(3000);
-        if enough(&load.so_far()) {
-            break;
-        }
+        some(&shim);
     }
     let record = load.end();
-    (record, steered + opened(&shim))
+    steered += opened(&shim);
+    shim.leave();
+    (record, steered)
 }
 
 #[test]
 fn consecutive_upgrades_lose_nothing() {
     on_a_node(|node| {
-        let times = number("BERTH_DIRECT_UPGRADES", 4);
-        let (record, steered) = upgrade(node, times, true, |_| false);
+        let times = number("BERTH_DIRECT_UPGRADES", 2);
+        let (record, steered) = upgrade(node, times, true);
         println!(
             "{times} upgrades: {} connections, {steered} steered, slowest {:?}, lost: {}",
             record.begun.len(),
@@ -106,8 +130,8 @@ fn consecutive_upgrades_lose_nothing() {
             record.kinds()
         );
         assert_eq!(record.lost(), 0, "{}", record.kinds());
-        assert!(steered as usize >= times * 1000, "{steered} of {}", record.begun.len());
-        let (control, steered) = upgrade(node, 3, false, |record| record.lost() > 0);
+        assert!(steered as usize >= (times + 1) * 300, "{steered} of {}", record.begun.len());
+        let (control, steered) = upgrade(node, 1, false);
         println!(
             "control, the instance ends first: {} connections, {steered} steered, lost: {}",
             control.begun.len(),
@@ -118,8 +142,9 @@ fn consecutive_upgrades_lose_nothing() {
 }
 
 /// Two shims of one instance, as on a node where a node shim is replaced: who steers first, the one that started last.
-fn two(node: &Node, instance: &Echo) -> (Shim, Shim) {
-    let [a, b] = ["a", "b"].map(|id| node.joined(id, instance.address, LEASE));
+fn two(node: &Node, instance: &Echo, leases: [&str; 2]) -> (Shim, Shim) {
+    let join = |id: &str, lease: &str| node.joined(id, instance.address, &[ON, &["--lease", lease]].concat());
+    let (a, b) = (join("a", leases[1]), join("b", leases[0]));
     eventually("b steers, and it alone", || {
         ([&a, &b].map(|shim| direct(&shim.status()).on) == [false, true]).then_some(())
     });
@@ -131,18 +156,25 @@ fn beside_a_sibling_the_death_of_who_steers_loses_nothing() {
     on_a_node(|node| {
         for signal in [Signal::SIGKILL, Signal::SIGSTOP, Signal::SIGTERM] {
             let instance = Echo::new();
-            let (mut owner, sibling) = two(node, &instance);
-            let mut clients: Vec<_> = (0..32).map(|_| served(node)).collect();
-            assert_eq!((opened(&owner), owner.status().connections_total), (32, 0), "all are steered");
+            // A shim that hangs is noticed after its lease, and after its sibling's since they got to know one another.
+            let leases = if signal == Signal::SIGSTOP { ["1s", "2s"] } else { [LEASE; 2] };
+            let (mut owner, mut sibling) = two(node, &instance, leases);
+            let mut clients = steered(node, &owner, 32);
             // Few enough for a shim that relays.
             let load = load(node, 16, PERIOD);
             load.more(200);
+            // What it relays would end with it: it does where it could not renew in time what steers.
+            eventually("a shim that steers, and relays nothing", || {
+                let status = owner.status();
+                (direct(&status).on && status.connections_open == 0).then_some(())
+            });
             match signal {
                 Signal::SIGSTOP => owner.freeze(),
                 _ => owner.running.signal(signal),
             }
             until_on(&sibling);
-            load.more(500);
+            load.more(200);
+            eventually("clients that the sibling steers", || (opened(&sibling) > 0).then_some(()));
             if signal == Signal::SIGSTOP {
                 owner.running.signal(Signal::SIGCONT);
                 eventually("one steers", || {
@@ -153,53 +185,51 @@ fn beside_a_sibling_the_death_of_who_steers_loses_nothing() {
             }
             let record = load.end();
             assert_eq!(record.lost(), 0, "{signal}: {}", record.kinds());
-            assert!(opened(&sibling) > 0, "{:?}", sibling.status());
             for client in &mut clients {
                 ping(client, &client_hello(64));
             }
             println!("{signal}: {} connections, slowest {:?}", record.begun.len(), record.slowest);
             drop(clients);
-            for shim in [&owner, &sibling] {
+            for shim in [&mut owner, &mut sibling] {
                 shim.running.signal(Signal::SIGKILL);
+                shim.running.ended();
             }
-            owner.running.ended();
             std::fs::remove_dir_all(node.run_dir()).unwrap();
         }
     });
 }
 
-/// A client that says something, and whether its answer begins soon.
-fn ask(node: &Node) -> (TcpStream, bool) {
-    let mut client = TcpStream::connect(node.listen).unwrap();
-    client.write_all(&client_hello(64)).unwrap();
-    client.set_read_timeout(Some(MOMENT)).unwrap();
-    let answered = client.peek(&mut [0]).is_ok();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
-    (client, answered)
-}
-
+/// Alone, it takes the relay with it: nobody listens. Who was steered is the instance's.
 #[test]
 fn alone_the_death_of_who_steers_is_as_behind_the_relay() {
     on_a_node(|node| {
         let instance = Echo::new();
-        let mut shim = node.joined("a", instance.address, LEASE);
+        let mut shim = node.joined("a", instance.address, ON);
         until_on(&shim);
-        let mut client = served(node);
+        let mut clients = steered(node, &shim, 1);
         shim.running.signal(Signal::SIGKILL);
         shim.running.ended();
         let refused = TcpStream::connect(node.listen).unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
-        ping(&mut client, &client_hello(64));
+        ping(&mut clients[0], &client_hello(64));
 
-        let shim = node.joined("a", instance.address, LEASE);
+        let shim = node.joined("a", instance.address, &[ON, &["--lease", "1s"]].concat());
         until_on(&shim);
-        served(node);
-        assert_eq!(opened(&shim), 1, "the listener is found again");
+        // The listener is found again.
+        clients.extend(steered(node, &shim, 1));
         shim.freeze();
-        let (mut waits, _) = eventually("a client that waits for the shim", || Some(ask(node)).filter(|ask| !ask.1));
-        ping(&mut client, &client_hello(64));
+        let mut waiting = Vec::new();
+        eventually("a client that waits for the shim", || {
+            let mut client = TcpStream::connect(node.listen).unwrap();
+            client.write_all(&client_hello(64)).unwrap();
+            waiting.push(client);
+            (queued(node.listen) > 0).then_some(())
+        });
+        clients.iter_mut().for_each(|client| ping(client, &client_hello(64)));
         shim.running.signal(Signal::SIGCONT);
-        assert_eq!(read(&mut waits, 64), client_hello(64));
+        for client in &mut waiting {
+            assert_eq!(read(client, 64), client_hello(64));
+        }
         until_on(&shim);
     });
 }
@@ -236,13 +266,21 @@ fn where_the_kernel_cannot_steer_to_it_the_shims_relay() {
         mptcp.listen(128).unwrap();
         let address = mptcp.local_addr().unwrap().as_socket().unwrap();
         let a = node.joined("a", address, ON);
-        a.running.logs("no direct path, the shims relay:");
-        assert!(a.running.log().contains("multipathtcp=0"), "{}", a.running.log());
+        let why = a.running.logs("no direct path, the shims relay:");
+        assert!(why.contains("multipathtcp=0"), "{why}");
         let mut client = TcpStream::connect(node.listen).unwrap();
         client.write_all(&client_hello(64)).unwrap();
-        // Probes come too.
+        // Probes come too, and say nothing.
+        mptcp.set_nonblocking(true).unwrap();
         let said = |one: &Socket| one.peek(&mut [MaybeUninit::new(0)]).is_ok_and(|length| length > 0);
-        assert!((0..100).any(|_| said(&mptcp.accept().unwrap().0)), "only probes come");
+        let mut accepted = Vec::new();
+        eventually("a connection that is no probe", || {
+            while let Ok((one, _)) = mptcp.accept() {
+                one.set_nonblocking(true).unwrap();
+                accepted.push(one);
+            }
+            accepted.iter().any(said).then_some(())
+        });
     });
 }
 
@@ -255,8 +293,8 @@ fn without_the_rights_auto_relays_and_on_does_not_start() {
         };
         let instance = Echo::new();
         let a = node.joined("a", instance.address, &["--direct", "auto"]);
-        a.running.logs("--direct auto: no direct path, every connection is relayed:");
-        assert!(a.running.log().contains("CAP_BPF"), "{}", a.running.log());
+        let why = a.running.logs("--direct auto: no direct path, every connection is relayed:");
+        assert!(why.contains("CAP_BPF"), "{why}");
         served(&node);
         assert_eq!((a.status().direct, a.status().connections_total), (None, 1));
         let (code, log) = node.cannot_serve("b", instance.address, ON);
@@ -270,14 +308,19 @@ fn without_the_rights_auto_relays_and_on_does_not_start() {
 fn a_crowd_is_relayed() {
     on_a_node(|node| {
         let instance = Echo::new();
-        let shim = node.joined("a", instance.address, &["--direct", "on"]);
+        let shim = node.joined("a", instance.address, &["--direct", "on", "--speedup", "5"]);
         until_on(&shim);
         let crowd = load(node, CLIENTS, PERIOD);
-        let off = shim.until("the direct path is off", |status| !direct(status).on);
-        assert!(direct(&off).why.as_ref().unwrap().contains("a crowd comes"), "{off:?}");
+        let off = shim.until("the direct path is off for a crowd", |status| {
+            direct(status).why.as_ref().is_some_and(|why| why.contains("a crowd comes"))
+        });
         let steered = direct(&off).opened;
         crowd.more(1000);
-        assert_eq!(opened(&shim), steered, "all are relayed");
+        if opened(&shim) != steered {
+            // Unless it was over: on a machine with much to do so many may not come in a second.
+            let on_again = || shim.running.log().matches("direct path on").count() >= 2;
+            eventually("a path that is on again, or all would be relayed", || on_again().then_some(()));
+        }
         assert_eq!(crowd.end().lost(), 0);
         until_on(&shim);
     });

@@ -1,6 +1,6 @@
 //! A peer on the shim's socket that sends invalid messages.
 
-use super::node::{Echo, Node, Shim, alone};
+use super::node::{Echo, Node, Shim};
 use super::support::net::{client_hello, connect, fresh_ip, ping};
 use super::support::{eventually, skipped};
 use berth_os::{seqpacket, socket};
@@ -16,14 +16,14 @@ impl Peer {
         Self(seqpacket::dial(path).unwrap())
     }
 
-    /// One that joined.
+    /// One that joined under a name: as soon as the shim has seen the end of the last one of that name.
     #[track_caller]
-    fn joined(path: &Path) -> Self {
-        let peer = Self::dial(path);
-        peer.says(r#"{"version":1,"ask":{"join":{"holder":18446744073709551615}}}"#, &[]);
-        let reply = peer.hears().expect("a reply");
-        assert!(reply.contains("joined"), "{reply}");
-        peer
+    pub(super) fn joined(path: &Path, holder: u64) -> Self {
+        eventually("a place among the siblings", || {
+            let peer = Self::dial(path);
+            peer.says(&format!(r#"{{"version":1,"ask":{{"join":{{"holder":{holder}}}}}}}"#), &[]);
+            peer.hears().is_some_and(|reply| reply.contains("joined")).then_some(peer)
+        })
     }
 
     pub(super) fn says(&self, message: &str, descriptors: &[BorrowedFd<'_>]) {
@@ -61,7 +61,7 @@ fn update(version: u32, guards: &[(u64, SocketAddr)]) -> String {
 #[track_caller]
 fn refused(node: &Node, shim: &Shim, line: &str, message: &str, descriptors: &[BorrowedFd<'_>]) {
     let before = shim.descriptors();
-    let peer = Peer::joined(&shim.path);
+    let peer = Peer::joined(&shim.path, u64::MAX);
     peer.says(message, descriptors);
     let told = shim.running.logs(line);
     assert!(told.contains("WARN"), "{told}");
@@ -73,9 +73,8 @@ fn refused(node: &Node, shim: &Shim, line: &str, message: &str, descriptors: &[B
 
 #[test]
 fn a_peer_that_lies_is_refused() {
-    let _alone = alone();
     let (node, instance) = (Node::new(), Echo::new());
-    let shim = node.joined("a", instance.address, &["--lease", "1s"]);
+    let shim = node.joined("a", instance.address, &[]);
     ping(&mut connect(node.listen), &client_hello(64));
     eventually("a connection that ended", || (shim.status().connections_open == 0).then_some(()));
 
@@ -123,15 +122,14 @@ fn a_peer_that_lies_is_refused() {
 
 #[test]
 fn a_listener_of_another_address_is_not_taken() {
-    let _alone = alone();
     let (node, instance) = (Node::new(), Echo::new());
-    let shim = node.joined("a", instance.address, &["--lease", "1s"]);
+    let shim = node.joined("a", instance.address, &[]);
     // It shares its port, as a shim's listener does, but no address of this berth.
     let foreign = socket::bind((fresh_ip(), 0).into(), false).unwrap();
     socket::start_listening(foreign.as_fd(), 16).unwrap();
     let address = socket::local_address(foreign.as_fd()).unwrap();
     let before = shim.descriptors();
-    let peer = Peer::joined(&shim.path);
+    let peer = Peer::joined(&shim.path, u64::MAX);
     peer.says(&update(1, &[(cookie(&foreign), address)]), &[foreign.as_fd()]);
     peer.says("an end", &[]);
     peer.hears_the_end();
@@ -142,30 +140,28 @@ fn a_listener_of_another_address_is_not_taken() {
 
 #[test]
 fn a_silent_peer_holds_nothing_up() {
-    let _alone = alone();
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &["--lease", "1s", "--log-level", "debug"]);
     let before = shim.descriptors();
     let silent = Peer::dial(&shim.path);
     silent.hears_the_end();
     shim.running.logs("said nothing: connection closed");
-    let joined = Peer::joined(&shim.path);
+    let joined = Peer::joined(&shim.path, u64::MAX);
     for _ in 0..20 {
         ping(&mut connect(node.listen), &client_hello(64));
     }
     shim.running.logs("a sibling is connected and says nothing");
     // A sibling that says nothing keeps nobody from joining or leaving for longer than a lease.
-    let next = node.joined("b", instance.address, &["--lease", "1s"]);
+    let next = node.joined("b", instance.address, &[]);
     shim.leave();
     ping(&mut connect(node.listen), &client_hello(64));
     drop((silent, joined));
-    assert!(next.descriptors() <= before + 8);
+    eventually("few more descriptors than before", || (next.descriptors() <= before + 8).then_some(()));
 }
 
 /// Root may look and command, but it could not listen here: no listener and no connection goes to it.
 #[test]
 fn a_sibling_of_another_uid_is_refused() {
-    let _alone = alone();
     let node = match Node::of(65534) {
         Ok(node) => node,
         Err(why) => return skipped(&format!("a_sibling_of_another_uid_is_refused: {why}")),

@@ -1,7 +1,8 @@
 //! What siblings owe their clients: upgrades, crashes, hangs, restarts and lies, with real `berth serve`
 //! processes and echo servers behind them.
 //!
-//! Every test runs alone: what is measured is time and loss.
+//! Four tests run at a time, on machines that have much else to do. So what is judged is what happened, never how long it
+//! took, and a lease is long ([`node::LEASE`]) unless its end is what a test is about.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,6 +1,6 @@
 //! A run directory, its shims, and echo servers that can go away.
 
-use super::support::net::{free_address, fresh_ip, listening, queued};
+use super::support::net::{free_address, fresh_ip, listening, queued_at};
 use super::support::process::{Running, berth, said};
 use super::support::shim::ask;
 use super::support::{PATIENCE, eventually, skipped};
@@ -8,35 +8,39 @@ use berth_node::instance::InstanceId;
 use berth_node::ipc::wire;
 use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
 use berth_node::registry::{BerthDir, RunDir, instance};
+use berth_os::socket;
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::ptrace;
 use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, chown};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
 use std::time::Instant;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
-
-/// Of two tests that measure, none measures anything.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Where a node in a network namespace of its own listens.
 pub(crate) const NODE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1)), 6443);
 
+/// A shim leaves when one of its threads does not run for a third of its lease, as happens on a machine with much to do.
+/// Only a test in which a lease has to end, or after whose lease something is said or looked at, gives a shorter one.
+pub(crate) const LEASE: &str = "60s";
+
+/// The relaying thread that accepts.
+pub(crate) const ACCEPTS: &str = "berth-relay-0";
+
 /// Runs a test on a node in a network namespace of its own, whose clients have other addresses than it; skipped where none can be
 /// made.
 pub(crate) fn on_a_node_of_its_own(test: impl FnOnce(&Node) + Send + 'static) {
-    let _alone = alone();
     let thread = std::thread::spawn(move || {
         if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
             return skipped(&format!("no network namespace: {error}"));
@@ -162,7 +166,8 @@ impl Node {
     /// Starts a shim of an instance that is recorded.
     pub(crate) fn launch(&self, id: &str, options: &[&str]) -> Shim {
         let mut command = self.command("serve", id);
-        for [option, value] in [["--probe", "tcp"], ["--rise", "1"], ["--probe-interval", "50ms"]] {
+        let defaults = [["--probe", "tcp"], ["--rise", "1"], ["--probe-interval", "50ms"], ["--lease", LEASE]];
+        for [option, value] in defaults {
             if !options.contains(&option) {
                 command.args([option, value]);
             }
@@ -178,6 +183,16 @@ impl Node {
         let shim = self.start(id, backend, options);
         shim.until_joined();
         shim
+    }
+
+    /// Exit status, output and log of a command that asks its shims: again while one does not answer within the second
+    /// that a command waits for it, as happens on a machine with much to do.
+    #[track_caller]
+    pub(crate) fn asked(&self, command: &[&str]) -> (Option<i32>, String, String) {
+        eventually(&format!("an answer to {command:?}"), || {
+            let told = said(berth(command).arg("--run-dir").arg(self.run_dir()));
+            Some(told).filter(|(_, out, _)| !out.contains("does not answer within"))
+        })
     }
 
     /// The inodes of its listeners.
@@ -263,13 +278,16 @@ impl Shim {
         });
     }
 
-    /// A thread of it, by its name.
-    pub(crate) fn thread(&self, name: &str) -> Option<Pid> {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.running.pid())).ok()?;
-        let named = tasks
-            .flatten()
-            .find(|task| std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name));
-        named.and_then(|task| task.file_name().to_str()?.parse().ok()).map(Pid::from_raw)
+    /// Stops a thread of it, by its name; the others run on.
+    #[track_caller]
+    pub(crate) fn stop(&self, thread: &str) -> Stopped {
+        Stopped::new(eventually(thread, || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", self.running.pid())).ok()?;
+            let named = tasks
+                .flatten()
+                .find(|task| std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == thread));
+            named.and_then(|task| task.file_name().to_str()?.parse().ok()).map(Pid::from_raw)
+        }))
     }
 
     /// How many descriptors it has.
@@ -287,12 +305,52 @@ impl Shim {
     }
 }
 
+/// A thread that stands still until this is dropped: nobody can wait for a process that has one.
+pub(crate) struct Stopped(pub(crate) Pid);
+
+impl Stopped {
+    /// Stops it where it waits for events, or is about to: elsewhere it may hold a lock, for which the whole process would wait.
+    fn new(thread: Pid) -> Self {
+        ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD).unwrap();
+        ptrace::interrupt(thread).unwrap();
+        loop {
+            let stop = waitpid(thread, Some(WaitPidFlag::__WALL)).unwrap();
+            if waits_for_events(thread) {
+                return Self(thread);
+            }
+            // On to its next system call, with the signal that it stopped for if it was one.
+            let signal = if let WaitStatus::Stopped(_, signal) = stop { Some(signal) } else { None };
+            ptrace::syscall(thread, signal).unwrap();
+        }
+    }
+}
+
+/// Whether a thread that is stopped is in epoll_wait(2).
+fn waits_for_events(thread: Pid) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    const WAITS: &[i64] = &[libc::SYS_epoll_wait, libc::SYS_epoll_pwait];
+    #[cfg(not(target_arch = "x86_64"))]
+    const WAITS: &[i64] = &[libc::SYS_epoll_pwait];
+    let call = std::fs::read_to_string(format!("/proc/{thread}/syscall")).unwrap();
+    call.split_whitespace().next().and_then(|number| number.parse().ok()).is_some_and(|call| WAITS.contains(&call))
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // It may have ended with its process.
+        let _ = ptrace::detach(self.0, None);
+    }
+}
+
 /// An instance: gives back what comes. Dropping it resets its connections and closes its listener.
 pub(crate) struct Echo {
     pub(crate) address: SocketAddr,
+    /// Of its listener.
+    inode: u64,
     task: Option<JoinHandle<()>>,
     /// Whether it accepts nobody any more.
-    stands: Arc<AtomicBool>,
+    stands: watch::Sender<bool>,
+    asks: mpsc::UnboundedSender<oneshot::Sender<usize>>,
 }
 
 /// All of them on one thread.
@@ -318,18 +376,40 @@ impl Echo {
         socket.bind(address).unwrap();
         let listener = socket.listen(4096).unwrap();
         let address = listener.local_addr().unwrap();
-        let stands = Arc::<AtomicBool>::default();
-        Self { address, task: Some(instances().spawn(serve(listener, stands.clone()))), stands }
+        let inode = socket::inode(listener.as_fd()).unwrap();
+        let (stands, told) = watch::channel(false);
+        let (asks, asked) = mpsc::unbounded_channel();
+        Self { address, inode, task: Some(instances().spawn(serve(listener, told, asked))), stands, asks }
     }
 }
 
 impl Echo {
-    /// Its end, as by SIGKILL, with so many clients in its queue.
-    pub(crate) fn end_with(mut self, clients: u64) {
-        self.stands.store(true, Relaxed);
-        eventually("clients in the queue", || (queued(self.address) >= clients).then_some(()));
-        self.task.take().unwrap().abort();
-        eventually("the end of an instance", || listening(self.address).is_empty().then_some(()));
+    /// Accepts nobody any more, or again: who comes meanwhile waits in its queue.
+    #[track_caller]
+    pub(crate) fn stand(&self, stands: bool) {
+        self.stands.send_replace(stands);
+        // It has taken note when it answers.
+        self.open();
+    }
+
+    /// How many wait in its queue.
+    pub(crate) fn queued(&self) -> u64 {
+        queued_at(self.inode).unwrap_or_default()
+    }
+
+    /// How many connections it has accepted that have not ended.
+    #[track_caller]
+    fn open(&self) -> usize {
+        let (ask, mut answer) = oneshot::channel();
+        self.asks.send(ask).unwrap();
+        eventually("an answer of an instance", || answer.try_recv().ok())
+    }
+
+    /// Its end when nobody waits in its queue and nobody is being served.
+    #[track_caller]
+    pub(crate) fn end_idle(self) {
+        // In this order: who is taken out of the queue is counted by the time of an answer.
+        eventually("an idle instance", || (queued_at(self.inode) == Some(0) && self.open() == 0).then_some(()));
     }
 }
 
@@ -342,11 +422,20 @@ impl Drop for Echo {
     }
 }
 
-async fn serve(listener: TcpListener, stands: Arc<AtomicBool>) {
+async fn serve(
+    listener: TcpListener,
+    mut stands: watch::Receiver<bool>,
+    mut asked: mpsc::UnboundedReceiver<oneshot::Sender<usize>>,
+) {
     let mut connections = JoinSet::new();
     loop {
+        let accepts = !*stands.borrow_and_update();
         tokio::select! {
-            accepted = listener.accept(), if !stands.load(Relaxed) => match accepted {
+            biased;
+            // With its handle dropped, it is about to end.
+            Ok(()) = stands.changed() => {}
+            Some(asked) = asked.recv() => drop(asked.send(connections.len())),
+            accepted = listener.accept(), if accepts => match accepted {
                 Ok((stream, _)) => drop(connections.spawn(echo(stream))),
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
             },

@@ -1,9 +1,8 @@
 //! A run directory that is removed, replaced or closed while shims use it.
 
 use super::load;
-use super::node::{Echo, Node, Shim, alone};
+use super::node::{Echo, Node, Shim};
 use super::support::net::{client_hello, connect, ping};
-use super::support::process::{berth, said};
 use super::support::{eventually, skipped};
 use berth_node::instance::InstanceId;
 use berth_node::registry::{instance, lease};
@@ -14,14 +13,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-const HOLD: Duration = Duration::from_secs(1);
+const HOLD: &str = "300ms";
 
-/// Connects and exchanges for longer than nothing may be reachable.
+/// Connects and exchanges for longer than nothing may be reachable ([`HOLD`]), and than a shim takes between two looks.
 #[track_caller]
 fn serves_on(node: &Node) {
-    let until = Instant::now() + HOLD + Duration::from_secs(2);
+    let until = Instant::now() + Duration::from_millis(1500);
     while Instant::now() < until {
         ping(&mut connect(node.listen), &client_hello(64));
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -63,15 +63,15 @@ fn is_ready_again(node: &Node, shim: &Shim) {
 /// The probes of the instance's container pass.
 #[track_caller]
 fn probes_pass(node: &Node, id: &str) {
-    for probe in [&["ready"][..], &["live", "--probe", "tcp"]] {
-        let (status, out, log) = said(berth(probe).args(["--instance", id, "--run-dir"]).arg(node.run_dir()));
+    for probe in [&["ready", "--timeout", "30s"][..], &["live", "--timeout", "60s", "--probe", "tcp"]] {
+        let (status, out, log) = node.asked(&[probe, &["--instance", id]].concat());
         assert_eq!(status, Some(0), "{probe:?}: {out}{log}");
     }
 }
 
 fn lone(node: &Node) -> (Echo, super::support::process::Running, Shim) {
     let (process, echo) = node.exec("a");
-    let shim = node.launch("a", &["--hold", "1s", "--lease", "1s"]);
+    let shim = node.launch("a", &["--hold", HOLD]);
     shim.until_joined();
     (echo, process, shim)
 }
@@ -79,7 +79,6 @@ fn lone(node: &Node) -> (Echo, super::support::process::Running, Shim) {
 /// A lone shim's instance is alive for as long as its lock is held, whatever becomes of the directory.
 #[test]
 fn a_run_directory_that_is_removed_is_made_again() {
-    let _alone = alone();
     let node = Node::new();
     let (echo, process, shim) = lone(&node);
     // The second time it is the shim's record that goes.
@@ -91,7 +90,9 @@ fn a_run_directory_that_is_removed_is_made_again() {
     let warned = shim.running.logs("the run directory was removed");
     assert!(warned.contains("WARN"), "{warned}");
     shim.running.logs("the record of a live instance was removed: it is written again");
-    assert!(shim.repaired("directory", "ok") >= 2 && shim.repaired("record", "ok") >= 2);
+    eventually("repairs that are counted", || {
+        (shim.repaired("directory", "ok") >= 2 && shim.repaired("record", "ok") >= 2).then_some(())
+    });
     probes_pass(&node, "a");
     // Another instance that starts in it now is found, and one of the same name is refused as ever.
     let (_other, _its_echo) = node.exec("b");
@@ -112,13 +113,12 @@ fn a_run_directory_that_is_removed_is_made_again() {
 /// What the shim locked in the instance's stead is unlocked when it dies: the instance's listener shows that it lives.
 #[test]
 fn an_instance_whose_record_was_removed_is_found_by_the_next_shim() {
-    let _alone = alone();
     let node = Node::new();
     let (echo, process, shim) = lone(&node);
     remove(&node);
     until_recorded(&node, "a");
     drop(shim);
-    let shim = node.launch("a", &["--hold", "1s", "--lease", "1s"]);
+    let shim = node.launch("a", &["--hold", HOLD]);
     shim.until_joined();
     shim.running.logs("the shim that locked this instance's record is gone: this one locks it");
     serves_on(&node);
@@ -134,7 +134,6 @@ fn an_instance_whose_record_was_removed_is_found_by_the_next_shim() {
 /// As a mount over it does, and a rename: the directory that is watched is not the one that has the name.
 #[test]
 fn a_run_directory_that_is_replaced_is_filled_again() {
-    let _alone = alone();
     let node = Node::new();
     let (_echo, _process, shim) = lone(&node);
     let other = node.run_dir().with_file_name("other");
@@ -150,7 +149,6 @@ fn a_run_directory_that_is_replaced_is_filled_again() {
 /// A directory that others may write to is not used: what is known goes on, and it is said.
 #[test]
 fn a_run_directory_that_cannot_be_used_ends_nothing() {
-    let _alone = alone();
     let node = Node::new();
     let (_echo, _process, shim) = lone(&node);
     let other = node.run_dir().with_file_name("other");
@@ -167,9 +165,8 @@ fn a_run_directory_that_cannot_be_used_ends_nothing() {
 
 #[test]
 fn an_upgrade_goes_on_in_a_run_directory_that_was_removed() {
-    let _alone = alone();
     let node = Node::new();
-    let options = ["--lease", "1s"];
+    let options = ["--hold", "60s"];
     let (_process_a, _echo_a) = node.exec("a");
     let a = node.launch("a", &options);
     a.until_joined();
@@ -202,7 +199,6 @@ fn an_upgrade_goes_on_in_a_run_directory_that_was_removed() {
 /// Not as root, who may read everything.
 #[test]
 fn a_record_that_cannot_be_read_for_a_while_is_alive() {
-    let _alone = alone();
     let node = match Node::of(65534) {
         Ok(node) => node,
         Err(why) => return skipped(&format!("a_record_that_cannot_be_read_for_a_while_is_alive: {why}")),
@@ -221,7 +217,6 @@ fn a_record_that_cannot_be_read_for_a_while_is_alive() {
 /// Leases are listed at least each second, for as long as the shim lives.
 #[test]
 fn leases_that_cannot_be_listed_are_said_once() {
-    let _alone = alone();
     let (node, backend) = (Node::new(), Echo::new());
     let shim = node.joined("a", backend.address, &["--lease", "1s"]);
     let leases = node.berth().leases();

@@ -11,16 +11,17 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{MissedTickBehavior, timeout};
 
-/// Who is not answered by then is lost.
-const ANSWERED: Duration = Duration::from_secs(15);
+/// Who is not answered by then is lost. Outside of the tests that is said after 15 s, but here what berth does is judged,
+/// and not the speed of the machine: a slow answer is no loss.
+const ANSWERED: Duration = Duration::from_secs(60);
 
 /// Groups of clients.
 const GROUPS: u32 = 8;
 
 /// Most open connections of a client. A machine that cannot keep up with the timetable gets as many as it can take:
-/// more would only wait in queues, and nobody would begin one near a switch.
+/// more would only wait in queues.
 const OPEN: usize = 2;
 
 /// What became of the connections.
@@ -40,10 +41,9 @@ impl Record {
         self.lost.values().map(Vec::len).sum()
     }
 
-    /// How many were begun near a moment.
-    pub(crate) fn near(&self, moment: Instant, distance: Duration) -> usize {
-        let near = |begun: &&Instant| begun.max(&&moment).duration_since(*(*begun).min(&moment)) <= distance;
-        self.begun.iter().filter(near).count()
+    /// How many are neither served nor lost yet.
+    pub(crate) fn open(&self) -> usize {
+        self.begun.len() - self.served as usize - self.lost()
     }
 
     pub(crate) fn kinds(&self) -> String {
@@ -138,6 +138,8 @@ async fn timed<F: Future<Output = ()> + Send + 'static>(
     one: impl Fn() -> F,
 ) {
     let mut tick = tokio::time::interval_at(tokio::time::Instant::now() + offset, period);
+    // What a machine that stood still has missed is not made up for in one burst.
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut open = JoinSet::new();
     loop {
         tokio::select! {
