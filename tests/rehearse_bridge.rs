@@ -9,16 +9,37 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use support::{eventually, skipped};
+use tempfile::TempDir;
 
-const BRIDGE: [&str; 5] = ["--topology=bridge", "--netns", "--phase=1s", "--rate=40", "--seed=7"];
+/// Exit status of a run that proves nothing, and how often one is repeated.
+const PROVES_NOTHING: i32 = 75;
+const TRIES: u32 = 5;
+
+const BRIDGE: [&str; 6] = ["--topology=bridge", "--netns", "--phase=1s", "--rate=40", "--seed=7", "--speedup=10"];
 
 fn rehearse(tmp: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
     command.env("TMPDIR", tmp).arg("rehearse").args(BRIDGE).args(args);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
+}
+
+/// Where a rehearsal writes. In memory, as /run is: on a disk that is busy a lease takes seconds to write.
+fn directory() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// Rehearses; again if the run proves nothing, as the machine was too busy for it. What is lost, or not as promised, fails at once.
+fn rehearsed(tmp: &Path, args: &[&str]) -> Output {
+    for again in (0..TRIES).rev() {
+        let output = rehearse(tmp, args).output().unwrap();
+        if again == 0 || output.status.code() != Some(PROVES_NOTHING) {
+            return output;
+        }
+    }
+    unreachable!("the last one was returned")
 }
 
 /// Whether nothing can be steered here, which the rehearsal says; then this test does nothing.
@@ -38,27 +59,30 @@ fn processes(word: &str) -> Vec<String> {
     lines.filter(|line| line.contains(word)).collect()
 }
 
-#[test]
-fn an_apiserver_that_knows_nothing_of_berth_is_replaced_in_place() {
-    let tmp = tempfile::tempdir().unwrap();
+/// Rehearses; what was printed, and the report. None: nothing can be steered here.
+fn held(args: &[&str]) -> Option<(String, Value)> {
+    let tmp = directory();
     let json = tempfile::NamedTempFile::new().unwrap();
     let file = format!("--json={}", json.path().display());
-    let args = ["--compare=none", "--fault=kill-shim,kill-temporary", &file];
-    let output = rehearse(tmp.path(), &args).output().unwrap();
+    let output = rehearsed(tmp.path(), &[args, &[&file]].concat());
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     if cannot(output.status.code(), &said) {
-        return;
+        return None;
     }
     assert_eq!(output.status.code(), Some(0), "{said}");
-    // Both may cost nobody anything.
-    for line in [
-        "fault kill-temporary: none has no bridge, skipped",
-        "kill-shim at old-bridge: held",
-        "kill-temporary at old-bridge: held",
-    ] {
+    assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
+    assert_eq!(processes(&tmp.path().display().to_string()), [""; 0]);
+    let report = serde_json::from_slice(&std::fs::read(json.path()).unwrap()).unwrap();
+    Some((said.into_owned(), report))
+}
+
+#[test]
+fn an_apiserver_that_knows_nothing_of_berth_is_replaced_in_place() {
+    let Some((said, report)) = held(&["--compare=none", "--fault=kill-temporary"]) else { return };
+    // It may cost nobody anything.
+    for line in ["fault kill-temporary: none has no bridge, skipped", "kill-temporary at old-bridge: held"] {
         assert!(said.contains(line), "{line}: {said}");
     }
-    let report: Value = serde_json::from_slice(&std::fs::read(json.path()).unwrap()).unwrap();
     let ran = |run: usize| &report["runs"][run]["outcome"]["ran"];
     let lost = |run: usize| ran(run)["verdict"]["lost"].as_array().unwrap().len();
     // One after the other, without a bridge, cannot but refuse.
@@ -67,8 +91,17 @@ fn an_apiserver_that_knows_nothing_of_berth_is_replaced_in_place() {
     let names: BTreeSet<_> = served.keys().map(String::as_str).collect();
     assert_eq!(names, ["new", "old", "old-bridge"].into());
     assert_eq!(report["runs"][1]["topology"], "bridge");
-    assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
-    assert_eq!(processes(&tmp.path().display().to_string()), [""; 0]);
+}
+
+#[test]
+fn a_bridge_that_is_killed_costs_nobody_anything() {
+    let Some((said, report)) = held(&["--fault=kill-shim"]) else { return };
+    assert!(said.contains("kill-shim at old-bridge: held"), "{said}");
+    let ran = &report["runs"][0]["outcome"]["ran"];
+    assert_eq!(ran["verdict"]["lost"].as_array().unwrap().len(), 0, "{said}");
+    let served = ran["figures"]["new_connections_by_instance"].as_object().unwrap();
+    let names: BTreeSet<_> = served.keys().map(String::as_str).collect();
+    assert_eq!(names, ["new", "old", "old-bridge"].into());
 }
 
 /// A rehearsal whose bridge is on; none: it cannot be.
@@ -88,22 +121,27 @@ fn bridged(tmp: &Path) -> Option<Child> {
 }
 
 /// The bridge is nobody's child: what ends the rehearsal, or comes after it, has to end it.
+fn is_not_left_behind(signal: Signal, after: impl FnOnce(&Path, ExitStatus)) {
+    let tmp = directory();
+    let Some(mut child) = bridged(tmp.path()) else { return };
+    kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+    let status = child.wait().unwrap();
+    after(tmp.path(), status);
+    let word = tmp.path().display().to_string();
+    eventually("nothing runs", || processes(&word).is_empty().then_some(()));
+    assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
+}
+
 #[test]
-fn a_bridge_is_not_left_behind() {
-    for signal in [Signal::SIGINT, Signal::SIGKILL] {
-        let tmp = tempfile::tempdir().unwrap();
-        let Some(mut child) = bridged(tmp.path()) else { return };
-        kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
-        let status = child.wait().unwrap();
-        let word = tmp.path().display().to_string();
-        if signal == Signal::SIGKILL {
-            let next = rehearse(tmp.path(), &["--via=none"]).output().unwrap();
-            let said = String::from_utf8_lossy(&next.stderr);
-            assert!(said.contains("which a rehearsal left that was killed"), "{said}");
-        } else {
-            assert_eq!(status.code(), Some(130));
-        }
-        eventually("nothing runs", || processes(&word).is_empty().then_some(()));
-        assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
-    }
+fn a_bridge_is_not_left_behind_by_an_interrupt() {
+    is_not_left_behind(Signal::SIGINT, |_, status| assert_eq!(status.code(), Some(130)));
+}
+
+#[test]
+fn a_bridge_is_not_left_behind_by_a_kill() {
+    is_not_left_behind(Signal::SIGKILL, |tmp, _| {
+        let next = rehearse(tmp, &["--via=none"]).output().unwrap();
+        let said = String::from_utf8_lossy(&next.stderr);
+        assert!(said.contains("which a rehearsal left that was killed"), "{said}");
+    });
 }

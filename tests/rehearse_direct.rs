@@ -4,11 +4,17 @@
 mod support;
 
 use serde_json::Value;
+use std::io;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use support::skipped;
+use tempfile::TempDir;
 
-const SHORT: [&str; 3] = ["--phase=1s", "--rate=30", "--seed=7"];
+/// Exit status of a run that proves nothing, and how often one is repeated.
+const PROVES_NOTHING: i32 = 75;
+const TRIES: u32 = 5;
+
+const SHORT: [&str; 3] = ["--rate=30", "--seed=7", "--speedup=5"];
 
 fn rehearse(program: &str, before: &[&str], tmp: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(program);
@@ -17,12 +23,32 @@ fn rehearse(program: &str, before: &[&str], tmp: &Path, args: &[&str]) -> Comman
     command
 }
 
+/// Where a rehearsal writes. In memory, as /run is: on a disk that is busy a lease takes seconds to write.
+fn directory() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// Rehearses; again if the run proves nothing, as the machine was too busy for it. What is lost, or not as promised, fails at once.
+fn rehearsed(rehearse: &mut Command) -> io::Result<Output> {
+    for again in (0..TRIES).rev() {
+        let output = rehearse.output()?;
+        if again == 0 || output.status.code() != Some(PROVES_NOTHING) {
+            return Ok(output);
+        }
+    }
+    unreachable!("the last one was returned")
+}
+
 /// What was printed, and the report; none if there can be no direct path here, which the rehearsal says.
 fn held(args: &[&str]) -> Option<(String, Value)> {
-    let (tmp, json) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+    held_by(&["--phase=1s"], args)
+}
+
+fn held_by(times: &[&str], args: &[&str]) -> Option<(String, Value)> {
+    let (tmp, json) = (directory(), tempfile::NamedTempFile::new().unwrap());
     let file = format!("--json={}", json.path().display());
-    let args = [&["--direct=on", &file], args].concat();
-    let output = rehearse(env!("CARGO_BIN_EXE_berth"), &[], tmp.path(), &args).output().unwrap();
+    let args = [&["--direct=on", &file], times, args].concat();
+    let output = rehearsed(&mut rehearse(env!("CARGO_BIN_EXE_berth"), &[], tmp.path(), &args)).unwrap();
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     if output.status.code() == Some(69) && ["--direct on: ", "network namespace"].iter().any(|why| said.contains(why)) {
         skipped(said.lines().find(|line| line.starts_with("berth: ")).unwrap());
@@ -33,34 +59,69 @@ fn held(args: &[&str]) -> Option<(String, Value)> {
     Some((said.into_owned(), serde_json::from_slice(&std::fs::read(json.path()).unwrap()).unwrap()))
 }
 
-#[test]
-fn upgrades_lose_nothing_and_in_calm_connections_are_steered() {
-    for topology in ["sidecar", "native-sidecar", "node", "run"] {
-        let Some((said, report)) = held(&["--upgrades=2", "--topology", topology]) else { return };
+/// Upgrades lose nothing, and in calm connections are steered: so often at least.
+fn is_on_in_calm(topology: &str, least: usize) {
+    // How soon it is on again after an upgrade, depends on what else the machine does.
+    let mut seen = Vec::new();
+    for phase in ["--phase=1s", "--phase=2s", "--phase=4s", "--phase=8s"] {
+        let Some((said, report)) = held_by(&[phase], &["--upgrades=2", "--topology", topology]) else { return };
         let direct = &report["runs"][0]["outcome"]["ran"]["direct"];
         assert!(direct["steered"].as_u64() > Some(0), "{topology}: {said}");
-        // On before, between and after the two upgrades, off in each; the one shim of a node relays for a while after each.
-        let least = if topology == "node" { 1 } else { 2 };
-        assert!(direct["on"].as_array().unwrap().len() >= least, "{topology}: {direct}");
         assert!(direct["on_share"].as_f64() < Some(1.0), "{topology}: {direct}");
+        // On before, between and after the two upgrades, off in each.
+        if direct["on"].as_array().unwrap().len() >= least {
+            return;
+        }
+        seen.push(direct.to_string());
+    }
+    panic!("{topology}: {seen:?}");
+}
+
+#[test]
+fn it_is_on_in_calm_with_sidecars() {
+    is_on_in_calm("sidecar", 2);
+}
+
+#[test]
+fn it_is_on_in_calm_with_native_sidecars() {
+    is_on_in_calm("native-sidecar", 2);
+}
+
+/// It relays for a while after each upgrade.
+#[test]
+fn it_is_on_in_calm_with_one_shim_for_a_node() {
+    is_on_in_calm("node", 1);
+}
+
+#[test]
+fn it_is_on_in_calm_with_units() {
+    is_on_in_calm("run", 2);
+}
+
+/// The kinds of losses that the promise under a fault allowed.
+fn allowed<'a>(report: &'a Value, fault: &str) -> Vec<&'a str> {
+    let promises = report["runs"][0]["outcome"]["ran"]["promises"].as_array().unwrap();
+    let promise = promises.iter().find(|promise| promise["fault"] == fault).unwrap();
+    promise["allowed"].as_array().unwrap().iter().map(|tally| tally["kind"].as_str().unwrap()).collect()
+}
+
+/// What goes past a shim does not end with it.
+#[test]
+fn a_second_shim_that_ends_costs_nothing() {
+    let Some((said, report)) = held(&["--fault=beside-kill-shim,beside-drain"]) else { return };
+    for fault in ["beside-kill-shim", "beside-drain"] {
+        assert_eq!(allowed(&report, fault), [""; 0], "{said}");
     }
 }
 
-/// What goes past a shim does not end with it; what is on an instance does.
 #[test]
-fn faults_in_calm_cost_what_is_promised() {
-    let faults = "--fault=beside-kill-shim,beside-drain,calm-kill-shim,calm-crash";
-    let Some((said, report)) = held(&[faults, "--settle=2s"]) else { return };
-    let promises = report["runs"][0]["outcome"]["ran"]["promises"].as_array().unwrap();
-    let kinds = |fault: &str| {
-        let promise = promises.iter().find(|promise| promise["fault"] == fault).unwrap();
-        promise["allowed"].as_array().unwrap().iter().map(|tally| tally["kind"].as_str().unwrap()).collect::<Vec<_>>()
-    };
-    assert_eq!((kinds("beside-kill-shim"), kinds("beside-drain")), (vec![], vec![]), "{said}");
+fn a_kill_in_calm_costs_what_is_promised() {
+    let Some((said, report)) = held(&["--fault=calm-kill-shim,calm-crash"]) else { return };
     // What it relayed, or had in its queue, ends with it.
     let connections = ["refused", "reset", "closed"];
-    assert!(kinds("calm-kill-shim").iter().all(|kind| connections.contains(kind)), "{said}");
-    assert!(!kinds("calm-crash").contains(&"refused"), "{said}");
+    assert!(allowed(&report, "calm-kill-shim").iter().all(|kind| connections.contains(kind)), "{said}");
+    // What is on an instance, ends with that.
+    assert!(!allowed(&report, "calm-crash").contains(&"refused"), "{said}");
     assert!(said.contains("lost on the direct path when the instance was killed"), "{said}");
 }
 
@@ -75,10 +136,10 @@ fn what_is_beside_has_no_direct_path() {
 /// Root without what makes a namespace is as good as anybody.
 #[test]
 fn without_the_privilege_on_ends_before_it_begins_and_auto_relays() {
-    let tmp = tempfile::tempdir().unwrap();
+    let tmp = directory();
     let berth = env!("CARGO_BIN_EXE_berth");
     let before = ["--bounding-set=-sys_admin,-bpf,-net_admin", "--", berth];
-    let run = |direct: &str| rehearse("setpriv", &before, tmp.path(), &[direct]).output();
+    let run = |direct: &str| rehearsed(&mut rehearse("setpriv", &before, tmp.path(), &["--phase=1s", direct]));
     let output = match run("--direct=on") {
         Ok(output) if !String::from_utf8_lossy(&output.stderr).starts_with("setpriv: ") => output,
         _ => return skipped("setpriv is not there, or may not drop capabilities"),

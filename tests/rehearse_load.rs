@@ -4,7 +4,7 @@
 
 use berth_rehearse::load::{Anonymous, Closed, Instances, Joined, Load, Target};
 use berth_rehearse::plan::{LoadPlan, Plan};
-use berth_rehearse::record::{Answer, Attempt, Kind, MarkKind, Player, Record, Recorder, Signed, Stamp, What};
+use berth_rehearse::record::{Answer, Attempt, Failure, Kind, MarkKind, Player, Record, Recorder, Signed, Stamp, What};
 use berth_rehearse::store::Store;
 use berth_rehearse::verdict::{Loss, NEW, OLD, Verdict, judge};
 use berth_rehearse::{address, certs, hub};
@@ -12,11 +12,13 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::process::{Child, Command};
@@ -25,6 +27,13 @@ use tokio::task::JoinSet;
 
 /// Far beyond what anything here takes.
 const BOUND: Duration = Duration::from_secs(30);
+
+/// Clients with a kept connection, and watches.
+const CLIENTS: u32 = 4;
+const WATCHES: u32 = 4;
+
+/// Streams that last: those, and those of six informers.
+const STREAMS: u32 = CLIENTS + WATCHES + 6;
 
 /// How a relay behaves.
 #[derive(Clone, Copy, PartialEq)]
@@ -71,7 +80,17 @@ struct Plot {
 impl Plot {
     fn relay(relay: Relay) -> Self {
         // Little load: what is tested is whether a loss is seen, and the tests run side by side.
-        let load = LoadPlan { rate: 30, clients: 4, watches: 4, seed: 7, ..LoadPlan::default() };
+        // Who misses something for good waits for it after the end; at half a MiB a second a slow reader takes two seconds.
+        let (catch_up, bytes_a_second) = (Duration::from_secs(2), 512 << 10);
+        let load = LoadPlan {
+            rate: 60,
+            clients: CLIENTS,
+            watches: WATCHES,
+            seed: 7,
+            catch_up,
+            bytes_a_second,
+            ..LoadPlan::default()
+        };
         Self { relay, hears: Hears::Everything, load, history: 10_000 }
     }
 
@@ -84,6 +103,8 @@ struct Proxy {
     backend: Mutex<SocketAddr>,
     /// Connections without a byte from the backend.
     young: AtomicUsize,
+    /// Connections to each backend.
+    on: Mutex<BTreeMap<SocketAddr, usize>>,
     closes: AtomicBool,
     garbles: AtomicBool,
     half_close: Notify,
@@ -112,6 +133,7 @@ impl Proxy {
     async fn relay(&self, client: &mut TcpStream) {
         let young = Young::new(&self.young);
         let backend = *self.backend.lock().unwrap();
+        let _on = On::new(&self.on, backend);
         if self.garbles.load(SeqCst) {
             let _ = client.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").await;
         }
@@ -171,6 +193,22 @@ impl Drop for Young<'_> {
     }
 }
 
+/// Counts, also when its task is aborted.
+struct On<'a>(&'a Mutex<BTreeMap<SocketAddr, usize>>, SocketAddr);
+
+impl<'a> On<'a> {
+    fn new(on: &'a Mutex<BTreeMap<SocketAddr, usize>>, backend: SocketAddr) -> Self {
+        *on.lock().unwrap().entry(backend).or_default() += 1;
+        Self(on, backend)
+    }
+}
+
+impl Drop for On<'_> {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap().get_mut(&self.1).unwrap() -= 1;
+    }
+}
+
 /// Between a stand-in and its store: passes all on but what it should not.
 async fn middle(listener: UnixListener, store: std::path::PathBuf, hears: Hears) {
     let mut lines = JoinSet::new();
@@ -205,7 +243,7 @@ async fn middle(listener: UnixListener, store: std::path::PathBuf, hears: Hears)
 }
 
 struct Scene {
-    dir: tempfile::TempDir,
+    dir: TempDir,
     certs: certs::Certs,
     recorder: Arc<Recorder>,
     joined: watch::Sender<Instances>,
@@ -221,6 +259,43 @@ impl Scene {
         let joined = Joined::here(name, address);
         self.joined.send_modify(|instances| instances.push(joined));
         (child, address)
+    }
+
+    /// Whether a client saw a failure of this kind.
+    fn failed(&self, is_of_kind: impl Fn(&Failure) -> bool) -> bool {
+        let failed = |a: &Attempt| matches!(&a.answer, Answer::Failed(failure) if is_of_kind(failure));
+        self.recorder.look(|r| r.attempts.iter().any(failed))
+    }
+
+    /// Whether a client's opening was refused.
+    fn refused(&self, client: &str) -> bool {
+        let refused = |a: &Attempt| a.answer == Answer::Failed(Failure::Refused);
+        let its_own = |a: &&Attempt| a.stream.strip_prefix(client).is_some_and(|rest| rest.starts_with('-'));
+        self.recorder.look(|r| r.attempts.iter().filter(its_own).any(refused))
+    }
+
+    /// Attempts of a client's that an instance answered.
+    fn answers(&self, client: &str, name: &str) -> usize {
+        let its_own = |a: &&Attempt| a.stream.strip_prefix(client).is_some_and(|rest| rest.starts_with('-'));
+        let by = |a: &&Attempt| matches!(&a.answer, Answer::Good { instance } if instance == name);
+        self.recorder.look(|r| r.attempts.iter().filter(its_own).filter(by).count())
+    }
+
+    /// Whether each client with a connection of its own has it: who watches has listed before.
+    fn all_open(&self) -> bool {
+        let kept = (0..CLIENTS).all(|index| self.answers(&format!("kept-{index}"), OLD) > 0);
+        kept && followers().all(|follower| self.answers(&follower, OLD) > 1)
+    }
+
+    /// Whether a slow reader has just begun to read an answer.
+    fn reads(&self) -> bool {
+        self.recorder.look(|r| {
+            let good = |a: &&Attempt| a.stream.starts_with("slow-") && matches!(a.answer, Answer::Good { .. });
+            let begun: Vec<_> = r.attempts.iter().filter(good).collect();
+            let ended = r.slow_reads as usize + r.ends.iter().filter(|end| end.what == What::Slow).count();
+            let just_now = |last: &&Attempt| Stamp::now().0 - last.done.0 < 500_000_000;
+            begun.len() == ended + 1 && begun.last().is_some_and(just_now)
+        })
     }
 
     /// New connections that an instance has served.
@@ -250,6 +325,17 @@ fn stand_in(name: &str, store: &Path, certs: &certs::Certs, history: usize) -> (
     (child, address)
 }
 
+/// Clients that watch.
+fn followers() -> impl Iterator<Item = String> {
+    let named = |kind: &'static str, count| (0..count).map(move |index| format!("{kind}-{index}"));
+    named("watch", WATCHES).chain(named("informer", 2)).chain(named("quiet", 4))
+}
+
+/// In memory, as /run is: a disk may be busy.
+fn directory() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
 async fn until(mut condition: impl FnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + BOUND;
     while !condition() {
@@ -266,7 +352,7 @@ async fn stop(mut child: Child) {
 /// An upgrade, and what was written down of it.
 async fn upgrade(plot: Plot) -> (Record, Plan) {
     let address = address::free_address().unwrap();
-    let dir = tempfile::tempdir().unwrap();
+    let dir = directory();
     let certs = certs::make(dir.path(), &[address.ip()]).unwrap();
     let scene = Scene { dir, certs, recorder: Arc::default(), joined: watch::Sender::default(), history: plot.history };
     let mut background = JoinSet::new();
@@ -279,6 +365,7 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     let proxy = Arc::new(Proxy {
         backend: Mutex::new(backend),
         young: AtomicUsize::new(0),
+        on: Mutex::default(),
         closes: AtomicBool::new(false),
         garbles: AtomicBool::new(false),
         half_close: Notify::new(),
@@ -290,12 +377,17 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
     let target = Target::new(address, &scene.certs).unwrap();
     let load = Load::start(&plan.load, &target, &[], &scene.joined.subscribe(), &scene.recorder).await.unwrap();
     scene.recorder.note(|r| r.began = Some(Stamp::now()));
-    // Until the thirteenth write, those that the plots are about were heard of.
-    let written = |name: &str| {
-        store.list(Some("default")).1.iter().any(|o| o["metadata"]["name"].as_str().unwrap().ends_with(name))
+    let written = || {
+        let number = |name: &str| name.rsplit_once("-write-")?.1.parse::<u64>().ok();
+        let objects = store.list(Some("default")).1;
+        objects.iter().filter_map(|o| number(o["metadata"]["name"].as_str().unwrap())).max().unwrap_or(0)
     };
-    until(|| written("-write-13") && scene.served(OLD) > 20).await;
-    let moment = Duration::from_millis(300);
+    until(|| scene.all_open() && scene.served(OLD) > 20).await;
+    // All see a dozen writes, and until the thirteenth one, those that the plots are about were heard of.
+    let open = written();
+    until(|| written() >= 13.max(open + 12)).await;
+    let slow = plot.load.slow_readers;
+    until(|| slow == 0 || scene.reads()).await;
     match plot.relay {
         Relay::Good => {}
         Relay::Cuts => proxy.cut.notify_waiters(),
@@ -305,36 +397,52 @@ async fn upgrade(plot: Plot) -> (Record, Plan) {
             if plot.relay == Relay::CutsAndRefuses {
                 proxy.cut.notify_waiters();
             }
-            tokio::time::sleep(moment).await;
+            until(|| scene.failed(|failure| *failure == Failure::Refused)).await;
+            if plot.relay == Relay::CutsAndRefuses {
+                // Until old does not know any more what any of them saw last.
+                until(|| followers().all(|follower| scene.refused(&follower))).await;
+                let (seen, history) = (store.list(None).0, plot.history as u64);
+                until(|| store.list(None).0 > seen + history).await;
+            }
             let listener = TcpListener::bind(address).await.unwrap();
             background.spawn(Arc::clone(&proxy).run(listener));
         }
         Relay::Closes | Relay::Garbles => {
             let flag = if plot.relay == Relay::Closes { &proxy.closes } else { &proxy.garbles };
             flag.store(true, SeqCst);
-            tokio::time::sleep(moment).await;
+            let ended = |failure: &Failure| matches!(failure, Failure::Closed | Failure::Reset);
+            let garbled = |failure: &Failure| matches!(failure, Failure::Tls(_));
+            until(|| scene.failed(if plot.relay == Relay::Closes { ended } else { garbled })).await;
             flag.store(false, SeqCst);
         }
         Relay::Misleads => {
-            let other = tempfile::tempdir().unwrap();
+            let other = directory();
             let certs = certs::make(other.path(), &[address.ip()]).unwrap();
             let (stranger, its) = stand_in("stranger", &scene.dir.path().join("store"), &certs, plot.history);
             until(|| scene.recorder.look(|r| r.moments.first("stranger", MarkKind::Ready).is_some())).await;
             *proxy.backend.lock().unwrap() = its;
-            tokio::time::sleep(moment).await;
+            until(|| scene.failed(|failure| matches!(failure, Failure::X509(_)))).await;
             *proxy.backend.lock().unwrap() = backend;
+            // Nobody else is to see its end.
+            until(|| proxy.on.lock().unwrap()[&its] == 0).await;
             stop(stranger).await;
         }
     }
+    let (old, its) = (old, backend);
     let (new, backend) = scene.start(NEW).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    // Old has changes since new began.
+    let begun = written();
+    until(|| written() > begun + 1).await;
+    until(|| slow == 0 || scene.reads()).await;
     *proxy.backend.lock().unwrap() = backend;
-    // A request on a connection that old has just got would be rejected, which is allowed, or
-    // reset in old's queue, which a relay without replay cannot fix.
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    until(|| proxy.young.load(SeqCst) == 0).await;
+    // A request on a connection that old has just got would be rejected, which is allowed, or reset in old's queue, which a
+    // relay without replay cannot fix.
+    until(|| proxy.young.load(SeqCst) == 0 && proxy.on.lock().unwrap()[&its] <= (STREAMS + slow) as usize).await;
     stop(old).await;
-    until(|| scene.served(NEW) > 20).await;
+    // All see more of new.
+    until(|| scene.served(NEW) > 20 && followers().all(|follower| scene.answers(&follower, NEW) > 0)).await;
+    let moved = written();
+    until(|| written() > moved + 1).await;
     scene.recorder.note(|r| r.over = Some(Stamp::now()));
     load.finish().await.unwrap();
     stop(new).await;
@@ -489,7 +597,7 @@ async fn a_slow_reader_that_is_cut_is_seen() {
     assert_eq!(judge(&record, &plan).lost[&Loss::StreamEnded], 15);
 }
 
-/// What became of connections to a server, after half a second of them.
+/// What became of connections to a server, after eight of them.
 async fn told(server: SocketAddr, certs: &certs::Certs, path: &str) -> Vec<(String, Result<(), String>)> {
     let all = Arc::<Mutex<Vec<_>>>::default();
     let (shared, sources) = (Arc::clone(&all), [[127, 9, 0, 1], [127, 9, 0, 2]].map(Into::into));
@@ -501,11 +609,9 @@ async fn told(server: SocketAddr, certs: &certs::Certs, path: &str) -> Vec<(Stri
         sources: sources.into(),
         agent: "test",
     };
-    let half_a_second = tokio::time::sleep(Duration::from_millis(500));
-    clients.run(half_a_second, move |one| shared.lock().unwrap().push((one.client, one.result))).await.unwrap();
-    let told = std::mem::take(&mut *all.lock().unwrap());
-    assert!((4..=21).contains(&told.len()), "{told:?}");
-    told
+    let enough = until(|| all.lock().unwrap().len() >= 8);
+    clients.run(enough, move |one| shared.lock().unwrap().push((one.client, one.result))).await.unwrap();
+    std::mem::take(&mut *all.lock().unwrap())
 }
 
 /// How many answers one client had that asks again at once, each time on a new connection, until the third was accepted.
@@ -525,7 +631,7 @@ async fn answered(server: SocketAddr, dir: &Path, path: &str, accepted: &AtomicU
 
 #[tokio::test]
 async fn what_becomes_of_connections_to_an_apiserver_of_others_is_told() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = directory();
     let certs = certs::make(dir.path(), &[]).unwrap();
     let store = UnixListener::bind(dir.path().join("store")).unwrap();
     let (recorder, mut background) = (Arc::<Recorder>::default(), JoinSet::new());
@@ -558,7 +664,7 @@ async fn what_becomes_of_connections_to_an_apiserver_of_others_is_told() {
     assert!(answers >= 3);
     let refused = answered(server, dir.path(), "/no-such-path", &accepted).await;
     assert!(refused.as_ref().is_err_and(|why| why.starts_with("404")), "{refused:?}");
-    let elsewhere = tempfile::tempdir().unwrap();
+    let elsewhere = directory();
     let stranger = certs::make(elsewhere.path(), &[]).unwrap();
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     for (server, certs, path, why) in [

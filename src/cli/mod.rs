@@ -42,7 +42,7 @@ pub use rehearse::{RehearseArgs, StandInArgs};
     propagate_version = true,
     after_help = "Exit status: 0 done, 1 no (not ready, something was lost), 64 wrong command line or \
                   configuration, 69 a port or file that is needed cannot be had, 70 a bug in berth, 75 (upgrade, bridge) neither done nor \
-                  rolled back: what to do is said."
+                  rolled back: what to do is said; (rehearse) the run proves nothing."
 )]
 pub struct Cli {
     /// Where the log goes and how much of it.

@@ -74,7 +74,7 @@ pub struct RehearseArgs {
     /// The shims' --hold: how long a client waits while no apiserver is ready
     #[arg(long, env = "BERTH_REHEARSE_HOLD", hide_env_values = true, default_value = "8s", value_name = "DURATION", help_heading = TIMES)]
     pub hold: String,
-    /// Divide the times that no option of shims and bridges sets
+    /// Divide the times that no option of shims, bridges and faults sets
     #[arg(long, hide = true, default_value_t)]
     pub speedup: Speedup,
     /// kube-apiserver's flag of that name: time between SIGTERM and the end of listening

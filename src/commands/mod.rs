@@ -45,7 +45,7 @@ pub enum Exit {
     Unavailable,
     /// 70 (EX_SOFTWARE): a bug in berth.
     Bug,
-    /// 75 (EX_TEMPFAIL): neither done nor undone; what to do is said.
+    /// 75 (EX_TEMPFAIL): neither done nor undone, and what to do is said; or neither yes nor no.
     Again,
     /// The exit status of the child.
     Child(u8),

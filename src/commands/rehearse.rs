@@ -91,8 +91,11 @@ fn finish(plan: &Plan, outcome: &Rehearsed, runs: &[Run]) -> anyhow::Result<Exit
             eprintln!("berth: {error}");
             Exit::Child(u8::try_from(128 + signal).unwrap_or(1))
         }
-        None if outcome.runs.iter().any(|run| run.via == plan.via && run.verdict.held()) => Exit::Ok,
-        None => Exit::No,
+        None => match outcome.runs.iter().find(|run| run.via == plan.via).map(|run| &run.verdict) {
+            Some(verdict) if verdict.held() => Exit::Ok,
+            Some(verdict) if verdict.is_inconclusive() => Exit::Again,
+            _ => Exit::No,
+        },
     })
 }
 

@@ -71,6 +71,7 @@ pub(crate) fn run(model: &Model) -> Run {
         instances: ["old", "new"].map(|name| Instance { name: name.into(), version: version(name).into() }).into(),
         verdict: Verdict {
             held,
+            inconclusive: false,
             summary: if held {
                 format!(
                     "All of {} requests were answered, {} of them on a new connection; the longest took {}. {} watches saw every write once.",

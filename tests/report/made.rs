@@ -1,23 +1,38 @@
 //! What `berth rehearse` writes.
 
 use berth_rehearse::data::{MarkKind, Report, RunOutcome, VERSION};
+use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
+
+/// Exit status of a run that proves nothing, as its machine was too busy, and how often such a run is done.
+const PROVES_NOTHING: i32 = 75;
+const TRIES: u32 = 5;
 
 #[test]
 fn a_rehearsal_leaves_data_and_a_page() {
-    let dir = tempfile::tempdir().unwrap();
+    // In memory, as /run is: on a disk that is busy a lease takes seconds to write.
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let (json, html) = (dir.path().join("report.json"), dir.path().join("report.html"));
-    let status = Command::new(env!("CARGO_BIN_EXE_berth"))
-        .args(["rehearse", "--phase=1s", "--seed=7", "--watches=3"])
-        .arg(format!("--json={}", json.display()))
-        .arg(format!("--report={}", html.display()))
-        .env("TMPDIR", dir.path())
-        .env("BERTH_REHEARSE_CLIENTS", "4")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .unwrap();
+    let made = || {
+        Command::new(env!("CARGO_BIN_EXE_berth"))
+            .args(["rehearse", "--phase=1s", "--seed=7", "--watches=3"])
+            .arg(format!("--json={}", json.display()))
+            .arg(format!("--report={}", html.display()))
+            .env("TMPDIR", dir.path())
+            .env("BERTH_REHEARSE_CLIENTS", "4")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .unwrap()
+    };
+    // On a busy machine a run may prove nothing.
+    let mut status = made();
+    for _ in 1..TRIES {
+        if status.code() == Some(PROVES_NOTHING) {
+            status = made();
+        }
+    }
 
     let report: Report = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert_eq!((report.version, report.seed, report.aborted), (VERSION, Some(7), None));
@@ -32,9 +47,10 @@ fn a_rehearsal_leaves_data_and_a_page() {
         let instances: Vec<_> = ran.marks.iter().filter(|m| m.what == what).map(|m| m.instance.as_str()).collect();
         assert_eq!(instances, ["old", "new"], "{what}: {:#?}", ran.marks);
     }
-    // Each watch was on both, and its lane has no hole that is not told.
+    // Each watch was on both, at times perhaps for more than one connection, and its lane has no hole that is not told.
     for watch in &ran.watches {
-        assert_eq!((watch.segments.len(), watch.gaps.len()), (2, 1), "{watch:#?}");
+        let on: BTreeSet<_> = watch.segments.iter().map(|segment| segment.instance.as_str()).collect();
+        assert_eq!((on, watch.gaps.len()), (["new", "old"].into(), watch.segments.len() - 1), "{watch:#?}");
     }
     // Those beside it are there too: copies of all objects, and connections that go around the berth.
     assert_eq!(

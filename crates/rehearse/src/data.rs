@@ -8,8 +8,8 @@
 //!
 //! `docs/report.schema.json` is made from these types and their comments, and a test compares the two.
 //! A change that an old reader would misunderstand gets a new [`VERSION`]. A new field does not: readers pass over what
-//! they do not know, and where an older report lacks it, it has a default (`#[serde(default)]`, which also keeps it out of
-//! the schema's `required`).
+//! they do not know, and where an older release's report lacks it, it has a default (`#[serde(default)]`, which also keeps it
+//! out of the schema's `required`).
 
 pub use crate::plan::Via;
 use serde::{Deserialize, Serialize};
@@ -132,20 +132,15 @@ pub struct Ran {
     /// Times for which the Service `kubernetes` named nobody; none: not looked at.
     pub endpoint_gaps: Option<Vec<Period>>,
     /// Clients that came at one moment; none: no `--storm`, or it did not come to that.
-    #[serde(default)]
     pub storm: Option<Storm>,
     /// Who waited before the shims opened it a connection; none: they have no gate, or there was no `--storm` to look for.
-    #[serde(default)]
     pub gate: Option<Gate>,
     /// What went past the shims; none: they had no direct path.
-    #[serde(default)]
     pub direct: Option<Direct>,
     /// Of several nodes, what clients saw who dialed the Service `kubernetes`, and then at each node's address. What was
     /// lost, allowed or counted apart is of all of them, all other figures of those who dialed the Service.
-    #[serde(default)]
     pub by_address: Vec<ByAddress>,
     /// Nodes that went away, and when the Service named them no more.
-    #[serde(default)]
     pub away: Vec<Away>,
 }
 
@@ -279,6 +274,8 @@ pub struct Verdict {
     /// Nothing was lost beyond what was promised, every promise was kept, and the run would have shown
     /// it otherwise.
     pub held: bool,
+    /// The run says nothing, as its machine was too slow for the load: nothing was seen that berth or an instance did wrong.
+    pub inconclusive: bool,
     /// In one sentence.
     pub summary: String,
     /// What was lost, by kind.
@@ -352,10 +349,8 @@ pub struct Figures {
     /// Events that watches saw.
     pub watch_events: u64,
     /// Times that watches and informers listed again.
-    #[serde(default)]
     pub relists: u64,
     /// Times that they were told 410: their revision was older than what the instance knew.
-    #[serde(default)]
     pub expired: u64,
     /// Large answers that were read slowly to their end.
     pub slow_reads: u64,
@@ -469,13 +464,10 @@ pub struct Watch {
     /// Writes that it never saw.
     pub missed: u64,
     /// Writes that it saw twice or too late.
-    #[serde(alias = "doubled")]
     pub duplicated: u64,
     /// Times that it listed again.
-    #[serde(default)]
     pub relists: u64,
     /// Times that it was told 410: its revision was older than what the instance knew.
-    #[serde(default)]
     pub expired: u64,
     /// When it was open, and on which instance.
     pub segments: Vec<Segment>,
@@ -494,7 +486,6 @@ pub struct Flaw {
     /// Writes that it never saw.
     pub missed: u64,
     /// Writes that it saw twice or too late.
-    #[serde(alias = "doubled")]
     pub duplicated: u64,
 }
 
@@ -521,7 +512,6 @@ pub struct Gap {
     /// Its instance ended it: not lost.
     pub by_instance: bool,
     /// A promise under a fault allows that it was cut: not lost. One that is neither was.
-    #[serde(default)]
     pub allowed: bool,
     /// How the client saw its end.
     pub reason: String,
@@ -543,12 +533,10 @@ pub struct Informer {
     /// Objects that it holds although they were deleted.
     pub stale: u64,
     /// Objects that it was told of twice.
-    #[serde(alias = "doubled")]
     pub duplicated: u64,
     /// Times that it listed again.
     pub relists: u64,
     /// Times that it was told 410: its revision was older than what the instance knew.
-    #[serde(default)]
     pub expired: u64,
 }
 

@@ -79,7 +79,7 @@ async fn stream_changes(
 ) -> io::Result<()> {
     let mut changes = store.watch(after);
     let mut told = after;
-    let mut notify = tokio::time::interval(NOTIFY_EVERY);
+    let mut notify = tokio::time::interval(store.tells_every());
     notify.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let batch = tokio::select! {

@@ -3,6 +3,7 @@
 use super::apiserver::{Apiserver, flag, has, this};
 use super::fault::{Fault, SLOW};
 use super::setting::Setting;
+use berth_node::terms::Speedup;
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
@@ -38,17 +39,17 @@ impl Instance {
             }
         }
         command.extend(flags.iter().cloned());
-        command.extend(self.spoil());
+        command.extend(self.spoil(setting.speedup));
         command
     }
 
     /// Flags by which it fails. A real apiserver has none to start slowly; it is stopped for a while.
-    fn spoil(&self) -> Option<OsString> {
+    fn spoil(&self, speedup: Speedup) -> Option<OsString> {
         let delay = |time: &str| OsString::from(format!("--stand-in-start-delay={time}"));
         match (self.fault?, self.apiserver.is_stand_in()) {
             (Fault::BadFlag, _) => Some("--no-such-flag".into()),
             (Fault::NeverReady, true) => Some(delay("1h")),
-            (Fault::SlowStart, true) => Some(delay(&format!("{}s", SLOW.as_secs()))),
+            (Fault::SlowStart, true) => Some(delay(&format!("{}ms", speedup.of(SLOW).as_millis()))),
             _ => None,
         }
     }

@@ -9,6 +9,7 @@ use super::plan::{GONE_WITHIN, LEASE};
 use super::record::{
     Answer, Attempt, Failure, Injected, InjectedNode, Kind, MarkKind, Named, RECONCILED, Record, Stamp, Storm, names,
 };
+use berth_node::terms::Speedup;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -96,11 +97,19 @@ pub(crate) struct Lost<'a> {
 }
 
 /// The fault whose promise allows a loss, the last one if there are several: its place in [`Record::injected`].
-pub(crate) fn excuse(injected: &[Injected], lost: &Lost<'_>) -> Option<usize> {
-    injected.iter().rposition(|fault| allows(fault, lost))
+pub(crate) fn excuse(injected: &[Injected], lost: &Lost<'_>, slack: Duration) -> Option<usize> {
+    injected.iter().rposition(|fault| allows(fault, lost, slack))
 }
 
-fn allows(injected: &Injected, lost: &Lost<'_>) -> bool {
+/// What everything may take longer than on an idle machine: as long as clients were behind their timetable, and as long as they
+/// waited at most before anything was done to anybody.
+pub(crate) fn slack(record: &Record) -> Duration {
+    let Some(first) = record.injected.iter().map(|injected| injected.at).min() else { return Duration::ZERO };
+    let before = record.attempts.iter().filter(|a| a.done < first && matches!(a.answer, Answer::Good { .. }));
+    record.behind + before.map(|a| a.done.since(a.due)).max().unwrap_or_default()
+}
+
+fn allows(injected: &Injected, lost: &Lost<'_>, slack: Duration) -> bool {
     let Injected { fault, at, .. } = injected;
     if lost.seen < *at || !injected.node.as_ref().is_none_or(|node| concerns(node, lost)) {
         return false;
@@ -119,7 +128,7 @@ fn allows(injected: &Injected, lost: &Lost<'_>) -> bool {
         {
             // Who was due before it was over may see it a little later.
             let over = injected.over.unwrap_or(Stamp(u64::MAX));
-            lost.seen <= over.plus(NOTICE) && lost.due.is_none_or(|due| due <= over)
+            lost.seen <= over.plus(NOTICE + slack) && lost.due.is_none_or(|due| due <= over)
         }
         Fault::NodeGone | Fault::Partition => injected.node.as_ref().is_some_and(|node| is_away(injected, node, lost)),
         Fault::BesideKillShim if injected.standby == Standby::Direct => false,
@@ -131,7 +140,7 @@ fn allows(injected: &Injected, lost: &Lost<'_>) -> bool {
         | Fault::CalmCrash => {
             let ended = matches!(lost.loss, Loss::Reset | Loss::Closed | Loss::StreamEnded);
             let there = lost.instance.is_none_or(|instance| instance == injected.instance);
-            ended && there && begun && lost.seen <= killed.plus(NOTICE)
+            ended && there && begun && lost.seen <= killed.plus(NOTICE + slack)
         }
         _ => false,
     }
@@ -165,10 +174,11 @@ fn is_away(injected: &Injected, node: &InjectedNode, lost: &Lost<'_>) -> bool {
 
 /// Looks at every promise: those under faults in their order, then that of a storm. Losses are added by the caller, as it excuses
 /// them; a storm excuses none.
-pub(crate) fn check(record: &Record) -> Vec<Promise> {
+pub(crate) fn check(record: &Record, speedup: Speedup) -> Vec<Promise> {
+    let slack = slack(record);
     let check = |injected| {
         let attempts = attempts(record, injected);
-        Check { record, attempts, injected, broken: Vec::new(), seen: Vec::new() }.run()
+        Check { record, attempts, injected, speedup, slack, broken: Vec::new(), seen: Vec::new() }.run()
     };
     record.injected.iter().map(check).chain(record.storm.as_ref().map(storm)).collect()
 }
@@ -234,6 +244,9 @@ struct Check<'a> {
     record: &'a Record,
     attempts: &'a [Attempt],
     injected: &'a Injected,
+    speedup: Speedup,
+    /// See [`slack`].
+    slack: Duration,
     broken: Vec<String>,
     seen: Vec<String>,
 }
@@ -295,8 +308,9 @@ impl Check<'_> {
         match (moments.first(name, MarkKind::Ready), moments.first(name, MarkKind::Joined)) {
             (Some(ready), Some(joined)) => {
                 self.seen.push(format!("ready after {:.1?}", ready.since(self.injected.at)));
-                if ready.since(self.injected.at) < SLOW {
-                    self.broken.push(format!("it did not start slowly: it was ready in less than {SLOW:?}"));
+                let slow = self.speedup.of(SLOW);
+                if ready.since(self.injected.at) < slow {
+                    self.broken.push(format!("it did not start slowly: it was ready in less than {slow:?}"));
                 }
                 if joined < ready {
                     self.broken.push(format!("it got connections {:.1?} before it was ready", ready.since(joined)));
@@ -339,7 +353,7 @@ impl Check<'_> {
             reconciled.since(at),
             named.since(at)
         ));
-        if named > reconciled.plus(LATER) {
+        if named > reconciled.plus(LATER + self.slack) {
             self.broken.push(format!("a slice of berth's named it {:.1?} longer", named.since(reconciled)));
         }
         let Some(unproxied) = node.unproxied else {
@@ -402,7 +416,8 @@ impl Check<'_> {
         let meanwhile = || self.attempts.iter().filter(|a| a.due >= at && a.due < over);
         let longest = meanwhile().map(|a| a.done.since(a.due)).max().unwrap_or_default();
         // Where all clients waited, they may take as long to be answered as they waited.
-        let patience = if fault == Fault::CalmHang { JITTER.max(over.since(at)) } else { JITTER };
+        let jitter = JITTER + self.slack;
+        let patience = if fault == Fault::CalmHang { jitter.max(over.since(at)) } else { jitter };
         let late = meanwhile().filter(|a| a.done > over.plus(patience)).count();
         self.seen.push(format!("it hung for {:.1?}; the longest wait meanwhile was {longest:.1?}", over.since(at)));
         if late > 0 {
@@ -412,7 +427,7 @@ impl Check<'_> {
             Fault::CalmHang | Fault::CalmHangShim => return,
             _ if standby == Standby::Nobody => return,
             Fault::Hang => noticed,
-            _ => Some(at.plus(LEASE + TAKE_OVER)),
+            _ => Some(at.plus(LEASE + TAKE_OVER + self.slack)),
         };
         let Some(passed) = passed else {
             self.broken.push("its shim did not notice".into());
@@ -424,8 +439,11 @@ impl Check<'_> {
         let after = || meanwhile().filter(|a| a.kind == Kind::New && a.due > passed);
         let longest = after().map(|a| a.done.since(a.due)).max();
         match longest {
+            None if over.since(passed) < AFTER => {
+                self.seen.push("it went on before another could be seen to serve".into());
+            }
             None => self.broken.push("there was no new connection after it was noticed".into()),
-            Some(longest) if longest > JITTER => {
+            Some(longest) if longest > jitter => {
                 self.broken.push(format!("a new connection waited {longest:.1?} although the other one served"));
             }
             Some(longest) => self.seen.push(format!(
@@ -438,13 +456,14 @@ impl Check<'_> {
     /// Who was due before its shim could notice, too late to be answered in part before: the other one answers.
     fn moves(&mut self, noticed: Stamp) {
         let Injected { instance, at, .. } = self.injected;
-        let waited = |a: &&Attempt| a.kind == Kind::New && a.due > at.plus(AFTER) && a.due < noticed;
+        let jitter = JITTER + self.slack;
+        let waited = |a: &&Attempt| a.kind == Kind::New && a.due > at.plus(AFTER + self.slack) && a.due < noticed;
         let its_own = |a: &Attempt| matches!(&a.answer, Answer::Good { instance: by } if by == instance);
         let waited: Vec<_> = self.attempts.iter().filter(waited).filter(|a| a.done > noticed).collect();
-        let stayed = waited.iter().filter(|a| its_own(a) || a.done > noticed.plus(JITTER)).count();
+        let stayed = waited.iter().filter(|a| its_own(a) || a.done > noticed.plus(jitter)).count();
         if stayed > 0 {
             self.broken.push(format!(
-                "{stayed} new connections that waited were not answered by the other one within {JITTER:?} after it was noticed"
+                "{stayed} new connections that waited were not answered by the other one within {jitter:?} after it was noticed"
             ));
         }
         if let Some(last) = waited.iter().map(|a| a.done).max() {
@@ -459,6 +478,15 @@ impl Check<'_> {
 mod tests {
     use super::*;
     use crate::record::{AtNode, NamedFrom};
+
+    /// As it is on an idle machine.
+    fn excuse(injected: &[Injected], lost: &Lost<'_>) -> Option<usize> {
+        super::excuse(injected, lost, Duration::ZERO)
+    }
+
+    fn check(record: &Record) -> Vec<Promise> {
+        super::check(record, Speedup::NONE)
+    }
 
     /// A moment, in milliseconds.
     fn ms(ms: u64) -> Stamp {
@@ -692,6 +720,26 @@ mod tests {
         let late = vec![(500, both(there, there)), (4_000, both(gone, there)), (6_000, both(gone, &[]))];
         assert!(broken(late, 50)[0].contains("named it 2.0s longer"));
         assert!(broken(vec![(500, both(there, &[]))], 50)[0].contains("not seen to leave"));
+    }
+
+    /// The clients were 300 ms behind their timetable, and waited for 200 ms before anything was done.
+    #[test]
+    fn on_a_busy_machine_all_may_take_as_much_longer_as_it_did_before() {
+        let mut record = Record { behind: Duration::from_millis(300), ..Record::default() };
+        record.injected = vec![injected(Fault::KillShim)];
+        record.attempts = vec![attempt(500, 700, true), attempt(400, 999, false), attempt(990, 5_000, true)];
+        let slack = slack(&record);
+        assert_eq!(slack, Duration::from_millis(500));
+        let cut = |seen| super::excuse(&record.injected, &lost(Loss::StreamEnded, None, seen), slack).is_some();
+        assert!(cut(2_500) && !cut(2_501));
+
+        let hung = |behind, done| {
+            broken(injected(Fault::HangShim), |r| {
+                r.behind = Duration::from_millis(behind);
+                r.attempts = vec![attempt(8_000, done, true)];
+            })
+        };
+        assert!(!hung(0, 11_100).is_empty() && hung(100, 11_100).is_empty() && !hung(100, 11_101).is_empty());
     }
 
     #[test]

@@ -4,11 +4,12 @@
 //!
 //! What is a valid object is decided by the stand-in, not here.
 
+use super::hub::NOTIFY_EVERY;
 use super::wire::{Change, ChangeKind, Reason};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 
 /// Changes that are kept for watches. A rehearsal writes some hundred.
@@ -22,6 +23,7 @@ pub struct Store {
     inner: Mutex<Inner>,
     /// Written under the lock of what it tells of.
     log: Log,
+    tells_every: Duration,
 }
 
 #[derive(Debug)]
@@ -40,7 +42,17 @@ impl Store {
     /// A store that keeps `keep` changes for watches.
     pub fn with_history(keep: usize) -> Self {
         // Revision 0 means "any" to a Kubernetes client, so an empty store is at 1, as etcd is.
-        Self { inner: Mutex::new(Inner { revision: 1, objects: BTreeMap::new() }), log: Log::new(1, keep) }
+        let inner = Inner { revision: 1, objects: BTreeMap::new() };
+        Self { inner: Mutex::new(inner), log: Log::new(1, keep), tells_every: NOTIFY_EVERY }
+    }
+
+    /// One that tells watches so often how far they have come.
+    pub(crate) fn telling_every(self, tells_every: Duration) -> Self {
+        Self { tells_every, ..self }
+    }
+
+    pub(crate) fn tells_every(&self) -> Duration {
+        self.tells_every
     }
 
     /// The object of that name.

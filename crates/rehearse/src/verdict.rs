@@ -60,6 +60,8 @@ pub struct Verdict {
     pub notes: Vec<String>,
     /// Why nothing can be concluded, or what else was not as it should be.
     pub objections: Vec<String>,
+    /// Some of these are to what was rehearsed, and not only to this run.
+    pub(crate) at_fault: bool,
 }
 
 /// What clients saw that dialed a node.
@@ -87,6 +89,11 @@ impl Verdict {
         self.lost() == 0 && self.objections.is_empty() && self.kept()
     }
 
+    /// The run says nothing, as its machine was too slow for the load: nothing was seen that berth or an instance did wrong.
+    pub fn is_inconclusive(&self) -> bool {
+        self.lost() == 0 && self.kept() && !self.objections.is_empty() && !self.at_fault
+    }
+
     /// Every promise under faults was kept.
     pub(crate) fn kept(&self) -> bool {
         self.promises.iter().all(Promise::held)
@@ -102,7 +109,7 @@ impl Verdict {
 /// Judges a record.
 pub fn judge(record: &Record, plan: &Plan) -> Verdict {
     let mut judge = Judge::new(record);
-    judge.verdict.promises = promise::check(record);
+    judge.verdict.promises = promise::check(record, plan.timing.speedup);
     for attempt in &record.attempts {
         judge.count(attempt);
         judge.attempt(attempt);
@@ -130,6 +137,7 @@ struct Judge<'a> {
     /// Who answered on a stream.
     served_by: HashMap<&'a str, &'a str>,
     local: BTreeMap<String, u64>,
+    slack: Duration,
     /// The node whose clients are judged; none: the Service's, or the only ones.
     node: Option<SocketAddr>,
     verdict: Verdict,
@@ -149,9 +157,9 @@ impl<'a> Judge<'a> {
             Answer::Failed(_) => None,
         });
         let served_by = served_by.collect();
-        let ends = Ends::new(record);
+        let (ends, slack) = (Ends::new(record), promise::slack(record));
         let verdict = Verdict::default();
-        Self { record, ends, new_ends, rejected, served_by, local: BTreeMap::new(), node: None, verdict }
+        Self { record, ends, new_ends, rejected, served_by, local: BTreeMap::new(), slack, node: None, verdict }
     }
 
     /// Whether a new connection that failed was ended by the instance that it had come to.
@@ -244,7 +252,7 @@ impl<'a> Judge<'a> {
             }
         }
         if plan.load.storm > 0 && self.record.storm.is_none() {
-            self.object("there was no storm".into());
+            self.doubt("there was no storm".into());
         }
     }
 
@@ -273,7 +281,7 @@ impl<'a> Judge<'a> {
 
     /// Counts a loss, under the fault that excuses it if there is one. Whether there is none.
     fn lose(&mut self, lost: &Lost<'_>, example: &str) -> bool {
-        if let Some(fault) = promise::excuse(&self.record.injected, lost) {
+        if let Some(fault) = promise::excuse(&self.record.injected, lost, self.slack) {
             self.verdict.promises[fault].allowed.push((lost.seen, lost.loss));
             return false;
         }
@@ -301,10 +309,10 @@ impl<'a> Judge<'a> {
             self.object(format!("only {} of {} watches came to their end", watches.len(), plan.load.watches));
         }
         if plan.load.slow_readers > 0 && self.record.slow_reads == 0 {
-            self.object("no slow reader came to the end of an answer".into());
+            self.doubt("no slow reader came to the end of an answer".into());
         }
         if !watches.iter().any(|w| w.events.values().filter(|events| **events > 0).count() > 1) {
-            self.object("no watch saw events from more than one instance".into());
+            self.doubt("no watch saw events from more than one instance".into());
         }
     }
 
@@ -349,14 +357,14 @@ impl<'a> Judge<'a> {
             self.object(trouble.clone());
         }
         for (why, count) in std::mem::take(&mut self.local) {
-            self.object(format!(
+            self.doubt(format!(
                 "{count} requests failed on this machine's own account ({why}): a lower --rate or --storm helps"
             ));
         }
         let behind = self.record.behind;
         if behind > MOST_BEHIND {
             let rate = plan.load.rate;
-            self.object(format!(
+            self.doubt(format!(
                 "the clients were up to {behind:.1?} behind their timetable: this machine is too slow or too busy for \
                  --rate {rate}, and waits are its own"
             ));
@@ -369,10 +377,10 @@ impl<'a> Judge<'a> {
         let planned = (f64::from(plan.load.rate) * load.as_secs_f64()) as u64;
         let fewest = FEWEST.min(planned);
         if connections < fewest {
-            self.object(format!("only {connections} new connections; fewer than {fewest} say nothing"));
+            self.doubt(format!("only {connections} new connections; fewer than {fewest} say nothing"));
         }
         if self.record.direct.as_ref().is_some_and(|direct| direct.steered == 0) {
-            self.object("nothing was steered: the direct path was never used".into());
+            self.doubt("nothing was steered: the direct path was never used".into());
         }
         let record = self.record;
         let mut nodes: BTreeMap<Option<&str>, Vec<&str>> = BTreeMap::new();
@@ -385,7 +393,7 @@ impl<'a> Judge<'a> {
         for name in nodes.values().flatten() {
             let served = self.verdict.figures.new_connections_by_instance.get(*name).copied().unwrap_or(0);
             if served < FEWEST_EACH {
-                self.object(format!("{name} served only {served} new connections"));
+                self.doubt(format!("{name} served only {served} new connections"));
             }
         }
         for pair in nodes.values().flat_map(|turns| turns.windows(2)) {
@@ -408,7 +416,10 @@ impl<'a> Judge<'a> {
             (_, None, _) => Some(format!("{old} did not come to the end of its drain")),
             (_, _, None) => Some(format!("{new} never got ready")),
             (Some(told), _, Some(ready)) if told < ready => Some(format!("{old} was stopped before {new} was ready")),
-            (_, Some(gone), _) if !after(gone) => Some(format!("{new} served nothing after {old} was gone")),
+            (_, Some(gone), _) if !after(gone) => {
+                self.doubt(format!("{new} served nothing after {old} was gone"));
+                None
+            }
             _ => None,
         };
         if let Some(objection) = objection {
@@ -419,7 +430,14 @@ impl<'a> Judge<'a> {
         }
     }
 
+    /// To what was rehearsed.
     fn object(&mut self, objection: String) {
+        self.verdict.at_fault = true;
+        self.verdict.objections.push(objection);
+    }
+
+    /// To the run: another one, or one on a faster machine, may say more.
+    fn doubt(&mut self, objection: String) {
         self.verdict.objections.push(objection);
     }
 }

@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::Sender;
-use tokio::sync::watch::Receiver;
+use tokio::sync::watch::{Receiver, Sender as Sent};
 
 /// Pause after an opening that failed. It is a new attempt of the same client, counted as one.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -55,6 +55,8 @@ pub(super) struct Follower<V> {
     opened: u64,
     /// Where to go on; none when a list is needed.
     revision: Option<String>,
+    /// Sent to each time that it is told something.
+    told: Sent<()>,
     /// Dropped when it watches for the first time.
     pub(super) begun: Option<Sender<()>>,
 }
@@ -73,19 +75,24 @@ impl<V: View> Follower<V> {
             listed: false,
             opened: 0,
             revision: None,
+            told: Sent::new(()),
             begun: None,
         }
     }
 
-    /// Follows until the load stops and the goal is reached, or the time to catch up is over; the goal.
+    /// Follows until the load stops and the goal is reached, or nothing was told for the time to catch up; the goal.
     pub(super) async fn run(&mut self, mut goal: Receiver<Option<Arc<Goal>>>) -> Option<Arc<Goal>> {
         let mut told = goal.clone();
-        let catch_up = self.client.catch_up;
+        let (mut news, recorder, catch_up) =
+            (self.told.subscribe(), Arc::clone(&self.client.recorder), self.client.catch_up);
         let too_late = async {
             let _ = told.wait_for(Option::is_some).await;
-            tokio::time::sleep(catch_up).await;
+            // On a machine so busy that clients were behind their timetable, so may the last writes be.
+            let patience = catch_up + recorder.look(|r| r.behind);
+            while matches!(tokio::time::timeout(patience, news.changed()).await, Ok(Ok(()))) {}
         };
         tokio::select! {
+            biased;
             () = self.follow(&mut goal) => {}
             () = too_late => {}
         }
@@ -195,6 +202,7 @@ impl<V: View> Follower<V> {
     }
 
     fn listed(&mut self, body: &[u8]) -> bool {
+        self.told.send_replace(());
         let list: List<'_> = match serde_json::from_slice(body) {
             Ok(list) => list,
             Err(error) => {
@@ -210,6 +218,7 @@ impl<V: View> Follower<V> {
     }
 
     fn saw(&mut self, instance: &str, line: &[u8]) {
+        self.told.send_replace(());
         let event = match serde_json::from_slice::<Event<'_>>(line) {
             Ok(event) if event.kind != "ERROR" => event,
             error => {

@@ -214,7 +214,7 @@ async fn run(
         timed.spawn(kept::run(client.clone(), seed, index));
     }
     for index in 0..u64::from(plan.slow_readers) {
-        timed.spawn(slow::run(client.clone(), seed, index));
+        timed.spawn(slow::run(client.clone(), seed, index, plan.bytes_a_second));
     }
     timed.spawn(fresh::run(client.clone(), seed, plan.rate));
     let nodes: Vec<Client> = nodes.into_iter().map(|(name, address)| client.at_node(name, address)).collect();

@@ -10,10 +10,6 @@ use http_body_util::BodyExt;
 use hyper::body::{Bytes, Incoming};
 use std::time::Duration;
 
-/// How fast it reads: the answer of 1 MiB takes about ten seconds, less than kube-apiserver allows a
-/// request, and than a pod gets to end.
-const BYTES_A_SECOND: f64 = 100.0 * 1024.0;
-
 /// Bytes that it takes at once, and has room for.
 const BUFFER: usize = 16 << 10;
 
@@ -22,18 +18,18 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 /// Reads one answer after the other until the load stops, the last to its end; each on a connection of its own: of
 /// HTTP/1.1, where what is not read stays in the sockets.
-pub(super) async fn run(client: Client, seed: Seed, index: u64) {
+pub(super) async fn run(client: Client, seed: Seed, index: u64, bytes_a_second: u32) {
     let client = Client { target: client.target.receiving(BUFFER), ..client };
     let mut pause = seed.start(b's', index, START);
     let mut number = 0_u64;
     while client.stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
         number += 1;
-        read(&client, format!("{}-{number}", client.name("slow", index))).await;
+        read(&client, format!("{}-{number}", client.name("slow", index)), bytes_a_second).await;
         pause = PAUSE;
     }
 }
 
-async fn read(client: &Client, stream: String) {
+async fn read(client: &Client, stream: String, bytes_a_second: u32) {
     let due = Due::now();
     let opened = dial::within(UNANSWERED, async {
         let mut link = client.target.dial(Protocol::Http1, stream.clone()).await?;
@@ -45,7 +41,7 @@ async fn read(client: &Client, stream: String) {
         Err(failure) => return client.attempt(Kind::New, &stream, due.stamp, Answer::Failed(failure)),
     };
     client.attempt(Kind::New, &stream, due.stamp, link.judge(response.status()));
-    match slowly(response.into_body()).await {
+    match slowly(response.into_body(), bytes_a_second).await {
         Ok(()) => client.recorder.note(|r| r.slow_reads += 1),
         Err(how) => ended(client, &link, how),
     }
@@ -57,11 +53,11 @@ fn ended(client: &Client, link: &Link, how: Failure) {
 }
 
 /// Reads a body to its end.
-async fn slowly(mut body: Incoming) -> Result<(), Failure> {
+async fn slowly(mut body: Incoming, bytes_a_second: u32) -> Result<(), Failure> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| dial::http_failure(&e))?;
         let bytes = frame.data_ref().map_or(0, Bytes::len);
-        tokio::time::sleep(Duration::from_secs_f64(bytes as f64 / BYTES_A_SECOND)).await;
+        tokio::time::sleep(Duration::from_secs_f64(bytes as f64 / f64::from(bytes_a_second))).await;
     }
     Ok(())
 }

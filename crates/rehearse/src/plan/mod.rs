@@ -151,13 +151,25 @@ pub struct LoadPlan {
     pub storm: u32,
     /// What is random in the clients follows from it.
     pub seed: u64,
-    /// How long the last writes may take to arrive at watches, at the end.
+    /// After this long without anything new, at the end, the last writes do not arrive at a watch any more.
     pub catch_up: Duration,
+    /// How fast slow readers read. By default an answer of 1 MiB takes about ten seconds, less than kube-apiserver allows a
+    /// request, and than a pod gets to end.
+    pub bytes_a_second: u32,
 }
 
 impl Default for LoadPlan {
     fn default() -> Self {
-        Self { rate: 100, clients: 8, watches: 8, slow_readers: 0, storm: 0, seed: 0, catch_up: Duration::from_secs(5) }
+        Self {
+            rate: 100,
+            clients: 8,
+            watches: 8,
+            slow_readers: 0,
+            storm: 0,
+            seed: 0,
+            catch_up: Duration::from_secs(5),
+            bytes_a_second: 100 * 1024,
+        }
     }
 }
 

@@ -94,7 +94,7 @@ impl Play<'_> {
         };
         self.say(&format!("{} does not serve: {}", new.name, why.join("; ")));
         self.note(place, |i| i.seen = why);
-        sleep(SETTLE).await;
+        self.settle().await;
         // How it ends is no matter.
         self.stage.stop(&new.name, self.plan.timing.grace).await;
         self.start_own(old).await?;

@@ -8,7 +8,7 @@ use super::super::record::Stamp;
 use super::super::stage::Error;
 use super::super::topology::BESIDE;
 use super::harm::{BEYOND_LEASE, LONGEST_HANG};
-use super::{LOOK, Play, SETTLE};
+use super::{LOOK, Play};
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep};
 
@@ -56,7 +56,9 @@ impl Play<'_> {
                 _ => {
                     self.stage.kill(name, target).await;
                     self.note(place, |i| i.noticed = Some(Stamp::now()));
-                    self.missed(name).await;
+                    if fault == Fault::CalmCrash {
+                        self.missed(name).await;
+                    }
                     self.stage.open()?;
                     self.stage.start(old, true).await?;
                 }
@@ -76,7 +78,7 @@ impl Play<'_> {
         // Of two, the one that started last steers.
         self.steered_again(Some(BESIDE), "a second shim came").await;
         // What it accepted before it steered is answered.
-        sleep(SETTLE).await;
+        self.settle().await;
         let Some(target) = self.stage.beside() else {
             self.recorder.note(|r| r.troubles.push(format!("{BESIDE} had ended before {fault} could happen")));
             return Ok(());
@@ -117,7 +119,8 @@ impl Play<'_> {
     /// Waits until new connections do not come to an instance any more: a shim that knew it before needs a moment.
     async fn missed(&self, name: &str) {
         let deadline = Instant::now() + LONGEST_HANG;
-        while Instant::now() < deadline && self.stage.look(name).await.is_ok() {
+        // A unit ends with it.
+        while Instant::now() < deadline && self.stage.ended(name).is_none() && !self.stage.is_missed(name).await {
             sleep(LOOK).await;
         }
     }

@@ -3,7 +3,7 @@
 use super::super::fault::{Fault, Standby};
 use super::super::instance::Instance;
 use super::super::plan::{LEASE, Topology, UNANSWERED, Via};
-use super::super::record::{Injected, InjectedNode, Stamp};
+use super::super::record::{Attempt, Injected, InjectedNode, Kind, Stamp};
 use super::super::stage::Error;
 use super::{LOOK, Play, SETTLE};
 use nix::unistd::Pid;
@@ -31,7 +31,13 @@ impl Play<'_> {
         let standby = if alone { Standby::Nobody } else { Standby::Sibling };
         let place = self.inject(fault, &new.name, standby);
         self.say(&format!("fault {fault}: start {}", new.name));
-        let patience = Instant::now() + self.plan.timing.failing;
+        let timing = &self.plan.timing;
+        let patience = Instant::now()
+            + match fault {
+                // Until it has ended, which it does at once.
+                Fault::BadFlag => timing.ready_within,
+                _ => timing.speedup.of(timing.failing),
+            };
         // What waits for its port, may wait for ever, and one that ends meanwhile is what is wanted here.
         let started = timeout_at(patience, self.stage.start(&new, false)).await;
         if let Ok(Err(error @ Error::Unavailable(_))) = started {
@@ -49,7 +55,7 @@ impl Play<'_> {
         };
         self.say(&format!("{} does not serve: {why}", new.name));
         self.note(place, |i| i.seen.push(why));
-        sleep(SETTLE).await;
+        self.settle().await;
         // How it ends is no matter.
         self.stage.stop(&new.name, self.plan.timing.grace).await;
         if alone {
@@ -126,10 +132,10 @@ impl Play<'_> {
     /// Waits until clients are served as before, so that one fault is not blamed for another.
     pub(super) async fn calm(&self) {
         let deadline = Instant::now() + UNANSWERED;
-        sleep(SETTLE).await;
+        self.settle().await;
         while Instant::now() < deadline {
             let since = Stamp::now();
-            sleep(LOOK * 10).await;
+            sleep(self.plan.timing.speedup.of(LOOK * 10)).await;
             let (served, slow) = self.recorder.look(|r| {
                 let lately = || r.attempts.iter().rev().take_while(|a| a.done >= since);
                 (lately().count(), lately().any(|a| a.done.since(a.due) > CALM))
@@ -145,9 +151,16 @@ impl Play<'_> {
         self.stage.freeze(apiserver);
         let deadline = Instant::now() + LONGEST_HANG;
         while Instant::now() < deadline {
-            if self.stage.look(name).await.is_err() {
-                self.note(place, |i| i.noticed = Some(Stamp::now()));
+            if self.stage.is_missed(name).await {
+                let noticed = Stamp::now();
+                self.note(place, |i| i.noticed = Some(noticed));
                 sleep(SETTLE).await;
+                // Whom the other one serves, is seen.
+                let since = |a: &Attempt| a.kind == Kind::New && a.due > noticed;
+                let seen = || self.recorder.look(|r| r.attempts.iter().any(since));
+                while Instant::now() < deadline && !seen() {
+                    sleep(LOOK).await;
+                }
                 break;
             }
             sleep(LOOK).await;

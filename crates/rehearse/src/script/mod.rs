@@ -12,11 +12,12 @@ use super::hub;
 use super::instance::Instance;
 use super::load::{self, Load, Target, grant};
 use super::monitor::Monitor;
-use super::plan::{Plan, Via};
+use super::plan::{Plan, UNANSWERED, Via};
 use super::progress::Progress;
-use super::record::{Recorder, Stamp, Storm, names};
+use super::record::{Answer, Attempt, Failure, Recorder, Stamp, Storm, names};
 use super::setting::Setting;
 use super::stage::{self, Error, Stage, Stages};
+use super::store::Store;
 use super::topology::Role;
 use super::verdict::{NEW, OLD};
 use std::net::SocketAddr;
@@ -43,7 +44,8 @@ pub(crate) async fn play(plan: &Plan, stages: &mut Stages, recorder: &Arc<Record
     })?;
     // Aborted with this future when it is dropped.
     let mut background = JoinSet::new();
-    background.spawn(hub::serve(socket, Arc::default(), Arc::clone(recorder)));
+    let store = Store::default().telling_every(plan.timing.speedup.of(hub::NOTIFY_EVERY));
+    background.spawn(hub::serve(socket, Arc::new(store), Arc::clone(recorder)));
     let progress = Progress::new(recorder);
     if plan.etcd.is_none() && !plan.old.is_stand_in() {
         progress.say("--etcd-servers is given: what this rehearsal writes stays there");
@@ -209,6 +211,11 @@ impl Play<'_> {
         self.progress.say(what);
     }
 
+    /// Load after a fault.
+    async fn settle(&self) {
+        sleep(self.plan.timing.speedup.of(SETTLE)).await;
+    }
+
     async fn storm(&self) -> Result<(), Error> {
         storm(self.plan, &self.stage.setting, self.recorder, self.progress).await
     }
@@ -222,6 +229,7 @@ impl Play<'_> {
             // The port is for one of them alone.
             self.say(&format!("stop {}", old.name));
             self.stop(old).await;
+            self.refuses().await;
         }
         let standby = if alone { Standby::Nobody } else { Standby::Sibling };
         let slow = new.fault.map(|fault| self.inject(fault, &new.name, standby));
@@ -241,6 +249,17 @@ impl Play<'_> {
         }
         self.check_version(new).await;
         Ok(())
+    }
+
+    /// Waits until a client was refused: an apiserver that starts in less than the time between two clients shows nothing.
+    async fn refuses(&self) {
+        let (gone, deadline) = (Stamp::now(), Instant::now() + UNANSWERED);
+        let refused = |a: &Attempt| a.done >= gone && a.answer == Answer::Failed(Failure::Refused);
+        let seen = || self.recorder.look(|r| r.attempts.iter().rev().any(refused));
+        // Of several nodes, others serve who dials the Service.
+        while self.stage.node().is_none() && Instant::now() < deadline && !seen() {
+            sleep(LOOK / 10).await;
+        }
     }
 
     /// Waits until the first instance is ready, whatever joined means: what its start loses is not what
@@ -267,7 +286,15 @@ impl Play<'_> {
     /// Asks for the version through the berth, while one instance is there alone.
     async fn check_version(&self, alone: &Instance) {
         let (name, expected) = (&alone.name, &alone.version);
-        let trouble = match self.monitor.version().await {
+        let deadline = Instant::now() + self.plan.timing.ready_within;
+        let version = loop {
+            match self.monitor.version().await {
+                // On a busy machine an answer may come too late.
+                Err(_) if Instant::now() < deadline => sleep(LOOK).await,
+                version => break version,
+            }
+        };
+        let trouble = match version {
             Ok(version) if version == *expected => None,
             Ok(version) => Some(format!("{name} should be {expected}, and its /version says {version}")),
             Err(why) => Some(format!("{name} did not say its version: {why}")),
@@ -284,7 +311,7 @@ impl Play<'_> {
         while self.stage.ended(name).is_none() {
             if let Some(pid) = self.stage.apiserver(name) {
                 self.stage.freeze(pid);
-                sleep(SLOW).await;
+                sleep(self.plan.timing.speedup.of(SLOW)).await;
                 return self.stage.thaw();
             }
             sleep(LOOK).await;

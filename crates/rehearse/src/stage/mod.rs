@@ -309,6 +309,14 @@ impl Stage {
         }
     }
 
+    /// Whether new connections do not come to an instance any more. A shim that does not answer in time says nothing.
+    pub(crate) async fn is_missed(&self, name: &str) -> bool {
+        match self.layout.via {
+            Via::Berth if !self.layout.bridges() => seen::is_missed(&self.setting, self.shim_of(name), name).await,
+            _ => self.look(name).await.is_err(),
+        }
+    }
+
     /// The address at which an instance can be dialled with nothing in between: the port itself, if
     /// nothing is. None if the instance is not known.
     pub(crate) fn direct(&self, name: &str) -> Option<SocketAddr> {

@@ -100,6 +100,15 @@ pub(super) async fn joined(setting: &Setting, shim: &str, name: &str) -> Result<
     }
 }
 
+/// Whether a shim says that an instance is not ready, or that it knows none of this name.
+pub(super) async fn is_missed(setting: &Setting, shim: &str, name: &str) -> bool {
+    let (Some(berth), Ok(shim)) = (berth(setting), InstanceId::parse(shim)) else { return false };
+    let Ok(path) = berth.socket_path(&shim) else { return false };
+    let Ok(Reply::Status(status)) = ipc::ask(&path, Ask::Status, ipc::PATIENCE).await else { return false };
+    let own = status.instances.iter().find(|i| i.instance.as_str() == name);
+    own.is_none_or(|own| own.health != InstanceHealth::Ready)
+}
+
 /// What the shims of a run directory answer, by their sockets.
 pub(crate) async fn of_shims<T: Send + 'static>(
     run_dir: &Path,

@@ -38,9 +38,10 @@ impl Life {
         self.ready.is_cancelled() && !self.terminating.is_cancelled()
     }
 
-    /// Ready after `delay`, unless it is stopped before.
-    pub(super) async fn start(&self, delay: Duration) {
+    /// Ready after `delay`, and when that was told, unless it is stopped before.
+    pub(super) async fn start<F: Future<Output = ()>>(&self, delay: Duration, tell: impl FnOnce() -> F) {
         if self.terminating.run_until_cancelled(tokio::time::sleep(delay)).await.is_some() {
+            tell().await;
             self.ready.cancel();
         }
     }
@@ -86,7 +87,7 @@ mod tests {
     async fn one_that_is_stopped_before_it_is_ready_never_gets_ready() {
         let life = Life::default();
         life.terminating.cancel();
-        life.start(Duration::from_secs(3600)).await;
+        life.start(Duration::from_secs(3600), || async {}).await;
         assert!(!life.is_ready() && !life.ready.is_cancelled());
     }
 }

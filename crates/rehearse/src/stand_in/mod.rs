@@ -81,8 +81,8 @@ async fn live(flags: Flags) -> io::Result<()> {
     server.store.mark(MarkKind::Listening, Stamp::now()).await;
 
     let ready = async {
-        life.start(server.flags.start_delay).await;
-        server.store.mark(MarkKind::Ready, Stamp::now()).await;
+        // Before its probe passes: nobody shall have seen it ready earlier than it says.
+        life.start(server.flags.start_delay, || server.store.mark(MarkKind::Ready, Stamp::now())).await;
         std::future::pending::<()>().await;
     };
     tokio::select! {

@@ -287,26 +287,33 @@ fn a_run_that_tests_nothing_does_not_hold() {
         r.moments.0.retain(|m| m.instance != name || mark.is_some_and(|mark| m.mark != mark));
     }
     type Spoil = fn(&mut Record);
-    let spoils: [Spoil; 12] = [
-        |r| r.players.truncate(1),
-        |r| r.behind = Duration::from_secs(2),
-        |r| r.attempts.truncate(30),
-        |r| r.attempts.retain(|a| matches!(&a.answer, Answer::Good { instance } if instance == OLD)),
-        |r| r.watches.clear(),
-        |r| r.watches[0].events.retain(|name, _| name == OLD),
-        |r| forget(r, OLD, None),
-        |r| forget(r, NEW, None),
-        |r| forget(r, OLD, Some(MarkKind::Drained)),
-        |r| r.moments.0[1].at = Stamp(2_500_000_000),
-        |r| r.troubles.push("old had to be killed".into()),
-        |r| r.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Local("EMFILE".into())))),
+    // And whether another run may say more.
+    let spoils: [(Spoil, bool); 13] = [
+        (|r| r.players.truncate(1), false),
+        (|r| r.behind = Duration::from_secs(2), true),
+        (|r| r.attempts.truncate(30), true),
+        (|r| r.attempts.retain(|a| matches!(&a.answer, Answer::Good { instance } if instance == OLD)), true),
+        (|r| r.watches.clear(), false),
+        (|r| r.watches[0].events.retain(|name, _| name == OLD), true),
+        (|r| forget(r, OLD, None), false),
+        (|r| forget(r, NEW, None), false),
+        (|r| forget(r, OLD, Some(MarkKind::Drained)), false),
+        (|r| r.moments.0[1].at = Stamp(2_500_000_000), false),
+        (|r| r.troubles.push("old had to be killed".into()), false),
+        (|r| r.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Local("EMFILE".into())))), true),
+        (|r| (r.behind, r.troubles) = (Duration::from_secs(2), vec!["old had to be killed".into()]), false),
     ];
-    for (n, spoil) in spoils.iter().enumerate() {
+    for (n, (spoil, inconclusive)) in spoils.iter().enumerate() {
         let mut record = good();
         spoil(&mut record);
         let verdict = judge(&record, &plan());
         assert!(!verdict.held() && verdict.lost() == 0 && !verdict.objections.is_empty(), "{n}: {verdict:#?}");
+        assert_eq!(verdict.is_inconclusive(), *inconclusive, "{n}: {verdict:#?}");
     }
+    let mut lost = good();
+    lost.behind = Duration::from_secs(2);
+    lost.attempts.push(attempt(Kind::New, "x", 0, Answer::Failed(Failure::Refused)));
+    assert!(!judge(&lost, &plan()).is_inconclusive() && !judge(&good(), &plan()).is_inconclusive());
     assert!(!judge(&Record::default(), &plan()).held());
 }
 

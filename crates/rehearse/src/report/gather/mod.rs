@@ -129,6 +129,7 @@ fn verdict(played: &Played, control: Option<&Judged>) -> Verdict {
     let objections: Vec<String> = unfinished.chain(judged.objections.iter().cloned()).collect();
     Verdict {
         held: judged.held() && objections.is_empty(),
+        inconclusive: judged.is_inconclusive() && played.failed.is_none(),
         summary: summary(played, objections.first()),
         lost: judged.lost.iter().map(|(loss, &count)| loss.tally(count)).collect(),
         apart: apart(judged),
