@@ -24,13 +24,10 @@ main() {
     [[ ${1:-} =~ ^[0-9]+(\.[0-9]+)?$ ]] || die $EX_USAGE "give the minutes first: scripts/soak.sh 2 [--seed N] [--rate N]"
     local minutes=$1 soak dir status=0
     shift
-    if [[ -z ${BERTH:-} ]]; then
-        cargo build --quiet --locked --release --package berth
-        BERTH=${CARGO_TARGET_DIR:-target}/release/berth
-    fi
+    cargo build --quiet --locked --release --bin soak --bin berth
+    BERTH=${BERTH:-${CARGO_TARGET_DIR:-target}/release/berth}
     [[ -x $BERTH ]] || die $EX_UNAVAILABLE "BERTH=$BERTH cannot be run"
-    cargo build --quiet --locked --package berth-bench --bin soak
-    soak=${CARGO_TARGET_DIR:-target}/debug/soak
+    soak=${CARGO_TARGET_DIR:-target}/release/soak
     dir=$(mktemp -d)
     # Both are started again and again: a build meanwhile must not change them.
     cp -- "$BERTH" "$dir/berth"

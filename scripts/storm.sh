@@ -111,9 +111,9 @@ need() {
 }
 
 build() {
-    local target packages=(--package berth-bench --bin storm)
-    [[ ${BERTH:-} ]] || packages+=(--package berth --bin berth)
-    (cd "$root" && "$cargo" build --quiet --locked --release "${packages[@]}") >&2 ||
+    local target bins=(--bin storm)
+    [[ ${BERTH:-} ]] || bins+=(--bin berth)
+    (cd "$root" && "$cargo" build --quiet --locked --release "${bins[@]}") >&2 ||
         die $EX_SOFTWARE "cargo build failed; the reason is above"
     target=$(cd "$root" && realpath -m -- "${CARGO_TARGET_DIR:-target}")/release
     storm=$target/storm

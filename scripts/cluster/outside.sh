@@ -21,7 +21,7 @@ prepare() {
     OLD=$(link_programs "$found")
     if [[ -z ${TLS_LOAD:-} ]]; then
         # A release: the clients are not to take the processors from the node.
-        (cd "$root" && "$CARGO" build --release --locked --package berth-bench --bin tls-load)
+        (cd "$root" && "$CARGO" build --locked --release --bin tls-load)
         target=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)
         TLS_LOAD=$target/release/tls-load
     fi
@@ -55,7 +55,7 @@ have_image() {
         eval "$found"
     }
     [[ -n ${BERTH:-} ]] || {
-        (cd "$root" && "$CARGO" build --locked --package berth)
+        (cd "$root" && "$CARGO" build --locked --bin berth)
         BERTH=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)/debug/berth
     }
     cp -- "$ARCHIVE" "$IMAGES/berth.tar"

@@ -16,7 +16,7 @@ declare -A WAY_IP=([none]=$OBSERVER_IP [relayed]=$RELAYED_IP [direct]=$STEERED_I
 part_speed() {
     local ways=(none relayed direct) way round turn request target
     target=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)
-    (cd "$root" && "$CARGO" build --release --locked --package berth --bin berth --package berth-bench --bin tls-load)
+    (cd "$root" && "$CARGO" build --locked --release --bin berth --bin tls-load)
     [[ $given ]] || BERTH=$target/release/berth
     TLS_LOAD=$target/release/tls-load
     # The instance has no address of 127.0.0.0/8: so that it can be dialled without berth, too.
