@@ -111,7 +111,7 @@ pub async fn spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
     }
     let clients: [(&str, &[&str], &[&str]); 2] = [
         ("crictl", &["inspect", id], &["info", "runtimeSpec"]),
-        ("ctr", &["-n", "k8s.io", "containers", "info", id], &["Spec"]),
+        ("ctr", &["--connect-timeout", "3s", "-n", "k8s.io", "containers", "info", id], &["Spec"]),
     ];
     for (program, arguments, keys) in clients {
         match run(program, arguments).await.and_then(|output| part(&output.stdout, keys)) {
