@@ -139,6 +139,10 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     };
     let instance = "- name: BERTH_INSTANCE\n      valueFrom:\n        fieldRef:\n          fieldPath: metadata.uid\n";
     let literal = "- name: BERTH_INSTANCE\n      value: one\n";
+    let asks_berth = "    livenessProbe:\n      exec:\n        command:\n        - /opt/berth/berth\n        - live\n        - --timeout\n        - 14s\n";
+    let live = |words: &[&str]| {
+        changed(&[(asks_berth, &format!("    livenessProbe:\n      exec:\n        command: {words:?}\n"))])
+    };
     let no_shim = {
         let (from, to) = (pod.find("  - args:\n    - serve\n").unwrap(), pod.find("  priority: ").unwrap());
         format!("{}{}", &pod[..from], &pod[to..])
@@ -265,12 +269,13 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
                 "    restartPolicy: Always\n    startupProbe: {tcpSocket: {port: 6443}}\n",
             )]),
         ),
+        ("probe-on-shared-port", changed(&[(asks_berth, "    livenessProbe:\n      httpGet: {port: 6443}\n")])),
+        ("probe-on-shared-port", live(&["kubectl", "get", "--server=https://localhost:6443/", "--raw=/livez"])),
+        ("probe-on-shared-port", live(&["curl", "--insecure", "https://10.0.0.5:6443/livez"])),
+        ("probe-elsewhere", live(&["/healthcheck"])),
         (
-            "probe-on-shared-port",
-            changed(&[(
-                "    livenessProbe:\n      exec:\n        command:\n        - /opt/berth/berth\n        - live\n        - --timeout\n        - 14s\n",
-                "    livenessProbe:\n      httpGet: {port: 6443}\n",
-            )]),
+            "probe-elsewhere",
+            changed(&[(asks_berth, "    livenessProbe:\n      httpGet: {host: 127.0.0.1, port: 3990}\n")]),
         ),
         ("readiness-missing", changed(&[("    readinessProbe:\n", "    livenessProbe2:\n")])),
         ("probe-pace", changed(&[("      periodSeconds: 5\n", "      periodSeconds: 1\n")])),

@@ -204,6 +204,8 @@ impl<'a> Planner<'a> {
         );
         for probe in PROBES {
             self.probe(probe, port);
+            let foreign = self.foreign(probe, port).map(|problem| problem.message);
+            self.notes.extend(foreign);
         }
         self.readiness();
         self.ports();

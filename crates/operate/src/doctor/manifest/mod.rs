@@ -69,7 +69,7 @@ impl Examiner<'_> {
             }
         }
         // The rest is what inject fixes; this it leaves to the operator.
-        self.rules(Wrapping::default(), |rule| rule == Rule::Rollout);
+        self.rules(Wrapping::default(), |rule| matches!(rule, Rule::Rollout | Rule::ForeignProbe));
     }
 
     fn behind_berth(&mut self, layout: &Layout<'_>) {
@@ -295,6 +295,7 @@ fn check_of(rule: Rule) -> Check {
         Rule::OwnFiles => SHARED_FILE,
         Rule::ShutdownDelay => SHUTDOWN_DELAY,
         Rule::Probe => PROBE_ON_SHARED_PORT,
+        Rule::ForeignProbe => PROBE_ELSEWHERE,
         Rule::Pace => PROBE_PACE,
         Rule::Readiness => READINESS_MISSING,
         Rule::Ports => DECLARED_PORTS,

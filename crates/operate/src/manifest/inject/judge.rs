@@ -21,6 +21,8 @@ pub enum Rule {
     ShutdownDelay,
     /// No probe asks the shared port.
     Probe,
+    /// No probe asks somebody else.
+    ForeignProbe,
     /// Probes that start a process do it seldom, and wait for it.
     Pace,
     /// There is a readiness probe.
@@ -44,6 +46,7 @@ impl Rule {
             Self::OwnFiles => "two instances would write one file",
             Self::ShutdownDelay => "kube-apiserver stops listening the moment it gets SIGTERM",
             Self::Probe => "a probe asks the shared port, where the other instance may answer",
+            Self::ForeignProbe => "a probe does not ask kube-apiserver itself",
             Self::Pace => "a probe of berth comes too often, or waits too short a time",
             Self::Readiness => "there is no readiness probe, so an update does not wait for the new instance",
             Self::Ports => "ports are declared, and on one node only one pod can have them",
@@ -102,6 +105,7 @@ pub fn judge(manifest: &Manifest, wrapping: Wrapping<'_>) -> Vec<Lapse> {
     let delay = judge.ask(Rule::ShutdownDelay, Planner::shutdown_delay);
     for probe in PROBES {
         judge.ask(Rule::Probe, |planner| planner.probe(probe, port));
+        judge.ask(Rule::ForeignProbe, |planner| planner.problems.extend(planner.foreign(probe, port)));
         if manifest.apiserver().get(probe).is_some_and(asks_berth) {
             judge.ask(Rule::Pace, |planner| {
                 planner.pace(probe, &mut Map::new());

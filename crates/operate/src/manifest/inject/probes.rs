@@ -1,22 +1,31 @@
 //! What the kubelet asks, what the shim asks, and the hook before the stop.
 
-use super::{Change, LEAST, Planner, YamlNode, basename, parts};
+use super::{Change, LEAST, Planner, Problem, YamlNode, basename, parts};
 use serde_json::{Map, Value, json};
+use std::net::IpAddr;
 
 /// What asks a port.
 const KINDS: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
+
+/// What becomes of a probe of the shared port: the shim may not listen on localhost, and is shared if it does.
+const MISTAKEN: &str =
+    "the kubelet takes the other instance's answer for this one's, and kills this one where nobody answers";
 
 impl Planner<'_> {
     /// Lets a probe that asks the shared port ask berth, as patiently as it asked before.
     pub(super) fn probe(&mut self, name: &str, port: u16) {
         let Some(probe) = self.manifest.apiserver().get(name) else { return };
         match self.asks(probe, port) {
-            Asks::Elsewhere => return,
+            Asks::Own | Asks::Other(_) => return,
             Asks::Name(port) => {
                 return self.wrong(
                     probe.line,
                     format!("{name} asks the port {port} by its name, which goes with ports: write its number"),
                 );
+            }
+            Asks::By(program) => {
+                let cause = format!("{name} runs {program}, which asks the shared port or localhost; {MISTAKEN}");
+                return self.wrong(probe.line, format!("{cause}: {}", self.fix(name, port)));
             }
             Asks::Shared => {}
         }
@@ -31,6 +40,24 @@ impl Planner<'_> {
         }
         self.pace(name, &mut original);
         self.original.fields.insert(name.into(), Value::Object(original));
+    }
+
+    /// What is to be known of a probe that asks somebody else, who may ask the shared port in its turn.
+    pub(super) fn foreign(&self, name: &str, port: u16) -> Option<Problem> {
+        let probe = self.manifest.apiserver().get(name)?;
+        let Asks::Other(whom) = self.asks(probe, port) else { return None };
+        let cause = format!("{name} asks {whom}; if that asks the shared port or localhost, {MISTAKEN}");
+        Some(Problem::new(probe.line, format!("{cause}: {}", self.fix(name, port))))
+    }
+
+    /// How a probe comes to ask this instance.
+    fn fix(&self, name: &str, port: u16) -> String {
+        match self.wrapping.words {
+            0 => format!("let it run `{} {}`", self.wrapping.binary, what(name)),
+            _ => {
+                format!("write it as an httpGet of the port {port}, which berth inject replaces by a probe of its own")
+            }
+        }
     }
 
     /// Gives an exec probe the period and timeout that it needs, and notes what they were.
@@ -59,8 +86,7 @@ impl Planner<'_> {
     /// The `exec` of a probe. It waits for its answer as long as the kubelet lets it, less a second in which the runtime
     /// starts it: under a storm of requests a shorter wait would have a live apiserver killed.
     fn asking(&self, probe: &str) -> Value {
-        let what = if probe == "readinessProbe" { "ready" } else { "live" };
-        json!({"command": [self.wrapping.binary, what, "--timeout", format!("{}s", self.seconds(probe) - 1)]})
+        json!({"command": [self.wrapping.binary, what(probe), "--timeout", format!("{}s", self.seconds(probe) - 1)]})
     }
 
     /// Lets a probe of berth that says no timeout of its own wait as long as the kubelet does.
@@ -86,8 +112,22 @@ impl Planner<'_> {
     }
 
     fn asks(&self, probe: &YamlNode, port: u16) -> Asks {
+        if let Some(exec) = probe.get("exec") {
+            let words: Vec<_> = exec
+                .get("command")
+                .map(YamlNode::items)
+                .unwrap_or_default()
+                .iter()
+                .filter_map(YamlNode::text)
+                .collect();
+            return match words.first().map(|program| basename(program)) {
+                None | Some("berth") => Asks::Own,
+                Some(program) if words.iter().any(|word| is_shared(word, port)) => Asks::By(program.to_owned()),
+                Some(program) => Asks::Other(program.to_owned()),
+            };
+        }
         let asked = KINDS.into_iter().find_map(|kind| probe.at(&[kind, "port"]));
-        let Some(asked) = asked.and_then(YamlNode::text) else { return Asks::Elsewhere };
+        let Some(asked) = asked.and_then(YamlNode::text) else { return Asks::Own };
         let ports = self.manifest.apiserver().get("ports");
         let number = match asked.parse::<u16>() {
             Ok(number) => Some(number),
@@ -95,7 +135,7 @@ impl Planner<'_> {
         };
         match number {
             Some(number) if number == port => Asks::Shared,
-            _ if asked.parse::<u16>().is_ok() => Asks::Elsewhere,
+            _ if asked.parse::<u16>().is_ok() => Asks::Other(format!("the port {asked}")),
             _ => Asks::Name(asked.to_owned()),
         }
     }
@@ -179,12 +219,29 @@ fn drains(hook: &YamlNode) -> bool {
     drain && words.contains(&"--if-sibling")
 }
 
+/// What berth is asked in the place of a probe.
+fn what(probe: &str) -> &'static str {
+    if probe == "readinessProbe" { "ready" } else { "live" }
+}
+
+/// Whether a word of a command names the shared port, or an address of loopback, where another instance may be, or nobody.
+pub(super) fn is_shared(word: &str, port: u16) -> bool {
+    let port = port.to_string();
+    let mut parts = word.split(|c: char| !(c.is_ascii_alphanumeric() || c == '.'));
+    let loopback = |part: &str| part.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+    word.contains("::1") || parts.any(|part| part == port || part == "localhost" || loopback(part))
+}
+
 /// Whom a probe asks.
 enum Asks {
     /// The port that is shared.
     Shared,
-    /// Another port, or nobody.
-    Elsewhere,
+    /// The same by a program, or localhost.
+    By(String),
+    /// This instance, by berth; or nobody.
+    Own,
+    /// Somebody else.
+    Other(String),
     /// A port of this name, which is not the shared one.
     Name(String),
 }

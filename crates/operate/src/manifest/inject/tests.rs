@@ -1,12 +1,15 @@
 use super::super::eject::undo;
 use super::super::kubeadm::patches;
 use super::flags::with_instance;
+use super::probes::is_shared;
 use super::*;
 use proptest::prelude::*;
 use similar::TextDiff;
 
 const KUBEADM: &str = include_str!("../../../../../tests/manifest/kubeadm-v1.36.yaml");
 const DEPLOYMENT: &str = include_str!("../../../../../tests/manifest/deployment.yaml");
+const RKE2: &str = include_str!("../../../../../tests/manifest/rke2.yaml");
+const KOPS: &str = include_str!("../../../../../tests/manifest/kops.yaml");
 
 fn options() -> Options {
     Options {
@@ -254,6 +257,60 @@ fn shapes_that_cannot_be_put_behind_berth_are_refused() {
         "{:?}",
         told(&text)
     );
+}
+
+/// The kubelet would kill kube-apiserver for ever.
+#[test]
+fn a_program_that_asks_the_shared_port_for_a_probe_is_refused() {
+    let probing = Probing { trusts: true, credentials: true, ..Probing::default() };
+    let options = Options { probing, ..options() };
+    let told = inject(RKE2, &options).unwrap_err();
+    let lines = told.iter().map(|problem| {
+        let name = problem.message.split(' ').next().unwrap();
+        assert!(problem.message.starts_with(&format!("{name} runs kubectl, which asks the shared port")), "{problem}");
+        assert!(
+            problem.message.ends_with(
+                ": write it as an httpGet of the port 6443, which berth inject replaces by a probe of its own"
+            )
+        );
+        (name, problem.line)
+    });
+    assert_eq!(lines.collect::<Vec<_>>(), [("startupProbe", 84), ("livenessProbe", 44), ("readinessProbe", 64)]);
+    // The fix, and programs that do not name the port, which are told of.
+    let fixed = RKE2.replace(
+        "      exec:\n        command:\n        - kubectl\n        - get\n        - --server=https://localhost:6443/\n",
+        "      httpGet:\n        port: 6443\n      ignored:\n        command:\n",
+    );
+    assert_eq!(asking(&inject(&fixed, &options).unwrap()), "");
+    let other = RKE2.replace("--server=https://localhost:6443/", "--server=https://api.example/");
+    let notes = asking(&inject(&other, &options).unwrap());
+    assert_eq!(notes.matches("Probe asks kubectl; if that asks the shared port or localhost").count(), 3, "{notes}");
+}
+
+#[test]
+fn a_sidecar_that_answers_a_probe_is_told_of() {
+    let probing = Probing { trusts: true, credentials: true, ..Probing::default() };
+    let outcome = inject(KOPS, &Options { probing, ..options() }).unwrap();
+    let notes = asking(&outcome);
+    assert!(notes.starts_with("livenessProbe asks the port 3990; if that asks"), "{notes}");
+    assert!(outcome.text.contains("        path: /healthz\n        port: 3990\n"));
+}
+
+/// The notes of an injection about probes.
+fn asking(outcome: &Injection) -> String {
+    outcome.notes.iter().filter(|note| note.contains("Probe asks")).cloned().collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn words_that_name_the_shared_port_or_loopback_are_known() {
+    for shared in
+        ["https://localhost:6443/", "10.0.0.5:6443", "--port=6443", "curl -k https://127.0.0.1/", "[::1]:1", "::1"]
+    {
+        assert!(is_shared(shared, 6443), "{shared}");
+    }
+    for other in ["https://10.0.0.5:16443/", "--raw=/livez", "localhost.example:1", "127", "6443s"] {
+        assert!(!is_shared(other, 6443), "{other}");
+    }
 }
 
 #[test]
