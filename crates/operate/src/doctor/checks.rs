@@ -31,7 +31,7 @@ checks! {
     RUN_DIR_OWNER, Error, "run-dir-owner", "the run directory belongs to kube-apiserver's uid, and nobody else may write there";
     BINARY_MISSING, Error, "binary-missing", "an init container copies berth to where kube-apiserver's container takes it from";
     IMAGE_DIFFERS, Warning, "image-differs", "that init container and the shim have the same image";
-    SHIM_BLOCKS_START, Error, "shim-blocks-start", "a shim among the init containers has `restartPolicy: Always`, and no startup probe that waits for kube-apiserver";
+    SHIM_BLOCKS_START, Error, "shim-blocks-start", "a shim among the init containers has `restartPolicy: Always`, in Kubernetes 1.29 or newer, and no startup probe that waits for kube-apiserver";
     PROBE_ON_SHARED_PORT, Error, "probe-on-shared-port", "no probe of kube-apiserver asks the shared port, by itself or by a program that names it or localhost";
     PROBE_ELSEWHERE, Warning, "probe-elsewhere", "no probe of kube-apiserver asks anybody else, such as a sidecar, who asks the shared port or localhost";
     READINESS_MISSING, Warning, "readiness-missing", "kube-apiserver's container has a readiness probe";

@@ -5,8 +5,7 @@ use super::checks::{ETCD_DIFFERS, KEYS_DIFFER, LISTEN_LOST, VERSION_SKEW};
 use super::layout::Layout;
 use super::node::{ENCRYPTS, SIGNS, covered, listen};
 use super::{Case, Check, Finding};
-use crate::manifest::{Manifest, tag};
-use berth_cluster::yaml::YamlNode;
+use crate::manifest::Manifest;
 use std::collections::BTreeSet;
 
 /// Most minor versions between two kube-apiservers of a cluster (Kubernetes' version skew policy).
@@ -52,7 +51,7 @@ impl Pair<'_> {
     }
 
     fn version(&mut self) {
-        let (Some(old), Some(new)) = (version(self.old), version(self.new)) else { return };
+        let (Some(old), Some(new)) = (self.old.version(), self.new.version()) else { return };
         if old.0 != new.0 || old.1.abs_diff(new.1) > SKEW {
             let line = self.new.line_of(&self.new.apiserver_path().key("image"));
             self.found(
@@ -205,13 +204,6 @@ impl Pair<'_> {
         let found = changed.iter().find(|(of, _)| *of == flag)?;
         (flag != ENCRYPTS || !reloads).then_some(found.1.as_str())
     }
-}
-
-/// Major and minor number of a kube-apiserver, by its image's tag.
-fn version(manifest: &Manifest) -> Option<(u64, u64)> {
-    let image = manifest.apiserver().get("image").and_then(YamlNode::text)?;
-    let mut numbers = tag(image)?.strip_prefix('v')?.split('.').map(|number| number.parse().ok());
-    Some((numbers.next()??, numbers.next()??))
 }
 
 #[cfg(test)]

@@ -255,6 +255,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ),
         ("image-differs", shim(&[("berth:v0.1.0", "berth:v0.2.0")])),
         ("shim-blocks-start", shim(&[("    restartPolicy: Always\n", "")])),
+        ("shim-blocks-start", changed(&[("kube-apiserver:v1.36.3", "kube-apiserver:v1.28.15")])),
         (
             "shim-blocks-start",
             shim(&[(

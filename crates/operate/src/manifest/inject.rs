@@ -179,6 +179,7 @@ impl<'a> Planner<'a> {
     fn plan(&mut self) {
         self.host_network();
         self.check();
+        self.sidecar();
         self.rollout();
         let port = self.noted(self.manifest.secure_port()).unwrap_or(6443);
         let (listen, variables) = self.variables(port);
@@ -341,6 +342,21 @@ impl<'a> Planner<'a> {
                     );
                 }
             }
+        }
+    }
+
+    /// Kubernetes has to know what the shim's container is.
+    fn sidecar(&mut self) {
+        let Some(version) = self.manifest.before_sidecars() else { return };
+        if self.options.sidecar == Sidecar::Native {
+            let line = self.manifest.line_of(&self.container.key("image"));
+            self.wrong(
+                line,
+                format!(
+                    "kube-apiserver is {version}, and before v1.29 Kubernetes drops restartPolicy of an init container, so that \
+                     kube-apiserver would wait for the shim's end and never start: give --sidecar plain"
+                ),
+            );
         }
     }
 

@@ -230,6 +230,20 @@ impl Manifest {
         found.collect()
     }
 
+    /// Major and minor number of the kube-apiserver, by its image's tag.
+    #[must_use]
+    pub fn version(&self) -> Option<(u64, u64)> {
+        let image = self.apiserver().get("image").and_then(YamlNode::text)?;
+        let mut numbers = tag(image)?.strip_prefix('v')?.split('.').map(|number| number.parse().ok());
+        Some((numbers.next()??, numbers.next()??))
+    }
+
+    /// Its version, if Kubernetes drops `restartPolicy` of an init container there. A kubelet may be older still.
+    #[must_use]
+    pub fn before_sidecars(&self) -> Option<String> {
+        self.version().filter(|version| *version < (1, 29)).map(|(major, minor)| format!("v{major}.{minor}"))
+    }
+
     /// The apiserver's secure port.
     ///
     /// # Errors

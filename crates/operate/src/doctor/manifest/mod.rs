@@ -228,6 +228,14 @@ impl Examiner<'_> {
                 format!("set restartPolicy: Always in {name}"),
             );
         }
+        if let Some(version) = self.case.manifest.before_sidecars() {
+            self.found(
+                SHIM_BLOCKS_START,
+                node.line,
+                format!("{name} is an init container, whose restartPolicy {version} drops: it never ends, so kube-apiserver never starts"),
+                "`berth inject --sidecar plain`: until v1.29 the shim has to be a container like the others",
+            );
+        }
         let asks = |probe: &&YamlNode| {
             let port = ["httpGet", "tcpSocket", "grpc"].into_iter().find_map(|kind| probe.at(&[kind, "port"]));
             let shared = options::place(&shim.told).is_none_or(|place| {

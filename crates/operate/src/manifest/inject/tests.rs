@@ -314,6 +314,18 @@ fn words_that_name_the_shared_port_or_loopback_are_known() {
 }
 
 #[test]
+fn a_native_sidecar_is_for_versions_that_have_them() {
+    let with = |tag: &str| kubeadm_with("kube-apiserver:v1.36.3", &format!("kube-apiserver:{tag}"));
+    let refused = told(&with("v1.28.15"));
+    assert!(refused.len() == 1 && refused[0].ends_with("never start: give --sidecar plain"), "{refused:?}");
+    assert!(refused[0].starts_with("42: kube-apiserver is v1.28, "), "{refused:?}");
+    assert!(inject(&with("v1.28.15"), &Options { sidecar: Sidecar::Plain, ..options() }).is_ok());
+    for tag in ["v1.29.0", "v2.0.0", "latest"] {
+        assert!(inject(&with(tag), &options()).is_ok(), "{tag}");
+    }
+}
+
+#[test]
 fn what_is_right_already_stays() {
     let text = kubeadm_with(
         "- --secure-port=6443",
