@@ -294,8 +294,8 @@ impl Editor<'_> {
                 (first.span.start..first.span.start, text)
             }
             place => {
-                let after = self.line_end(map.entries()[place - 1].1.span.end);
-                self.lines(after, written)
+                let before = &map.entries()[place - 1].1;
+                self.lines(self.end(before, first.column), written)
             }
         }
     }
@@ -316,7 +316,7 @@ impl Editor<'_> {
         let dash = items.first().map_or(0, |first| self.dash(first));
         let written: String = values.iter().map(|value| self.style.item(dash, value)).collect();
         match index.checked_sub(1).and_then(|before| items.get(before)) {
-            Some(before) => self.lines(self.line_end(before.span.end), written),
+            Some(before) => self.lines(self.end(before, dash), written),
             None => self.lines(self.line_start(list.span.start), written),
         }
     }
@@ -350,6 +350,26 @@ impl Editor<'_> {
             }
             _ => Ok(self.lines_instead(start..end, self.comment(key.column))),
         }
+    }
+
+    /// Where the lines of a value end whose key or dash is in this column: with the comments below that stand deeper, or, below a
+    /// list no deeper than its key, look like its items. Others belong to what follows.
+    fn end(&self, value: &YamlNode, column: usize) -> usize {
+        let mut end = self.line_end(value.span.end);
+        let mut at = end;
+        while at < self.text.len() {
+            let next = self.line_end(at);
+            let line = self.text[at..next].trim_end();
+            let said = line.trim_start_matches(' ');
+            let indent = line.len() - said.len();
+            match said.strip_prefix('#') {
+                Some(said) if indent > column || indent == column && is_item(value, said) => end = next,
+                None if said.is_empty() => {}
+                _ => break,
+            }
+            at = next;
+        }
+        end
     }
 
     /// What stands in the place of what is taken out.
@@ -388,6 +408,11 @@ impl Editor<'_> {
     fn line_end(&self, at: usize) -> usize {
         self.text[at..].find('\n').map_or(self.text.len(), |newline| at + newline + 1)
     }
+}
+
+/// Whether a comment below a value looks like an item that was taken out of it.
+fn is_item(value: &YamlNode, comment: &str) -> bool {
+    !value.flow && !value.items().is_empty() && comment.trim_start().starts_with("- ")
 }
 
 #[cfg(test)]
@@ -450,6 +475,21 @@ mod tests {
         assert_eq!(appended("a:\n  - - b\n"), "a:\n  - - b\n  - x\n");
         assert_eq!(appended("a: [b,\n  c] # d\n"), "a: [b,\n  c, x] # d\n");
         assert_eq!((appended("a0: 1\n"), appended("a: []\n")), ("a:\n  - x\na0: 1\n".into(), "a:\n  - x\n".into()));
+    }
+
+    #[test]
+    fn comments_at_the_end_of_a_value_stay_with_it() {
+        let list = "a:\n  - b\n  # - c\n\n  # - d\ne: 1\n";
+        assert_eq!(set(list, "b", json!(1)), "a:\n  - b\n  # - c\n\n  # - d\nb: 1\ne: 1\n");
+        // A list no deeper than its key, as Kubernetes' programs write it.
+        let list = "a:\n- b\n# - c\n# of e\ne: 1\n";
+        assert_eq!(set(list, "b", json!(1)), "a:\n- b\n# - c\nb: 1\n# of e\ne: 1\n");
+        let nested = "a:\n- b:\n  - c\n  # - d\n# end\n";
+        let appended = edited(nested, "a", Change::Append(vec![json!("x")])).unwrap();
+        assert_eq!(appended, "a:\n- b:\n  - c\n  # - d\n- x\n# end\n");
+        let scalar = "a: |\n  x\n # - y\n# - z\nc: 1\n";
+        assert_eq!(set(scalar, "b", json!(1)), "a: |\n  x\n # - y\nb: 1\n# - z\nc: 1\n");
+        assert_eq!(set("a:\n  - b\n  # - c", "d", json!(1)), "a:\n  - b\n  # - c\nd: 1");
     }
 
     #[test]
