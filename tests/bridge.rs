@@ -38,10 +38,25 @@ const PERIOD: Duration = Duration::from_millis(40);
 struct Node {
     dir: tempfile::TempDir,
     certs: certs::Certs,
-    /// Where its kube-apiserver listens.
-    bind: &'static str,
+    kind: Kind,
     _hub: Hub,
 }
+
+/// What a node is like: it has an address of IPv6 in any case.
+#[derive(Clone, Copy)]
+struct Kind {
+    has_ipv4: bool,
+    /// What its kube-apiserver is given about addresses.
+    flags: &'static str,
+    /// Where clients dial it.
+    at: &'static str,
+}
+
+/// One whose kube-apiserver takes clients of IPv4.
+const IPV4: Kind = Kind { has_ipv4: true, flags: "--bind-address=0.0.0.0", at: NODE };
+
+/// As Go has it for 0.0.0.0 too: one listener, for clients of both families.
+const DUAL: Kind = Kind { flags: "--bind-address=::", ..IPV4 };
 
 /// What is etcd to the stand-ins: a thread that ends with this.
 struct Hub(Option<tokio::sync::oneshot::Sender<()>>);
@@ -77,15 +92,16 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 
 /// Runs a test on a node; skipped where none can be made, or nothing can be steered.
 fn on_a_node(test: impl FnOnce(&Node) + Send + 'static) {
-    on_a_node_that_listens("0.0.0.0", test);
+    on_a_node_of(IPV4, test);
 }
 
-fn on_a_node_that_listens(bind: &'static str, test: impl FnOnce(&Node) + Send + 'static) {
+fn on_a_node_of(kind: Kind, test: impl FnOnce(&Node) + Send + 'static) {
     let thread = std::thread::spawn(move || {
         if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
             return skipped(&format!("no network namespace: {error}"));
         }
-        for command in ["link set lo up", "addr add 10.77.0.1/32 dev lo", "-6 addr add fd77::1/128 dev lo nodad"] {
+        let ipv4 = kind.has_ipv4.then_some("addr add 10.77.0.1/32 dev lo");
+        for command in ["link set lo up", "-6 addr add fd77::1/128 dev lo nodad"].into_iter().chain(ipv4) {
             assert!(Command::new("ip").args(command.split(' ')).status().unwrap().success(), "ip {command}");
         }
         // The kernel takes an address of IPv6 into use a moment after it was added.
@@ -104,7 +120,7 @@ fn on_a_node_that_listens(bind: &'static str, test: impl FnOnce(&Node) + Send + 
         let certs = certs::make(dir.path(), &["10.77.0.1".parse().unwrap()]).unwrap();
         certs.issue("own").unwrap();
         let hub = Hub::start(dir.path().join("store"));
-        let node = Node { dir, certs, bind, _hub: hub };
+        let node = Node { dir, certs, kind, _hub: hub };
         // What COMMAND does: the kube-apiserver ends, and another takes its place.
         std::fs::write(node.path("stop"), format!("{}\n{}\n", node.quiet(), node.stop())).unwrap();
         std::fs::write(node.path("restart"), format!(". {}\n{}\n", node.path("stop").display(), node.start())).unwrap();
@@ -123,10 +139,10 @@ impl Node {
     /// The command line of its kube-apiserver.
     fn own(&self) -> String {
         format!(
-            "{} stand-in --bind-address={} --secure-port=6443 --stand-in-name=own --etcd-servers=unix://{} --tls-cert-file={} \
+            "{} stand-in {} --secure-port=6443 --stand-in-name=own --etcd-servers=unix://{} --tls-cert-file={} \
              --tls-private-key-file={} --client-ca-file={} --audit-log-path={}",
             env!("CARGO_BIN_EXE_berth"),
-            self.bind,
+            self.kind.flags,
             self.path("store").display(),
             self.certs.cert_file("own").display(),
             self.certs.key_file("own").display(),
@@ -245,7 +261,7 @@ done"#
 
     /// One client's connection.
     fn attempt(&self) -> impl Fn(std::net::Ipv4Addr) -> Attempt + Clone + Send + 'static {
-        self.attempt_at(NODE)
+        self.attempt_at(self.kind.at)
     }
 
     fn attempt_at(&self, to: &'static str) -> impl Fn(std::net::Ipv4Addr) -> Attempt + Clone + Send + 'static {
@@ -426,7 +442,7 @@ fn the_temporary_instance_runs_as_the_running_one() {
 
 #[test]
 fn clients_of_both_families_are_served() {
-    on_a_node_that_listens("::", |node| {
+    on_a_node_of(DUAL, |node| {
         let loads = [NODE, NODE_IPV6].map(|to| Load::start(CLIENTS, Some(PERIOD), node.attempt_at(to)));
         loads.iter().for_each(|load| load.more(51));
         let mut bridge = Running::start(&mut node.bridge("", &args(&node.restart())));
@@ -437,6 +453,34 @@ fn clients_of_both_families_are_served() {
             assert!(served > 100, "{served} served");
         }
     });
+}
+
+#[test]
+fn a_node_of_ipv6_alone_is_bridged() {
+    on_a_node_of(Kind { has_ipv4: false, at: NODE_IPV6, ..DUAL }, bridged_by_ipv6);
+}
+
+#[test]
+fn a_node_that_advertises_ipv6_is_bridged_by_that() {
+    let flags = "--bind-address=:: --advertise-address=fd77::1";
+    on_a_node_of(Kind { flags, at: NODE_IPV6, ..DUAL }, bridged_by_ipv6);
+}
+
+/// The node's own is asked at its address of IPv6, and that is the one that the temporary one advertises.
+fn bridged_by_ipv6(node: &Node) {
+    let (code, plan, err) = said(&mut node.bridge("--dry-run", &["true"]));
+    assert_eq!(code, Some(0), "{err}");
+    for part in ["--advertise-address=fd77::1 ", "kube-apiserver is ready at [fd77::1]:6443 "] {
+        assert!(plan.contains(part), "{part} is not in {plan}");
+    }
+    let load = node.load();
+    load.more(50);
+    let mut bridge = Running::start(&mut node.bridge("", &args(&node.restart())));
+    bridge.logs("may be replaced now");
+    assert_eq!(node.status()["own"]["address"], NODE_IPV6);
+    assert!(bridge.ended().success(), "{}", bridge.log());
+    load.more(50);
+    none_lost(load);
 }
 
 #[test]

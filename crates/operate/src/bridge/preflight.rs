@@ -49,7 +49,8 @@ pub struct Plan {
     /// The port that is steered, and the addresses that its listener answers.
     pub port: u16,
     pub steered: Vec<IpAddr>,
-    /// Where the node's own instance is asked, and from where, so that it is not steered.
+    /// Where the node's own instance is asked, and from where, so that it is not steered. What it advertises may be none of the node's
+    /// own addresses.
     pub own: SocketAddr,
     pub source: IpAddr,
     /// The bridge's listeners.
@@ -142,7 +143,11 @@ pub async fn preflight(mut options: Options) -> Result<Plan, Refusal> {
     let place = findings.note("", place(options.port, addresses.iter().any(IpAddr::is_ipv6)));
     let instance = findings.note("", InstanceId::parse(INSTANCE));
     let Some(Found { pid, like, command, pod }) = running else { return Err(Refusal::Missing(findings.missing)) };
-    let own = SocketAddr::new(own_address(&addresses, args::advertised(&command)), port);
+    // kube-apiserver takes this for none, too.
+    let advertised = args::advertised(&command).filter(|ip| !ip.is_unspecified());
+    let own = own_address(&addresses, advertised, &netdevice::addresses().unwrap_or_default());
+    let named = SocketAddr::new(advertised.unwrap_or(own), port);
+    let own = SocketAddr::new(own, port);
     let source: IpAddr = if own.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
     if let Some(pod) = pod.as_ref().filter(|_| options.finds_ca) {
         options.probe.ca = pod.ca(&command);
@@ -152,7 +157,7 @@ pub async fn preflight(mut options: Options) -> Result<Plan, Refusal> {
         }
     }
     probe(&options, own, source, &mut findings).await;
-    let service = service(&options, own, &mut findings).await;
+    let service = service(&options, own, named, &mut findings).await;
     let (Some((temporary, listen)), Some(instance), []) = (place, instance, &findings.missing[..]) else {
         return Err(Refusal::Missing(findings.missing));
     };
@@ -441,18 +446,21 @@ fn answered(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
     wildcards.chain(single).collect()
 }
 
-/// An address of this node, by which its own instance is asked.
-fn own_address(answered: &[IpAddr], advertised: Option<IpAddr>) -> IpAddr {
-    let ipv4 = answered.iter().any(IpAddr::is_ipv4) || answered.is_empty();
-    let fits = |ip: &IpAddr| match ip {
-        IpAddr::V4(ip) => ipv4 && !ip.is_loopback(),
-        IpAddr::V6(ip) => !ipv4 && !ip.is_loopback() && !ip.is_unicast_link_local(),
+/// An address of this node at which its own instance is asked: what it advertises, if it is that.
+fn own_address(answered: &[IpAddr], advertised: Option<IpAddr>, of_node: &[IpAddr]) -> IpAddr {
+    let (any4, any6) = (IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED));
+    let fits = |ip: &IpAddr| {
+        let is_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let any = if ip.is_ipv4() { any4 } else { any6 };
+        (answered.contains(ip) || answered.contains(&any)) && !ip.is_loopback() && !ip.is_unspecified() && !is_local
     };
-    let of_node = netdevice::addresses().unwrap_or_default();
+    let of_family = |ipv4| of_node.iter().copied().filter(move |ip| ip.is_ipv4() == ipv4);
     let advertised = advertised.filter(|ip| of_node.contains(ip));
-    let single = answered.iter().copied().filter(|ip| !ip.is_unspecified());
-    let own = advertised.into_iter().chain(single).chain(of_node).find(fits);
-    own.unwrap_or(if ipv4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() })
+    // kube-apiserver, too, takes IPv4 first where nothing says what it is to advertise.
+    let all = advertised.into_iter().chain(answered.iter().copied()).chain(of_family(true)).chain(of_family(false));
+    let ipv6_alone = !answered.is_empty() && answered.iter().all(IpAddr::is_ipv6);
+    let loopback = if ipv6_alone { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+    all.into_iter().find(fits).unwrap_or(loopback)
 }
 
 /// Asks the running instance as the bridge will.
@@ -469,7 +477,7 @@ async fn probe(options: &Options, own: SocketAddr, source: IpAddr, findings: &mu
 }
 
 /// What keeps the Service, with credentials that are let in.
-async fn service(options: &Options, own: SocketAddr, findings: &mut Findings) -> Option<Service> {
+async fn service(options: &Options, own: SocketAddr, named: SocketAddr, findings: &mut Findings) -> Option<Service> {
     let path = match &options.kubeconfig {
         Some(path) => path,
         None if Path::new(ADMIN).exists() => Path::new(ADMIN),
@@ -478,10 +486,10 @@ async fn service(options: &Options, own: SocketAddr, findings: &mut Findings) ->
             return None;
         }
     };
-    let why = match Service::new(path, own).map(|service| service.at([own])) {
+    let why = match Service::new(path, named).map(|service| service.at([own])) {
         Ok(service) => match service.check().await {
             Ok(()) => return Some(service),
-            Err(error) => error.to_string(),
+            Err(why) => why,
         },
         Err(why) => why,
     };
@@ -538,6 +546,29 @@ mod tests {
             assert!(!is_run_with(other, &command), "{other:?}");
         }
         assert!(is_run_with(b"k\0", &["kube-apiserver".into()]));
+    }
+
+    #[test]
+    fn the_nodes_own_is_asked_at_the_address_that_it_advertises() {
+        let parse = |all: &[&str]| all.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
+        let node = ["127.0.0.1", "::1", "fe80::5", "10.0.0.5", "fd00::5"];
+        let own = |answered: &[&str], advertised: &str, of_node: &[&str]| {
+            own_address(&parse(answered), advertised.parse().ok(), &parse(of_node)).to_string()
+        };
+        let both = ["0.0.0.0", "::"];
+        for advertised in ["10.0.0.5", "fd00::5"] {
+            assert_eq!(own(&both, advertised, &node), advertised);
+        }
+        // It says none, or one of a router's, or one that nobody answers.
+        assert_eq!(own(&both, "", &node), "10.0.0.5");
+        assert_eq!(own(&both, "192.0.2.1", &node), "10.0.0.5");
+        assert_eq!(own(&["0.0.0.0"], "fd00::5", &node), "10.0.0.5");
+        assert_eq!(own(&["::"], "10.0.0.5", &node), "fd00::5");
+        assert_eq!(own(&both, "", &["127.0.0.1", "::1", "fe80::5", "fd00::5"]), "fd00::5");
+        // Shims, each at one address.
+        assert_eq!(own(&["10.0.0.6", "fd00::5"], "", &node), "10.0.0.6");
+        assert_eq!(own(&["10.0.0.6", "fd00::5"], "fd00::5", &node), "fd00::5");
+        assert_eq!((own(&both, "", &[]), own(&["::"], "", &[])), ("127.0.0.1".into(), "::1".into()));
     }
 
     #[test]

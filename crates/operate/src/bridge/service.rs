@@ -74,14 +74,23 @@ impl Service {
         self
     }
 
-    /// Whether it may be read, and the slice written: nothing is.
+    /// Whether it may be read, and the slice written, which counts only in a family that the Service has: nothing is.
     ///
     /// # Errors
     /// It may not, or nobody answers.
-    pub async fn check(&self) -> Result<(), Error> {
-        self.client.get(service::OF_SERVICE).await?;
-        let slice = self.slice().await?;
-        self.client.try_apply(&service::slice_path(&self.name()), MANAGER, &slice).await
+    pub async fn check(&self) -> Result<(), String> {
+        let (ip, said) = (self.address.ip(), |error: Error| error.to_string());
+        self.client.get(service::OF_SERVICE).await.map_err(said)?;
+        let families = service::Service::parse(&self.client.get(service::SERVICE).await.map_err(said)?).families;
+        if !families.contains(&Family::of(ip)) {
+            let families = families.iter().map(|family| family.as_str()).collect::<Vec<_>>().join(" and ");
+            return Err(format!(
+                "the Service kubernetes has addresses of {families}, and the node's own kube-apiserver advertises {ip}: give it \
+                 another with --advertise-address"
+            ));
+        }
+        let slice = self.slice().await.map_err(said)?;
+        self.client.try_apply(&service::slice_path(&self.name()), MANAGER, &slice).await.map_err(said)
     }
 
     /// Keeps the slice while `on`, and takes it out when the node's own is in again; when `on` is dropped, in any case. Says whether the
@@ -274,6 +283,32 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_slice_has_the_family_of_the_address_that_the_node_advertises() {
+        let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
+        let kept = Service { address: "[fd00::5]:6443".parse().unwrap(), ..kept };
+        // kube-proxy looks at no slice of a family that the Service has not.
+        let why = kept.check().await.unwrap_err();
+        assert!(why.contains("has addresses of IPv4, and") && why.contains("fd00::5: give it"), "{why}");
+        let ports = json!([{"name": "https"}]);
+        objects.set(service::SERVICE, Some(json!({"spec": {"ipFamilies": ["IPv6", "IPv4"], "ports": ports}})));
+        kept.check().await.unwrap();
+        let (_on, is_on) = watch::channel(true);
+        let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
+        let keeping = tokio::spawn(kept.keep(is_on, told));
+        is.wait_for(Kept::is_ok).await.unwrap();
+        let path = service::slice_path("berth-bridge-cp-1-ipv6");
+        let there = loop {
+            match objects.get(&path) {
+                Some(there) => break there,
+                None => tokio::task::yield_now().await,
+            }
+        };
+        assert_eq!(there["addressType"], "IPv6");
+        assert_eq!(service::addresses(&there).collect::<Vec<_>>(), ["fd00::5".parse::<IpAddr>().unwrap()]);
+        keeping.abort();
+    }
+
+    #[tokio::test]
     async fn the_write_is_tried_before_and_nothing_is_written() {
         let (objects, kept, mut asked) = cluster(&[], Vec::new()).await;
         kept.check().await.unwrap();
@@ -286,7 +321,7 @@ mod tests {
             false => objects.answer(request),
         });
         let kept = Service { client: Client::new(&server.await.access).unwrap(), ..kept };
-        assert!(kept.check().await.unwrap_err().to_string().contains("endpointslices is forbidden"));
+        assert!(kept.check().await.unwrap_err().contains("endpointslices is forbidden"));
         let (_on, is_on) = watch::channel(true);
         let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
         let keeping = tokio::spawn(kept.keep(is_on, told));
