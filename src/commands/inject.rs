@@ -232,6 +232,7 @@ fn check(args: &InjectArgs, checks: &mut Checks) -> Option<Options> {
         probing,
         service: service(args.service.as_deref(), checks),
         direct: args.direct,
+        added: Vec::new(),
     })
 }
 

@@ -11,7 +11,7 @@ use super::edit::{Change, Edit, Path, apply};
 use super::eject::{ORIGINAL, Original, undo};
 use super::names::{BINARY, INSTALL, LEAST, PROBES, SHIM, STEERING, VOLUMES};
 use super::pod::basename;
-use super::{Manifest, Problem};
+use super::{Container, Manifest, Problem};
 use berth_cluster::yaml::{YamlNode, parse};
 use berth_shim::config::{DirectMode, Listen};
 use clap::ValueEnum;
@@ -19,8 +19,10 @@ use serde_json::Value;
 
 pub use judge::{Lapse, Rule, Wrapping, judge};
 
-/// The variable with which a shim has a direct path.
+/// The variables of the shim alone that follow from options of `berth inject`.
 const DIRECT: &str = "BERTH_DIRECT";
+const SERVICE: &str = "BERTH_CLUSTER";
+const NODE_NAME: &str = "BERTH_NODE_NAME";
 
 /// How the shim runs beside the apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -75,6 +77,8 @@ pub struct Options {
     pub service: Option<String>,
     /// When the kernel steers new connections to the apiserver itself.
     pub direct: DirectMode,
+    /// Further variables of the shim: those that somebody added to it.
+    pub added: Vec<Value>,
 }
 
 /// What became of a manifest.
@@ -88,7 +92,7 @@ pub struct Injection {
     pub edits: Vec<Edit>,
     /// What an operator should know.
     pub notes: Vec<String>,
-    /// With what: the options, and the addresses of an earlier injection if they name none.
+    /// With what: the options, and of an earlier injection the shim's added variables, and its addresses if the options name none.
     pub options: Options,
 }
 
@@ -118,12 +122,15 @@ pub fn inject_over(text: &str, backup: Option<String>, options: &Options) -> Res
     if again && options.addresses == Addresses::OfManifest {
         options.addresses = addresses::inherited(&found).map_err(one)?;
     }
+    let before = shim_of(&found).filter(|_| again);
+    options.added = before.map_or(Ok(Vec::new()), parts::added).map_err(one)?;
     let manifest = Manifest::parse(&base).map_err(one)?;
     let (edits, mut notes) = plan(&manifest, &options)?;
-    if options.service.is_none() && found.pod().get("volumes").is_some_and(|all| all.named(VOLUMES[2]).is_some()) {
+    let had = |name: &str| shim_of(&found).is_some_and(|shim| shim.variable(name).is_some());
+    if options.service.is_none() && had(SERVICE) {
         notes.push("without --service the shim does not keep the Service kubernetes any more".into());
     }
-    if options.direct == DirectMode::Off && was_direct(&found) {
+    if options.direct == DirectMode::Off && had(DIRECT) {
         notes.push("without --direct the shim relays every connection again".into());
     }
     let new = apply(&base, manifest.document(), &edits).map_err(one)?;
@@ -144,10 +151,10 @@ pub fn plan(manifest: &Manifest, options: &Options) -> Result<(Vec<Edit>, Vec<St
     if planner.problems.is_empty() { Ok((planner.edits, planner.notes)) } else { Err(planner.problems) }
 }
 
-/// Whether an earlier injection gave the shim a direct path.
-fn was_direct(manifest: &Manifest) -> bool {
-    let shims = manifest.containers("initContainers").chain(manifest.containers("containers"));
-    shims.filter(|container| container.name() == SHIM).any(|shim| shim.variable(DIRECT).is_some())
+/// The shim of an earlier injection.
+fn shim_of(manifest: &Manifest) -> Option<Container<'_>> {
+    let all = manifest.containers("initContainers").chain(manifest.containers("containers"));
+    all.into_iter().find(|container| container.name() == SHIM)
 }
 
 struct Planner<'a> {
@@ -226,6 +233,8 @@ impl<'a> Planner<'a> {
         let low = listen.iter().any(|address| address.port() < 1024);
         let mut capabilities = if low { vec!["NET_BIND_SERVICE"] } else { Vec::new() };
         capabilities.extend(self.direct(uid, &mut of_shim));
+        of_shim.extend(parts::waits(&self.options.added));
+        of_shim.extend(self.options.added.iter().cloned());
         let native = self.options.sidecar == Sidecar::Native;
         let group = self.manifest.container().security("runAsGroup").map(YamlNode::value);
         let shim = parts::shim(image, native, &parts::user(uid, group.as_ref(), &capabilities), &of_shim, &mounts);
@@ -260,8 +269,8 @@ impl<'a> Planner<'a> {
         let kubeconfig = self.options.service.as_deref()?;
         let is_static = self.manifest.kind() == "Pod";
         let cluster = if is_static { kubeconfig } else { "in-cluster" };
-        variables.push(parts::variable("BERTH_CLUSTER", cluster));
-        variables.push(parts::field("BERTH_NODE_NAME", "spec.nodeName"));
+        variables.push(parts::variable(SERVICE, cluster));
+        variables.push(parts::field(NODE_NAME, "spec.nodeName"));
         if !is_static {
             self.notes.push(
                 "--service: the pod's service account needs the Roles of berth; see docs/service.md#how-to-turn-it-on"

@@ -161,6 +161,7 @@ mod tests {
             service: None,
             probing: Probing::default(),
             direct: berth_shim::config::DirectMode::Off,
+            added: Vec::new(),
         };
         inject(KUBEADM, &options).unwrap().text
     }

@@ -1,6 +1,7 @@
 //! What is added to a pod, as values.
 
-use super::{BINARY, INSTALL, SHIM, VOLUMES};
+use super::{BINARY, Container, DIRECT, INSTALL, NODE_NAME, Problem, SERVICE, SHIM, VOLUMES, YamlNode};
+use crate::manifest::names::VARIABLES;
 use serde_json::{Value, json};
 
 const BIN: &str = VOLUMES[0];
@@ -18,6 +19,32 @@ pub(super) fn variable(name: &str, value: &str) -> Value {
 /// A variable by the downward API.
 pub(super) fn field(name: &str, path: &str) -> Value {
     json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
+}
+
+/// How long the shim waits for its port: kube-apiserver itself may hold it when berth comes to a node.
+fn wait() -> Value {
+    variable("BERTH_BIND_WAIT", "10m")
+}
+
+/// The same, unless somebody wrote another time.
+pub(super) fn waits(added: &[Value]) -> Option<Value> {
+    Some(wait()).filter(|wait| added.iter().all(|other| other["name"] != wait["name"]))
+}
+
+/// What somebody added to a shim's variables, for which `berth inject` has no options.
+pub(super) fn added(shim: Container<'_>) -> Result<Vec<Value>, Problem> {
+    let words: Vec<_> = shim.arguments().into_iter().filter_map(YamlNode::text).collect();
+    if words != ["serve"] {
+        let message = format!(
+            "the shim's command line is {}, which cannot be kept: write its options as variables of the container, such as \
+             BERTH_ADMIN for --admin, and leave args: [serve]",
+            words.join(" ")
+        );
+        return Err(Problem::new(shim.node().line, message));
+    }
+    let all = shim.node().get("env").map(YamlNode::items).unwrap_or_default().iter().map(YamlNode::value);
+    let own = |name: &str| VARIABLES.contains(&name) || [DIRECT, SERVICE, NODE_NAME].contains(&name);
+    Ok(all.filter(|one| !one["name"].as_str().is_some_and(own) && *one != wait()).collect())
 }
 
 /// The init container that brings the binary and makes the run directory.
@@ -40,14 +67,12 @@ pub(super) fn install(image: &str, run_dir: &str, uid: u32) -> Value {
 
 /// The shim.
 pub(super) fn shim(image: &str, native: bool, security: &Value, variables: &[Value], mounts: &[Value]) -> Value {
-    // kube-apiserver itself may hold the port when berth comes to a node.
-    let wait = variable("BERTH_BIND_WAIT", "10m");
     let mut shim = json!({
         "name": SHIM,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "args": ["serve"],
-        "env": variables.iter().cloned().chain([wait]).collect::<Vec<_>>(),
+        "env": variables,
         "resources": resources(),
         "securityContext": security,
         "volumeMounts": mounts,

@@ -20,6 +20,7 @@ fn options() -> Options {
         probing: Probing::default(),
         service: None,
         direct: DirectMode::Off,
+        added: Vec::new(),
     }
 }
 
@@ -387,6 +388,37 @@ fn a_manifest_that_is_injected_again_listens_where_it_did() {
     let odd = inject(&on_node, &options()).unwrap().text;
     let odd = odd.replace("value: $(BERTH_HOST_IP):6443", "value: $(BERTH_HOST_IP):6443 127.0.0.1:6443");
     assert!(told(&odd)[0].contains("cannot be kept without being said: give each as --listen"), "{:?}", told(&odd));
+}
+
+#[test]
+fn variables_that_somebody_added_to_the_shim_are_kept() {
+    let admin =
+        "    - name: BERTH_ADMIN\n      value: 127.0.0.1:9464\n    - name: BERTH_FIRST\n      value: 10.0.0.0/24\n";
+    for sidecar in [Sidecar::Native, Sidecar::Plain] {
+        let before = Options { sidecar, ..options() };
+        let waits = "    - name: BERTH_BIND_WAIT\n      value: 10m\n";
+        let text = inject(KUBEADM, &before).unwrap().text;
+        let by_hand = text.replacen(waits, &format!("{}{admin}", waits.replace("10m", "5m")), 1);
+        assert_ne!(text, by_hand);
+        // The same options leave the file as it is, newer ones change nothing else.
+        assert_eq!(inject(&by_hand, &before).unwrap().text, by_hand);
+        let newer = Options { image: "registry.example/berth:v0.2.0".into(), ..before };
+        let again = inject(&by_hand, &newer).unwrap();
+        assert_eq!(values(&again.text), values(&by_hand.replace("berth:v0.1.0", "berth:v0.2.0")));
+        // And so does what kubeadm will write.
+        let manifest = Manifest::parse(&again.base).unwrap();
+        let files = patches(&manifest, &plan(&manifest, &again.options).unwrap().0).unwrap();
+        let patched = files.map(|file| file.text).concat();
+        for line in admin.lines() {
+            assert!(patched.contains(line.trim()), "{line} in {patched}");
+        }
+        let said = by_hand.replace("    - serve\n", "    - serve\n    - --admin=127.0.0.1:9464\n");
+        assert!(
+            told(&said)[0].contains("is serve --admin=127.0.0.1:9464, which cannot be kept: write"),
+            "{:?}",
+            told(&said)
+        );
+    }
 }
 
 #[test]
