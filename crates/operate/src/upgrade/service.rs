@@ -167,9 +167,12 @@ impl Service {
     async fn put_back(&self, slice: Option<Value>) -> Result<(), Error> {
         match slice {
             None => self.client.post(SLICES, &new_slice(self.address)).await?,
-            // The reconciler makes an empty one IPv4's, and the type cannot be changed.
-            Some(slice) if slice["addressType"] != Family::of(self.address.ip()).as_str() => {
-                self.client.delete(SLICE).await?;
+            // The reconciler makes an empty one IPv4's, and the type cannot be changed. One that names other nodes is theirs.
+            Some(slice)
+                if slice["addressType"] != Family::of(self.address.ip()).as_str()
+                    && addresses(&slice).next().is_none() =>
+            {
+                self.client.delete_read(SLICE, &slice).await?;
                 self.client.post(SLICES, &new_slice(self.address)).await?
             }
             Some(slice) => self.client.put(SLICE, &with_slice(slice, self.address)).await?,
@@ -290,6 +293,20 @@ mod tests {
         tokio::select! {
             () = service.clone().keep(Rc::default()) => {}
             () = look => {}
+        }
+    }
+
+    /// An apiserver of the other family may have named itself there, now or since it was read.
+    #[tokio::test]
+    async fn a_slice_of_the_other_family_goes_only_if_it_is_empty_and_as_it_was_read() {
+        let six: SocketAddr = "[fd00::5]:6443".parse().unwrap();
+        let slice = |addresses: Value| json!({"metadata": {"uid": "u", "resourceVersion": "7"}, "addressType": "IPv4", "endpoints": addresses});
+        for (endpoints, wanted) in [(json!([{"addresses": ["10.0.0.6"]}]), "PUT "), (json!(null), "DELETE ")] {
+            let mut server = serve(answer("200 OK", "{}")).await;
+            let service = Service::new(&Client::new(&server.access).unwrap(), six);
+            service.put_back(Some(slice(endpoints))).await.unwrap();
+            let (asked, _) = server.asked.recv().await.unwrap();
+            assert!(asked.starts_with(wanted) && asked.contains(r#""resourceVersion":"7""#), "{asked}");
         }
     }
 
