@@ -7,7 +7,7 @@ mod support;
 
 use berth_cluster::lease::lease_path;
 use berth_cluster::service::slice_path;
-use berth_testing::{Objects, serve_with};
+use berth_testing::{Objects, answer, serve_with};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
@@ -287,6 +287,8 @@ impl Node {
 struct Cluster {
     temp: TempDir,
     objects: Objects,
+    /// With what it answers who asks for Leases, if not with them.
+    no_leases: Arc<Mutex<Option<&'static str>>>,
 }
 
 impl Cluster {
@@ -295,10 +297,16 @@ impl Cluster {
         let addresses: Vec<_> = nodes.iter().map(|node| json!({"addresses": [node.listen.ip()]})).collect();
         objects.set(&slice_path("kubernetes"), Some(json!({"addressType": "IPv4", "endpoints": addresses})));
         let (answers, (tell, told)) = (objects.clone(), mpsc::channel());
+        let no_leases = Arc::<Mutex<Option<&str>>>::default();
+        let refuses = no_leases.clone();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let mut server = serve_with(move |request| answers.answer(request)).await;
+                let server = serve_with(move |request| match *refuses.lock().unwrap() {
+                    Some(status) if request.contains("/leases") => answer(status, "{}"),
+                    _ => answers.answer(request),
+                });
+                let mut server = server.await;
                 tell.send(server.access).unwrap();
                 while server.asked.recv().await.is_some() {}
             });
@@ -311,7 +319,7 @@ impl Cluster {
             access.server
         );
         fs::write(temp.path().join("admin.conf"), kubeconfig).unwrap();
-        Self { temp, objects }
+        Self { temp, objects, no_leases }
     }
 
     /// Whether an upgrade may have changed its node; none: nobody has the lock.
@@ -574,6 +582,33 @@ fn an_interrupt_goes_back_while_the_old_one_serves_and_else_to_the_end() {
         node.is_whole(tag);
     }
     load.end();
+}
+
+/// Else nothing would keep another node from being upgraded meanwhile, although a cluster was named that could.
+#[test]
+fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let cluster = Cluster::of(&[&node]);
+    for status in ["403 Forbidden", "429 Too Many Requests", "503 Service Unavailable"] {
+        *cluster.no_leases.lock().unwrap() = Some(status);
+        let (code, _, log) = said(&mut cluster.upgrade(&node, &[]));
+        assert!(
+            code == Some(69) && log.contains("so nothing was changed: give one of a user who may"),
+            "{code:?} {log}"
+        );
+        node.is_whole("v1");
+    }
+    *cluster.no_leases.lock().unwrap() = None;
+    let mut upgrade = Running::start(&mut cluster.upgrade(&node, &["--settle", "1h"]));
+    upgrade.logs("3/8");
+    // Who may have changed its node goes on, whatever the cluster says.
+    *cluster.no_leases.lock().unwrap() = Some("503 Service Unavailable");
+    upgrade.signal(Signal::SIGKILL);
+    upgrade.ended();
+    let (code, _, log) = said(&mut cluster.upgrade(&node, &[]));
+    assert_eq!(code, Some(0), "{log}");
 }
 
 /// Whoever was killed in the middle keeps the others out until it is brought to its end, or its lock is broken.

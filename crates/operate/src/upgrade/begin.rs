@@ -18,6 +18,7 @@ use crate::manifest::Manifest;
 use crate::manifest::file::{Backups, read};
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::ADMIN;
+use berth_cluster::lease::NAMESPACE;
 use berth_node::registry::RunDir;
 use berth_os::netdevice;
 use hyper::StatusCode;
@@ -207,7 +208,7 @@ pub async fn begin(options: &Options, say: &Say) -> Result<Begun, NotBegun> {
     Ok(Begun { state, store, setting })
 }
 
-/// What keeps other nodes from being upgraded meanwhile, if there is a cluster that gives it. Who goes on may have changed the
+/// What keeps other nodes from being upgraded meanwhile, if there is a cluster that gives it; one that was named has to. Who goes on may have changed the
 /// node, and goes on whether it answers or not: it may be this node that does not.
 async fn take_lock(
     options: &Options,
@@ -234,6 +235,10 @@ async fn take_lock(
             say.more("the cluster's lock is held: no other node is upgraded meanwhile (Lease berth-system/upgrade)");
             Ok(Some(lock))
         }
+        Err(LockError::Api(error)) if !resumed && options.kubeconfig.is_some() => Err(unavailable(&format!(
+            "--kubeconfig: {error}: {UNLOCKED}, so nothing was changed: give one of a user who may create and update Leases in \
+             {NAMESPACE}, or try again"
+        ))),
         Err(LockError::Api(error)) if error.status() != Some(StatusCode::CONFLICT) => {
             say.more(&format!("{error}: {UNLOCKED}"));
             Ok(resumed.then_some(lock))
