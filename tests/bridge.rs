@@ -223,6 +223,14 @@ done"#
         command
     }
 
+    /// `berth bridge start`, for one without clients that must all be answered.
+    fn start_bridge(&self) -> Command {
+        let mut start =
+            berth(["bridge", "start", "--settle=100ms", "--speedup=20", "--probe-timeout=10s", "--state-dir"]);
+        start.arg(self.path("bridge")).args(["--command", &self.own(), "--probe-ca"]).arg(&self.certs.ca_file);
+        start
+    }
+
     fn restart(&self) -> [String; 2] {
         ["sh".into(), self.path("restart").display().to_string()]
     }
@@ -389,10 +397,7 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
 #[test]
 fn the_temporary_instance_runs_as_the_running_one() {
     on_a_node(|node| {
-        let mut start =
-            berth(["bridge", "start", "--settle=100ms", "--speedup=20", "--probe-timeout=10s", "--state-dir"]);
-        start.arg(node.path("bridge")).args(["--command", &node.own(), "--probe-ca"]).arg(&node.certs.ca_file);
-        let (status, _, err) = said(start.arg("--admin=127.0.0.1:9444"));
+        let (status, _, err) = said(node.start_bridge().arg("--admin=127.0.0.1:9444"));
         assert_eq!(status, Some(0), "{err}");
         let mut metrics = String::new();
         let mut scrape = std::net::TcpStream::connect("127.0.0.1:9444").unwrap();
@@ -481,6 +486,37 @@ fn bridged_by_ipv6(node: &Node) {
     assert!(bridge.ended().success(), "{}", bridge.log());
     load.more(50);
     none_lost(load);
+}
+
+#[test]
+fn a_node_on_the_direct_path_is_bridged() {
+    let instance = "127.3.2.1:6443";
+    on_a_node_of(Kind { flags: "--bind-address=127.3.2.1", at: instance, ..IPV4 }, move |node| {
+        let shim = || {
+            let mut shim =
+                berth(["serve", "--listen", NODE, "--backend", instance, "--direct=on", "--max-openings=off"]);
+            shim.args(["--speedup=10", "--probe-ca"]).arg(&node.certs.ca_file).arg("--run-dir").arg(node.path("run"));
+            let shim = Running::start(&mut shim);
+            shim.logs("direct path on");
+            shim
+        };
+        let attempt = node.attempt_at(NODE);
+        let ask = || (0..10).for_each(|_| block_on(attempt([127, 0, 0, 1].into())).unwrap());
+        let steered = || node.status()["connections_steered"].as_u64().unwrap();
+        let first = shim();
+        let (code, _, err) = said(&mut node.start_bridge());
+        assert_eq!(code, Some(0), "{err}");
+        ask();
+        assert_eq!(steered(), 10);
+        // One that begins now has its program behind the bridge's.
+        drop(first);
+        let _next = shim();
+        ask();
+        assert_eq!(steered(), 20);
+        let (code, _, err) = said(&mut node.part("end"));
+        assert_eq!(code, Some(0), "{err}");
+        ask();
+    });
 }
 
 #[test]

@@ -8,13 +8,15 @@
 //! on. When it hangs, its lease in the program's memory ends (`steering`). So nothing of it is on disk or between versions but a
 //! flag in what siblings tell.
 //!
+//! Another program that steers the port, as a bridge's, goes before, whichever began first: the direct path is without effect then.
+//!
 //! The listener is found by its address (`berth_os::bpf`), so no process has to give a descriptor of it, and a shim
 //! that starts anew finds it again.
 
 use crate::backend::Table;
 use crate::config::{CROWD, DirectMode, is_steered};
 use crate::metrics::{counter, gauge};
-use crate::steering::{self, Counters, Steering};
+use crate::steering::{self, Counters, Purpose, Steering};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::DirectStatus;
 use berth_node::terms::{InstanceHealth, Speedup};
@@ -301,7 +303,7 @@ impl Direct {
                 self.off(on);
                 let ports = self.steered.iter().map(|(port, addresses)| {
                     let addresses: Vec<_> = addresses.iter().copied().map(IpAddr::V4).collect();
-                    Steering::new(*port, &addresses, self.lease)
+                    Steering::new(Purpose::DirectPath, *port, &addresses, self.lease)
                 });
                 let ports = ports.collect::<Result<Vec<_>, _>>();
                 let ports = ports.and_then(|ports| give(&ports, target.address).map(|()| ports));

@@ -19,7 +19,7 @@ use berth_shim::app::{self, Bound};
 use berth_shim::backend::probe::{Probe, ProbeConfig};
 use berth_shim::config::{Config, DirectMode, Listen, MaxOpenings, Place};
 use berth_shim::drain::Stop;
-use berth_shim::steering::{Steering, SteeringMetrics};
+use berth_shim::steering::{Purpose, Steering, SteeringMetrics};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use prometheus_client::collector::Collector;
@@ -213,7 +213,8 @@ impl<'a> Bridge<'a> {
         let template =
             Template::new(plan).map_err(|error| format!("cannot prepare the temporary kube-apiserver: {error}"))?;
         status.send_modify(|status| status.logs.extend(template.logs().into_iter().skip(1)));
-        let steering = Steering::new(plan.port, &plan.steered, LEASE).map_err(|error| format!("steering: {error}"))?;
+        let steering = Steering::new(Purpose::Bridge, plan.port, &plan.steered, LEASE)
+            .map_err(|error| format!("steering: {error}"))?;
         let since = Arc::new(OnceLock::new());
         let steering = Arc::new(steering);
         let collectors: Vec<Box<dyn Collector>> =

@@ -4,13 +4,10 @@ use super::preflight::Findings;
 use crate::doctor::{Case, Severity, examine, node};
 use crate::manifest::{Manifest, file};
 use crate::upgrade::state;
-use berth_os::bpf::{self, Attached};
+use berth_os::bpf::{self, Attached, Purpose};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
-
-/// What berth's programs are called.
-const BERTH: &str = "berth";
 
 /// Where one of these is on.
 const ELSEWHERE: &str = "another bridge is on, in another --state-dir: end that one";
@@ -25,7 +22,7 @@ const CHECKS: [&str; 2] = ["certificate-expired", "certificate-expires-soon"];
 /// What steers in this network namespace: a bridge's program goes before, and what it is must be known.
 pub(super) fn steering(findings: &mut Findings) {
     for other in attached() {
-        if is_berths(&other) {
+        if is_bridges(&other) {
             findings.missing.push(format!("{other} steers here, so {ELSEWHERE}"));
         } else {
             findings
@@ -38,7 +35,7 @@ pub(super) fn steering(findings: &mut Findings) {
 /// Why this node may have a bridge although none is found in a directory.
 #[must_use]
 pub fn elsewhere() -> Option<&'static str> {
-    attached().iter().any(is_berths).then_some(ELSEWHERE)
+    attached().iter().any(is_bridges).then_some(ELSEWHERE)
 }
 
 /// Who may not see it is told by the steering's own test.
@@ -47,8 +44,8 @@ fn attached() -> Vec<Attached> {
     own.ok().and_then(|own| bpf::attached(own.as_fd()).ok()).unwrap_or_default()
 }
 
-fn is_berths(program: &Attached) -> bool {
-    program.known.as_ref().is_some_and(|(name, _)| name == BERTH)
+fn is_bridges(program: &Attached) -> bool {
+    program.known.as_ref().is_some_and(|(name, _)| name == Purpose::Bridge.name())
 }
 
 /// Room for what the bridge and its instance log.

@@ -34,7 +34,7 @@ const PACKET: [u8; 64] = [0; 64];
 /// Puts what listens at this very address into a map of sockets.
 pub(super) fn put(map: BorrowedFd<'_>, key: u32, address: SocketAddrV4) -> Result<(), Refused> {
     let program = program(map, key, address).map_err(Refused::at(Step::Assemble))?;
-    let program = sys::load_program(ProgramType::Packet, &program)?;
+    let program = sys::load_program(ProgramType::Packet, "berth_find", &program)?;
     match sys::run(program.as_fd(), &PACKET).map_err(Refused::at(Step::Find))? {
         0 => Ok(()),
         error => Err(Refused::at(Step::Listener)(io::Error::from_raw_os_error(-error))),

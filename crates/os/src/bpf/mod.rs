@@ -13,7 +13,7 @@ mod finder;
 mod sk_lookup;
 mod sys;
 
-pub use sk_lookup::{Counters, Link, Slot, Steerer};
+pub use sk_lookup::{Counters, Link, Purpose, Slot, Steerer};
 
 use std::fmt;
 use std::io;

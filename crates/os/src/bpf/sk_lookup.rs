@@ -12,6 +12,32 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+/// What a program steers for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    Bridge,
+    DirectPath,
+    /// Whether the kernel steers at all.
+    SelfTest,
+}
+
+impl Purpose {
+    /// The program's name, which who has CAP_SYS_ADMIN sees. The kernel takes letters, digits, dots and underscores.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bridge => "berth_bridge",
+            Self::DirectPath => "berth_direct",
+            Self::SelfTest => "berth_test",
+        }
+    }
+
+    /// The direct path only takes what would come to the shims' listeners: it must not replace a bridge's choice, whichever of the two
+    /// began first, and without CAP_SYS_ADMIN it cannot see whose another program is.
+    const fn replaces(self) -> bool {
+        !matches!(self, Self::DirectPath)
+    }
+}
+
 /// Places for listeners: one a family of the client's, since a listener of one family is none for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slot {
@@ -26,7 +52,7 @@ const SLOTS: u32 = 2;
 pub struct Counters {
     /// Given to the listener in the slot of their family.
     pub steered: u64,
-    /// Left to the port's own listeners, because it is off or its time is over.
+    /// Left to the port's own listeners, because it is off or its time is over, or to another program, whose choice it does not replace.
     pub passed: u64,
     /// Left to them because there is no listener in the slot, or one that the kernel does not take.
     pub failed: u64,
@@ -71,17 +97,17 @@ impl Steerer {
     ///
     /// # Errors
     /// What is missing: see [`Refused`].
-    pub fn load(port: u16, addresses: &[IpAddr]) -> Result<Self, Refused> {
+    pub fn load(purpose: Purpose, port: u16, addresses: &[IpAddr]) -> Result<Self, Refused> {
         let listeners = sys::socket_map(SLOTS)?;
         // SAFETY: it is made of atomics only.
         let state: SharedValue<State> = unsafe { SharedValue::new() }?;
-        let program =
-            program(port, addresses, listeners.as_fd(), state.as_fd()).map_err(Refused::at(Step::Assemble))?;
-        Ok(Self { program: sys::load_program(ProgramType::SocketLookup, &program)?, listeners, state })
+        let program = program(purpose.replaces(), port, addresses, listeners.as_fd(), state.as_fd())
+            .map_err(Refused::at(Step::Assemble))?;
+        Ok(Self { program: sys::load_program(ProgramType::SocketLookup, purpose.name(), &program)?, listeners, state })
     }
 
     /// From here on the kernel asks the program, until what is returned is dropped. It is asked after those that are there
-    /// already, and its answer replaces theirs.
+    /// already, and its answer replaces theirs, but for the direct path's.
     ///
     /// # Errors
     /// `E2BIG` if there are 64; see [`Refused`].
@@ -157,6 +183,7 @@ const SLOT: Reg = Reg::R7;
 const STATE: Reg = Reg::R9;
 
 fn program(
+    replaces: bool,
     port: u16,
     addresses: &[IpAddr],
     listeners: BorrowedFd<'_>,
@@ -194,13 +221,14 @@ fn program(
     asm.copy(Reg::R7, Reg::R0);
     asm.copy(Reg::R1, CONTEXT);
     asm.copy(Reg::R2, Reg::R7);
-    asm.set(Reg::R3, REPLACE);
+    asm.set(Reg::R3, if replaces { REPLACE } else { 0 });
     asm.call(Helper::SocketAssign);
     asm.copy(Reg::R8, Reg::R0);
     asm.copy(Reg::R1, Reg::R7);
     asm.call(Helper::SocketRelease);
     let assigned = asm.label();
     asm.jump_if(If::Zero(Reg::R8), assigned);
+    asm.jump_if(If::Equal(Reg::R8, -libc::EEXIST), passed);
 
     for (label, counter) in [
         (failed, offset_of!(State, failed)),

@@ -197,7 +197,7 @@ struct ProgLoad {
 ///
 /// # Errors
 /// With the verifier's log, if it is the verifier that refuses it.
-pub(super) fn load_program(prog_type: ProgramType, program: &[Instruction]) -> Result<OwnedFd, Refused> {
+pub(super) fn load_program(prog_type: ProgramType, as_name: &str, program: &[Instruction]) -> Result<OwnedFd, Refused> {
     let expected_attach_type = match prog_type {
         ProgramType::Packet => 0,
         ProgramType::SocketLookup => ATTACH_SK_LOOKUP,
@@ -213,7 +213,7 @@ pub(super) fn load_program(prog_type: ProgramType, program: &[Instruction]) -> R
             log_buf: if log.is_empty() { 0 } else { log.as_mut_ptr() as u64 },
             kern_version: 0,
             prog_flags: 0,
-            prog_name: name("berth"),
+            prog_name: name(as_name),
             prog_ifindex: 0,
             expected_attach_type,
         };

@@ -8,7 +8,7 @@
 mod error;
 mod self_test;
 
-pub use berth_os::bpf::{Attached, Counters};
+pub use berth_os::bpf::{Attached, Counters, Purpose};
 pub use error::Error;
 pub use self_test::{Tried, self_test, self_test_by_address};
 
@@ -49,20 +49,22 @@ impl Steering {
     /// no address is all of both. It begins off and without listeners.
     ///
     /// Connections from 127.0.0.0/8 and `::1` are never steered. What steers in this network namespace already is said in
-    /// the log first; while this is on, its own choice replaces theirs.
+    /// the log first; while this is on, its own choice replaces theirs, but for the direct path's.
     ///
     /// # Errors
     /// What is missing.
-    pub fn new(port: u16, addresses: &[IpAddr], lease: Duration) -> Result<Self, Error> {
+    pub fn new(purpose: Purpose, port: u16, addresses: &[IpAddr], lease: Duration) -> Result<Self, Error> {
         let namespace = File::open(NAMESPACE).map_err(Error::Namespace)?;
         let before = bpf::attached(namespace.as_fd())?;
         for other in &before {
-            tracing::info!(
-                port,
-                "{other} steers in this network namespace already: until berth's is off, berth's goes before"
-            );
+            let first = if purpose == Purpose::DirectPath {
+                "it goes before berth's"
+            } else {
+                "until berth's is off, berth's goes before"
+            };
+            tracing::info!(port, "{other} steers in this network namespace already: {first}");
         }
-        let program = Steerer::load(port, addresses)?;
+        let program = Steerer::load(purpose, port, addresses)?;
         let link = program.attach(namespace.as_fd())?;
         Ok(Self { _link: link, program, namespace, before, lease })
     }

@@ -1,6 +1,6 @@
 //! Whether this kernel steers, tried on a free port of an address of this node.
 
-use super::{Error, Steering};
+use super::{Error, Purpose, Steering};
 use berth_os::{netdevice, socket};
 use std::fmt;
 use std::io;
@@ -50,7 +50,7 @@ pub async fn self_test() -> Result<[Tried; 2], Error> {
 pub async fn self_test_by_address() -> Result<(), Error> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(Error::Listener)?;
     let Some((_reserved, to)) = free_port(true) else { return Err(Error::NoAddress) };
-    let steering = Steering::new(to.port(), &[to.ip()], PATIENCE * 2)?;
+    let steering = Steering::new(Purpose::SelfTest, to.port(), &[to.ip()], PATIENCE * 2)?;
     if let SocketAddr::V4(address) = listener.local_addr().map_err(Error::Listener)? {
         steering.give_to_listener_at(address)?;
     }
@@ -67,7 +67,7 @@ async fn arrives(loopback: IpAddr) -> Result<Tried, Error> {
         let family = if loopback.is_ipv4() { "IPv4" } else { "IPv6" };
         return Ok(Tried::Skipped(format!("this node has no address of {family} but those of loopback and of a link")));
     };
-    let steering = Steering::new(to.port(), &[to.ip()], PATIENCE * 2)?;
+    let steering = Steering::new(Purpose::SelfTest, to.port(), &[to.ip()], PATIENCE * 2)?;
     steering.give_to(listener.as_fd())?;
     steering.on();
     connect(to, &listener).await.map(|()| Tried::Arrived)

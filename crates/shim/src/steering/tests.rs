@@ -55,7 +55,7 @@ fn in_a_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
             Ok(ended) if ended.success() => {}
             failed => return skip(&format!("cannot run ip: {failed:?}")),
         }
-        match Steering::new(PORT, &[], FOR_LONG) {
+        match Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG) {
             Err(missing @ (Error::Kernel { .. } | Error::Capabilities { .. } | Error::Forbidden(_))) => {
                 return skip(&missing);
             }
@@ -109,8 +109,12 @@ impl Shim {
 
     /// Of the port on these addresses, and on.
     fn steer(&self, addresses: &[&str]) -> Steering {
+        self.steer_for(Purpose::Bridge, addresses)
+    }
+
+    fn steer_for(&self, purpose: Purpose, addresses: &[&str]) -> Steering {
         let addresses: Vec<_> = addresses.iter().map(|address| address.parse().unwrap()).collect();
-        let steering = Steering::new(PORT, &addresses, FOR_LONG).unwrap();
+        let steering = Steering::new(purpose, PORT, &addresses, FOR_LONG).unwrap();
         self.take(&steering);
         steering.on();
         steering
@@ -177,7 +181,7 @@ fn it_passes_while_it_is_off_or_was_not_renewed() {
     on_a_node("it_passes_while_it_is_off_or_was_not_renewed", || {
         let _old = Server::new("old", "[::]:6443");
         let shim = Shim::new("shim");
-        let steering = Steering::new(PORT, &[], FOR_LONG).unwrap();
+        let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap();
         shim.take(&steering);
         assert_eq!(NODE.map(ask), ["old"; 3]);
         assert!(!steering.is_steering());
@@ -203,7 +207,7 @@ fn it_passes_while_it_is_off_or_was_not_renewed() {
 #[test]
 fn it_is_renewed_by_who_lives() {
     on_a_node("it_is_renewed_by_who_lives", || {
-        let steering = Steering::new(PORT, &[], Duration::from_millis(30)).unwrap();
+        let steering = Steering::new(Purpose::Bridge, PORT, &[], Duration::from_millis(30)).unwrap();
         let keep = |looks: usize, alive: bool| {
             steering.on();
             let begin = clock::monotonic().unwrap();
@@ -268,7 +272,7 @@ fn it_goes_before_another_program_which_is_back_when_it_ends() {
         assert_eq!(other.before().len(), 0);
         let steering = second.steer(&["10.77.0.1", "::"]);
         assert_eq!(NODE.map(ask), ["second", "first", "second"]);
-        assert_eq!(steering.before()[0].known, Some(("berth".into(), 0)));
+        assert_eq!(steering.before()[0].known, Some(("berth_bridge".into(), 0)));
         steering.off();
         assert_eq!(NODE.map(ask), ["first"; 3]);
         steering.on();
@@ -276,6 +280,24 @@ fn it_goes_before_another_program_which_is_back_when_it_ends() {
         assert_eq!(NODE.map(ask), ["first"; 3]);
         drop(other);
         assert_eq!(NODE.map(ask), ["old"; 3]);
+    });
+}
+
+#[test]
+fn a_bridge_goes_before_the_direct_path_whichever_began_first() {
+    on_a_node("a_bridge_goes_before_the_direct_path_whichever_began_first", || {
+        let (bridge, instance) = (Shim::new("bridge"), Shim::new("instance"));
+        let on = bridge.steer(&[]);
+        let direct = instance.steer_for(Purpose::DirectPath, &[]);
+        assert_eq!(direct.before()[0].known, Some(("berth_bridge".into(), 0)));
+        assert_eq!(NODE.map(ask), ["bridge"; 3]);
+        let Counters { steered, passed, failed } = direct.counters();
+        assert_eq!((steered, passed, failed), (0, 3, 0), "its listeners are as they should be");
+        drop(on);
+        assert_eq!(NODE.map(ask), ["instance"; 3]);
+        let on = bridge.steer(&[]);
+        assert_eq!(on.before()[0].known, Some(("berth_direct".into(), 0)));
+        assert_eq!(NODE.map(ask), ["bridge"; 3]);
     });
 }
 
@@ -289,7 +311,7 @@ fn siblings_share_what_is_steered_to_one_of_them() {
         };
         let one = listen("127.0.0.1:0".parse().unwrap());
         let other = listen(socket::local_address(one.as_fd()).unwrap());
-        let steering = Steering::new(PORT, &[], FOR_LONG).unwrap();
+        let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap();
         steering.give_to(one.as_fd()).unwrap();
         steering.on();
         let clients: Vec<_> = (0..64).map(|_| TcpStream::connect((NODE[0], PORT)).unwrap()).collect();
@@ -302,7 +324,7 @@ fn siblings_share_what_is_steered_to_one_of_them() {
 #[test]
 fn what_cannot_be_steered_to_is_refused() {
     on_a_node("what_cannot_be_steered_to_is_refused", || {
-        let steering = Steering::new(PORT, &[], FOR_LONG).unwrap();
+        let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap();
         let bound = socket::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
         assert!(matches!(steering.give_to(bound.as_fd()), Err(Error::NoListener(_))));
         let elsewhere = std::thread::spawn(|| {
@@ -319,8 +341,8 @@ fn what_cannot_be_steered_to_is_refused() {
 #[test]
 fn a_namespace_that_is_full_is_named() {
     on_a_node("a_namespace_that_is_full_is_named", || {
-        let _all: Vec<_> = (0..64).map(|_| Steering::new(PORT, &[], FOR_LONG).unwrap()).collect();
-        assert!(matches!(Steering::new(PORT, &[], FOR_LONG), Err(Error::Full(_))));
+        let _all: Vec<_> = (0..64).map(|_| Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG).unwrap()).collect();
+        assert!(matches!(Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG), Err(Error::Full(_))));
     });
 }
 
@@ -367,7 +389,7 @@ fn two_capabilities_are_enough_and_one_that_lacks_is_named() {
                 let sets = rustix::thread::CapabilitySets { effective: kept, permitted: kept, inheritable: kept };
                 rustix::thread::set_capabilities(None, sets).unwrap();
                 let shim = Shim::new("shim");
-                let steering = Steering::new(PORT, &[], FOR_LONG)?;
+                let steering = Steering::new(Purpose::Bridge, PORT, &[], FOR_LONG)?;
                 shim.take(&steering);
                 steering.on();
                 assert_eq!(NODE.map(ask), ["shim"; 3]);

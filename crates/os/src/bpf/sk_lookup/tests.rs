@@ -13,7 +13,7 @@ const PORT: u16 = 6443;
 /// Runs a test in a network namespace of its own, where a program can be loaded.
 fn in_a_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
     own_namespace::run(name, || {
-        match Steerer::load(PORT, &[]) {
+        match Steerer::load(Purpose::Bridge, PORT, &[]) {
             // What the verifier finds is wrong with the program, not missing here.
             Err(refused) if refused.log.is_empty() => return Err(refused.to_string()),
             loaded => drop(loaded.unwrap()),
@@ -66,7 +66,7 @@ fn connection(from: IpAddr, to: SocketAddr) -> Lookup {
 
 /// Loaded, on, and good for ever.
 fn steering(addresses: &[IpAddr], listeners: &Listeners) -> Steerer {
-    let steerer = Steerer::load(PORT, addresses).unwrap();
+    let steerer = Steerer::load(Purpose::Bridge, PORT, addresses).unwrap();
     listeners.put(&steerer);
     steerer.steer_until(Duration::MAX);
     steerer.switch(true);
@@ -90,7 +90,7 @@ fn counted(steerer: &Steerer) -> (u64, u64, u64) {
 fn it_steers_only_while_it_is_on_and_its_time_lasts() {
     in_a_namespace("it_steers_only_while_it_is_on_and_its_time_lasts", || {
         let listeners = Listeners::new();
-        let steerer = Steerer::load(PORT, &[]).unwrap();
+        let steerer = Steerer::load(Purpose::Bridge, PORT, &[]).unwrap();
         listeners.put(&steerer);
         let client = || asked(&steerer, "10.0.0.9", "10.0.0.5:6443");
         assert_eq!((client(), counted(&steerer)), (None, (0, 1, 0)), "it begins off");
@@ -179,7 +179,7 @@ fn a_listener_is_found_by_its_address_and_no_other_is() {
         // No command does it: a child has duplicates of other tests' listeners until execve.
         let up = || netdevice::set("lo", netdevice::Setting::Up).unwrap();
         up();
-        let steerer = Steerer::load(PORT, &[]).unwrap();
+        let steerer = Steerer::load(Purpose::Bridge, PORT, &[]).unwrap();
         steerer.steer_until(Duration::MAX);
         steerer.switch(true);
         let find = |address| steerer.put_listener_at(Slot::Ipv4, at(address));
@@ -275,7 +275,7 @@ fn nothing_is_attached_when_a_link_is_dropped_of_which_there_is_a_duplicate() {
     in_a_namespace("nothing_is_attached_when_a_link_is_dropped_of_which_there_is_a_duplicate", || {
         let namespace = File::open("/proc/thread-self/ns/net").unwrap();
         let count = || attached(namespace.as_fd()).unwrap().len();
-        let link = Steerer::load(PORT, &[]).unwrap().attach(namespace.as_fd()).unwrap();
+        let link = Steerer::load(Purpose::Bridge, PORT, &[]).unwrap().attach(namespace.as_fd()).unwrap();
         // As a child has one before its execve.
         let _duplicate = link.0.try_clone().unwrap();
         assert_eq!(count(), 1, "the link is enough");
@@ -294,7 +294,7 @@ fn many_addresses_fit_until_a_jump_is_too_long() {
         let steerer = steering(&many(1000), &listeners);
         assert_eq!(asked(&steerer, "fd00::9", "[fd00::1:3e7]:6443"), listeners.cookie(ip("::")));
         assert_eq!(asked(&steerer, "fd00::9", "[fd00::1:3e8]:6443"), None);
-        let refused = Steerer::load(PORT, &many(5000)).unwrap_err();
+        let refused = Steerer::load(Purpose::Bridge, PORT, &many(5000)).unwrap_err();
         assert_eq!(refused.step, Step::Assemble);
     });
 }
@@ -305,7 +305,7 @@ fn a_program_that_is_refused_has_the_verifiers_log() {
         let mut asm = Assembler::default();
         asm.copy(Reg::R0, Reg::R7);
         asm.exit();
-        let refused = sys::load_program(ProgramType::SocketLookup, &asm.finish().unwrap()).unwrap_err();
+        let refused = sys::load_program(ProgramType::SocketLookup, "berth_test", &asm.finish().unwrap()).unwrap_err();
         assert_eq!((refused.step, refused.source.raw_os_error()), (Step::Program, Some(libc::EACCES)));
         assert!(refused.to_string().contains("R7 !read_ok"), "{refused}");
     });
