@@ -823,6 +823,21 @@ fn all_that_is_missing_is_said_at_once() {
     });
 }
 
+#[test]
+fn who_dials_localhost_is_named_before() {
+    on_a_node(|node| {
+        let (code, _, err) = said(&mut node.bridge("--dry-run", &["true"]));
+        assert!(code == Some(0) && !err.contains("never steered"), "{err}");
+        let _client = std::net::TcpStream::connect("127.0.0.1:6443").unwrap();
+        let _steered = std::net::TcpStream::connect(NODE).unwrap();
+        let (code, _, err) = said(&mut node.bridge("--dry-run", &["true"]));
+        let named =
+            format!("(pid {}) reaches kube-apiserver at 127.0.0.1:6443, which is never steered", std::process::id());
+        assert!(code == Some(0) && err.contains(&named), "{err}");
+        assert_eq!(err.matches("never steered").count(), 1, "{err}");
+    });
+}
+
 /// The same command, started by another.
 fn by(starter: &[&str], command: &Command) -> Command {
     let mut by = Command::new(starter[0]);

@@ -133,6 +133,7 @@ pub async fn preflight(mut options: Options) -> Result<Plan, Refusal> {
     }
     let Some(port) = port else { return Err(Refusal::Missing(findings.missing)) };
     files(port, &mut findings);
+    surroundings::clients(port, &mut findings);
     let listening = Listening::on(port, &mut findings);
     let running = match listening.instance() {
         Some(entry) => running(entry, &options, &mut findings).await,

@@ -63,6 +63,18 @@ pub(super) fn logs(directory: &Path, findings: &mut Findings) {
     }
 }
 
+/// Who is refused while the node's own is away: what dials localhost is never steered.
+pub(super) fn clients(port: u16, findings: &mut Findings) {
+    let all = node::Clients::gather(Path::new("/"), &[port]).uncovered(&[], &[]);
+    for client in all.into_iter().filter(|client| client.address.ip().is_loopback()) {
+        findings.notes.push(format!(
+            "{} reaches kube-apiserver at {}, which is never steered: refused while the node's own is away. Let it dial an address of the \
+             node instead; a virtual IP whose holder (kube-vip, keepalived) asks there may move or vanish meanwhile",
+            client.by, client.address
+        ));
+    }
+}
+
 /// An upgrade that is under way, and what `berth doctor` says of the manifest on its node.
 pub(super) fn manifest(path: &Path, findings: &mut Findings) {
     let directory = Path::new(state::DIRECTORY);
