@@ -44,6 +44,13 @@ pub fn processors() -> usize {
     online.and_then(|online| usize::try_from(online).ok()).unwrap_or(1).max(1)
 }
 
+/// Raises the limit of locked memory, to none if this process may. Whether it is another now.
+pub(crate) fn raise_locked_memory() -> bool {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_MEMLOCK) else { return false };
+    let raise = |to| soft < to && setrlimit(Resource::RLIMIT_MEMLOCK, to, to).is_ok();
+    raise(libc::RLIM_INFINITY) || raise(hard)
+}
+
 /// The kernel's release, as `uname -r` says it.
 pub fn kernel_release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
@@ -345,4 +352,30 @@ fn end_as(status: ExitStatus) -> ! {
         std::process::exit(128 + signal);
     }
     std::process::exit(status.code().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In the environment of this test's own binary where that is to have another limit.
+    const LIMITED: &str = "BERTH_TEST_LOCKED_MEMORY";
+
+    #[test]
+    fn the_limit_of_locked_memory_is_raised_as_far_as_it_may_be() {
+        if std::env::var_os(LIMITED).is_some() {
+            setrlimit(Resource::RLIMIT_MEMLOCK, 4096, 8192).unwrap();
+            assert!(raise_locked_memory());
+            let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK).unwrap();
+            let may = rustix::thread::capabilities(None).unwrap().effective.contains(CapabilitySet::SYS_RESOURCE);
+            assert_eq!((soft, hard), if may { (libc::RLIM_INFINITY, libc::RLIM_INFINITY) } else { (8192, 8192) });
+            assert!(!raise_locked_memory(), "there is no more to be had");
+            return;
+        }
+        let name = "process::tests::the_limit_of_locked_memory_is_raised_as_far_as_it_may_be";
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let said = child.args(["--exact", name]).env(LIMITED, "").output().unwrap();
+        let text = String::from_utf8_lossy(&said.stdout);
+        assert!(said.status.success() && text.contains("1 passed"), "{text}");
+    }
 }

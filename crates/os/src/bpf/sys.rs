@@ -3,6 +3,7 @@
 
 use super::asm::Instruction;
 use super::{Refused, Step};
+use crate::process::raise_locked_memory;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::{CStr, c_int, c_long};
 use std::io;
@@ -67,6 +68,11 @@ unsafe fn bpf_fd<T>(command: c_int, attr: &mut T) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
 }
 
+/// Before Linux 5.11, maps and programs count as locked memory, and who may not lock more gets `EPERM`, as who lacks a capability does.
+fn with_memory<T>(mut make: impl FnMut() -> io::Result<T>, raise: impl FnOnce() -> bool) -> io::Result<T> {
+    make().or_else(|error| if error.raw_os_error() == Some(libc::EPERM) && raise() { make() } else { Err(error) })
+}
+
 fn number(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().unsigned_abs()
 }
@@ -102,7 +108,7 @@ fn create_map(map_type: u32, value_size: usize, max_entries: u32, map_flags: u32
         ..MapCreate::default()
     };
     // SAFETY: there is no address in it, and it returns a descriptor.
-    unsafe { bpf_fd(MAP_CREATE, &mut attr) }.map_err(Refused::at(Step::Map))
+    with_memory(|| unsafe { bpf_fd(MAP_CREATE, &mut attr) }, raise_locked_memory).map_err(Refused::at(Step::Map))
 }
 
 /// A map of listening sockets.
@@ -221,7 +227,7 @@ pub(super) fn load_program(prog_type: ProgramType, as_name: &str, program: &[Ins
         unsafe { bpf_fd(PROG_LOAD, &mut attr) }
     };
     // The log costs time and memory: only who is refused asks for it.
-    load(&mut []).or_else(|_| {
+    with_memory(|| load(&mut []), raise_locked_memory).or_else(|_| {
         let mut log = vec![0; LOG_BYTES];
         load(&mut log).map_err(|source| {
             let said = log.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -365,3 +371,29 @@ pub(super) fn program_info(id: u32) -> io::Result<(String, u32)> {
 
 #[cfg(test)]
 pub(super) mod test_run;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_lacks_locked_memory_tries_once_more_with_more() {
+        let tried = |errors: &[i32], raises: bool| {
+            let (mut errors, mut count) = (errors.iter(), 0);
+            let made = with_memory(
+                || {
+                    count += 1;
+                    errors.next().map_or(Ok(()), |error| Err(io::Error::from_raw_os_error(*error)))
+                },
+                || raises,
+            );
+            (made.err().and_then(|error| error.raw_os_error()), count)
+        };
+        let (lacks, other) = (libc::EPERM, libc::EINVAL);
+        assert_eq!(tried(&[], true), (None, 1));
+        assert_eq!(tried(&[lacks], true), (None, 2));
+        assert_eq!(tried(&[lacks, lacks], true), (Some(lacks), 2), "a capability is what it lacks");
+        assert_eq!(tried(&[lacks], false), (Some(lacks), 1));
+        assert_eq!(tried(&[other], true), (Some(other), 1));
+    }
+}
