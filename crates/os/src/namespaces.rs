@@ -1,6 +1,7 @@
 //! Namespaces of mounts and of processes of one's own: what is mounted and what runs in them ends with them, however their owner ends.
 
 use crate::process::{KILL_CHILD, die_with, ended};
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
@@ -9,7 +10,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
 use nix::unistd::{ForkResult, Pid, fork, getpid};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, open, unlinkat};
 use rustix::process::PidfdFlags;
-use std::ffi::{CStr, CString, NulError, OsString};
+use std::ffi::{CStr, CString, NulError};
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -38,16 +39,19 @@ pub fn own_mounts() -> io::Result<()> {
     Ok(mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)?)
 }
 
-/// Mounts a file system in memory for at most this many bytes, of mode 0700. With `label`, all its files have this label of SELinux.
+/// Mounts a file system in memory for at most this many bytes, of mode 0700, which is never swapped since Linux 6.4. With `label`, all its files have this label of SELinux.
 ///
 /// # Errors
 /// What mount(2) says.
 pub fn tmpfs(at: &Path, bytes: u64, label: Option<&str>) -> io::Result<()> {
-    let mut options = OsString::from(format!("mode=0700,size={bytes}"));
-    if let Some(label) = label {
-        options.push(format!(",context=\"{label}\""));
-    }
-    Ok(mount(Some("berth"), at, Some("tmpfs"), MsFlags::MS_NODEV, Some(options.as_os_str()))?)
+    let label = label.map(|label| format!(",context=\"{label}\"")).unwrap_or_default();
+    let with = |more: &str| {
+        let options = format!("mode=0700,size={bytes}{more}{label}");
+        mount(Some("berth"), at, Some("tmpfs"), MsFlags::MS_NODEV, Some(options.as_str()))
+    };
+    // An older kernel refuses what it does not know.
+    let mounted = with(",noswap").or_else(|error| if error == Errno::EINVAL { with("") } else { Err(error) });
+    Ok(mounted?)
 }
 
 /// Takes it away, whoever uses it still.
@@ -249,6 +253,13 @@ mod tests {
             unshare(CloneFlags::CLONE_NEWNS)?;
             mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
             tmpfs(&at, 1 << 20, None)?;
+            let mounts = fs::read_to_string("/proc/thread-self/mounts")?;
+            let line = mounts.lines().find(|line| line.split(' ').nth(1).is_some_and(|place| at == Path::new(place)));
+            let line = line.expect("it is mounted");
+            let release = crate::process::kernel_release();
+            let mut numbers = release.split('.').map(|part| part.parse::<u32>().unwrap_or_default());
+            let has_noswap = (numbers.next(), numbers.next()) >= (Some(6), Some(4));
+            assert_eq!(line.contains(",noswap"), has_noswap, "{line} on {release}");
             let meta = rustix::fs::statvfs(&at)?;
             assert_eq!((meta.f_blocks * meta.f_frsize, rustix::fs::stat(&at)?.st_mode & 0o777), (1 << 20, 0o700));
             assert_eq!(fs::write(at.join("x"), vec![1; 2 << 20]).unwrap_err().kind(), io::ErrorKind::StorageFull);
