@@ -315,8 +315,14 @@ fn a_copy_has_modes_links_and_no_more() {
     symlink("/etc/passwd", from.join("link")).unwrap();
     symlink("../..", from.join("a/up")).unwrap();
     let open = open(&from);
-    // Three directories, two files, two links; a page and two of content.
-    assert_eq!(tree::measure(&open, Mounted::Leave, u64::MAX).unwrap(), Size { bytes: 10 * 4096, special: false });
+    // Three directories, two files, two links; and content of 6 and of 5,000 bytes.
+    for (page, pages) in [(4096, 3), (65536, 2)] {
+        let size = tree::measure_in_pages(&open, Mounted::Leave, u64::MAX, page).unwrap();
+        assert_eq!(size, Size { bytes: 7 * 4096 + pages * page, special: false }, "{page}");
+    }
+    let page = u64::try_from(nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).unwrap().unwrap()).unwrap();
+    let measured = tree::measure(&open, Mounted::Leave, u64::MAX).unwrap();
+    assert_eq!(measured, tree::measure_in_pages(&open, Mounted::Leave, u64::MAX, page).unwrap());
     tree::copy(&open, &to, Mounted::Leave).unwrap();
     for path in ["", "a", "a/b", "a/b/key", "a/program", "link", "a/up"] {
         let meta = |root: &Path| fs::symlink_metadata(root.join(path)).unwrap();

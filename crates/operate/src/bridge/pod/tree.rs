@@ -6,6 +6,7 @@ use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags, Uid, XattrFlags,
     chmod, chownat, fgetxattr, fsetxattr, mkdir, openat, openat2, readlinkat, statx, symlink,
 };
+use rustix::param::page_size;
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -17,8 +18,8 @@ use std::path::Path;
 /// Directories in one another; more are not what a container image or a node's configuration has.
 const DEEPEST: usize = 100;
 
-/// Of memory that is taken in pages, in bytes.
-const PAGE: u64 = 4096;
+/// What a name takes, with what is behind it but for its content, in bytes: more than any kernel needs.
+const ENTRY: u64 = 4096;
 
 /// Whether a program may do more than its user; the one extended attribute of files in images.
 const CAPABILITY: &str = "security.capability";
@@ -72,8 +73,13 @@ pub fn kind(of: &OwnedFd) -> io::Result<FileType> {
 /// # Errors
 /// Something in it cannot be read.
 pub fn measure(of: &OwnedFd, mounted: Mounted, most: u64) -> io::Result<Size> {
+    measure_in_pages(of, mounted, most, page_size() as u64)
+}
+
+/// As [`measure`], where memory is taken in pages of this size.
+pub(super) fn measure_in_pages(of: &OwnedFd, mounted: Mounted, most: u64, page: u64) -> io::Result<Size> {
     let mut size = Size::default();
-    measure_one(of.as_fd(), c"", &about(of.as_fd(), c"")?, (mounted, most), 0, &mut size)?;
+    measure_one(of.as_fd(), c"", &about(of.as_fd(), c"")?, (mounted, most, page), 0, &mut size)?;
     Ok(size)
 }
 
@@ -81,20 +87,20 @@ fn measure_one(
     at: BorrowedFd<'_>,
     name: &CStr,
     meta: &Statx,
-    (mounted, most): (Mounted, u64),
+    (mounted, most, page): (Mounted, u64, u64),
     deep: usize,
     size: &mut Size,
 ) -> io::Result<()> {
-    size.bytes += PAGE;
+    size.bytes += ENTRY;
     match FileType::from_raw_mode(meta.stx_mode.into()) {
-        FileType::RegularFile => size.bytes += meta.stx_size.div_ceil(PAGE) * PAGE,
+        FileType::RegularFile => size.bytes += meta.stx_size.div_ceil(page) * page,
         FileType::Directory => {
             let directory = directory(at, name)?;
             for (name, meta) in entries(&directory, mounted, deep)? {
                 if size.bytes > most {
                     break;
                 }
-                let within = measure_one(directory.as_fd(), &name, &meta, (mounted, most), deep + 1, size);
+                let within = measure_one(directory.as_fd(), &name, &meta, (mounted, most, page), deep + 1, size);
                 unless_gone(within)?;
             }
         }
