@@ -1,6 +1,6 @@
 //! The connections to siblings: what the own shim is goes out, what they are comes in.
 //!
-//! Each connection has two tasks. The writer sends the state as it is when it can be sent, so that what
+//! Each connection has two halves. The writer sends the state as it is when it can be sent, so that what
 //! happened while a sibling hung is not queued; the reader checks what comes before anybody believes it.
 
 use berth_node::ipc::wire::{self, Update};
@@ -14,7 +14,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc};
-use tokio::task::JoinSet;
 
 /// What siblings are told, and the listeners that are held.
 #[derive(Debug, Default)]
@@ -53,30 +52,31 @@ pub async fn talk(
     changed: Arc<Notify>,
     events: mpsc::UnboundedSender<Event>,
 ) {
-    let socket = Arc::new(socket);
-    let mut tasks = JoinSet::new();
-    tasks.spawn(tell(socket.clone(), desk, changed));
-    let told = events.clone();
-    tasks.spawn(async move { hear(&socket, holder, &addresses, &told).await });
-    // Whichever ends first ends the other.
-    let why = tasks.join_next().await;
-    drop(tasks);
-    match why {
-        Some(Ok(Err(error)))
-            if matches!(
-                error.kind(),
-                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
-            ) =>
-        {
-            tracing::debug!(sibling = holder.0, "a sibling closed its connection");
+    let telling = async {
+        match tell(&socket, &desk, &changed).await {
+            // What it said last is still there to be heard, then comes the end.
+            Err(error) if is_end(&error) => std::future::pending().await,
+            ended => ended,
         }
-        Some(Ok(Err(error))) => tracing::warn!(sibling = holder.0, "the connection to a sibling ended: {error}"),
-        _ => {}
+    };
+    let ended = tokio::select! {
+        told = telling => told,
+        heard = hear(&socket, holder, &addresses, &events) => heard,
+    };
+    match ended {
+        Err(error) if is_end(&error) => tracing::debug!(sibling = holder.0, "a sibling closed its connection"),
+        Err(error) => tracing::warn!(sibling = holder.0, "the connection to a sibling ended: {error}"),
+        Ok(()) => {}
     }
     let _ = events.send(Event::Gone(holder));
 }
 
-async fn tell(socket: Arc<AsyncFd<OwnedFd>>, desk: Arc<Mutex<Published>>, changed: Arc<Notify>) -> io::Result<()> {
+/// Whether the other end is gone.
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+}
+
+async fn tell(socket: &AsyncFd<OwnedFd>, desk: &Mutex<Published>, changed: &Notify) -> io::Result<()> {
     let mut given: BTreeSet<Cookie> = BTreeSet::new();
     loop {
         changed.notified().await;
@@ -84,7 +84,7 @@ async fn tell(socket: Arc<AsyncFd<OwnedFd>>, desk: Arc<Mutex<Published>>, change
             // The state is taken when the socket takes it, not before.
             let mut ready = socket.writable().await?;
             let (message, guards, more) = {
-                let desk = lock(&desk);
+                let desk = lock(desk);
                 given.retain(|cookie| desk.held.contains_key(cookie));
                 let wanted = |cookie: &Cookie| desk.guards.contains(cookie) && !given.contains(cookie);
                 let new: Vec<_> = desk.held.iter().filter(|(cookie, _)| wanted(cookie)).collect();
@@ -116,9 +116,18 @@ async fn hear(
 ) -> io::Result<()> {
     let lie = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("invalid message from peer: {what}"));
     let mut buffer = vec![0; seqpacket::MESSAGE];
+    let mut reset = false;
     loop {
         let received =
-            socket.async_io(Interest::READABLE, |socket| seqpacket::receive(socket.as_fd(), &mut buffer)).await?;
+            socket.async_io(Interest::READABLE, |socket| seqpacket::receive(socket.as_fd(), &mut buffer)).await;
+        let received = match received {
+            // The kernel says first, and once, that the other end died with something unread; what that sent before is queued.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset && !reset => {
+                reset = true;
+                continue;
+            }
+            received => received?,
+        };
         if received.length == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -139,6 +148,49 @@ async fn hear(
         }
         if events.send(Event::Told(holder, announce, checked)).is_err() {
             return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+    /// What comes of a sibling that said something and died: with something unread or not, and while it is told something or not.
+    async fn heard(unread: bool, told: bool) -> Vec<Event> {
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let (theirs, ours) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        let listener = socket::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
+        let address = socket::local_address(listener.as_fd()).unwrap();
+        let guards = vec![(Cookie(socket::cookie(listener.as_fd()).unwrap()), address)];
+        let update = Update { version: wire::VERSION, announce: Announce::default(), guards };
+        let last = serde_json::to_vec(&update).unwrap();
+        seqpacket::transmit(theirs.as_fd(), &last, &[listener.as_fd()]).unwrap();
+        if unread {
+            seqpacket::transmit(ours.as_fd(), b"unread", &[]).unwrap();
+        }
+        drop(theirs);
+        let ours = berth_os::awaitable(ours, Interest::READABLE | Interest::WRITABLE).unwrap();
+        let (changed, (events, mut heard)) = (Arc::new(Notify::new()), mpsc::unbounded_channel());
+        if told {
+            changed.notify_one();
+        }
+        talk(ours, ShimId(1), [address].into(), Arc::default(), changed, events).await;
+        std::iter::from_fn(|| heard.try_recv().ok()).collect()
+    }
+
+    #[tokio::test]
+    async fn what_a_sibling_said_last_is_heard_although_it_died() {
+        // Which half comes first is chance.
+        for _ in 0..20 {
+            for (unread, told) in [(false, false), (true, false), (false, true), (true, true)] {
+                let events = heard(unread, told).await;
+                let [Event::Told(ShimId(1), _, guards), Event::Gone(ShimId(1))] = &events[..] else {
+                    panic!("unread {unread}, told {told}: {events:?}")
+                };
+                assert_eq!(guards.len(), 1);
+            }
         }
     }
 }
