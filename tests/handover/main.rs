@@ -18,4 +18,5 @@ mod node;
 mod outage;
 mod passing;
 mod run_dir;
+mod standstill;
 mod upgrades;

@@ -166,7 +166,14 @@ impl Node {
     /// Starts a shim of an instance that is recorded.
     pub(crate) fn launch(&self, id: &str, options: &[&str]) -> Shim {
         let mut command = self.command("serve", id);
-        let defaults = [["--probe", "tcp"], ["--rise", "1"], ["--probe-interval", "50ms"], ["--lease", LEASE]];
+        // An instance that answers late does not stand still, unless a test is about that.
+        let defaults = [
+            ["--probe", "tcp"],
+            ["--probe-timeout", "60s"],
+            ["--rise", "1"],
+            ["--probe-interval", "50ms"],
+            ["--lease", LEASE],
+        ];
         for [option, value] in defaults {
             if !options.contains(&option) {
                 command.args([option, value]);

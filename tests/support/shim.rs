@@ -93,6 +93,7 @@ impl Shim {
             ["--fall", "1"],
             ["--probe-interval", "1h"],
             ["--max-openings", "off"],
+            ["--probe-timeout", "60s"],
         ];
         for [option, value] in defaults {
             if !options.contains(&option) {

@@ -32,7 +32,7 @@ pub struct ProbeArgs {
     /// Do not check the apiserver's certificate; no credentials are sent then
     #[arg(long, env = "BERTH_PROBE_INSECURE", hide_env_values = true, help_heading = PROBE)]
     pub probe_insecure: bool,
-    /// How long an answer may take
+    /// How long an answer may take; a shim leaves an apiserver where no client's TLS handshake ends for so long
     #[arg(long, env = "BERTH_PROBE_TIMEOUT", hide_env_values = true, default_value = "2s", value_name = "DURATION", help_heading = PROBE)]
     pub probe_timeout: String,
 }

@@ -11,6 +11,8 @@ pub enum Observation {
     /// As [`Observation::Fail`], and it stays so until somebody changes something: the apiserver does not know who
     /// asks, or shows a certificate that does not fit.
     Rejected,
+    /// Handshakes of clients are in flight, and none ends: it stands still, whatever the probe says.
+    StandsStill,
     /// The port refused a connection: nobody listens.
     Refused,
 }
@@ -48,6 +50,7 @@ impl HealthTracker {
     pub(crate) fn observe(&mut self, seen: Observation) -> InstanceHealth {
         let (needed, becomes) = match (self.health, seen) {
             (InstanceHealth::Ready, Observation::Fail | Observation::Rejected) => (self.fall, InstanceHealth::Failing),
+            (InstanceHealth::Ready, Observation::StandsStill) => (0, InstanceHealth::Failing),
             (InstanceHealth::Unready | InstanceHealth::Failing, Observation::Pass) => {
                 (self.rise, InstanceHealth::Ready)
             }

@@ -10,10 +10,12 @@ pub mod health;
 pub mod probe;
 pub(crate) mod prober;
 mod repair;
+pub(crate) mod standstill;
 
 use berth_node::instance::InstanceId;
 use berth_node::terms::InstanceHealth;
 use health::{HealthTracker, Observation};
+use standstill::Handshakes;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -28,6 +30,9 @@ pub struct Instance {
     /// Whether it is used only where no other is ready: a node shim leaves an instance with a shim of its own to that.
     pub fallback: bool,
     tracker: HealthTracker,
+    /// It stands still: failing, and what waits for its first byte had better go elsewhere.
+    pub(crate) stands_still: bool,
+    pub(crate) handshakes: Arc<Handshakes>,
     /// Another number for each process that listened at the address, and for each time that it
     /// refused and came back: what a connection tried once, it does not try again in one epoch.
     pub epoch: u64,
@@ -61,13 +66,15 @@ pub struct Table {
 
 impl Table {
     /// The instance that a new connection goes to: the own one if it is ready, else a ready sibling's, else (fail open)
-    /// one that was ready and never refused since. `usable` leaves out what the connection tried in vain.
+    /// one that was ready and never refused since, one that stands still last. `usable` leaves out what the connection tried in vain.
     pub fn pick(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
-        let with = |health| {
-            let mut fit = self.instances.iter().filter(|i| i.health() == health && usable(i));
+        let with = |health, stands_still| {
+            let is_fit = |i: &&Instance| i.health() == health && i.stands_still == stands_still && usable(i);
+            let mut fit = self.instances.iter().filter(is_fit);
             fit.clone().find(|i| !i.fallback).or_else(|| fit.next())
         };
-        with(InstanceHealth::Ready).or_else(|| with(InstanceHealth::Failing))
+        let failing = || with(InstanceHealth::Failing, false).or_else(|| with(InstanceHealth::Failing, true));
+        with(InstanceHealth::Ready, false).or_else(failing)
     }
 
     /// The instance that a new connection goes to while the shim leaves: a ready sibling's before the
@@ -119,6 +126,8 @@ impl TableWriter {
             own,
             fallback: false,
             tracker: HealthTracker::new(self.rise, self.fall),
+            stands_still: false,
+            handshakes: Arc::default(),
             epoch,
             started: epoch,
             since: SystemTime::now(),
@@ -157,6 +166,10 @@ impl TableWriter {
             }
             let (before, after) = (instance.health(), instance.tracker.observe(seen));
             observed = Some((before, after));
+            // It moves when its probe has passed `--rise` times.
+            let stands_still =
+                after == InstanceHealth::Failing && (instance.stands_still || seen == Observation::StandsStill);
+            let stood_still = std::mem::replace(&mut instance.stands_still, stands_still);
             if before != after {
                 instance.since = SystemTime::now();
                 if after == InstanceHealth::Unready {
@@ -164,7 +177,10 @@ impl TableWriter {
                 }
             }
             // Who waits for a change is not woken by each probe.
-            let changed = before != after || *instance.last_probe != *words || instance.probe_rejected != rejected;
+            let changed = before != after
+                || stood_still != stands_still
+                || *instance.last_probe != *words
+                || instance.probe_rejected != rejected;
             if changed {
                 (instance.last_probe, instance.probe_rejected) = (words.into(), rejected);
             }
@@ -182,6 +198,10 @@ impl TableWriter {
             instance.version = version;
             true
         });
+    }
+
+    pub(crate) fn find(&self, id: &InstanceId) -> Option<Instance> {
+        self.table.borrow().instances.iter().find(|i| i.id == *id).cloned()
     }
 
     /// The epoch of an instance now, its health, and whether that is rising.
@@ -238,6 +258,10 @@ mod tests {
         assert_eq!(picked(&writer), Some(sibling.clone()), "a failing own one comes after a ready sibling's");
         see(&mut writer, &sibling, Observation::Fail);
         assert_eq!(picked(&writer), Some(own.clone()), "both fail: open");
+        see(&mut writer, &own, Observation::StandsStill);
+        assert_eq!(picked(&writer), Some(sibling.clone()), "one that fails its probe may be slow");
+        see(&mut writer, &sibling, Observation::StandsStill);
+        assert_eq!(picked(&writer), Some(own.clone()), "both stand still: open");
         see(&mut writer, &own, Observation::Refused);
         assert_eq!(picked(&writer), Some(sibling.clone()));
         see(&mut writer, &sibling, Observation::Refused);

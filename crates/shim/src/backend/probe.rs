@@ -129,21 +129,26 @@ impl Probe {
         self.ask(address, &self.config.path).await
     }
 
+    /// As [`Self::ready`], but a port that takes connections is not enough: one that stands still has clients that speak TLS, and
+    /// is asked as they ask.
+    pub(crate) async fn moves(&self, address: SocketAddr) -> Answer {
+        match self.config.kind {
+            ProbeKind::Https => self.ready(address).await,
+            ProbeKind::Tcp => timed(self.bounded(self.handshake(address)), "answered").await,
+        }
+    }
+
     /// Asks a path that should answer 200.
     pub async fn ask(&self, address: SocketAddr, path: &str) -> Answer {
-        let started = tokio::time::Instant::now();
-        let got = match self.config.kind {
-            ProbeKind::Https => self.get(address, path).await.map(|_| "200"),
-            ProbeKind::Tcp => self.bounded(self.connect(address)).await.map(|_| "connected"),
-        };
-        match got {
-            Ok(what) => Answer {
-                seen: Observation::Pass,
-                result: "ok",
-                words: format!("{what} in {} ms", started.elapsed().as_millis()),
-            },
-            Err(answer) => answer,
+        match self.config.kind {
+            ProbeKind::Https => timed(self.get(address, path), "200").await,
+            ProbeKind::Tcp => timed(self.bounded(self.connect(address)), "connected").await,
         }
+    }
+
+    /// How long an answer may take.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.config.timeout
     }
 
     /// The body of a path that answers 200.
@@ -169,6 +174,14 @@ impl Probe {
                 fail("connect", format!("cannot connect to {address}: {error}"))
             }
         })
+    }
+
+    async fn handshake(&self, address: SocketAddr) -> Result<(), Answer> {
+        let tls = self.tls_config().map_err(|why| fail("config", why))?;
+        let stream = self.connect(address).await?;
+        // Whatever it says, and if it ends it: it has read what was said.
+        let _ = TlsConnector::from(tls).connect(self.config.server_name.clone(), stream).await;
+        Ok(())
     }
 
     async fn get_unbounded(&self, address: SocketAddr, path: &str) -> Got {
@@ -332,6 +345,19 @@ async fn connect(source: Option<IpAddr>, address: SocketAddr) -> io::Result<TcpS
     let socket = if source.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.bind(SocketAddr::new(source, 0))?;
     socket.connect(address).await
+}
+
+/// What it means that something was got, and how long that took.
+async fn timed<T>(got: impl Future<Output = Result<T, Answer>>, what: &str) -> Answer {
+    let started = tokio::time::Instant::now();
+    match got.await {
+        Ok(_) => Answer {
+            seen: Observation::Pass,
+            result: "ok",
+            words: format!("{what} in {} ms", started.elapsed().as_millis()),
+        },
+        Err(answer) => answer,
+    }
 }
 
 fn fail(result: &'static str, words: String) -> Answer {

@@ -3,12 +3,14 @@
 use super::TableWriter;
 use super::health::Observation;
 use super::probe::{Answer, Probe, ProbeKind};
+use super::standstill::Standstill;
 use crate::metrics::Metrics;
 use crate::relay::Refusal;
 use berth_node::instance::InstanceId;
 use berth_node::terms::InstanceHealth;
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -56,7 +58,7 @@ impl Probers {
             return;
         }
         tracing::info!(instance = %id, %address, own, "probing");
-        let task = tokio::spawn(self.shared.clone().probe_forever(id.clone(), address));
+        let task = tokio::spawn(self.shared.clone().follow(id.clone(), address));
         if let Some(old) = self.tasks.insert(id.clone(), task.abort_handle()) {
             old.abort();
         }
@@ -99,24 +101,51 @@ impl Shared {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn probe_forever(self: Arc<Self>, id: InstanceId, address: SocketAddr) {
+    async fn follow(self: Arc<Self>, id: InstanceId, address: SocketAddr) {
+        let suspect = AtomicBool::new(false);
+        tokio::join!(self.probe_forever(&id, address, &suspect), self.watch_handshakes(&id, &suspect));
+    }
+
+    /// Notices that an instance stands still, whatever its probe says.
+    async fn watch_handshakes(&self, id: &InstanceId, suspect: &AtomicBool) {
+        let mut standstill = Standstill::new(self.probe.timeout());
+        loop {
+            tokio::time::sleep(standstill.look).await;
+            let Some(instance) = self.writer().find(id) else { return };
+            standstill.look(&instance.handshakes);
+            let is_certain = instance.stands_still || standstill.is_certain(instance.is_well());
+            suspect.store(is_certain || standstill.is_suspect(), Relaxed);
+            if is_certain && !instance.stands_still {
+                let words = format!("no handshake ended for {}", humantime::format_duration(self.probe.timeout()));
+                self.observe(id, instance.epoch, Observation::StandsStill, &words);
+            }
+        }
+    }
+
+    async fn probe_forever(&self, id: &InstanceId, address: SocketAddr, suspect: &AtomicBool) {
         let mut last_result = "";
         let mut began = tokio::time::Instant::now();
         loop {
             let asked = tokio::time::Instant::now();
-            let Some((epoch, ..)) = self.writer().epoch(&id) else { return };
-            let Answer { seen, result, words } = self.probe.ready(address).await;
+            let Some((epoch, ..)) = self.writer().epoch(id) else { return };
+            let is_suspect = suspect.load(Relaxed);
+            let answer = if is_suspect { self.probe.moves(address).await } else { self.probe.ready(address).await };
+            if !is_suspect && suspect.load(Relaxed) {
+                // Less was asked than counts by now.
+                continue;
+            }
+            let Answer { seen, result, words } = answer;
             self.metrics.probed(result);
-            let became_ready = self.observe(&id, epoch, seen, &words);
+            let became_ready = self.observe(id, epoch, seen, &words);
             if result != last_result && seen != Observation::Pass {
                 tracing::info!(instance = %id, result, "probe: {words}");
             }
             last_result = result;
             if became_ready && self.kind == ProbeKind::Https {
                 let version = self.version(address).await;
-                self.writer().set_version(&id, version);
+                self.writer().set_version(id, version);
             }
-            let Some((_, health, rising)) = self.writer().epoch(&id) else { return };
+            let Some((_, health, rising)) = self.writer().epoch(id) else { return };
             let pause = match seen {
                 _ if rising => continue,
                 Observation::Refused => {
@@ -126,7 +155,7 @@ impl Shared {
                 Observation::Fail if health == InstanceHealth::Unready && asked - began < STARTS_WITHIN => {
                     self.interval.min(STARTING)
                 }
-                Observation::Pass | Observation::Fail | Observation::Rejected => self.interval,
+                _ => self.interval,
             };
             tokio::time::sleep_until(asked + pause).await;
         }
@@ -138,6 +167,9 @@ impl Shared {
         match (before, after) {
             (before, after) if before == after => return false,
             (_, InstanceHealth::Ready) => tracing::info!(instance = %id, "ready"),
+            (_, InstanceHealth::Failing) if seen == Observation::StandsStill => {
+                tracing::warn!(instance = %id, "stands still; it still gets connections if no other is ready: {words}");
+            }
             (_, InstanceHealth::Failing) => {
                 tracing::warn!(instance = %id, "fails its probe; it still gets connections if no other is ready: {words}");
             }

@@ -3,7 +3,7 @@
 //! A completed connect is not yet an accepted connection. A backend that closes its listener resets what waits there,
 //! and a process that ends drops what it accepted last. A TLS client speaks first and its ClientHello can be replayed,
 //! so what it sent is kept until the instance's first byte, and a leg that is refused or ends before that, or whose
-//! instance is not ready any more beside one that is, is replayed to the next instance. While there is none, the client
+//! instance stands still beside one that is ready, is replayed to the next instance. While there is none, the client
 //! is held. Nobody gets another leg who wants nothing any more. Before each leg is the gate ([`crate::gate`]).
 
 use super::abort::AbortOnDrop;
@@ -12,6 +12,7 @@ use super::replay_buffer::ReplayBuffer;
 use super::source::Source;
 use super::waiting::{Held, Line, speaks};
 use super::{Context, Outcome};
+use crate::backend::standstill::Handshake;
 use crate::backend::{Instance, Table};
 use crate::gate::Opening;
 use berth_node::instance::InstanceId;
@@ -72,7 +73,7 @@ enum Leg {
     Unreachable(io::Error),
     /// The instance ended it without a byte: by FIN or by reset.
     Ended(Outcome),
-    /// Its instance is not ready any more, and another one is.
+    /// Its instance stands still or is gone, and another one is ready.
     Overtaken,
     ClientReset,
     /// The gate did not let in what was said late.
@@ -219,19 +220,19 @@ pub(super) async fn open(
             }
             Leg::Overtaken if kept.is_given_up() => return Err(tell(client, Outcome::ClientLeft)),
             Leg::Overtaken => {
-                tracing::debug!(instance = %instance.id, "not ready any more before its first byte: replay");
+                tracing::debug!(instance = %instance.id, "no first byte, and another instance is ready: replay");
                 tried.add(instance.epoch);
             }
         }
     }
 }
 
-/// Waits until an instance is not ready any more, and another one that may be tried is: it may hang, and who waits for
-/// its first byte would wait longer than a client's patience (Go: 10 s for a TLS handshake).
+/// Waits until an instance stands still or is gone, and another one that may be tried is ready. One that only fails its probe may
+/// be slow, and what waits there would be handshakes of the next one, too.
 async fn overtaken(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, tried: &Tried) {
     let is_overtaken = |table: &Arc<Table>| {
-        let mut ready = table.instances.iter().filter(|instance| instance.health() == InstanceHealth::Ready);
-        ready.clone().all(|instance| instance.epoch != epoch) && ready.any(|instance| tried.allows(instance))
+        let moves = table.instances.iter().any(|instance| instance.epoch == epoch && !instance.stands_still);
+        !moves && table.instances.iter().any(|other| other.health() == InstanceHealth::Ready && tried.allows(other))
     };
     if table.wait_for(is_overtaken).await.is_err() {
         // The sender is gone, and the shim with it.
@@ -282,6 +283,7 @@ async fn leg(
     line: &mut Line,
 ) -> Leg {
     let mut opening = line.opening.take();
+    let mut handshake = kept.is_client_hello().then(|| instance.handshakes.begin());
     let (mut backend, mut sent, source) = match connect(context, instance.address, peer, &kept.bytes).await {
         Ok((backend, sent, source)) => (AbortOnDrop::new(backend), sent, source),
         Err(error) => return Leg::Unreachable(error),
@@ -291,7 +293,10 @@ async fn leg(
     }
     loop {
         // There is nothing to answer yet, so it is no opening.
-        let is_early = opening.is_some() && !kept.is_whole();
+        let is_early = !kept.is_whole();
+        if handshake.is_none() && kept.is_client_hello() {
+            handshake = Some(instance.handshakes.begin());
+        }
         let counts_until = opening.as_ref().filter(|_| !is_early).map(Opening::ends);
         let said = first_byte(client, &mut backend, kept, &mut sent, is_early, counts_until, context.speedup);
         let said = match opening.take().filter(|_| !is_early) {
@@ -299,7 +304,12 @@ async fn leg(
             None => said.await,
         };
         match said {
-            Ok(Some(said)) => return Leg::Answered(backend, source, said),
+            Ok(Some(said)) => {
+                if !said.down.is_empty() {
+                    handshake.into_iter().for_each(Handshake::end);
+                }
+                return Leg::Answered(backend, source, said);
+            }
             // The last of its ClientHello goes on when it is its turn again.
             Ok(None) => match line.wait(context, instance, client, peer, kept).await {
                 Ok(()) => opening = line.opening.take(),
@@ -307,6 +317,7 @@ async fn leg(
             },
             Err(Outcome::ClientReset) => return Leg::ClientReset,
             Err(outcome) => {
+                handshake.into_iter().for_each(Handshake::end);
                 backend.close();
                 return Leg::Ended(outcome);
             }

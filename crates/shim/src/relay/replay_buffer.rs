@@ -79,6 +79,11 @@ impl ReplayBuffer {
         client_hello::is_whole(&self.bytes)
     }
 
+    /// Whether it is all of a ClientHello.
+    pub(super) fn is_client_hello(&self) -> bool {
+        self.is_replayable() && self.is_whole()
+    }
+
     /// Takes in what the client sends next.
     pub(super) fn poll_fill(&mut self, cx: &mut task::Context<'_>, client: &mut TcpStream) -> Poll<io::Result<()>> {
         with_buffer(|buffer| {
