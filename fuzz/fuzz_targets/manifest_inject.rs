@@ -31,6 +31,7 @@ fuzz_target!(|input: (u8, &str)| {
         },
         service: (choice & 8 == 0).then(|| "/etc/kubernetes/berth-cluster/kubeconfig".into()),
         direct: if choice & 16 == 0 { DirectMode::Off } else { DirectMode::Auto },
+        added: vec![],
     };
     let Ok(injected) = inject(text, &options) else { return };
     let values = |text: &str| {
