@@ -84,16 +84,17 @@ pub struct Cookie(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Its ports are bound and do not listen: its own instance was not ready yet. It holds guards, and
-    /// accepts from orphans.
-    #[default]
-    Waiting,
     Joined,
     /// It listens no more and lets its connections end; it holds guards until it exits.
     Left,
     /// Nothing was reachable for longer than `--hold`: clients are refused at once.
     #[serde(rename = "dry")]
     Refusing,
+    /// Its ports are bound and do not listen: its own instance was not ready yet. It holds guards, and
+    /// accepts from orphans. A later version's phase is read as this one: who is in it does nothing for others.
+    #[default]
+    #[serde(other)]
+    Waiting,
 }
 
 impl Phase {

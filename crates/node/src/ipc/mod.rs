@@ -252,7 +252,7 @@ pub async fn exchange(
         let why = format!("{} is of uid {uid}, this process is uid {own}: a sibling has the same uid", path.display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     }
-    let mut message = serde_json::to_vec(&Request { version: wire::VERSION, ask })?;
+    let mut message = serde_json::to_vec(&Request::from(ask))?;
     message.push(b'\n');
     message.extend_from_slice(rest);
     write(&socket, &message, descriptors).await?;

@@ -1,8 +1,9 @@
 //! What is said on a shim's socket: one JSON object a message, and after a line feed what is not JSON.
 //! No I/O.
 //!
-//! A request names its version. Version N answers N and N−1: at every upgrade two versions meet. Fields
-//! that a reader does not know are ignored, fields that may come later have defaults.
+//! A request names the lowest version that it needs, so that version N−1 grants what it knows: at every upgrade two versions
+//! meet. Fields that a reader does not know are ignored, fields that may come later have defaults, and a phase that it does
+//! not know is one that does nothing.
 
 use crate::instance::InstanceId;
 use crate::terms::{Announce, Cookie, InstanceHealth, Phase, ShimId};
@@ -33,7 +34,20 @@ pub enum Ask {
     },
 }
 
+impl From<Ask> for Request {
+    fn from(ask: Ask) -> Self {
+        Self { version: ask.since(), ask }
+    }
+}
+
 impl Ask {
+    /// The first version that knows it.
+    fn since(&self) -> u32 {
+        match self {
+            Self::Status | Self::Metrics | Self::Drain | Self::Pass | Self::Join { .. } => 1,
+        }
+    }
+
     /// Whether it is between siblings alone: listeners and connections go with it.
     pub fn is_of_siblings(&self) -> bool {
         matches!(self, Self::Join { .. } | Self::Pass)
@@ -214,13 +228,18 @@ impl Status {
 /// # Errors
 /// What the asker is told: it is no request, or one of a version that is not known here.
 pub fn parse_request(message: &[u8]) -> Result<Request, String> {
+    parse_request_as(VERSION, message)
+}
+
+/// Reads a request as a version does.
+fn parse_request_as(known: u32, message: &[u8]) -> Result<Request, String> {
     #[derive(Deserialize)]
     struct Versioned {
         version: u32,
     }
     let Versioned { version } = serde_json::from_slice(message).map_err(|error| format!("not a request: {error}"))?;
-    if version == 0 || version > VERSION {
-        return Err(format!("version {version} is not known, this is berth {} with version {VERSION}", crate::VERSION));
+    if version == 0 || version > known {
+        return Err(format!("version {version} is not known, this is berth {} with version {known}", crate::VERSION));
     }
     serde_json::from_slice(message).map_err(|error| format!("not a request of version {version}: {error}"))
 }
@@ -298,6 +317,27 @@ mod tests {
         }
         assert_eq!(serde_json::to_string(&Reply::Joined { holder: ShimId(5) }).unwrap(), r#"{"joined":{"holder":5}}"#);
         assert_eq!(serde_json::to_string(&Reply::Done).unwrap(), r#""done""#);
+    }
+
+    #[test]
+    fn the_version_before_grants_what_it_knows() {
+        for ask in [Ask::Status, Ask::Metrics, Ask::Drain, Ask::Pass, Ask::Join { holder: ShimId(5) }] {
+            let request = Request::from(ask);
+            for known in [(VERSION - 1).max(request.version), VERSION] {
+                assert_eq!(parse_request_as(known, &serde_json::to_vec(&request).unwrap()), Ok(request.clone()));
+            }
+            assert_eq!(request.version, 1, "version 1 knew {request:?}");
+        }
+    }
+
+    #[test]
+    fn a_phase_that_is_not_known_is_one_that_does_nothing() {
+        let update = include_str!("../../../../tests/golden/update-v1.json");
+        let later = update.replace(r#""phase":"joined""#, r#""phase":"elsewhere""#);
+        assert_ne!(update, later);
+        let [now, later] = [update, &later].map(|update| parse_update(update.as_bytes()).unwrap());
+        let announce = Announce { phase: Phase::Waiting, ..now.announce };
+        assert_eq!(later, Update { announce, ..now });
     }
 
     #[test]

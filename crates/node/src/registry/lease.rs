@@ -12,7 +12,7 @@
 //!   within a third of its duration if it lives, so a lost race heals.
 //!
 //! An added field does not change the format, and has a default: siblings of the version before do not
-//! write it. A new [`Phase`] would be a new format: the version before would ignore the lease.
+//! write it. A [`Phase`] that is added is read as [`Phase::Waiting`] by the version before.
 
 use super::BerthDir;
 use super::file::{self, IgnoredFile, Listing, look_at_all, names};

@@ -269,7 +269,7 @@ fn hostile_files_are_reported_and_ignored() {
     fs::write(path("other.json"), &good).unwrap();
     put("later", "\"version\": 1", "\"version\": 2");
     put("holder", "0000000000000001", "1");
-    put("state", "joined", &format!("\\u001b[31m{}", "x".repeat(9_000)));
+    put("ready", "\"ready\": true", &format!("\"ready\": \"\\u001b[31m{}\"", "x".repeat(9_000)));
     put("time", "T03:02:07.250000Z", "T03:02:07.250000Q");
     fs::write(path("huge.json"), vec![b' '; 70_000]).unwrap();
     fs::write(path("new\nline"), "").unwrap();
@@ -286,7 +286,7 @@ fn hostile_files_are_reported_and_ignored() {
         ("link.json", "symbolic link"),
         ("new\u{fffd}line", "name"),
         ("other.json", "about the instance good"),
-        ("state.json", "unknown variant"),
+        ("ready.json", "invalid type"),
         ("time.json", "not a lease"),
         ("torn.json", "not a lease"),
     ];
