@@ -9,7 +9,7 @@ use crate::proc_net::{ESTABLISHED, LISTEN};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read as _};
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// State of a connection whose peer has sent all that it had to send (TCP_CLOSE_WAIT in the kernel's tcp_states.h).
 const CLOSE_WAIT: u8 = 0x08;
@@ -28,8 +28,8 @@ const REQUEST: usize = HEADER + 56;
 /// The largest datagram that the kernel makes of an answer.
 const DATAGRAM: usize = 32 * 1024;
 
-/// Each datagram is made while it is waited for: one that takes longer does not come.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest that an answer is waited for, with all attempts: who asks may have a lease to renew, each second.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// How often it is asked when what it walks through changes meanwhile.
 const ATTEMPTS: usize = 4;
@@ -54,7 +54,7 @@ pub struct AcceptQueue {
 ///
 /// A client of IPv4 that a listener of `[::]` has accepted is not counted: the kernel has its connection as one of IPv6.
 ///
-/// It blocks for about 1 µs per connection of this port, those to other addresses included. The kernel lists them in
+/// It blocks for about 1 µs per connection of this port, those to other addresses included, and for half a second at most. The kernel lists them in
 /// parts: while many begin and end, a few may be missed or counted twice.
 ///
 /// # Errors
@@ -116,8 +116,9 @@ struct Part {
 
 /// The sockets with this local port, of every port for 0, that are in one of these states.
 fn sockets(port: u16, states: &[u8]) -> io::Result<Vec<Entry>> {
+    let by = Instant::now() + PATIENCE;
     for _ in 0..ATTEMPTS {
-        if let Some(sockets) = dump(port, states)? {
+        if let Some(sockets) = dump(port, states, by)? {
             return Ok(sockets);
         }
     }
@@ -125,21 +126,23 @@ fn sockets(port: u16, states: &[u8]) -> io::Result<Vec<Entry>> {
 }
 
 /// None if the answer is inconsistent.
-fn dump(port: u16, states: &[u8]) -> io::Result<Option<Vec<Entry>>> {
+fn dump(port: u16, states: &[u8], by: Instant) -> io::Result<Option<Vec<Entry>>> {
     // One question a socket: all that it receives is the answer.
     let protocol = Protocol::from(libc::NETLINK_SOCK_DIAG);
     let mut socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(protocol))?;
-    socket.set_read_timeout(Some(PATIENCE))?;
     socket.send(&request(port, states))?;
     let mut buffer = vec![0; DATAGRAM];
     let (mut sockets, mut is_inconsistent) = (Vec::new(), false);
     loop {
+        let left = by.saturating_duration_since(Instant::now());
+        // To the system a timeout of less than a microsecond is none.
+        if left < Duration::from_millis(1) {
+            let why = format!("the kernel did not list its sockets within {PATIENCE:?}");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
+        socket.set_read_timeout(Some(left))?;
         let length = match socket.read(&mut buffer) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let why = format!("the kernel did not go on listing its sockets for {PATIENCE:?}");
-                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
-            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => continue,
             read => read?,
         };
         // One that was too long for the buffer ends within a message, which parse finds.
@@ -263,7 +266,6 @@ mod tests {
     use std::io::Write as _;
     use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
     use std::os::fd::AsFd as _;
-    use std::time::Instant;
 
     const NODE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
     const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
@@ -408,6 +410,13 @@ mod tests {
             }
             eventually(|| counted(&[]), &(2000, 1000));
         });
+    }
+
+    /// However much there is to be listed, and however often.
+    #[test]
+    fn an_answer_is_not_waited_for_beyond_its_time() {
+        let late = dump(PORT, &[LISTEN], Instant::now()).map(drop);
+        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     #[test]
