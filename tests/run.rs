@@ -294,7 +294,7 @@ fn between(run: &Running, apiserver: u32) -> Pid {
 /// Whoever signals berth's child means the apiserver, which can end as it is used to.
 #[test]
 fn what_asks_its_child_to_end_reaches_the_apiserver_once() {
-    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
         let node = Node::new();
         let (mut run, pid) = node.joined(&[]);
         let mut client = connect(node.listen);

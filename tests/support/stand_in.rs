@@ -1,4 +1,4 @@
-//! An apiserver's stand-in that a test binary can be itself: it gives back what it gets; after SIGTERM, SIGINT or SIGHUP
+//! An apiserver's stand-in that a test binary can be itself: it gives back what it gets; after SIGTERM, SIGINT, SIGHUP or SIGQUIT
 //! it listens no more, and ends when its last connection has ended.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -20,8 +20,9 @@ pub(crate) fn become_one(status: i32) {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let [mut term, mut int, mut hup] =
-            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(|kind| signal(kind).unwrap());
+        let [mut term, mut int, mut hup, mut quit] =
+            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()]
+                .map(|kind| signal(kind).unwrap());
         let listener = TcpListener::bind(format!("{}:{}", value("--bind-address"), value("--secure-port")));
         let listener = listener.await.unwrap();
         println!("listening, pid {}", std::process::id());
@@ -31,6 +32,7 @@ pub(crate) fn become_one(status: i32) {
                 _ = term.recv() => break "SIGTERM",
                 _ = int.recv() => break "SIGINT",
                 _ = hup.recv() => break "SIGHUP",
+                _ = quit.recv() => break "SIGQUIT",
                 Ok((mut stream, _)) = listener.accept() => {
                     connections.spawn(async move {
                         let mut buffer = [0; 1024];
@@ -48,6 +50,7 @@ pub(crate) fn become_one(status: i32) {
                 _ = term.recv() => println!("told again"),
                 _ = int.recv() => println!("told again"),
                 _ = hup.recv() => println!("told again"),
+                _ = quit.recv() => println!("told again"),
                 ended = connections.join_next() => if ended.is_none() { break },
             }
         }

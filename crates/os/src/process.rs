@@ -283,11 +283,11 @@ pub(crate) fn die_with(parent: Pid, signal: Signal) -> io::Result<()> {
     if getppid() == parent { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
 }
 
-/// The signal by which who stays in [`go_on_as_child`] kills the child.
-pub const KILL_CHILD: Signal = Signal::SIGQUIT;
+/// The signal by which who stays in [`go_on_as_child`] kills the child: one that the kernel never sends, and people neither.
+pub const KILL_CHILD: Signal = Signal::SIGSTKFLT;
 
 /// Goes on as a child of what was this process, which stays between it and the parent until it ends, and then ends
-/// as it did. What asks a process to end (SIGTERM, SIGINT, SIGHUP) it passes on, each once, however often it comes, and
+/// as it did. What asks a process to end (SIGTERM, SIGINT, SIGHUP, and SIGQUIT, at which Go writes its stacks first) it passes on, each once, however often it comes, and
 /// one [`KILL_CHILD`] as SIGKILL. It has one thread, so its own death reaches the child once: as SIGKILL, also through
 /// execve.
 ///
@@ -296,8 +296,8 @@ pub const KILL_CHILD: Signal = Signal::SIGQUIT;
 /// # Errors
 /// What the system calls say, or `ESRCH` in a child whose parent died at once.
 pub fn go_on_as_child() -> io::Result<()> {
-    let heard: SigSet =
-        [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, KILL_CHILD].into_iter().collect();
+    let heard = [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, KILL_CHILD];
+    let heard: SigSet = heard.into_iter().collect();
     // Blocked before there is a child, so that none is missed.
     let mask = heard.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let parent = getpid();
