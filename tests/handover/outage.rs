@@ -68,6 +68,28 @@ fn a_client_waits_while_there_is_no_descriptor_for_its_instance() {
     }
 }
 
+/// Who is alone and leaves takes out of the queue what is there, when it can again.
+#[test]
+fn what_is_queued_when_the_last_shim_leaves_waits_for_descriptors() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let a = node.joined("a", instance.address, &["--probe-interval", "1h", "--hold", "60s", "--threads", "1"]);
+    a.freeze();
+    limit(a.running.pid(), true);
+    let mut clients: Vec<_> = (0..8).map(|_| connect(node.listen)).collect();
+    for client in &mut clients {
+        client.write_all(&client_hello(64)).unwrap();
+    }
+    // It finds both when it wakes.
+    a.running.signal(Signal::SIGTERM);
+    a.running.signal(Signal::SIGCONT);
+    a.running.logs("cannot accept, trying again");
+    a.running.logs("SIGTERM");
+    limit(a.running.pid(), false);
+    for client in &mut clients {
+        assert_eq!(read(client, 64), client_hello(64));
+    }
+}
+
 #[test]
 fn a_recorded_siblings_instance_that_dies_is_not_missed() {
     let (node, first, second) = (Node::new(), Echo::new(), Echo::new());

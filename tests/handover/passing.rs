@@ -138,6 +138,40 @@ fn who_waited_in_vain_serves_the_client_alone() {
     assert_eq!(b.counted("take", "ok"), 0);
 }
 
+/// A sibling that has as many connections as it may have takes no more: who offers them serves them by its instance.
+#[test]
+fn a_sibling_that_is_full_takes_nobody() {
+    const MOST: u64 = 5;
+    let (node, second) = (Node::new(), Echo::new());
+    // It takes connections and never answers.
+    let first = Backend::new();
+    let options = ["--hold", "60s", "--max-openings", "off"];
+    let a = node.joined("a", first.address(), &[&options[..], &["--probe-interval", "1h"]].concat());
+    let b = node.joined("b", second.address, &[&options[..], &["--max-connections", "5"]].concat());
+    a.until_counted("guard", 1);
+    b.until_counted("guard", 1);
+    let mut clients = Vec::new();
+    let of_a = eventually("clients of both, and B is full", || {
+        let (of_a, of_b) = (a.status().connections_open, b.status().connections_open);
+        if of_a >= 4 && of_b >= MOST {
+            return Some(of_a);
+        }
+        clients.push(says(connect(node.listen)));
+        None
+    });
+    drop(first);
+    // The others wait in B's backlog.
+    for client in &clients {
+        client.set_nonblocking(true).unwrap();
+    }
+    eventually("an answer for all that were accepted", || {
+        let answered = clients.iter().filter(|client| client.peek(&mut [0; 64]).is_ok_and(|length| length == 64));
+        (answered.count() as u64 == of_a + MOST).then_some(())
+    });
+    assert_eq!((b.status().connections_open, b.counted("take", "ok")), (MOST, 0));
+    assert!(b.counted("take", "full") >= of_a, "{}", b.running.log());
+}
+
 /// A sibling that stands still for less than its lease is waited for, by those that it has to take and by those
 /// behind them: who is relayed to its instance instead ends with the shim that leaves.
 #[test]

@@ -26,6 +26,10 @@ const BATCH: usize = 1024;
 /// Longest pause when descriptors or memory ran out; a connection that ends cuts it short.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Longest that the last shim waits for what it lacks to accept the rest of a queue: the patience of who waits there (client-go: 10 s
+/// for a handshake). Nothing is said to end what has the descriptors as long as it waits.
+const LONGEST_REST: Duration = Duration::from_secs(10);
+
 /// What a failed accept means (errors of accept(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trouble {
@@ -172,19 +176,36 @@ impl Dispatcher {
                 Some(Trouble::Closed) => return Ok(()),
                 Some(_) => tokio::select! {
                     _ = told.wait_for(|told| *told != Accepting::Yes) => break,
-                    () = self.ended.notified() => {}
-                    () = tokio::time::sleep(PAUSE) => {}
+                    () = self.pause() => {}
                 },
             }
         }
         // What is in the queue would be reset at close, where nobody holds a guard. The limit is for those
         // who can wait. It is closed here, within microseconds: another thread would have to wake up for it.
-        let queued = *told.borrow() == Accepting::Rest;
-        while queued && self.take(&listener, u64::MAX).is_none() {
-            tokio::task::yield_now().await;
+        let until = tokio::time::Instant::now() + LONGEST_REST;
+        while *told.borrow() == Accepting::Rest {
+            match self.take(&listener, u64::MAX) {
+                None => tokio::task::yield_now().await,
+                Some(Trouble::Empty | Trouble::Closed) => break,
+                Some(_) if tokio::time::Instant::now() >= until => break,
+                Some(_) => self.pause().await,
+            }
         }
         drop(listener);
         Ok(())
+    }
+
+    /// Until a connection ended, and gave its descriptors back, or for a while.
+    async fn pause(&self) {
+        tokio::select! {
+            () = self.ended.notified() => {}
+            () = tokio::time::sleep(PAUSE) => {}
+        }
+    }
+
+    /// Whether there are as many connections as there may be.
+    pub(crate) fn is_full(&self) -> bool {
+        self.metrics.open() >= self.limit
     }
 
     /// Relays a connection that a sibling accepted.

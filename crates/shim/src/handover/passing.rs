@@ -40,6 +40,11 @@ impl Group {
         if *self.shared.stop.borrow() != Stop::No {
             return Err("this shim is leaving".to_owned());
         }
+        // One more would lack descriptors for its leg, and so would what siblings say.
+        if self.dispatcher.is_full() {
+            self.count("take", "full");
+            return Err("this shim has as many connections as --max-connections or its open files allow".to_owned());
+        }
         let [client, token] = &asked.descriptors[..] else {
             return Err(format!("{} descriptors came, not two", asked.descriptors.len()));
         };
