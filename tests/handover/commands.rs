@@ -1,9 +1,12 @@
 //! What operators call: `berth drain`, and one shim for a node.
 
 use super::node::{Echo, Node};
+use super::support::MOMENT;
 use super::support::eventually;
-use super::support::net::{client_hello, connect, free_address, ping};
+use super::support::net::{Backend, client_hello, connect, free_address, ping, read};
 use berth_node::terms::Phase;
+use nix::sys::signal::Signal;
+use std::io::Write;
 
 #[test]
 fn drain_leaves_and_keeps_streams() {
@@ -87,4 +90,29 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
     }
     assert!(shim.status().ready().is_ok());
     shim.leave();
+}
+
+/// It has no instance of its own: it outlives all that it serves, and its deadline begins when the last one listens no more.
+#[test]
+fn a_node_shim_that_leaves_stays_as_long_as_an_instance_listens() {
+    const DEADLINE: &str = "the instance listens no more: draining";
+    let (node, instance) = (Node::new(), Backend::new());
+    let mut shim = node.launch("node", &["--discover", "--probe-interval", "500ms", "--drain-timeout", "10ms"]);
+    let _record = node.record("a", instance.address());
+    shim.until_joined();
+    let mut client = connect(node.listen);
+    client.write_all(&client_hello(64)).unwrap();
+    let mut leg = instance.accept();
+    leg.write_all(b"answer").unwrap();
+    assert_eq!(read(&mut client, 6), b"answer");
+    shim.running.signal(Signal::SIGTERM);
+    shim.until("left", |status| status.state == Phase::Left);
+    // Longer than the deadline.
+    std::thread::sleep(MOMENT);
+    assert!(!shim.running.log().contains(DEADLINE), "{}", shim.running.log());
+    leg.write_all(b"more").unwrap();
+    assert_eq!(read(&mut client, 4), b"more");
+    drop(instance);
+    shim.running.logs(DEADLINE);
+    assert!(shim.running.ended().success(), "{}", shim.running.log());
 }

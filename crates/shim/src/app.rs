@@ -15,7 +15,7 @@ use crate::backend::{Table, TableWriter};
 use crate::cluster::Cluster;
 use crate::config::{Config, Listen};
 use crate::direct::{self, Direct, DirectMetrics, Turn};
-use crate::drain::{Answered, Stop, drain};
+use crate::drain::{Answered, Stop, drain, is_served};
 use crate::gate::{Gate, GateMetrics};
 use crate::handover::keep;
 use crate::limits;
@@ -424,7 +424,8 @@ async fn leave(shared: &Shared, timeout: Duration) -> u64 {
         let direct = shared.direct.as_ref().filter(|_| shared.has_successor.load(Relaxed));
         direct.is_some_and(|direct| direct.is_settling(Instant::now()))
     };
-    drain(&shared.metrics, &shared.ended, shared.table.clone(), stop, settling, timeout).await
+    let is_served = |table: &Table| is_served(table, shared.config.discover);
+    drain(&shared.metrics, &shared.ended, shared.table.clone(), stop, settling, is_served, timeout).await
 }
 
 /// Takes in what the shim is told from outside.

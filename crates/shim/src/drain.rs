@@ -83,7 +83,13 @@ impl Answered {
     }
 }
 
-/// Waits until relayed connections have ended. Returns how many are left, which are reset now. Those on the direct path do not
+/// Whether an instance listens whose connections the shim outlives: its own, or any one for a node shim, which has none of its own.
+pub(crate) fn is_served(table: &Table, discover: bool) -> bool {
+    let mut its = table.instances.iter().filter(|instance| instance.own || discover);
+    its.any(|instance| instance.health() != InstanceHealth::Unready)
+}
+
+/// Waits until relayed connections have ended, at most `timeout` after its instance `is_served` no more. Returns how many are left, which are reset now. Those on the direct path do not
 /// end with the shim, so it does not wait for them; `berth drain --wait-streams` does. But where a sibling gets new clients, a
 /// handshake that began on the direct path is waited for: that this shim has ended means that its instance can be stopped.
 pub(crate) async fn drain(
@@ -92,6 +98,7 @@ pub(crate) async fn drain(
     mut table: watch::Receiver<Arc<Table>>,
     mut stop: watch::Receiver<Stop>,
     settling: impl Fn() -> bool,
+    is_served: impl Fn(&Table) -> bool,
     timeout: Duration,
 ) -> u64 {
     let started = Instant::now();
@@ -107,7 +114,7 @@ pub(crate) async fn drain(
             tracing::warn!(connections = open, "told to end at once: connections are cut");
             return open;
         }
-        let listens = table.borrow_and_update().own().is_some_and(|own| own.health() != InstanceHealth::Unready);
+        let listens = is_served(&table.borrow_and_update());
         if !listens && deadline.is_none() {
             deadline = Some(Instant::now() + timeout);
             tracing::info!(connections = open, timeout = %humantime::format_duration(timeout), "the instance listens no more: draining");
