@@ -2,16 +2,18 @@
 
 use super::load::{Load, Record, exchange};
 use super::node::{Echo, LEASE, NODE, Node, Shim, from_afar, number, on_a_node_of_its_own};
-use super::support::net::{client_hello, ping, queued, read};
+use super::support::net::{client_hello, connect_from, fresh_ip, ping, queued, read};
+use super::support::process::said;
 use super::support::{eventually, skipped};
 use super::upgrades::{CLIENTS, PERIOD};
 use berth_node::ipc::wire::{DirectStatus, Status};
 use berth_shim::steering::{Error, self_test_by_address};
 use nix::sys::signal::Signal;
 use socket2::{Domain, Protocol, Socket, Type};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::process::Command;
 use std::time::Duration;
 
 /// Without a gate, for which more connections a second than 100 for each processor would be a crowd. What passes sooner is
@@ -300,6 +302,100 @@ fn without_the_rights_auto_relays_and_on_does_not_start() {
         let (code, log) = node.cannot_serve("b", instance.address, ON);
         assert_eq!(code, Some(69), "{log}");
         assert!(log.contains("--direct on: ") && log.contains("CAP_BPF"), "{log}");
+    });
+}
+
+/// A port takes connections whatever becomes of its process, and a probe that only connects finds nothing: few clients are to wait
+/// in that queue, where nothing can be replayed.
+#[test]
+fn an_instance_that_accepts_nobody_is_not_steered_to() {
+    // Half of the queue's room has a reason of its own.
+    const FEW: usize = 2000;
+    on_a_node(|node| {
+        let instance = Echo::new();
+        let shim = node.joined("a", instance.address, ON);
+        until_on(&shim);
+        instance.stand(true);
+        let mut clients = Vec::new();
+        let why = eventually("the direct path is off", || {
+            assert!(clients.len() < FEW, "{:?}", direct(&shim.status()));
+            let mut client = TcpStream::connect(node.listen).unwrap();
+            client.write_all(&client_hello(64)).unwrap();
+            clients.push(client);
+            direct(&shim.status()).why.clone()
+        });
+        assert_eq!(why, "the instance accepts nobody");
+        instance.stand(false);
+        for client in &mut clients {
+            assert_eq!(read(client, 64), client_hello(64));
+        }
+        until_on(&shim);
+    });
+}
+
+/// The handshakes that are late, as where a SYN-ACK or its answer takes long: what a client says after its SYN is dropped while this
+/// lives. (To delay packets needs sch_netem, which many kernels lack.)
+struct Late;
+
+impl Late {
+    /// Or why that cannot be had.
+    fn new(client: Ipv4Addr) -> Result<Self, String> {
+        let rules = format!(
+            "table ip late {{ chain input {{ type filter hook input priority 0; \
+             ip saddr {client} tcp dport 6443 tcp flags & syn == 0 drop; }}; }}"
+        );
+        let (code, _, why) = said(Command::new("nft").arg(rules));
+        if code == Some(0) { Ok(Self) } else { Err(format!("nft cannot drop packets: {why}")) }
+    }
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        let (code, _, why) = said(Command::new("nft").args(["delete", "table", "ip", "late"]));
+        assert_eq!(code, Some(0), "{why}");
+    }
+}
+
+/// A client whose handshake began on the direct path is its instance's, although the rest of the handshake comes when the path is
+/// off and the shim has been told to leave: `berth drain --wait` returns after that. The control does not wait.
+#[test]
+fn a_handshake_that_is_late_is_waited_for() {
+    on_a_node(|node| {
+        let client = from_afar(fresh_ip());
+        for waits in [true, false] {
+            let late = match Late::new(client) {
+                Ok(late) => late,
+                Err(why) => return skipped(&why),
+            };
+            let instance = Echo::new();
+            let speedup = if waits { "1" } else { "1000" };
+            let shim =
+                node.joined("a", instance.address, &["--direct", "on", "--max-openings", "off", "--speedup", speedup]);
+            until_on(&shim);
+            let before = opened(&shim);
+            // For the client it is over.
+            let mut client = connect_from(client.into(), node.listen);
+            client.write_all(&client_hello(64)).unwrap();
+            eventually("a client that was steered", || (opened(&shim) > before).then_some(()));
+            let said = std::thread::scope(|scope| {
+                let ends = scope.spawn(|| {
+                    let (code, out, log) = node.asked(&["drain", "--wait", "--instance", "a"]);
+                    assert_eq!(code, Some(0), "{out}{log}");
+                    drop(instance);
+                });
+                shim.running.logs("direct path off");
+                if !waits {
+                    ends.join().unwrap();
+                    drop(late);
+                    return client.read_exact(&mut [0; 64]);
+                }
+                drop(late);
+                client.read_exact(&mut [0; 64])
+            });
+            assert_eq!(said.is_ok(), waits, "{said:?}");
+            shim.leave();
+            std::fs::remove_dir_all(node.run_dir()).unwrap();
+        }
     });
 }
 

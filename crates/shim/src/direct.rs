@@ -2,7 +2,7 @@
 //! and the instance sees the client's address. The shims' listeners stay behind it: they get what is not steered.
 //!
 //! Calm is one instance that is known and ready ([`target`]), and shims that are all joined and can steer to it ([`Turn`]). In every change
-//! (a start, a stop, a drain, a probe that fails, a full accept queue) the shims relay, because only they replay and hold: on
+//! (a start, a stop, a drain, a probe that fails, an accept queue that is full or from which nobody is accepted) the shims relay, because only they replay and hold: on
 //! the direct path a killed instance resets what is queued. One shim steers at a time. What steers is a descriptor
 //! of its own: when it ends in whatever way, the shims' listeners get new connections at once, and open ones are the instance's and live
 //! on. When it hangs, its lease in the program's memory ends (`steering`). So nothing of it is on disk or between versions but a
@@ -120,6 +120,8 @@ struct Now {
     quiet: Option<Instant>,
     /// How many were open when the kernel was asked last.
     open: Option<(Instant, u64)>,
+    /// The accept queue when it was looked at last.
+    look: Option<Look>,
     /// Connections that this shim steered with what is off again.
     opened: u64,
     /// What is on.
@@ -138,6 +140,17 @@ pub(crate) struct Target {
     instance: InstanceId,
     pub(crate) address: SocketAddrV4,
     epoch: u64,
+}
+
+/// An accept queue that was looked at, and how many had been steered to it by then.
+#[derive(Debug, Clone, Copy)]
+struct Look {
+    listener: SocketAddrV4,
+    at: Instant,
+    waiting: u64,
+    steered: u64,
+    /// Since the look before, nobody was accepted of those that waited.
+    stands_still: bool,
 }
 
 /// How many new connections there are a second. Pure.
@@ -225,7 +238,7 @@ impl Direct {
                 );
                 let path = Path::Off("not joined yet".to_owned());
                 let ended = Some(Instant::now());
-                let now = Now { path, ended, quiet: None, open: None, opened: 0, ports: Weak::new() };
+                let now = Now { path, ended, quiet: None, open: None, look: None, opened: 0, ports: Weak::new() };
                 let lease = lease.min(LONGEST_LEASE);
                 let crowd = has_gate.then(|| u64::from(CROWD) * process::processors() as u64);
                 Ok(Some(Arc::new(Self { steered, relayed, lease, speedup, crowd, now: Mutex::new(now) })))
@@ -271,8 +284,8 @@ impl Direct {
             Ok(calm) => calm,
             Err(why) => return Path::Off(why),
         };
-        if own && is_full(target.address) {
-            return Path::Off("the instance's accept queue is full".to_owned());
+        if own && let Some(why) = self.why_not_accepted(target.address, at) {
+            return Path::Off(why.to_owned());
         }
         if self.now().quiet.is_some_and(|until| at < until) {
             // What failed is tried again after a while, and what was off for a reason is on again.
@@ -284,6 +297,32 @@ impl Direct {
         }
         let instance = target.instance.clone();
         self.steer(on, target).map_or_else(|not| not, |()| Path::On(instance))
+    }
+
+    /// Why clients that are steered there might wait in vain.
+    fn why_not_accepted(&self, listener: SocketAddrV4, at: Instant) -> Option<&'static str> {
+        // Nobody listens, or the kernel cannot be asked: the probe or the program finds that.
+        let queue = sock_diag::accept_queue(listener).ok().flatten()?;
+        // The shims keep their own queues empty.
+        let is_full = queue.waiting > queue.limit / 2;
+        let stands_still = self.stands_still(listener, queue.waiting.into(), at);
+        is_full
+            .then_some("the instance's accept queue is full")
+            .or(stands_still.then_some("the instance accepts nobody"))
+    }
+
+    /// Whether clients wait there, and none was accepted between two looks. A probe that only connects passes all the same.
+    fn stands_still(&self, listener: SocketAddrV4, waiting: u64, at: Instant) -> bool {
+        let mut now = self.now();
+        let (steered, before) = (now.opened(), now.look.filter(|look| look.listener == listener));
+        if let Some(before) = before.filter(|before| at < before.at + LOOK) {
+            return before.stands_still;
+        }
+        let stands_still = before.is_some_and(|before| {
+            before.waiting > 0 && waiting >= before.waiting + steered.saturating_sub(before.steered)
+        });
+        now.look = Some(Look { listener, at, waiting, steered, stands_still });
+        stands_still
     }
 
     /// Renews what is on for this target, or turns it on.
@@ -404,12 +443,6 @@ fn sum(ports: &[Steering], of: impl Fn(Counters) -> u64) -> u64 {
 
 fn give(ports: &[Steering], listener: SocketAddrV4) -> Result<(), steering::Error> {
     ports.iter().try_for_each(|port| port.give_to_listener_at(listener))
-}
-
-/// Whether half of what may wait there does: the shims keep their own queues empty.
-fn is_full(listener: SocketAddrV4) -> bool {
-    // Nobody listens, or the kernel cannot be asked: the probe or the program finds that.
-    matches!(sock_diag::accept_queue(listener), Ok(Some(queue)) if queue.waiting > queue.limit / 2)
 }
 
 /// What can be steered to: the only instance that is known, if it is ready; or why there is none.

@@ -118,6 +118,27 @@ async fn an_instance_serves_on_for_the_handshakes_that_began() {
     assert!(!direct.is_settling(later(11) + direct.lease));
 }
 
+/// Who is accepted one by one, however slowly, is none; one that waits for a moment is not, either.
+#[tokio::test]
+async fn an_instance_stands_still_that_accepts_nobody_between_two_looks() {
+    let direct = made(DirectMode::On, &["10.0.0.5:6443"], Ok(())).await.unwrap().unwrap();
+    let (start, listener) = (Instant::now(), "127.1.0.1:6443".parse().unwrap());
+    let looks =
+        [(0, false), (1, false), (0, false), (3, false), (2, false), (2, true), (5, true), (1, false), (0, false)];
+    for (look, (waiting, stands_still)) in (0..).zip(looks) {
+        let at = start + LOOK * look;
+        assert_eq!(direct.stands_still(listener, waiting, at), stands_still, "look {look}");
+        assert_eq!(direct.stands_still(listener, waiting, at + LOOK / 2), stands_still, "between two looks");
+    }
+    direct.now().opened = 10;
+    assert!(!direct.stands_still(listener, 5, start + LOOK * 20));
+    direct.now().opened = 14;
+    assert!(!direct.stands_still(listener, 8, start + LOOK * 21), "four came, and three more wait");
+    direct.now().opened = 15;
+    assert!(direct.stands_still(listener, 9, start + LOOK * 22));
+    assert!(!direct.stands_still("127.1.0.2:6443".parse().unwrap(), 9, start + LOOK * 23), "another one");
+}
+
 #[tokio::test]
 async fn its_metrics_are_called_as_the_reference_has_them() {
     let direct = made(DirectMode::On, &["10.0.0.5:6443"], Ok(())).await.unwrap().unwrap();
