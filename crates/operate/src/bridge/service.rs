@@ -18,7 +18,7 @@ use berth_os::clock;
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -33,12 +33,22 @@ pub const LOST: &str = "the Service kubernetes is not kept: on the only control-
 
 const NODES: &str = "/api/v1/nodes";
 
+/// Label of a Node: its host's name, which may be another than its own.
+const HOST_NAME: &str = "kubernetes.io/hostname";
+
 /// Begins the name of each slice of a bridge.
 const PREFIX: &str = "berth-bridge-";
 
-/// Annotations: the node that a slice is of, and its boot.
+/// Annotations: the node that a slice is of, and its boot; and when its bridge said last that it is there.
 const NODE: &str = "berth/node";
 const BOOT: &str = "berth/boot-id";
+const RENEWED: &str = "berth/renewed";
+
+/// How often that is said anew: each time all kube-proxies hear of it.
+const RENEWAL: Duration = Duration::from_secs(60);
+
+/// Who has not said it for so long is no more: clocks of two hosts may differ by minutes.
+const SILENT: Duration = Duration::from_secs(600);
 
 /// Why it is not known how the Service is.
 pub const UNKNOWN: &str = "its EndpointSlices have not been read";
@@ -185,9 +195,15 @@ impl Service {
         let port_name = service::Service::parse(&self.client.get(service::SERVICE).await?).port_name;
         let mut slice = service::slice(&self.node, self.address, &port_name);
         slice["metadata"]["name"] = self.name().into();
-        slice["metadata"]["annotations"] = json!({NODE: self.node, BOOT: self.boot});
+        slice["metadata"]["annotations"] = json!({NODE: self.node, BOOT: self.boot, RENEWED: renewed()});
         Ok(slice)
     }
+}
+
+/// The time, the same for as long as it need not be said anew.
+fn renewed() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(now - now % RENEWAL.as_secs())).to_string()
 }
 
 async fn remove(client: &Client, name: &str) -> Result<(), Error> {
@@ -207,7 +223,8 @@ pub async fn sweep(client: &Client) -> Result<Vec<String>, Error> {
     Ok(removed)
 }
 
-/// Names of the slices of bridges that are no more: of a boot that no node of the cluster has now, and of `own`, which has none on.
+/// Names of the slices of bridges that are no more: of a boot that no node of the cluster has now, and of `own`, which has none on. Of
+/// a host that is no Node of the cluster, the boot is not known: its bridge must not have said for long that it is there.
 ///
 /// # Errors
 /// The cluster cannot be asked.
@@ -221,16 +238,38 @@ pub async fn left(client: &Client, own: Option<&str>) -> Result<Vec<String>, Err
     // By their boots: a node may have another name in the cluster than its own.
     let nodes = items(&client.get(NODES).await?);
     let booted = |boot: &str| nodes.iter().any(|node| node["status"]["nodeInfo"]["bootID"] == boot);
-    let over = bridges.into_iter().filter(|(_, node, boot)| own == Some(*node) || !booted(boot));
-    Ok(over.map(|(name, ..)| name.to_owned()).collect())
+    let is_node = |name: &str| {
+        let names = |node: &Value| [node["metadata"]["name"].clone(), node["metadata"]["labels"][HOST_NAME].clone()];
+        nodes.iter().flat_map(names).any(|other| other == name)
+    };
+    let over = bridges.into_iter().filter(|bridge| {
+        let is_over = !booted(bridge.boot) && (is_node(bridge.node) || bridge.is_silent());
+        own == Some(bridge.node) || is_over
+    });
+    Ok(over.map(|bridge| bridge.name.to_owned()).collect())
 }
 
-/// Name, node and boot.
-fn of_bridge(slice: &Value) -> Option<(&str, &str, &str)> {
+/// What a slice says of its bridge.
+struct OfBridge<'a> {
+    name: &'a str,
+    node: &'a str,
+    boot: &'a str,
+    renewed: Option<&'a str>,
+}
+
+impl OfBridge<'_> {
+    /// Older versions say no time.
+    fn is_silent(&self) -> bool {
+        let said = self.renewed.and_then(|time| humantime::parse_rfc3339(time).ok());
+        said.is_none_or(|said| said.elapsed().is_ok_and(|age| age >= SILENT))
+    }
+}
+
+fn of_bridge(slice: &Value) -> Option<OfBridge<'_>> {
     let meta = &slice["metadata"];
     let name = meta["name"].as_str().filter(|name| name.starts_with(PREFIX))?;
     let annotation = |name: &str| meta["annotations"][name].as_str();
-    Some((name, annotation(NODE)?, annotation(BOOT)?))
+    Some(OfBridge { name, node: annotation(NODE)?, boot: annotation(BOOT)?, renewed: annotation(RENEWED) })
 }
 
 #[cfg(test)]
@@ -274,7 +313,10 @@ mod tests {
         is.wait_for(Kept::is_ok).await.unwrap();
         let there = objects.get(&path).unwrap();
         assert_eq!(service::addresses(&there).collect::<Vec<_>>(), [IP.parse::<IpAddr>().unwrap()]);
-        assert_eq!(there["metadata"]["annotations"], json!({NODE: "cp-1", BOOT: "b"}));
+        let said = &there["metadata"]["annotations"];
+        assert_eq!((&said[NODE], &said[BOOT]), (&json!("cp-1"), &json!("b")));
+        let time = humantime::parse_rfc3339(said["berth/renewed"].as_str().unwrap()).unwrap();
+        assert!(time.elapsed().is_ok_and(|age| age < Duration::from_secs(600)), "{said}");
         // The node's own is not in again: nothing is asked for until the bridge is over.
         on.send_replace(false);
         drop(on);
@@ -351,11 +393,23 @@ mod tests {
         let mut nameless = slice("x", "b");
         nameless["metadata"]["annotations"] = json!({NODE: "x"});
         let all = vec![slice("own", "1"), slice("booted", "2"), slice("bridged", "3"), slice("gone", "4"), nameless];
-        let (objects, kept, _) = cluster(&[], all).await;
-        let node = |boot| json!({"status": {"nodeInfo": {"bootID": boot}}});
+        // Where a time is: hosts that are no Node, and one that is.
+        let at = |node: &str, age: Duration| {
+            let mut slice = slice(node, "5");
+            let time = humantime::format_rfc3339_seconds(SystemTime::now() - age);
+            slice["metadata"]["annotations"]["berth/renewed"] = time.to_string().into();
+            slice
+        };
+        let minutes = |number: u64| Duration::from_secs(number * 60);
+        let timed = [at("no-node", minutes(2)), at("silent", minutes(20)), at("a-node", minutes(2))];
+        let (objects, kept, _) = cluster(&[], all.into_iter().chain(timed).collect()).await;
+        let node = |boot| json!({"metadata": {"name": "a-node"}, "status": {"nodeInfo": {"bootID": boot}}});
         objects.set(NODES, Some(json!({"items": [node("1"), node("later"), node("3")]})));
         let names = |nodes: &[&str]| nodes.iter().map(|node| format!("{PREFIX}{node}-ipv4")).collect::<Vec<_>>();
-        assert_eq!(left(&kept.client, None).await.unwrap(), names(&["booted", "gone"]));
-        assert_eq!(left(&kept.client, Some("own")).await.unwrap(), names(&["own", "booted", "gone"]));
+        assert_eq!(left(&kept.client, None).await.unwrap(), names(&["booted", "gone", "silent", "a-node"]));
+        assert_eq!(
+            left(&kept.client, Some("own")).await.unwrap(),
+            names(&["own", "booted", "gone", "silent", "a-node"])
+        );
     }
 }
