@@ -838,6 +838,31 @@ fn who_dials_localhost_is_named_before() {
     });
 }
 
+#[test]
+fn of_two_that_begin_at_once_one_is_refused() {
+    on_a_node(|node| {
+        nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let run = format!("read -r line < {}", node.path("go").display());
+        let bridge = |directory: &str| {
+            let mut command = berth(["bridge", "--settle=50ms", "--speedup=20", "--probe-timeout=10s", "--state-dir"]);
+            command.arg(node.path(directory)).args(["--command", &node.own(), "--probe-ca"]).arg(&node.certs.ca_file);
+            Running::start(command.args(["--", "sh", "-c", &run]))
+        };
+        let mut both = ["bridge", "other"].map(bridge);
+        let refused =
+            eventually("the end of one", || both.iter_mut().position(|it| it.child.try_wait().unwrap().is_some()));
+        let status = both[refused].ended();
+        let log = both[refused].log();
+        assert!(status.code() == Some(69) && log.contains("another bridge is on"), "{log}");
+        let begun = &mut both[1 - refused];
+        begun.logs("may be replaced now");
+        std::fs::write(node.path("go"), "\n").unwrap();
+        node.stop_own();
+        node.start_own();
+        assert!(begun.ended().success(), "{}", begun.log());
+    });
+}
+
 /// The same command, started by another.
 fn by(starter: &[&str], command: &Command) -> Command {
     let mut by = Command::new(starter[0]);

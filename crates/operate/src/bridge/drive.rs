@@ -12,6 +12,8 @@ use super::restore::{self, Before, Difference};
 use super::server::{Answer, Asking, serve};
 use super::service::{Kept, LOST, UNKNOWN};
 use super::sight::{self, Asked};
+use super::surroundings;
+use berth_node::instance::InstanceId;
 use berth_node::terms::Phase;
 use berth_os::file::private_directory;
 use berth_os::socket::Keepalive;
@@ -33,8 +35,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::UnixListener as StdListener;
+use std::os::unix::net::{UnixDatagram, UnixListener as StdListener};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -85,6 +88,7 @@ pub struct Claim {
     /// Where the daemon writes what it logs.
     pub log: File,
     _lock: File,
+    _alone: UnixDatagram,
 }
 
 impl Claim {
@@ -103,6 +107,7 @@ impl Claim {
         let lock = options.open(directory.join(ipc::LOCK)).map_err(failed("make a file"))?;
         lock.try_lock()
             .map_err(|_| format!("another bridge is on ({}): see `berth bridge status`", directory.display()))?;
+        let alone = surroundings::alone()?;
         clear(directory);
         let path = directory.join(ipc::SOCKET);
         let socket = StdListener::bind(&path).map_err(failed("make a socket"))?;
@@ -114,7 +119,7 @@ impl Claim {
             let _ =
                 OpenOptions::new().write(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(directory.join(log));
         }
-        Ok(Self { directory: directory.to_owned(), socket, log, _lock: lock })
+        Ok(Self { directory: directory.to_owned(), socket, log, _lock: lock, _alone: alone })
     }
 }
 

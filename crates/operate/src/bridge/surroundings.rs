@@ -6,11 +6,17 @@ use crate::manifest::{Manifest, file};
 use crate::upgrade::state;
 use berth_os::bpf::{self, Attached, Purpose};
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 
 /// Where one of these is on.
 const ELSEWHERE: &str = "another bridge is on, in another --state-dir: end that one";
+
+/// Name of the socket that a bridge holds, in this network namespace alone.
+const ALONE: &str = "berth-bridge";
 
 /// Least that is to be free for logs, in bytes: kube-apiserver writes some 10 MB in an hour at its default verbosity, more where it
 /// audits.
@@ -36,6 +42,19 @@ pub(super) fn steering(findings: &mut Findings) {
 #[must_use]
 pub fn elsewhere() -> Option<&'static str> {
     attached().iter().any(is_bridges).then_some(ELSEWHERE)
+}
+
+/// Takes this network namespace for a bridge until what is returned is dropped: two that begin at once do not see each other's program
+/// yet. The kernel frees the name, which a namespace has once, when the process ends.
+///
+/// # Errors
+/// Another has it.
+pub fn alone() -> Result<UnixDatagram, String> {
+    let name = SocketAddr::from_abstract_name(ALONE).and_then(|name| UnixDatagram::bind_addr(&name));
+    name.map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => format!("{ELSEWHERE} (`ss -xp | grep @{ALONE}` shows its process)"),
+        _ => format!("cannot bind the socket @{ALONE}: {error}"),
+    })
 }
 
 /// Who may not see it is told by the steering's own test.
