@@ -1,5 +1,6 @@
 //! Limits, capabilities and descendants of this process.
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -10,7 +11,7 @@ use nix::unistd::{
 };
 use nix::unistd::{SysconfVar, sysconf};
 use procfs::process::{Limit, LimitValue, Process};
-use rustix::process::WaitOptions;
+use rustix::process::{PidfdFlags, WaitOptions};
 use rustix::thread::CapabilitySet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -135,6 +136,36 @@ pub fn die_with_parent(command: &mut Command) {
 /// The parent of a process, if it is there.
 pub fn parent(pid: i32) -> Option<i32> {
     Process::new(pid).and_then(|process| process.stat()).ok().map(|stat| stat.ppid)
+}
+
+/// A process, whichever has its number later.
+#[derive(Debug)]
+pub struct Held {
+    pub pid: i32,
+    fd: OwnedFd,
+}
+
+impl Held {
+    /// # Errors
+    /// There is none of this number.
+    pub fn of(pid: i32) -> io::Result<Self> {
+        let number = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self { pid, fd: rustix::process::pidfd_open(number, PidfdFlags::empty())? })
+    }
+
+    /// What `read` finds by its number. Not its root and its program kept open: what is mounted in a root is gone with the last process
+    /// there, and would be copied as empty.
+    ///
+    /// # Errors
+    /// What `read` says, or that the process ended, so that what was read may be another's.
+    pub fn read<T>(&self, read: impl FnOnce(i32) -> io::Result<T>) -> io::Result<T> {
+        let found = read(self.pid);
+        let mut ends = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+        if poll(&mut ends, PollTimeout::ZERO)? > 0 {
+            return Err(io::Error::other(format!("process {} ended meanwhile", self.pid)));
+        }
+        found
+    }
 }
 
 /// How a process runs, for another that is to run as it does.
@@ -357,6 +388,23 @@ fn end_as(status: ExitStatus) -> ! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_may_be_another_processs_is_not_taken() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let held = Held::of(pid).unwrap();
+        let its = |pid: i32| parent(pid).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
+        assert_eq!(held.read(its).unwrap(), getpid().as_raw());
+        // As if another had its number.
+        let other = |_| {
+            child.kill()?;
+            child.wait()?;
+            its(getpid().as_raw())
+        };
+        assert!(held.read(other).unwrap_err().to_string().contains("ended meanwhile"));
+        assert!(Held::of(pid).is_err());
+    }
 
     /// In the environment of this test's own binary where that is to have another limit.
     const LIMITED: &str = "BERTH_TEST_LOCKED_MEMORY";

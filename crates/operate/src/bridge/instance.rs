@@ -3,6 +3,7 @@
 //! What COMMAND may replace is copied before: the program, in memory, since a file that is executed cannot be written to; and the
 //! certificates and keys that the arguments name, which kube-apiserver reads again when they change.
 
+use super::pod::Pod;
 use super::pod::container::{self, Container};
 use super::preflight::Plan;
 use berth_exec::args::{self, ArgsError, Wanted};
@@ -45,6 +46,8 @@ pub struct Template {
     runs: Runs,
     directory: PathBuf,
     audit: Option<PathBuf>,
+    /// SELinux's, of what a container may write to.
+    label: Option<String>,
 }
 
 /// What is run.
@@ -60,11 +63,15 @@ impl Template {
     /// # Errors
     /// Its program cannot be copied, or a file that its arguments name.
     pub fn new(plan: &Plan) -> io::Result<Self> {
+        plan.process.read(|pid| Self::of(plan, pid))
+    }
+
+    fn of(plan: &Plan, pid: i32) -> io::Result<Self> {
         let directory = plan.options.directory.clone();
         let runs = match &plan.pod {
-            Some(pod) => Runs::Container(Container::new(pod, plan)?),
+            Some(pod) => Runs::Container(Container::new(pod, plan, pid)?),
             None => {
-                let program = copy_program(Path::new(&format!("/proc/{}/exe", plan.pid)))?;
+                let program = copy_program(Path::new(&format!("/proc/{pid}/exe")))?;
                 let mut argv = plan.argv.clone();
                 if is_roots(&plan.like) {
                     argv = copy_files(argv, &directory.join(FILES))?;
@@ -73,7 +80,8 @@ impl Template {
                 Runs::Program { program, argv, like: plan.like.clone() }
             }
         };
-        Ok(Self { address: plan.temporary, runs, directory, audit: plan.audit.clone() })
+        let label = plan.pod.as_ref().and_then(Pod::label).map(str::to_owned);
+        Ok(Self { address: plan.temporary, runs, directory, audit: plan.audit.clone(), label })
     }
 
     /// Starts it. To be called on the thread that lives as long as this process: it gets SIGKILL when that ends.
@@ -82,6 +90,7 @@ impl Template {
     /// What execve(2) and what comes before it say.
     pub fn start(&self) -> io::Result<Child> {
         let log = OpenOptions::new().create(true).append(true).mode(0o600).open(self.directory.join(LOG))?;
+        container::let_write(&log, self.label.as_deref())?;
         let mut command = match &self.runs {
             Runs::Program { program, argv, like } => {
                 // The number is the child's too: it is not closed there.

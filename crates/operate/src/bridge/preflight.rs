@@ -8,7 +8,7 @@ use berth_exec::{address, args};
 use berth_node::instance::InstanceId;
 use berth_os::namespaces::is_shared_with;
 use berth_os::proc_net::{self, ESTABLISHED, Entry, Owner};
-use berth_os::process::{Like, raise_hard_file_limit};
+use berth_os::process::{Held, Like, raise_hard_file_limit};
 use berth_os::{netdevice, socket};
 use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::{Probe, ProbeConfig};
@@ -62,7 +62,7 @@ pub struct Plan {
     pub argv: Vec<OsString>,
     pub audit: Option<PathBuf>,
     /// The running instance, and its command line.
-    pub pid: i32,
+    pub process: Held,
     pub like: Like,
     pub command: Vec<OsString>,
     /// It is in one.
@@ -143,10 +143,10 @@ pub async fn preflight(mut options: Options) -> Result<Plan, Refusal> {
     let addresses = answered(port, &addresses);
     let place = findings.note("", place(options.port, addresses.iter().any(IpAddr::is_ipv6)));
     let instance = findings.note("", InstanceId::parse(INSTANCE));
-    let Some(Found { pid, like, command, pod }) = running else { return Err(Refusal::Missing(findings.missing)) };
+    let Some(Found { process, like, command, pod }) = running else { return Err(Refusal::Missing(findings.missing)) };
     // kube-apiserver takes this for none, too.
     let advertised = args::advertised(&command).filter(|ip| !ip.is_unspecified());
-    let own = own_address(&addresses, advertised, &netdevice::addresses().unwrap_or_default());
+    let own = own_address(&addresses, advertised, binds_ipv6(&command), &netdevice::addresses().unwrap_or_default());
     let named = SocketAddr::new(advertised.unwrap_or(own), port);
     let own = SocketAddr::new(own, port);
     let source: IpAddr = if own.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
@@ -186,7 +186,7 @@ pub async fn preflight(mut options: Options) -> Result<Plan, Refusal> {
         probe,
         argv,
         audit,
-        pid,
+        process,
         like,
         command,
         pod,
@@ -320,7 +320,7 @@ impl Listening {
 
 /// A running kube-apiserver.
 struct Found {
-    pid: i32,
+    process: Held,
     like: Like,
     command: Vec<OsString>,
     pod: Option<Pod>,
@@ -338,6 +338,12 @@ async fn running(entry: &Entry, options: &Options, findings: &mut Findings) -> O
     };
     let (pid, user) = (process.pid, geteuid());
     let what = format!("process {pid} ({}), which listens on {}: ", process.name, entry.local);
+    let process = findings.note(&what, Held::of(pid))?;
+    let still = process.read(|pid| Ok(proc_net::listens(pid, entry.local)));
+    if !findings.note(&what, still)? {
+        findings.missing.push(format!("{what}it listens no more: begin again when the kube-apiserver stays"));
+        return None;
+    }
     let like = findings.note(&what, Like::of(pid))?;
     let cmdline = findings.note(&what, fs::read(format!("/proc/{pid}/cmdline")))?;
     let found = match &options.running {
@@ -347,7 +353,7 @@ async fn running(entry: &Entry, options: &Options, findings: &mut Findings) -> O
                 findings.missing.push(format!("{what}{wants}"));
             }
             check_process(pid, &what, command, &cmdline, findings)?;
-            Found { pid, like, command: command.clone(), pod: None }
+            Found { process, like, command: command.clone(), pod: None }
         }
         Running::Pod { .. } if !user.is_root() => {
             findings
@@ -360,7 +366,7 @@ async fn running(entry: &Entry, options: &Options, findings: &mut Findings) -> O
             let command = strings(&cmdline);
             let wrong = args::check(&command).into_iter().map(|error| format!("{what}{error}"));
             findings.missing.extend(wrong);
-            Found { pid, like, command, pod: Some(pod) }
+            Found { process, like, command, pod: Some(pod) }
         }
     };
     let available = findings.note("/proc/meminfo: ", available_memory())?;

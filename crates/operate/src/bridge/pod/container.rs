@@ -6,7 +6,9 @@ use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, Pod, copy};
 use crate::bridge::preflight::Plan;
 use crate::bridge::{Options, cgroup};
 use berth_os::namespaces::{in_own_processes, tmpfs, unmount};
-use std::fs::{self, DirBuilder};
+use rustix::fs::{XattrFlags, fsetxattr};
+use std::ffi::CString;
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::path::{Path, PathBuf};
@@ -23,6 +25,9 @@ const STATE: &str = "state";
 /// Its ID, to the runtime that has no other.
 const ID: &str = "kube-apiserver";
 
+/// The extended attribute with a file's label.
+const SELINUX: &str = "security.selinux";
+
 /// Where programs that a runtime starts are found.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -38,16 +43,16 @@ impl Container {
     ///
     /// # Errors
     /// Something cannot be read any more, or memory is missing.
-    pub fn new(pod: &Pod, plan: &Plan) -> io::Result<Self> {
-        let Plan { options: Options { directory, .. }, pid, argv, like, temporary, .. } = plan;
+    pub fn new(pod: &Pod, plan: &Plan, pid: i32) -> io::Result<Self> {
+        let Plan { options: Options { directory, .. }, argv, like, temporary, .. } = plan;
         let cgroup = cgroup::of_container(*temporary.ip());
         let args = argv.iter().map(|argument| argument.to_str().map(str::to_owned));
         let args: Option<Vec<_>> = args.collect();
         let args = args.ok_or_else(|| io::Error::other("an argument is no UTF-8, as which all are handed on"))?;
         let memory = directory.join(MEMORY);
         private(&memory)?;
-        tmpfs(&memory, pod.bytes + SPARE, pod.spec.label())?;
-        let root = tree::root_of(*pid)?;
+        tmpfs(&memory, pod.bytes + SPARE, pod.label())?;
+        let root = tree::root_of(pid)?;
         tree::copy(&root, &memory.join(ROOT), Mounted::Leave)?;
         fs::copy(&pod.runtime, memory.join(RUNTIME))?;
         private(&memory.join(FILES))?;
@@ -67,6 +72,7 @@ impl Container {
         if writes {
             private(&audit)?;
             chown(&audit, Some(pod.spec.user().uid), Some(pod.spec.user().gid))?;
+            let_write(&File::open(&audit)?, pod.label())?;
         }
         let changes = Changes {
             args,
@@ -98,6 +104,18 @@ impl Container {
         in_own_processes(&mut command, &cgroup::all(&self.cgroup))?;
         Ok(command)
     }
+}
+
+/// Lets a container write into what is not in its file systems, where SELinux keeps it from that: as its own files are labelled.
+///
+/// # Errors
+/// It cannot have the label.
+pub fn let_write(to: &File, label: Option<&str>) -> io::Result<()> {
+    let Some(label) = label else { return Ok(()) };
+    let value = CString::new(label)?;
+    fsetxattr(to, SELINUX, value.as_bytes_with_nul(), XattrFlags::empty()).map_err(|error| {
+        io::Error::other(format!("SELinux's label {label} cannot be given to what the container writes: {error}"))
+    })
 }
 
 fn private(directory: &Path) -> io::Result<()> {

@@ -173,6 +173,7 @@ impl Pod {
                         mount.is_read_only()
                             || configuration.is_some_and(|above| source.starts_with(above))
                             || is_kubelets(source)
+                            || is_runtimes(source)
                     }
                     _ => false,
                 };
@@ -230,6 +231,12 @@ impl Pod {
         let name = path.file_name().unwrap_or_default();
         args::set(argv, AUDIT_LOG, Path::new(AUDIT).join(name).as_os_str());
         Some(directory.join(AUDIT_DIRECTORY).join(name))
+    }
+
+    /// SELinux's label of its files.
+    #[must_use]
+    pub fn label(&self) -> Option<&str> {
+        self.spec.label()
     }
 
     /// What the kubelet starts it from.
@@ -290,6 +297,11 @@ fn is_kubelets(source: &Path) -> bool {
     source
         .components()
         .any(|part| matches!(part, Component::Normal(name) if name.to_string_lossy().starts_with("kubernetes.io~")))
+}
+
+/// Directories that the runtime makes for a container or its pod, such as CRI-O for its default mounts, and removes with it.
+fn is_runtimes(source: &Path) -> bool {
+    runtime::container(&source.to_string_lossy()).is_some()
 }
 
 fn copy(directory: &Path, at: usize) -> PathBuf {

@@ -1,6 +1,6 @@
 use super::spec::{Changes, Instead, Spec};
 use super::tree::{self, Mounted, Size};
-use super::{AUDIT, Findings, Kept, Pod, runtime};
+use super::{AUDIT, Findings, Kept, Pod, container, runtime};
 use proptest::prelude::*;
 use rustix::fs::FileType;
 use serde_json::{Value, json};
@@ -369,6 +369,45 @@ fn what_is_too_large_is_not_looked_through_and_what_cannot_be_read_is_noted() {
     }
     let kept: Vec<_> = pod.files.iter().map(|kept| kept.path.as_path()).collect();
     assert_eq!((findings.notes.len(), kept), (3, vec![Path::new("/small"), Path::new(super::MANIFEST)]));
+}
+
+#[test]
+fn what_the_container_writes_to_has_its_label() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut json = sample();
+    json["linux"]["mountLabel"] = "system_u:object_r:container_file_t:s0:c1,c2".into();
+    let labelled = pod(&json, &[]);
+    let directory = fs::File::open(temp.path()).unwrap();
+    let label = || {
+        let mut value = [0; 64];
+        rustix::fs::fgetxattr(&directory, "security.selinux", &mut value).map(|length| value[..length].to_vec())
+    };
+    let before = label();
+    container::let_write(&directory, pod(&sample(), &[]).label()).unwrap();
+    assert_eq!(label(), before, "where there is no SELinux, there is no label");
+    match container::let_write(&directory, labelled.label()) {
+        Err(error) if error.to_string().contains("not supported") => eprintln!("skipped: {error}"),
+        done => {
+            done.unwrap();
+            assert_eq!(label().unwrap(), b"system_u:object_r:container_file_t:s0:c1,c2\0");
+        }
+    }
+}
+
+#[test]
+fn what_the_runtime_made_for_the_container_is_copied() {
+    let temp = tempfile::tempdir().unwrap();
+    fs::create_dir_all(temp.path().join("run/secrets")).unwrap();
+    fs::create_dir_all(temp.path().join("var/log")).unwrap();
+    // As CRI-O's default mounts are: they go with the container.
+    let own = format!("/run/containers/storage/overlay-containers/{ID}/userdata/run/secrets");
+    let mut json = sample();
+    let mount = |source: &str, place: &str| json!({"destination": place, "source": source, "type": "bind", "options": ["rw", "rbind"]});
+    json["mounts"] = json!([mount(&own, "/run/secrets"), mount("/var/log", "/var/log")]);
+    let mut pod = pod(&json, &[]);
+    pod.measure_mounts(&open(temp.path()), &mut Findings::default());
+    let kept: Vec<_> = pod.files.iter().map(|kept| kept.path.as_path()).collect();
+    assert_eq!(kept, [Path::new(&own), Path::new(super::MANIFEST)]);
 }
 
 #[test]
