@@ -3,7 +3,7 @@
 //! kubeadm and kube-apiserver that take what `berth inject` writes. And `scripts/kubelet.sh`: a real kubelet with
 //! containerd that runs such pods, and what berth does to them meanwhile. And `scripts/cluster.sh`: a whole cluster of kubeadm's that
 //! is upgraded under `berth bridge`, and without. And `berth grant` and the lock of
-//! `berth upgrade` (`e2e/`). And `scripts/service.sh`: the Service `kubernetes` through a real kube-proxy, while instances
+//! `berth upgrade`, and bridges of nodes of IPv6 (`e2e/`). And `scripts/service.sh`: the Service `kubernetes` through a real kube-proxy, while instances
 //! change places. And `scripts/direct.sh`: the direct path to real kube-apiservers, and who is relayed.
 //!
 //! They take minutes, so they run when they are asked for: `cargo test --test e2e -- --ignored [NAME]`, as `.ci/run` does. Where they
@@ -13,6 +13,9 @@
 #[cfg(feature = "operate")]
 #[path = "e2e/grant.rs"]
 mod grant;
+#[cfg(feature = "operate")]
+#[path = "e2e/ipv6.rs"]
+mod ipv6;
 #[cfg(feature = "operate")]
 #[path = "e2e/lock.rs"]
 mod lock;
@@ -58,9 +61,11 @@ fn main() -> ExitCode {
         Ok(binaries) => rehearsal(&binaries).map(|()| Completion::Completed),
     });
     let mut trials = vec![scripted("upgrade_of_a_real_kube_apiserver", "scripts/e2e.sh", &[])];
-    trials.push(Trial::ignorable_test("direct_path_to_a_real_kube_apiserver", || match obstacle_to_direct() {
-        Some(why) => Ok(Completion::ignored_with(why)),
-        None => run("scripts/direct.sh", &[]).map(|()| Completion::Completed),
+    trials.push(Trial::ignorable_test("direct_path_to_a_real_kube_apiserver", || {
+        match obstacle_to_direct().or_else(|| binaries().err()) {
+            Some(why) => Ok(Completion::ignored_with(why)),
+            None => run("scripts/direct.sh", &[]).map(|()| Completion::Completed),
+        }
     }));
     #[cfg(feature = "operate")]
     trials.push(Trial::ignorable_test("rbac_of_a_real_kube_apiserver", || match binaries() {
@@ -71,6 +76,13 @@ fn main() -> ExitCode {
     trials.push(Trial::ignorable_test("lock_of_a_real_cluster", || match binaries() {
         Err(why) => Ok(Completion::ignored_with(why)),
         Ok(binaries) => lock::lock_of_a_cluster(&binaries.new.path, &binaries.etcd).map(|()| Completion::Completed),
+    }));
+    #[cfg(feature = "operate")]
+    trials.push(Trial::ignorable_test("bridges_of_nodes_of_ipv6", || {
+        match obstacle_to_direct().map_or_else(newest, Err) {
+            Err(why) => Ok(Completion::ignored_with(why)),
+            Ok((new, etcd)) => ipv6::bridges(&new.path, &etcd).map(|()| Completion::Completed),
+        }
     }));
     if cfg!(feature = "operate") {
         trials.push(scripted("manifests_for_a_real_kubeadm_and_kube_apiserver", "scripts/manifests.sh", &[]));
@@ -129,7 +141,7 @@ fn obstacle(tools: &[&str]) -> Option<String> {
 
 /// Why nothing can be steered to it here, or it cannot be run at all.
 fn obstacle_to_direct() -> Option<String> {
-    obstacle(&["nft", "curl", "setpriv"]).or_else(|| binaries().err()).or_else(|| {
+    obstacle(&["nft", "curl", "setpriv"]).or_else(|| {
         let tested = std::thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|error| format!("no network namespace can be made: {error}"))?;
             for command in ["link set lo up", "addr add 192.0.2.2/32 dev lo"] {
@@ -159,14 +171,25 @@ struct Binary {
 
 /// The kube-apiservers of the two newest versions that are pinned here.
 fn binaries() -> Result<Binaries, String> {
+    let [.., old, _] = minors()?[..] else { return Err("it needs two versions in tests/kube-apiserver".into()) };
+    let (old, (new, etcd)) = (binary(old)?, newest()?);
+    Ok(Binaries { old, new, etcd })
+}
+
+/// The kube-apiserver of the newest one, and its etcd.
+fn newest() -> Result<(Binary, String), String> {
+    let new = binary(minors()?.pop().ok_or("it needs a version in tests/kube-apiserver")?)?;
+    let etcd = program(&new.paths, "ETCD")?;
+    Ok((new, etcd))
+}
+
+/// The minor versions that are pinned here.
+fn minors() -> Result<Vec<u32>, String> {
     let pins = std::fs::read_dir(root().join("tests/kube-apiserver")).map_err(|error| error.to_string())?;
     let names = pins.flatten().map(|pin| pin.file_name().to_string_lossy().into_owned());
     let mut minors: Vec<u32> = names.filter_map(|name| name.strip_prefix("v1.")?.parse().ok()).collect();
     minors.sort_unstable();
-    let [.., old, new] = minors[..] else { return Err("it needs two versions in tests/kube-apiserver".into()) };
-    let (old, new) = (binary(old)?, binary(new)?);
-    let etcd = program(&new.paths, "ETCD")?;
-    Ok(Binaries { old, new, etcd })
+    Ok(minors)
 }
 
 /// A built kube-apiserver of a minor version. What the environment names is for one version alone, so it is left aside.

@@ -10,11 +10,12 @@ use berth_cluster::service::{Family, MANAGER, RECONCILED, SERVICE, SLICES, slice
 use berth_cluster::{Access, Client, Error};
 use hyper::StatusCode;
 use libtest_mimic::Failed;
+use nix::sys::signal::{Signal, kill};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
@@ -58,13 +59,29 @@ pub(crate) fn grant(apiserver: &str, etcd: &str) -> Result<(), Failed> {
 pub(crate) struct Cluster {
     address: SocketAddr,
     pub(crate) admin: PathBuf,
-    apiserver: Running,
+    /// What the apiserver is started with, for a shell.
+    pub(crate) command: String,
+    apiserver: Option<Running>,
     _etcd: Running,
 }
 
 impl Cluster {
     pub(crate) fn start(dir: &Path, apiserver: &str, etcd: &str) -> Result<Self, Failed> {
         let ip = fresh_ip();
+        // It may not be a loopback address; of a net that no node has (RFC 5737).
+        let advertise = "--advertise-address=192.0.2.2".into();
+        let flags = [format!("--bind-address={ip}"), advertise, "--service-cluster-ip-range=10.96.0.0/24".into()];
+        Self::start_on(dir, apiserver, etcd, ip, &flags)
+    }
+
+    /// Both are asked at an address of loopback; `flags` are the apiserver's about addresses.
+    pub(crate) fn start_on(
+        dir: &Path,
+        apiserver: &str,
+        etcd: &str,
+        ip: Ipv4Addr,
+        flags: &[String],
+    ) -> Result<Self, Failed> {
         let address = SocketAddr::from((ip, 6443));
         let (store, peers) = (format!("http://{ip}:2379"), format!("http://{ip}:2380"));
         let etcd = Running::start(Command::new(etcd).args([
@@ -89,14 +106,11 @@ impl Cluster {
         let (key, signing) = (KeyPair::generate()?, KeyPair::generate()?);
         let certificate = CertificateParams::new(vec!["kubernetes".to_owned()])?.signed_by(&key, &issuer)?;
         let ca = file("ca.crt", &issuer.pem())?;
-        let apiserver = Running::start(Command::new(apiserver).args([
+        let own = [
+            apiserver.to_owned(),
             format!("--etcd-servers={store}"),
-            format!("--bind-address={ip}"),
             "--secure-port=6443".into(),
-            // It may not be a loopback address; of a net that no node has (RFC 5737).
-            "--advertise-address=192.0.2.2".into(),
             "--authorization-mode=RBAC".into(),
-            "--service-cluster-ip-range=10.96.0.0/24".into(),
             "--service-account-issuer=https://kubernetes.default.svc".into(),
             flag("cert-dir", &dir.join("certs")),
             flag("tls-cert-file", &file("server.crt", &certificate.pem())?),
@@ -104,14 +118,30 @@ impl Cluster {
             flag("token-auth-file", &file("tokens", "admin,admin,admin,\"system:masters\"\n")?),
             flag("service-account-key-file", &file("sa.pub", &signing.public_key_pem())?),
             flag("service-account-signing-key-file", &file("sa.key", &signing.serialize_pem())?),
-        ]));
+        ];
+        let command = [&own[..], flags].concat().join(" ");
         let admin = format!(
             "current-context: a\nclusters: [{{name: a, cluster: {{server: 'https://{address}', tls-server-name: kubernetes, \
              certificate-authority: '{}'}}}}]\ncontexts: [{{name: a, context: {{cluster: a, user: a}}}}]\nusers: [{{name: a, user: \
              {{token: admin}}}}]\n",
             ca.display()
         );
-        Ok(Self { address, admin: file("admin.conf", &admin)?, apiserver, _etcd: etcd })
+        let admin = file("admin.conf", &admin)?;
+        let mut cluster = Self { address, admin, command, apiserver: None, _etcd: etcd };
+        cluster.start_apiserver();
+        Ok(cluster)
+    }
+
+    pub(crate) fn start_apiserver(&mut self) {
+        let words: Vec<_> = self.command.split(' ').collect();
+        self.apiserver = Some(Running::start(Command::new(words[0]).args(&words[1..])));
+    }
+
+    /// As the kubelet stops it.
+    pub(crate) fn stop_apiserver(&mut self) {
+        let Some(mut apiserver) = self.apiserver.take() else { return };
+        let _ = kill(apiserver.pid(), Signal::SIGTERM);
+        apiserver.ended();
     }
 
     /// Waits for what a new cluster gets by itself.
@@ -127,7 +157,7 @@ impl Cluster {
                 return Ok(());
             }
             if began.elapsed() > UP {
-                return Err(format!("not ready: {listed:?}\n{}", self.apiserver.log()).into());
+                return Err(format!("not ready: {listed:?}\n{:?}", self.apiserver.as_ref().map(Running::log)).into());
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }

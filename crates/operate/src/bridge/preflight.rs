@@ -454,20 +454,26 @@ fn answered(port: u16, listened: &[IpAddr]) -> Vec<IpAddr> {
 }
 
 /// An address of this node at which its own instance is asked: what it advertises, if it is that.
-fn own_address(answered: &[IpAddr], advertised: Option<IpAddr>, of_node: &[IpAddr]) -> IpAddr {
+fn own_address(answered: &[IpAddr], advertised: Option<IpAddr>, ipv6_first: bool, of_node: &[IpAddr]) -> IpAddr {
     let (any4, any6) = (IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED));
     let fits = |ip: &IpAddr| {
         let is_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let any = if ip.is_ipv4() { any4 } else { any6 };
         (answered.contains(ip) || answered.contains(&any)) && !ip.is_loopback() && !ip.is_unspecified() && !is_local
     };
-    let of_family = |ipv4| of_node.iter().copied().filter(move |ip| ip.is_ipv4() == ipv4);
+    let mut of_node = of_node.to_vec();
+    of_node.sort_by_key(|ip| ip.is_ipv6() != ipv6_first);
     let advertised = advertised.filter(|ip| of_node.contains(ip));
-    // kube-apiserver, too, takes IPv4 first where nothing says what it is to advertise.
-    let all = advertised.into_iter().chain(answered.iter().copied()).chain(of_family(true)).chain(of_family(false));
+    let all = advertised.into_iter().chain(answered.iter().copied()).chain(of_node);
     let ipv6_alone = !answered.is_empty() && answered.iter().all(IpAddr::is_ipv6);
     let loopback = if ipv6_alone { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
     all.into_iter().find(fits).unwrap_or(loopback)
+}
+
+/// Whether kube-apiserver takes an address of IPv6 first where nothing says what it is to advertise: as its bind address is.
+fn binds_ipv6(command: &[OsString]) -> bool {
+    let bind = args::value(command, "--bind-address").and_then(|text| text.to_str()?.trim().parse().ok());
+    bind.is_some_and(|ip: IpAddr| ip.is_ipv6())
 }
 
 /// Asks the running instance as the bridge will.
@@ -560,7 +566,7 @@ mod tests {
         let parse = |all: &[&str]| all.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
         let node = ["127.0.0.1", "::1", "fe80::5", "10.0.0.5", "fd00::5"];
         let own = |answered: &[&str], advertised: &str, of_node: &[&str]| {
-            own_address(&parse(answered), advertised.parse().ok(), &parse(of_node)).to_string()
+            own_address(&parse(answered), advertised.parse().ok(), false, &parse(of_node)).to_string()
         };
         let both = ["0.0.0.0", "::"];
         for advertised in ["10.0.0.5", "fd00::5"] {
@@ -572,6 +578,10 @@ mod tests {
         assert_eq!(own(&["0.0.0.0"], "fd00::5", &node), "10.0.0.5");
         assert_eq!(own(&["::"], "10.0.0.5", &node), "fd00::5");
         assert_eq!(own(&both, "", &["127.0.0.1", "::1", "fe80::5", "fd00::5"]), "fd00::5");
+        let ipv6_first = |answered: &[&str]| own_address(&parse(answered), None, true, &parse(&node)).to_string();
+        assert_eq!((ipv6_first(&both), ipv6_first(&["0.0.0.0"])), ("fd00::5".into(), "10.0.0.5".into()));
+        let binds = |flags: &[&str]| binds_ipv6(&flags.iter().map(OsString::from).collect::<Vec<_>>());
+        assert!(binds(&["k", "--bind-address=::"]) && !binds(&["k", "--bind-address", "0.0.0.0"]) && !binds(&["k"]));
         // Shims, each at one address.
         assert_eq!(own(&["10.0.0.6", "fd00::5"], "", &node), "10.0.0.6");
         assert_eq!(own(&["10.0.0.6", "fd00::5"], "fd00::5", &node), "fd00::5");

@@ -1,0 +1,84 @@
+//! `berth bridge` on nodes of IPv6, with a real kube-apiserver, whose listener on 0.0.0.0 is one of both families.
+
+use crate::grant::Cluster;
+use crate::support::process::{berth, said};
+use berth_cluster::service::{SLICES, addresses};
+use berth_cluster::{Access, Client};
+use libtest_mimic::Failed;
+use nix::sched::{CloneFlags, unshare};
+use serde_json::Value;
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::Command;
+
+/// What it advertises.
+const OWN: &str = "fd77::1";
+
+/// On a node of IPv6 alone, and on one that is IPv6 first.
+pub(crate) fn bridges(apiserver: &str, etcd: &str) -> Result<(), Failed> {
+    for (ipv4, services) in [(None, "fd99::/112"), (Some("addr add 10.77.0.1/32 dev lo"), "fd99::/112,10.99.0.0/24")] {
+        std::thread::scope(|scope| {
+            let node = scope.spawn(|| -> Result<(), String> {
+                unshare(CloneFlags::CLONE_NEWNET).map_err(|error| error.to_string())?;
+                for command in ["link set lo up", "-6 addr add fd77::1/128 dev lo nodad"].into_iter().chain(ipv4) {
+                    assert!(
+                        Command::new("ip").args(command.split(' ')).status().is_ok_and(|it| it.success()),
+                        "{command}"
+                    );
+                }
+                bridge(apiserver, etcd, services).map_err(|failed| format!("{services}: {failed:?}"))
+            });
+            node.join().unwrap_or_else(|_| Err(format!("{services}: it panicked")))
+        })?;
+    }
+    Ok(())
+}
+
+/// Ends what a test that failed left.
+struct Ends<'a>(&'a Path);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        said(berth(["bridge", "end", "--now", "--state-dir"]).arg(self.0));
+    }
+}
+
+fn bridge(apiserver: &str, etcd: &str, services: &str) -> Result<(), Failed> {
+    let temp = tempfile::tempdir()?;
+    let flags = [format!("--advertise-address={OWN}"), format!("--service-cluster-ip-range={services}")];
+    let mut cluster = Cluster::start_on(temp.path(), apiserver, etcd, [127, 0, 0, 1].into(), &flags)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(cluster.ready())?;
+    let directory = temp.path().join("bridge");
+    let _ends = Ends(&directory);
+    let mut start = berth(["bridge", "start", "--settle=1s", "--state-dir"]);
+    start.arg(&directory).args(["--command", &cluster.command]).arg("--kubeconfig").arg(&cluster.admin);
+    let (code, _, err) = said(start.arg("--probe-ca").arg(temp.path().join("ca.crt")));
+    assert_eq!(code, Some(0), "{err}");
+    let (_, status, _) = said(berth(["bridge", "status", "--json", "--state-dir"]).arg(&directory));
+    let status: Value = serde_json::from_str(&status)?;
+    assert_eq!(
+        (&status["own"]["address"], &status["service"]),
+        (&format!("[{OWN}]:6443").into(), &Value::Null),
+        "{status}"
+    );
+
+    // As clients of the node reach it, also while its own is away.
+    let access = Access { server: format!("https://[{OWN}]:6443"), ..Access::read(&cluster.admin)? };
+    let client = Client::new(&access).map_err(|error| error.to_string())?;
+    let slices = || -> Result<Vec<Value>, Failed> {
+        let list = runtime.block_on(client.get(SLICES))?;
+        let is_bridges =
+            |slice: &&Value| slice["metadata"]["name"].as_str().is_some_and(|name| name.starts_with("berth-bridge-"));
+        Ok(list["items"].as_array().into_iter().flatten().filter(is_bridges).cloned().collect())
+    };
+    cluster.stop_apiserver();
+    let [slice] = &slices()?[..] else { return Err("the Service is not kept by one slice".into()) };
+    assert_eq!(slice["addressType"], "IPv6", "{slice}");
+    assert!(addresses(slice).eq([OWN.parse::<IpAddr>().unwrap()]), "{slice}");
+    cluster.start_apiserver();
+    let (code, _, err) = said(berth(["bridge", "end", "--state-dir"]).arg(&directory));
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!(slices()?.len(), 0);
+    Ok(())
+}
