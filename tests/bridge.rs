@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use support::load::{Load, Record};
 use support::process::{Running, berth, gone, said};
+use support::stopped::Stopped;
 use support::{eventually, skipped};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixListener};
@@ -273,6 +274,15 @@ done"#
     }
 
     fn attempt_at(&self, to: &'static str) -> impl Fn(std::net::Ipv4Addr) -> Attempt + Clone + Send + 'static {
+        let get = self.get(to);
+        move |_| {
+            let answer = get();
+            Box::pin(async move { answer.await.map(drop) })
+        }
+    }
+
+    /// One client's connection, and what it is answered.
+    fn get(&self, to: &'static str) -> impl Fn() -> Answer + Clone + Send + 'static {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.certs.ca.clone()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -280,7 +290,7 @@ done"#
             rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
         let config = config.with_root_certificates(roots).with_no_client_auth();
         let tls = tokio_rustls::TlsConnector::from(Arc::new(config));
-        move |_| {
+        move || {
             let tls = tls.clone();
             Box::pin(async move {
                 let failed = |what| support::load::failed(what);
@@ -294,7 +304,7 @@ done"#
                 let mut answer = Vec::new();
                 let read = stream.read_to_end(&mut answer).await;
                 match String::from_utf8_lossy(&answer).lines().next() {
-                    Some(line) if line.contains(" 200") => Ok(()),
+                    Some(line) if line.contains(" 200") => Ok(String::from_utf8_lossy(&answer).into_owned()),
                     Some(line) => Err(line.to_owned()),
                     None => Err(format!("no answer: {read:?}")),
                 }
@@ -313,6 +323,7 @@ done"#
     }
 }
 
+type Answer = std::pin::Pin<Box<dyn Future<Output = Result<String, String>> + Send>>;
 type Attempt = std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
 
 impl Drop for Node {
@@ -391,6 +402,86 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
         assert_eq!(left, ["bridge.lock", "bridge.log", "kube-apiserver.log"].map(OsString::from));
         assert!(node.path("audit-bridge.log").exists(), "its audit log stays beside the other");
         assert!(!node.is_on());
+    });
+}
+
+/// What controllers of the new version ask must not be answered by the old one, for as long as COMMAND has more to do.
+#[test]
+fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_again() {
+    on_a_node(|node| {
+        nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let versions = ["v1.34.0", "v1.35.0", "v1.36.0"];
+        let wait = format!("read -r line < {}", node.path("go").display());
+        let start = |version: &&str| {
+            let options = format!(" --stand-in-version={version} --shutdown-delay-duration=1h >> ");
+            format!("{}\n{wait}", node.start().replacen(" >> ", &options, 1))
+        };
+        // Told to stop, it says so on /readyz, and serves on.
+        let pid = node.path("pid").display().to_string();
+        let stop = format!("\nkill $(cat {pid})\n{wait}\n{}\nkill -9 $pid\n", node.quiet());
+        let starts: Vec<_> = versions.iter().map(start).collect();
+        let again = format!(". {}\n{}", node.path("stop").display(), starts.join(&stop));
+        std::fs::write(node.path("again"), again).unwrap();
+        let load = node.load();
+        load.more(50);
+        let get = node.get(NODE);
+        let answers = |version: &'static str| {
+            eventually(version, || block_on(get()).ok().filter(|answer| answer.contains(version)));
+            load.more(50);
+        };
+        let mut bridge = Running::start(&mut node.bridge("", &["sh", &node.path("again").display().to_string()]));
+        let mut kept = Vec::new();
+        for version in versions {
+            answers(version);
+            let status =
+                eventually("it says so", || Some(node.status()).filter(|status| status["own"]["preferred"] == true));
+            assert_eq!((&status["command"], &status["steering"]), (&true.into(), &true.into()), "{status}");
+            // It goes on although the bridge is over.
+            kept.push(std::net::TcpStream::connect(NODE).unwrap());
+            if version != versions[2] {
+                std::fs::write(node.path("go"), "\n").unwrap();
+                // The temporary one's.
+                answers("v1.33.0");
+                std::fs::write(node.path("go"), "\n").unwrap();
+            }
+        }
+        let daemon = node.daemon();
+        std::fs::write(node.path("go"), "\n").unwrap();
+        assert!(bridge.ended().success(), "{}", bridge.log());
+        load.more(50);
+        none_lost(load);
+        let kept = kept.pop().unwrap();
+        kept.set_nonblocking(true).unwrap();
+        let is_open = || kept.peek(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
+        bridge.logs("the bridge is over, and relays");
+        assert!(is_open() && !node.is_on());
+        let (code, _, err) = said(node.part("end").arg("--now"));
+        assert_eq!(code, Some(0), "{err}");
+        gone(daemon);
+        assert!(!is_open());
+    });
+}
+
+/// Its main thread, which decides, hangs, and those that relay do not.
+#[test]
+fn a_bridge_that_decides_nothing_any_more_steers_no_more() {
+    on_a_node(|node| {
+        let mut bridge = Running::start(&mut node.fast_bridge("", &["sh", "-c", "read -r line"]).stdin(Stdio::piped()));
+        bridge.logs("may be replaced now");
+        let daemon = Pid::from_raw(node.daemon().try_into().unwrap());
+        node.stop_own();
+        node.answers();
+        let hangs = Stopped::new(daemon);
+        eventually("nobody is steered to it", || {
+            let connected = std::net::TcpStream::connect(NODE);
+            connected.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused).then_some(())
+        });
+        drop(hangs);
+        node.answers();
+        node.start_own();
+        drop(bridge.child.stdin.take());
+        let code = bridge.ended().code();
+        assert_eq!(code, Some(1), "{}", bridge.log());
     });
 }
 

@@ -424,7 +424,7 @@ fn fifteen_thousand_legs_from_one_source() {
     let keepalive = Keepalive { idle: None, interval: Duration::from_secs(1), probes: 1, user_timeout: None };
     let mut kept: Vec<_> = (0..DIRECT)
         .map(|_| {
-            let mut leg = socket::connect(instance, Some(source), &keepalive).unwrap();
+            let mut leg = socket::connect(instance, Some(source.into()), &keepalive).unwrap();
             leg.set_nonblocking(false).unwrap();
             ping(&mut leg, &client_hello(100));
             leg

@@ -321,6 +321,7 @@ impl Stage {
             // It would wait 5 s for the end of what never ends.
             gate: None,
             sources: self.sources.clone(),
+            from_loopback: false,
             held: self.metrics.held.clone(),
             refusals: mpsc::unbounded_channel().0,
             stats: self.metrics.workers()[0].clone(),

@@ -97,7 +97,7 @@ kill_one() {
     esac
     await 240 "who typed berth bridge" has_ended bridge
     take_exit bridge
-    await 240 "the bridge to end" is_gone "$daemon"
+    await 240 "the bridge to end" is_ended "$daemon"
     await 120 "the node's own kube-apiserver" serves "$OLD"
     now 'at[back]'
     # A slice that one left, whose daemon was killed; else there is nothing to do.
@@ -121,6 +121,11 @@ told() { last_told "$1" | jq -e "$2"; }
 bridge_is() { "$BERTH" bridge status --json 2>/dev/null | jq -e "$1" >/dev/null; }
 # is_gone PROCESS: or it waits to be collected
 is_gone() { [[ ! -e /proc/$1 ]] || grep -qs '^State:.Z' "/proc/$1/status"; }
+# is_ended DAEMON: one that is over relays on for a while, which is not waited for
+is_ended() {
+    "$BERTH" bridge status >/dev/null 2>&1 || "$BERTH" bridge end --now >/dev/null 2>&1 || :
+    is_gone "$1"
+}
 nothing_left() { [[ ! $(left) ]]; }
 
 # left [cgroups]: of any bridge: a second kube-apiserver, processes, mounts, slices; and cgroups, which may wait for the next bridge

@@ -3,6 +3,7 @@
 use super::support::net::{free_address, fresh_ip, listening, queued_at};
 use super::support::process::{Running, berth, said};
 use super::support::shim::ask;
+use super::support::stopped::Stopped;
 use super::support::{PATIENCE, eventually, skipped};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire;
@@ -10,9 +11,7 @@ use berth_node::registry::instance::{Claimant, InstanceClaim, claim};
 use berth_node::registry::{BerthDir, RunDir, instance};
 use berth_os::socket;
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::ptrace;
 use nix::sys::signal::Signal;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, chown};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -309,43 +308,6 @@ impl Shim {
         let status = self.running.ended();
         assert!(status.success(), "{status}\n{}", self.running.log());
         self.running.log()
-    }
-}
-
-/// A thread that stands still until this is dropped: nobody can wait for a process that has one.
-pub(crate) struct Stopped(pub(crate) Pid);
-
-impl Stopped {
-    /// Stops it where it waits for events, or is about to: elsewhere it may hold a lock, for which the whole process would wait.
-    fn new(thread: Pid) -> Self {
-        ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD).unwrap();
-        ptrace::interrupt(thread).unwrap();
-        loop {
-            let stop = waitpid(thread, Some(WaitPidFlag::__WALL)).unwrap();
-            if waits_for_events(thread) {
-                return Self(thread);
-            }
-            // On to its next system call, with the signal that it stopped for if it was one.
-            let signal = if let WaitStatus::Stopped(_, signal) = stop { Some(signal) } else { None };
-            ptrace::syscall(thread, signal).unwrap();
-        }
-    }
-}
-
-/// Whether a thread that is stopped is in epoll_wait(2).
-fn waits_for_events(thread: Pid) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    const WAITS: &[i64] = &[libc::SYS_epoll_wait, libc::SYS_epoll_pwait];
-    #[cfg(not(target_arch = "x86_64"))]
-    const WAITS: &[i64] = &[libc::SYS_epoll_pwait];
-    let call = std::fs::read_to_string(format!("/proc/{thread}/syscall")).unwrap();
-    call.split_whitespace().next().and_then(|number| number.parse().ok()).is_some_and(|call| WAITS.contains(&call))
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        // It may have ended with its process.
-        let _ = ptrace::detach(self.0, None);
     }
 }
 

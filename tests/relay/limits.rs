@@ -76,6 +76,7 @@ fn a_connection_is_small() {
         hold: Duration::from_secs(1),
         gate: berth_shim::gate::Gate::new(berth_shim::config::MaxOpenings::Auto, Vec::new(), Speedup::NONE),
         sources: Arc::new(Sources::new("")),
+        from_loopback: false,
         held: metrics.held.clone(),
         refusals,
         stats: metrics.workers()[0].clone(),

@@ -10,6 +10,7 @@ pub(crate) mod net;
 pub(crate) mod process;
 pub(crate) mod shim;
 pub(crate) mod stand_in;
+pub(crate) mod stopped;
 pub(crate) mod tls;
 
 use std::io::Write;

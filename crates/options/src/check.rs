@@ -200,6 +200,7 @@ fn config(
     let config = place.zip(probe).map(|(place, probe)| Config {
         place,
         backend,
+        preferred: None,
         discover: false,
         lease,
         plain_close,

@@ -8,7 +8,7 @@ use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
 use procfs::KernelVersion;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -120,7 +120,7 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(TcpStream, SocketAddr)> {
 ///
 /// # Errors
 /// What socket(2), setsockopt(2), bind(2) and connect(2) say; `EADDRNOTAVAIL` when the source has no port left.
-pub fn connect(to: SocketAddr, source: Option<Ipv4Addr>, keepalive: &Keepalive) -> io::Result<TcpStream> {
+pub fn connect(to: SocketAddr, source: Option<IpAddr>, keepalive: &Keepalive) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     if to.ip().is_loopback() {
         // Keepalive asks whether a host is there: it is this one.
@@ -129,9 +129,12 @@ pub fn connect(to: SocketAddr, source: Option<Ipv4Addr>, keepalive: &Keepalive) 
         set_options(socket.as_fd(), keepalive)?;
     }
     if let Some(source) = source {
-        set_bind_address_no_port(socket.as_fd())?;
-        if takes_every_port() {
-            set_every_port(socket.as_fd())?;
+        // Options of IPv4.
+        if source.is_ipv4() {
+            set_bind_address_no_port(socket.as_fd())?;
+            if takes_every_port() {
+                set_every_port(socket.as_fd())?;
+            }
         }
         socket.bind(&SocketAddr::from((source, 0)).into())?;
     }

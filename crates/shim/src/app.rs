@@ -35,7 +35,7 @@ use berth_os::{clock, proc_net, process, socket};
 use humantime::format_duration;
 use prometheus_client::collector::Collector;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -139,7 +139,7 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
         phase,
         stop: watch::Sender::new(Stop::No),
         unconnected: watch::Sender::default(),
-        pass_on: Arc::new(AtomicBool::new(!config.discover)),
+        pass_on: Arc::new(AtomicBool::new(!config.discover && config.preferred.is_none())),
         leaving: watch::Sender::new(false),
         has_successor: Arc::default(),
         cluster: Cluster::default(),
@@ -243,6 +243,7 @@ impl DataPlane {
             hold: config.hold,
             gate: shared.gate.clone(),
             sources: sources.clone(),
+            from_loopback: config.preferred.is_some(),
             held: metrics.held.clone(),
             refusals: report.clone(),
             stats: stats.clone(),
@@ -336,6 +337,12 @@ impl Bound {
         move || metrics.open()
     }
 
+    /// Connections that its own instance got, and no other, asked at any time.
+    pub fn own(&self) -> impl Fn() -> u64 + Send + use<> {
+        let metrics = self.shared.metrics.clone();
+        move || metrics.own()
+    }
+
     pub fn answered(&self) -> Answered {
         Answered::new(self.phase(), self.shared.metrics.clone(), self.shared.direct.clone())
     }
@@ -362,6 +369,12 @@ impl Bound {
             tracing::info!(directory = %berth.instances().display(), "serving every instance that is recorded");
         } else {
             tracing::info!(%instance, directory = %berth.instances().display(), "waiting for the instance's record");
+        }
+        if let Some(preferred) = config.preferred.clone() {
+            let from =
+                if preferred.address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+            let probe = Probe::new(preferred.probe.clone()).from(from);
+            tasks.spawn(probers.with(probe).prefer(preferred, instance.clone()));
         }
         let own = Own { id: instance.clone(), given: config.backend.is_some(), any: config.discover };
         tasks.spawn(follow(berth.clone(), own, probers, metrics.clone()));

@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// A checked `berth serve` or `berth run`.
 #[derive(Debug, Clone)]
@@ -18,6 +19,8 @@ pub struct Config {
     pub place: Place,
     /// The instance's address where it is given and not looked up.
     pub backend: Option<SocketAddr>,
+    /// Who goes before the own instance.
+    pub preferred: Option<Preferred>,
     /// A node shim: every instance of the berth is served.
     pub discover: bool,
     /// How long siblings wait for a sign of life.
@@ -56,6 +59,17 @@ pub struct Config {
     pub cluster: Option<ClusterConfig>,
     /// Whether ends of connections are logged at info.
     pub log_connections: bool,
+}
+
+/// An instance of this host that gets new connections while it is ready, and the own one when it is not: a bridge's. It has
+/// another address than one of loopback, and is dialled from there, as what is not steered.
+#[derive(Debug, Clone)]
+pub struct Preferred {
+    pub id: InstanceId,
+    pub address: SocketAddr,
+    pub probe: ProbeConfig,
+    /// Which process that is: of another one nothing is known. None: it gets no connection.
+    pub process: watch::Receiver<Option<u64>>,
 }
 
 /// How many openings an instance may have in flight.

@@ -1,6 +1,6 @@
 //! What is asked of a bridge that is on, and what is left of one that was killed.
 
-use super::watch::{Seen, Watcher, hangs, stays};
+use super::watch::{Seen, Watcher, hangs, over, stays};
 use super::{Exit, PATIENCE, unavailable};
 use crate::cli::{BridgeEndArgs, BridgeRestoreArgs, BridgeStatusArgs};
 use berth_cluster::kubeconfig::ADMIN;
@@ -107,7 +107,8 @@ pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
     let directory = &args.told.state_dir;
     let Ok(mut client) = Client::ask(directory, &Ask::Status).await else { return Ok(none(directory)) };
     let status = match timeout(PATIENCE, client.next()).await {
-        Ok(Some(Reply::Status(status))) => status,
+        Ok(Some(Reply::Status(status))) if status.outcome.is_none() => status,
+        Ok(Some(Reply::Status(status))) => return Ok(unavailable(&over(&status))),
         Ok(_) => return Ok(none(directory)),
         Err(_) => return Ok(unavailable(&hangs(&client))),
     };
@@ -119,11 +120,19 @@ pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
     }
     let Status { step, steering, temporary, own, connections_open, connections_steered, .. } = &*status;
     let ready = |ready: bool, probe: &str| if ready { "ready".to_owned() } else { format!("not ready: {probe}") };
-    let to = if *steering { "the bridge" } else { "the node's own kube-apiserver" };
+    let to = match (steering, own.preferred) {
+        (true, false) => "to the bridge",
+        (true, true) => "through the bridge to the node's own kube-apiserver",
+        (false, _) => "to the node's own kube-apiserver",
+    };
     let mut line = |name: &str, what: String| drop(writeln!(out, "{name:<16}{what}"));
     line("step", format!("{}{}", step.name(), if status.command { ", COMMAND runs" } else { "" }));
-    line("new connections", format!("go to {to}"));
-    line("connections", format!("{connections_open} open through the bridge, {connections_steered} were steered"));
+    line("new connections", format!("go {to}"));
+    let old = match status.connections_old {
+        0 => String::new(),
+        old => format!(", {old} of them to the temporary kube-apiserver after the node's own was ready"),
+    };
+    line("connections", format!("{connections_open} open through the bridge, {connections_steered} were steered{old}"));
     line("temporary", format!("{}, {}", temporary.address, ready(temporary.ready, &temporary.probe)));
     line("own", format!("{}, {}", own.address, ready(own.ready, &own.probe)));
     if let Some(trouble) = &status.trouble {

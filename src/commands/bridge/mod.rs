@@ -10,7 +10,7 @@ use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::{BridgeAction, BridgeArgs, BridgeOnFailure, BridgeStartArgs, ToldArgs};
 use anyhow::Context;
 use berth_operate::bridge::drive::{Claim, drive};
-use berth_operate::bridge::ipc::{Ask, Client, SOCKET};
+use berth_operate::bridge::ipc::{Ask, Client, Reply, Status};
 use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure, Outcome, Step};
 use berth_operate::bridge::preflight::{Plan, Refusal, find, preflight};
 use berth_operate::bridge::{DIRECTORY, Options, Running, cgroup, instance};
@@ -31,6 +31,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, timeout};
 use watch::{Seen, Watcher, stays};
 
 /// Longest time until a bridge answers at all.
@@ -52,9 +53,31 @@ pub(super) fn run(args: &BridgeArgs) -> anyhow::Result<Exit> {
     }
 }
 
-/// Whether there is a bridge, where one is by default.
+/// Whether there is a bridge, where one is by default. One that does not answer is none.
 pub(super) fn is_on() -> bool {
-    UnixStream::connect(Path::new(DIRECTORY).join(SOCKET)).is_ok()
+    let on = block_on(status(Path::new(DIRECTORY)));
+    on.is_ok_and(|status| status.is_some_and(|status| status.outcome.is_none()))
+}
+
+/// How the bridge of a directory is, if there is one.
+async fn status(directory: &Path) -> Option<Status> {
+    let mut client = Client::ask(directory, &Ask::Status).await.ok()?;
+    match timeout(PATIENCE, client.next()).await {
+        Ok(Some(Reply::Status(status))) => Some(*status),
+        _ => None,
+    }
+}
+
+/// Ends the last bridge, if that is over and relays on what it has to the node's own: the next COMMAND would end that anyway.
+async fn end_last(directory: &Path) {
+    let Some(last) = status(directory).await.filter(|last| last.outcome.is_some()) else { return };
+    if Client::ask(directory, &Ask::End { now: true }).await.is_ok() {
+        let lives = || std::fs::read(format!("/proc/{}/cmdline", last.pid)).is_ok_and(|line| !line.is_empty());
+        let until = Instant::now() + PATIENCE;
+        while lives() && Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
 }
 
 /// Another command of berth's does its own work under a bridge, which takes this process's place: see above why not within it.
@@ -120,6 +143,7 @@ fn hold(options: Options, mut begin: UnixStream) -> anyhow::Result<Exit> {
     if matches!(options.running, Running::Pod { .. }) && geteuid().is_root() {
         own_mounts().context("cannot have a mount namespace: run this with CAP_SYS_ADMIN")?;
     }
+    block_on(end_last(&directory))?;
     let plan = match plan(options)? {
         Ok(plan) => plan,
         Err(exit) => return Ok(exit),

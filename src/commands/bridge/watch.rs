@@ -17,6 +17,15 @@ pub(super) fn hangs(client: &Client) -> String {
     format!("the bridge does not answer within {}: it hangs; `kill -9 {pid}` ends it", format_duration(PATIENCE))
 }
 
+/// What is left of one that is over.
+pub(super) fn over(status: &Status) -> String {
+    format!(
+        "the bridge is over, and relays {} connections on that were begun through it to the node's own, for 5 minutes at most: \
+         `berth bridge end --now`, or the next bridge, cuts them",
+        status.connections_open
+    )
+}
+
 /// Clients stay on the bridge, and nothing changes that but the operator.
 pub(super) fn stays(status: &Status) -> bool {
     status.step == Step::Hold && !status.command && status.trouble.is_some()
@@ -38,6 +47,8 @@ pub(super) struct Watcher {
     json: bool,
     directory: std::path::PathBuf,
     step: Option<Step>,
+    /// The node's own process that goes before the temporary one.
+    preferred: Option<u64>,
     term: Signal,
     int: Signal,
     hup: Signal,
@@ -48,7 +59,7 @@ impl Watcher {
         let (term, int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let hup = signal(SignalKind::hangup())?;
         let (say, directory) = (Say::default(), args.state_dir.clone());
-        Ok(Self { say, json: args.json, directory, step: None, term, int, hup })
+        Ok(Self { say, json: args.json, directory, step: None, preferred: None, term, int, hup })
     }
 
     /// Forgets the signals that were meant for COMMAND.
@@ -110,8 +121,16 @@ impl Watcher {
             let _ = writeln!(std::io::stderr(), "{line}");
         }
         let Status { step, temporary, own, .. } = status;
+        if own.preferred && self.preferred.replace(own.listener.unwrap_or_default()) != own.listener {
+            self.line(
+                "new connections go to the node's own kube-apiserver, and to the temporary one when that is not ready",
+            );
+        }
         if status.outcome == Some(Outcome::Done) {
             self.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
+        }
+        if status.outcome.is_some() && status.connections_open > 0 {
+            self.more(&over(status));
         }
         if status.outcome.is_some() || self.step.replace(*step) == Some(*step) {
             return;

@@ -44,7 +44,7 @@ impl Service for StandIn {
     type Open = TcpStream;
 
     async fn open(&self, from: Ipv4Addr) -> io::Result<TcpStream> {
-        let mut stream = TcpStream::from_std(socket::connect(self.0, Some(from), &KEEPALIVE)?)?;
+        let mut stream = TcpStream::from_std(socket::connect(self.0, Some(from.into()), &KEEPALIVE)?)?;
         stream.writable().await?;
         if let Some(error) = stream.take_error()? {
             return Err(error);

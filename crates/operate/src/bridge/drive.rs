@@ -19,7 +19,7 @@ use berth_os::file::private_directory;
 use berth_os::socket::Keepalive;
 use berth_shim::app::{self, Bound};
 use berth_shim::backend::probe::{Probe, ProbeConfig};
-use berth_shim::config::{Config, DirectMode, Listen, MaxOpenings, Place};
+use berth_shim::config::{Config, DirectMode, Listen, MaxOpenings, Place, Preferred};
 use berth_shim::drain::Stop;
 use berth_shim::steering::{Purpose, Steering, SteeringMetrics};
 use nix::sys::signal::{Signal, kill};
@@ -45,7 +45,7 @@ use tokio::net::UnixListener;
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{JoinError, JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 /// The daemon's own log, in the bridge's directory.
@@ -53,6 +53,9 @@ pub const LOG: &str = "bridge.log";
 
 /// Where its shim keeps its lease.
 const SHIM: &str = "bridge-shim";
+
+/// What its shim calls the node's own instance.
+const OWN: &str = "own";
 
 /// How long new connections are steered to a shim that gives no sign of life.
 const LEASE: Duration = Duration::from_secs(4);
@@ -63,11 +66,14 @@ const HOLD: Duration = Duration::from_secs(12);
 /// Longest time between two looks.
 const LOOK: Duration = Duration::from_millis(200);
 
+/// How old the last lines of the node's own log may be.
+const LOG_AGE: Duration = Duration::from_secs(2);
+
 /// Shortest time between two starts of the temporary instance.
 const RESTART: Duration = Duration::from_secs(1);
 
-/// How long the temporary instance may take to end after its last connection did, and how long both may take together: kube-apiserver
-/// itself ends what is left after 60 s.
+/// How long the temporary instance may take to end after its last connection did, how long those who wait for the bridge then wait for
+/// connections to the node's own that came through it, and how long all that may take: kube-apiserver itself ends what is left after 60 s.
 const ENDING: Duration = Duration::from_secs(10);
 const LONGEST_DRAIN: Duration = Duration::from_secs(300);
 
@@ -137,7 +143,7 @@ pub async fn drive(plan: Plan, claim: Claim) -> Outcome {
     let (over, is_over) = oneshot::channel();
     let socket = UnixListener::from_std(claim.socket);
     let server = tokio::spawn(serve(socket, status.clone(), ask, is_over));
-    let outcome = match Bridge::build(&plan, status.clone()).await {
+    let outcome = match Bridge::build(Arc::new(plan), status.clone()).await {
         Ok((bridge, bound)) => bridge.run(bound, asks).await,
         Err(why) => Outcome::NotBegun(why),
     };
@@ -166,10 +172,18 @@ fn first_status(plan: &Plan) -> Status {
             ends: 0,
             probe: String::new(),
         },
-        own: ipc::Own { address: plan.own, listener: None, ready: false, probe: String::new(), log: Vec::new() },
+        own: ipc::Own {
+            address: plan.own,
+            listener: None,
+            ready: false,
+            preferred: false,
+            probe: String::new(),
+            log: Vec::new(),
+        },
         service: None,
         connections_open: 0,
         connections_steered: 0,
+        connections_old: 0,
         logs: vec![plan.options.directory.join(LOG), plan.options.directory.join(instance::LOG)],
     }
 }
@@ -177,9 +191,20 @@ fn first_status(plan: &Plan) -> Status {
 /// What was put back.
 type Put = Result<Vec<Difference>, String>;
 
+/// What came of the work with files.
+enum Done {
+    Put(Put),
+    /// COMMAND has ended well, and has something that replaces the node's own instance or not.
+    Command {
+        replaces: bool,
+    },
+    /// The last lines of its container's log.
+    Log(Vec<String>),
+}
+
 /// All that a bridge is made of, but for its shim.
-struct Bridge<'a> {
-    plan: &'a Plan,
+struct Bridge {
+    plan: Arc<Plan>,
     machine: Machine,
     template: Template,
     child: Option<Child>,
@@ -194,15 +219,24 @@ struct Bridge<'a> {
     given: bool,
     /// By a signal, to end.
     was_told: bool,
+    /// What its shim is told.
+    stop: watch::Sender<Stop>,
     temporary: watch::Receiver<Asked>,
     own: watch::Receiver<Asked>,
+    /// Which of its processes goes before the temporary instance, as the shim is told.
+    preferred: watch::Sender<Option<u64>>,
+    /// Connections that the temporary instance had got when that was first ready.
+    old: Option<u64>,
     phase: watch::Receiver<(Phase, std::time::SystemTime)>,
     status: watch::Sender<Status>,
     _asking: JoinSet<()>,
     service: Option<Keeping>,
-    /// What the node's own is started from is put back, on a thread of its own: a disk may be slow.
-    putting: Option<JoinHandle<Put>>,
-    /// Who wanted that.
+    /// What reads and writes the node's files, on threads of its own: a disk may be slow.
+    work: JoinSet<Done>,
+    /// The last lines of the node's own container, and when they are read again; none: they are being read.
+    log: Vec<String>,
+    log_due: Option<Instant>,
+    /// Who wanted that it is put back what the node's own is started from.
     wanted: Option<oneshot::Sender<Answer>>,
 }
 
@@ -213,10 +247,10 @@ struct Keeping {
     task: JoinHandle<()>,
 }
 
-impl<'a> Bridge<'a> {
-    async fn build(plan: &'a Plan, status: watch::Sender<Status>) -> Result<(Self, Bound), String> {
+impl Bridge {
+    async fn build(plan: Arc<Plan>, status: watch::Sender<Status>) -> Result<(Self, Bound), String> {
         let template =
-            Template::new(plan).map_err(|error| format!("cannot prepare the temporary kube-apiserver: {error}"))?;
+            Template::new(&plan).map_err(|error| format!("cannot prepare the temporary kube-apiserver: {error}"))?;
         status.send_modify(|status| status.logs.extend(template.logs().into_iter().skip(1)));
         let steering = Steering::new(Purpose::Bridge, plan.port, &plan.steered, LEASE)
             .map_err(|error| format!("steering: {error}"))?;
@@ -224,7 +258,8 @@ impl<'a> Bridge<'a> {
         let steering = Arc::new(steering);
         let collectors: Vec<Box<dyn Collector>> =
             vec![Box::new(SteeringMetrics(steering.clone())), Box::new(BridgeMetrics { since: since.clone() })];
-        let bound = app::build(config(plan), collectors).await.map_err(|error| error.to_string())?;
+        let (preferred, process) = watch::channel(None);
+        let bound = app::build(config(&plan, process)?, collectors).await.map_err(|error| error.to_string())?;
         let listeners = bound.listeners().map_err(|error| error.to_string())?;
         let phase = bound.phase();
         let mut asking = JoinSet::new();
@@ -241,7 +276,6 @@ impl<'a> Bridge<'a> {
             to,
         ));
         let bridge = Self {
-            plan,
             machine: Machine::new(plan.options.limits, plan.options.on_failure),
             template,
             child: None,
@@ -252,12 +286,17 @@ impl<'a> Bridge<'a> {
             listeners,
             given: false,
             was_told: false,
+            stop: watch::Sender::new(Stop::No),
             temporary,
             own,
+            preferred,
+            old: None,
             phase,
             status,
             _asking: asking,
-            putting: None,
+            work: JoinSet::new(),
+            log: Vec::new(),
+            log_due: Some(Instant::now()),
             wanted: None,
             service: plan.service.clone().map(|service| {
                 let (on, is_on) = watch::channel(false);
@@ -265,6 +304,7 @@ impl<'a> Bridge<'a> {
                 let service = service.at([plan.temporary.into(), plan.own]);
                 Keeping { on, is, task: tokio::spawn(service.keep(is_on, told)) }
             }),
+            plan,
         };
         Ok((bridge, bound))
     }
@@ -276,25 +316,34 @@ impl<'a> Bridge<'a> {
         };
         let began = Instant::now();
         let speedup = self.plan.options.limits.speedup;
-        let (is_alive, open, mut answered) = (bound.is_alive(), bound.open(), bound.answered());
-        let (stop, told) = watch::channel(Stop::No);
-        let _renewal = match renew(self.steering.clone(), bound.is_alive()) {
+        let (is_alive, open, served_old, mut answered) =
+            (bound.is_alive(), bound.open(), bound.own(), bound.answered());
+        let turns = Arc::new(AtomicBool::new(true));
+        let (turned, relays) = (turns.clone(), bound.is_alive());
+        let _renewal = match renew(self.steering.clone(), move || turned.swap(false, Relaxed) && relays()) {
             Ok(renewal) => renewal,
             Err(error) => return Outcome::NotBegun(format!("cannot start a thread: {error}")),
         };
-        let serving = bound.run(told);
+        let serving = bound.run(self.stop.subscribe());
         tokio::pin!(serving);
         let mut served: Option<Instant> = None;
         let mut terminated = false;
-        let mut draining: Option<Instant> = None;
+        let (mut draining, mut gone): (Option<Instant>, Option<Instant>) = (None, None);
         let mut warned = false;
         loop {
+            turns.store(true, Relaxed);
             if self.phase.borrow().0 != Phase::Joined {
                 self.given = false;
             }
-            let seen = self.seen(served.is_some(), is_alive());
+            if draining.is_some() && self.child.is_none() {
+                gone.get_or_insert_with(Instant::now);
+            }
+            let seen = self.seen(served.is_some() || late(gone, speedup.of(ENDING)), is_alive());
             let action = self.machine.next(&seen, began.elapsed());
-            self.publish(&seen, open());
+            let preferred = self.machine.preferred();
+            self.preferred.send_if_modified(|told| std::mem::replace(told, preferred) != preferred);
+            self.read_log(&seen);
+            self.publish(&seen, open(), served_old());
             self.keep_service(&seen);
             match action {
                 Action::Entered => {
@@ -322,14 +371,15 @@ impl<'a> Bridge<'a> {
                     self.leave_service().await;
                     // Who keeps them keeps clients waiting for nobody.
                     self.listeners.clear();
-                    stop.send_replace(Stop::Drain);
+                    self.stop.send_replace(Stop::Drain);
                 }
                 Action::Restore => {
-                    let before = self.before();
-                    self.putting = Some(tokio::task::spawn_blocking(move || restore::put_back(&before?)));
+                    let plan = self.plan.clone();
+                    self.work.spawn_blocking(move || Done::Put(before(&plan).and_then(|all| restore::put_back(&all))));
                     continue;
                 }
-                Action::Finish(outcome) => return outcome,
+                Action::Finish(outcome) if served.is_some() => return outcome,
+                Action::Finish(outcome) => self.is_over(outcome, open()),
                 Action::Start | Action::Drain | Action::Wait => {}
             }
             if !warned && self.since.get().is_some_and(|since| since.elapsed() >= LONG) && draining.is_none() {
@@ -338,9 +388,8 @@ impl<'a> Bridge<'a> {
                     "the bridge has been on for 30 minutes: it is for a piece of work; `berth bridge end` ends it"
                 );
             }
-            let late = |since: Option<Instant>, long| since.is_some_and(|since: Instant| since.elapsed() >= long);
-            if late(draining, LONGEST_DRAIN) && *stop.borrow() != Stop::Now {
-                stop.send_replace(Stop::Now);
+            if late(draining, LONGEST_DRAIN) && *self.stop.borrow() != Stop::Now {
+                self.stop.send_replace(Stop::Now);
             }
             if late(served, speedup.of(ENDING)) || (served.is_some() && late(draining, LONGEST_DRAIN)) {
                 self.signal(self.template.kill());
@@ -362,7 +411,7 @@ impl<'a> Bridge<'a> {
                     terminated = true;
                 }
                 () = ended(&mut self.child) => {}
-                put = put(&mut self.putting) => self.put(put),
+                Some(done) = self.work.join_next() => self.done(done),
                 Some((ask, reply)) = asks.recv() => self.take(ask, reply),
                 _ = signals.0.recv() => self.told("SIGTERM"),
                 _ = signals.1.recv() => self.told("SIGINT"),
@@ -395,6 +444,15 @@ impl<'a> Bridge<'a> {
         drop(on);
         if tokio::time::timeout(WITHDRAWAL, task).await.is_err() {
             tracing::warn!("the bridge's slice may be in the Service kubernetes: `berth bridge end` removes it");
+        }
+    }
+
+    /// But for connections to the node's own that came through it: those are relayed until they end. Nobody waits for that.
+    fn is_over(&self, outcome: Outcome, connections: u64) {
+        if self.status.borrow().outcome.is_none() {
+            tracing::info!(connections, "the bridge is over, and relays on what it has to the node's own");
+            instance::clean(&self.plan.options.directory);
+            self.status.send_modify(|status| status.outcome = Some(outcome));
         }
     }
 
@@ -455,39 +513,46 @@ impl<'a> Bridge<'a> {
         }
     }
 
+    /// Reads why the node's own is not ready, before anybody asks.
+    fn read_log(&mut self, seen: &Seen) {
+        if !seen.own.ready && self.log_due.is_some_and(|due| due <= Instant::now()) {
+            let plan = self.plan.clone();
+            self.log_due = None;
+            self.work.spawn_blocking(move || Done::Log(plan.pod.as_ref().map(Pod::last_lines).unwrap_or_default()));
+        }
+    }
+
+    fn done(&mut self, done: Result<Done, JoinError>) {
+        match done {
+            Ok(Done::Put(put)) => self.put(put),
+            Ok(Done::Command { replaces }) => self.machine.command_ended(Ok(replaces)),
+            Ok(Done::Log(lines)) => (self.log, self.log_due) = (lines, Some(Instant::now() + LOG_AGE)),
+            Err(error) => tracing::warn!(%error, "a thread of the bridge failed; `berth bridge end --now` ends it"),
+        }
+    }
+
     /// What the node's own is started from was put back, or could not be.
     fn put(&mut self, put: Put) {
-        self.putting = None;
-        self.machine.restored(put.as_ref().map(|put| self.restarts(put)).map_err(String::clone));
+        self.machine.restored(put.as_ref().map(|put| restarts(&self.plan, put)).map_err(String::clone));
         if let Some(reply) = self.wanted.take() {
             let _ = reply.send(put.map(|all| Some(Reply::Differences(all))));
         }
     }
 
-    fn before(&self) -> Result<Vec<Before>, String> {
-        let before = self.plan.pod.as_ref().map(|pod| pod.before(&self.plan.command, &self.plan.options.directory));
-        before.ok_or_else(|| "what a kube-apiserver that is no pod is started from is not known here".to_owned())
-    }
-
-    /// Whether COMMAND has something that replaces the node's own instance: who only writes a manifest is back long before the
-    /// kubelet reads it. Outside a pod that is what COMMAND is for.
-    fn is_replaced(&self) -> bool {
-        self.before().and_then(|all| restore::differences(&all)).is_ok_and(|all| self.restarts(&all))
-            || self.plan.pod.is_none()
-    }
-
-    /// The kubelet starts the node's own anew when its manifest changes.
-    fn restarts(&self, put: &[Difference]) -> bool {
-        put.iter().any(|difference| self.plan.pod.as_ref().is_some_and(|pod| pod.manifest() == difference.path))
-    }
-
     fn take(&mut self, ask: Option<Ask>, reply: oneshot::Sender<Answer>) {
         if ask == Some(Ask::Restore { dry_run: false }) {
             tracing::info!("told to restore");
-            match self.before().and_then(|_| self.machine.restore()) {
+            match pod(&self.plan).and_then(|_| self.machine.restore()) {
                 Ok(()) => self.wanted = Some(reply),
                 Err(why) => drop(reply.send(Err(why))),
             }
+            return;
+        }
+        if ask == Some(Ask::Restore { dry_run: true }) {
+            let plan = self.plan.clone();
+            tokio::task::spawn_blocking(move || {
+                reply.send(differences(&plan).map(|all| Some(Reply::Differences(all))))
+            });
             return;
         }
         let _ = reply.send(self.answer(ask));
@@ -500,35 +565,46 @@ impl<'a> Bridge<'a> {
             return Ok(None);
         };
         let done = match ask {
-            Ask::Status | Ask::Accompany => Ok(()),
+            Ask::Status | Ask::Accompany | Ask::Restore { .. } => Ok(()),
             Ask::Command => self.machine.command_begins(),
-            Ask::Restore { .. } => {
-                let all = self.before().and_then(|all| restore::differences(&all));
-                return all.map(|all| Some(Reply::Differences(all)));
-            }
             Ask::Ended { failed } => {
                 tracing::info!(failed, "COMMAND ended");
-                self.machine.command_ended(failed.map_or_else(|| Ok(self.is_replaced()), Err));
+                match failed {
+                    Some(why) => self.machine.command_ended(Err(why)),
+                    None => {
+                        let plan = self.plan.clone();
+                        self.work.spawn_blocking(move || Done::Command { replaces: is_replaced(&plan) });
+                    }
+                }
                 Ok(())
             }
             Ask::End { now } => {
                 tracing::info!(now, "told to end");
-                self.machine.end(now)
+                self.end(now)
             }
         };
         done.map(|()| None)
+    }
+
+    fn end(&mut self, now: bool) -> Result<(), String> {
+        if now && self.machine.step() == Step::Drain {
+            self.stop.send_replace(Stop::Now);
+        }
+        self.machine.end(now)
     }
 
     /// The first signal ends it as `berth bridge end` does, the next one at once.
     fn told(&mut self, signal: &str) {
         tracing::info!("{signal}");
         let now = std::mem::replace(&mut self.was_told, true);
-        if let Err(why) = self.machine.end(now) {
+        if let Err(why) = self.end(now) {
             tracing::warn!("{signal}: {why}; the next signal ends it at once");
         }
     }
 
-    fn publish(&self, seen: &Seen, open: u64) {
+    fn publish(&mut self, seen: &Seen, open: u64, old: u64) {
+        let preferred = seen.own.ready && self.machine.preferred().is_some();
+        self.old = self.old.or(preferred.then_some(old));
         let (temporary, own) = (self.temporary.borrow(), self.own.borrow());
         self.status.send_if_modified(|status| {
             let now = Status {
@@ -546,24 +622,26 @@ impl<'a> Bridge<'a> {
                 own: ipc::Own {
                     listener: seen.own.process,
                     ready: seen.own.ready,
+                    preferred,
                     address: status.own.address,
                     probe: own.words.clone(),
                     log: match self.machine.trouble() {
-                        None => Vec::new(),
-                        trouble if trouble == status.trouble.as_deref() => status.own.log.clone(),
-                        Some(_) => self.plan.pod.as_ref().map(Pod::last_lines).unwrap_or_default(),
+                        Some(_) if !seen.own.ready => self.log.clone(),
+                        _ => Vec::new(),
                     },
                 },
                 service: self.unkept(),
                 connections_open: open,
                 connections_steered: self.steering.counters().steered,
+                connections_old: self.old.map_or(0, |before| old - before),
                 ..status.clone()
             };
             // Figures alone are no news.
             let key = |status: &Status| {
                 let Status { step, steering, command, trouble, temporary, own, service, .. } = status;
                 let told = (trouble.clone(), service.is_some());
-                (*step, *steering, *command, told, temporary.pid, temporary.ready, own.listener, own.ready)
+                let own = (own.listener, own.ready, own.preferred);
+                (*step, *steering, *command, told, temporary.pid, temporary.ready, own)
             };
             let news = key(status) != key(&now);
             *status = now;
@@ -587,7 +665,7 @@ impl Collector for BridgeMetrics {
     }
 }
 
-/// Renews the steering's lease while the shim gives signs of life, until what is returned is dropped. On a thread of its own: a slow disk
+/// Renews the steering's lease while this process gives signs of life, until what is returned is dropped. On a thread of its own: a slow disk
 /// or a busy processor must not send clients to a node's own instance that is not there.
 fn renew(
     steering: Arc<Steering>,
@@ -604,12 +682,31 @@ fn renew(
     Ok(until)
 }
 
-/// Waits until all is put back; for ever, if nothing is.
-async fn put(putting: &mut Option<JoinHandle<Put>>) -> Put {
-    match putting {
-        Some(task) => task.await.unwrap_or_else(|error| Err(error.to_string())),
-        None => std::future::pending().await,
-    }
+fn late(since: Option<Instant>, long: Duration) -> bool {
+    since.is_some_and(|since| since.elapsed() >= long)
+}
+
+fn pod(plan: &Plan) -> Result<&Pod, String> {
+    plan.pod.as_ref().ok_or_else(|| "what a kube-apiserver that is no pod is started from is not known here".to_owned())
+}
+
+fn before(plan: &Plan) -> Result<Vec<Before>, String> {
+    Ok(pod(plan)?.before(&plan.command, &plan.options.directory))
+}
+
+fn differences(plan: &Plan) -> Put {
+    restore::differences(&before(plan)?)
+}
+
+/// Whether COMMAND has something that replaces the node's own instance: who only writes a manifest is back long before the
+/// kubelet reads it. Outside a pod that is what COMMAND is for.
+fn is_replaced(plan: &Plan) -> bool {
+    differences(plan).is_ok_and(|all| restarts(plan, &all)) || plan.pod.is_none()
+}
+
+/// The kubelet starts the node's own anew when its manifest changes.
+fn restarts(plan: &Plan, put: &[Difference]) -> bool {
+    put.iter().any(|difference| plan.pod.as_ref().is_some_and(|pod| pod.manifest() == difference.path))
 }
 
 /// Waits for the end of a child; for ever, if there is none.
@@ -621,11 +718,15 @@ async fn ended(child: &mut Option<Child>) {
 }
 
 /// The bridge's shim: that of `berth serve` with its defaults, but for how long it holds clients.
-fn config(plan: &Plan) -> Config {
+fn config(plan: &Plan, process: watch::Receiver<Option<u64>>) -> Result<Config, String> {
+    let (address, probe) = (plan.own, plan.options.probe.clone());
+    let preferred =
+        Preferred { id: OWN.parse::<InstanceId>().map_err(|error| error.to_string())?, address, probe, process };
     let listen = plan.listen.iter().map(|addr| Listen { addr: *addr, freebind: false }).collect();
-    Config {
+    Ok(Config {
         place: Place { listen, instance: Some(plan.instance.clone()), run_dir: plan.options.directory.join(SHIM) },
         backend: Some(SocketAddr::from(plan.temporary)),
+        preferred: Some(preferred),
         discover: false,
         lease: LEASE,
         plain_close: false,
@@ -652,5 +753,5 @@ fn config(plan: &Plan) -> Config {
         cluster: None,
         direct: DirectMode::Off,
         log_connections: false,
-    }
+    })
 }

@@ -67,7 +67,7 @@ pub struct Status {
     /// Why clients stay on the bridge although COMMAND has ended, or it was told to end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// It is over.
+    /// It is over. Connections to the node's own that came through it may still be open.
     #[serde(default, skip_serializing_if = "Option::is_none", flatten)]
     pub outcome: Option<Outcome>,
     pub temporary: Temporary,
@@ -79,6 +79,9 @@ pub struct Status {
     pub connections_open: u64,
     /// New connections that were steered.
     pub connections_steered: u64,
+    /// Of these, how many the temporary instance got after the node's own, started anew, had been ready.
+    #[serde(default)]
+    pub connections_old: u64,
     /// Files that stay.
     pub logs: Vec<PathBuf>,
 }
@@ -101,8 +104,11 @@ pub struct Own {
     /// Inode of its listener.
     pub listener: Option<u64>,
     pub ready: bool,
+    /// What is steered goes to it while it is ready.
+    #[serde(default)]
+    pub preferred: bool,
     pub probe: String,
-    /// With trouble: the last lines of its container's log, where it is in a pod.
+    /// With trouble, and where it is not ready: the last lines of its container's log, where it is in a pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub log: Vec<String>,
 }
@@ -190,12 +196,14 @@ mod tests {
                 address: "10.0.0.5:6443".parse().unwrap(),
                 listener: None,
                 ready: false,
+                preferred: false,
                 probe: String::new(),
                 log: Vec::new(),
             },
             service: None,
             connections_open: 0,
             connections_steered: 0,
+            connections_old: 0,
             logs: Vec::new(),
         };
         let line = text(&Reply::Status(Box::new(status.clone())));

@@ -5,6 +5,9 @@
 //!
 //! Two rules hold in every step: nothing is steered to a temporary instance that is not ready, and steering goes off only when the
 //! node's own instance is ready, or by the operator's word.
+//!
+//! Where new connections go is not a matter of steps: once COMMAND has started the node's own anew, the bridge's relay gives them to
+//! that while it is ready, and to the temporary one when it is not.
 
 use berth_node::terms::Speedup;
 use serde::{Deserialize, Serialize};
@@ -212,6 +215,20 @@ impl Machine {
     #[must_use]
     pub fn is_commanding(&self) -> bool {
         self.commanding
+    }
+
+    /// The node's own process that gets what is steered while it is ready: one that was started since the bridge was begun, or any that
+    /// is waited for.
+    #[must_use]
+    pub fn preferred(&self) -> Option<u64> {
+        let process = self.process?;
+        let is_awaited = match self.step {
+            Step::Hold | Step::Restore => false,
+            Step::AwaitOwn => !self.is_before(process),
+            Step::Linger | Step::Drain => true,
+            Step::Start | Step::Settle | Step::Overlap => return None,
+        };
+        (is_awaited || Some(process) != self.first).then_some(process)
     }
 
     /// COMMAND begins.
@@ -447,9 +464,14 @@ impl Machine {
         now >= *counts
     }
 
+    /// Whether it is the one that shall be replaced.
+    fn is_before(&self, process: u64) -> bool {
+        self.anew && Some(process) == self.before
+    }
+
     /// Whether the node's own instance is back for good.
     fn own(&mut self, seen: &Seen, now: Duration, elapsed: Duration) -> Action {
-        let same = self.anew && seen.own.process.is_some() && seen.own.process == self.before;
+        let same = seen.own.process.is_some_and(|process| self.is_before(process));
         let ready = seen.own.process.filter(|_| seen.own.ready && !same);
         self.own_ready = match (ready, self.own_ready) {
             (Some(process), Some((before, since))) if process == before => Some((process, since)),

@@ -4,6 +4,7 @@ use super::TableWriter;
 use super::health::Observation;
 use super::probe::{Answer, Probe, ProbeKind};
 use super::standstill::Standstill;
+use crate::config::Preferred;
 use crate::metrics::Metrics;
 use crate::relay::Refusal;
 use berth_node::instance::InstanceId;
@@ -33,7 +34,7 @@ pub(crate) struct Probers {
 
 #[derive(Debug)]
 struct Shared {
-    writer: Mutex<TableWriter>,
+    writer: Arc<Mutex<TableWriter>>,
     probe: Probe,
     kind: ProbeKind,
     interval: Duration,
@@ -48,8 +49,32 @@ impl Probers {
         interval: Duration,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let shared = Shared { writer: Mutex::new(writer), probe, kind, interval, metrics };
+        let shared = Shared { writer: Arc::new(Mutex::new(writer)), probe, kind, interval, metrics };
         Self { shared: Arc::new(shared), tasks: HashMap::new() }
+    }
+
+    /// Others of the same table, which are asked otherwise.
+    pub(crate) fn with(&self, probe: Probe) -> Self {
+        let Shared { writer, kind, interval, metrics, .. } = &*self.shared;
+        let shared =
+            Shared { writer: writer.clone(), probe, kind: *kind, interval: *interval, metrics: metrics.clone() };
+        Self { shared: Arc::new(shared), tasks: HashMap::new() }
+    }
+
+    /// Lets an instance go before another as it is said; never ends.
+    pub(crate) async fn prefer(mut self, preferred: Preferred, to: InstanceId) {
+        let Preferred { id, address, mut process, .. } = preferred;
+        loop {
+            let now = *process.borrow_and_update();
+            match now {
+                Some(_) => self.insert(&id, address, false, true),
+                None => self.remove(&id),
+            }
+            self.set_fallback(&to, now.is_some());
+            if process.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Begins to probe an instance, or anew if it moved or `renewed`.

@@ -158,7 +158,8 @@ impl Group {
         // instance that ends.
         let leaving = facts.leaving;
         self.shared.leaving.send_if_modified(|now| std::mem::replace(now, leaving) != leaving);
-        self.shared.pass_on.store(!self.config.discover || facts.leaving, Relaxed);
+        let alone = self.config.discover || self.config.preferred.is_some();
+        self.shared.pass_on.store(!alone || facts.leaving, Relaxed);
         let actions = self.machine.facts(facts);
         self.act(actions);
         let turn = self.machine.turn(self.me);

@@ -92,6 +92,8 @@ pub struct Context {
     pub gate: Option<Arc<Gate>>,
     /// Source addresses towards instances, all workers together.
     pub sources: Arc<Sources>,
+    /// Whether instances of this host are dialled from loopback that have another address: what comes from there is not steered.
+    pub from_loopback: bool,
     /// Places for clients that wait, all workers together.
     pub held: Arc<Semaphore>,
     pub refusals: mpsc::UnboundedSender<Refusal>,
@@ -205,7 +207,8 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said:
         // for the rest of its life.
         let outcome = match Box::pin(opening::open(context, &mut client, peer, kept)).await {
             Err(outcome) => outcome,
-            Ok(opening::Opened { mut backend, source: _in_use, instance: id, said }) => {
+            Ok(opening::Opened { mut backend, source: _in_use, instance: Instance { id, own, .. }, said }) => {
+                context.stats.own.fetch_add(u64::from(own), Relaxed);
                 if context.log_connections || tracing::enabled!(tracing::Level::DEBUG) {
                     source = backend.local_addr().ok();
                     instance = Some(id);

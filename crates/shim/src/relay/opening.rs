@@ -15,12 +15,11 @@ use super::{Context, Outcome};
 use crate::backend::standstill::Handshake;
 use crate::backend::{Instance, Table};
 use crate::gate::Opening;
-use berth_node::instance::InstanceId;
 use berth_node::terms::{InstanceHealth, Speedup};
 use berth_os::socket;
 use std::future::poll_fn;
 use std::io::{self, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -52,7 +51,7 @@ pub(super) struct Opened {
     pub(super) backend: AbortOnDrop,
     /// In use as long as the leg.
     pub(super) source: Option<Source>,
-    pub(super) instance: InstanceId,
+    pub(super) instance: Instance,
     pub(super) said: Said,
 }
 
@@ -190,7 +189,7 @@ pub(super) async fn open(
         };
         match leg {
             Leg::Answered(backend, source, said) => {
-                return Ok(Opened { backend, source, instance: instance.id, said });
+                return Ok(Opened { backend, source, instance, said });
             }
             Leg::ClientReset => return Err(Outcome::ClientReset),
             Leg::Refused(outcome) => return Err(tell(client, outcome)),
@@ -359,11 +358,11 @@ async fn connect(
     client: SocketAddr,
     first: &[u8],
 ) -> io::Result<(TcpStream, usize, Option<Source>)> {
-    // One that is not on loopback cannot be reached from there.
-    if matches!(to.ip(), IpAddr::V4(to) if to.is_loopback()) {
+    // One of another host cannot be reached from there.
+    if to.is_ipv4() && (to.ip().is_loopback() || context.from_loopback) {
         let mut source = context.sources.take(client.ip(), 0);
         for _ in 0..SOURCES {
-            match connect_from(context, Some(source.address), to, first).await {
+            match connect_from(context, Some(source.address.into()), to, first).await {
                 // Others than this shim have its ports.
                 Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
                     source = context.sources.take(client.ip(), source.number + 1);
@@ -372,12 +371,13 @@ async fn connect(
             }
         }
     }
-    connect_from(context, None, to, first).await.map(|(stream, sent)| (stream, sent, None))
+    let source = context.from_loopback.then_some(Ipv6Addr::LOCALHOST.into()).filter(|_| to.is_ipv6());
+    connect_from(context, source, to, first).await.map(|(stream, sent)| (stream, sent, None))
 }
 
 async fn connect_from(
     context: &Context,
-    source: Option<Ipv4Addr>,
+    source: Option<IpAddr>,
     to: SocketAddr,
     first: &[u8],
 ) -> io::Result<(TcpStream, usize)> {

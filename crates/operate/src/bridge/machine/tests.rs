@@ -84,6 +84,9 @@ fn given() -> impl Strategy<Value = Given> {
     )
 }
 
+/// The node's own process before the bridge.
+const FIRST: u64 = 1;
+
 /// A process, and how many seconds are left until it is ready.
 type Instance = Option<(u64, u32)>;
 
@@ -116,7 +119,7 @@ impl World {
             now: 0,
             processes: 1,
             temporary: None,
-            own: Some((1, 0)),
+            own: Some((FIRST, 0)),
             ends: 0,
             steering: false,
             drained: false,
@@ -264,11 +267,21 @@ impl World {
         None
     }
 
-    /// Whoever is ready gets the clients, once the first was steered, but for the time in which that is noticed.
+    /// What is steered goes to the node's own, which is ready.
+    fn is_on_own(&self) -> bool {
+        self.steering && self.own.is_some_and(|(process, left)| left == 0 && self.machine.preferred() == Some(process))
+    }
+
+    /// Whoever is ready gets the clients, once the first was steered, but for the time in which that is noticed. Of two that are, the
+    /// one that COMMAND has started.
     fn look(&mut self) {
         let told = self.machine.outcome != Outcome::Done;
         let own = matches!(self.own, Some((_, 0)));
-        let served = if self.steering { self.temporary_serves() } else { own };
+        let is_first = self.own.is_some_and(|(process, _)| process == FIRST);
+        assert!(!self.steering || !own || is_first || self.is_on_own(), "the old version answers at {}", self.now);
+        let may_be_stopped = self.machine.step() == Step::Hold;
+        assert!(!(may_be_stopped && is_first && self.is_on_own()), "COMMAND may stop who serves, at {}", self.now);
+        let served = if self.steering { self.is_on_own() || self.temporary_serves() } else { own };
         let other = if self.steering { own } else { self.temporary_serves() };
         let counts = self.steered.is_some() && !told && !served && other;
         self.dark = if counts { self.dark + 1 } else { 0 };
@@ -353,6 +366,37 @@ fn a_restart_goes_through_every_step() {
     assert_eq!((world.steered, world.command, world.unsteered, world.now), (Some(30), Some(35), Some(90), 95));
     use Action::{Entered, Finish, Start, Steer, Unsteer};
     assert_eq!(world.acts, [Start, Entered, Entered, Steer, Entered, Entered, Unsteer, Entered, Finish(Outcome::Done)]);
+}
+
+#[test]
+fn who_is_started_anew_serves_as_soon_as_it_is_ready_and_the_temporary_one_whenever_it_is_not() {
+    let mut world = World::new(Given { command: 200, ..calm(Fate::Restarts(10)) });
+    // Its COMMAND begins at 35, and stops the node's own at 40.
+    world.run(45);
+    assert!(world.steering && !world.is_on_own());
+    for again in [50, 100, 150] {
+        world.run(again + 1);
+        assert!(world.machine.is_commanding() && world.is_on_own());
+        world.own = None;
+        world.run(again + 10);
+        assert!(world.steering && world.machine.preferred().is_none());
+        world.own = world.process(5);
+        world.run(again + 14);
+        assert!(world.machine.preferred().is_some() && !world.is_on_own());
+    }
+    assert_eq!(world.run(3000), Some(Outcome::Done));
+    assert_eq!(world.acts.iter().filter(|act| **act == Action::Unsteer).count(), 1, "steering stays on until the end");
+}
+
+#[test]
+fn who_was_there_before_serves_once_it_is_told_to_end() {
+    let mut world = World::new(Given { succeeds: false, ..calm(Fate::Stays) });
+    world.run(60);
+    assert!(world.machine.trouble().is_some() && world.steering && !world.is_on_own());
+    world.machine.end(false).unwrap();
+    world.run(62);
+    assert!(world.is_on_own());
+    assert_eq!(world.run(3000), Some(Outcome::Done));
 }
 
 #[test]
