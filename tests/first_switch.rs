@@ -12,6 +12,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
+use support::cluster::Cluster;
 use support::net::fresh_ip;
 use support::process::{Running, berth, said};
 use support::tls::{Api, Ca};
@@ -214,15 +215,12 @@ fn an_address_that_is_given_up_is_not_waited_for() {
 /// As a unit does it after a reboot, which does not know the options.
 #[test]
 fn who_goes_on_has_the_kubeconfig_that_it_was_begun_with() {
-    let node = Node::new();
-    let kubeconfig = node.path("an-admin.conf");
-    let text = r#"{"current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1", "certificate-authority": "pki/ca.crt"}}],
-        "users": [{"name": "u", "user": {"token": "t"}}]}"#;
-    fs::write(&kubeconfig, text).unwrap();
+    let (node, cluster) = (Node::new(), Cluster::of(&[]));
+    let kubeconfig = cluster.kubeconfig();
     let mut switch = node.switch(&[]);
     // Relative, from another directory than the one in which it goes on.
-    let mut switch = Running::start(switch.current_dir(node.temp.path()).args(["--kubeconfig", "an-admin.conf"]));
+    switch.current_dir(kubeconfig.parent().unwrap()).arg("--kubeconfig").arg(kubeconfig.file_name().unwrap());
+    let mut switch = Running::start(&mut switch);
     switch.logs("is written (new manifest)");
     switch.signal(Signal::SIGKILL);
     switch.ended();

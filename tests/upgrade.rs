@@ -5,12 +5,8 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use berth_cluster::lease::lease_path;
-use berth_cluster::service::slice_path;
-use berth_testing::{Objects, answer, serve_with};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,9 +15,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use support::cluster::Cluster;
 use support::eventually;
 use support::net::{client_hello, connect, free_address, ping};
 use support::process::{Running, berth, said};
@@ -254,6 +251,13 @@ impl Node {
         upgrade
     }
 
+    /// With the cluster's lock.
+    fn upgrade_in(&self, cluster: &Cluster, options: &[&str]) -> Command {
+        let mut upgrade = self.upgrade(options);
+        upgrade.arg("--kubeconfig").arg(cluster.kubeconfig());
+        upgrade
+    }
+
     fn until_joined(&self) {
         eventually("the first instance joins", || {
             let (code, ..) = said(&mut berth(["ready", "--run-dir", self.path("run").to_str().unwrap()]));
@@ -280,58 +284,6 @@ impl Node {
         assert_eq!(fs::read_to_string(self.canonical()).unwrap(), self.manifest(tag));
         assert_eq!(fs::read_dir(self.directory()).unwrap().count(), 1, "nothing else in the directory");
         assert!(!self.path("kept/upgrade.json").exists(), "the state is removed");
-    }
-}
-
-/// The API of a cluster, which this many nodes are in.
-struct Cluster {
-    temp: TempDir,
-    objects: Objects,
-    /// With what it answers who asks for Leases, if not with them.
-    no_leases: Arc<Mutex<Option<&'static str>>>,
-}
-
-impl Cluster {
-    fn of(nodes: &[&Node]) -> Self {
-        let (temp, objects) = (tempfile::tempdir().unwrap(), Objects::default());
-        let addresses: Vec<_> = nodes.iter().map(|node| json!({"addresses": [node.listen.ip()]})).collect();
-        objects.set(&slice_path("kubernetes"), Some(json!({"addressType": "IPv4", "endpoints": addresses})));
-        let (answers, (tell, told)) = (objects.clone(), mpsc::channel());
-        let no_leases = Arc::<Mutex<Option<&str>>>::default();
-        let refuses = no_leases.clone();
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                let server = serve_with(move |request| match *refuses.lock().unwrap() {
-                    Some(status) if request.contains("/leases") => answer(status, "{}"),
-                    _ => answers.answer(request),
-                });
-                let mut server = server.await;
-                tell.send(server.access).unwrap();
-                while server.asked.recv().await.is_some() {}
-            });
-        });
-        let access = told.recv().unwrap();
-        fs::write(temp.path().join("ca.crt"), access.ca).unwrap();
-        let kubeconfig = format!(
-            "current-context: a\ncontexts: [{{name: a, context: {{cluster: a, user: a}}}}]\nusers: [{{name: a, user: {{token: t}}}}]\n\
-             clusters: [{{name: a, cluster: {{server: '{}', certificate-authority: ca.crt}}}}]\n",
-            access.server
-        );
-        fs::write(temp.path().join("admin.conf"), kubeconfig).unwrap();
-        Self { temp, objects, no_leases }
-    }
-
-    /// Whether an upgrade may have changed its node; none: nobody has the lock.
-    fn locked(&self) -> Option<bool> {
-        let lease = self.objects.get(&lease_path("upgrade"))?;
-        Some(lease["metadata"]["annotations"]["berth/changed"] == "true")
-    }
-
-    fn upgrade(&self, node: &Node, options: &[&str]) -> Command {
-        let mut upgrade = node.upgrade(options);
-        upgrade.arg("--kubeconfig").arg(self.temp.path().join("admin.conf"));
-        upgrade
     }
 }
 
@@ -590,10 +542,10 @@ fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
     let node = Node::new("v1");
     let _kubelet = Kubelet::start(&node);
     node.until_joined();
-    let cluster = Cluster::of(&[&node]);
+    let cluster = Cluster::of(&[node.listen.ip()]);
     for status in ["403 Forbidden", "429 Too Many Requests", "503 Service Unavailable"] {
         *cluster.no_leases.lock().unwrap() = Some(status);
-        let (code, _, log) = said(&mut cluster.upgrade(&node, &[]));
+        let (code, _, log) = said(&mut node.upgrade_in(&cluster, &[]));
         assert!(
             code == Some(69) && log.contains("so nothing was changed: give one of a user who may"),
             "{code:?} {log}"
@@ -601,13 +553,13 @@ fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
         node.is_whole("v1");
     }
     *cluster.no_leases.lock().unwrap() = None;
-    let mut upgrade = Running::start(&mut cluster.upgrade(&node, &["--settle", "1h"]));
+    let mut upgrade = Running::start(&mut node.upgrade_in(&cluster, &["--settle", "1h"]));
     upgrade.logs("3/8");
     // Who may have changed its node goes on, whatever the cluster says.
     *cluster.no_leases.lock().unwrap() = Some("503 Service Unavailable");
     upgrade.signal(Signal::SIGKILL);
     upgrade.ended();
-    let (code, _, log) = said(&mut cluster.upgrade(&node, &[]));
+    let (code, _, log) = said(&mut node.upgrade_in(&cluster, &[]));
     assert_eq!(code, Some(0), "{log}");
 }
 
@@ -618,16 +570,16 @@ fn two_nodes_are_never_upgraded_at_once() {
     let [first, second] = &nodes;
     let _kubelets = [Kubelet::start(first), Kubelet::start(second)];
     nodes.iter().for_each(Node::until_joined);
-    let cluster = Cluster::of(&[first, second]);
+    let cluster = Cluster::of(&[first, second].map(|node| node.listen.ip()));
     let refused = |node: &Node| {
-        let (code, _, log) = said(&mut cluster.upgrade(node, &[]));
+        let (code, _, log) = said(&mut node.upgrade_in(&cluster, &[]));
         assert_eq!(code, Some(69), "{log}");
         assert!(log.contains("another upgrade has the cluster's lock: node ") && log.contains("--break-lock"), "{log}");
         node.is_whole("v1");
     };
     let v2 = first.new_manifest("v2");
     let v2 = ["--manifest", v2.to_str().unwrap()];
-    let mut upgrade = Running::start(&mut cluster.upgrade(first, &[v2[0], v2[1], "--settle", "1h"]));
+    let mut upgrade = Running::start(&mut first.upgrade_in(&cluster, &[v2[0], v2[1], "--settle", "1h"]));
     upgrade.logs("the cluster's lock is held: no other node is upgraded meanwhile");
     upgrade.logs("3/8");
     assert_eq!(cluster.locked(), Some(true));
@@ -636,19 +588,19 @@ fn two_nodes_are_never_upgraded_at_once() {
     upgrade.ended();
     refused(second);
 
-    let (code, _, log) = said(&mut cluster.upgrade(first, &[]));
+    let (code, _, log) = said(&mut first.upgrade_in(&cluster, &[]));
     assert_eq!(code, Some(0), "{log}");
     first.is_whole("v2");
     assert_eq!(cluster.locked(), None, "whoever is done releases it");
 
-    let mut upgrade = Running::start(&mut cluster.upgrade(first, &["--settle", "1h"]));
+    let mut upgrade = Running::start(&mut first.upgrade_in(&cluster, &["--settle", "1h"]));
     upgrade.logs("3/8");
     upgrade.signal(Signal::SIGKILL);
     upgrade.ended();
-    let (code, _, log) = said(&mut cluster.upgrade(second, &["--break-lock"]));
+    let (code, _, log) = said(&mut second.upgrade_in(&cluster, &["--break-lock"]));
     assert_eq!((code, cluster.locked()), (Some(0), None), "{log}");
     // Rolled back is done too.
-    let mut upgrade = Running::start(&mut cluster.upgrade(first, &["--settle", "1h"]));
+    let mut upgrade = Running::start(&mut first.upgrade_in(&cluster, &["--settle", "1h"]));
     upgrade.logs("3/8");
     upgrade.signal(Signal::SIGTERM);
     assert_eq!((upgrade.ended().code(), cluster.locked()), (Some(1), None), "{}", upgrade.log());

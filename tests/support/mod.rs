@@ -5,6 +5,7 @@
 //! so that a backend can tell them apart.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub(crate) mod cluster;
 pub(crate) mod load;
 pub(crate) mod net;
 pub(crate) mod process;

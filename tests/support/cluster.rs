@@ -1,0 +1,64 @@
+//! The API of a cluster, as much of it as berth asks: objects in memory, answered by TLS.
+
+use berth_cluster::lease::lease_path;
+use berth_cluster::service::slice_path;
+use berth_testing::{Objects, answer, serve_with};
+use serde_json::json;
+use std::fs;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, mpsc};
+use tempfile::TempDir;
+
+const KUBECONFIG: &str = "admin.conf";
+
+/// A cluster, and its administrator's kubeconfig.
+pub(crate) struct Cluster {
+    temp: TempDir,
+    pub(crate) objects: Objects,
+    /// With what it answers who asks for Leases, if not with them.
+    pub(crate) no_leases: Arc<Mutex<Option<&'static str>>>,
+}
+
+impl Cluster {
+    /// With control-plane nodes of these addresses.
+    pub(crate) fn of(nodes: &[IpAddr]) -> Self {
+        let (temp, objects) = (tempfile::tempdir().unwrap(), Objects::default());
+        let addresses: Vec<_> = nodes.iter().map(|node| json!({"addresses": [node]})).collect();
+        objects.set(&slice_path("kubernetes"), Some(json!({"addressType": "IPv4", "endpoints": addresses})));
+        let (answers, (tell, told)) = (objects.clone(), mpsc::channel());
+        let no_leases = Arc::<Mutex<Option<&str>>>::default();
+        let refuses = no_leases.clone();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let server = serve_with(move |request| match *refuses.lock().unwrap() {
+                    Some(status) if request.contains("/leases") => answer(status, "{}"),
+                    _ => answers.answer(request),
+                });
+                let mut server = server.await;
+                tell.send(server.access).unwrap();
+                while server.asked.recv().await.is_some() {}
+            });
+        });
+        let access = told.recv().unwrap();
+        fs::write(temp.path().join("ca.crt"), access.ca).unwrap();
+        let text = format!(
+            "current-context: a\ncontexts: [{{name: a, context: {{cluster: a, user: a}}}}]\nusers: [{{name: a, user: {{token: t}}}}]\n\
+             clusters: [{{name: a, cluster: {{server: '{}', certificate-authority: ca.crt}}}}]\n",
+            access.server
+        );
+        fs::write(temp.path().join(KUBECONFIG), text).unwrap();
+        Self { temp, objects, no_leases }
+    }
+
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.temp.path().join(KUBECONFIG)
+    }
+
+    /// Whether an upgrade may have changed its node; none: nobody has the lock.
+    pub(crate) fn locked(&self) -> Option<bool> {
+        let lease = self.objects.get(&lease_path("upgrade"))?;
+        Some(lease["metadata"]["annotations"]["berth/changed"] == "true")
+    }
+}
