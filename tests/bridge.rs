@@ -466,7 +466,7 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
 #[test]
 fn a_bridge_that_decides_nothing_any_more_steers_no_more() {
     on_a_node(|node| {
-        let mut bridge = Running::start(&mut node.fast_bridge("", &["sh", "-c", "read -r line"]).stdin(Stdio::piped()));
+        let mut bridge = Running::start(node.fast_bridge("", &["sh", "-c", "read -r line"]).stdin(Stdio::piped()));
         bridge.logs("may be replaced now");
         let daemon = Pid::from_raw(node.daemon().try_into().unwrap());
         node.stop_own();

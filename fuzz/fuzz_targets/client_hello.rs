@@ -341,8 +341,8 @@ impl Stage {
         let peer = (Ipv4Addr::new(10, 64 + b, c, d), 1).into();
         let (_book, context) = self.context(script);
         let to = self.front.local_addr().expect("it is bound");
-        let ours =
-            socket::connect(to, Some(Ipv4Addr::new(127, 128 + b, c, d)), &context.keepalive).expect("it listens");
+        let ours = socket::connect(to, Some(Ipv4Addr::new(127, 128 + b, c, d).into()), &context.keepalive)
+            .expect("it listens");
         let theirs = self.front.accept().expect("a client is there").0;
         theirs.set_nonblocking(true).expect("a socket");
         let said = script.said.map(|said| script.text[..said].to_vec());

@@ -207,8 +207,7 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said:
         // for the rest of its life.
         let outcome = match Box::pin(opening::open(context, &mut client, peer, kept)).await {
             Err(outcome) => outcome,
-            Ok(opening::Opened { mut backend, source: _in_use, instance: Instance { id, own, .. }, said }) => {
-                context.stats.own.fetch_add(u64::from(own), Relaxed);
+            Ok(opening::Opened { mut backend, source: _in_use, instance: id, said }) => {
                 if context.log_connections || tracing::enabled!(tracing::Level::DEBUG) {
                     source = backend.local_addr().ok();
                     instance = Some(id);

@@ -15,6 +15,7 @@ use super::{Context, Outcome};
 use crate::backend::standstill::Handshake;
 use crate::backend::{Instance, Table};
 use crate::gate::Opening;
+use berth_node::instance::InstanceId;
 use berth_node::terms::{InstanceHealth, Speedup};
 use berth_os::socket;
 use std::future::poll_fn;
@@ -51,7 +52,7 @@ pub(super) struct Opened {
     pub(super) backend: AbortOnDrop,
     /// In use as long as the leg.
     pub(super) source: Option<Source>,
-    pub(super) instance: Instance,
+    pub(super) instance: InstanceId,
     pub(super) said: Said,
 }
 
@@ -189,7 +190,8 @@ pub(super) async fn open(
         };
         match leg {
             Leg::Answered(backend, source, said) => {
-                return Ok(Opened { backend, source, instance, said });
+                context.stats.own.fetch_add(u64::from(instance.own), Relaxed);
+                return Ok(Opened { backend, source, instance: instance.id, said });
             }
             Leg::ClientReset => return Err(Outcome::ClientReset),
             Leg::Refused(outcome) => return Err(tell(client, outcome)),
