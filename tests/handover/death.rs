@@ -1,5 +1,6 @@
 //! A sibling that crashes or hangs.
 
+use super::load::{self, Load};
 use super::node::{Echo, LEASE, Node, Shim, number};
 use super::support::eventually;
 use super::support::net::{client_hello, connect, ping, queued_at, read};
@@ -66,6 +67,44 @@ fn a_crash_loses_what_was_accepted_and_nothing_that_was_queued() {
         accepted_in_all += accepted;
     }
     println!("queued {queued_in_all}, all served; accepted {accepted_in_all}, lost {lost_in_all}");
+}
+
+/// Who starts after a death has never heard the dead one, whose lease holds on: it joins all the same, and serves alone
+/// when the last one that was there dies, too. With `BERTH_KILLS` they are 1 to 3 s apart; the longest time in which
+/// nobody was answered is printed beside that of clients who dial the instance.
+#[test]
+fn deaths_in_a_row_leave_nobody_waiting_for_a_lease() {
+    const CLIENTS: u32 = 32;
+    let kills = number("BERTH_KILLS", 3);
+    let apart = |nth: usize| Duration::from_millis(1000 + 700 * nth as u64 % 2000);
+    let (node, instance) = (Node::new(), Echo::new());
+    let (a, b, _) = two(&node, instance.address, [LEASE; 2], &[]);
+    let mut shims = std::collections::VecDeque::from([a, b]);
+    let clients =
+        [node.listen, instance.address].map(|to| Load::start(CLIENTS, None, move |source| load::exchange(source, to)));
+    for nth in 0..kills {
+        clients[0].more(100);
+        let mut killed = shims.pop_front().unwrap();
+        killed.running.signal(Signal::SIGKILL);
+        killed.running.ended();
+        shims.push_back(node.joined(&format!("c{nth}"), instance.address, &[]));
+        if std::env::var_os("BERTH_KILLS").is_some() {
+            std::thread::sleep(apart(nth));
+        }
+    }
+    clients[0].more(100);
+    let [through, past] = clients.map(Load::end);
+    println!(
+        "{kills} kills: {} served, lost {}; longest without an answer {:?}, past the shims {:?}",
+        through.served,
+        through.kinds(),
+        through.gap,
+        past.gap
+    );
+    // What the dead one had accepted, and nobody else's.
+    let accepted = through.lost.keys().all(|kind| kind.starts_with("read") || kind.starts_with("write"));
+    assert!(accepted && through.lost() <= kills * CLIENTS as usize, "{}", through.kinds());
+    assert_eq!(past.lost(), 0, "{}", past.kinds());
 }
 
 /// So many clients, one after the other, are answered.

@@ -34,6 +34,9 @@ pub(crate) struct Record {
     pub(crate) lost: BTreeMap<String, Vec<Instant>>,
     /// Longest time that one took.
     pub(crate) slowest: Duration,
+    /// When one was answered last, and the longest time before that in which none was.
+    answered: Option<Instant>,
+    pub(crate) gap: Duration,
 }
 
 impl Record {
@@ -168,7 +171,11 @@ async fn one(attempt: impl Future<Output = Result<(), String>>, record: Arc<Mute
     let mut record = record.lock().unwrap();
     record.slowest = record.slowest.max(begun.elapsed());
     match result {
-        Ok(()) => record.served += 1,
+        Ok(()) => {
+            record.served += 1;
+            let gap = record.answered.replace(Instant::now()).map(|last| last.elapsed());
+            record.gap = record.gap.max(gap.unwrap_or_default());
+        }
         Err(kind) => record.lost.entry(kind).or_default().push(begun),
     }
 }

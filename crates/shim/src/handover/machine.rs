@@ -12,6 +12,8 @@
 //!   the listener closed.
 //! * What is announced is done, not decided: who joins is *joined* when each of its addresses has a listener
 //!   that it accepts from, and who leaves has *left* when its last accept loop has ended.
+//! * Who joins hears its siblings out first. One that hangs costs it the rest of a lease; one that is dead costs it nothing,
+//!   for its socket refuses.
 //! * Who joins takes an orphan over before it makes a listener of its own, so that there are never
 //!   more listeners of an address than there were ever shims alive together.
 //!
@@ -76,6 +78,11 @@ struct Peer {
 impl Peer {
     fn new(now: Time) -> Self {
         Self { told: None, since: now, fresh_until: now, connected: false }
+    }
+
+    /// It may be alive, and tell something yet: its lease holds, and it had no lease's time to.
+    fn is_awaited(&self, now: Time, lease: Duration) -> bool {
+        self.told.is_none() && now < self.fresh_until.min(self.since + lease)
     }
 
     /// Its word counts: it is connected, it told something, and it does not hang.
@@ -261,6 +268,13 @@ impl Machine {
         self.peers.iter().filter(|(_, peer)| apart(peer)).map(|(holder, _)| *holder).collect()
     }
 
+    /// Siblings that have a lease and no connection, and that who joins waits for: they live, or died before they were
+    /// heard.
+    pub(crate) fn awaited(&self) -> Vec<ShimId> {
+        let awaited = |peer: &Peer| !peer.connected && peer.is_awaited(self.now, self.rules.lease);
+        self.peers.iter().filter(|(_, peer)| awaited(peer)).map(|(holder, _)| *holder).collect()
+    }
+
     /// Whether every sibling that has a lease is connected and told something: then a listener of which there is no
     /// guard is no sibling's.
     pub(crate) fn has_all_guards(&self) -> bool {
@@ -324,7 +338,7 @@ impl Machine {
         self.settle()
     }
 
-    /// The connection to a sibling ended: its process is gone, or will renew its lease.
+    /// The connection to a sibling ended, or its socket refuses one: its process is gone, or will renew its lease.
     pub(crate) fn gone(&mut self, holder: ShimId) -> Vec<Action> {
         self.peers.remove(&holder);
         self.dead.insert(holder, self.now);
@@ -498,9 +512,9 @@ impl Machine {
         }
     }
 
-    /// Every sibling that was heard of has told what it owns and holds, or had a lease's time to.
+    /// Every sibling that was heard of has told what it owns and holds, or its lease is over, or it had a lease's time to.
     fn knows_siblings(&self) -> bool {
-        self.peers.values().all(|peer| peer.told.is_some() || self.now >= peer.since + self.rules.lease)
+        self.peers.values().all(|peer| !peer.is_awaited(self.now, self.rules.lease))
     }
 
     fn change_listeners(&mut self, actions: &mut Vec<Action>) {

@@ -107,6 +107,7 @@ pub(crate) async fn keep(
     loop {
         // It takes in the time too: a wake-up for its own sake has nothing else to do.
         group.facts(&mut table, &mut stop);
+        group.find_dead();
         group.tell_who_takes();
         let wake = group.wake();
         tokio::select! {
@@ -131,10 +132,12 @@ impl Group {
     fn wake(&self) -> Instant {
         let now = self.now();
         let machine = self.machine.wake().map(|at| Instant::now() + at.saturating_sub(now));
+        let dead = (!self.machine.awaited().is_empty()).then(|| Instant::now() + siblings::DEAD);
         // An hour: something else wakes it before.
         machine
             .into_iter()
             .chain(self.listeners.retry)
+            .chain(dead)
             .min()
             .unwrap_or_else(|| Instant::now() + Duration::from_secs(3600))
     }

@@ -9,10 +9,15 @@ use berth_node::ipc::wire::{Ask, Reply};
 use berth_node::ipc::{self, Asked, PATIENCE};
 use berth_node::registry::lease;
 use berth_node::terms::ShimId;
+use berth_os::seqpacket;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
+
+/// Time between two looks whether a sibling that is waited for has died: nothing tells of the death of who has no connection.
+pub(super) const DEAD: Duration = Duration::from_millis(50);
 
 /// How a connection to a sibling comes to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +83,21 @@ impl Group {
             };
             let _ = events.send(event);
         });
+    }
+
+    /// Ends the wait for siblings that died before they were heard, whose leases hold on. A shim's socket listens before
+    /// its name is there, and the name goes before the socket closes: one that refuses is of a process that is gone. That
+    /// there is none, or that its queue is full, says nothing.
+    pub(super) fn find_dead(&mut self) {
+        for holder in self.machine.awaited() {
+            let Some(instance) = self.siblings.instances.get(&holder) else { continue };
+            let Ok(path) = self.shared.berth.socket_path(instance) else { continue };
+            if seqpacket::dial(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+                tracing::info!(%instance, "a sibling's lease holds and its socket refuses: it has died");
+                let actions = self.machine.gone(holder);
+                self.act(actions);
+            }
+        }
     }
 
     /// A dial failed. Whether the sibling is without a connection.

@@ -75,6 +75,8 @@ struct World {
     most_alive: usize,
     /// Listeners made while a sibling hung or had not been heard out: the fall-back.
     fallbacks: usize,
+    /// When somebody began to hang last.
+    hung: Option<Time>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -147,6 +149,7 @@ impl World {
             Event::Hang(nth) => {
                 if let Some(holder) = self.holder(nth) {
                     self.shims.get_mut(&holder).unwrap().hung = true;
+                    self.hung = Some(self.now);
                 }
             }
             Event::Wake(nth) => {
@@ -202,9 +205,28 @@ impl World {
         for other in others {
             let lease = self.shims[&other].lease;
             self.act(holder, |machine| machine.leased(other, lease - LEASE, lease));
-            self.connect(holder, other);
+            // Who hangs takes no connection before it wakes.
+            if !self.shims[&other].hung {
+                self.connect(holder, other);
+            }
         }
+        // It finds the leases of the dead, too.
+        for (dead, lease) in self.graves.iter().map(|(dead, (lease, _))| (*dead, *lease)).collect::<Vec<_>>() {
+            if lease > self.now {
+                self.act(holder, |machine| machine.leased(dead, lease - LEASE, lease));
+            }
+        }
+        self.dial(holder);
         self.tell_facts();
+    }
+
+    /// Dials those who are waited for: the socket of a dead one refuses.
+    fn dial(&mut self, holder: ShimId) {
+        for dead in self.shims[&holder].machine.awaited() {
+            if self.graves.contains_key(&dead) {
+                self.act(holder, |machine| machine.gone(dead));
+            }
+        }
     }
 
     fn connect(&mut self, one: ShimId, other: ShimId) {
@@ -385,6 +407,7 @@ impl World {
         let holders: Vec<_> = self.shims.iter().filter(|(_, s)| !s.hung).map(|(h, _)| *h).collect();
         for holder in holders {
             self.act(holder, |machine| machine.tick(now));
+            self.dial(holder);
             if std::mem::take(&mut self.shims.get_mut(&holder).unwrap().left_alone) {
                 self.act(holder, |machine| machine.listen_again(address()));
             }
@@ -498,6 +521,8 @@ impl World {
         }
         let now = self.now;
         let reachable = self.reachable();
+        // Only a hang costs a lease.
+        let hung = self.hung.filter(|hung| now <= *hung + LEASE + STEP);
         for (cookie, socket) in &mut self.sockets {
             let runs = |holder: &ShimId| self.shims.get(holder).is_some_and(|shim| !shim.hung);
             let accepted = socket.acceptors.iter().any(runs);
@@ -506,20 +531,19 @@ impl World {
                 continue;
             }
             let since = *socket.alone_since.get_or_insert(now);
-            // Somebody who stays, and to whom something is reachable, holds it. A newcomer first hears its
-            // siblings out, those that hang for a lease's time.
+            // Those who stay and hold it, and to whom something is reachable.
             let stays = |holder: &&ShimId| {
                 runs(holder) && {
                     let Shim { machine, leaving, deaf, .. } = &self.shims[holder];
-                    !leaving
-                        && !deaf
-                        && machine.knows_siblings()
-                        && matches!(machine.phase(), Phase::Joined | Phase::Waiting)
+                    !leaving && !deaf && matches!(machine.phase(), Phase::Joined | Phase::Waiting)
                 }
             };
-            if reachable && socket.holders.iter().any(|holder| stays(&holder)) {
-                let alone = now - since;
-                assert!(alone <= LEASE + STEP, "{cookie:?} has had no acceptor for {alone:?}: {socket:?}");
+            let mut stay = socket.holders.iter().filter(stays).peekable();
+            if reachable && stay.peek().is_some() {
+                let ready = stay.any(|holder| self.shims[holder].ready);
+                let longest = if ready && hung.is_none() { Time::ZERO } else { LEASE + STEP };
+                let alone = now - since.max(hung.unwrap_or_default());
+                assert!(alone <= longest, "{cookie:?} has had no acceptor for {alone:?}: {socket:?}");
             } else {
                 socket.alone_since = Some(now);
             }
