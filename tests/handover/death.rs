@@ -181,3 +181,29 @@ fn a_hang_makes_clients_wait_for_one_lease_at_most() {
     b.until_joined();
     assert_eq!(node.listeners().len(), 2);
 }
+
+/// It has left, and lives on for its last connection with guards of all listeners: nobody else is there who would accept from
+/// them, and what the kernel put into their queues would wait until its end.
+#[test]
+fn who_has_left_serves_what_waits_when_the_last_sibling_dies() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let (mut a, mut b, _) = two(&node, instance.address, [LEASE; 2], &[]);
+    let mut last = eventually("a client of A", || {
+        let mut client = connect(node.listen);
+        ping(&mut client, &client_hello(64));
+        (a.status().connections_open > 0).then_some(client)
+    });
+    a.running.signal(Signal::SIGTERM);
+    a.until("left", |status| status.state == Phase::Left);
+    b.freeze();
+    let mut clients: Vec<_> = (0..16).map(|_| says(&node)).collect();
+    b.running.signal(Signal::SIGKILL);
+    b.running.ended();
+    for client in &mut clients {
+        assert_eq!(read(client, 64), client_hello(64));
+    }
+    eventually("no listener", || node.listeners().is_empty().then_some(()));
+    ping(&mut last, b"still there");
+    drop((last, clients));
+    assert!(a.running.ended().success(), "{}", a.running.log());
+}

@@ -173,6 +173,8 @@ impl Group {
             // It was removed with the directory, most likely: newcomers look for it.
             self.write_lease();
         }
+        let live = listing.found.iter().filter(|lease| lease.is_live(&self.lease.boot_id, now));
+        self.forget(&live.map(|lease| lease.holder_identity).collect());
         for lease in &listing.found {
             if !lease.is_live(&self.lease.boot_id, now) {
                 continue;

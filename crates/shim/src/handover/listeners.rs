@@ -121,25 +121,43 @@ impl Group {
         match ready {
             Ok(duplicate) => {
                 tracing::debug!(%address, listener = cookie.0, "accepting");
-                let told = watch::Sender::new(Accepting::Yes);
-                let (runs, ends) = (self.listeners.of_loops.clone(), self.listeners.of_loops.clone());
-                // Said by the loop itself: a sibling lets go on the strength of it.
-                let runs = move || drop(runs.send(OfLoop::Runs(cookie)));
-                let accepting = self.dispatcher.spawn(duplicate, told.subscribe(), runs);
-                self.listeners.loops.insert(cookie, told);
-                tokio::spawn(async move {
-                    let _ = ends.send(match accepting.await {
-                        Ok(Ok(())) => OfLoop::Ended(cookie),
-                        Ok(Err(error)) => OfLoop::Failed(cookie, address, error.to_string()),
-                        Err(error) => {
-                            tracing::error!(%address, %error, "an accept loop ended: a bug");
-                            OfLoop::Failed(cookie, address, error.to_string())
-                        }
-                    });
-                });
+                self.start_loop(cookie, address, duplicate, Accepting::Yes);
                 self.count("accept", "ok");
                 // Else the next tick would end, for the machine, a loop that runs.
                 self.listeners.failed.remove(&cookie);
+                Vec::new()
+            }
+            Err(error) => self.cannot_accept(cookie, address, &error.to_string()),
+        }
+    }
+
+    fn start_loop(&mut self, cookie: Cookie, address: SocketAddr, duplicate: OwnedFd, how: Accepting) {
+        let told = watch::Sender::new(how);
+        let (runs, ends) = (self.listeners.of_loops.clone(), self.listeners.of_loops.clone());
+        // Said by the loop itself: a sibling lets go on the strength of it.
+        let runs = move || drop(runs.send(OfLoop::Runs(cookie)));
+        let accepting = self.dispatcher.spawn(duplicate, told.subscribe(), runs);
+        self.listeners.loops.insert(cookie, told);
+        tokio::spawn(async move {
+            let _ = ends.send(match accepting.await {
+                Ok(Ok(())) => OfLoop::Ended(cookie),
+                Ok(Err(error)) => OfLoop::Failed(cookie, address, error.to_string()),
+                Err(error) => {
+                    tracing::error!(%address, %error, "an accept loop ended: a bug");
+                    OfLoop::Failed(cookie, address, error.to_string())
+                }
+            });
+        });
+    }
+
+    /// Takes out what is queued at a guard that is held no more, since nobody is there who stays.
+    pub(super) fn drain_guard(&mut self, cookie: Cookie, guard: Option<(SocketAddr, Arc<OwnedFd>)>) -> Vec<Action> {
+        let Some((address, guard)) = guard.filter(|_| !self.config.plain_close) else {
+            return self.machine.ended(cookie);
+        };
+        match guard.try_clone() {
+            Ok(duplicate) => {
+                self.start_loop(cookie, address, duplicate, Accepting::Rest);
                 Vec::new()
             }
             Err(error) => self.cannot_accept(cookie, address, &error.to_string()),

@@ -8,8 +8,8 @@
 //!   who joins makes it its own. So a crash (end of file), a hang (the lease ran out) and a leave
 //!   are one thing to the siblings.
 //! * Who leaves disowns its listeners and goes on accepting until a live sibling says that it accepts
-//!   from each: the announcement is the acknowledgement. With nobody there, the queue is taken out and
-//!   the listener closed.
+//!   from each: the announcement is the acknowledgement. One that leaves too is no cover. With nobody there who stays, the
+//!   queues of all that is held are taken out and the listeners closed, also when the last who stayed goes later.
 //! * What is announced is done, not decided: who joins is *joined* when each of its addresses has a listener
 //!   that it accepts from, and who leaves has *left* when its last accept loop has ended.
 //! * Who joins hears its siblings out first. One that hangs costs it the rest of a lease; one that is dead costs it nothing,
@@ -294,6 +294,7 @@ impl Machine {
 
     pub(crate) fn tick(&mut self, now: Time) -> Vec<Action> {
         self.now = self.now.max(now);
+        self.peers.retain(|_, peer| peer.connected || self.now < peer.fresh_until);
         self.settle()
     }
 
@@ -313,6 +314,11 @@ impl Machine {
             peer.fresh_until = peer.fresh_until.max(until);
         }
         self.settle()
+    }
+
+    /// Only these have leases that may hold: what was known of the end of others is no more needed.
+    pub(crate) fn forget_dead(&mut self, leased: &BTreeSet<ShimId>) {
+        self.dead.retain(|holder, _| leased.contains(holder));
     }
 
     /// The connection to a sibling stands.
@@ -436,7 +442,7 @@ impl Machine {
     fn change_phase(&mut self, actions: &mut Vec<Action>) {
         let Facts { ready, leaving, .. } = self.facts;
         // Its instance is down and another shim's is up: better it takes the connections.
-        let relieved = !ready && self.live().any(|told| told.phase == Phase::Joined && told.ready);
+        let relieved = !ready && self.has_successor();
         let listens = self.phase != Phase::Waiting || self.held.values().any(|held| held.own);
         let wants_out = leaving || (relieved && listens);
         if !wants_out {
@@ -444,14 +450,11 @@ impl Machine {
         }
         if wants_out && self.phase != Phase::Left && self.let_go.is_none() {
             let since = *self.leaving_since.get_or_insert(self.now);
-            let covered = self.uncovered().is_empty();
-            let alone = !self
-                .peers
-                .values()
-                .any(|peer| self.now < peer.fresh_until && peer.told.as_ref().is_none_or(|told| !told.leaving));
-            if covered || alone || self.now >= since + self.rules.lease {
+            if self.uncovered().is_empty() || self.is_last() || self.now >= since + self.rules.lease {
                 self.let_go(actions);
             }
+        } else if leaving && self.is_last() {
+            self.close_uncovered(actions);
         }
         let wants_in = match self.phase {
             _ if wants_out || self.let_go.is_some() => false,
@@ -491,24 +494,36 @@ impl Machine {
         self.rules.addresses.iter().all(serves)
     }
 
-    /// What it accepts from and no live sibling accepts from.
+    /// It is told to leave, and so is every sibling that may be alive: nobody will accept from what it holds.
+    fn is_last(&self) -> bool {
+        let stays = |peer: &Peer| self.now < peer.fresh_until && peer.told.as_ref().is_none_or(|told| !told.leaving);
+        self.facts.leaving && !self.peers.values().any(stays)
+    }
+
+    /// What it accepts from, or as the last one holds, and no sibling that stays accepts from.
     fn uncovered(&self) -> Vec<Cookie> {
-        let covered = |cookie: &Cookie| self.live().any(|told| told.accepts.contains(cookie));
-        self.held.iter().filter(|(c, held)| held.accepting() && !covered(c)).map(|(c, _)| *c).collect()
+        let covered = |cookie: &Cookie| self.live().any(|told| !told.leaving && told.accepts.contains(cookie));
+        // A loop that ends would not take out what is queued.
+        let left = |held: &Held| held.accepting() || (self.is_last() && held.accept == AcceptLoop::None);
+        let left = |(cookie, held): &(&Cookie, &Held)| left(held) && !covered(cookie) && !self.closing.contains(cookie);
+        self.held.iter().filter(left).map(|(cookie, _)| *cookie).collect()
     }
 
     fn let_go(&mut self, actions: &mut Vec<Action>) {
-        let uncovered = self.uncovered();
         self.leaving_since = None;
         self.let_go = Some(self.now);
-        // Nobody accepts from these: what is queued is served here, then they are let go.
-        for cookie in uncovered {
+        self.close_uncovered(actions);
+        for held in self.held.values_mut() {
+            held.own = false;
+        }
+    }
+
+    /// Nobody accepts from these: what is queued is served here, then they are let go.
+    fn close_uncovered(&mut self, actions: &mut Vec<Action>) {
+        for cookie in self.uncovered() {
             self.held.remove(&cookie);
             self.closing.insert(cookie);
             actions.push(Action::Close(cookie));
-        }
-        for held in self.held.values_mut() {
-            held.own = false;
         }
     }
 
@@ -535,9 +550,12 @@ impl Machine {
             Phase::Left | Phase::Refusing => false,
         };
         let leaving = self.leaving_since.is_some();
+        // What a sibling gives again while it is being closed here has its turn when that has ended.
+        let closing = |cookie: &Cookie| self.closing.contains(cookie);
         let wanted: Vec<(Cookie, bool)> = self
             .held
             .iter()
+            .filter(|(cookie, _)| !closing(cookie))
             .map(|(cookie, held)| {
                 let orphan = !owned_elsewhere(cookie) && (knows || held.accepting());
                 let takes = held.own || if leaving { held.accepting() } else { orphan };

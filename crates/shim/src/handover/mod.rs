@@ -275,10 +275,10 @@ impl Group {
                 Action::Close(cookie) => {
                     self.strangers.tell_of_close();
                     // The loop's own duplicate is the last: it closes when the queue is empty.
-                    lock(&self.published).held.remove(&cookie);
+                    let closed = lock(&self.published).held.remove(&cookie);
                     self.end_loop(cookie, if self.config.plain_close { Accepting::No } else { Accepting::Rest });
                     if !self.listeners.loops.contains_key(&cookie) {
-                        actions.extend(self.machine.ended(cookie));
+                        actions.extend(self.drain_guard(cookie, closed));
                     }
                     self.count("close", "ok");
                 }

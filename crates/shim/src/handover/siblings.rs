@@ -19,6 +19,9 @@ use tokio::sync::{Notify, mpsc};
 /// Time between two looks whether a sibling that is waited for has died: nothing tells of the death of who has no connection.
 pub(super) const DEAD: Duration = Duration::from_millis(50);
 
+/// Most problems that are remembered as logged.
+const TOLD: usize = 100;
+
 /// How a connection to a sibling comes to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Connecting {
@@ -97,6 +100,22 @@ impl Group {
                 let actions = self.machine.gone(holder);
                 self.act(actions);
             }
+        }
+    }
+
+    /// Forgets those that have neither a lease nor a connection: who starts has a new name each time.
+    pub(super) fn forget(&mut self, leased: &BTreeSet<ShimId>) {
+        self.machine.forget_dead(leased);
+        let Siblings { instances, connecting, writers, unreachable, told_unconnected, .. } = &mut self.siblings;
+        let known = |holder: &ShimId| {
+            leased.contains(holder) || connecting.contains_key(holder) || writers.contains_key(holder)
+        };
+        instances.retain(|holder, _| known(holder));
+        unreachable.retain(|holder, _| known(holder));
+        told_unconnected.retain(known);
+        // Messages name holders, too. Some are then logged again.
+        if self.told_problems.len() > TOLD {
+            self.told_problems.clear();
         }
     }
 

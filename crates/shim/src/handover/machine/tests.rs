@@ -1,5 +1,23 @@
 //! Up to five shims, a kernel and a network in a box: every order of joins, leaves, crashes, hangs and
 //! wake-ups that proptest thinks of, with messages delivered one by one or late.
+//!
+//! What the model assumes, and the tests that show it of the kernel and of real processes (`tests/handover` unless said
+//! otherwise). Where it is in doubt, the model has both: an assumption that is kinder than the kernel hides what it costs.
+//!
+//! | the model | the kernel |
+//! | --- | --- |
+//! | who crashes is heard to its last message (`Crash`), or not (`CrashUnheard`); then comes its end | `peers`: `what_a_sibling_said_last_is_heard_although_it_died` |
+//! | a newcomer finds leases of the dead, and their sockets refuse | `death`: `deaths_in_a_row_leave_nobody_waiting_for_a_lease` |
+//! | who hangs takes no connection until it wakes; one that stood goes on, with what is in it | `death`: `a_hang_makes_clients_wait_for_one_lease_at_most` |
+//! | a connection may end although both ends live | `names`: `a_connection_that_ends_is_made_again_while_the_sibling_lives` |
+//! | a listener lives, with its queue, while anybody holds it | `death`: `a_crash_loses_what_was_accepted_and_nothing_that_was_queued` |
+//! | a descriptor that is under way holds it, too | `peers`: the same test as above |
+//! | who is the last to exit resets what is queued, unless it was taken out before | `death`: `who_has_left_serves_what_waits_when_the_last_sibling_dies` |
+//! | an accept loop runs, ends or fails later than it was told to (`Runs`, `Ended`, `Deaf`) | `listeners`: `a_shim_accepts_when_its_accept_loop_runs`, `a_shim_has_left_when_its_accept_loops_have_ended` |
+//! | one who refuses ends listening for every holder | `outage`: `beyond_the_hold_clients_are_refused_at_once` |
+//!
+//! What it does not have: several addresses, leases of different lengths, messages that arrive without their descriptors (those end a
+//! connection, as `Break` does), and threads that are blocked (a test of its own below).
 
 use super::*;
 use proptest::prelude::*;
@@ -86,6 +104,8 @@ enum Event {
     Leave(usize),
     Exit(usize),
     Crash(usize),
+    /// And what it said that nobody has read is lost.
+    CrashUnheard(usize),
     Hang(usize),
     Wake(usize),
     Deaf(usize, bool),
@@ -104,6 +124,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => shim.clone().prop_map(Event::Leave),
         3 => shim.clone().prop_map(Event::Exit),
         1 => shim.clone().prop_map(Event::Crash),
+        1 => shim.clone().prop_map(Event::CrashUnheard),
         1 => shim.clone().prop_map(Event::Hang),
         2 => shim.clone().prop_map(Event::Wake),
         2 => (shim.clone(), prop::bool::weighted(0.4)).prop_map(|(s, d)| Event::Deaf(s, d)),
@@ -142,10 +163,20 @@ impl World {
                 let Some(holder) = self.holder(nth) else { return };
                 let shim = &self.shims[&holder];
                 if shim.leaving && !shim.hung && shim.machine.phase() == Phase::Left {
+                    self.check_drained(holder);
                     self.end(holder);
                 }
             }
             Event::Crash(nth) => self.holder(nth).into_iter().for_each(|holder| self.end(holder)),
+            Event::CrashUnheard(nth) => {
+                let Some(holder) = self.holder(nth) else { return };
+                for other in self.shims.values_mut() {
+                    if let Some(inbox) = other.inbox.get_mut(&holder) {
+                        inbox.retain(|message| !matches!(message, Message::Told(..)));
+                    }
+                }
+                self.end(holder);
+            }
             Event::Hang(nth) => {
                 if let Some(holder) = self.holder(nth) {
                     self.shims.get_mut(&holder).unwrap().hung = true;
@@ -275,6 +306,20 @@ impl World {
         self.tell_facts();
     }
 
+    /// The last who holds a listener has taken out what was queued before it exits, or its exit resets that; unless it
+    /// has not heard yet that it is the last.
+    fn check_drained(&self, holder: ShimId) {
+        if self.shims[&holder].inbox.values().any(|inbox| !inbox.is_empty()) {
+            return;
+        }
+        for (cookie, socket) in &self.sockets {
+            let flies = |message: &Message| matches!(message, Message::Told(_, guards) if guards.iter().any(|(guard, _)| guard == cookie));
+            let mut inboxes = self.shims.values().flat_map(|shim| shim.inbox.get(&holder)).flatten();
+            let last = socket.listening && socket.holders == BTreeSet::from([holder]);
+            assert!(!last || inboxes.any(flies), "{holder:?} exits and resets what waits at {cookie:?}: {socket:?}");
+        }
+    }
+
     fn tell_facts(&mut self) {
         let reachable = self.reachable();
         let holders: Vec<_> = self.shims.keys().copied().collect();
@@ -335,11 +380,13 @@ impl World {
     }
 
     /// Tells an accept loop to end, if there is one: one that a sibling's refusal ended has said so already.
-    fn end_loop(&mut self, of: ShimId, cookie: Cookie) {
+    fn end_loop(&mut self, of: ShimId, cookie: Cookie) -> bool {
         let started = self.shims.get_mut(&of).unwrap().starting.remove(&cookie);
-        if self.sockets.get_mut(&cookie).unwrap().acceptors.remove(&of) || started {
+        let ends = self.sockets.get_mut(&cookie).unwrap().acceptors.remove(&of) || started;
+        if ends {
             self.post(of, LOOPS, Message::Ended(cookie));
         }
+        ends
     }
 
     fn deliver_all(&mut self) {
@@ -457,7 +504,7 @@ impl World {
                     assert!(shim.starting.insert(cookie), "one accept loop of a listener");
                     self.post(holder, LOOPS, Message::Runs(cookie));
                 }
-                Action::Guard(cookie) => self.end_loop(holder, cookie),
+                Action::Guard(cookie) => drop(self.end_loop(holder, cookie)),
                 Action::Refuse(cookie) => {
                     self.end_loop(holder, cookie);
                     let socket = self.sockets.get_mut(&cookie).unwrap();
@@ -473,7 +520,10 @@ impl World {
                         let met = together && self.is_quiet(*other, holder) && self.is_quiet(holder, *other);
                         met && !shim.hung && !shim.leaving && shim.lease > self.now
                     });
-                    self.end_loop(holder, cookie);
+                    // Of a guard, too, a loop takes out what is queued.
+                    if !self.end_loop(holder, cookie) {
+                        self.post(holder, LOOPS, Message::Ended(cookie));
+                    }
                     self.sockets.get_mut(&cookie).unwrap().holders.remove(&holder);
                     let socket = &self.sockets[&cookie];
                     assert!(!could || !socket.holders.is_empty(), "closed, and a live sibling could hold it");
