@@ -47,7 +47,10 @@ fn all_nodes_are_shown() {
     api.answer("403 Forbidden");
     let (code, out, log) = status(&[]);
     assert_eq!((code, out.as_str()), (Some(69), ""));
-    assert!(log.contains("who may list Leases in berth-system") && log.lines().count() == 1, "{log}");
+    assert!(
+        log.contains("who may list Leases in berth-system and berth-upgrade,") && log.lines().count() == 1,
+        "{log}"
+    );
 }
 
 #[test]

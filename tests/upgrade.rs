@@ -547,7 +547,11 @@ fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
         *cluster.no_leases.lock().unwrap() = Some(status);
         let (code, _, log) = said(&mut node.upgrade_in(&cluster, &[]));
         assert!(
-            code == Some(69) && log.contains("so nothing was changed: give one of a user who may"),
+            code == Some(69)
+                && log.contains(
+                    "so nothing was changed: give one of a user who may create and update Leases in berth-upgrade"
+                )
+                && log.contains("kubectl create namespace berth-upgrade"),
             "{code:?} {log}"
         );
         node.is_whole("v1");

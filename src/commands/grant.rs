@@ -3,7 +3,7 @@
 use super::{Exit, block_on, mistaken, unavailable};
 use crate::cli::GrantArgs;
 use anyhow::Context;
-use berth_cluster::lease::is_object_name;
+use berth_cluster::lease::{NAMESPACE, is_object_name};
 use berth_cluster::service::{Family, slice_name};
 use berth_cluster::{Access, Client};
 use berth_operate::doctor::{ShimOf, shim_of};
@@ -149,7 +149,8 @@ fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Resul
 /// All that makes a shim of each node able to do its work, for who applies it otherwise.
 fn objects_of(nodes: &[String], as_json: bool) -> String {
     let shared = objects::shared_role(nodes.iter().map(String::as_str));
-    let all = [objects::namespace(), shared].into_iter().chain(nodes.iter().flat_map(|node| objects::of_node(node)));
+    let all =
+        [objects::namespace(NAMESPACE), shared].into_iter().chain(nodes.iter().flat_map(|node| objects::of_node(node)));
     if as_json {
         return format!("{:#}\n", json!({"apiVersion": "v1", "kind": "List", "items": all.collect::<Vec<Value>>()}));
     }

@@ -8,6 +8,7 @@ use berth_cluster::kubeconfig::Token;
 use berth_cluster::lease::{InstanceLease, LEASES, lease_path};
 use berth_cluster::service::{Family, MANAGER, RECONCILED, SERVICE, SLICES, slice, slice_name, slice_path};
 use berth_cluster::{Access, Client, Error};
+use berth_operate::upgrade::lock;
 use hyper::StatusCode;
 use libtest_mimic::Failed;
 use nix::sys::signal::{Signal, kill};
@@ -288,6 +289,11 @@ async fn other_requests_are_refused(shim: &Client, admin: &Client) -> Result<(),
         ("create a Lease of kube-system", shim.post(system, &elsewhere).await),
         ("patch a Lease of kube-system", shim.apply(&format!("{system}/a"), MANAGER, &elsewhere).await),
         ("delete a Lease of kube-system", shim.delete(&format!("{system}/a")).await),
+        ("get the upgrade lock", shim.get(lock::PATH).await),
+        ("list upgrade locks", shim.get(lock::LEASES).await),
+        ("create the upgrade lock", shim.post(lock::LEASES, &elsewhere).await),
+        ("patch the upgrade lock", shim.apply(lock::PATH, MANAGER, &elsewhere).await),
+        ("delete the upgrade lock", shim.delete(lock::PATH).await),
         ("list secrets", shim.get(secrets).await),
         ("list all secrets", shim.get("/api/v1/secrets").await),
         ("create a secret", shim.post(secrets, &secret).await),
@@ -303,6 +309,7 @@ async fn other_requests_are_refused(shim: &Client, admin: &Client) -> Result<(),
         ("list pods", shim.get("/api/v1/pods").await),
         ("list nodes", shim.get("/api/v1/nodes").await),
         ("delete the namespace", shim.delete("/api/v1/namespaces/berth-system").await),
+        ("delete the lock's namespace", shim.delete("/api/v1/namespaces/berth-upgrade").await),
     ];
     let forbidden = |answer: &Result<Value, Error>| status_of(answer) == Some(StatusCode::FORBIDDEN);
     let other: Vec<_> = steps.iter().filter(|(_, answer)| !forbidden(answer)).collect();
@@ -322,7 +329,7 @@ async fn rules_are_these_and_no_others(shim: &Client, admin: &Path) -> Result<()
     access.token = Some(Token::Text(answer["status"]["token"].as_str().ok_or("no token")?.to_owned()));
     let anybody = Client::new(&access).map_err(|error| error.to_string())?;
     let mut said = Vec::new();
-    for namespace in ["default", "berth-system", "kube-system"] {
+    for namespace in ["default", "berth-system", lock::NAMESPACE, "kube-system"] {
         let (own, anybodys) = (rules(shim, namespace).await?, rules(&anybody, namespace).await?);
         said.extend(own.difference(&anybodys).map(|rule| format!("{namespace}: {rule}")));
     }

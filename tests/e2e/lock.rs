@@ -4,8 +4,7 @@ use crate::grant::Cluster;
 use crate::support::process::said;
 use berth_cluster::Client;
 use berth_cluster::client::found;
-use berth_cluster::lease::lease_path;
-use berth_operate::upgrade::lock::{Claim, Holder, Lock, LockError, NAME};
+use berth_operate::upgrade::lock::{Claim, Holder, Lock, LockError, PATH};
 use berth_operate::upgrade::say::Say;
 use libtest_mimic::Failed;
 use serde_json::{Value, json};
@@ -29,7 +28,7 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     runtime.block_on(cluster.ready())?;
     let client = Client::from_kubeconfig(&cluster.admin)?;
     let (first, second, say) = (lock(&client, "cp-1", false), lock(&client, "cp-2", false), Say::default());
-    let held = || runtime.block_on(client.get(&lease_path(NAME))).map(|lease| Holder::parse(&lease));
+    let held = || runtime.block_on(client.get(PATH)).map(|lease| Holder::parse(&lease));
     let status = || {
         let (status, out, err) = said(&mut cluster.berth(&["status", "--cluster", "--json"]));
         assert_eq!(status, Some(0), "{err}");
@@ -51,7 +50,7 @@ pub(crate) fn lock_of_a_cluster(apiserver: &str, etcd: &str) -> Result<(), Faile
     assert_eq!(held()?.node, "cp-3");
     for (lock, left) in [(&first, true), (&second, true), (&breaker, false)] {
         runtime.block_on(lock.release(&say));
-        let lease = runtime.block_on(client.get(&lease_path(NAME)));
+        let lease = runtime.block_on(client.get(PATH));
         assert_eq!(found(lease)?.is_some(), left);
     }
     Ok(())

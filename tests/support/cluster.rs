@@ -1,6 +1,5 @@
 //! The API of a cluster, as much of it as berth asks: objects in memory, answered by TLS.
 
-use berth_cluster::lease::lease_path;
 use berth_cluster::service::slice_path;
 use berth_testing::{Objects, answer, serve_with};
 use serde_json::json;
@@ -58,7 +57,7 @@ impl Cluster {
 
     /// Whether an upgrade may have changed its node; none: nobody has the lock.
     pub(crate) fn locked(&self) -> Option<bool> {
-        let lease = self.objects.get(&lease_path("upgrade"))?;
+        let lease = self.objects.get("/apis/coordination.k8s.io/v1/namespaces/berth-upgrade/leases/upgrade")?;
         Some(lease["metadata"]["annotations"]["berth/changed"] == "true")
     }
 }

@@ -1,7 +1,7 @@
 //! `berth status --cluster`: the instances of all nodes as their Leases have them, and whether the Service `kubernetes` names
 //! their addresses.
 
-use crate::upgrade::lock::{Holder, NAME};
+use crate::upgrade::lock::{self, Holder, NAME};
 use berth_cluster::lease::{DURATION, Expiry, InstanceLease, LEASES, RENEWAL};
 use berth_cluster::service::{OF_SERVICE, addresses};
 use berth_cluster::{Client, Error};
@@ -78,6 +78,8 @@ pub struct Other {
 #[derive(Debug, Default)]
 pub struct Observer {
     expiry: Expiry,
+    /// Of the lock. A node's token could call a Lease of an instance like it.
+    lock: Expiry,
 }
 
 impl Observer {
@@ -86,22 +88,26 @@ impl Observer {
     /// # Errors
     /// It does not answer, or not to these credentials.
     pub async fn look(&mut self, client: &Client, time: SystemTime, now: Duration) -> Result<ClusterStatus, Error> {
-        let asked = async { Ok((client.get(LEASES).await?, client.get(OF_SERVICE).await?)) };
+        let asked =
+            async { Ok((client.get(LEASES).await?, client.get(lock::LEASES).await?, client.get(OF_SERVICE).await?)) };
         match asked.await {
-            Ok((leases, slices)) => Ok(self.status(&leases, &slices, time, now)),
+            Ok((leases, locks, slices)) => Ok(self.status([&leases, &locks, &slices], time, now)),
             Err(error) => {
                 self.expiry.failed();
+                self.lock.failed();
                 Err(error)
             }
         }
     }
 
-    fn status(&mut self, leases: &Value, slices: &Value, time: SystemTime, now: Duration) -> ClusterStatus {
+    /// Of lists: instances' Leases, those of the lock's namespace, slices.
+    fn status(&mut self, lists: [&Value; 3], time: SystemTime, now: Duration) -> ClusterStatus {
         let items = |list: &Value| list["items"].as_array().cloned().unwrap_or_default();
-        let leases = items(leases);
+        let [leases, locks, slices] = lists.map(items);
         self.expiry.read(now, RENEWAL, &leases);
+        self.lock.read(now, RENEWAL, &locks);
         let mut named: BTreeMap<IpAddr, Vec<String>> = BTreeMap::new();
-        for slice in &items(slices) {
+        for slice in &slices {
             let name = slice["metadata"]["name"].as_str().unwrap_or_default();
             addresses(slice).for_each(|ip| named.entry(ip).or_default().push(name.to_owned()));
         }
@@ -112,9 +118,10 @@ impl Observer {
             version: VERSION,
             others: others.map(|(ip, service)| Other { address: *ip, service: service.clone() }).collect(),
             instances: instances.into_iter().map(|lease| self.instance(lease, &named, time)).collect(),
-            upgrade: leases.iter().find(|lease| lease["metadata"]["name"] == NAME).map(|lease| Upgrade {
+            upgrade: locks.iter().find(|lease| lease["metadata"]["name"] == NAME).map(|lease| Upgrade {
                 holder: Holder::parse(lease),
-                expired: self.age(
+                expired: age(
+                    &self.lock,
                     NAME,
                     lease["spec"]["renewTime"].as_str().and_then(|time| humantime::parse_rfc3339(time).ok()),
                     time,
@@ -123,14 +130,8 @@ impl Observer {
         }
     }
 
-    /// Time since a Lease changed.
-    fn age(&self, name: &str, renewed: Option<SystemTime>, time: SystemTime) -> Duration {
-        let by_clock = renewed.and_then(|renewed| time.duration_since(renewed).ok());
-        self.expiry.age(name, by_clock.unwrap_or_default())
-    }
-
     fn instance(&self, lease: InstanceLease, named: &BTreeMap<IpAddr, Vec<String>>, time: SystemTime) -> Instance {
-        let age = self.age(&lease.name(), Some(lease.renewed), time);
+        let age = age(&self.expiry, &lease.name(), Some(lease.renewed), time);
         let ip = lease.address.ip();
         let service = (!ip.is_unspecified()).then(|| named.get(&ip).cloned().unwrap_or_default());
         Instance {
@@ -147,6 +148,12 @@ impl Observer {
     }
 }
 
+/// Time since a Lease changed.
+fn age(expiry: &Expiry, name: &str, renewed: Option<SystemTime>, time: SystemTime) -> Duration {
+    let by_clock = renewed.and_then(|renewed| time.duration_since(renewed).ok());
+    expiry.age(name, by_clock.unwrap_or_default())
+}
+
 /// Why the cluster cannot be asked, and what fixes it.
 #[must_use]
 pub fn explain(error: &Error) -> String {
@@ -156,7 +163,7 @@ pub fn explain(error: &Error) -> String {
             "the kubeconfig's credentials are not known there, or have expired: give another with --kubeconfig"
         }
         Some(StatusCode::FORBIDDEN) => {
-            "give the --kubeconfig of a user who may list Leases in berth-system and EndpointSlices in default"
+            "give the --kubeconfig of a user who may list Leases in berth-system and berth-upgrade, and EndpointSlices in default"
         }
         Some(_) => "try again",
     };
@@ -207,10 +214,11 @@ mod tests {
             lease("cp-2", "10.0.0.6:6443", 950),
             lease("cp-1", "10.0.0.5:6443", 995),
             lease("cp-3", "[::]:6443", 1010),
-            upgrade,
+            json!({"metadata": {"name": "upgrade", "annotations": {"berth/node": "forged"}}}),
         ];
         let slices = [slice("kubernetes", &["10.0.0.5", "10.0.0.9"]), slice("berth-cp-1-ipv4", &["10.0.0.5"])];
-        let status = Observer::default().status(&list(&leases), &list(&slices), at(1000), Duration::ZERO);
+        let status =
+            Observer::default().status([&list(&leases), &list(&[upgrade]), &list(&slices)], at(1000), Duration::ZERO);
         let told = status.instances.iter().map(|one| (one.node.as_str(), one.age_seconds, one.expired));
         assert_eq!(told.collect::<Vec<_>>(), [("cp-1", 5, false), ("cp-2", 50, true), ("cp-3", 0, false)]);
         let services: Vec<_> = status.instances.iter().map(|one| one.service.as_deref()).collect();
@@ -220,7 +228,7 @@ mod tests {
         assert_eq!(status.others, [other]);
         let upgrade = status.upgrade.unwrap();
         assert!(upgrade.expired && upgrade.holder.node == "cp-2" && upgrade.holder.changed, "{upgrade:?}");
-        let empty = Observer::default().status(&json!({}), &json!({}), at(0), Duration::ZERO);
+        let empty = Observer::default().status([&json!({}); 3], at(0), Duration::ZERO);
         assert_eq!(serde_json::to_value(empty).unwrap(), json!({"version": 1, "instances": [], "others": []}));
     }
 
@@ -232,7 +240,8 @@ mod tests {
         for second in (0..=50).step_by(5) {
             let behind = lease("behind", "10.0.0.5:6443", 10_000 - 3600 + second / 10 * 10);
             let leases = list(&[behind, lease("dead-ahead", "10.0.0.6:6443", 10_000 + 3600)]);
-            let status = observer.status(&leases, &json!({}), at(10_000 + second), Duration::from_secs(second));
+            let status =
+                observer.status([&leases, &json!({}), &json!({})], at(10_000 + second), Duration::from_secs(second));
             expired.push([status.instances[0].expired, status.instances[1].expired]);
         }
         assert_eq!(expired[0], [true, false], "at first there are only clocks");

@@ -137,7 +137,7 @@ pub async fn grant(access: &Access, client: &Client, options: &Options) -> Resul
 }
 
 async fn make(client: &Client, node: &str) -> Result<(), Error> {
-    for object in [objects::namespace()].iter().chain(&objects::of_node(node)) {
+    for object in [objects::namespace(NAMESPACE)].iter().chain(&objects::of_node(node)) {
         client.apply(&objects::path(object), MANAGER, object).await?;
     }
     add_to_shared_role(client, node).await

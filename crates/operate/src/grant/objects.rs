@@ -161,10 +161,10 @@ fn metadata(name: &str, namespace: Option<&str>) -> Value {
     metadata
 }
 
-/// The namespace of berth's objects.
+/// A namespace of berth's.
 #[must_use]
-pub fn namespace() -> Value {
-    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata(NAMESPACE, None)})
+pub fn namespace(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata(name, None)})
 }
 
 /// What is a node's alone, the service account first.
@@ -236,7 +236,8 @@ mod tests {
 
     #[test]
     fn a_nodes_objects_are_where_they_should_be() {
-        let paths: Vec<_> = of_node("cp-1").iter().chain([&namespace(), &shared_role(["cp-1"])]).map(path).collect();
+        let paths: Vec<_> =
+            of_node("cp-1").iter().chain([&namespace(NAMESPACE), &shared_role(["cp-1"])]).map(path).collect();
         assert_eq!(
             paths,
             [
@@ -315,6 +316,6 @@ mod tests {
             let account = json!([{"kind": "ServiceAccount", "name": "berth", "namespace": "kube-system"}]);
             assert_eq!((&binding["roleRef"]["name"], &binding["subjects"]), (&json!("berth"), &account));
         }
-        assert!(documents.contains(&namespace()), "the namespace");
+        assert!(documents.contains(&namespace(NAMESPACE)), "the namespace");
     }
 }

@@ -3,7 +3,7 @@
 
 use super::drive::{self, Setting};
 use super::journal::node_name;
-use super::lock::{Claim, Holder, Lock, LockError};
+use super::lock::{Claim, Holder, Lock, LockError, NAME, NAMESPACE};
 use super::machine::{Instance, Limits, Position};
 use super::pod::{self, Pod};
 use super::preflight::{self, Images};
@@ -18,7 +18,6 @@ use crate::manifest::Manifest;
 use crate::manifest::file::{Backups, read};
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::ADMIN;
-use berth_cluster::lease::NAMESPACE;
 use berth_node::registry::RunDir;
 use berth_os::netdevice;
 use hyper::StatusCode;
@@ -232,12 +231,14 @@ async fn take_lock(
     let lock = Lock::new(client, Claim::new(me, options.break_lock));
     match lock.take(say).await {
         Ok(()) => {
-            say.more("the cluster's lock is held: no other node is upgraded meanwhile (Lease berth-system/upgrade)");
+            say.more(&format!(
+                "the cluster's lock is held: no other node is upgraded meanwhile (Lease {NAMESPACE}/{NAME})"
+            ));
             Ok(Some(lock))
         }
         Err(LockError::Api(error)) if !resumed && options.kubeconfig.is_some() => Err(unavailable(&format!(
             "--kubeconfig: {error}: {UNLOCKED}, so nothing was changed: give one of a user who may create and update Leases in \
-             {NAMESPACE}, or try again"
+             {NAMESPACE} (if that is not there, `kubectl create namespace {NAMESPACE}`), or try again"
         ))),
         Err(LockError::Api(error)) if error.status() != Some(StatusCode::CONFLICT) => {
             say.more(&format!("{error}: {UNLOCKED}"));

@@ -5,12 +5,14 @@
 //! process that was killed is in nobody's way. One that has keeps it until that upgrade is brought to its end, or until an
 //! operator breaks it: a node that was left in the middle is what must not become two.
 //!
+//! It has a namespace of its own: in that of the instances' Leases each node's token could remove or forge it.
+//!
 //! [`Claim`] decides, without I/O. Whose upgrade it is says the UID that is drawn for each and kept in its state.
 
 use super::say::Say;
 use crate::grant::objects;
 use berth_cluster::client::found;
-use berth_cluster::lease::{DURATION, Expiry, LEASES, NAMESPACE, RENEWAL, lease_path};
+use berth_cluster::lease::{DURATION, Expiry, RENEWAL};
 use berth_cluster::service::MANAGER;
 use berth_cluster::{Client, Error};
 use humantime::format_rfc3339_micros;
@@ -23,6 +25,15 @@ use tokio::time::sleep;
 
 /// Name of the Lease.
 pub const NAME: &str = "upgrade";
+
+/// The lock's namespace, where no shim has rights.
+pub const NAMESPACE: &str = "berth-upgrade";
+
+/// All Leases of the namespace.
+pub const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-upgrade/leases";
+
+/// Where the lock is.
+pub const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-upgrade/leases/upgrade";
 
 /// Longest time that an answer may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -234,7 +245,6 @@ pub enum LockError {
 #[derive(Debug)]
 pub struct Lock {
     client: Client,
-    path: String,
     began: Instant,
     /// One request at a time: a renewal that comes late could bring back what was released.
     claim: Mutex<Claim>,
@@ -245,7 +255,7 @@ impl Lock {
     #[must_use]
     pub fn new(client: &Client, claim: Claim) -> Self {
         let client = client.clone().with_patience(PATIENCE);
-        Self { client, path: lease_path(NAME), began: Instant::now(), claim: Mutex::new(claim) }
+        Self { client, began: Instant::now(), claim: Mutex::new(claim) }
     }
 
     /// Takes it. That may need 40 s, where somebody who had changed nothing was killed.
@@ -323,9 +333,9 @@ impl Lock {
     }
 
     async fn remove(&self, upgrade: &str) -> Result<(), Error> {
-        match found(self.client.get(&self.path).await)? {
+        match found(self.client.get(PATH).await)? {
             Some(object) if Holder::parse(&object).upgrade == upgrade => {
-                found(self.client.delete_read(&self.path, &object).await).map(drop)
+                found(self.client.delete_read(PATH, &object).await).map(drop)
             }
             _ => Ok(()),
         }
@@ -337,7 +347,7 @@ impl Lock {
         loop {
             let done = match self.look(claim).await {
                 Ok(Turn::Create(object)) => self.create(&object).await,
-                Ok(Turn::Replace(object)) => self.client.put(&self.path, &object).await.map(drop),
+                Ok(Turn::Replace(object)) => self.client.put(PATH, &object).await.map(drop),
                 Ok(Turn::Wait(holder)) => return Ok(Some(holder)),
                 Ok(Turn::Refused(holder)) => return Err(LockError::Busy { holder, node: claim.me.node.clone() }),
                 Err(error) => Err(error),
@@ -357,7 +367,7 @@ impl Lock {
     }
 
     async fn look(&self, claim: &mut Claim) -> Result<Turn, Error> {
-        match found(self.client.get(&self.path).await) {
+        match found(self.client.get(PATH).await) {
             Ok(read) => Ok(claim.next(self.began.elapsed(), SystemTime::now(), read.as_ref())),
             Err(error) => {
                 claim.failed();
@@ -373,7 +383,7 @@ impl Lock {
         if error.status() != Some(StatusCode::NOT_FOUND) {
             return Err(error);
         }
-        let namespace = objects::namespace();
+        let namespace = objects::namespace(NAMESPACE);
         self.client.apply(&objects::path(&namespace), MANAGER, &namespace).await?;
         self.client.post(LEASES, object).await.map(drop)
     }

@@ -2,7 +2,7 @@ use super::*;
 use berth_testing::{Objects, Server, answer, serve_with};
 use proptest::prelude::*;
 
-const NAMESPACE_PATH: &str = "/api/v1/namespaces/berth-system";
+const NAMESPACE_PATH: &str = "/api/v1/namespaces/berth-upgrade";
 
 fn holder(upgrade: &str, node: &str, changed: bool) -> Holder {
     Holder {
@@ -256,13 +256,13 @@ async fn a_lock_is_taken_marked_and_released() {
     let (objects, server) = api().await;
     // A cluster where berth wrote nothing before.
     objects.set(NAMESPACE_PATH, None);
-    let (path, say) = (lease_path(NAME), Say::default());
+    let say = Say::default();
     let first = lock(&server, Claim::new(holder("a", "cp-1", false), false));
     first.take(&say).await.unwrap();
     assert!(objects.get(NAMESPACE_PATH).is_some(), "the namespace is made");
-    assert!(!Holder::parse(&objects.get(&path).unwrap()).changed);
+    assert!(!Holder::parse(&objects.get(PATH).unwrap()).changed);
     first.mark(&say).await.unwrap();
-    let held = objects.get(&path).unwrap();
+    let held = objects.get(PATH).unwrap();
     assert!(Holder::parse(&held).changed);
 
     let other = |break_lock| lock(&server, Claim::new(holder("b", "cp-2", false), break_lock));
@@ -270,17 +270,17 @@ async fn a_lock_is_taken_marked_and_released() {
     assert!(busy.to_string().contains("node cp-1 since"), "{busy}");
     // The same upgrade, gone on with.
     lock(&server, Claim::new(holder("a", "cp-1", true), false)).take(&say).await.unwrap();
-    let again = objects.get(&path).unwrap();
+    let again = objects.get(PATH).unwrap();
     assert_eq!(again["spec"]["acquireTime"], held["spec"]["acquireTime"]);
 
     let breaker = other(true);
     breaker.take(&say).await.unwrap();
-    let broken = objects.get(&path).unwrap();
+    let broken = objects.get(PATH).unwrap();
     assert_eq!((Holder::parse(&broken).node.as_str(), &broken["spec"]["leaseTransitions"]), ("cp-2", &json!(1)));
     first.release(&say).await;
-    assert!(objects.get(&path).is_some(), "it is another's now");
+    assert!(objects.get(PATH).is_some(), "it is another's now");
     breaker.release(&say).await;
-    assert_eq!(objects.get(&path), None);
+    assert_eq!(objects.get(PATH), None);
 }
 
 /// One that had changed nothing: whether it lives is seen, and as soon as it is, that is the answer.
@@ -301,7 +301,7 @@ async fn who_lives_is_believed_as_soon_as_it_is_seen() {
         () = renew => unreachable!(),
     };
     assert!(taken.unwrap_err().to_string().ends_with("wait for it"));
-    assert_eq!(Holder::parse(&objects.get(&lease_path(NAME)).unwrap()).node, "cp-1");
+    assert_eq!(Holder::parse(&objects.get(PATH).unwrap()).node, "cp-1");
 }
 
 #[tokio::test]
@@ -312,7 +312,7 @@ async fn of_two_that_race_one_has_it() {
         .map(|(upgrade, node)| lock(&server, Claim::new(holder(upgrade, node, true), false)));
     let (first, second) = tokio::join!(locks[0].take(&say), locks[1].take(&say));
     assert!(first.is_ok() != second.is_ok(), "{first:?} {second:?}");
-    let has = Holder::parse(&objects.get(&lease_path(NAME)).unwrap()).node;
+    let has = Holder::parse(&objects.get(PATH).unwrap()).node;
     assert_eq!(has, if first.is_ok() { "cp-1" } else { "cp-2" });
 }
 
@@ -328,11 +328,27 @@ async fn a_cluster_that_does_not_give_it_is_no_other_upgrade() {
     let (objects, mut first) = (Objects::default(), true);
     objects.set(NAMESPACE_PATH, Some(json!({})));
     let held = Claim::new(holder("b", "cp-2", false), false).object(None, SystemTime::now());
-    objects.set(&lease_path(NAME), Some(held));
+    objects.set(PATH, Some(held));
     let server = serve_with(move |request| match std::mem::take(&mut first) {
         true => objects.answer(request),
         false => answer("500 Internal Server Error", "no"),
     });
     let error = lock(&server.await, Claim::new(holder("a", "cp-1", false), false)).take(&say).await.unwrap_err();
     assert!(matches!(error, LockError::Busy { .. }), "{error}");
+}
+
+/// Who has a node's token may write and remove each Lease that a shim may.
+#[tokio::test]
+async fn no_shim_may_touch_it() {
+    let (_, mut server) = api().await;
+    lock(&server, Claim::new(holder("a", "cp-1", false), false)).take(&Say::default()).await.unwrap();
+    let asked: Vec<_> = std::iter::from_fn(|| server.asked.try_recv().ok()).map(|(request, _)| request).collect();
+    let namespace =
+        |path: &str| path.split_once("/namespaces/")?.1.split(['/', '?', ' ']).next().map(ToOwned::to_owned);
+    let granted = objects::of_node("cp-1").into_iter().chain([objects::shared_role(["cp-1"])]);
+    let granted: Vec<_> = granted.filter_map(|object| namespace(&objects::path(&object))).collect();
+    for request in &asked {
+        let of_lock = namespace(request).unwrap();
+        assert!(!granted.contains(&of_lock), "shims have rights in {of_lock}: {request}");
+    }
 }
