@@ -28,6 +28,9 @@ const ENDPOINTS_ALL: &str = "/api/v1/namespaces/default/endpoints";
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// Longest time between two while nobody answers: each dials.
+const REST: Duration = Duration::from_secs(1);
+
 /// Longest time that a question may take: then another instance is asked.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -101,6 +104,7 @@ impl Service {
     pub async fn keep(self, say: Rc<Say>) {
         let mut missing: Option<Instant> = None;
         let mut trouble = String::new();
+        let mut pause = LOOK;
         loop {
             let looked = found(self.client.get(SLICE).await);
             if let Ok(Some(slice)) = &looked {
@@ -118,6 +122,7 @@ impl Service {
                 }
                 Err(error) => Err(error),
             };
+            pause = next_pause(pause, &kept);
             match kept {
                 Ok(()) => {
                     trouble.clear();
@@ -135,7 +140,7 @@ impl Service {
                 Err(error) if error.status() == Some(StatusCode::CONFLICT) => {}
                 Err(error) => tell(&mut trouble, &error, &say),
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(pause).await;
         }
     }
 
@@ -188,6 +193,14 @@ impl Service {
             Some(endpoints) => self.client.put(ENDPOINTS, &with_endpoints(endpoints, self.address)).await?,
         };
         Ok(())
+    }
+}
+
+/// The time until the next look, after this one. That another wrote in between is no failure.
+fn next_pause(pause: Duration, kept: &Result<(), Error>) -> Duration {
+    match kept {
+        Err(error) if error.status() != Some(StatusCode::CONFLICT) => (pause * 2).min(REST),
+        _ => LOOK,
     }
 }
 
@@ -318,6 +331,23 @@ mod tests {
         let service = Service::new(&Client::new(&server.access).unwrap(), address());
         assert!(service.names_node().await.unwrap());
         assert_eq!(service.names_node().await.unwrap_err().status(), Some(StatusCode::FORBIDDEN));
+    }
+
+    #[test]
+    fn who_does_not_answer_is_asked_less_and_less_often() {
+        let failed = |status| {
+            let (server, path, message) = ("s".into(), "/x".into(), "no".into());
+            Err(Error::Status { server, status, method: hyper::Method::GET, path, message })
+        };
+        let silent = || Err(Error::Unreachable { server: "s".into(), why: "no answer".into() });
+        let mut now = LOOK;
+        let mut pause = |kept: Result<(), Error>| {
+            now = next_pause(now, &kept);
+            now.as_millis()
+        };
+        assert_eq!([(); 5].map(|()| pause(silent())), [200, 400, 800, 1000, 1000]);
+        // As soon as somebody answers, a gap is seen as early as ever.
+        assert_eq!([Ok(()), failed(StatusCode::FORBIDDEN), failed(StatusCode::CONFLICT)].map(pause), [100, 200, 100]);
     }
 
     #[test]
