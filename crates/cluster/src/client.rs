@@ -284,7 +284,7 @@ impl Client {
     }
 
     async fn exchange(&self, ask: Ask<'_>) -> Result<(StatusCode, Bytes), String> {
-        let request = self.request(ask)?;
+        let request = self.request(ask).await?;
         let answered = http::ask(self.connect().await?, request, BODY_LIMIT).await;
         let (status, body) = answered.map_err(|error| format!("no HTTP answer: {error}"))?;
         Ok((status, body.map_err(|error| format!("its answer broke off: {error}"))?))
@@ -310,7 +310,7 @@ impl Client {
         stream.map_err(|error| format!("TLS handshake failed: {error}"))
     }
 
-    pub(crate) fn request(&self, ask: Ask<'_>) -> Result<Request<Full<Bytes>>, String> {
+    pub(crate) async fn request(&self, ask: Ask<'_>) -> Result<Request<Full<Bytes>>, String> {
         let Ask { method, path, body } = ask;
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         let mut request = Request::builder()
@@ -330,7 +330,11 @@ impl Client {
             Bearer::Fixed(value) => request = request.header(header::AUTHORIZATION, value),
             Bearer::File(path) => {
                 let why = |what: String| format!("token file {}: {what}", path.display());
-                let token = fs::read_to_string(path).map_err(|error| why(format!("cannot be read: {error}")))?;
+                // Not here: a disk that etcd keeps busy may take seconds, and a shim probes on this thread.
+                let file = path.clone();
+                let read = tokio::task::spawn_blocking(move || fs::read_to_string(file)).await;
+                let token = read.unwrap_or_else(|error| Err(error.into()));
+                let token = token.map_err(|error| why(format!("cannot be read: {error}")))?;
                 let value = bearer(token.trim()).ok_or_else(|| why("it has characters that no token has".into()))?;
                 request = request.header(header::AUTHORIZATION, value);
             }

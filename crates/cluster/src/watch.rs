@@ -36,8 +36,8 @@ pub type Objects = BTreeMap<String, Value>;
 
 /// Follows the objects of a list for as long as it is polled; tells all of them after each change, and each failure, after
 /// which it goes on with the list, later and later. `list` is a path with a query; `client` says who is asked next.
-pub async fn follow(
-    client: impl Fn() -> Result<Client, Error>,
+pub async fn follow<C: Future<Output = Result<Client, Error>>>(
+    client: impl Fn() -> C,
     list: &str,
     mut tell: impl FnMut(Result<&Objects, &Error>),
 ) {
@@ -62,12 +62,12 @@ pub fn pauses() -> ExponentialBackoff {
 
 enum Never {}
 
-async fn list_and_watch(
-    client: &impl Fn() -> Result<Client, Error>,
+async fn list_and_watch<C: Future<Output = Result<Client, Error>>>(
+    client: &impl Fn() -> C,
     list: &str,
     tell: &mut impl FnMut(Result<&Objects, &Error>),
 ) -> Result<Never, Error> {
-    let read = client()?.get(list).await?;
+    let read = client().await?.get(list).await?;
     let mut version = read["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
     let items = read["items"].as_array().into_iter().flatten();
     let mut objects: Objects = items.filter_map(|item| Some((name(item)?, item.clone()))).collect();
@@ -76,7 +76,7 @@ async fn list_and_watch(
         let path = format!(
             "{list}&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={version}"
         );
-        let client = client()?;
+        let client = client().await?;
         let (began, mut any) = (Instant::now(), false);
         let mut watch = Watch::begin(&client, &path).await?;
         // Not before: where the list may be read and not watched, that is one failure, and none that comes and goes.
@@ -129,7 +129,7 @@ struct Watch {
 impl Watch {
     async fn begin(client: &Client, path: &str) -> Result<Self, Error> {
         let begin = async {
-            let request = client.request(Ask::get(path))?;
+            let request = client.request(Ask::get(path)).await?;
             let stream = TokioIo::new(client.connect().await?);
             let no_http = |error| format!("no HTTP answer: {error}");
             let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.map_err(no_http)?;

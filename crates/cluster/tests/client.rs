@@ -3,7 +3,7 @@
 use berth_cluster::kubeconfig::Token;
 use berth_cluster::watch::follow;
 use berth_cluster::{Access, Client};
-use berth_testing::{answer, serve, serve_with, still_time};
+use berth_testing::{answer, read_slowly, serve, serve_with, still_time};
 use hyper::StatusCode;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -135,7 +135,7 @@ async fn a_list_is_followed_through_watches_that_end() {
     let next = || tokio::time::advance(Duration::from_secs(60));
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
     let following = follow(
-        || Ok(client.clone()),
+        || async { Ok(client.clone()) },
         "/l?x=y",
         |seen| {
             let seen = seen.map(|objects| objects.keys().cloned().collect::<Vec<_>>().join(","));
@@ -159,4 +159,19 @@ async fn a_list_is_followed_through_watches_that_end() {
     }
     let (request, _) = server.asked.recv().await.unwrap();
     assert!(request.starts_with("GET /k/l?x=y "), "{request}");
+}
+
+/// A shim probes on the thread that asks.
+#[tokio::test]
+async fn a_token_is_read_off_the_thread_that_asks() {
+    let mut server = serve(answer("200 OK", "{}")).await;
+    let temp = tempfile::tempdir().unwrap();
+    let path = temp.path().join("token");
+    std::fs::write(&path, "").unwrap();
+    let access = Access { token: Some(Token::File(path.clone())), ..server.access.clone() };
+    let client = Client::new(&access).unwrap().with_patience(Duration::from_secs(60));
+    let (answer, others_ran) = read_slowly(&path, "n3w", client.get("/x")).await;
+    assert!(others_ran && answer.is_ok(), "{answer:?}");
+    let (request, _) = server.asked.recv().await.unwrap();
+    assert!(request.to_lowercase().contains("authorization: bearer n3w\r\n"), "{request}");
 }

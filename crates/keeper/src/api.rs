@@ -66,10 +66,9 @@ impl Api {
     ///
     /// # Errors
     /// What is wrong with the credentials.
-    pub(crate) fn client(&self) -> Result<Client, Error> {
-        let own = self.own();
-        let others = lock(&self.others);
-        let client = self.credentials.client()?.with_patience(TIMEOUT);
+    pub(crate) async fn client(&self) -> Result<Client, Error> {
+        let client = self.credentials.client().await?.with_patience(TIMEOUT);
+        let (own, others) = (self.own(), lock(&self.others));
         Ok(client.at(own.into_iter().chain([self.berth]).chain(others.iter().copied())))
     }
 
@@ -89,7 +88,7 @@ impl Api {
         object: &str,
         ask: impl AsyncFnOnce(Client) -> Result<T, Error>,
     ) -> Option<T> {
-        let answer = match self.client() {
+        let answer = match self.client().await {
             Ok(client) => ask(client).await,
             Err(error) => Err(error),
         };
@@ -143,8 +142,8 @@ impl Api {
     }
 
     /// The token's file, where the shim renews the token itself and the kubeconfig can be read.
-    pub(crate) fn token(&self) -> Option<PathBuf> {
-        self.credentials.token()
+    pub(crate) async fn token(&self) -> Option<PathBuf> {
+        self.credentials.token().await
     }
 
     fn publish(&self, problems: &BTreeMap<String, Problem>) {
@@ -220,7 +219,7 @@ mod tests {
         assert_eq!(problems(), [""; 0]);
         api.noted("delete_slice", "gone", Some(&failed(StatusCode::INTERNAL_SERVER_ERROR)));
         tokio::time::advance(FORGOTTEN).await;
-        let missing = api.client().unwrap_err();
+        let missing = api.client().await.unwrap_err();
         api.noted("list_leases", "", Some(&missing));
         assert!(problems().len() == 1 && problems()[0].contains("kubeconfig /nonexistent"), "{:?}", problems());
         assert_eq!(lock(&counted).last(), Some(&("list_leases", "credentials")));

@@ -201,7 +201,7 @@ impl Leases {
 
     /// The kubeconfig may come later, so its token's file is looked for each time.
     async fn keep_token(&self) {
-        if let Some(path) = self.api.token() {
+        if let Some(path) = self.api.token().await {
             let expires = TokenFile::new(&path, &self.instance).look(&self.api).await.and_then(rfc3339);
             self.api.tell(|status| status.token_expires = expires);
         }
@@ -213,4 +213,45 @@ fn rfc3339(time: SystemTime) -> Option<String> {
     const YEAR_10000: u64 = 253_402_300_800;
     let seconds = time.duration_since(UNIX_EPOCH).ok()?.as_secs();
     (seconds < YEAR_10000).then(|| format_rfc3339_seconds(time).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Credentials;
+    use berth_testing::{answer, read_slowly, serve};
+    use serde_json::json;
+    use std::fs;
+
+    /// A disk that etcd keeps busy may take seconds, for which the shim would not probe.
+    #[tokio::test]
+    async fn files_are_read_off_the_thread_that_probes() {
+        let server = serve(answer("200 OK", "{}")).await;
+        let temp = tempfile::tempdir().unwrap();
+        let file = |name: &str| temp.path().join(name);
+        let kubeconfig = format!(
+            "current-context: a\nclusters: [{{name: c, cluster: {{server: '{}', certificate-authority: ca.crt}}}}]\nusers: [{{name: u, \
+             user: {{tokenFile: token}}}}]\ncontexts: [{{name: a, context: {{cluster: c, user: u}}}}]\n",
+            server.access.server
+        );
+        let ca = String::from_utf8(server.access.ca.clone()).unwrap();
+        let files = [("kubeconfig", kubeconfig.as_str()), ("ca.crt", ca.as_str()), ("token", "t0ken")];
+        files.iter().for_each(|(name, text)| fs::write(file(name), text).unwrap());
+        let address = server.access.server.strip_prefix("https://").unwrap().strip_suffix("/k").unwrap();
+        let (address, (_tell, facts)) = (address.parse().unwrap(), watch::channel(Facts::default()));
+        let credentials = Credentials::Kubeconfig(file("kubeconfig"));
+        let api = Arc::new(Api::new(credentials, address, facts, watch::channel(None).0, Arc::new(|_, _| {})));
+        for (name, text) in files {
+            let asked = api.ask("list_leases", "", async |client| client.get("/x").await);
+            assert_eq!(read_slowly(&file(name), text, asked).await, (Some(json!({})), true), "{name}");
+        }
+        let instance: InstanceId = "a".parse().unwrap();
+        let token = TokenFile::new(&file("token"), &instance);
+        assert_eq!(read_slowly(&file("token"), "t0ken", token.look(&api)).await, (None, true));
+        let (holder, held, expiry) = (String::new(), BTreeMap::new(), Expiry::default());
+        let leases = Leases { api, node: "cp-1".into(), address, holder, instance, held, expiry };
+        for (name, text) in files {
+            assert_eq!(read_slowly(&file(name), text, leases.keep_token()).await, ((), true), "{name}");
+        }
+    }
 }

@@ -63,7 +63,12 @@ pub enum Credentials {
 }
 
 impl Credentials {
-    fn client(&self) -> Result<Client, KubeconfigError> {
+    async fn client(&self) -> Result<Client, KubeconfigError> {
+        let credentials = self.clone();
+        off_thread(move || credentials.read()).await
+    }
+
+    fn read(&self) -> Result<Client, KubeconfigError> {
         let (access, path) = match self {
             Self::InCluster { server, name } => (Access::in_cluster(*server, name)?, "in-cluster".as_ref()),
             Self::Kubeconfig(path) => (Access::read(path)?, path.as_path()),
@@ -77,14 +82,20 @@ impl Credentials {
     }
 
     /// The token's file, where the shim renews the token itself; the kubelet renews that of a service account.
-    fn token(&self) -> Option<PathBuf> {
-        match self {
-            Self::InCluster { .. } => None,
-            Self::Kubeconfig(path) => match Access::read(path).ok()?.token {
-                Some(Token::File(file)) => Some(file),
-                _ => None,
-            },
+    async fn token(&self) -> Option<PathBuf> {
+        let Self::Kubeconfig(path) = self.clone() else { return None };
+        match off_thread(move || Access::read(&path)).await.ok()?.token {
+            Some(Token::File(file)) => Some(file),
+            _ => None,
         }
+    }
+}
+
+/// Reads or writes files: a disk that etcd keeps busy may take seconds, which the thread that probes has not.
+async fn off_thread<T: Send + 'static>(files: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(files).await {
+        Ok(done) => done,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }
 
@@ -262,8 +273,8 @@ fn jittered(time: Duration) -> Duration {
 mod tests {
     use super::*;
 
-    #[test]
-    fn an_operators_credentials_are_not_used() {
+    #[tokio::test]
+    async fn an_operators_credentials_are_not_used() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("kubeconfig");
         let write = |user: &str| {
@@ -273,7 +284,7 @@ mod tests {
                  {{cluster: c, user: u}}}}]\n"
             );
             std::fs::write(&path, text).unwrap();
-            Credentials::Kubeconfig(path.clone()).client().unwrap_err().to_string()
+            Credentials::Kubeconfig(path.clone()).read().unwrap_err().to_string()
         };
         for operators in ["client-certificate-data: QQ==, client-key-data: QQ==", "token: t0ken"] {
             assert!(write(operators).contains("an operator's credentials"), "{operators}");
@@ -281,7 +292,7 @@ mod tests {
         assert!(write("tokenFile: token").contains("tokenFile: cannot read"));
         std::fs::write(temp.path().join("token"), "t0ken").unwrap();
         assert!(write("tokenFile: token").contains("it holds no certificate"));
-        assert_eq!(Credentials::Kubeconfig(path).token(), Some(temp.path().join("token")));
+        assert_eq!(Credentials::Kubeconfig(path).token().await, Some(temp.path().join("token")));
     }
 
     #[test]

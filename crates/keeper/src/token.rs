@@ -4,6 +4,7 @@
 //! comes first renews, and the others read what is there.
 
 use crate::api::Api;
+use crate::off_thread;
 use berth_cluster::account::{Claims, Token, token_path, token_request};
 use berth_node::instance::InstanceId;
 use berth_os::file::replace;
@@ -30,7 +31,8 @@ impl TokenFile {
     /// Renews the token if that is due. When it expires, if that is known.
     pub(crate) async fn look(&self, api: &Api) -> Option<SystemTime> {
         const REQUEST: &str = "renew_token";
-        let claims = Claims::parse(&fs::read_to_string(&self.path).ok()?)?;
+        let path = self.path.clone();
+        let claims = Claims::parse(&off_thread(move || fs::read_to_string(path)).await.ok()?)?;
         let account = claims.account.as_deref();
         let Some(account) = account.filter(|_| claims.renewal().is_some_and(|due| due <= SystemTime::now())) else {
             account.inspect(|account| api.forget(REQUEST, account));
@@ -40,10 +42,7 @@ impl TokenFile {
         let answer = api.ask(REQUEST, account, async |client| client.post(&path, &token_request()).await).await;
         let Some(token) = answer.as_ref().and_then(Token::parse) else { return claims.until };
         let (file, text) = (self.clone(), token.text);
-        // A disk that etcd keeps busy may take seconds, which the shim has not.
-        let written =
-            tokio::task::spawn_blocking(move || file.write(&text)).await.unwrap_or_else(|error| Err(error.into()));
-        match written {
+        match off_thread(move || file.write(&text)).await {
             Ok(()) => tracing::info!(account, "renewed the service account's token"),
             Err(error) => {
                 tracing::warn!(

@@ -11,12 +11,18 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
+
+/// Longer than anything takes that does not hang.
+const HANG: Duration = Duration::from_secs(10);
 
 /// A small HTTPS server, as an apiserver with client certificates.
 #[derive(Debug)]
@@ -126,6 +132,29 @@ pub fn still_time() -> impl Drop {
     // Time does not advance by itself while a blocking task runs.
     tokio::task::spawn_blocking(move || dropped.recv());
     Still(Some(until))
+}
+
+/// What `read` gives where the file that it reads, of this text, is on a slow disk for once: nothing is there before somebody else on this
+/// thread has run. Whether somebody has.
+///
+/// # Panics
+/// There is no such file.
+pub async fn read_slowly<T>(path: &Path, text: &str, read: impl Future<Output = T>) -> (T, bool) {
+    std::fs::remove_file(path).unwrap();
+    nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let (ran, told) = std::sync::mpsc::channel();
+    let (path, text) = (path.to_owned(), text.to_owned());
+    let disk = std::thread::spawn(move || {
+        let ran = told.recv_timeout(HANG).is_ok();
+        // Waits for the reader, who may read it again afterwards.
+        let mut slow = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, &text).unwrap();
+        slow.write_all(text.as_bytes()).unwrap();
+        ran
+    });
+    let (done, _) = tokio::join!(read, async { ran.send(()) });
+    (done, disk.join().unwrap())
 }
 
 /// How many cases of a property are tried: `PROPTEST_CASES` if that is set, as for a long run.

@@ -180,7 +180,7 @@ impl Service {
             let reconciled = objects.ok().map(|objects| objects.get("kubernetes").cloned().unwrap_or_default());
             tell.send_replace(reconciled.map(|slice| service::addresses(&slice).collect()));
         };
-        follow(|| Ok(self.client.clone()), service::RECONCILED, told).await;
+        follow(|| async { Ok(self.client.clone()) }, service::RECONCILED, told).await;
     }
 
     fn name(&self) -> String {
