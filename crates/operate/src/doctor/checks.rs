@@ -40,6 +40,7 @@ checks! {
     SHARED_FILE, Error, "shared-file", "`--audit-log-path`, `--cert-dir` and `--debug-socket-path` have `{instance}` in them";
     PRE_STOP, Warning, "pre-stop", "the preStop hook runs `berth drain --wait --if-sibling`";
     SHUTDOWN_DELAY, Warning, "shutdown-delay", "`--shutdown-delay-duration` is not 0";
+    PEER_PROXY, Warning, "peer-proxy", "`--peer-ca-file` is not set: the mixed version proxy takes the two kube-apiservers of a node for one";
     GRACE_PERIOD, Warning, "grace-period", "`terminationGracePeriodSeconds` is longer than the shutdown delay, the drain and a margin";
     UPDATE_STRATEGY, Warning, "update-strategy", "an update of a Deployment or DaemonSet starts the new pod before it stops the old one";
     PROBE_FILES, Error, "probe-files", "the shim's container mounts the files that its probe needs";

@@ -15,6 +15,12 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) const KUBEADM: &str = include_str!("../../../../tests/manifest/kubeadm-v1.36.yaml");
 const DEPLOYMENT: &str = include_str!("../../../../tests/manifest/deployment.yaml");
 
+/// Turns on the proxy to other versions.
+const PEERS: (&str, &str) = (
+    "    - --allow-privileged=true\n",
+    "    - --allow-privileged=true\n    - --peer-ca-file=/etc/kubernetes/pki/ca.crt\n",
+);
+
 fn options() -> Options {
     Options { image: "registry.example/berth:v0.1.0".into(), run_dir: "/run/berth".into(), ..Options::default() }
 }
@@ -298,6 +304,7 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ("pre-stop", changed(&[("          - drain\n", "          - status\n")])),
         ("pre-stop", changed(&[("    lifecycle:\n", "    lifecycle2:\n")])),
         ("shutdown-delay", changed(&[("    - --shutdown-delay-duration=5s", "    - --shutdown-delay-duration=0s")])),
+        ("peer-proxy", changed(&[PEERS])),
         ("grace-period", changed(&[("GracePeriodSeconds: 95", "GracePeriodSeconds: 94")])),
         (
             "grace-period",
@@ -332,6 +339,16 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
         ("etcd-differs", replacing(&[("https://127.0.0.1:2379", "https://10.0.0.9:2379")])),
         ("keys-differ", replacing(&[("pki/sa.key", "pki/sb.key")])),
     ]
+}
+
+/// Who is alone on the node has its identity alone, and without a CA there is no proxy.
+#[test]
+fn peers_are_told_of_only_behind_berth_and_with_a_ca() {
+    assert_eq!(ids(&of_text(&with(KUBEADM, &[PEERS]))), ["not-behind-berth"]);
+    let off = PEERS.1.replace("=/etc/kubernetes/pki/ca.crt", "=");
+    assert_eq!(of_text(&with(&static_pod(), &[(PEERS.0, &off)])), []);
+    let [found] = &of_text(&with(&static_pod(), &[PEERS]))[..] else { panic!() };
+    assert!(found.severity == Severity::Warning && found.cause.contains("host name"), "{found:?}");
 }
 
 /// `berth grant` writes what a shim dials, for its uid, before or after inject.

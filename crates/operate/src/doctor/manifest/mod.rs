@@ -102,6 +102,7 @@ impl Examiner<'_> {
                 "add the shim (`berth inject`); with a shim for the whole node (`berth serve --discover`), see that it runs",
             );
         }
+        self.peers();
         self.run_dir(layout);
         self.install(layout);
         self.authentication(layout, probe);
@@ -116,6 +117,20 @@ impl Examiner<'_> {
         for lapse in judge(self.case.manifest, wrapping).into_iter().filter(|lapse| wanted(lapse.rule)) {
             self.found(check_of(lapse.rule), lapse.line, lapse.cause, lapse.fix);
         }
+    }
+
+    /// kube-apiserver names itself after the host for its peers. Without a CA it asks none; with one and without the feature gate, which is on
+    /// since 1.36, it does not start.
+    fn peers(&mut self) {
+        let Some(flag) = self.case.manifest.flag("peer-ca-file").filter(|flag| !flag.value.is_empty()) else { return };
+        self.found(
+            PEER_PROXY,
+            flag.line,
+            "--peer-ca-file turns on the mixed version proxy, which knows kube-apiservers by their host name: the two of this node \
+             are one to it, neither sends requests on to the other, and the one that stops removes the entry of both, so that for up \
+             to 10 s the other nodes answer 503 or 404 to what only this node serves",
+            "take --peer-ca-file out, unless other control-plane nodes need it more (docs/doctor.md)",
+        );
     }
 
     /// What berth itself would say of its options.
