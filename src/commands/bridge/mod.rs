@@ -276,20 +276,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     let status = match built {
         Seen::There(status) => status,
         Seen::Refused(why) => return Ok(unavailable(&why)),
-        Seen::Over(outcome) => {
-            let (Outcome::NotBegun(why) | Outcome::Abandoned(why)) = outcome else {
-                watcher.line("it was told to end before: COMMAND was not run");
-                return Ok(Exit::Unavailable);
-            };
-            watcher.line(&format!("not begun: {why}"));
-            let last = end_of(&directory.join(instance::LOG), LINES);
-            if !last.is_empty() {
-                watcher.more("last lines of the temporary kube-apiserver:");
-                last.iter().for_each(|line| watcher.more(&format!("  {line}")));
-            }
-            watcher.logs();
-            return Ok(Exit::Unavailable);
-        }
+        Seen::Over(outcome) => return Ok(not_begun(&watcher, outcome, directory)),
         Seen::Gone => {
             watcher.gone();
             return Ok(Exit::Unavailable);
@@ -320,7 +307,8 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
             watcher.line("interrupted: COMMAND was not run; `berth bridge end` ends the bridge");
             return Ok(Exit::Unavailable);
         }
-        Seen::Over(_) | Seen::Gone => {
+        Seen::Over(outcome) => return Ok(not_begun(&watcher, outcome, directory)),
+        Seen::Gone => {
             watcher.gone();
             return Ok(Exit::Unavailable);
         }
@@ -370,6 +358,22 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
             again
         }
     })
+}
+
+/// The bridge is over, and COMMAND was not run.
+fn not_begun(watcher: &Watcher, outcome: Outcome, directory: &Path) -> Exit {
+    let (Outcome::NotBegun(why) | Outcome::Abandoned(why)) = outcome else {
+        watcher.line("it was told to end before: COMMAND was not run");
+        return Exit::Unavailable;
+    };
+    watcher.line(&format!("not begun: {why}"));
+    let last = end_of(&directory.join(instance::LOG), LINES);
+    if !last.is_empty() {
+        watcher.more("last lines of the temporary kube-apiserver:");
+        last.iter().for_each(|line| watcher.more(&format!("  {line}")));
+    }
+    watcher.logs();
+    Exit::Unavailable
 }
 
 /// Runs COMMAND with this process's terminal and output. SIGTERM and SIGHUP are passed on; SIGINT and SIGQUIT of a terminal

@@ -161,6 +161,8 @@ pub struct Machine {
     step: Step,
     /// When the step began.
     since: Option<Duration>,
+    /// COMMAND is to begin, once the temporary instance is seen to serve.
+    wanted: bool,
     /// COMMAND runs.
     commanding: bool,
     /// The node's own instance shall be another process than `before`.
@@ -187,6 +189,7 @@ impl Machine {
             on_failure,
             step: Step::Start,
             since: None,
+            wanted: false,
             commanding: false,
             anew: false,
             first: None,
@@ -231,14 +234,15 @@ impl Machine {
         (is_awaited || Some(process) != self.first).then_some(process)
     }
 
-    /// COMMAND begins.
+    /// COMMAND is to begin: it does ([`Self::is_commanding`]) when the temporary instance is next seen to serve, which may have died since it
+    /// was last.
     ///
     /// # Errors
     /// It may not yet, or not any more, or another one runs.
     pub fn command_begins(&mut self) -> Result<(), String> {
-        match (self.step, self.commanding) {
+        match (self.step, self.commanding || self.wanted) {
             (Step::Hold, false) => {
-                (self.commanding, self.trouble) = (true, None);
+                (self.wanted, self.trouble) = (true, None);
                 Ok(())
             }
             (_, true) => Err("another COMMAND runs under this bridge: wait for it".into()),
@@ -262,8 +266,12 @@ impl Machine {
         }
     }
 
-    /// Nobody will say how COMMAND ended: it may run on, so that clients stay on the bridge, whatever was to happen on failure.
+    /// Nobody will say how COMMAND ended: it may run on, so that clients stay on the bridge, whatever was to happen on failure. If it has
+    /// not begun, nobody will begin it.
     pub fn command_abandoned(&mut self, why: &str) {
+        if self.wanted {
+            self.await_own(false);
+        }
         if std::mem::take(&mut self.commanding) && self.step == Step::Hold {
             self.trouble = Some(why.into());
         }
@@ -343,6 +351,9 @@ impl Machine {
     pub fn cannot_steer(&mut self, why: &str) {
         if self.step == Step::Overlap {
             self.give_up(&format!("cannot steer: {why}"));
+        } else if self.wanted {
+            self.outcome = Outcome::NotBegun(format!("cannot steer: {why}"));
+            self.enter(Step::Linger);
         }
     }
 
@@ -357,7 +368,7 @@ impl Machine {
             Step::Start => self.start(seen, elapsed),
             Step::Settle => self.settle(seen, elapsed, lost),
             // Nothing depends on it yet.
-            Step::Overlap if lost => {
+            Step::Overlap | Step::Hold if lost && (self.step == Step::Overlap || self.wanted && seen.own.ready) => {
                 self.outcome = Outcome::NotBegun(gone(seen, elapsed));
                 self.enter(Step::Linger)
             }
@@ -392,6 +403,9 @@ impl Machine {
                 if !self.commanding {
                     self.before = seen.own.process;
                 }
+                if seen.temporary.ready && seen.steering && std::mem::take(&mut self.wanted) {
+                    self.commanding = true;
+                }
                 Action::Wait
             }
             _ => self.own(seen, now, elapsed),
@@ -403,7 +417,7 @@ impl Machine {
     }
 
     fn enter(&mut self, step: Step) -> Action {
-        (self.step, self.since, self.own_ready) = (step, None, None);
+        (self.step, self.since, self.own_ready, self.wanted) = (step, None, None, false);
         Action::Entered
     }
 

@@ -67,12 +67,11 @@ async fn answer(stream: UnixStream, mut status: watch::Receiver<Status>, to: mps
             }
             line = lines.next_line() => match read(line) {
                 Some(begins @ Ask::Command) if accompanies => {
-                    accompanies = false;
                     if let Err(why) = ask(&to, Some(begins)).await {
                         let _ = ipc::write(&mut writer, &Reply::Refused(why)).await;
                         break;
                     }
-                    runs = true;
+                    (accompanies, runs) = (false, true);
                 }
                 Some(ended @ Ask::Ended { .. }) if runs => {
                     runs = false;

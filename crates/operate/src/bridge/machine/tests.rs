@@ -31,6 +31,8 @@ struct Given {
     /// Seconds from when new connections go to the bridge until the Service names the node; none: it never does.
     named: Option<u32>,
     own: Fate,
+    /// Seconds in the step hold until COMMAND is to begin.
+    asks: u32,
     /// How long COMMAND takes, when it stops the node's own in that time, and whether it succeeds.
     command: u32,
     stops: u32,
@@ -59,11 +61,12 @@ fn given() -> impl Strategy<Value = Given> {
     let on_failure = prop_oneof![Just(OnFailure::Stay), Just(OnFailure::Restore), Just(OnFailure::End)];
     let end = prop::option::weighted(0.3, (0..300u32, any::<bool>()));
     let restored = prop::option::weighted(0.8, prop::option::weighted(0.8, 0..60u32));
-    (temporary, (fate, named), (1..40u32, 0..40u32), prop::bool::weighted(0.8), (on_failure, restored), end).prop_map(
+    let command = (0..5u32, 1..40u32, 0..40u32);
+    (temporary, (fate, named), command, prop::bool::weighted(0.8), (on_failure, restored), end).prop_map(
         |(
             (start, deaths, slow, unstartable),
             (own, named),
-            (command, stops),
+            (asks, command, stops),
             succeeds,
             (on_failure, restored),
             end,
@@ -74,6 +77,7 @@ fn given() -> impl Strategy<Value = Given> {
             unstartable,
             named,
             own,
+            asks,
             command,
             stops: stops.min(command),
             succeeds,
@@ -106,6 +110,8 @@ struct World {
     dark: u32,
     steered: Option<u32>,
     unsteered: Option<u32>,
+    /// In which second COMMAND is to begin, and in which it began.
+    asked: Option<u32>,
     command: Option<u32>,
     before: Option<u64>,
     acts: Vec<Action>,
@@ -127,6 +133,7 @@ impl World {
             dark: 0,
             steered: None,
             unsteered: None,
+            asked: None,
             command: None,
             before: None,
             acts: Vec::new(),
@@ -208,6 +215,7 @@ impl World {
                 assert!(self.acts.len() < 10_000, "it goes round in circles: {:?}", &self.acts[9_990..]);
             }
             match action {
+                Action::Wait if self.asks() => {}
                 Action::Wait => break,
                 Action::Entered => {}
                 Action::Start => {
@@ -215,6 +223,9 @@ impl World {
                     if self.given.unstartable.is_some_and(|from| self.now >= from) {
                         // It is tried again a second later.
                         self.ends += 1;
+                        if self.asks() {
+                            continue;
+                        }
                         break;
                     }
                     self.temporary = self.process(self.given.start.unwrap_or(u32::MAX));
@@ -256,15 +267,25 @@ impl World {
                 Action::Finish(outcome) => return Some(outcome),
             }
         }
-        if self.machine.step() == Step::Hold && self.command.is_none() && self.machine.trouble().is_none() {
-            self.machine.command_begins().unwrap();
+        if self.machine.is_commanding() && self.command.is_none() {
             let steered = self.steered.unwrap();
+            let seen = self.seen();
+            assert!(seen.temporary.ready && seen.steering, "nothing stands in for who is stopped, at {}", self.now);
             assert!(self.now >= steered + 5, "handshakes that began before are cut");
             assert!(self.named() || self.now >= steered + 15, "the Service may be empty");
             self.command = Some(self.now);
             self.before = self.own.map(|(process, _)| process);
         }
         None
+    }
+
+    /// Says that COMMAND is to begin, once.
+    fn asks(&mut self) -> bool {
+        if self.machine.step() != Step::Hold || self.command.is_some() || self.machine.trouble().is_some() {
+            return false;
+        }
+        let asks = self.now >= *self.asked.get_or_insert(self.now + self.given.asks);
+        asks && self.machine.command_begins().is_ok()
     }
 
     /// What is steered goes to the node's own, which is ready.
@@ -349,6 +370,7 @@ fn calm(own: Fate) -> Given {
         unstartable: None,
         named: Some(0),
         own,
+        asks: 0,
         command: 10,
         stops: 5,
         succeeds: true,
@@ -439,6 +461,39 @@ fn one_that_ends_before_command_changes_nothing() {
     let Some(Outcome::NotBegun(said)) = world.run(1000) else { panic!("it has begun") };
     assert!(said.contains("ended 2s after it was ready"), "{said}");
     assert_eq!((world.command, world.unsteered, world.now), (None, Some(32), 37));
+}
+
+#[test]
+fn command_does_not_begin_when_the_temporary_one_has_just_died() {
+    // Held from 35; COMMAND is to begin at 38.
+    let given = Given { asks: 3, deaths: vec![38], ..calm(Fate::Restarts(0)) };
+    let mut world = World::new(given.clone());
+    let Some(Outcome::NotBegun(said)) = world.run(1000) else { panic!("it has begun") };
+    assert!(said.contains("the temporary kube-apiserver is not ready any more"), "{said}");
+    assert_eq!((world.command, world.own), (None, Some((FIRST, 0))));
+    // A slow answer is waited for, and so is one that was started again before.
+    for (slow, deaths, asks, begins) in [(Some((38, 2)), vec![], 3, 40), (None, vec![36], 15, 50)] {
+        let mut world = World::new(Given { slow, deaths, asks, ..given.clone() });
+        assert_eq!((world.run(3000), world.command), (Some(Outcome::Done), Some(begins)));
+    }
+}
+
+#[test]
+fn who_goes_away_before_command_begins_leaves_no_bridge() {
+    let mut world = World::new(Given { slow: Some((35, 2)), ..calm(Fate::Stays) });
+    world.run(36);
+    assert!(!world.machine.is_commanding() && world.machine.step() == Step::Hold);
+    world.machine.command_abandoned("it went away");
+    assert_eq!((world.run(3000), world.command), (Some(Outcome::Done), None));
+}
+
+#[test]
+fn steering_that_fails_before_command_begins_is_the_end() {
+    let mut world = World::new(Given { slow: Some((35, 2)), ..calm(Fate::Stays) });
+    world.run(36);
+    world.machine.cannot_steer("no descriptor");
+    assert_eq!(world.run(3000), Some(Outcome::NotBegun("cannot steer: no descriptor".into())));
+    assert_eq!(world.command, None);
 }
 
 #[test]
