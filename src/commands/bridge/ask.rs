@@ -128,6 +128,9 @@ pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
     let mut line = |name: &str, what: String| drop(writeln!(out, "{name:<16}{what}"));
     line("step", format!("{}{}", step.name(), if status.command { ", COMMAND runs" } else { "" }));
     line("new connections", format!("go {to}"));
+    if let Some(why) = &status.steering_error {
+        line("steering", format!("fails, and is tried again: {why}"));
+    }
     let old = match status.connections_old {
         0 => String::new(),
         old => format!(", {old} of them to the temporary kube-apiserver after the node's own was ready"),

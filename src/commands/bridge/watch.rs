@@ -49,6 +49,8 @@ pub(super) struct Watcher {
     step: Option<Step>,
     /// The node's own process that goes before the temporary one.
     preferred: Option<u64>,
+    /// What was told that may end and come again.
+    steering_error: Option<String>,
     term: Signal,
     int: Signal,
     hup: Signal,
@@ -59,7 +61,7 @@ impl Watcher {
         let (term, int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let hup = signal(SignalKind::hangup())?;
         let (say, directory) = (Say::default(), args.state_dir.clone());
-        Ok(Self { say, json: args.json, directory, step: None, preferred: None, term, int, hup })
+        Ok(Self { say, json: args.json, directory, step: None, preferred: None, steering_error: None, term, int, hup })
     }
 
     /// Forgets the signals that were meant for COMMAND.
@@ -126,6 +128,15 @@ impl Watcher {
                 "new connections go to the node's own kube-apiserver, and to the temporary one when that is not ready",
             );
         }
+        if let Some(why) = &status.steering_error
+            && self.steering_error != status.steering_error
+        {
+            self.line(&format!(
+                "new connections go to the node's own kube-apiserver, as the bridge cannot steer: {why}"
+            ));
+            self.more("it is tried again; what stops the node's own meanwhile costs connections");
+        }
+        self.steering_error.clone_from(&status.steering_error);
         if status.outcome == Some(Outcome::Done) {
             self.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
         }

@@ -164,6 +164,7 @@ fn first_status(plan: &Plan) -> Status {
         steering: false,
         command: false,
         trouble: None,
+        steering_error: None,
         outcome: None,
         temporary: ipc::Temporary {
             address: plan.temporary.into(),
@@ -359,7 +360,14 @@ impl Bridge {
                 }
                 Action::Steer => match self.steer() {
                     Ok(()) => continue,
-                    Err(why) => self.machine.cannot_steer(&why),
+                    Err(why) => {
+                        if self.machine.steering_error() != Some(&why) {
+                            tracing::warn!(
+                                "cannot steer: {why}; new connections go to the node's own listener, and it is tried again"
+                            );
+                        }
+                        self.machine.cannot_steer(&why);
+                    }
                 },
                 Action::Unsteer => {
                     self.steering.off();
@@ -612,6 +620,7 @@ impl Bridge {
                 steering: seen.steering,
                 command: self.machine.is_commanding(),
                 trouble: self.machine.trouble().map(str::to_owned),
+                steering_error: self.machine.steering_error().map(str::to_owned),
                 temporary: ipc::Temporary {
                     pid: self.child.as_ref().and_then(Child::id),
                     ready: seen.temporary.ready,
@@ -639,7 +648,7 @@ impl Bridge {
             // Figures alone are no news.
             let key = |status: &Status| {
                 let Status { step, steering, command, trouble, temporary, own, service, .. } = status;
-                let told = (trouble.clone(), service.is_some());
+                let told = (trouble.clone(), status.steering_error.clone(), service.is_some());
                 let own = (own.listener, own.ready, own.preferred);
                 (*step, *steering, *command, told, temporary.pid, temporary.ready, own)
             };

@@ -67,6 +67,9 @@ pub struct Status {
     /// Why clients stay on the bridge although COMMAND has ended, or it was told to end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
+    /// Why new connections go to the node's own although the bridge is on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steering_error: Option<String>,
     /// It is over. Connections to the node's own that came through it may still be open.
     #[serde(default, skip_serializing_if = "Option::is_none", flatten)]
     pub outcome: Option<Outcome>,
@@ -184,6 +187,7 @@ mod tests {
             steering: true,
             command: false,
             trouble: None,
+            steering_error: None,
             outcome: Some(Outcome::Abandoned("told".into())),
             temporary: Temporary {
                 address: "127.1.2.3:7000".parse().unwrap(),

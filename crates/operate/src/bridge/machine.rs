@@ -176,6 +176,8 @@ pub struct Machine {
     /// From when on it counts that the temporary instance fails its probe.
     lost: Option<Duration>,
     trouble: Option<String>,
+    /// Why new connections do not go to the bridge, although they should.
+    steering_error: Option<String>,
     /// In the step restore: it is to be begun.
     restores: bool,
     outcome: Outcome,
@@ -198,6 +200,7 @@ impl Machine {
             own_ready: None,
             lost: None,
             trouble: None,
+            steering_error: None,
             restores: false,
             outcome: Outcome::Done,
         }
@@ -212,6 +215,12 @@ impl Machine {
     #[must_use]
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
+    }
+
+    /// Why new connections go to the node's own, which COMMAND may stop, although the bridge is on.
+    #[must_use]
+    pub fn steering_error(&self) -> Option<&str> {
+        self.steering_error.as_deref()
     }
 
     /// COMMAND runs.
@@ -354,6 +363,8 @@ impl Machine {
         } else if self.wanted {
             self.outcome = Outcome::NotBegun(format!("cannot steer: {why}"));
             self.enter(Step::Linger);
+        } else {
+            self.steering_error = Some(why.into());
         }
     }
 
@@ -364,6 +375,7 @@ impl Machine {
         let since = *self.since.get_or_insert(now);
         let elapsed = now.saturating_sub(since);
         let lost = self.lost(seen, now);
+        self.steering_error.take_if(|_| seen.steering);
         match self.step {
             Step::Start => self.start(seen, elapsed),
             Step::Settle => self.settle(seen, elapsed, lost),

@@ -487,8 +487,19 @@ fn who_goes_away_before_command_begins_leaves_no_bridge() {
     assert_eq!((world.run(3000), world.command), (Some(Outcome::Done), None));
 }
 
+/// It serves, and COMMAND may stop it.
 #[test]
-fn steering_that_fails_before_command_begins_is_the_end() {
+fn steering_that_fails_once_clients_depend_on_it_is_told_until_it_works() {
+    let mut world = World::new(calm(Fate::Restarts(60)));
+    world.run(42);
+    world.steering = false;
+    let seen = world.seen();
+    assert_eq!(world.machine.next(&seen, Duration::from_secs(42)), Action::Steer);
+    world.machine.cannot_steer("no descriptor");
+    assert_eq!((world.machine.step(), world.machine.steering_error()), (Step::Hold, Some("no descriptor")));
+    world.run(43);
+    assert_eq!((world.steering, world.machine.steering_error()), (true, None));
+    // Before COMMAND nothing has changed yet.
     let mut world = World::new(Given { slow: Some((35, 2)), ..calm(Fate::Stays) });
     world.run(36);
     world.machine.cannot_steer("no descriptor");
