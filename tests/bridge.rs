@@ -441,7 +441,10 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
             if version != versions[2] {
                 std::fs::write(node.path("go"), "\n").unwrap();
                 // The temporary one's.
+                let old = || node.status()["connections_old"].as_u64().unwrap();
+                let before = old();
                 answers("v1.33.0");
+                assert!(old() > before, "what the old version gets is counted");
                 std::fs::write(node.path("go"), "\n").unwrap();
             }
         }
@@ -533,6 +536,25 @@ fn the_temporary_instance_runs_as_the_running_one() {
         gone(pid.try_into().unwrap());
         let (status, _, err) = said(&mut node.part("end"));
         assert!(status == Some(69) && err.contains("there is no bridge"), "{err}");
+    });
+}
+
+/// A flag that it does not know, say. kubeadm's and the kubelet's probes are answered by the temporary one meanwhile.
+#[test]
+fn one_that_does_not_get_ready_is_told_while_command_runs() {
+    on_a_node(|node| {
+        nix::unistd::mkfifo(&node.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let bad = node.start().replacen(" stand-in ", " stand-in --no-such-flag ", 1);
+        let wait = format!("read -r line < {}", node.path("go").display());
+        let run = format!(". {}\n{bad}\n{wait}\n{}\n", node.path("stop").display(), node.start());
+        let mut bridge = Running::start(&mut node.fast_bridge("", &["sh", "-c", &run]));
+        bridge.logs("the node's own kube-apiserver has not been ready for 30s");
+        let status = node.status();
+        assert_eq!((&status["command"], &status["own"]["late"]), (&true.into(), &true.into()), "{status}");
+        let (_, out, _) = said(&mut node.part("status"));
+        assert!(out.contains("not ready: "), "{out}");
+        std::fs::write(node.path("go"), "\n").unwrap();
+        assert!(bridge.ended().success(), "{}", bridge.log());
     });
 }
 

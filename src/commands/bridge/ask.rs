@@ -138,6 +138,7 @@ pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
     line("connections", format!("{connections_open} open through the bridge, {connections_steered} were steered{old}"));
     line("temporary", format!("{}, {}", temporary.address, ready(temporary.ready, &temporary.probe)));
     line("own", format!("{}, {}", own.address, ready(own.ready, &own.probe)));
+    own.log.iter().for_each(|text| line("own log", text.clone()));
     if let Some(trouble) = &status.trouble {
         line("trouble", trouble.clone());
     }

@@ -313,7 +313,10 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
             return Ok(Exit::Unavailable);
         }
     }
-    let ended = command(run).await;
+    let ended = tokio::select! {
+        ended = command(run) => ended,
+        never = watcher.tell_on(&mut client) => match never {},
+    };
     watcher.listen_anew()?;
     let exit = match &ended {
         Ok(status) => Exit::Child(exit_code(*status)),

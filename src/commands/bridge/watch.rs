@@ -2,12 +2,13 @@
 
 use super::{Exit, PATIENCE};
 use crate::cli::ToldArgs;
-use berth_operate::bridge::ipc::{Client, Reply, Status};
-use berth_operate::bridge::machine::{Outcome, Step};
+use berth_operate::bridge::ipc::{Client, Own, Reply, Status};
+use berth_operate::bridge::machine::{LATE, Outcome, Step};
 use berth_operate::bridge::restore::Difference;
 use berth_operate::bridge::service::LOST;
 use berth_operate::upgrade::say::Say;
 use humantime::format_duration;
+use std::convert::Infallible;
 use std::io::Write;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -51,6 +52,9 @@ pub(super) struct Watcher {
     preferred: Option<u64>,
     /// What was told that may end and come again.
     steering_error: Option<String>,
+    late: bool,
+    /// How it ended while COMMAND ran.
+    over: Option<Outcome>,
     term: Signal,
     int: Signal,
     hup: Signal,
@@ -61,7 +65,19 @@ impl Watcher {
         let (term, int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let hup = signal(SignalKind::hangup())?;
         let (say, directory) = (Say::default(), args.state_dir.clone());
-        Ok(Self { say, json: args.json, directory, step: None, preferred: None, steering_error: None, term, int, hup })
+        Ok(Self {
+            say,
+            json: args.json,
+            directory,
+            step: None,
+            preferred: None,
+            steering_error: None,
+            late: false,
+            over: None,
+            term,
+            int,
+            hup,
+        })
     }
 
     /// Forgets the signals that were meant for COMMAND.
@@ -71,7 +87,21 @@ impl Watcher {
         Ok(())
     }
 
+    /// Tells what the bridge does while COMMAND runs, and never ends. Can be dropped.
+    pub(super) async fn tell_on(&mut self, client: &mut Client) -> Infallible {
+        while let (None, Some(reply)) = (&self.over, client.next().await) {
+            if let Reply::Status(status) = reply {
+                self.tell(&status);
+                self.over = status.outcome;
+            }
+        }
+        std::future::pending().await
+    }
+
     pub(super) async fn until(&mut self, client: &mut Client, there: impl Fn(&Status) -> bool) -> Seen {
+        if let Some(outcome) = self.over.take() {
+            return Seen::Over(outcome);
+        }
         let mut answered = false;
         loop {
             let reply = tokio::select! {
@@ -137,6 +167,13 @@ impl Watcher {
             self.more("it is tried again; what stops the node's own meanwhile costs connections");
         }
         self.steering_error.clone_from(&status.steering_error);
+        if own.late && !self.late {
+            let late = format_duration(LATE);
+            self.line(&format!("the node's own kube-apiserver has not been ready for {late}: {}", own.probe));
+            self.more("whatever asks it at an address of the node is answered by the temporary one, kubeadm and the kubelet too");
+            self.last_lines(own);
+        }
+        self.late = own.late;
         if status.outcome == Some(Outcome::Done) {
             self.line("done: the node's own kube-apiserver serves, and nothing of the bridge is left but its logs");
         }
@@ -191,13 +228,17 @@ impl Watcher {
         let trouble = status.trouble.as_deref().unwrap_or_default();
         self.line(&format!("{trouble}: clients stay on the bridge"));
         self.more(&format!("the node's own kube-apiserver: {}", status.own.probe));
-        if !status.own.log.is_empty() {
-            self.more("last lines of its container:");
-            status.own.log.iter().for_each(|line| self.more(&format!("  {line}")));
-        }
+        self.last_lines(&status.own);
         self.more("fix it, then `berth bridge end`; `berth bridge end --now` gives clients to the node's own as it is, ready or not");
         self.more("`berth bridge restore --dry-run` shows what has changed in a static pod's files, `berth bridge restore` puts it back");
         self.logs();
+    }
+
+    fn last_lines(&self, own: &Own) {
+        if !own.log.is_empty() {
+            self.more("last lines of its container:");
+            own.log.iter().for_each(|line| self.more(&format!("  {line}")));
+        }
     }
 
     pub(super) fn gone(&self) -> Exit {

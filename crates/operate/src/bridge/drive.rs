@@ -178,6 +178,7 @@ fn first_status(plan: &Plan) -> Status {
             listener: None,
             ready: false,
             preferred: false,
+            late: false,
             probe: String::new(),
             log: Vec::new(),
         },
@@ -632,10 +633,11 @@ impl Bridge {
                     listener: seen.own.process,
                     ready: seen.own.ready,
                     preferred,
+                    late: self.machine.own_is_late(),
                     address: status.own.address,
                     probe: own.words.clone(),
-                    log: match self.machine.trouble() {
-                        Some(_) if !seen.own.ready => self.log.clone(),
+                    log: match self.machine.trouble().is_some() || self.machine.own_is_late() {
+                        true if !seen.own.ready => self.log.clone(),
                         _ => Vec::new(),
                     },
                 },
@@ -649,7 +651,7 @@ impl Bridge {
             let key = |status: &Status| {
                 let Status { step, steering, command, trouble, temporary, own, service, .. } = status;
                 let told = (trouble.clone(), status.steering_error.clone(), service.is_some());
-                let own = (own.listener, own.ready, own.preferred);
+                let own = (own.listener, own.ready, own.preferred, own.late);
                 (*step, *steering, *command, told, temporary.pid, temporary.ready, own)
             };
             let news = key(status) != key(&now);

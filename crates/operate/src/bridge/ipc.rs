@@ -110,8 +110,11 @@ pub struct Own {
     /// What is steered goes to it while it is ready.
     #[serde(default)]
     pub preferred: bool,
+    /// COMMAND runs or has ended, and it has not been ready for 30 s.
+    #[serde(default)]
+    pub late: bool,
     pub probe: String,
-    /// With trouble, and where it is not ready: the last lines of its container's log, where it is in a pod.
+    /// With trouble or where it is late, and while it is not ready: the last lines of its container's log, where it is in a pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub log: Vec<String>,
 }
@@ -201,6 +204,7 @@ mod tests {
                 listener: None,
                 ready: false,
                 preferred: false,
+                late: false,
                 probe: String::new(),
                 log: Vec::new(),
             },

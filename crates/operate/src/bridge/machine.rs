@@ -23,6 +23,10 @@ const NAMED: Duration = Duration::from_secs(15);
 /// once.
 const LOST: Duration = Duration::from_secs(3);
 
+/// How long the node's own instance may be away or not ready until that is told: kube-apiserver takes some 10 s, and the kubelet reads
+/// manifests every 20 s.
+pub const LATE: Duration = Duration::from_secs(30);
+
 /// Ends of its process before it was ready after which the temporary instance is given up.
 const ENDS: u32 = 3;
 
@@ -175,6 +179,9 @@ pub struct Machine {
     own_ready: Option<(u64, Duration)>,
     /// From when on it counts that the temporary instance fails its probe.
     lost: Option<Duration>,
+    /// Since when the node's own is not ready.
+    own_lost: Option<Duration>,
+    own_is_late: bool,
     trouble: Option<String>,
     /// Why new connections do not go to the bridge, although they should.
     steering_error: Option<String>,
@@ -199,6 +206,8 @@ impl Machine {
             before: None,
             own_ready: None,
             lost: None,
+            own_lost: None,
+            own_is_late: false,
             trouble: None,
             steering_error: None,
             restores: false,
@@ -221,6 +230,12 @@ impl Machine {
     #[must_use]
     pub fn steering_error(&self) -> Option<&str> {
         self.steering_error.as_deref()
+    }
+
+    /// The node's own, which COMMAND has replaced, has not been ready for [`LATE`].
+    #[must_use]
+    pub fn own_is_late(&self) -> bool {
+        self.own_is_late
     }
 
     /// COMMAND runs.
@@ -376,6 +391,7 @@ impl Machine {
         let elapsed = now.saturating_sub(since);
         let lost = self.lost(seen, now);
         self.steering_error.take_if(|_| seen.steering);
+        self.look_at_own(seen, now);
         match self.step {
             Step::Start => self.start(seen, elapsed),
             Step::Settle => self.settle(seen, elapsed, lost),
@@ -488,6 +504,14 @@ impl Machine {
             *counts = now.min(*counts);
         }
         now >= *counts
+    }
+
+    /// Whether who was replaced by COMMAND takes long to get ready.
+    fn look_at_own(&mut self, seen: &Seen, now: Duration) {
+        let counts = (self.commanding || self.step == Step::AwaitOwn) && !seen.own.ready;
+        self.own_lost = counts.then(|| self.own_lost.unwrap_or(now));
+        let late = self.limits.speedup.of(LATE);
+        self.own_is_late = self.own_lost.is_some_and(|since| now.saturating_sub(since) >= late);
     }
 
     /// Whether it is the one that shall be replaced.

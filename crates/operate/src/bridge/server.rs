@@ -76,6 +76,8 @@ async fn answer(stream: UnixStream, mut status: watch::Receiver<Status>, to: mps
                 Some(ended @ Ask::Ended { .. }) if runs => {
                     runs = false;
                     let _ = ask(&to, Some(ended)).await;
+                    // What the node's files say may take its time: who waits for that sees that the bridge is there.
+                    status.mark_changed();
                 }
                 _ => break,
             },

@@ -507,6 +507,20 @@ fn steering_that_fails_once_clients_depend_on_it_is_told_until_it_works() {
     assert_eq!(world.command, None);
 }
 
+/// Its probes, by whoever, are answered by the temporary one meanwhile.
+#[test]
+fn who_does_not_get_ready_is_told_while_command_runs() {
+    let mut world = World::new(Given { command: 100, ..calm(Fate::NeverReady) });
+    // Stopped at 40.
+    world.run(69);
+    assert!(!world.machine.own_is_late());
+    world.run(72);
+    assert!(world.machine.is_commanding() && world.machine.own_is_late());
+    world.own = world.process(0);
+    world.run(73);
+    assert!(!world.machine.own_is_late());
+}
+
 #[test]
 fn a_temporary_instance_that_ends_is_replaced_by_the_own_one_at_once() {
     // In the step hold, while COMMAND runs and has not stopped the node's own.
