@@ -539,6 +539,25 @@ fn the_temporary_instance_runs_as_the_running_one() {
     });
 }
 
+/// All clients wait for it, and the node has two kube-apiservers meanwhile.
+#[test]
+fn the_kernel_ends_pods_before_the_bridge_where_memory_is_missing() {
+    on_a_node(|node| {
+        let (status, _, err) = said(&mut node.start_bridge());
+        assert_eq!(status, Some(0), "{err}");
+        let temporary = node.status()["temporary"]["pid"].as_i64().unwrap();
+        let score = |pid: i64| Like::of(pid.try_into().unwrap()).unwrap().oom_score_adj;
+        assert_eq!(score(temporary), score(node.own_pid().into()));
+        let may = Command::new("sh").args(["-c", "echo -998 > /proc/self/oom_score_adj"]).output().unwrap();
+        if may.status.success() {
+            assert_eq!(score(node.daemon().into()), -998);
+        } else {
+            let log = std::fs::read_to_string(node.path("bridge/bridge.log")).unwrap();
+            assert!(log.contains("keeps its OOM score"), "{log}");
+        }
+    });
+}
+
 /// A flag that it does not know, say. kubeadm's and the kubelet's probes are answered by the temporary one meanwhile.
 #[test]
 fn one_that_does_not_get_ready_is_told_while_command_runs() {

@@ -287,6 +287,14 @@ pub fn detach() -> io::Result<Detached> {
     }
 }
 
+/// Gives this process an OOM score, which its children inherit.
+///
+/// # Errors
+/// A lower one than it has had needs CAP_SYS_RESOURCE.
+pub fn set_oom_score(score: i16) -> io::Result<()> {
+    fs::write("/proc/self/oom_score_adj", score.to_string())
+}
+
 /// Leaves the directory and the terminal of who started this process, which writes its output into `log` from now on.
 ///
 /// # Errors

@@ -17,7 +17,7 @@ use berth_operate::bridge::{DIRECTORY, Options, Running, cgroup, instance};
 use berth_operate::upgrade::logs::end_of;
 use berth_options::check::{Checks, Mistakes, check_probe};
 use berth_os::namespaces::own_mounts;
-use berth_os::process::{Detached, detach, leave_terminal};
+use berth_os::process::{Detached, detach, leave_terminal, set_oom_score};
 use berth_shim::backend::probe::ProbeKind;
 use humantime::format_duration;
 use nix::sys::signal::{Signal, kill};
@@ -39,6 +39,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How many lines of a log are shown.
 const LINES: usize = 12;
+
+/// The daemon's OOM score: where memory is missing, the kernel ends every pod before it, and no container runtime (-999). Critical static
+/// pods have -997.
+const OOM_SCORE: i16 = -998;
 
 /// What kube-apiserver answers when it is ready.
 const READY: &str = "/readyz";
@@ -158,6 +162,9 @@ fn hold(options: Options, mut begin: UnixStream) -> anyhow::Result<Exit> {
         return Ok(Exit::Unavailable);
     }
     drop(begin);
+    if let Err(error) = set_oom_score(OOM_SCORE) {
+        tracing::info!(%error, "this bridge keeps its OOM score: run it with CAP_SYS_RESOURCE");
+    }
     if let Err(error) = cgroup::leave() {
         tracing::info!(%error, "this bridge is in the cgroup of who started it");
     }
