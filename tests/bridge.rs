@@ -558,6 +558,35 @@ fn the_kernel_ends_pods_before_the_bridge_where_memory_is_missing() {
     });
 }
 
+#[test]
+fn a_log_is_bounded_and_that_of_the_last_bridge_that_failed_is_kept() {
+    on_a_node(|node| {
+        let read = |name: &str| std::fs::read_to_string(node.path("bridge").join(name)).unwrap_or_default();
+        let names = ["bridge.log", "kube-apiserver.log"];
+        let failed = names.map(|name| format!("{name}.failed"));
+        let (status, _, err) = said(&mut node.start_bridge());
+        assert_eq!(status, Some(0), "{err}");
+        let last = "the last line\n";
+        for name in names {
+            let mut log = std::fs::OpenOptions::new().append(true).open(node.path("bridge").join(name)).unwrap();
+            log.write_all(&vec![b'\n'; 17 << 20]).unwrap();
+            log.write_all(last.as_bytes()).unwrap();
+            eventually("the log is short again", || (log.metadata().unwrap().len() < 16 << 20).then_some(()));
+            assert!(read(name).contains(last), "its end is lost");
+        }
+        let daemon = node.daemon();
+        kill(Pid::from_raw(daemon.try_into().unwrap()), Signal::SIGKILL).unwrap();
+        gone(daemon);
+        // Two that go well, after it.
+        for _ in 0..2 {
+            let mut bridge = Running::start(&mut node.fast_bridge("", &args(&node.restart())));
+            assert!(bridge.ended().success(), "{}", bridge.log());
+            assert!(failed.iter().all(|name| read(name).contains(last)), "the failed one's logs are lost");
+            assert!(names.iter().all(|name| !read(name).contains(last)), "they are added to");
+        }
+    });
+}
+
 /// A flag that it does not know, say. kubeadm's and the kubelet's probes are answered by the temporary one meanwhile.
 #[test]
 fn one_that_does_not_get_ready_is_told_while_command_runs() {

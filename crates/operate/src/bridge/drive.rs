@@ -5,6 +5,7 @@
 
 use super::instance::{self, Template};
 use super::ipc::{self, Ask, Reply, Status};
+use super::logs;
 use super::machine::{Action, Machine, Outcome, Own, Seen, Step, Temporary};
 use super::pod::Pod;
 use super::preflight::Plan;
@@ -31,7 +32,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -93,7 +94,8 @@ pub struct Claim {
     socket: StdListener,
     /// Where the daemon writes what it logs.
     pub log: File,
-    _lock: File,
+    /// Locked while this is a bridge. Not empty: it has not ended well, or not yet.
+    lock: File,
     _alone: UnixDatagram,
 }
 
@@ -119,13 +121,11 @@ impl Claim {
         let socket = StdListener::bind(&path).map_err(failed("make a socket"))?;
         fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(failed("make a socket"))?;
         socket.set_nonblocking(true).map_err(failed("make a socket"))?;
-        // Those of an earlier bridge are not added to: they are in memory, as all of /run.
+        let last_failed = lock.metadata().is_ok_and(|meta| meta.len() > 0);
+        logs::begin(directory, last_failed);
         let log = options.open(directory.join(LOG)).map_err(failed("make a file"))?;
-        for log in [LOG, instance::LOG] {
-            let _ =
-                OpenOptions::new().write(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(directory.join(log));
-        }
-        Ok(Self { directory: directory.to_owned(), socket, log, _lock: lock, _alone: alone })
+        lock.set_len(0).map_err(failed("write a file"))?;
+        Ok(Self { directory: directory.to_owned(), socket, log, lock, _alone: alone })
     }
 }
 
@@ -137,7 +137,11 @@ fn clear(directory: &Path) {
 }
 
 /// Is a bridge until it is over. To be called on the main thread of a process, in a runtime of one thread.
-pub async fn drive(plan: Plan, claim: Claim) -> Outcome {
+pub async fn drive(plan: Plan, mut claim: Claim) -> Outcome {
+    // Who is killed cannot say that it failed.
+    if let Err(error) = claim.lock.write_all(b"on\n") {
+        tracing::info!(%error, "the next bridge will not keep the logs of this one if it fails");
+    }
     let (status, _) = watch::channel(first_status(&plan));
     let (ask, asks) = mpsc::unbounded_channel();
     let (over, is_over) = oneshot::channel();
@@ -148,6 +152,9 @@ pub async fn drive(plan: Plan, claim: Claim) -> Outcome {
         Err(why) => Outcome::NotBegun(why),
     };
     tracing::info!(?outcome, "the bridge is over");
+    if outcome == Outcome::Done {
+        let _ = claim.lock.set_len(0);
+    }
     clear(&claim.directory);
     status.send_modify(|status| status.outcome = Some(outcome.clone()));
     let _ = over.send(());
@@ -265,6 +272,7 @@ impl Bridge {
         let listeners = bound.listeners().map_err(|error| error.to_string())?;
         let phase = bound.phase();
         let mut asking = JoinSet::new();
+        asking.spawn(logs::bound(plan.options.directory.clone()));
         let speedup = plan.options.limits.speedup;
         let probe = |config: &ProbeConfig| Probe::new(config.clone());
         let (to, temporary) = watch::channel(Asked::default());

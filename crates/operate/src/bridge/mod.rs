@@ -15,6 +15,7 @@
 //! | [`cgroup`] | a cgroup of its own, where that can be had |
 //! | [`service`] | the node's address in the Service `kubernetes` meanwhile |
 //! | [`restore`] | what the node's own is started from and reads, put back as it was |
+//! | `logs` | their bound, and what is kept of a bridge that failed |
 //! | [`ipc`] | what commands ask of it, and what it says |
 //! | `server` | those commands, answered until it is over |
 
@@ -24,6 +25,7 @@ pub mod cgroup;
 pub mod drive;
 pub mod instance;
 pub mod ipc;
+mod logs;
 pub mod machine;
 pub mod pod;
 pub mod preflight;

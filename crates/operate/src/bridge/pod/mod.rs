@@ -56,6 +56,9 @@ const FILES: &str = "files";
 const AUDIT: &str = "/berth-bridge-audit";
 const AUDIT_DIRECTORY: &str = "audit";
 
+/// Its bound there, in memory: it is rotated at so many MB, and one more file is kept.
+const AUDIT_BOUND: [(&str, &str); 2] = [("--audit-log-maxsize", "16"), ("--audit-log-maxbackup", "1")];
+
 /// Where the kubelet writes the logs of containers, and how many lines of one are shown.
 const LOGS: &str = "/var/log/pods";
 const LINES: usize = 12;
@@ -230,6 +233,7 @@ impl Pod {
         }
         let name = path.file_name().unwrap_or_default();
         args::set(argv, AUDIT_LOG, Path::new(AUDIT).join(name).as_os_str());
+        AUDIT_BOUND.iter().for_each(|(flag, value)| args::set(argv, flag, OsStr::new(value)));
         Some(directory.join(AUDIT_DIRECTORY).join(name))
     }
 

@@ -191,6 +191,14 @@ fn the_audit_log_stays_on_the_node() {
         let name = Path::new(path).file_name().unwrap().to_str().unwrap();
         assert_eq!(kept(path), (format!("{AUDIT}/{name}"), Some(format!("/b/audit/{name}").into())), "{path}");
     }
+    // Where the bridge's directory has it, its length is the bridge's.
+    let bounded = |path: &str| {
+        let mut argv = vec!["k".into(), format!("--audit-log-path={path}").into(), "--audit-log-maxsize=100".into()];
+        let _ = pod.keep_audit_log(&mut argv, Path::new("/b"));
+        argv[2..].iter().map(|arg| arg.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(bounded("/audit/x.log"), ["--audit-log-maxsize=100"]);
+    assert_eq!(bounded("/x.log"), ["--audit-log-maxsize=16", "--audit-log-maxbackup=1"]);
 }
 
 #[test]

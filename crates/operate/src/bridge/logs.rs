@@ -1,0 +1,80 @@
+//! The bridge's logs: in memory where its directory is in /run, so bounded, and kept if it failed.
+
+use super::{drive, instance};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const ALL: [&str; 2] = [drive::LOG, instance::LOG];
+
+/// Longest log, in bytes: kube-apiserver writes some 10 MB in an hour at its default verbosity. Both, and those of a bridge that failed,
+/// are as much as is to be free before.
+const LONGEST: u64 = 16 << 20;
+
+/// Time between two looks at how long they are: one at the highest verbosity writes some 10 MB in it.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Begins new logs. Those of the last bridge are kept if that failed, until another one does: one that went well does not replace them.
+pub(super) fn begin(directory: &Path, last_failed: bool) {
+    for name in ALL {
+        let log = directory.join(name);
+        let _ = match last_failed {
+            true => fs::rename(&log, directory.join(format!("{name}.failed"))),
+            false => fs::remove_file(&log),
+        };
+    }
+}
+
+/// Bounds both until it is dropped.
+pub(super) async fn bound(directory: PathBuf) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let directory = directory.clone();
+        // Not on the main thread: the directory may be on a slow disk.
+        let bounded = tokio::task::spawn_blocking(move || {
+            for log in ALL.map(|name| directory.join(name)) {
+                if let Err(error) = keep_end(&log, LONGEST) {
+                    tracing::debug!(log = %log.display(), %error, "cannot be cut");
+                }
+            }
+        });
+        let _ = bounded.await;
+    }
+}
+
+/// Keeps the last half of a log that is longer than `longest`. Who writes it goes on, as all append to it; what is written at the very
+/// moment may be lost.
+fn keep_end(log: &Path, longest: u64) -> io::Result<()> {
+    let mut file = OpenOptions::new().read(true).append(true).custom_flags(libc::O_NOFOLLOW).open(log)?;
+    let length = file.metadata()?.len();
+    if length <= longest {
+        return Ok(());
+    }
+    file.seek(SeekFrom::Start(length - longest / 2))?;
+    let mut end = Vec::new();
+    Read::by_ref(&mut file).take(longest / 2).read_to_end(&mut end)?;
+    let whole = end.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    file.set_len(0)?;
+    file.write_all(&end[whole..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_long_log_is_kept_and_who_writes_it_goes_on() {
+        let temp = tempfile::tempdir().unwrap();
+        let log = temp.path().join("log");
+        let mut writer = OpenOptions::new().create(true).append(true).open(&log).unwrap();
+        writer.write_all(b"one\ntwo\nthree\n").unwrap();
+        keep_end(&log, 14).unwrap();
+        assert_eq!(fs::read_to_string(&log).unwrap(), "one\ntwo\nthree\n");
+        writer.write_all(b"4\n").unwrap();
+        keep_end(&log, 14).unwrap();
+        writer.write_all(b"5\n").unwrap();
+        assert_eq!(fs::read_to_string(&log).unwrap(), "4\n5\n");
+    }
+}
