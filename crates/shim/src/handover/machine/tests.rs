@@ -62,8 +62,8 @@ struct Shim {
     lease: Time,
     /// From each sibling, in order.
     inbox: BTreeMap<ShimId, VecDeque<Message>>,
-    /// Siblings that a connection stands to, as it knows.
-    connected: BTreeSet<ShimId>,
+    /// Siblings that a connection stands to, as it knows, and of what is held, what each was given by it.
+    connected: BTreeMap<ShimId, BTreeSet<Cookie>>,
 }
 
 /// What it would steer to: most can, and most have the same instance.
@@ -228,7 +228,7 @@ impl World {
             left_alone: false,
             lease: self.now + LEASE,
             inbox: BTreeMap::new(),
-            connected: BTreeSet::new(),
+            connected: BTreeMap::new(),
         };
         self.shims.insert(holder, shim);
         self.most_alive = self.most_alive.max(self.shims.len());
@@ -262,7 +262,7 @@ impl World {
 
     fn connect(&mut self, one: ShimId, other: ShimId) {
         for (to, from) in [(one, other), (other, one)] {
-            self.shims.get_mut(&to).unwrap().connected.insert(from);
+            self.shims.get_mut(&to).unwrap().connected.insert(from, BTreeSet::new());
             self.post(to, from, Message::Connected);
         }
     }
@@ -270,7 +270,7 @@ impl World {
     /// What was sent before is read before the end, as at a crash.
     fn end_connection(&mut self, one: ShimId, other: ShimId) {
         for (to, from) in [(one, other), (other, one)] {
-            if self.shims.get_mut(&to).unwrap().connected.remove(&from) {
+            if self.shims.get_mut(&to).unwrap().connected.remove(&from).is_some() {
                 self.post(to, from, Message::Gone);
             }
         }
@@ -287,15 +287,15 @@ impl World {
 
     fn end(&mut self, holder: ShimId) {
         let ended = self.shims.remove(&holder).unwrap();
-        self.graves.insert(holder, (ended.lease, ended.connected.clone()));
+        self.graves.insert(holder, (ended.lease, ended.connected.keys().copied().collect()));
         for (cookie, socket) in &mut self.sockets {
             socket.acceptors.remove(&holder);
             socket.holders.remove(&holder);
             let _ = cookie;
         }
         // What it sent before is delivered before the end of file; what it had not sent is lost.
-        for other in ended.connected {
-            if self.shims.get_mut(&other).is_some_and(|other| other.connected.remove(&holder)) {
+        for other in ended.connected.into_keys() {
+            if self.shims.get_mut(&other).is_some_and(|other| other.connected.remove(&holder).is_some()) {
                 self.post(other, holder, Message::Gone);
             }
         }
@@ -426,7 +426,9 @@ impl World {
         let dead = self.graves.iter().map(|(holder, (lease, _))| (holder, *lease));
         let leases: Vec<_> = living.chain(dead).map(|(holder, lease)| (*holder, lease)).collect();
         let holders: Vec<_> = self.shims.iter().filter(|(_, s)| !s.hung).map(|(h, _)| *h).collect();
+        let live: BTreeSet<_> = leases.iter().filter(|(_, lease)| *lease > now).map(|(holder, _)| *holder).collect();
         for holder in &holders {
+            self.shims.get_mut(holder).unwrap().machine.forget_dead(&live);
             for (other, lease) in leases.iter().filter(|(other, lease)| other != holder && *lease > now) {
                 let was_dead = self.shims[holder].machine.is_dead(*other);
                 self.act(*holder, |machine| machine.leased(*other, *lease - LEASE, *lease));
@@ -440,7 +442,7 @@ impl World {
             for other in holders.iter().filter(|other| *other > one) {
                 let known = |at: &ShimId, of: &ShimId| {
                     let Shim { connected, inbox, .. } = &self.shims[at];
-                    connected.contains(of) || !inbox.get(of).is_none_or(VecDeque::is_empty)
+                    connected.contains_key(of) || !inbox.get(of).is_none_or(VecDeque::is_empty)
                 };
                 if !known(one, other) && !known(other, one) && !self.shims[one].machine.is_dead(*other) {
                     self.connect(*one, *other);
@@ -479,7 +481,7 @@ impl World {
                     }
                     // Apart, or not all that one of both has to say was heard.
                     let unheard = |other: ShimId| {
-                        let apart = !self.shims[&holder].connected.contains(&other);
+                        let apart = !self.shims[&holder].connected.contains_key(&other);
                         apart || !self.is_quiet(holder, other) || !self.is_quiet(other, holder)
                     };
                     let fallback = self.shims.iter().any(|(o, shim)| *o != holder && (shim.hung || unheard(*o)));
@@ -516,7 +518,7 @@ impl World {
                 Action::Close(cookie) => {
                     let could = self.shims.iter().any(|(other, shim)| {
                         // Both have heard all that the other said.
-                        let together = shim.connected.contains(&holder);
+                        let together = shim.connected.contains_key(&holder);
                         let met = together && self.is_quiet(*other, holder) && self.is_quiet(holder, *other);
                         met && !shim.hung && !shim.leaving && shim.lease > self.now
                     });
@@ -529,11 +531,15 @@ impl World {
                     assert!(!could || !socket.holders.is_empty(), "closed, and a live sibling could hold it");
                 }
                 Action::Announce => {
-                    let machine = &self.shims[&holder].machine;
-                    let message = Message::Told(machine.announce(), machine.guards());
-                    for other in self.shims[&holder].connected.clone() {
-                        self.post(other, holder, message.clone());
+                    let Shim { machine, connected, .. } = self.shims.get_mut(&holder).unwrap();
+                    let (announce, guards) = (machine.announce(), machine.guards());
+                    let mut told = Vec::new();
+                    for (other, given) in connected {
+                        given.retain(|cookie| machine.held.contains_key(cookie));
+                        let new: Vec<_> = guards.iter().filter(|(cookie, _)| given.insert(*cookie)).copied().collect();
+                        told.push((*other, Message::Told(announce.clone(), new)));
                     }
+                    told.into_iter().for_each(|(other, message)| self.post(other, holder, message));
                 }
                 Action::Phase(phase) => self.is_so(holder, phase),
             }
@@ -631,6 +637,10 @@ proptest! {
                 (false, true) => prop_assert_eq!(phase, Phase::Joined, "{:?} is ready", holder),
                 (false, false) => {}
             }
+            // Nothing is kept of those that are gone.
+            let Machine { peers, dead, .. } = &shim.machine;
+            let known = peers.keys().all(|peer| world.shims.contains_key(peer)) && dead.is_empty();
+            prop_assert!(known, "{:?} knows {:?} and that {:?} ended", holder, peers.keys(), dead);
         }
         let to: BTreeSet<_> = world.shims.keys().map(|holder| steers_to(*holder)).collect();
         let joined = world.shims.values().all(|shim| shim.machine.phase() == Phase::Joined && shim.ready);
