@@ -1,5 +1,6 @@
 //! Limits, capabilities and descendants of this process.
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl;
@@ -22,6 +23,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The most open files that the kernel allows a process by default (/proc/sys/fs/nr_open). With a limit far above, programs that close
 /// all that may be open take minutes.
@@ -160,11 +162,32 @@ impl Held {
     /// What `read` says, or that the process ended, so that what was read may be another's.
     pub fn read<T>(&self, read: impl FnOnce(i32) -> io::Result<T>) -> io::Result<T> {
         let found = read(self.pid);
-        let mut ends = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
-        if poll(&mut ends, PollTimeout::ZERO)? > 0 {
+        if self.ends_within(Duration::ZERO)? {
             return Err(io::Error::other(format!("process {} ended meanwhile", self.pid)));
         }
         found
+    }
+
+    /// Waits until it has ended with all its threads, so that nothing of it is open; whether it has, after this time at most.
+    ///
+    /// # Errors
+    /// What poll(2) says.
+    pub fn ends_within(&self, most: Duration) -> io::Result<bool> {
+        let until = Instant::now() + most;
+        let mut ends = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match poll(&mut ends, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+                Err(Errno::EINTR) => {}
+                ready => return Ok(ready? > 0),
+            }
+        }
+    }
+
+    /// # Errors
+    /// It has ended, or may not be signalled.
+    pub fn kill(&self) -> io::Result<()> {
+        Ok(rustix::process::pidfd_send_signal(&self.fd, rustix::process::Signal::KILL)?)
     }
 }
 
@@ -412,6 +435,21 @@ mod tests {
         };
         assert!(held.read(other).unwrap_err().to_string().contains("ended meanwhile"));
         assert!(Held::of(pid).is_err());
+    }
+
+    #[test]
+    fn the_end_of_a_process_is_waited_for() {
+        let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let held = Held::of(i32::try_from(child.id()).unwrap()).unwrap();
+        assert!(!held.ends_within(Duration::ZERO).unwrap());
+        let end = child.stdin.take();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| held.ends_within(Duration::from_secs(60)).unwrap());
+            drop(end);
+            assert!(waits.join().unwrap());
+        });
+        child.wait().unwrap();
+        assert!(held.kill().is_err(), "it is nobody else's number");
     }
 
     /// In the environment of this test's own binary where that is to have another limit.

@@ -7,6 +7,7 @@ use super::super::record::{MarkKind, Recorder, Stamp};
 use super::super::setting::BRIDGE;
 use super::super::topology::Limits;
 use super::{Error, LOOK, Stage};
+use berth_os::process::Held;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::sys::stat::Mode;
@@ -18,7 +19,7 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -39,7 +40,7 @@ const COMMAND: &str = "read -r status < \"$0\" && exit \"$status\"";
 const LOGS: [&str; 2] = ["bridge.log", "kube-apiserver.log"];
 const LAST: usize = 6;
 
-/// How long a process that got SIGKILL may take to go.
+/// How long a bridge that is over, or got SIGKILL, may take to go.
 const GOING: Duration = Duration::from_secs(5);
 
 /// A bridge that is on, or was.
@@ -52,8 +53,10 @@ pub(super) struct Bridge {
     status: watch::Receiver<Status>,
     /// COMMAND reads from it.
     command: File,
-    /// Ends with the daemon.
+    /// Ends with the daemon's last word.
     follower: JoinSet<()>,
+    /// The daemon, since it could be asked: it lives on after its last word.
+    daemon: Arc<OnceLock<Held>>,
 }
 
 #[derive(Deserialize)]
@@ -125,9 +128,9 @@ impl Stage {
             recorder: Arc::clone(&self.recorder),
             names: self.setting.certs.names.clone(),
         };
-        let mut follower = JoinSet::new();
-        follower.spawn(follow(self.setting.bridge(), marks, to));
-        self.bridge = Some(Bridge { name: temporary.name, own, status, command, follower });
+        let (mut follower, daemon) = (JoinSet::new(), Arc::default());
+        follower.spawn(follow(self.setting.bridge(), marks, to, Arc::clone(&daemon)));
+        self.bridge = Some(Bridge { name: temporary.name, own, status, command, follower, daemon });
         self.bridge_is("its COMMAND began", within, |status| status.command && status.steering).await?;
         self.temporary_joined();
         Ok(())
@@ -197,7 +200,7 @@ impl Stage {
         }
     }
 
-    /// Waits until the bridge is gone, and all is written down.
+    /// Waits until the bridge has said its last, and all is written down.
     pub(crate) async fn bridge_gone(&mut self, within: Duration) -> Result<(), Error> {
         let Some(Bridge { name, follower, .. }) = &mut self.bridge else { return Ok(()) };
         let name = name.clone();
@@ -290,8 +293,8 @@ fn changes(before: &Status, now: &Status) -> Vec<(bool, MarkKind)> {
     marks
 }
 
-/// Hears what a bridge says until it is gone.
-async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>) {
+/// Hears what a bridge says until it has said its last.
+async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>, daemon: Arc<OnceLock<Held>>) {
     let stream = loop {
         match UnixStream::connect(directory.join(SOCKET)).await {
             Ok(stream) => break stream,
@@ -299,6 +302,9 @@ async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>) {
             Err(_) => sleep(LOOK).await,
         }
     };
+    if let Some(held) = stream.peer_cred().ok().and_then(|peer| Held::of(peer.pid()?).ok()) {
+        let _ = daemon.set(held);
+    }
     let (reader, mut writer) = stream.into_split();
     let mut lines = BufReader::new(reader).lines();
     if writer.write_all(ASK).await.is_ok() {
@@ -319,15 +325,27 @@ async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>) {
     to.send_replace(gone);
 }
 
+impl Bridge {
+    /// Waits until it is gone. It removes its socket before its cgroup and itself, so that who finds no socket has not seen its end.
+    pub(super) fn ends(&self) {
+        if let Some(daemon) = self.daemon.get().filter(|daemon| !daemon.ends_within(GOING).unwrap_or(false)) {
+            kill_held(daemon);
+        }
+    }
+}
+
 /// Kills the bridge that keeps its socket there, if one does, and waits until it is gone.
 pub(super) fn kill_left(run: &Path) {
     let Ok(stream) = StdStream::connect(run.join(BRIDGE).join(SOCKET)) else { return };
     let Ok(peer) = getsockopt(&stream, PeerCredentials) else { return };
-    let _ = kill(Pid::from_raw(peer.pid()), Signal::SIGKILL);
-    let deadline = std::time::Instant::now() + GOING;
-    while is_alive(peer.pid()) && std::time::Instant::now() < deadline {
-        std::thread::sleep(LOOK);
+    if let Ok(held) = Held::of(peer.pid()) {
+        kill_held(&held);
     }
+}
+
+fn kill_held(daemon: &Held) {
+    let _ = daemon.kill();
+    let _ = daemon.ends_within(GOING);
 }
 
 /// Whether a process has not ended, in any of its threads: before that, its descriptors may be open.

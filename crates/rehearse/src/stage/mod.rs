@@ -541,8 +541,9 @@ impl Drop for Stage {
     /// stopped does not hear. A bridge is nobody's child.
     fn drop(&mut self) {
         self.thaw();
-        if self.bridge.is_some() {
+        if let Some(bridge) = &self.bridge {
             bridge::kill_left(&self.setting.dir);
+            bridge.ends();
         }
     }
 }
