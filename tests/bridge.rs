@@ -250,10 +250,12 @@ done"#
 
     /// Process of the daemon, as soon as there is one.
     fn daemon(&self) -> u32 {
-        eventually("a bridge", || {
-            let (_, out, _) = said(self.part("status").arg("--json"));
-            serde_json::from_str::<Value>(&out).ok()?["pid"].as_u64()?.try_into().ok()
-        })
+        eventually("a bridge", || self.asked_daemon())
+    }
+
+    fn asked_daemon(&self) -> Option<u32> {
+        let (_, out, _) = said(self.part("status").arg("--json"));
+        serde_json::from_str::<Value>(&out).ok()?["pid"].as_u64()?.try_into().ok()
     }
 
     /// Waits until no process is left that runs with files of the bridge.
@@ -395,11 +397,13 @@ fn clients_lose_nothing_while_the_apiserver_is_replaced() {
             record.slowest
         );
 
-        // Nothing is left of it but logs.
-        let left = std::fs::read_dir(node.path("bridge")).unwrap().map(|entry| entry.unwrap().file_name());
-        let mut left: Vec<_> = left.collect();
-        left.sort();
-        assert_eq!(left, ["bridge.lock", "bridge.log", "kube-apiserver.log"].map(OsString::from));
+        // Nothing is left of it but logs: where it was over before it had relayed all to the node's own, from when it has.
+        eventually("only what stays", || {
+            let left = std::fs::read_dir(node.path("bridge")).unwrap().map(|entry| entry.unwrap().file_name());
+            let mut left: Vec<_> = left.collect();
+            left.sort();
+            (left == ["bridge.lock", "bridge.log", "kube-apiserver.log"].map(OsString::from)).then_some(())
+        });
         assert!(node.path("audit-bridge.log").exists(), "its audit log stays beside the other");
         assert!(!node.is_on());
     });
@@ -901,7 +905,14 @@ fn is_killed_at(node: &Node, said_at: &str) -> bool {
     let _ = std::fs::remove_file(&ran);
     let run = format!("touch {}; echo runs; sh {}", ran.display(), restart.display());
     let mut bridge = Running::start(&mut node.fast_bridge("", &["sh", "-c", &run]));
-    let daemon = node.daemon();
+    let daemon = eventually("a bridge, or its end", || {
+        let ended = !bridge.is_running();
+        node.asked_daemon().map(Some).or(ended.then_some(None))
+    });
+    let Some(daemon) = daemon else {
+        assert_eq!(bridge.ended().code(), Some(0), "{}", bridge.log());
+        return false;
+    };
     // What says nothing keeps the drain from being over at once.
     let _silent = said_at.contains("connections end").then(|| {
         bridge.logs("may be replaced now");
