@@ -371,7 +371,8 @@ fn an_instance_that_fails_its_probe_and_does_not_refuse_is_used() {
 #[test]
 fn a_hello_at_an_instance_that_hangs_goes_to_a_ready_one() {
     let ca = Ca::new();
-    let https = ["--probe", "https", "--probe-insecure", "--probe-timeout", "1s"];
+    // One probe that is late, as on a machine with much to do, is no failure.
+    let https = ["--probe", "https", "--probe-insecure", "--probe-timeout", "1s", "--fall", "3"];
     for threads in THREADS {
         for ready_before in [true, false] {
             let (own, legs) = Api::start_silent(&ca);
