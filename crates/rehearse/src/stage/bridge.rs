@@ -361,6 +361,7 @@ fn is_alive(pid: i32) -> bool {
 mod tests {
     use super::*;
     use MarkKind::{Exited, Joined, Left, Ready, Sigterm, Started};
+    use std::process::{Command, Stdio};
 
     fn status(step: &str, steering: bool, pid: Option<i32>, ready: bool) -> Status {
         let temporary = Temporary { pid, ready, address: None };
@@ -398,6 +399,24 @@ mod tests {
         let Ok(Reply::Status(status)) = serde_json::from_str(said) else { panic!("no status") };
         assert_eq!((status.pid, status.temporary.pid, status.own.listener), (9, Some(10), Some(5)));
         assert!(matches!(serde_json::from_str(r#"{"refused":"no"}"#), Ok(Reply::Refused(_))));
+    }
+
+    #[test]
+    fn a_daemon_that_has_no_socket_any_more_is_waited_for() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let held = Held::of(child.id().try_into().unwrap()).unwrap();
+        let bridge = Bridge {
+            name: String::new(),
+            own: watch::channel(String::new()).0,
+            status: watch::channel(Status::default()).1,
+            command: File::open("/dev/null").unwrap(),
+            follower: JoinSet::new(),
+            daemon: Arc::new(OnceLock::from(held)),
+        };
+        // It ends by itself.
+        drop(child.stdin.take());
+        bridge.ends();
+        assert!(child.try_wait().unwrap().expect("an end").success());
     }
 
     #[test]
