@@ -67,8 +67,8 @@ checks! {
     CLIENT_ADDRESS_ELSEWHERE, Warning, "client-address-elsewhere", "no kubeconfig there names an address of kube-apiserver's port that neither the shim nor this node has: a virtual IP that comes later would be refused";
     FIRST_SWITCH, Warning, "first-switch", "kube-apiserver does not hold the port itself any more";
     MEMORY, Error, "memory", "the node has memory for a second instance: as much as the running one takes, and as it requests";
-    CERTIFICATE_EXPIRED, Error, "certificate-expired", "no certificate that kube-apiserver uses or trusts, that lies beside one or in a kubeconfig in /etc/kubernetes, expires within 7 days (or a quarter of its life)";
-    CERTIFICATE_EXPIRES_SOON, Warning, "certificate-expires-soon", "none of those expires within 60 days (or a quarter of its life)";
+    CERTIFICATE_EXPIRED, Error, "certificate-expired", "no certificate that kube-apiserver uses or trusts, or in a kubeconfig in /etc/kubernetes, expires within 7 days (or a quarter of its life)";
+    CERTIFICATE_EXPIRES_SOON, Warning, "certificate-expires-soon", "none of those, and none that lies beside one, expires within 60 days (or a quarter of its life)";
     CLUSTER_KUBECONFIG, Error, "cluster-kubeconfig", "the kubeconfig of `--cluster` and its token are there, for the shim's uid alone (0600, in a directory of 0700), and hold no client certificate";
     CLUSTER_TOKEN_EXPIRED, Error, "cluster-token-expired", "that token has not expired";
     CLUSTER_TOKEN_EXPIRES_SOON, Warning, "cluster-token-expires-soon", "less than half of its life is over: a shim renews it after a third";

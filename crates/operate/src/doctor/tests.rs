@@ -514,14 +514,19 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
     };
     let dialled = |address: &str| node(&|facts| facts.clients.add(address.parse().unwrap(), "kubelet.conf".into()));
     // A life and what is left of it, in days.
-    let expires = |life: Result<i64, String>, left: i64| {
+    let expires = |used: bool, life: Result<i64, String>, left: i64| {
         let (day, now) = (86_400, 20_000);
         let second = |days: i64| u64::try_from(days * day).unwrap();
         let validity = life.map(|life| Validity { from: second(now + left - life), until: second(now + left) });
-        let all = BTreeMap::from([("/etc/kubernetes/pki/apiserver.crt".to_owned(), validity)]);
-        node(&|facts| facts.certificates = Certificates { now: second(now), all: all.clone() })
+        let path = "/etc/kubernetes/pki/apiserver.crt".to_owned();
+        let all = BTreeMap::from([(path.clone(), validity)]);
+        let beside = if used { BTreeSet::new() } else { BTreeSet::from([path]) };
+        let certificates = Certificates { now: second(now), all, beside };
+        node(&|facts| facts.certificates = certificates.clone())
     };
+    let (expires, expires_beside) = (|life, left| expires(true, life, left), |life, left| expires(false, life, left));
     assert_eq!(expires(Ok(365), 60), []);
+    assert_eq!(expires_beside(Ok(365), 60), []);
     // One that is renewed every day.
     assert_eq!(expires(Ok(4), 1), []);
     assert_eq!(dialled("10.0.0.5:6443"), []);
@@ -584,6 +589,8 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("certificate-expires-soon", expires(Ok(365), 59)),
         ("certificate-expires-soon", expires(Err("no PEM".into()), 0)),
         ("certificate-expires-soon", expires(Ok(30), 7)),
+        ("certificate-expires-soon", expires_beside(Ok(365), -1)),
+        ("certificate-expires-soon", expires_beside(Ok(365), 59)),
         ("cluster-kubeconfig", granted(0, 30, &|seen| seen.held = Err("there is no such file".into()))),
         ("cluster-kubeconfig", granted(0, 30, &|seen| seen.held = Ok(Held { certificate: true, claims: None }))),
         ("cluster-kubeconfig", granted(0, 30, &|seen| seen.files[0].1 = 65534)),

@@ -15,7 +15,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, Error, RootCertStore};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -50,12 +50,14 @@ pub struct Certificates {
     pub now: u64,
     /// Each.
     pub all: BTreeMap<String, Result<Validity, String>>,
+    /// Those of them that only lie beside one that kube-apiserver is told of: nobody may use them any more.
+    pub beside: BTreeSet<String>,
 }
 
 impl Certificates {
     /// Those that the manifest names, those in the same directories, and clients' in the node's kubeconfigs.
     pub(super) fn gather(root: &Path, manifest: &Manifest) -> Self {
-        let mut all = BTreeMap::new();
+        let (mut all, mut beside) = (BTreeMap::new(), BTreeSet::new());
         let mut directories = Vec::new();
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         for (flag, trusted) in OWN.map(|flag| (flag, false)).into_iter().chain(TRUSTED.map(|flag| (flag, true))) {
@@ -75,6 +77,10 @@ impl Certificates {
         }
         directories.sort();
         directories.dedup();
+        // Whatever the flag: --tls-sni-cert-key names several in one.
+        let words = manifest.arguments().into_iter().filter_map(YamlNode::text);
+        let words = words.flat_map(|argument| argument.split(['=', ',', ':']));
+        let named: BTreeSet<_> = words.filter_map(|word| manifest.container().on_node(word)).collect();
         for directory in directories {
             let entries = fs::read_dir(at(&directory.to_string_lossy())).into_iter().flatten().flatten();
             for entry in entries.filter(|entry| entry.path().extension().is_some_and(|ending| ending == "crt")) {
@@ -82,6 +88,9 @@ impl Certificates {
                 // What nobody names may be anything.
                 let validity = fs::read(entry.path()).ok().and_then(|pem| first(&pem).ok());
                 if let Some(validity) = validity {
+                    if !named.contains(&path) {
+                        beside.insert(path.clone());
+                    }
                     all.entry(path).or_insert(Ok(validity));
                 }
             }
@@ -91,7 +100,7 @@ impl Certificates {
                 all.insert(format!("/etc/kubernetes/{name}"), Ok(validity));
             }
         }
-        Self { now: UnixTime::now().as_secs(), all }
+        Self { now: UnixTime::now().as_secs(), all, beside }
     }
 
     pub(super) fn examine(&self, case: &Case<'_>) -> Vec<Finding> {
@@ -113,9 +122,10 @@ impl Certificates {
             };
             let left = until.saturating_sub(self.now);
             let quarter = until.saturating_sub(from) / 4;
+            let beside = self.beside.contains(path);
             let check = match left {
-                left if left < SHORT.min(quarter) || left == 0 => CERTIFICATE_EXPIRED,
-                left if left < SOON.min(quarter) => CERTIFICATE_EXPIRES_SOON,
+                left if !beside && (left < SHORT.min(quarter) || left == 0) => CERTIFICATE_EXPIRED,
+                left if left < SOON.min(quarter) || left == 0 => CERTIFICATE_EXPIRES_SOON,
                 _ => continue,
             };
             let when = humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + Duration::from_secs(until));
@@ -124,7 +134,12 @@ impl Certificates {
                 left if left < DAY => format!("the certificate expires within a day, at {when}"),
                 left => format!("the certificate expires in {} days, at {when}", left / DAY),
             };
-            found.push(check.at(path.clone(), cause, fix));
+            if beside {
+                let cause = format!("{cause}; no argument of kube-apiserver names it");
+                found.push(check.at(path.clone(), cause, format!("{fix}; if nobody uses it, remove it")));
+            } else {
+                found.push(check.at(path.clone(), cause, fix));
+            }
         }
         found
     }
@@ -208,11 +223,15 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        let manifest = Manifest::parse(include_str!("../../../../../tests/manifest/kubeadm-v1.36.yaml")).unwrap();
+        let text = include_str!("../../../../../tests/manifest/kubeadm-v1.36.yaml");
+        let sni = "    - --tls-sni-cert-key=/etc/kubernetes/pki/sni.crt,/etc/kubernetes/pki/sni.key:a.example\n";
+        let text = text.replace("    - --secure-port=6443\n", &format!("    - --secure-port=6443\n{sni}"));
+        let manifest = Manifest::parse(&text).unwrap();
         // A chain begins with the server's own; of CAs the last counts.
         write("etc/kubernetes/pki/apiserver.crt", &(pem(2021, 6, false) + &pem(2022, 6, true)));
         write("etc/kubernetes/pki/ca.crt", &(pem(2021, 6, true) + &pem(2031, 6, true)));
         write("etc/kubernetes/pki/beside.crt", &pem(2023, 6, false));
+        write("etc/kubernetes/pki/sni.crt", &pem(2022, 6, false));
         write("etc/kubernetes/pki/etcd/ca.crt", "none");
         write("etc/kubernetes/pki/etcd/server.crt", &pem(2024, 6, false));
         write("etc/kubernetes/pki/apiserver.key", &pem(2021, 6, false));
@@ -237,8 +256,11 @@ mod tests {
                 ("pki/ca.crt", Some(2031)),
                 ("pki/etcd/ca.crt", None),
                 ("pki/etcd/server.crt", Some(2024)),
+                ("pki/sni.crt", Some(2022)),
             ]
         );
+        let beside = ["beside.crt", "etcd/server.crt"].map(|name| format!("/etc/kubernetes/pki/{name}"));
+        assert_eq!(found.beside, BTreeSet::from(beside));
         assert!(found.now > FROM);
     }
 }
