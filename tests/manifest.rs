@@ -128,6 +128,24 @@ fn write_keeps_the_original_elsewhere_and_eject_gives_it_back() {
     assert_eq!((node.text(), names(&node.directory()).len()), (KUBEADM.into(), 1));
 }
 
+/// The same file by another name is the same file.
+#[test]
+fn an_original_is_found_by_a_link_and_without_it() {
+    let original = KUBEADM.replace("    ports:\n", "    ports: # kubeadm's\n");
+    let node = Node::new();
+    fs::write(node.manifest(), &original).unwrap();
+    let link = node.temp.path().join("link.yaml");
+    std::os::unix::fs::symlink(node.manifest(), &link).unwrap();
+    let by_link = |command: &mut Command| run(command.arg(&link).arg("--write").arg("--backup-dir").arg(node.backups()));
+    let done = by_link(berth().args(["inject", "--image", IMAGE]));
+    assert_eq!(done.status, Some(0), "{}", done.err);
+    assert_eq!(node.berth("eject", &["--write"]).status, Some(0));
+    assert_eq!(node.text(), original);
+    node.berth("inject", &["--write"]);
+    assert_eq!(by_link(berth().arg("eject")).status, Some(0));
+    assert_eq!((node.text(), names(&node.backups()).len()), (original, 1));
+}
+
 #[test]
 fn other_options_are_made_from_the_original() {
     let node = Node::new();

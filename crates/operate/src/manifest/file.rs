@@ -194,13 +194,14 @@ impl Backups {
     }
 }
 
-/// What the name of a backup begins and ends with.
+/// What the name of a backup begins and ends with. A link to a file has the file's: that is what [`replace`] writes.
 fn ends(manifest: &Path, text: &str) -> (String, String) {
     let mut digits = String::from(".");
     for byte in &digest(&SHA256, text.as_bytes()).as_ref()[..6] {
         let _ = write!(digits, "{byte:02x}");
     }
-    (manifest.file_name().unwrap_or_default().to_string_lossy().into_owned(), digits)
+    let real = manifest.canonicalize().unwrap_or_else(|_| manifest.to_owned());
+    (real.file_name().unwrap_or_default().to_string_lossy().into_owned(), digits)
 }
 
 #[cfg(test)]
