@@ -136,7 +136,8 @@ fn an_original_is_found_by_a_link_and_without_it() {
     fs::write(node.manifest(), &original).unwrap();
     let link = node.temp.path().join("link.yaml");
     std::os::unix::fs::symlink(node.manifest(), &link).unwrap();
-    let by_link = |command: &mut Command| run(command.arg(&link).arg("--write").arg("--backup-dir").arg(node.backups()));
+    let by_link =
+        |command: &mut Command| run(command.arg(&link).arg("--write").arg("--backup-dir").arg(node.backups()));
     let done = by_link(berth().args(["inject", "--image", IMAGE]));
     assert_eq!(done.status, Some(0), "{}", done.err);
     assert_eq!(node.berth("eject", &["--write"]).status, Some(0));

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -197,6 +198,8 @@ impl Pod {
 struct Node {
     temp: TempDir,
     listen: SocketAddr,
+    /// Mode and owner of the manifest.
+    access: (u32, u32, u32),
 }
 
 impl Node {
@@ -204,10 +207,19 @@ impl Node {
     fn new(tag: &str) -> Self {
         // In memory, as /run is: on a disk that is busy a lease takes seconds to write.
         let temp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-        let node = Self { temp, listen: free_address() };
+        let mut node = Self { temp, listen: free_address(), access: (0, 0, 0) };
         fs::create_dir(node.directory()).unwrap();
         fs::write(node.canonical(), node.manifest(tag)).unwrap();
+        fs::set_permissions(node.canonical(), fs::Permissions::from_mode(0o640)).unwrap();
+        // Only root may give it to another.
+        let _ = chown(node.canonical(), Some(7), Some(7));
+        node.access = node.access();
         node
+    }
+
+    fn access(&self) -> (u32, u32, u32) {
+        let now = fs::metadata(self.canonical()).unwrap();
+        (now.mode(), now.uid(), now.gid())
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -278,10 +290,11 @@ impl Node {
         names.into_iter().filter_map(kept).collect()
     }
 
-    /// One manifest, of this tag, and nothing else.
+    /// One manifest, of this tag, with mode and owner as they were, and nothing else.
     #[track_caller]
     fn is_whole(&self, tag: &str) {
         assert_eq!(fs::read_to_string(self.canonical()).unwrap(), self.manifest(tag));
+        assert_eq!(self.access(), self.access, "mode, uid and gid of the manifest");
         assert_eq!(fs::read_dir(self.directory()).unwrap().count(), 1, "nothing else in the directory");
         assert!(!self.path("kept/upgrade.json").exists(), "the state is removed");
     }

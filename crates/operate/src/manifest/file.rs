@@ -6,6 +6,7 @@
 
 use super::{Manifest, tag};
 use ring::digest::{SHA256, digest};
+use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Write};
@@ -57,11 +58,39 @@ fn limited(input: &mut dyn Read) -> io::Result<String> {
     Ok(text)
 }
 
+/// Mode and owner of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Access {
+    /// Its permissions.
+    pub mode: u32,
+    /// Its owner.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+}
+
+impl Access {
+    /// Of a file that is there.
+    #[must_use]
+    pub fn of(path: &Path) -> Option<Self> {
+        let meta = fs::metadata(path).ok()?;
+        Some(Self { mode: meta.mode() & 0o777, uid: meta.uid(), gid: meta.gid() })
+    }
+}
+
 /// Replaces a file in one step, with the same mode and owner; makes it (0600) if it is not there.
 ///
 /// # Errors
 /// It cannot be written; then it is as it was.
 pub fn replace(path: &Path, text: impl AsRef<[u8]>) -> Result<(), FileError> {
+    replace_or_make(path, text, None)
+}
+
+/// The same; if it is not there, it is made with the mode and owner that it had.
+///
+/// # Errors
+/// It cannot be written; then it is as it was.
+pub fn replace_or_make(path: &Path, text: impl AsRef<[u8]>, had: Option<Access>) -> Result<(), FileError> {
     let failed = |source| FileError { what: "write", path: path.to_owned(), source };
     let path = match path.canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
@@ -69,8 +98,8 @@ pub fn replace(path: &Path, text: impl AsRef<[u8]>) -> Result<(), FileError> {
     };
     sweep(&path);
     let temporary = path.with_file_name(format!("{}{}", temporary_prefix(&path), std::process::id()));
-    let like = fs::metadata(&path).ok();
-    berth_os::file::replace(&path, &temporary, |file| write(file, like.as_ref(), text.as_ref()))
+    let access = Access::of(&path).or(had);
+    berth_os::file::replace(&path, &temporary, |file| write(file, access, text.as_ref()))
         .and_then(|()| sync_directory(&path))
         .map_err(failed)
 }
@@ -93,15 +122,14 @@ pub fn sweep(path: &Path) {
     }
 }
 
-fn write(mut file: File, like: Option<&fs::Metadata>, text: &[u8]) -> io::Result<()> {
-    let mode = like.map_or(0o600, |like| like.mode() & 0o777);
-    if let Some(like) = like {
+fn write(mut file: File, access: Option<Access>, text: &[u8]) -> io::Result<()> {
+    if let Some(Access { uid, gid, .. }) = access {
         let own = file.metadata()?;
-        if (own.uid(), own.gid()) != (like.uid(), like.gid()) {
-            fchown(&file, Some(like.uid()), Some(like.gid()))?;
+        if (own.uid(), own.gid()) != (uid, gid) {
+            fchown(&file, Some(uid), Some(gid))?;
         }
     }
-    file.set_permissions(Permissions::from_mode(mode))?;
+    file.set_permissions(Permissions::from_mode(access.map_or(0o600, |access| access.mode)))?;
     file.write_all(text)?;
     file.sync_all()
 }

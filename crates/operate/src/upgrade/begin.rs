@@ -15,7 +15,7 @@ use crate::doctor::cluster::Cluster;
 use crate::doctor::room::Room;
 use crate::doctor::{Case, Severity, beside, examine, excuse, node, probe_from_node, text};
 use crate::manifest::Manifest;
-use crate::manifest::file::{Backups, read};
+use crate::manifest::file::{Access, Backups, read};
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::ADMIN;
 use berth_node::registry::RunDir;
@@ -318,6 +318,7 @@ async fn fresh(options: &Options, say: &Say) -> Result<(State, Setting), NotBegu
         new: new_text,
         temporary_text,
         dialled: Vec::new(),
+        access: Access::of(&options.canonical),
         kubeconfig: options.kubeconfig.as_deref().and_then(|path| std::path::absolute(path).ok()),
     };
     let all = if in_place { drive::IN_PLACE } else { drive::STEPS };

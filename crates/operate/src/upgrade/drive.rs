@@ -12,7 +12,7 @@ use super::say::Say;
 use super::service::Service;
 use super::sight::{Details, Sight, plain_serves};
 use super::state::{State, StateError, Store, remove};
-use crate::manifest::file::{FileError, replace, sweep};
+use crate::manifest::file::{FileError, replace, replace_or_make, sweep};
 use crate::manifest::names::{INSTALL, SHIM};
 use berth_cluster::Client;
 use berth_node::ipc;
@@ -187,7 +187,8 @@ impl Driver<'_> {
                 }
                 Action::Place(slot, version) => {
                     let (path, text) = self.file(slot, version);
-                    replace(path, text)?;
+                    let had = self.state.access.filter(|_| slot == Slot::Canonical);
+                    replace_or_make(path, text, had)?;
                     self.say.line(&format!("     {} is written ({version} manifest)", path.display()));
                 }
                 Action::Remove(slot) => {

@@ -5,7 +5,7 @@
 //! other; it ends with the process, however that ends.
 
 use super::machine::{Position, Version};
-use crate::manifest::file::{FileError, replace, stamp};
+use crate::manifest::file::{Access, FileError, replace, stamp};
 use berth_node::instance::InstanceId;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -90,6 +90,9 @@ pub struct State {
     /// Addresses by which clients reached the apiserver when it began.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dialled: Vec<SocketAddr>,
+    /// Mode and owner of `kube-apiserver.yaml`, which is removed and made again on the way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
     /// The `--kubeconfig` that it was begun with: who goes on with it may not know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<PathBuf>,
@@ -289,6 +292,7 @@ pub(super) mod tests {
             new: "new".into(),
             temporary_text: "temporary".into(),
             dialled: vec!["127.0.0.1:6443".parse().unwrap()],
+            access: Some(Access { mode: 0o640, uid: 0, gid: 7 }),
             kubeconfig: Some("/root/admin.conf".into()),
         }
     }
