@@ -1,6 +1,6 @@
 //! `berth doctor`: what stands between a manifest and an upgrade that loses nothing.
 
-use super::{Exit, block_on, mistaken, unavailable};
+use super::{Exit, block_on, mistaken, unavailable, unread};
 use crate::cli::DoctorArgs;
 use anyhow::Context;
 use berth_cluster::Client;
@@ -25,7 +25,7 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     };
     let manifest = match read(&args.manifest) {
         Ok(text) => Manifest::parse(&text),
-        Err(error) => return Ok(unavailable(&error)),
+        Err(error) => return Ok(unread(&error)),
     };
     let manifest = match manifest {
         Ok(manifest) => manifest,

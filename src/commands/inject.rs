@@ -1,12 +1,12 @@
 //! `berth inject` and `berth eject`: manifests into and out of berth.
 
 use super::bridge::{around, this_again};
-use super::{Exit, mistaken, unavailable};
+use super::{Exit, mistaken, unavailable, unread};
 use crate::cli::{InjectArgs, ManifestArgs};
 use anyhow::Context;
 use berth_operate::doctor::node;
 use berth_operate::manifest::edit::Edit;
-use berth_operate::manifest::file::{Backups, read, replace};
+use berth_operate::manifest::file::{Backups, fix, read, replace};
 use berth_operate::manifest::inject::{Addresses, Options, Probing, inject_over};
 use berth_operate::manifest::{Manifest, Problem, eject as ejecting, kubeadm};
 use berth_operate::upgrade::state::leave_alone;
@@ -115,7 +115,7 @@ impl Target {
     }
 
     fn text(&self) -> Result<String, Exit> {
-        read(&self.path).map_err(|error| unavailable(&error))
+        read(&self.path).map_err(|error| unread(&error))
     }
 
     /// The original, if the text is what was written.
@@ -190,7 +190,11 @@ fn write_patches(file: &Target, options: &Options, base: &str, directory: &Path)
         Err(problems) => return file.told(&problems),
     };
     if let Err(error) = std::fs::create_dir_all(directory) {
-        return unavailable(&format!("cannot make the directory {}: {error}", directory.display()));
+        return unavailable(&format!(
+            "cannot make the directory {}: {error}{}",
+            directory.display(),
+            fix("make", &error)
+        ));
     }
     for patch in patches {
         let path = directory.join(patch.name);

@@ -79,6 +79,12 @@ fn unavailable(error: &dyn std::fmt::Display) -> Exit {
     Exit::Unavailable
 }
 
+/// Prints why a manifest cannot be read, or that what is there is none.
+#[cfg(feature = "operate")]
+fn unread(error: &berth_operate::manifest::file::FileError) -> Exit {
+    if error.is_content() { mistaken(&Mistakes(vec![error.to_string()])) } else { unavailable(error) }
+}
+
 /// Runs the control plane: on this thread, which the children of `berth run` follow into death.
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;

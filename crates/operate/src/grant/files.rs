@@ -2,6 +2,7 @@
 //! if it mounts their directory and not the files: they have one of their own.
 
 use crate::manifest::document;
+use crate::manifest::file::fix;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use berth_cluster::account::FILE;
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 /// What cannot be written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write {}: {source}", path.display())]
+#[error("cannot write {}: {source}{}", path.display(), fix("write", source))]
 pub struct FileError {
     path: PathBuf,
     source: io::Error,

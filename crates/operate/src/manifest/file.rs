@@ -27,11 +27,23 @@ pub struct FileError {
     source: io::Error,
 }
 
-fn fix(what: &str, error: &io::Error) -> &'static str {
+/// The fix of what keeps a file from being used, behind a colon, if one is known.
+#[must_use]
+pub fn fix(what: &str, error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound if what == "read" => ": give the path of the one that is there",
         io::ErrorKind::PermissionDenied => ": run this as root",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ": free space on that file system",
+        io::ErrorKind::ReadOnlyFilesystem => ": that file system is mounted read-only",
         _ => "",
+    }
+}
+
+impl FileError {
+    /// Whether it could be read, and what is in it is no manifest.
+    #[must_use]
+    pub fn is_content(&self) -> bool {
+        self.source.kind() == io::ErrorKind::InvalidData
     }
 }
 
@@ -50,12 +62,17 @@ pub fn read(path: &Path) -> Result<String, FileError> {
 }
 
 fn limited(input: &mut dyn Read) -> io::Result<String> {
-    let mut text = String::new();
-    input.take(MAX_SIZE + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_SIZE {
-        return Err(io::Error::other(format!("it is longer than {MAX_SIZE} bytes, which no manifest is")));
+    let invalid = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+    let mut bytes = Vec::new();
+    input.take(MAX_SIZE + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_SIZE {
+        return Err(invalid(format!("it is longer than {MAX_SIZE} bytes, which no manifest is: give another file")));
     }
-    Ok(text)
+    String::from_utf8(bytes).map_err(|error| {
+        let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        invalid(format!("line {line} is not UTF-8: convert it (iconv --to-code=UTF-8), or give another file"))
+    })
 }
 
 /// Mode and owner of a file.
@@ -316,8 +333,26 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("large");
         fs::write(&path, vec![b' '; MAX_SIZE as usize + 1]).unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains("longer than"));
-        fs::write(&path, b"\xff").unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains("UTF-8"));
+        let error = read(&path).unwrap_err();
+        assert!(error.is_content() && error.to_string().contains("longer than"), "{error}");
+        fs::write(&path, b"kind: Pod\n# \xff\n").unwrap();
+        let error = read(&path).unwrap_err();
+        let told = format!("cannot read {}: line 2 is not UTF-8: convert it (iconv ", path.display());
+        assert!(error.is_content() && error.to_string().starts_with(&told), "{error}");
+        assert!(!read(&temp.path().join("none")).unwrap_err().is_content());
+    }
+
+    #[test]
+    fn what_keeps_a_file_from_being_written_has_a_fix() {
+        use nix::errno::Errno;
+        for (errno, fix) in [
+            (Errno::ENOSPC, "free space on that file system"),
+            (Errno::EDQUOT, "free space on that file system"),
+            (Errno::EROFS, "mounted read-only"),
+            (Errno::EACCES, "run this as root"),
+        ] {
+            let error = FileError { what: "write", path: "/m/a.yaml".into(), source: errno.into() }.to_string();
+            assert!(error.starts_with("cannot write /m/a.yaml: ") && error.ends_with(fix), "{error}");
+        }
     }
 }

@@ -14,30 +14,31 @@ use berth_cluster::yaml::{Data, YamlNode};
 /// Another form, and how to write it.
 pub(super) fn check(text: &str, node: &YamlNode) -> Result<(), Problem> {
     if node.tagged {
-        return Err(refuse(node, "a tag (!)", "write the value without it"));
+        return Err(refuse(node.line, "a tag (!)", "write the value without it"));
     }
-    if matches!(node.data, Data::Scalar { .. }) && has_tab_below(&text[node.span.end..]) {
-        return Err(refuse(node, "a tab in an empty line below a value", "remove it"));
+    if let (Data::Scalar { .. }, Some(at)) = (&node.data, tab_below(text, node.span.end)) {
+        let fix = "indent with spaces (JSON: jq . FILE), and leave empty lines empty";
+        return Err(refuse(text[..at].matches('\n').count() + 1, "a tab at the beginning of a line", fix));
     }
     if node.flow && text[node.span.clone()].starts_with(['?', ':']) {
-        return Err(refuse(node, "a text that begins with ? or : inside of brackets", "quote it"));
+        return Err(refuse(node.line, "a text that begins with ? or : inside of brackets", "quote it"));
     }
     if node.shared && node.is_null() {
-        return Err(refuse(node, "an anchor or alias (& or *) of nothing", "write null in each place"));
+        return Err(refuse(node.line, "an anchor or alias (& or *) of nothing", "write null in each place"));
     }
     if node.shared && text[node.span.clone()].starts_with('*') {
         // What it stands for is looked at where it is written.
         return Ok(());
     }
     if node.flow && !node.entries().is_empty() && !text[node.span.clone()].ends_with('}') {
-        return Err(refuse(node, "a pair without braces", "write {key: value}"));
+        return Err(refuse(node.line, "a pair without braces", "write {key: value}"));
     }
     for (key, value) in node.entries() {
         if !is_plain_key(text, key) {
-            return Err(refuse(key, "a key that is more than a text and its colon", "write key: value"));
+            return Err(refuse(key.line, "a key that is more than a text and its colon", "write key: value"));
         }
         if matches!(&key.data, Data::Scalar { text, plain: true } if text == "<<") {
-            return Err(refuse(key, "a merge key (<<)", "write its fields out"));
+            return Err(refuse(key.line, "a merge key (<<)", "write its fields out"));
         }
         check(text, key)?;
         check(text, value)?;
@@ -45,11 +46,12 @@ pub(super) fn check(text: &str, node: &YamlNode) -> Result<(), Problem> {
     node.items().iter().try_for_each(|item| check(text, item))
 }
 
-/// Whether the lines below a value begin with a tab: as long as the value has no quotes it may go on there, so that
-/// libyaml reads over it, and after any other value it does not.
-fn has_tab_below(rest: &str) -> bool {
-    let blank = &rest[..rest.len() - rest.trim_start().len()];
-    blank.split_once('\n').is_some_and(|(_, below)| below.contains('\t'))
+/// Where a line begins with a tab below a value that ends here: as long as the value has no quotes it may go on there, so
+/// that libyaml reads over it, and after any other value it does not.
+fn tab_below(text: &str, end: usize) -> Option<usize> {
+    let blank = &text[..text.len() - text[end..].trim_start().len()];
+    let below = end + blank[end..].find('\n')?;
+    Some(below + blank[below..].find('\t')?)
 }
 
 /// Whether a key is a text in one line with its colon behind it, without the `?` that it may begin with.
@@ -61,8 +63,8 @@ fn is_plain_key(text: &str, key: &YamlNode) -> bool {
     one && !asked && rest.trim_start_matches([' ', '\t']).starts_with(':')
 }
 
-fn refuse(node: &YamlNode, form: &str, fix: &str) -> Problem {
-    Problem::new(node.line, format!("{form} in a document that is to be edited: {fix}"))
+fn refuse(line: usize, form: &str, fix: &str) -> Problem {
+    Problem::new(line, format!("{form} in a document that is to be edited: {fix}"))
 }
 
 #[cfg(test)]
@@ -93,7 +95,11 @@ mod tests {
             ("{ ?: a}", "1: a text that"),
             ("a: [?b]", "1: a text that"),
             ("a: {b: :c}", "1: a text that"),
-            ("a:\n- 0 \n \t\nb: 1", "2: a tab"),
+            ("a:\n- 0 \n \t\nb: 1", "3: a tab at the beginning of a line"),
+            (
+                "{\n\t\"a\": {\n\t\t\"b\": \"c\"\n\t}\n}\n",
+                "4: a tab at the beginning of a line in a document that is to be edited: indent with spaces (JSON: jq . FILE)",
+            ),
             ("a:\n- !!str\n", "2: a tag"),
             ("a: !x [1]", "1: a tag"),
             ("b: !x\n  a: 1", "a tag"),

@@ -32,6 +32,18 @@ pub struct Manifest {
     name: String,
 }
 
+/// Flags that are read or changed here and take a value; [`berth_exec::args`] refuses the first three without one.
+const VALUED: [&str; 8] = [
+    "bind-address",
+    "secure-port",
+    "advertise-address",
+    "audit-log-path",
+    "cert-dir",
+    "debug-socket-path",
+    "shutdown-delay-duration",
+    "shutdown-watch-termination-grace-period",
+];
+
 /// A flag of the kube-apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flag<'a> {
@@ -318,6 +330,23 @@ impl Manifest {
                 format!("the command is a shell ({program}): make it kube-apiserver itself, which berth can become"),
             ));
         }
+        VALUED.into_iter().try_for_each(|name| self.check_value(name))
+    }
+
+    /// Taken literally, the flag that follows one without a value would vanish.
+    fn check_value(&self, name: &str) -> Result<(), Problem> {
+        for flag in self.flags(name) {
+            let written = self.arguments()[flag.argument];
+            let fix = format!("write --{name}=VALUE, or leave it out");
+            if flag.apart && flag.value.starts_with("--") {
+                let cause = format!("--{name} has no value, {} follows", flag.value);
+                return Err(Problem::new(flag.line, format!("{cause}: {fix}")));
+            }
+            if !flag.apart && written.text().is_some_and(|text| !text.contains('=')) {
+                let cause = format!("--{name} is the last argument and has no value");
+                return Err(Problem::new(flag.line, format!("{cause}: {fix}")));
+            }
+        }
         Ok(())
     }
 }
@@ -351,6 +380,21 @@ mod tests {
 
     fn pod(container: &str) -> String {
         format!("kind: Pod\nspec:\n  containers:\n  - {container}\n")
+    }
+
+    #[test]
+    fn a_flag_without_a_value_is_named() {
+        for (words, cause) in [
+            ("--secure-port, --v=2", "4: --secure-port has no value, --v=2 follows: write --secure-port=VALUE, "),
+            ("--v=2, --audit_log_path, --secure-port=1", "--audit-log-path has no value, --secure-port=1 follows"),
+            ("--bind-address", "--bind-address is the last argument and has no value: write --bind-address=VALUE, "),
+        ] {
+            let told = told(&pod(&format!("{{name: a, command: [kube-apiserver, {words}]}}")));
+            assert!(told.contains(cause), "{told}");
+        }
+        for words in ["--audit-log-path, '-'", "--audit-log-path=", "--profiling, --secure-port, 6443"] {
+            Manifest::parse(&pod(&format!("{{name: a, command: [kube-apiserver, {words}]}}"))).unwrap();
+        }
     }
 
     #[test]

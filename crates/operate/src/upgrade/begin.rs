@@ -15,7 +15,7 @@ use crate::doctor::cluster::Cluster;
 use crate::doctor::room::Room;
 use crate::doctor::{Case, Severity, beside, examine, excuse, node, probe_from_node, text};
 use crate::manifest::Manifest;
-use crate::manifest::file::{Access, Backups, read};
+use crate::manifest::file::{Access, Backups, FileError, read};
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::ADMIN;
 use berth_node::registry::RunDir;
@@ -78,6 +78,10 @@ pub enum NotBegun {
     Unavailable(String),
     /// Doctor knows of errors, and has told them.
     Errors,
+}
+
+fn unread(error: &FileError) -> NotBegun {
+    if error.is_content() { NotBegun::Mistakes(vec![error.to_string()]) } else { unavailable(error) }
 }
 
 fn unavailable(why: &dyn Display) -> NotBegun {
@@ -257,7 +261,7 @@ fn go_on(options: &Options, state: State, say: &Say) -> Result<(State, Setting),
         mistakes.push(format!("{under_way} in another directory: give --manifests-dir {}", parent(&state.canonical)));
     }
     if let Some(path) = &options.manifest
-        && read(path).map_err(|error| unavailable(&error))? != state.new
+        && read(path).map_err(|error| unread(&error))? != state.new
     {
         mistakes.push(format!(
             "{under_way}, to another manifest than {}: run `berth upgrade` without --manifest to bring it to its end first",
@@ -513,9 +517,9 @@ impl Texts {
     /// Both manifests, if the one can be replaced by the other.
     fn read(options: &Options) -> Result<Self, NotBegun> {
         let Options { manifest, canonical, temporary, .. } = options;
-        let old_text = read(canonical).map_err(|error| unavailable(&error))?;
+        let old_text = read(canonical).map_err(|error| unread(&error))?;
         let new_path = manifest.as_ref().unwrap_or(canonical);
-        let new_text = read(new_path).map_err(|error| unavailable(&error))?;
+        let new_text = read(new_path).map_err(|error| unread(&error))?;
         let mut mistakes = Vec::new();
         let mut parsed = |path: &Path, text: &str| {
             let found = Manifest::parse(text).and_then(|manifest| Ok((Pod::of(&manifest)?, manifest)));

@@ -5,7 +5,7 @@
 //! other; it ends with the process, however that ends.
 
 use super::machine::{Position, Version};
-use crate::manifest::file::{Access, FileError, replace, stamp};
+use crate::manifest::file::{Access, FileError, fix, replace, stamp};
 use berth_node::instance::InstanceId;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -32,7 +32,7 @@ pub enum StateError {
     #[error("another `berth upgrade` runs (it holds {}): wait for it", .0.display())]
     Busy(PathBuf),
     /// A system call failed.
-    #[error("cannot {what} {}: {source}", path.display())]
+    #[error("cannot {what} {}: {source}{}", path.display(), fix(what, source))]
     Io {
         /// What was tried.
         what: &'static str,
