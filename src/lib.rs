@@ -2,6 +2,8 @@
 //! is, `ARCHITECTURE.md` says.
 
 #![forbid(unsafe_code)]
+// They panic where a pipe is closed or a disk is full.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod cli;
 pub mod commands;

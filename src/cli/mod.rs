@@ -41,7 +41,8 @@ pub use rehearse::{RehearseArgs, StandInArgs};
     max_term_width = 100,
     propagate_version = true,
     after_help = "Exit status: 0 done, 1 no (not ready, something was lost), 64 wrong command line or \
-                  configuration, 69 a port or file that is needed cannot be had, 70 a bug in berth, 75 (upgrade, bridge) neither done nor \
+                  configuration, 69 a port or file that is needed cannot be had, 70 a bug in berth, 74 standard output \
+                  cannot be written, 75 (upgrade, bridge) neither done nor \
                   rolled back: what to do is said; (rehearse) the run proves nothing."
 )]
 pub struct Cli {

@@ -1,7 +1,7 @@
 //! `berth ready`, `berth live` and `berth drain`: the exec probes and the preStop hook of an apiserver's
 //! container.
 
-use super::{Exit, block_on, mistaken, unavailable};
+use super::{Exit, block_on, mistaken, print, say, unavailable};
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply, Status};
@@ -33,7 +33,7 @@ pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
     if let Err(mistakes) = checks.finish(Some(())) {
         return Ok(mistaken(&mistakes));
     }
-    let known = match find(&args.ask) {
+    let known = match find(&args.ask)? {
         Ok(known) => known,
         Err(exit) => return Ok(exit),
     };
@@ -42,11 +42,11 @@ pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
         match status(&known, patience).await {
             Ok(status) => {
                 for sibling in &status.unconnected {
-                    eprintln!(
-                        "berth: the shims of {} and {sibling} have no connection: an upgrade now would lose what is queued at \
+                    say(format_args!(
+                        "the shims of {} and {sibling} have no connection: an upgrade now would lose what is queued at \
                          the one that leaves; the log of {} says why",
                         known.id, known.id
-                    );
+                    ));
                 }
                 status.ready()
             }
@@ -54,7 +54,7 @@ pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
             Err(why) => of_node_shim(&args.ask.run_dir, &known, patience).await.unwrap_or(Err(why)),
         }
     })?;
-    Ok(answer(ready))
+    answer(ready.map(|()| None))
 }
 
 fn timeout(args: &TimeoutArgs, checks: &mut Checks) -> Option<Duration> {
@@ -88,7 +88,7 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
     config.timeout = patience.unwrap_or(config.timeout);
-    let known = match find(&args.ask) {
+    let known = match find(&args.ask)? {
         Ok(known) => known,
         Err(exit) => return Ok(exit),
     };
@@ -104,7 +104,7 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
             _ => Err(answer.words),
         }
     })?;
-    Ok(answer(live))
+    answer(live.map(|()| None))
 }
 
 pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
@@ -113,14 +113,13 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
     if let Err(mistakes) = checks.finish(Some(())) {
         return Ok(mistaken(&mistakes));
     }
-    let known = match find(&args.ask) {
+    let known = match find(&args.ask)? {
         Ok(known) => known,
         Err(exit) => return Ok(exit),
     };
     let drained = block_on(async {
         if args.if_sibling && !has_joined_sibling(&args.ask.run_dir, &known).await? {
-            println!("not drained: no sibling of {} is joined", known.id);
-            return Ok(());
+            return Ok(Some(format!("not drained: no sibling of {} is joined", known.id)));
         }
         let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
         match ipc::ask(&path, Ask::Drain, LEAVING).await {
@@ -129,11 +128,11 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
             Err(error) => return Err(format!("the shim of instance {} cannot be asked: {error}", known.id)),
         }
         if args.wait || streams.is_some() {
-            until_left(&known, streams, GONE).await?;
+            return until_left(&known, streams, GONE).await;
         }
-        Ok(())
+        Ok(None)
     })?;
-    Ok(answer(drained))
+    answer(drained)
 }
 
 /// Whether another shim of the berth listens.
@@ -155,8 +154,12 @@ fn other_shims(run_dir: &RunDirArgs, known: &KnownInstance) -> Result<Vec<KnownI
 }
 
 /// Waits until a shim has left the group and its instance can be stopped ([`unanswered`]), or its connections ended if
-/// that is asked for. One whose socket is missing for longer than `gone` has ended.
-async fn until_left(known: &KnownInstance, streams: Option<Duration>, gone: Duration) -> Result<(), String> {
+/// that is asked for. One whose socket is missing for longer than `gone` has ended. What is left then, if anything is.
+async fn until_left(
+    known: &KnownInstance,
+    streams: Option<Duration>,
+    gone: Duration,
+) -> Result<Option<String>, String> {
     let began = Instant::now();
     let mut left = None;
     let mut silent = None;
@@ -167,7 +170,7 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>, gone: Dura
             Ok(reply) => return Err(format!("the shim of instance {} does not say how it is: {reply:?}", known.id)),
             Err(error) => match error.kind() {
                 // It ended: then it has left, and its connections with it.
-                io::ErrorKind::ConnectionRefused => return Ok(()),
+                io::ErrorKind::ConnectionRefused => return Ok(None),
                 io::ErrorKind::TimedOut => return Err(format!("the shim of instance {} does not answer", known.id)),
                 // It ended, or puts its socket back.
                 io::ErrorKind::NotFound
@@ -179,7 +182,7 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>, gone: Dura
                     tokio::time::sleep(LOOK).await;
                     continue;
                 }
-                io::ErrorKind::NotFound => return Ok(()),
+                io::ErrorKind::NotFound => return Ok(None),
                 _ => return Err(format!("the shim of instance {} cannot be asked: {error}", known.id)),
             },
         };
@@ -203,13 +206,10 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>, gone: Dura
                 // Whoever called it stops the apiserver next.
                 None => match unanswered(left, status.connections_pending, status.connections_open, settling) {
                     None => {}
-                    Some(0) => return Ok(()),
-                    Some(connections) => {
-                        println!("{connections} connections are not answered yet");
-                        return Ok(());
-                    }
+                    Some(0) => return Ok(None),
+                    Some(connections) => return Ok(Some(format!("{connections} connections are not answered yet"))),
                 },
-                Some(_) if open == 0 && !settling => return Ok(()),
+                Some(_) if open == 0 && !settling => return Ok(None),
                 Some(wait) if open > 0 && began.elapsed() >= wait => {
                     return Err(format!("{open} connections are left"));
                 }
@@ -222,21 +222,28 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>, gone: Dura
     }
 }
 
-fn answer(result: Result<(), String>) -> Exit {
-    match result {
-        Ok(()) => Exit::Ok,
-        Err(why) => {
-            println!("{why}");
-            Exit::No
-        }
+/// Prints why not, or what there is to say of a yes.
+fn answer(result: Result<Option<String>, String>) -> anyhow::Result<Exit> {
+    let (exit, words) = match result {
+        Ok(words) => (Exit::Ok, words),
+        Err(why) => (Exit::No, Some(why)),
+    };
+    if let Some(words) = words {
+        print(&format!("{words}\n"))?;
     }
+    Ok(exit)
 }
 
 /// The instance that was asked for, or the only one there.
-fn find(args: &AskArgs) -> Result<KnownInstance, Exit> {
-    let id = args.instance.as_deref().map(InstanceId::parse).transpose();
-    let id = id.map_err(|error| mistaken(&Mistakes(vec![format!("--instance: {error}")])))?;
-    let node = RunDirSnapshot::look(args.run_dir.run_dir.as_deref()).map_err(|error| unavailable(&error))?;
+fn find(args: &AskArgs) -> anyhow::Result<Result<KnownInstance, Exit>> {
+    let id = match args.instance.as_deref().map(InstanceId::parse).transpose() {
+        Ok(id) => id,
+        Err(error) => return Ok(Err(mistaken(&Mistakes(vec![format!("--instance: {error}")])))),
+    };
+    let node = match RunDirSnapshot::look(args.run_dir.run_dir.as_deref()) {
+        Ok(node) => node,
+        Err(error) => return Ok(Err(unavailable(&error))),
+    };
     let asked = |known: &KnownInstance| id.as_ref().is_none_or(|id| known.id == *id);
     let mut known: Vec<_> = node.instances.into_iter().filter(asked).collect();
     // What an earlier instance left behind is not meant where one runs.
@@ -244,7 +251,7 @@ fn find(args: &AskArgs) -> Result<KnownInstance, Exit> {
     if known.iter().any(runs) {
         known.retain(runs);
     }
-    match (known.pop(), known.is_empty()) {
+    Ok(match (known.pop(), known.is_empty()) {
         (Some(known), true) => Ok(known),
         (Some(last), false) => {
             known.push(last);
@@ -254,13 +261,10 @@ fn find(args: &AskArgs) -> Result<KnownInstance, Exit> {
             Err(mistaken(&Mistakes(vec![format!("several instances are there ({}): {fix}", names.join(", "))])))
         }
         (None, _) => {
-            match id {
-                Some(id) => println!("instance {id} is not there: no record and no shim in {}", node.path.display()),
-                None => println!("no instance is there: no record and no shim in {}", node.path.display()),
-            }
-            Err(Exit::No)
+            let who = id.map_or_else(|| "no instance is there".to_owned(), |id| format!("instance {id} is not there"));
+            Err(answer(Err(format!("{who}: no record and no shim in {}", node.path.display())))?)
         }
-    }
+    })
 }
 
 async fn status(known: &KnownInstance, patience: Duration) -> Result<Status, String> {
@@ -343,6 +347,6 @@ mod tests {
         assert!(began.elapsed() > gone);
         drop(seqpacket::listener(&path).unwrap());
         let killed = polled(&mut pin!(until_left(&known, None, Duration::MAX))).await;
-        assert!(matches!(killed, Poll::Ready(Ok(()))), "{killed:?}");
+        assert!(matches!(killed, Poll::Ready(Ok(None))), "{killed:?}");
     }
 }

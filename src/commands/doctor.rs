@@ -1,8 +1,7 @@
 //! `berth doctor`: what stands between a manifest and an upgrade that loses nothing.
 
-use super::{Exit, block_on, mistaken, unavailable, unread};
+use super::{Exit, block_on, mistaken, print, unavailable, unread};
 use crate::cli::DoctorArgs;
-use anyhow::Context;
 use berth_cluster::Client;
 use berth_operate::doctor::cluster::Cluster;
 use berth_operate::doctor::room::Room;
@@ -11,7 +10,7 @@ use berth_operate::manifest::Manifest;
 use berth_operate::manifest::file::read;
 use berth_operate::upgrade::state::interrupted;
 use berth_options::check::Mistakes;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -73,10 +72,9 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     };
     let mut findings = examine(&case);
     excuse(&mut findings, &args.excused.ignore_errors);
-    let mut out = std::io::stdout().lock();
-    let color = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let said = if args.json { text::json(&findings) } else { text::text(&name, &findings, color) };
-    out.write_all(said.as_bytes()).context("cannot write to standard output")?;
+    print(&said)?;
     let fails = findings.iter().any(|finding| finding.severity == Severity::Error);
     Ok(if fails { Exit::No } else { exit })
 }

@@ -1,6 +1,6 @@
 //! `berth exec`: give an apiserver its own address and become it.
 
-use super::{Exit, mistaken};
+use super::{Exit, mistaken, say};
 use anyhow::Context;
 use berth_exec::address;
 use berth_exec::args::{self, Replaced, Rewritten, Wanted};
@@ -32,7 +32,7 @@ pub(super) fn run(args: &ExecArgs) -> anyhow::Result<Exit> {
     match plan.carry_out() {
         Ok(never) => match never {},
         Err(error) => {
-            eprintln!("berth: {error:#}");
+            say(format_args!("{error:#}"));
             Ok(Exit::Unavailable)
         }
     }

@@ -1,6 +1,6 @@
 //! `berth grant`: credentials for the shims of a node, made, printed or revoked.
 
-use super::{Exit, block_on, mistaken, unavailable};
+use super::{Exit, block_on, mistaken, print, unavailable};
 use crate::cli::GrantArgs;
 use anyhow::Context;
 use berth_cluster::lease::{NAMESPACE, is_object_name};
@@ -15,7 +15,6 @@ use berth_options::check::{self, Checks};
 use berth_options::place::{PlaceArgs, RunDirArgs};
 use nix::unistd::geteuid;
 use serde_json::{Value, json};
-use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
     let nodes = nodes(args, &mut checks);
     if args.print {
         return match checks.finish(Some(())) {
-            Ok(()) => print(&objects_of(&nodes, args.json)),
+            Ok(()) => shown(&objects_of(&nodes, args.json)),
             Err(mistakes) => Ok(mistaken(&mistakes)),
         };
     }
@@ -45,7 +44,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
         Some(options) => {
             let granted = block_on(grant(&access, &client, &options))?;
             match granted {
-                Ok(granted) => print(&if args.json { json(&granted)? } else { said(&granted) }),
+                Ok(granted) => shown(&if args.json { json(&granted)? } else { said(&granted) }),
                 Err(error) => Ok(failed(&error)),
             }
         }
@@ -132,7 +131,7 @@ fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Resul
         }
     }
     if as_json {
-        return print(&pretty(&json!({"version": 1, "nodes": nodes, "deleted": deleted}))?);
+        return shown(&pretty(&json!({"version": 1, "nodes": nodes, "deleted": deleted}))?);
     }
     let nodes = nodes.join(", ");
     let mut text: String = deleted.iter().map(|object| format!("deleted  {object}\n")).collect();
@@ -143,7 +142,7 @@ fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Resul
              of its slices stay in the Role default/berth, by which other nodes remove what it left\n"
         ),
     };
-    print(&text)
+    shown(&text)
 }
 
 /// All that makes a shim of each node able to do its work, for who applies it otherwise.
@@ -182,7 +181,7 @@ fn said(granted: &Granted) -> String {
     text
 }
 
-fn print(text: &str) -> anyhow::Result<Exit> {
-    std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")?;
+fn shown(text: &str) -> anyhow::Result<Exit> {
+    print(text)?;
     Ok(Exit::Ok)
 }

@@ -1,9 +1,8 @@
 //! `berth inject` and `berth eject`: manifests into and out of berth.
 
 use super::bridge::{around, this_again};
-use super::{Exit, mistaken, unavailable, unread};
+use super::{Exit, mistaken, print, say, unavailable, unread};
 use crate::cli::{InjectArgs, ManifestArgs};
-use anyhow::Context;
 use berth_operate::doctor::node;
 use berth_operate::manifest::edit::Edit;
 use berth_operate::manifest::file::{Backups, fix, read, replace};
@@ -15,7 +14,6 @@ use berth_options::place::{PlaceArgs, RunDirArgs};
 use berth_options::probe::ProbeArgs;
 use berth_shim::backend::probe::ProbeKind;
 use similar::TextDiff;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
@@ -36,12 +34,12 @@ pub(super) fn inject(args: &InjectArgs) -> anyhow::Result<Exit> {
         Err(problems) => return Ok(file.told(&problems)),
     };
     for note in &outcome.notes {
-        eprintln!("berth: note: {note}");
+        say(format_args!("note: {note}"));
     }
     let injected = Manifest::parse(&outcome.text).ok().filter(|manifest| manifest.kind() == "Pod");
     for stranger in injected.iter().flat_map(|manifest| node::uncovered(Path::new("/"), manifest)) {
         let (cause, fix) = stranger.parts();
-        eprintln!("berth: note: {cause}: {fix}");
+        say(format_args!("note: {cause}: {fix}"));
     }
     if let Some(directory) = &args.kubeadm_patch {
         return Ok(write_patches(&file, &outcome.options, &outcome.base, directory));
@@ -63,12 +61,12 @@ pub(super) fn eject(args: &crate::cli::EjectArgs) -> anyhow::Result<Exit> {
     match file.backup(&text) {
         Err(exit) => Ok(exit),
         Ok(Some((backup, original))) => {
-            eprintln!("berth: note: the original is {}", backup.display());
+            say(format_args!("note: the original is {}", backup.display()));
             file.put(&text, &original, &[], None)
         }
         Ok(None) => match Manifest::parse(&text).and_then(|manifest| ejecting::undo(&manifest)) {
             Ok(ejected) => {
-                eprintln!("berth: note: no backup is of this text, so each change of berth's is undone");
+                say("note: no backup is of this text, so each change of berth's is undone");
                 file.put(&text, &ejected.text, &ejected.edits, None)
             }
             Err(problem) => Ok(file.told(&[problem])),
@@ -134,7 +132,7 @@ impl Target {
     fn put(&self, old: &str, new: &str, edits: &[Edit], original: Option<&str>) -> anyhow::Result<Exit> {
         if self.diff || self.write {
             for edit in edits {
-                eprintln!("berth: {edit}");
+                say(edit);
             }
         }
         if self.diff {
@@ -150,7 +148,7 @@ impl Target {
             return Ok(Exit::Ok);
         }
         if old == new {
-            eprintln!("berth: {} is as it should be: not written", self.name());
+            say(format_args!("{} is as it should be: not written", self.name()));
             return Ok(Exit::Ok);
         }
         if let Err(why) = leave_alone(self.backups.directory(), &self.path) {
@@ -161,22 +159,18 @@ impl Target {
         }
         if let Some(original) = original {
             match self.backups.keep(&self.path, original, new) {
-                Ok(path) => eprintln!("berth: the original is {}", path.display()),
+                Ok(path) => say(format_args!("the original is {}", path.display())),
                 Err(error) => return Ok(unavailable(&error)),
             }
         }
         match replace(&self.path, new) {
             Ok(()) => {
-                eprintln!("berth: {} is written", self.name());
+                say(format_args!("{} is written", self.name()));
                 Ok(Exit::Ok)
             }
             Err(error) => Ok(unavailable(&error)),
         }
     }
-}
-
-fn print(text: &str) -> anyhow::Result<()> {
-    std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")
 }
 
 fn write_patches(file: &Target, options: &Options, base: &str, directory: &Path) -> Exit {
@@ -201,7 +195,7 @@ fn write_patches(file: &Target, options: &Options, base: &str, directory: &Path)
         if let Err(error) = replace(&path, &patch.text) {
             return unavailable(&error);
         }
-        eprintln!("berth: {} is written", path.display());
+        say(format_args!("{} is written", path.display()));
     }
     Exit::Ok
 }

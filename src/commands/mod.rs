@@ -8,6 +8,8 @@ use anyhow::Context;
 use berth_options::PodCommand;
 use berth_options::check::Mistakes;
 use berth_options::log::{LogArgs, LogFormat, LogLevel};
+use std::fmt::{self, Display};
+use std::io::{self, Write};
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
@@ -45,6 +47,8 @@ pub enum Exit {
     Unavailable,
     /// 70 (EX_SOFTWARE): a bug in berth.
     Bug,
+    /// 74 (EX_IOERR): standard output cannot be written.
+    Output,
     /// 75 (EX_TEMPFAIL): neither done nor undone, and what to do is said; or neither yes nor no.
     Again,
     /// The exit status of the child.
@@ -59,23 +63,61 @@ impl From<Exit> for ExitCode {
             Exit::Usage => 64,
             Exit::Unavailable => 69,
             Exit::Bug => 70,
+            Exit::Output => 74,
             Exit::Again => 75,
             Exit::Child(status) => status,
         })
     }
 }
 
+/// Writes a line to standard error. One that takes nothing, as a pipe that was closed, is no reason to stop: `eprintln!`
+/// would panic.
+fn say(line: impl Display) {
+    let _ = writeln!(io::stderr(), "berth: {line}");
+}
+
+/// Standard output cannot be written.
+#[derive(Debug)]
+struct Unwritten;
+
+impl Display for Unwritten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("cannot write to standard output (free space there, or redirect it)")
+    }
+}
+
+/// Writes to standard output; false if nobody reads it any more. That is no error, and changes no exit status: whoever
+/// closed it has enough (`berth status | head`).
+fn print(text: &str) -> anyhow::Result<bool> {
+    let mut out = io::stdout().lock();
+    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// Steps, a line each.
+#[cfg(feature = "operate")]
+fn numbered(steps: &[String]) -> String {
+    steps.iter().enumerate().map(|(at, step)| format!("{}  {step}\n", at + 1)).collect()
+}
+
+fn printed(result: io::Result<()>) -> anyhow::Result<bool> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error).context(Unwritten),
+    }
+}
+
 /// Prints all that is wrong with a command line.
 fn mistaken(mistakes: &Mistakes) -> Exit {
     for mistake in &mistakes.0 {
-        eprintln!("berth: {mistake}");
+        say(mistake);
     }
     Exit::Usage
 }
 
 /// Prints why something cannot be had.
-fn unavailable(error: &dyn std::fmt::Display) -> Exit {
-    eprintln!("berth: {error}");
+fn unavailable(error: &dyn Display) -> Exit {
+    say(error);
     Exit::Unavailable
 }
 
@@ -103,14 +145,15 @@ fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
     let (writer, flush) = match relays.then(log::Lines::to_stderr) {
         Some(Ok((lines, flush))) => (BoxMakeWriter::new(lines), Some(flush)),
         // What a log is for is said without a thread, too.
-        Some(Err(_)) | None => (BoxMakeWriter::new(std::io::stderr), None),
+        Some(Err(_)) | None => (BoxMakeWriter::new(io::stderr), None),
     };
-    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(writer);
+    // What it would say of a line that cannot be written is a panic where standard error is closed.
+    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(writer).log_internal_errors(false);
     let _ = match args.log_format {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
         LogFormat::Text => {
             use std::io::IsTerminal;
-            let color = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+            let color = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
             builder.with_target(false).with_ansi(color).try_init()
         }
     };
@@ -148,8 +191,23 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         Command::StandIn(args) => rehearse::stand_in(&args),
         Command::Generate(args) => generate::run(&args),
     };
+    ended(result)
+}
+
+/// Prints what clap says instead of running a subcommand: a mistake, or the help or version that was asked for.
+#[must_use]
+pub fn explain(error: &clap::Error) -> ExitCode {
+    let result = error.print().and_then(|()| io::stdout().flush());
+    if error.use_stderr() { Exit::Usage.into() } else { ended(printed(result).map(|_| Exit::Ok)) }
+}
+
+fn ended(result: anyhow::Result<Exit>) -> ExitCode {
     let exit = result.unwrap_or_else(|error| {
-        eprintln!("berth: {error:#} (this should not happen: please report it)");
+        if error.is::<Unwritten>() {
+            say(format_args!("{error:#}"));
+            return Exit::Output;
+        }
+        say(format_args!("{error:#} (this should not happen: please report it)"));
         Exit::Bug
     });
     exit.into()

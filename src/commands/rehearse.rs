@@ -1,9 +1,8 @@
 //! `berth rehearse` and the stand-in apiserver that it starts.
 
-use super::{Exit, block_on, mistaken, unavailable};
+use super::{Exit, block_on, mistaken, print, say, unavailable};
 use crate::cli::{RehearseArgs, StandInArgs};
 use crate::config;
-use anyhow::Context;
 use berth_options::check::Mistakes;
 use berth_rehearse::data::Run;
 use berth_rehearse::plan::Plan;
@@ -11,7 +10,6 @@ use berth_rehearse::report::{self, gather};
 use berth_rehearse::stage::Error;
 use berth_rehearse::{Aborted, Rehearsed, direct, rehearse, stand_in, table};
 use berth_shim::config::DirectMode;
-use std::io::Write;
 
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
     let plan = config::check(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
@@ -37,13 +35,14 @@ pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
         Err(mistakes) => return Ok(mistaken(&mistakes)),
     };
     let runs = gather::runs(&plan, &outcome);
-    let exit = finish(&plan, &outcome, &runs)?;
+    // What cannot be printed can be in a file all the same.
+    let exit = finish(&plan, &outcome, &runs);
     if args.json.is_none() && args.report.is_none() {
-        return Ok(exit);
+        return exit;
     }
     let report = gather::report(&plan, &outcome, runs, again(args, &plan));
     match report::write(&report, args.json.as_deref(), args.report.as_deref()) {
-        Ok(()) => Ok(exit),
+        Ok(()) => exit,
         Err(error) => Ok(unavailable(&error)),
     }
 }
@@ -76,19 +75,19 @@ fn finish(plan: &Plan, outcome: &Rehearsed, runs: &[Run]) -> anyhow::Result<Exit
     if runs.len() > 1 {
         text.push_str(&format!("\n{}", table::compare(&runs)));
     }
-    std::io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")?;
+    print(&text)?;
     Ok(match &outcome.aborted {
         Some(error @ Aborted::Failed(Error::Unavailable(_))) => unavailable(error),
         Some(error @ Aborted::Failed(Error::Instance { .. })) => {
-            eprintln!("berth: {error}");
+            say(error);
             Exit::No
         }
         Some(error @ Aborted::Panicked(_)) => {
-            eprintln!("berth: {error}");
+            say(error);
             Exit::Bug
         }
         Some(error @ Aborted::Signal(signal)) => {
-            eprintln!("berth: {error}");
+            say(error);
             Exit::Child(u8::try_from(128 + signal).unwrap_or(1))
         }
         None => match outcome.runs.iter().find(|run| run.via == plan.via).map(|run| &run.verdict) {

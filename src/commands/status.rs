@@ -3,7 +3,7 @@
 #[cfg(feature = "operate")]
 mod cluster;
 
-use super::{Exit, block_on, unavailable};
+use super::{Exit, block_on, print, say, unavailable};
 use crate::cli::StatusArgs;
 use anyhow::Context;
 use berth_node::ipc;
@@ -13,7 +13,7 @@ use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{InstanceHealth, Phase};
 use serde::Serialize;
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write as _};
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
@@ -32,14 +32,14 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
                 Err(error) => return Ok(unavailable(&error)),
             };
             for problem in &node.problems {
-                eprintln!("berth: {problem}");
+                say(problem);
             }
             let mut rows = Vec::new();
             for known in node.instances {
                 rows.push(Row::look(known).await);
             }
             let text = if args.json { json(rows)? } else { table(&rows, SystemTime::now()) };
-            if !again(args, &text).await {
+            if !again(args, &text).await? {
                 return Ok(Exit::Ok);
             }
         }
@@ -47,20 +47,16 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
 }
 
 /// Prints; whether to look again, which is a second later.
-async fn again(args: &StatusArgs, text: &str) -> bool {
-    {
-        let mut out = std::io::stdout().lock();
-        // Home, and what is below away: a table that is printed again stays in its place.
-        let clear = if args.watch && !args.json && out.is_terminal() { "\x1b[H\x1b[J" } else { "" };
-        // Whoever reads it has enough: `berth status | head`.
-        if write!(out, "{clear}{text}").and_then(|()| out.flush()).is_err() || !args.watch {
-            return false;
-        }
+async fn again(args: &StatusArgs, text: &str) -> anyhow::Result<bool> {
+    // Home, and what is below away: a table that is printed again stays in its place.
+    let clear = if args.watch && !args.json && std::io::stdout().is_terminal() { "\x1b[H\x1b[J" } else { "" };
+    if !print(&format!("{clear}{text}"))? || !args.watch {
+        return Ok(false);
     }
-    tokio::select! {
+    Ok(tokio::select! {
         () = tokio::time::sleep(Duration::from_secs(1)) => true,
         _ = tokio::signal::ctrl_c() => false,
-    }
+    })
 }
 
 /// An instance, with what its shim says.

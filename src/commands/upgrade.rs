@@ -1,7 +1,7 @@
 //! `berth upgrade`: its options, and how it ended.
 
 use super::bridge::{around, is_on, this_again};
-use super::{Exit, block_on, mistaken, unavailable};
+use super::{Exit, block_on, mistaken, numbered, print, say, unavailable};
 use crate::cli::UpgradeArgs;
 use berth_operate::upgrade::begin::{Begun, FILE, NotBegun, Options, begin, dry_run, is_first_switch};
 use berth_operate::upgrade::drive::{self, DriveError, Ended};
@@ -10,7 +10,6 @@ use berth_operate::upgrade::say::Say;
 use berth_operate::upgrade::state::Store;
 use berth_options::check::{Checks, Mistakes};
 use std::ffi::OsStr;
-use std::io::Write;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
     match checks.finish(Some(options)) {
         // The first switch is one restart: kube-apiserver holds its port alone. Who goes on with one may have a bridge still.
         Ok(options) if !args.accept_gap && is_first_switch(&options) && !is_on() => under_a_bridge(&options, args),
-        Ok(options) => block_on(upgrade(options, args.dry_run)),
+        Ok(options) => block_on(upgrade(options, args.dry_run))?,
         Err(mistakes) => Ok(mistaken(&mistakes)),
     }
 }
@@ -41,7 +40,7 @@ fn under_a_bridge(options: &Options, args: &UpgradeArgs) -> anyhow::Result<Exit>
     if let Some(kubeconfig) = &args.kubeconfig {
         words.extend(["--kubeconfig".as_ref(), kubeconfig.as_os_str()]);
     }
-    eprintln!("berth: this first switch is one restart, done under `berth bridge` (without one: --accept-gap)");
+    say("this first switch is one restart, done under `berth bridge` (without one: --accept-gap)");
     around(&words, &this_again("--dry-run", Some("--accept-gap"))?)
 }
 
@@ -64,25 +63,19 @@ fn options(args: &UpgradeArgs, checks: &mut Checks) -> Options {
     }
 }
 
-async fn upgrade(options: Options, only_steps: bool) -> Exit {
+async fn upgrade(options: Options, only_steps: bool) -> anyhow::Result<Exit> {
     let say = Rc::new(Say::default());
     if only_steps {
         return match dry_run(&options, &say).await {
-            Ok(steps) => {
-                let mut out = std::io::stdout().lock();
-                for (at, line) in steps.iter().enumerate() {
-                    let _ = writeln!(out, "{}  {line}", at + 1);
-                }
-                Exit::Ok
-            }
-            Err(why) => not_begun(why),
+            Ok(steps) => print(&numbered(&steps)).map(|_| Exit::Ok),
+            Err(why) => Ok(not_begun(why)),
         };
     }
     let Begun { state, store, setting } = match begin(&options, &say).await {
         Ok(begun) => begun,
-        Err(why) => return not_begun(why),
+        Err(why) => return Ok(not_begun(why)),
     };
-    match drive::drive(state, &store, &setting, say.clone()).await {
+    Ok(match drive::drive(state, &store, &setting, say.clone()).await {
         Ok(Ended::Done) => Exit::Ok,
         Ok(Ended::RolledBack(_)) => Exit::No,
         Ok(Ended::Halted(_) | Ended::Stopped) => again(&say, &store),
@@ -90,7 +83,7 @@ async fn upgrade(options: Options, only_steps: bool) -> Exit {
             say.line(&format!("failed: {error}"));
             again(&say, &store)
         }
-    }
+    })
 }
 
 fn not_begun(why: NotBegun) -> Exit {

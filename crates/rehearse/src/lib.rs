@@ -22,6 +22,8 @@
 //! * [`report`] gathers both as `data`, which the page and the [`table`] show; `progress` entertains meanwhile.
 
 #![forbid(unsafe_code)]
+// They panic where a pipe is closed or a disk is full.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod address;
 pub mod apiserver;
@@ -123,7 +125,7 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
         }
     };
     for left in stage::sweep() {
-        eprintln!("removed {}, which a rehearsal left that was killed", left.display());
+        progress::say(&format!("removed {}, which a rehearsal left that was killed", left.display()));
     }
     if let Err(why) = available(plan, plan.via).await {
         let why = format!("{why}: {} cannot be rehearsed", plan.via);
@@ -133,7 +135,7 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
     for &via in &plan.runs {
         if let Err(why) = available(plan, via).await {
             let why = format!("{why}: {via} cannot be rehearsed");
-            eprintln!("skipped: {why}");
+            progress::say(&format!("skipped: {why}"));
             outcome.skipped.push((via, why));
             continue;
         }
@@ -146,7 +148,7 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
             }
         };
         if plan.runs.len() > 1 {
-            eprintln!("\nvia {via}");
+            progress::say(&format!("\nvia {via}"));
         }
         let ended = tokio::select! {
             ended = caught(script::play(plan, &mut stages, &recorder)) => ended,
@@ -161,7 +163,7 @@ pub async fn rehearse(plan: &Plan) -> Rehearsed {
         match ended {
             Ok(()) => {}
             // A comparison that fails says something about what is compared.
-            Err(Aborted::Failed(error)) if via != plan.via => eprintln!("via {via}: {error}"),
+            Err(Aborted::Failed(error)) if via != plan.via => progress::say(&format!("via {via}: {error}")),
             Err(aborted) => {
                 outcome.aborted = Some(aborted);
                 return outcome;

@@ -4,13 +4,18 @@
 use super::record::Recorder;
 use super::report::format::count;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 /// Time between two updates of the counters.
 const UPDATE: Duration = Duration::from_millis(500);
+
+/// Writes a line. Nobody need read it.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
 
 /// Progress of one rehearsal. Dropping it clears the counters.
 #[derive(Debug)]
@@ -23,7 +28,7 @@ pub(crate) struct Progress {
 impl Progress {
     /// Live counters when standard error is a terminal, plain lines when not.
     pub(crate) fn new(recorder: &Arc<Recorder>) -> Self {
-        let bar = std::io::stderr().is_terminal().then(ProgressBar::new_spinner);
+        let bar = io::stderr().is_terminal().then(ProgressBar::new_spinner);
         let ticker = bar.clone().map(|bar| {
             if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
                 bar.set_style(style);
@@ -50,7 +55,7 @@ impl Progress {
         let line = format!("{:5.1} s  {what}", self.began.elapsed().as_secs_f64());
         match &self.bar {
             Some(bar) => bar.println(line),
-            None => eprintln!("{line}"),
+            None => say(&line),
         }
     }
 }

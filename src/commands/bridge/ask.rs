@@ -1,7 +1,7 @@
 //! What is asked of a bridge that is on, and what is left of one that was killed.
 
 use super::watch::{Seen, Watcher, hangs, over, stays};
-use super::{Exit, PATIENCE, unavailable};
+use super::{Exit, PATIENCE, print, say, unavailable};
 use crate::cli::{BridgeEndArgs, BridgeRestoreArgs, BridgeStatusArgs};
 use berth_cluster::kubeconfig::ADMIN;
 use berth_operate::bridge::cgroup;
@@ -9,7 +9,7 @@ use berth_operate::bridge::ipc::{Ask, Client, Reply, Status};
 use berth_operate::bridge::machine::Outcome;
 use berth_operate::bridge::service::{LOST, sweep};
 use berth_operate::bridge::surroundings::elsewhere;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::Path;
 use tokio::time::timeout;
 
@@ -25,7 +25,7 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
             Some(why) => return Ok(unavailable(&format!("there is no bridge in {}: {why}", directory.display()))),
             None => {
                 cgroup::sweep();
-                return Ok(swept(args, directory).await);
+                return swept(args, directory).await;
             }
         },
     };
@@ -34,7 +34,7 @@ pub(super) async fn end(args: &BridgeEndArgs) -> anyhow::Result<Exit> {
 
 /// How a bridge that was told to end has ended.
 async fn ended(watcher: &mut Watcher, client: &mut Client, now: bool) -> anyhow::Result<Exit> {
-    Ok(match watcher.until(client, stays).await {
+    Ok(match watcher.until(client, stays).await? {
         Seen::Over(Outcome::Abandoned(why)) if !now => {
             watcher.line(&format!("the bridge has ended, and the node's own kube-apiserver may not serve: {why}"));
             Exit::Again
@@ -45,7 +45,7 @@ async fn ended(watcher: &mut Watcher, client: &mut Client, now: bool) -> anyhow:
             Exit::Again
         }
         Seen::Refused(why) => {
-            eprintln!("berth: {why}");
+            say(why);
             Exit::Again
         }
         Seen::Gone => watcher.gone(),
@@ -66,11 +66,11 @@ pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
         let Ok(reply) = timeout(PATIENCE, client.next()).await else { return Ok(unavailable(&hangs(&client))) };
         return Ok(match reply {
             Some(Reply::Differences(all)) => {
-                watcher.differences(&all);
+                watcher.differences(&all)?;
                 Exit::Ok
             }
             Some(Reply::Refused(why)) => {
-                eprintln!("berth: {why}");
+                say(why);
                 Exit::Again
             }
             Some(Reply::Status(_)) | None => watcher.gone(),
@@ -80,25 +80,25 @@ pub(super) async fn restore(args: &BridgeRestoreArgs) -> anyhow::Result<Exit> {
 }
 
 /// There is none here, but what one left in the cluster may be.
-async fn swept(args: &BridgeEndArgs, directory: &Path) -> Exit {
+async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
     let kubeconfig = args.kubeconfig.as_deref().or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists()));
-    let Some(kubeconfig) = kubeconfig else { return none(directory) };
+    let Some(kubeconfig) = kubeconfig else { return Ok(none(directory)) };
     let left = match berth_cluster::Client::from_kubeconfig(kubeconfig) {
         Ok(client) => sweep(&client).await.map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     };
     match left {
-        Ok(left) if left.is_empty() => none(directory),
+        Ok(left) if left.is_empty() => Ok(none(directory)),
         Ok(left) => {
             let left = left.join(", ");
-            println!("removed from the Service kubernetes what a bridge that was killed left there: {left}");
-            Exit::Ok
+            print(&format!("removed from the Service kubernetes what a bridge that was killed left there: {left}\n"))?;
+            Ok(Exit::Ok)
         }
         Err(why) => {
-            eprintln!(
-                "berth: what a bridge that was killed may have left in the Service kubernetes was not looked for: {why}"
-            );
-            none(directory)
+            say(format_args!(
+                "what a bridge that was killed may have left in the Service kubernetes was not looked for: {why}"
+            ));
+            Ok(none(directory))
         }
     }
 }
@@ -112,12 +112,11 @@ pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
         Ok(_) => return Ok(none(directory)),
         Err(_) => return Ok(unavailable(&hangs(&client))),
     };
-    let mut out = std::io::stdout().lock();
     if args.told.json {
-        serde_json::to_writer_pretty(&mut out, &status)?;
-        let _ = writeln!(out);
+        print(&format!("{}\n", serde_json::to_string_pretty(&status)?))?;
         return Ok(Exit::Ok);
     }
+    let mut text = String::new();
     let Status { step, steering, temporary, own, connections_open, connections_steered, .. } = &*status;
     let ready = |ready: bool, probe: &str| if ready { "ready".to_owned() } else { format!("not ready: {probe}") };
     let to = match (steering, own.preferred) {
@@ -125,7 +124,7 @@ pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
         (true, true) => "through the bridge to the node's own kube-apiserver",
         (false, _) => "to the node's own kube-apiserver",
     };
-    let mut line = |name: &str, what: String| drop(writeln!(out, "{name:<16}{what}"));
+    let mut line = |name: &str, what: String| text += &format!("{name:<16}{what}\n");
     line("step", format!("{}{}", step.name(), if status.command { ", COMMAND runs" } else { "" }));
     line("new connections", format!("go {to}"));
     if let Some(why) = &status.steering_error {
@@ -148,6 +147,7 @@ pub(super) async fn status(args: &BridgeStatusArgs) -> anyhow::Result<Exit> {
     for log in &status.logs {
         line("log", log.display().to_string());
     }
+    print(&text)?;
     Ok(Exit::Ok)
 }
 

@@ -6,7 +6,7 @@
 mod ask;
 mod watch;
 
-use super::{Exit, block_on, mistaken, unavailable};
+use super::{Exit, block_on, mistaken, numbered, print, say, unavailable};
 use crate::cli::{BridgeAction, BridgeArgs, BridgeOnFailure, BridgeStartArgs, ToldArgs};
 use anyhow::Context;
 use berth_operate::bridge::drive::{Claim, drive};
@@ -108,15 +108,11 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
             Ok(plan) => plan,
             Err(exit) => return Ok(exit),
         };
-        let mut out = std::io::stdout().lock();
         let steps = steps(&plan, run);
-        if args.told.json {
-            let _ = writeln!(out, "{:#}", serde_json::json!({"steps": steps, "notes": plan.notes}));
-            return Ok(Exit::Ok);
-        }
-        for (at, step) in steps.iter().enumerate() {
-            let _ = writeln!(out, "{}  {step}", at + 1);
-        }
+        print(&match args.told.json {
+            true => format!("{:#}\n", serde_json::json!({"steps": steps, "notes": plan.notes})),
+            false => numbered(&steps),
+        })?;
         return Ok(Exit::Ok);
     }
     // The bridge says on it that it begins.
@@ -177,13 +173,13 @@ fn hold(options: Options, mut begin: UnixStream) -> anyhow::Result<Exit> {
 fn plan(options: Options) -> anyhow::Result<Result<Plan, Exit>> {
     Ok(match block_on(preflight(options))? {
         Ok(plan) => {
-            plan.notes.iter().for_each(|note| eprintln!("berth: note: {note}"));
+            plan.notes.iter().for_each(|note| say(format_args!("note: {note}")));
             Ok(plan)
         }
         Err(Refusal::Mistakes(mistakes)) => Err(mistaken(&Mistakes(mistakes))),
         Err(Refusal::Missing(missing)) => {
-            missing.iter().for_each(|what| eprintln!("berth: {what}"));
-            eprintln!("berth: nothing was changed");
+            missing.iter().for_each(say);
+            say("nothing was changed");
             Err(Exit::Unavailable)
         }
     })
@@ -279,7 +275,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
         Ok(client) => client,
         Err(error) => return Ok(unavailable(&format!("the bridge cannot be asked: {error}"))),
     };
-    let built = watcher.until(&mut client, |status| status.step == Step::Hold).await;
+    let built = watcher.until(&mut client, |status| status.step == Step::Hold).await?;
     let status = match built {
         Seen::There(status) => status,
         Seen::Refused(why) => return Ok(unavailable(&why)),
@@ -291,7 +287,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
         Seen::Interrupted => {
             watcher.line("interrupted: the bridge ends, COMMAND was not run");
             if let Ok(mut client) = Client::ask(directory, &Ask::End { now: false }).await {
-                watcher.until(&mut client, |_| false).await;
+                watcher.until(&mut client, |_| false).await?;
             }
             return Ok(Exit::Unavailable);
         }
@@ -306,7 +302,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     if let Err(error) = client.tell(&Ask::Command).await {
         tracing::debug!(%error, "the bridge was not told");
     }
-    match watcher.until(&mut client, |status| status.command).await {
+    match watcher.until(&mut client, |status| status.command).await? {
         Seen::There(_) => {}
         Seen::Refused(why) => return Ok(unavailable(&why)),
         // COMMAND is not run where nothing stands in for what it may stop.
@@ -337,7 +333,7 @@ async fn accompany(told: &ToldArgs, run: Option<&[OsString]>) -> anyhow::Result<
     watcher.line(failed.as_deref().unwrap_or("COMMAND is done"));
     let succeeded = failed.is_none();
     let told = client.tell(&Ask::Ended { failed }).await;
-    let seen = watcher.until(&mut client, stays).await;
+    let seen = watcher.until(&mut client, stays).await?;
     let again = if succeeded { Exit::Again } else { exit };
     Ok(match seen {
         Seen::Over(Outcome::Done) => exit,

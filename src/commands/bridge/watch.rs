@@ -1,6 +1,6 @@
 //! What a bridge does, as whoever waits for it is told.
 
-use super::{Exit, PATIENCE};
+use super::{Exit, PATIENCE, print, say};
 use crate::cli::ToldArgs;
 use berth_operate::bridge::ipc::{Client, Own, Reply, Status};
 use berth_operate::bridge::machine::{LATE, Outcome, Step};
@@ -98,38 +98,38 @@ impl Watcher {
         std::future::pending().await
     }
 
-    pub(super) async fn until(&mut self, client: &mut Client, there: impl Fn(&Status) -> bool) -> Seen {
+    pub(super) async fn until(&mut self, client: &mut Client, there: impl Fn(&Status) -> bool) -> anyhow::Result<Seen> {
         if let Some(outcome) = self.over.take() {
-            return Seen::Over(outcome);
+            return Ok(Seen::Over(outcome));
         }
         let mut answered = false;
         loop {
             let reply = tokio::select! {
                 reply = client.next() => reply,
                 () = tokio::time::sleep(PATIENCE), if !answered => {
-                    eprintln!("berth: {}", hangs(client));
-                    return Seen::Gone;
+                    say(hangs(client));
+                    return Ok(Seen::Gone);
                 }
-                _ = self.term.recv() => return Seen::Interrupted,
-                _ = self.int.recv() => return Seen::Interrupted,
-                _ = self.hup.recv() => return Seen::Interrupted,
+                _ = self.term.recv() => return Ok(Seen::Interrupted),
+                _ = self.int.recv() => return Ok(Seen::Interrupted),
+                _ = self.hup.recv() => return Ok(Seen::Interrupted),
             };
             answered = true;
             let status = match reply {
                 Some(Reply::Status(status)) => status,
-                Some(Reply::Refused(why)) => return Seen::Refused(why),
+                Some(Reply::Refused(why)) => return Ok(Seen::Refused(why)),
                 Some(Reply::Differences(all)) => {
-                    self.differences(&all);
+                    self.differences(&all)?;
                     continue;
                 }
-                None => return Seen::Gone,
+                None => return Ok(Seen::Gone),
             };
             self.tell(&status);
             if let Some(outcome) = status.outcome {
-                return Seen::Over(outcome);
+                return Ok(Seen::Over(outcome));
             }
             if there(&status) {
-                return Seen::There(status);
+                return Ok(Seen::There(status));
             }
         }
     }
@@ -206,22 +206,21 @@ impl Watcher {
     }
 
     /// What is put back, on standard output.
-    pub(super) fn differences(&self, all: &[Difference]) {
-        let mut out = std::io::stdout().lock();
+    pub(super) fn differences(&self, all: &[Difference]) -> anyhow::Result<()> {
         if self.json {
-            let _ = writeln!(out, "{:#}", serde_json::json!(all));
-            return;
+            print(&format!("{:#}\n", serde_json::json!(all)))?;
+            return Ok(());
         }
-        for Difference { path, missing, diff } in all {
-            let _ = match diff {
-                Some(diff) => write!(out, "{diff}"),
-                None => writeln!(out, "{} {}", path.display(), if *missing { "is gone" } else { "has changed" }),
-            };
-        }
+        let lines = all.iter().map(|Difference { path, missing, diff }| match diff {
+            Some(diff) => diff.clone(),
+            None => format!("{} {}\n", path.display(), if *missing { "is gone" } else { "has changed" }),
+        });
+        print(&lines.collect::<String>())?;
         if all.is_empty() {
             self.line("the manifest, and the files that it names, are as they were");
         }
         self.more("etcd's manifest, the kubelet's configuration and what is in the cluster are never put back");
+        Ok(())
     }
 
     pub(super) fn stays(&self, status: &Status) {

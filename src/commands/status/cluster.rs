@@ -2,7 +2,7 @@
 
 use super::{again, align, short};
 use crate::cli::StatusArgs;
-use crate::commands::{Exit, block_on, unavailable};
+use crate::commands::{Exit, block_on, say, unavailable};
 use anyhow::Context;
 use berth_cluster::Client;
 use berth_operate::cluster_status::{ClusterStatus, Instance, Observer, Upgrade, explain};
@@ -24,13 +24,13 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
                 Ok(status) => table(&status),
                 Err(error) if !args.watch => return Ok(unavailable(&explain(&error))),
                 Err(error) if args.json => {
-                    eprintln!("berth: {}", explain(&error));
+                    say(explain(&error));
                     String::new()
                 }
                 // In the table's place.
                 Err(error) => format!("berth: {}\n", explain(&error)),
             };
-            if !again(args, &text).await {
+            if !again(args, &text).await? {
                 return Ok(Exit::Ok);
             }
         }

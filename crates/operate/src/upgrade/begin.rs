@@ -412,7 +412,7 @@ async fn look_before_switch(new: &Manifest, old: &Pod, address: SocketAddr, say:
         return Ok(());
     }
     for line in wrong {
-        eprintln!("berth: {line}");
+        let _ = writeln!(std::io::stderr(), "berth: {line}");
     }
     Err(unavailable(&"nothing was changed: clients would have been refused until that showed"))
 }

@@ -57,7 +57,7 @@ pub fn run(args: &[String]) -> u8 {
 }
 
 fn fail(error: &str) -> u8 {
-    eprintln!("Error: {error}");
+    crate::progress::say(&format!("Error: {error}"));
     1
 }
 
