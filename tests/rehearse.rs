@@ -95,6 +95,16 @@ fn an_upgrade_loses_nothing() {
     gone(tmp.path());
 }
 
+/// `berth rehearse 2>&1 | head`: it goes on to its end, and its verdict counts.
+#[test]
+fn nobody_need_read_what_it_says() {
+    let tmp = directory();
+    let closed = || std::io::pipe().unwrap().1;
+    let status = rehearse(tmp.path(), &["--rate=30", "--phase=1s"]).stdout(closed()).stderr(closed()).status();
+    assert_eq!(status.unwrap().code(), Some(0));
+    gone(tmp.path());
+}
+
 /// Rehearses; the verdict must be good. What was printed.
 fn held(args: &[&str]) -> String {
     let tmp = directory();
