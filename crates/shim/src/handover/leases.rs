@@ -164,7 +164,6 @@ impl Group {
                 tracing::warn!("{problem}");
             }
         }
-        self.tick();
         let own = listing.found.iter().any(|lease| lease.instance == self.shared.instance);
         if !own
             && now < self.lease.renewed + self.config.lease
@@ -173,16 +172,18 @@ impl Group {
             // It was removed with the directory, most likely: newcomers look for it.
             self.write_lease();
         }
-        let live = listing.found.iter().filter(|lease| lease.is_live(&self.lease.boot_id, now));
-        self.forget(&live.map(|lease| lease.holder_identity).collect());
-        for lease in &listing.found {
-            if !lease.is_live(&self.lease.boot_id, now) {
-                continue;
-            }
+        let live: Vec<_> = listing
+            .found
+            .into_iter()
+            .filter(|lease| lease.is_live(&self.lease.boot_id, now) && lease.holder_identity != self.me)
+            .collect();
+        self.forget(&live.iter().map(|lease| lease.holder_identity).collect());
+        let leases: Vec<_> =
+            live.iter().map(|lease| (lease.holder_identity, lease.renewed_after(), lease.expires())).collect();
+        let actions = self.machine.leased(now, &leases);
+        self.act(actions);
+        for lease in &live {
             let holder = lease.holder_identity;
-            if holder == self.me {
-                continue;
-            }
             if self.siblings.instances.insert(holder, lease.instance.clone()).is_none() {
                 let same: BTreeSet<_> = self.machine.addresses().iter().collect();
                 if lease.listen.iter().collect::<BTreeSet<_>>() != same {
@@ -194,8 +195,6 @@ impl Group {
                     );
                 }
             }
-            let actions = self.machine.leased(holder, lease.renewed_after(), lease.expires());
-            self.act(actions);
             let stands = self.siblings.writers.contains_key(&holder) || self.siblings.connecting.contains_key(&holder);
             let dials = self.me < holder || self.machine.unconnected().contains(&holder);
             if dials && !stands && !self.machine.is_dead(holder) {

@@ -180,6 +180,11 @@ impl Machine {
         }
     }
 
+    /// When it was told the time last.
+    pub(crate) fn now(&self) -> Time {
+        self.now
+    }
+
     pub(crate) fn phase(&self) -> Phase {
         self.phase
     }
@@ -209,8 +214,12 @@ impl Machine {
     }
 
     /// Listeners that a sibling should have duplicates of: all that are held, but for an own one whose accept loop is
-    /// not there yet. A sibling would take that for an orphan, and set its own options on it. Of who leaves it is to.
+    /// not there yet. A sibling would take that for an orphan, and set its own options on it. Of who leaves it is to. Those
+    /// who all leave give none: they would close them and be given them again, without end.
     pub(crate) fn guards(&self) -> Vec<(Cookie, SocketAddr)> {
+        if self.is_last() {
+            return Vec::new();
+        }
         let given = |held: &Held| !held.own || held.accept != AcceptLoop::Starting || self.is_leaving();
         self.held.iter().filter(|(_, held)| given(held)).map(|(cookie, held)| (*cookie, held.address)).collect()
     }
@@ -303,17 +312,21 @@ impl Machine {
         self.settle()
     }
 
-    /// A sibling's lease was seen that was renewed at `renewed`, or a little later, and holds until `until`.
-    pub(crate) fn leased(&mut self, holder: ShimId, renewed: Time, until: Time) -> Vec<Action> {
-        // Only its connection ended. That its lease still holds would say nothing: it may have died.
-        if self.dead.get(&holder).is_some_and(|ended| renewed > *ended) {
-            self.dead.remove(&holder);
+    /// Siblings' leases were seen: of each, when it was renewed, or a little before that, and until when it holds. All at
+    /// once, with the time: who stalled would take a sibling for one that hangs before it has seen its new lease.
+    pub(crate) fn leased(&mut self, now: Time, leases: &[(ShimId, Time, Time)]) -> Vec<Action> {
+        self.now = self.now.max(now);
+        for &(holder, renewed, until) in leases {
+            // Only its connection ended. That its lease still holds would say nothing: it may have died.
+            if self.dead.get(&holder).is_some_and(|ended| renewed > *ended) {
+                self.dead.remove(&holder);
+            }
+            if !self.is_dead(holder) {
+                let peer = self.peer(holder);
+                peer.fresh_until = peer.fresh_until.max(until);
+            }
         }
-        if !self.is_dead(holder) {
-            let peer = self.peer(holder);
-            peer.fresh_until = peer.fresh_until.max(until);
-        }
-        self.settle()
+        self.tick(now)
     }
 
     /// Only these have leases that may hold: what was known of the end of others is no more needed.

@@ -106,8 +106,8 @@ pub(crate) async fn keep(
     renew.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         // It takes in the time too: a wake-up for its own sake has nothing else to do.
-        group.facts(&mut table, &mut stop);
         group.find_dead();
+        group.facts(&mut table, &mut stop);
         group.tell_who_takes();
         let wake = group.wake();
         tokio::select! {
@@ -176,6 +176,10 @@ impl Group {
     fn tick(&mut self) {
         self.listeners.retry = self.listeners.retry.filter(|at| *at > Instant::now());
         let now = self.now();
+        // It stalled: what it knows of leases is old, and nothing is judged by that.
+        if now >= self.machine.now() + self.config.lease / 2 {
+            self.read_leases();
+        }
         let mut actions = self.machine.tick(now);
         if self.listeners.retry.is_none() {
             for address in std::mem::take(&mut self.listeners.deaf) {

@@ -92,6 +92,7 @@ impl Group {
     /// its name is there, and the name goes before the socket closes: one that refuses is of a process that is gone. That
     /// there is none, or that its queue is full, says nothing.
     pub(super) fn find_dead(&mut self) {
+        self.tick();
         for holder in self.machine.awaited() {
             let Some(instance) = self.siblings.instances.get(&holder) else { continue };
             let Ok(path) = self.shared.berth.socket_path(instance) else { continue };

@@ -93,8 +93,8 @@ struct World {
     most_alive: usize,
     /// Listeners made while a sibling hung or had not been heard out: the fall-back.
     fallbacks: usize,
-    /// When somebody began to hang last.
-    hung: Option<Time>,
+    /// When somebody last began to hang or woke, or a connection of two who live broke: only these cost a lease.
+    disturbed: Option<Time>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -180,14 +180,16 @@ impl World {
             Event::Hang(nth) => {
                 if let Some(holder) = self.holder(nth) {
                     self.shims.get_mut(&holder).unwrap().hung = true;
-                    self.hung = Some(self.now);
+                    self.disturbed = Some(self.now);
                 }
             }
             Event::Wake(nth) => {
                 let Some(holder) = self.holder(nth) else { return };
                 self.shims.get_mut(&holder).unwrap().hung = false;
-                self.tell_facts();
+                self.disturbed = Some(self.now);
+                // It reads the leases before it judges anything.
                 self.renew(true);
+                self.tell_facts();
                 self.tick();
             }
             Event::Deaf(nth, deaf) => {
@@ -197,6 +199,7 @@ impl World {
             }
             Event::Break(one, other) => {
                 if let (Some(one), Some(other)) = (self.holder(one), self.holder(other)) {
+                    self.disturbed = Some(self.now);
                     self.end_connection(one, other);
                 }
             }
@@ -234,8 +237,8 @@ impl World {
         self.most_alive = self.most_alive.max(self.shims.len());
         // Each finds the other's lease, then the connection stands.
         for other in others {
-            let lease = self.shims[&other].lease;
-            self.act(holder, |machine| machine.leased(other, lease - LEASE, lease));
+            let (now, lease) = (self.now, self.shims[&other].lease);
+            self.act(holder, |machine| machine.leased(now, &[(other, lease - LEASE, lease)]));
             // Who hangs takes no connection before it wakes.
             if !self.shims[&other].hung {
                 self.connect(holder, other);
@@ -243,8 +246,9 @@ impl World {
         }
         // It finds the leases of the dead, too.
         for (dead, lease) in self.graves.iter().map(|(dead, (lease, _))| (*dead, *lease)).collect::<Vec<_>>() {
-            if lease > self.now {
-                self.act(holder, |machine| machine.leased(dead, lease - LEASE, lease));
+            let now = self.now;
+            if lease > now {
+                self.act(holder, |machine| machine.leased(now, &[(dead, lease - LEASE, lease)]));
             }
         }
         self.dial(holder);
@@ -253,6 +257,8 @@ impl World {
 
     /// Dials those who are waited for: the socket of a dead one refuses.
     fn dial(&mut self, holder: ShimId) {
+        let now = self.now;
+        self.act(holder, |machine| machine.tick(now));
         for dead in self.shims[&holder].machine.awaited() {
             if self.graves.contains_key(&dead) {
                 self.act(holder, |machine| machine.gone(dead));
@@ -328,6 +334,7 @@ impl World {
             if !shim.hung {
                 let direct = steers_to(holder);
                 let facts = Facts { ready: shim.ready, reachable, leaving: shim.leaving, blocked: false, direct };
+                self.dial(holder);
                 self.act(holder, |machine| machine.facts(facts));
             }
         }
@@ -390,7 +397,8 @@ impl World {
     }
 
     fn deliver_all(&mut self) {
-        loop {
+        for round in 0.. {
+            assert!(round < 1000, "messages without end");
             let pairs: Vec<_> = self
                 .shims
                 .iter()
@@ -428,13 +436,15 @@ impl World {
         let holders: Vec<_> = self.shims.iter().filter(|(_, s)| !s.hung).map(|(h, _)| *h).collect();
         let live: BTreeSet<_> = leases.iter().filter(|(_, lease)| *lease > now).map(|(holder, _)| *holder).collect();
         for holder in &holders {
-            self.shims.get_mut(holder).unwrap().machine.forget_dead(&live);
-            for (other, lease) in leases.iter().filter(|(other, lease)| other != holder && *lease > now) {
-                let was_dead = self.shims[holder].machine.is_dead(*other);
-                self.act(*holder, |machine| machine.leased(*other, *lease - LEASE, *lease));
-                let revived = was_dead && !self.shims[holder].machine.is_dead(*other);
+            let Shim { machine, .. } = self.shims.get_mut(holder).unwrap();
+            machine.forget_dead(&live);
+            let seen = leases.iter().filter(|(other, lease)| other != holder && *lease > now);
+            let seen: Vec<_> = seen.map(|(other, lease)| (*other, *lease - LEASE, *lease)).collect();
+            let dead: Vec<_> = live.iter().filter(|other| machine.is_dead(**other)).collect();
+            self.act(*holder, |machine| machine.leased(now, &seen));
+            for other in dead.into_iter().filter(|other| !self.shims[holder].machine.is_dead(**other)) {
                 let saw_it_die = self.graves.get(other).is_some_and(|(_, saw)| saw.contains(holder));
-                assert!(!(revived && saw_it_die), "{other:?} is dead, and a lease from before revived it");
+                assert!(!saw_it_die, "{other:?} is dead, and a lease from before revived it");
             }
         }
         // Of two without a connection the one with the smaller name dials, if it does not know that the other died.
@@ -452,10 +462,8 @@ impl World {
     }
 
     fn tick(&mut self) {
-        let now = self.now;
         let holders: Vec<_> = self.shims.iter().filter(|(_, s)| !s.hung).map(|(h, _)| *h).collect();
         for holder in holders {
-            self.act(holder, |machine| machine.tick(now));
             self.dial(holder);
             if std::mem::take(&mut self.shims.get_mut(&holder).unwrap().left_alone) {
                 self.act(holder, |machine| machine.listen_again(address()));
@@ -577,8 +585,7 @@ impl World {
         }
         let now = self.now;
         let reachable = self.reachable();
-        // Only a hang costs a lease.
-        let hung = self.hung.filter(|hung| now <= *hung + LEASE + STEP);
+        let disturbed = self.disturbed.filter(|when| now <= *when + LEASE + STEP);
         for (cookie, socket) in &mut self.sockets {
             let runs = |holder: &ShimId| self.shims.get(holder).is_some_and(|shim| !shim.hung);
             let accepted = socket.acceptors.iter().any(runs);
@@ -597,8 +604,8 @@ impl World {
             let mut stay = socket.holders.iter().filter(stays).peekable();
             if reachable && stay.peek().is_some() {
                 let ready = stay.any(|holder| self.shims[holder].ready);
-                let longest = if ready && hung.is_none() { Time::ZERO } else { LEASE + STEP };
-                let alone = now - since.max(hung.unwrap_or_default());
+                let longest = if ready && disturbed.is_none() { Time::ZERO } else { LEASE + STEP };
+                let alone = now - since.max(disturbed.unwrap_or_default());
                 assert!(alone <= longest, "{cookie:?} has had no acceptor for {alone:?}: {socket:?}");
             } else {
                 socket.alone_since = Some(now);
