@@ -54,7 +54,8 @@ fn keep_end(log: &Path, longest: u64) -> io::Result<()> {
     }
     file.seek(SeekFrom::Start(length - longest / 2))?;
     let mut end = Vec::new();
-    Read::by_ref(&mut file).take(longest / 2).read_to_end(&mut end)?;
+    // What is written meanwhile, too.
+    Read::by_ref(&mut file).take(longest).read_to_end(&mut end)?;
     let whole = end.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     file.set_len(0)?;
     file.write_all(&end[whole..])
