@@ -463,7 +463,9 @@ impl Machine {
         }
         if wants_out && self.phase != Phase::Left && self.let_go.is_none() {
             let since = *self.leaving_since.get_or_insert(self.now);
-            if self.uncovered().is_empty() || self.is_last() || self.now >= since + self.rules.lease {
+            // Who is only relieved goes on for as long as its sibling cannot accept.
+            let over = leaving && self.now >= since + self.rules.lease;
+            if over || self.is_last() || self.uncovered().is_empty() {
                 self.let_go(actions);
             }
         } else if leaving && self.is_last() {
@@ -513,11 +515,11 @@ impl Machine {
         self.facts.leaving && !self.peers.values().any(stays)
     }
 
-    /// What it accepts from, or as the last one holds, and no sibling that stays accepts from.
+    /// What it accepts from, or holds and is told to leave, and no sibling that stays accepts from.
     fn uncovered(&self) -> Vec<Cookie> {
         let covered = |cookie: &Cookie| self.live().any(|told| !told.leaving && told.accepts.contains(cookie));
         // A loop that ends would not take out what is queued.
-        let left = |held: &Held| held.accepting() || (self.is_last() && held.accept == AcceptLoop::None);
+        let left = |held: &Held| held.accepting() || (self.facts.leaving && held.accept == AcceptLoop::None);
         let left = |(cookie, held): &(&Cookie, &Held)| left(held) && !covered(cookie) && !self.closing.contains(cookie);
         self.held.iter().filter(left).map(|(cookie, _)| *cookie).collect()
     }
@@ -562,7 +564,7 @@ impl Machine {
             Phase::Waiting => !refusing && !self.facts.leaving,
             Phase::Left | Phase::Refusing => false,
         };
-        let leaving = self.leaving_since.is_some();
+        let leaving = self.facts.leaving;
         // What a sibling gives again while it is being closed here has its turn when that has ended.
         let closing = |cookie: &Cookie| self.closing.contains(cookie);
         let wanted: Vec<(Cookie, bool)> = self

@@ -91,7 +91,8 @@ struct World {
     sockets: BTreeMap<Cookie, Socket>,
     next: u64,
     most_alive: usize,
-    /// Listeners made while a sibling hung or had not been heard out: the fall-back.
+    /// Listeners made while a sibling hung or had not been heard out: the fall-back. And those that were closed here although a
+    /// sibling holds them, who could not accept for a lease's time: they are not given back.
     fallbacks: usize,
     /// When somebody last began to hang or woke, or a connection of two who live broke: only these cost a lease.
     disturbed: Option<Time>,
@@ -312,10 +313,15 @@ impl World {
         self.tell_facts();
     }
 
+    fn is_disturbed(&self) -> Option<Time> {
+        self.disturbed.filter(|when| self.now <= *when + LEASE + STEP)
+    }
+
     /// The last who holds a listener has taken out what was queued before it exits, or its exit resets that; unless it
-    /// has not heard yet that it is the last.
+    /// has not heard yet that it is the last, or one that hung or lost its connection may still take it.
     fn check_drained(&self, holder: ShimId) {
-        if self.shims[&holder].inbox.values().any(|inbox| !inbox.is_empty()) {
+        let heard = self.shims[&holder].inbox.values().all(VecDeque::is_empty);
+        if !heard || self.is_disturbed().is_some() {
             return;
         }
         for (cookie, socket) in &self.sockets {
@@ -537,6 +543,7 @@ impl World {
                     self.sockets.get_mut(&cookie).unwrap().holders.remove(&holder);
                     let socket = &self.sockets[&cookie];
                     assert!(!could || !socket.holders.is_empty(), "closed, and a live sibling could hold it");
+                    self.fallbacks += usize::from(!socket.holders.is_empty());
                 }
                 Action::Announce => {
                     let Shim { machine, connected, .. } = self.shims.get_mut(&holder).unwrap();
@@ -585,7 +592,7 @@ impl World {
         }
         let now = self.now;
         let reachable = self.reachable();
-        let disturbed = self.disturbed.filter(|when| now <= *when + LEASE + STEP);
+        let disturbed = self.is_disturbed();
         for (cookie, socket) in &mut self.sockets {
             let runs = |holder: &ShimId| self.shims.get(holder).is_some_and(|shim| !shim.hung);
             let accepted = socket.acceptors.iter().any(runs);
