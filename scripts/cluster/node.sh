@@ -150,8 +150,19 @@ join_cgroup() {
     done < <(cgroup_hierarchies)
 }
 
+# kube-apiserver's log of what its controllers alone ask, and that of a bridge's beside it.
+readonly AUDIT=/var/log/audit AUDIT_POLICY=/etc/kubernetes/audit-policy.yaml
+
 write_configurations() {
-    mkdir -p /etc/containerd /etc/cni/net.d
+    mkdir -p /etc/containerd /etc/cni/net.d $AUDIT
+    cat >$AUDIT_POLICY <<TEXT
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- {level: Metadata, users: ["system:kube-controller-manager", "system:kube-scheduler"]}
+- {level: None}
+TEXT
     cat >/etc/containerd/config.toml <<TEXT
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
@@ -183,7 +194,15 @@ kind: ClusterConfiguration
 kubernetesVersion: $OLD
 networking: {serviceSubnet: 10.96.0.0/16, podSubnet: 10.244.0.0/16}
 encryptionAlgorithm: ECDSA-P256
-apiServer: {certSANs: ["$VIP", "$HOST_IP6", 127.0.0.1]}
+apiServer:
+  certSANs: ["$VIP", "$HOST_IP6", 127.0.0.1]
+  # Who was asked by the new controllers.
+  extraArgs:
+  - {name: audit-policy-file, value: $AUDIT_POLICY}
+  - {name: audit-log-path, value: $AUDIT/audit.log}
+  extraVolumes:
+  - {name: audit, hostPath: $AUDIT, mountPath: $AUDIT}
+  - {name: audit-policy, hostPath: $AUDIT_POLICY, mountPath: $AUDIT_POLICY, readOnly: true, pathType: File}
 etcd: {local: {extraArgs: [{name: unsafe-no-fsync, value: "true"}]}}
 ---
 apiVersion: kubelet.config.k8s.io/v1beta1

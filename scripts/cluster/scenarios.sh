@@ -55,8 +55,22 @@ upgrade_begins() {
 upgrade_ends() {
     ((status == 0)) || fail "kubeadm upgrade apply" operator.log
     await 120 "kube-apiserver $NEW" serves "$NEW"
+    expect_new_for_new
     expect "new certificates" "$(renewed)" == "apiserver-etcd-client.crt apiserver-kubelet-client.crt apiserver.crt ${1:+$1 }front-proxy-client.crt"
 }
+
+# No controller may be newer than the kube-apiserver that answers it.
+expect_new_for_new() {
+    local name
+    for name in kube-controller-manager kube-scheduler; do
+        await 60 "$name $NEW to be answered by kube-apiserver $NEW" answered "$name/$NEW" $AUDIT/audit.log
+        [[ $bridge ]] || continue
+        row "requests of $name $OLD to the temporary kube-apiserver" "$(cat $AUDIT/audit-bridge*.log | answers "$name/$OLD")"
+        expect "requests of $name $NEW to the temporary kube-apiserver $OLD" "$(cat $AUDIT/audit-bridge*.log | answers "$name/$NEW")" -eq 0
+    done
+}
+answered() { (($(answers "$1" <"$2"))); }
+answers() { jq -c --arg of "$1 " 'select(.userAgent // "" | startswith($of))' | wc -l; }
 
 # The same with etcd: its image has another name in the newest version.
 etcd_begins() {
