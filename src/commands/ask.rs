@@ -118,12 +118,11 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
         Err(exit) => return Ok(exit),
     };
     let drained = block_on(async {
-        if args.if_sibling && !has_joined_sibling(&args.ask.run_dir, &known).await? {
-            return Ok(Some(format!("not drained: no sibling of {} is joined", known.id)));
-        }
         let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
-        match ipc::ask(&path, Ask::Drain, LEAVING).await {
+        let drain = if args.if_sibling { Ask::DrainIfSibling } else { Ask::Drain };
+        match ipc::ask(&path, drain, LEAVING).await {
             Ok(Reply::Done) => {}
+            Ok(Reply::Alone) => return Ok(Some(format!("not drained: no sibling of {} is joined", known.id))),
             Ok(reply) => return Err(format!("the shim of instance {} does not drain: {reply:?}", known.id)),
             Err(error) => return Err(format!("the shim of instance {} cannot be asked: {error}", known.id)),
         }
@@ -133,17 +132,6 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
         Ok(None)
     })?;
     answer(drained)
-}
-
-/// Whether another shim of the berth listens.
-async fn has_joined_sibling(run_dir: &RunDirArgs, known: &KnownInstance) -> Result<bool, String> {
-    for sibling in other_shims(run_dir, known)? {
-        // Who does not answer takes nothing over.
-        if status(&sibling, ipc::PATIENCE).await.is_ok_and(|status| status.state == Phase::Joined) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// The other shims of the same berth, some of which may be dead.

@@ -5,8 +5,10 @@ use super::support::MOMENT;
 use super::support::eventually;
 use super::support::net::{Backend, client_hello, connect, free_address, ping, read};
 use berth_node::terms::Phase;
+use berth_os::seqpacket;
 use nix::sys::signal::Signal;
 use std::io::Write;
+use std::os::fd::AsFd;
 
 #[test]
 fn drain_leaves_and_keeps_streams() {
@@ -39,6 +41,34 @@ fn drain_leaves_and_keeps_streams() {
     assert_eq!(code, Some(64));
     assert!(log.contains("--wait-streams soon"), "{log}");
     a.leave();
+}
+
+/// It hung while a preStop hook asked it to leave, and its sibling died meanwhile; who gave up waiting asked for nothing.
+#[test]
+fn a_shim_that_hung_when_it_was_asked_to_leave_serves_on_if_it_is_the_last() {
+    let (node, instance) = (Node::new(), Echo::new());
+    let (a, mut b) = (node.joined("a", instance.address, &[]), node.joined("b", instance.address, &[]));
+    a.until_counted("guard", 1);
+    a.freeze();
+    let asks = |ask: &str| {
+        let socket = seqpacket::dial(&a.path).unwrap();
+        seqpacket::transmit(socket.as_fd(), format!(r#"{{"version":1,"ask":"{ask}"}}"#).as_bytes(), &[]).unwrap();
+        socket
+    };
+    drop(asks("drain"));
+    let waits = asks("drain_if_sibling");
+    b.running.signal(Signal::SIGKILL);
+    b.running.ended();
+    a.running.signal(Signal::SIGCONT);
+    let reply = eventually("a reply", || {
+        let mut reply = [0; 64];
+        let length = seqpacket::receive(waits.as_fd(), &mut reply).ok()?.length;
+        Some(String::from_utf8_lossy(&reply[..length]).into_owned())
+    });
+    assert_eq!(reply, r#""alone""#, "{}", a.running.log());
+    assert_eq!(a.status().state, Phase::Joined);
+    assert_eq!(a.counted("left", "ok"), 0, "{}", a.running.log());
+    ping(&mut connect(node.listen), &client_hello(64));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Unix sockets that keep messages apart (`SOCK_SEQPACKET`), non-blocking and close-on-exec.
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen,
     sendmsg, socket, sockopt,
@@ -53,6 +54,13 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// The effective uid of the other end, when it connected or began to listen.
 pub fn peer_uid(socket: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(getsockopt(&socket, sockopt::PeerCredentials)?.uid())
+}
+
+/// Whether the other end has been closed: what is sent now is read by nobody.
+pub fn is_closed(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut polled = [PollFd::new(socket, PollFlags::empty())];
+    poll(&mut polled, PollTimeout::ZERO)?;
+    Ok(polled[0].revents().is_some_and(|events| events.contains(PollFlags::POLLHUP)))
 }
 
 /// A message and the descriptors that came with it.
@@ -109,6 +117,18 @@ mod tests {
 
     fn pair() -> (OwnedFd, OwnedFd) {
         socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap()
+    }
+
+    #[test]
+    fn who_is_gone_is_seen_also_behind_a_message() {
+        let (from, to) = pair();
+        assert!(!is_closed(to.as_fd()).unwrap());
+        transmit(from.as_fd(), b"a request", &[]).unwrap();
+        assert!(!is_closed(to.as_fd()).unwrap());
+        drop(from);
+        assert!(is_closed(to.as_fd()).unwrap());
+        assert_eq!(receive(to.as_fd(), &mut [0; 64]).unwrap().length, 9);
+        assert!(is_closed(to.as_fd()).unwrap());
     }
 
     #[test]

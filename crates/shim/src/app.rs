@@ -493,7 +493,11 @@ async fn answer(shim: Shared, handover: mpsc::UnboundedSender<Asked>, withdrawal
     let reply = match asked.ask {
         Ask::Status => Reply::Status(Box::new(shim.status())),
         Ask::Metrics => Reply::Metrics(shim.metrics.encode()),
-        Ask::Drain => {
+        Ask::DrainIfSibling if !shim.has_joined_sibling().await => {
+            tracing::info!("drain requested if a sibling is joined, and none is: this shim serves on");
+            Reply::Alone
+        }
+        Ask::Drain | Ask::DrainIfSibling => {
             tracing::info!("drain requested");
             if let Some(withdrawal) = withdrawal {
                 withdrawal.withdraw().await;

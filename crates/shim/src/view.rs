@@ -5,7 +5,7 @@ use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::{self, Ask, InstanceStatus, Reply, Status};
 use berth_node::registry::lease;
-use berth_node::terms::InstanceHealth;
+use berth_node::terms::{InstanceHealth, Phase};
 use berth_os::clock;
 use humantime::format_rfc3339_seconds;
 use serde::Serialize;
@@ -49,6 +49,13 @@ impl Shared {
             }
         }
         all
+    }
+
+    /// Whether another shim of the berth listens, now: this one may have hung since it heard of it last. One that does not
+    /// answer takes nothing over.
+    pub(crate) async fn has_joined_sibling(&self) -> bool {
+        let joined = |reply| matches!(reply, Ok(Reply::Status(status)) if status.state == Phase::Joined);
+        self.ask_siblings(Ask::Status).await.into_iter().any(|(_, reply)| joined(reply))
     }
 
     /// Asks every sibling with a live lease at once; one that says nothing for a second is named, not waited for.

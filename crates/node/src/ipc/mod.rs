@@ -195,6 +195,12 @@ async fn hear(socket: OwnedFd) -> io::Result<Option<Asked>> {
         let (message, descriptors) = read(&socket, PATIENCE).await?;
         let (json, rest) = wire::split(&message);
         match wire::parse_request(json) {
+            // It waited for as long as it could, and may have done something else instead: a shim that hung and is the last
+            // must not leave because somebody wanted that before.
+            Ok(Request { ask, .. }) if seqpacket::is_closed(socket.get_ref().as_fd())? => {
+                tracing::info!(?ask, "a request is not granted: who made it was gone before this shim read it");
+                return Ok(None);
+            }
             // Root may look and command; listeners and connections go only to those who could listen here.
             Ok(Request { ask, .. }) if uid != own && ask.is_of_siblings() => {
                 tracing::warn!(uid, own, "a sibling of another uid was refused: run all shims of a berth with one uid");
@@ -300,6 +306,33 @@ mod tests {
         assert_eq!(path.as_os_str().len(), 107);
         drop(server);
         assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn who_has_given_up_is_granted_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.sock");
+        let server = Server::bind(&path).unwrap();
+        // The shim reads nothing meanwhile.
+        let late = ask(&path, Ask::Drain, Duration::ZERO).await.unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        let (granted, mut asks) = tokio::sync::mpsc::unbounded_channel();
+        let serving = server.serve(
+            |_| {},
+            move |asked: Asked| {
+                let granted = granted.clone();
+                async move {
+                    granted.send(asked.ask.clone()).unwrap();
+                    drop(asked.reply(&Reply::Done).await);
+                }
+            },
+        );
+        tokio::select! {
+            reply = ask(&path, Ask::Metrics, PATIENCE) => assert_eq!(reply.unwrap(), Reply::Done),
+            () = serving => {}
+        }
+        assert_eq!(asks.recv().await, Some(Ask::Metrics));
+        assert!(asks.try_recv().is_err());
     }
 
     #[tokio::test]

@@ -25,6 +25,8 @@ pub enum Ask {
     Metrics,
     /// Leave the group, and let connections end.
     Drain,
+    /// The same, if a sibling is joined when the shim reads this.
+    DrainIfSibling,
     /// From a sibling: take a client's connection, which comes with the message. What the client sent so
     /// far follows the line feed.
     Pass,
@@ -44,7 +46,7 @@ impl Ask {
     /// The first version that knows it.
     fn since(&self) -> u32 {
         match self {
-            Self::Status | Self::Metrics | Self::Drain | Self::Pass | Self::Join { .. } => 1,
+            Self::Status | Self::Metrics | Self::Drain | Self::DrainIfSibling | Self::Pass | Self::Join { .. } => 1,
         }
     }
 
@@ -69,8 +71,10 @@ pub enum Reply {
     Status(Box<Status>),
     /// To [`Ask::Metrics`], in OpenMetrics' text form.
     Metrics(String),
-    /// To [`Ask::Drain`] and [`Ask::Pass`].
+    /// To [`Ask::Drain`], [`Ask::DrainIfSibling`] and [`Ask::Pass`].
     Done,
+    /// To [`Ask::DrainIfSibling`]: no sibling is joined, so the shim serves on.
+    Alone,
     /// To [`Ask::Join`]: who it is.
     Joined { holder: ShimId },
     /// The request was not understood or not granted, and why.
@@ -309,6 +313,7 @@ mod tests {
         for (ask, json) in [
             (Ask::Metrics, r#"{"version":1,"ask":"metrics"}"#),
             (Ask::Drain, r#"{"version":1,"ask":"drain"}"#),
+            (Ask::DrainIfSibling, r#"{"version":1,"ask":"drain_if_sibling"}"#),
             (Ask::Pass, r#"{"version":1,"ask":"pass"}"#),
             (Ask::Join { holder: ShimId(5) }, r#"{"version":1,"ask":{"join":{"holder":5}}}"#),
         ] {
@@ -317,11 +322,13 @@ mod tests {
         }
         assert_eq!(serde_json::to_string(&Reply::Joined { holder: ShimId(5) }).unwrap(), r#"{"joined":{"holder":5}}"#);
         assert_eq!(serde_json::to_string(&Reply::Done).unwrap(), r#""done""#);
+        assert_eq!(serde_json::to_string(&Reply::Alone).unwrap(), r#""alone""#);
     }
 
     #[test]
     fn the_version_before_grants_what_it_knows() {
-        for ask in [Ask::Status, Ask::Metrics, Ask::Drain, Ask::Pass, Ask::Join { holder: ShimId(5) }] {
+        let drains = [Ask::Drain, Ask::DrainIfSibling];
+        for ask in [Ask::Status, Ask::Metrics, Ask::Pass, Ask::Join { holder: ShimId(5) }].into_iter().chain(drains) {
             let request = Request::from(ask);
             for known in request.version..=VERSION {
                 assert_eq!(parse_request_as(known, &serde_json::to_vec(&request).unwrap()), Ok(request.clone()));
