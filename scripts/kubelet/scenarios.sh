@@ -149,7 +149,7 @@ back_again() {
     change_in_place eject
     for container in kube-apiserver berth; do
         read -r _ status <<<"$(exit_of "${ids[$uid-$container]}")"
-        expect "exit status of $container, stopped at the same time as the other" "$status" -eq 0 "$(log_of "$container")"
+        expect "exit status of $container" "$status" -eq 0 "$(log_of "$container")"
     done
     sed "s/:$OLD\$/:$NEW/" "$work/kubeadm.yaml" >"$work/wanted.yaml"
     diff -u "$work/wanted.yaml" $canonical >"$work/eject.diff" || :
