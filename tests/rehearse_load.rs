@@ -666,7 +666,7 @@ async fn what_becomes_of_connections_to_an_apiserver_of_others_is_told() {
     assert!(refused.as_ref().is_err_and(|why| why.starts_with("404")), "{refused:?}");
     let elsewhere = directory();
     let stranger = certs::make(elsewhere.path(), &[]).unwrap();
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let closed = address::free_address().unwrap();
     for (server, certs, path, why) in [
         (server, &certs, "/no-such-path", "request: 404 Not Found"),
         (server, &stranger, "/version", "connect: x509: "),

@@ -21,9 +21,14 @@ pub(crate) fn fresh_ip() -> Ipv4Addr {
     Ipv4Addr::new(127, 1 + b % 250, 1 + c % 250, 1 + d % 250)
 }
 
-/// An address with a port that nobody has.
+/// An address with a port that nobody has. It is bound without listening: another test's thread may fork meanwhile, and until the
+/// child runs its program, a listener would be there still and take a client.
 pub(crate) fn free_address() -> SocketAddr {
-    TcpListener::bind((fresh_ip(), 0)).unwrap().local_addr().unwrap()
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((fresh_ip(), 0)).into()).unwrap();
+    // The child's duplicate is in nobody's way.
+    socket.set_reuse_address(true).and_then(|()| socket.set_reuse_port(true)).unwrap();
+    socket.local_addr().unwrap().as_socket().unwrap()
 }
 
 /// Listens where an apiserver would.

@@ -1,8 +1,9 @@
 //! Addresses that nobody uses.
 
 use berth_exec::address::random;
+use socket2::{Domain, Socket, Type};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 
 /// The berth in a network namespace of the rehearsal's own, where kube-apiserver can advertise it.
 pub const NETNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 123, 0, 5), 6443);
@@ -21,12 +22,21 @@ pub fn free_address() -> io::Result<SocketAddr> {
         let ip = random().map_err(|error| io::Error::other(error.to_string()))?;
         let port = fastrand::u16(10_000..30_000);
         // The port must be free on all of 127/8: the apiservers get it too, on addresses of their own.
-        match TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)) {
-            Ok(_) => return Ok(SocketAddr::new(IpAddr::V4(ip), port)),
+        match bind((Ipv4Addr::UNSPECIFIED, port).into()) {
+            Ok(()) => return Ok(SocketAddr::new(IpAddr::V4(ip), port)),
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+/// Whether an address can be bound. It does not listen, and whoever binds it next may: another thread may fork meanwhile, and
+/// its child has a duplicate until it runs its program.
+fn bind(address: SocketAddr) -> io::Result<()> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.bind(&address.into())?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(true)
 }
 
 /// The address of a storm's client that dials this one. A /16 is more than [`plan::STORM`](super::plan::STORM).

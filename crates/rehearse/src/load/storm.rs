@@ -81,14 +81,13 @@ async fn ask(target: &Target, stream: String) -> Result<Answer, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::free_address;
     use crate::certs;
-    use std::net::TcpListener;
 
     #[tokio::test(start_paused = true)]
     async fn who_is_not_served_comes_again_after_a_pause_until_it_is_too_late() {
         let dir = tempfile::tempdir().unwrap();
-        // Nobody listens there any more.
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address = free_address().unwrap();
         let target = Target::new(address, &certs::make(dir.path(), &[]).unwrap()).unwrap();
         let (tell, mut tries) = unbounded_channel();
         client(target, 0, Instant::now() + LONGEST, tell).await;
