@@ -21,15 +21,15 @@ unavailable() {
     exit $EX_UNAVAILABLE
 }
 
-# BERTH, if it was not given, and the client that makes the load, as TLS_LOAD. By no --package: what else is built has the same
+# BERTH and the client that makes the load, TLS_LOAD, where they were not given. By no --package: what else is built has the same
 # features then, and nothing is built twice.
 build_berth() {
     local target
     target=$(cd "$root" && "$CARGO" metadata --locked --no-deps --format-version 1 | jq -r .target_directory)
     [[ -n ${BERTH:-} ]] || (cd "$root" && "$CARGO" build --locked --bin berth)
-    (cd "$root" && "$CARGO" build --locked --release --bin tls-load)
+    [[ -n ${TLS_LOAD:-} ]] || (cd "$root" && "$CARGO" build --locked --release --bin tls-load)
     BERTH=$(realpath -- "${BERTH:-$target/debug/berth}")
-    TLS_LOAD=$target/release/tls-load
+    TLS_LOAD=$(realpath -- "${TLS_LOAD:-$target/release/tls-load}")
     # Only now, for the builds may need them. What the options do not say is to be the default, and nobody but the
     # berth may stand between clients and node.
     unset "${!BERTH_@}" "${!ETCD_@}" KUBECONFIG {http,https,all,no}_proxy {HTTP,HTTPS,ALL,NO}_PROXY
