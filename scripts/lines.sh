@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Counts what there is to read: lines of code by crate, without tests, comments and blank lines, and lines of scripts and documents.
+set -euo pipefail
+
+readonly EX_USAGE=64
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/lines.sh [--help]
+
+Prints the lines of Rust of each crate without tests, comments and blank lines, then their sum, then all lines of scripts and of
+documents. Tests are files below a directory tests/, files tests.rs, and what follows `#[cfg(test)]` at the beginning of a line.
+TEXT
+}
+
+# rust DIRECTORY: lines of code
+rust() {
+    git ls-files -- "$1/*.rs" | grep -vE '(^|/)(tests|snapshots)/|(^|/)tests\.rs$' | while IFS= read -r file; do
+        awk '/^#\[cfg\(test\)\]/ { exit } !/^[[:space:]]*(\/\/.*)?$/ { n++ } END { print n + 0 }' "$file"
+    done | awk '{ n += $1 } END { print n + 0 }'
+}
+
+main() {
+    local crate lines sum=0
+    case ${1:-} in
+        '') ;;
+        -h | --help) usage && exit 0 ;;
+        *) usage >&2 && exit $EX_USAGE ;;
+    esac
+    cd "$(dirname "${BASH_SOURCE[0]}")/.."
+    for crate in src crates/*; do
+        lines=$(rust "$crate")
+        printf '%-18s %6d\n' "${crate#crates/}" "$lines"
+        ((sum += lines))
+    done
+    printf '%-18s %6d\n' "in all" $sum
+    printf '%-18s %6d\n' scripts "$(git ls-files -- scripts | xargs cat | wc -l)"
+    printf '%-18s %6d\n' documents "$(git ls-files -- '*.md' | xargs cat | wc -l)"
+}
+
+main "$@"
