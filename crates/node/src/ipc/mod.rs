@@ -195,9 +195,9 @@ async fn hear(socket: OwnedFd) -> io::Result<Option<Asked>> {
         let (message, descriptors) = read(&socket, PATIENCE).await?;
         let (json, rest) = wire::split(&message);
         match wire::parse_request(json) {
-            // It waited for as long as it could, and may have done something else instead: a shim that hung and is the last
-            // must not leave because somebody wanted that before.
-            Ok(Request { ask, .. }) if seqpacket::is_closed(socket.get_ref().as_fd())? => {
+            // The command gave up, and may have done something else instead: a shim that hung and is the last must not leave
+            // because of it. Siblings have a token for that.
+            Ok(Request { ask, .. }) if !ask.is_of_siblings() && seqpacket::is_closed(socket.get_ref().as_fd())? => {
                 tracing::info!(?ask, "a request is not granted: who made it was gone before this shim read it");
                 return Ok(None);
             }
