@@ -422,7 +422,9 @@ fn one_that_is_started_anew_serves_while_command_goes_on_and_can_be_replaced_aga
         };
         // Told to stop, it says so on /readyz, and serves on.
         let pid = node.path("pid").display().to_string();
-        let stop = format!("\nkill $(cat {pid})\n{wait}\n{}\nkill -9 $pid\n", node.quiet());
+        // What is killed listens until its last thread has ended, and the next one could not.
+        let free = "while ss -Hltn 'sport = :6443' | grep -q .; do sleep 0.01; done";
+        let stop = format!("\nkill $(cat {pid})\n{wait}\n{}\nkill -9 $pid\n{free}\n", node.quiet());
         let starts: Vec<_> = versions.iter().map(start).collect();
         let again = format!(". {}\n{}", node.path("stop").display(), starts.join(&stop));
         std::fs::write(node.path("again"), again).unwrap();
