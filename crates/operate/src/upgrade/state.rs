@@ -15,6 +15,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Format of the file.
 const VERSION: u32 = 1;
@@ -24,6 +26,9 @@ pub const DIRECTORY: &str = "/etc/kubernetes/berth";
 
 /// Its name.
 const NAME: &str = "upgrade.json";
+
+/// How long a lock is waited for. A process that a killed run was starting holds that run's lock until its exec.
+const LEFT: Duration = Duration::from_secs(1);
 
 /// Why the state cannot be kept.
 #[derive(Debug, thiserror::Error)]
@@ -140,11 +145,16 @@ impl Store {
         };
         let mut options = OpenOptions::new();
         let file = options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let file = file.open(&path).map_err(failed("open"))?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Self { path: directory.join(NAME), _lock: lock }),
-            Err((_, Errno::EWOULDBLOCK)) => Err(StateError::Busy(path)),
-            Err((_, errno)) => Err(failed("lock")(errno.into())),
+        let mut file = file.open(&path).map_err(failed("open"))?;
+        let deadline = Instant::now() + LEFT;
+        loop {
+            file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(Self { path: directory.join(NAME), _lock: lock }),
+                Err((file, Errno::EWOULDBLOCK)) if Instant::now() < deadline => file,
+                Err((_, Errno::EWOULDBLOCK)) => return Err(StateError::Busy(path)),
+                Err((_, errno)) => return Err(failed("lock")(errno.into())),
+            };
+            thread::sleep(LEFT / 50);
         }
     }
 
