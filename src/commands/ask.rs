@@ -21,11 +21,8 @@ use std::time::{Duration, Instant};
 /// busy node may take seconds to answer, too.
 const LEAVING: Duration = Duration::from_secs(30);
 
-/// Time between two looks at a shim that leaves.
-const LOOK: Duration = Duration::from_millis(50);
-
-/// How long the socket of a shim that has ended is missing. A live one looks each second whether it must put it back.
-const GONE: Duration = Duration::from_secs(2);
+/// Time between two requests to a shim that leaves.
+const PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) fn ready(args: &ReadyArgs) -> anyhow::Result<Exit> {
     let mut checks = Checks::default();
@@ -127,7 +124,7 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
             Err(error) => return Err(format!("the shim of instance {} cannot be asked: {error}", known.id)),
         }
         if args.wait || streams.is_some() {
-            return until_left(&known, streams, GONE).await;
+            return until_left(&known, streams).await;
         }
         Ok(None)
     })?;
@@ -141,40 +138,28 @@ fn other_shims(run_dir: &RunDirArgs, known: &KnownInstance) -> Result<Vec<KnownI
     Ok(node.instances.into_iter().filter(|other| other.socket && is_other(other)).collect())
 }
 
-/// Waits until a shim has left the group and its instance can be stopped ([`unanswered`]), or its connections ended if
-/// that is asked for. One whose socket is missing for longer than `gone` has ended. What is left then, if anything is.
-async fn until_left(
-    known: &KnownInstance,
-    streams: Option<Duration>,
-    gone: Duration,
-) -> Result<Option<String>, String> {
+/// Waits until a shim has left the group and its instance can be stopped ([`unanswered`]), or, with `streams`, until its
+/// connections have ended. Returns what is left then, if anything is.
+async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<Option<String>, String> {
     let began = Instant::now();
     let mut left = None;
-    let mut silent = None;
     let path = known.berth.socket_path(&known.id).map_err(|error| error.to_string())?;
     loop {
         let status = match ipc::ask(&path, Ask::Status, LEAVING).await {
             Ok(Reply::Status(status)) => status,
             Ok(reply) => return Err(format!("the shim of instance {} does not say how it is: {reply:?}", known.id)),
             Err(error) => match error.kind() {
-                // It ended: then it has left, and its connections with it.
-                io::ErrorKind::ConnectionRefused => return Ok(None),
+                // It ended, and its connections with it.
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => return Ok(None),
                 io::ErrorKind::TimedOut => return Err(format!("the shim of instance {} does not answer", known.id)),
-                // It ended, or puts its socket back.
-                io::ErrorKind::NotFound
-                | io::ErrorKind::ConnectionReset
-                | io::ErrorKind::BrokenPipe
-                | io::ErrorKind::UnexpectedEof
-                    if silent.get_or_insert_with(Instant::now).elapsed() <= gone =>
-                {
-                    tokio::time::sleep(LOOK).await;
+                // It ends: the next request is refused.
+                io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => {
+                    tokio::time::sleep(PAUSE).await;
                     continue;
                 }
-                io::ErrorKind::NotFound => return Ok(None),
                 _ => return Err(format!("the shim of instance {} cannot be asked: {error}", known.id)),
             },
         };
-        silent = None;
         if status.state == Phase::Left {
             let left = left.get_or_insert_with(Instant::now).elapsed();
             let direct = status.direct.as_ref();
@@ -206,7 +191,7 @@ async fn until_left(
         } else if began.elapsed() >= LEAVING {
             return Err(format!("the shim of instance {} is {} still", known.id, status.state.as_str()));
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(PAUSE).await;
     }
 }
 
@@ -280,8 +265,6 @@ mod tests {
     use berth_node::registry::RunDir;
     use berth_os::seqpacket;
     use std::path::PathBuf;
-    use std::pin::{Pin, pin};
-    use std::task::Poll;
 
     fn known(directory: &tempfile::TempDir) -> (KnownInstance, PathBuf) {
         let run_dir = RunDir::open(&directory.path().join("run")).unwrap();
@@ -291,28 +274,16 @@ mod tests {
         (KnownInstance { berth, id, record: None, socket: true }, path)
     }
 
-    async fn polled<F: Future>(waiting: &mut Pin<&mut F>) -> Poll<F::Output> {
-        std::future::poll_fn(|cx| Poll::Ready(waiting.as_mut().poll(cx))).await
-    }
-
-    /// Its socket was removed, and is back within a second.
     #[tokio::test]
-    async fn a_shim_whose_socket_is_missing_has_not_ended() {
+    async fn a_shim_that_refuses_to_give_its_status_has_not_ended() {
         let directory = tempfile::tempdir().unwrap();
         let (known, path) = known(&directory);
-        let mut waiting = pin!(until_left(&known, None, Duration::MAX));
-        let first = polled(&mut waiting).await;
-        assert!(first.is_pending(), "{first:?}");
         let server = Server::bind(&path).unwrap();
-        let serving = server.serve(
-            |_| {},
-            async |asked: Asked| {
-                drop(asked.reply(&Reply::Refused("no".into())).await);
-            },
-        );
-        // And one that refuses to say how it is has not ended either.
+        let serving = server.serve(async |asked: Asked| {
+            drop(asked.reply(&Reply::Refused("no".into())).await);
+        });
         tokio::select! {
-            waited = waiting => assert!(waited.as_ref().is_err_and(|why| why.contains("no")), "{waited:?}"),
+            waited = until_left(&known, None) => assert!(waited.as_ref().is_err_and(|why| why.contains("no")), "{waited:?}"),
             () = serving => {}
         }
     }
@@ -322,19 +293,16 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (known, path) = known(&directory);
         std::os::unix::fs::symlink(&path, &path).unwrap();
-        let waited = until_left(&known, None, GONE).await;
+        let waited = until_left(&known, None).await;
         assert!(waited.as_ref().is_err_and(|why| why.contains("cannot be asked")), "{waited:?}");
     }
 
     #[tokio::test]
-    async fn a_shim_whose_socket_nobody_makes_again_has_ended() {
+    async fn a_shim_whose_socket_is_missing_or_refuses_has_ended() {
         let directory = tempfile::tempdir().unwrap();
         let (known, path) = known(&directory);
-        let (began, gone) = (Instant::now(), Duration::from_millis(100));
-        until_left(&known, None, gone).await.unwrap();
-        assert!(began.elapsed() > gone);
+        assert_eq!(until_left(&known, None).await, Ok(None));
         drop(seqpacket::listener(&path).unwrap());
-        let killed = polled(&mut pin!(until_left(&known, None, Duration::MAX))).await;
-        assert!(matches!(killed, Poll::Ready(Ok(None))), "{killed:?}");
+        assert_eq!(until_left(&known, None).await, Ok(None));
     }
 }

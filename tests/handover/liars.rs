@@ -145,7 +145,7 @@ fn a_silent_peer_holds_nothing_up() {
     let before = shim.descriptors();
     let silent = Peer::dial(&shim.path);
     silent.hears_the_end();
-    shim.running.logs("said nothing: connection closed");
+    shim.running.logs("sent no request: connection closed");
     let joined = Peer::joined(&shim.path, u64::MAX);
     for _ in 0..20 {
         ping(&mut connect(node.listen), &client_hello(64));

@@ -144,12 +144,6 @@ impl Node {
         claim(&self.berth(), &claimant, |_, _| Ok(address)).unwrap()
     }
 
-    /// Exit status and log of a `berth exec` that fails.
-    pub(crate) fn cannot_exec(&self, id: &str) -> (Option<i32>, String) {
-        let (status, _, log) = said(&mut self.exec_command(id));
-        (status, log)
-    }
-
     /// Exit status and log of a `berth serve` that fails.
     pub(crate) fn cannot_serve(&self, id: &str, backend: SocketAddr, options: &[&str]) -> (Option<i32>, String) {
         let (status, _, log) =
@@ -260,12 +254,6 @@ impl Shim {
     #[track_caller]
     pub(crate) fn counted(&self, phase: &str, result: &str) -> u64 {
         self.metric("berth_handover_total", &[("phase", phase), ("result", result)])
-    }
-
-    /// How often something was put back into the run directory.
-    #[track_caller]
-    pub(crate) fn repaired(&self, object: &str, result: &str) -> u64 {
-        self.metric("berth_run_dir_repairs_total", &[("object", object), ("result", result)])
     }
 
     /// Waits for a counter of the handover.

@@ -1,17 +1,17 @@
 //! A run directory that is removed, replaced or closed while shims use it.
 
 use super::load;
-use super::node::{Echo, Node, Shim};
+use super::node::{Echo, LEASE, Node, Shim};
 use super::support::net::{client_hello, connect, ping};
+use super::support::process::Running;
 use super::support::{eventually, skipped};
 use berth_node::instance::InstanceId;
-use berth_node::registry::{instance, lease};
-use berth_node::terms::Phase;
+use berth_node::registry::lease;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 const HOLD: &str = "300ms";
 
@@ -25,146 +25,79 @@ fn serves_on(node: &Node) {
     }
 }
 
-/// Waits until an instance and its shim are where newcomers and commands look.
+/// Waits until the shim has renewed its lease where it was before.
 #[track_caller]
-fn until_recorded(node: &Node, id: &str) {
-    let id = InstanceId::parse(id).unwrap();
-    eventually(&format!("{id} is recorded again"), || {
+fn until_renewed(node: &Node, id: &str) {
+    let (id, from) = (InstanceId::parse(id).unwrap(), SystemTime::now());
+    eventually("a lease that is renewed", || {
         // Not by way of a function that makes the directory.
-        let berth = node.find()?;
-        let alive = |listed: &instance::ListedInstance| listed.alive && listed.record.instance == id;
-        let recorded = instance::list(&berth).unwrap().found.iter().any(alive);
-        (recorded && lease::read(&berth, &id).unwrap().is_some() && berth.socket_path(&id).unwrap().exists())
-            .then_some(())
+        let lease = lease::read(&node.find()?, &id).unwrap()?;
+        (lease.renew_time > from).then_some(())
     });
 }
 
-/// As `rm -rf` does: shims may put things back meanwhile.
+/// As `rm -rf` does: a shim may write its lease meanwhile.
 #[track_caller]
 fn remove(node: &Node) {
     eventually("a directory that is removed", || fs::remove_dir_all(node.run_dir()).ok());
 }
 
-/// Puts another file in the directory's place, at once: so nothing can be put back between.
+/// Exchanges the directory for another file in one step.
 #[track_caller]
 fn exchange(node: &Node, other: &Path) {
     renameat2(AT_FDCWD, other, AT_FDCWD, &node.run_dir(), RenameFlags::RENAME_EXCHANGE).unwrap();
 }
 
-/// The next instance of the name can claim it, and the shim finds it.
-#[track_caller]
-fn is_ready_again(node: &Node, shim: &Shim) {
-    let (_process, _echo) = node.exec("a");
-    shim.until("ready again", |status| {
-        status.instances.iter().any(|instance| instance.own && instance.health.as_str() == "ready")
-    });
-}
-
-/// The probes of the instance's container pass.
-#[track_caller]
-fn probes_pass(node: &Node, id: &str) {
-    for probe in [&["ready", "--timeout", "30s"][..], &["live", "--timeout", "60s", "--probe", "tcp"]] {
-        let (status, out, log) = node.asked(&[probe, &["--instance", id]].concat());
-        assert_eq!(status, Some(0), "{probe:?}: {out}{log}");
-    }
-}
-
-fn lone(node: &Node) -> (Echo, super::support::process::Running, Shim) {
+fn lone(node: &Node, lease: &str) -> (Echo, Running, Shim) {
     let (process, echo) = node.exec("a");
-    let shim = node.launch("a", &["--hold", HOLD]);
+    let shim = node.launch("a", &["--hold", HOLD, "--lease", lease]);
     shim.until_joined();
     (echo, process, shim)
 }
 
-/// A lone shim's instance is alive for as long as its lock is held, whatever becomes of the directory.
+/// The instance is alive while it holds its lock, whatever becomes of its record's name. Nothing but the lease is written
+/// again, when the directory is there.
 #[test]
-fn a_run_directory_that_is_removed_is_made_again() {
+fn a_run_directory_that_is_removed_ends_nothing() {
     let node = Node::new();
-    let (echo, process, shim) = lone(&node);
-    // The second time it is the shim's record that goes.
-    for _ in 0..2 {
-        remove(&node);
-        serves_on(&node);
-        until_recorded(&node, "a");
-    }
-    let warned = shim.running.logs("the run directory was removed");
-    assert!(warned.contains("WARN"), "{warned}");
-    shim.running.logs("the record of a live instance was removed: it is written again");
-    eventually("repairs that are counted", || {
-        (shim.repaired("directory", "ok") >= 2 && shim.repaired("record", "ok") >= 2).then_some(())
-    });
-    probes_pass(&node, "a");
-    // Another instance that starts in it now is found, and one of the same name is refused as ever.
-    let (_other, _its_echo) = node.exec("b");
-    let (status, log) = node.cannot_exec("a");
-    assert!(status == Some(69) && log.contains("the instance a is alive"), "{log}");
-    shim.running.logs("probing instance=b");
-
-    // The record that the shim keeps is as dead as the instance when that ends, and the next one finds its address.
-    drop((process, echo));
-    shim.running.logs("gone instance=a");
-    eventually("a dead record", || {
-        let listed = instance::list(&node.find()?).unwrap().found;
-        listed.iter().any(|listed| listed.record.instance.as_str() == "a" && !listed.alive).then_some(())
-    });
-    is_ready_again(&node, &shim);
-}
-
-/// What the shim locked in the instance's stead is unlocked when it dies: the instance's listener shows that it lives.
-#[test]
-fn an_instance_whose_record_was_removed_is_found_by_the_next_shim() {
-    let node = Node::new();
-    let (echo, process, shim) = lone(&node);
+    let (echo, process, shim) = lone(&node, "1s");
     remove(&node);
-    until_recorded(&node, "a");
-    drop(shim);
-    let shim = node.launch("a", &["--hold", HOLD]);
-    shim.until_joined();
-    shim.running.logs("the shim that locked this instance's record is gone: this one locks it");
     serves_on(&node);
-    probes_pass(&node, "a");
-    let (status, log) = node.cannot_exec("a");
-    assert!(status == Some(69) && log.contains("the instance a is alive"), "{log}");
-
+    let warned = shim.running.logs("cannot write the lease");
+    assert!(warned.contains("WARN"), "{warned}");
     drop((process, echo));
     shim.running.logs("gone instance=a");
-    is_ready_again(&node, &shim);
-}
 
-/// As a mount over it does, and a rename: the directory that is watched is not the one that has the name.
-#[test]
-fn a_run_directory_that_is_replaced_is_filled_again() {
-    let node = Node::new();
-    let (_echo, _process, shim) = lone(&node);
-    let other = node.run_dir().with_file_name("other");
-    fs::create_dir(&other).unwrap();
-    fs::set_permissions(&other, fs::Permissions::from_mode(0o700)).unwrap();
-    exchange(&node, &other);
+    // The next `berth exec` makes the directory again.
+    let (_process, _echo) = node.exec("a");
+    eventually("the next instance is found", || {
+        (shim.running.log().matches("probing instance=a").count() == 2).then_some(())
+    });
+    until_renewed(&node, "a");
     serves_on(&node);
-    until_recorded(&node, "a");
-    probes_pass(&node, "a");
     shim.leave();
 }
 
-/// A directory that others may write to is not used: what is known goes on, and it is said.
+/// In the place of the directory is what cannot be used, until that is put back.
 #[test]
 fn a_run_directory_that_cannot_be_used_ends_nothing() {
     let node = Node::new();
-    let (_echo, _process, shim) = lone(&node);
+    let (_echo, _process, shim) = lone(&node, "1s");
     let other = node.run_dir().with_file_name("other");
     fs::write(&other, "a file").unwrap();
     exchange(&node, &other);
     serves_on(&node);
-    let warned = shim.running.logs("the run directory was removed and cannot be made again");
-    assert!(warned.contains("WARN") && warned.contains("is a file"), "{warned}");
-    fs::remove_file(node.run_dir()).unwrap();
-    until_recorded(&node, "a");
-    assert!(shim.repaired("directory", "failed") > 0);
+    let warned = shim.running.logs("cannot write the lease");
+    assert!(warned.contains("WARN"), "{warned}");
+    exchange(&node, &other);
+    until_renewed(&node, "a");
+    shim.until_joined();
     shim.leave();
 }
 
+/// Shims that are connected keep each other's listeners.
 #[test]
-fn an_upgrade_goes_on_in_a_run_directory_that_was_removed() {
+fn siblings_hand_over_without_their_run_directory() {
     let node = Node::new();
     let options = ["--hold", "60s"];
     let (_process_a, _echo_a) = node.exec("a");
@@ -179,21 +112,11 @@ fn an_upgrade_goes_on_in_a_run_directory_that_was_removed() {
     load.more(100);
     remove(&node);
     load.more(100);
-    until_recorded(&node, "a");
-    until_recorded(&node, "b");
-    let (_process_c, _echo_c) = node.exec("c");
-    let c = node.launch("c", &options);
-    c.until_joined();
-    // It takes the listener over that the first one leaves, and no other is made.
-    c.until_counted("guard", 2);
     a.leave();
     load.more(200);
     let record = load.end();
     assert_eq!(record.lost(), 0, "{}\n{}", record.kinds(), b.running.log());
-    for shim in [&b, &c] {
-        assert_eq!(shim.status().state, Phase::Joined);
-        assert!(!shim.running.log().contains("ERROR"), "{}", shim.running.log());
-    }
+    assert!(!b.running.log().contains("ERROR"), "{}", b.running.log());
 }
 
 /// Not as root, who may read everything.
@@ -203,7 +126,7 @@ fn a_record_that_cannot_be_read_for_a_while_is_alive() {
         Ok(node) => node,
         Err(why) => return skipped(&format!("a_record_that_cannot_be_read_for_a_while_is_alive: {why}")),
     };
-    let (_echo, _process, shim) = lone(&node);
+    let (_echo, _process, shim) = lone(&node, LEASE);
     let record = node.run_dir().join(node.listen.to_string()).join("instances/a.json");
     fs::set_permissions(&record, fs::Permissions::from_mode(0o000)).unwrap();
     shim.running.logs("a.json is ignored: it cannot be opened");

@@ -354,9 +354,9 @@ impl Bound {
         let Shared { config, instance, berth, metrics, .. } = &shared;
         let mut tasks = JoinSet::new();
         let (ask, asked) = mpsc::unbounded_channel();
-        let (shim, counting, withdrawing) = (shared.clone(), metrics.clone(), withdrawal.clone());
+        let (shim, withdrawing) = (shared.clone(), withdrawal.clone());
         let answer = move |asked| answer(shim.clone(), ask.clone(), withdrawing.clone(), asked);
-        tasks.spawn(server.serve(move |result| counting.repaired("socket", result), answer));
+        tasks.spawn(server.serve(answer));
         if let Some(admin) = admin {
             tasks.spawn(admin.serve(shared.clone()));
         }
@@ -377,7 +377,7 @@ impl Bound {
             tasks.spawn(probers.with(probe).prefer(preferred, instance.clone()));
         }
         let own = Own { id: instance.clone(), given: config.backend.is_some(), any: config.discover };
-        tasks.spawn(follow(berth.clone(), own, probers, metrics.clone()));
+        tasks.spawn(follow(berth.clone(), own, probers));
 
         let sockets = config.place.addresses().zip(sockets).collect();
         let keeping = keep(&shared, sockets, data.dispatcher, data.workers.handles().to_vec(), data.passes, asked);

@@ -67,7 +67,6 @@ pub struct Metrics {
     accept_errors: Counters<1>,
     handover: Counters<2>,
     renewals: Counters<1>,
-    repairs: Counters<2>,
     cluster_requests: Counters<2>,
     pub(crate) foreign_listeners: Gauge,
     /// `berth_siblings_unconnected`: live siblings that have had no connection for longer than a lease.
@@ -89,7 +88,7 @@ impl Metrics {
         // Loopback connects take some 20 µs; 10 µs to 5 s.
         let connect_seconds = Histogram::new(exponential_buckets(1e-5, 3.0, 13));
         let (probes, accept_errors, renewals) = <(Counters<1>, Counters<1>, Counters<1>)>::default();
-        let (handover, repairs, cluster_requests) = <(Counters<2>, Counters<2>, Counters<2>)>::default();
+        let (handover, cluster_requests) = <(Counters<2>, Counters<2>)>::default();
         let (foreign_listeners, siblings_unconnected) = <(Gauge, Gauge)>::default();
         for result in ["unauthorized", "forbidden", "tls", "config"] {
             begin(&probes, [("result", result)]);
@@ -99,11 +98,6 @@ impl Metrics {
         }
         for result in ["ok", "blocked", "failed"] {
             begin(&renewals, [("result", result)]);
-        }
-        for object in ["directory", "record", "socket"] {
-            for result in ["ok", "failed"] {
-                begin(&repairs, [("object", object), ("result", result)]);
-            }
         }
         for (phase, result) in [
             ("connect", "refused"),
@@ -125,8 +119,6 @@ impl Metrics {
         registry.register("berth_handover", "Steps of the handover by result", handover.clone());
         let help = "Live siblings without a connection for longer than a lease";
         registry.register("berth_siblings_unconnected", help, siblings_unconnected.clone());
-        let help = "What was removed from the run directory in use and put back, by result";
-        registry.register("berth_run_dir_repairs", help, repairs.clone());
         let help = "Requests to the cluster's API by result";
         registry.register("berth_cluster_requests", help, cluster_requests.clone());
         let help = "Listeners on the berth's addresses that are no shim's";
@@ -145,7 +137,6 @@ impl Metrics {
             handover,
             foreign_listeners,
             renewals,
-            repairs,
             cluster_requests,
             siblings_unconnected,
         }
@@ -182,11 +173,6 @@ impl Metrics {
     /// Counts a request to the cluster's API: `ok`, `credentials`, `unauthorized`, `forbidden`, `unreachable`, `failed`.
     pub(crate) fn cluster_asked(&self, request: &'static str, result: &'static str) {
         self.cluster_requests.get_or_create(&[("request", request), ("result", result)]).inc();
-    }
-
-    /// Counts that something was put back into the run directory (`ok`), or could not be (`failed`: tried again).
-    pub(crate) fn repaired(&self, object: &'static str, result: &'static str) {
-        self.repairs.get_or_create(&[("object", object), ("result", result)]).inc();
     }
 
     pub fn workers(&self) -> &[Arc<WorkerStats>] {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::timeout;
 use wire::{Ask, Reply, Request, Status};
 
 /// How long one side waits for the other; both are on this machine.
@@ -22,9 +22,6 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Time between two tries for a place in a socket's queue: no event tells of one.
 const FULL: Duration = Duration::from_millis(10);
-
-/// Time between two looks whether the socket's file is there.
-const LOOK: Duration = Duration::from_secs(1);
 
 /// A socket that commands can dial. Its file is removed when it is dropped.
 #[derive(Debug)]
@@ -44,35 +41,20 @@ impl Server {
         Ok(Self { listener, path: path.to_owned(), file })
     }
 
-    /// Hears requests until it is dropped; `answer` gets those of peers that may ask. `repaired` hears whether the
-    /// socket's file could be put back when it was gone: `ok` or `failed`.
-    pub async fn serve<F: Future<Output = ()> + Send>(
-        mut self,
-        repaired: impl Fn(&'static str) + Send,
-        answer: impl Fn(Asked) -> F + Send + Sync + 'static,
-    ) {
+    /// Reads requests until it is dropped; `answer` gets those of peers that may ask.
+    pub async fn serve<F: Future<Output = ()> + Send>(self, answer: impl Fn(Asked) -> F + Send + Sync + 'static) {
         let answer = Arc::new(answer);
-        let mut look = interval(LOOK);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut told = None;
         loop {
-            let accepted = tokio::select! {
-                accepted = self.listener.async_io(Interest::READABLE, |listener| seqpacket::accept(listener.as_fd())) => accepted,
-                _ = look.tick() => {
-                    self.repair(&repaired, &mut told);
-                    continue;
-                }
-            };
-            match accepted {
+            match self.listener.async_io(Interest::READABLE, |listener| seqpacket::accept(listener.as_fd())).await {
                 Ok(socket) => {
                     let answer = answer.clone();
                     tokio::spawn(async move {
-                        match hear(socket).await {
+                        match read_request(socket).await {
                             Ok(Some(asked)) => answer(asked).await,
                             Ok(None) => {}
                             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                                 tracing::warn!(
-                                    "a process connected to the shim's socket and said nothing: connection closed"
+                                    "a process connected to the shim's socket and sent no request: connection closed"
                                 );
                             }
                             Err(error) => tracing::debug!(%error, "a request on the shim's socket failed"),
@@ -85,43 +67,6 @@ impl Server {
                 }
             }
         }
-    }
-
-    /// Listens at the path again if its file was removed or replaced: a socket without a name is reached by nobody.
-    /// `told` is the failure that was logged last.
-    fn repair(&mut self, repaired: &impl Fn(&'static str), told: &mut Option<io::ErrorKind>) {
-        if self.is_there() {
-            return;
-        }
-        let path = self.path.display();
-        match listen(&self.path) {
-            Ok((listener, file)) => {
-                tracing::warn!("the shim's socket was removed: it listens at {path} again");
-                repaired("ok");
-                (self.listener, self.file, *told) = (listener, file, None);
-            }
-            Err(error) => {
-                repaired("failed");
-                match error.kind() {
-                    kind if told.replace(kind) == Some(kind) => {}
-                    io::ErrorKind::AddrInUse => {
-                        tracing::warn!(
-                            "another process answers at {path}, the shim's socket: siblings and commands find that one"
-                        );
-                    }
-                    _ => {
-                        tracing::warn!(
-                            %error,
-                            "the shim's socket was removed and cannot be made again: siblings and commands find nobody"
-                        );
-                    }
-                }
-            }
-        }
-    }
-
-    fn is_there(&self) -> bool {
-        file_at(&self.path).is_ok_and(|file| file == self.file)
     }
 }
 
@@ -156,7 +101,8 @@ fn file_at(path: &Path) -> io::Result<(u64, u64)> {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if self.is_there() {
+        // Another process may have replaced it.
+        if file_at(&self.path).is_ok_and(|file| file == self.file) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -317,16 +263,13 @@ mod tests {
         let late = ask(&path, Ask::Drain, Duration::ZERO).await.unwrap_err();
         assert_eq!(late.kind(), io::ErrorKind::TimedOut);
         let (granted, mut asks) = tokio::sync::mpsc::unbounded_channel();
-        let serving = server.serve(
-            |_| {},
-            move |asked: Asked| {
-                let granted = granted.clone();
-                async move {
-                    granted.send(asked.ask.clone()).unwrap();
-                    drop(asked.reply(&Reply::Done).await);
-                }
-            },
-        );
+        let serving = server.serve(move |asked: Asked| {
+            let granted = granted.clone();
+            async move {
+                granted.send(asked.ask.clone()).unwrap();
+                drop(asked.reply(&Reply::Done).await);
+            }
+        });
         tokio::select! {
             reply = ask(&path, Ask::Metrics, PATIENCE) => assert_eq!(reply.unwrap(), Reply::Done),
             () = serving => {}
@@ -346,7 +289,7 @@ mod tests {
         let mut asking = pin!(ask(&path, Ask::Drain, PATIENCE));
         let first = std::future::poll_fn(|cx| Poll::Ready(asking.as_mut().poll(cx))).await;
         assert!(first.is_pending(), "{first:?}");
-        let serving = server.serve(|_| {}, async |asked: Asked| drop(asked.reply(&Reply::Done).await));
+        let serving = server.serve(async |asked: Asked| drop(asked.reply(&Reply::Done).await));
         tokio::select! {
             reply = asking => assert_eq!(reply.unwrap(), Reply::Done),
             () = serving => {}

@@ -3,23 +3,18 @@
 //! A record is `instances/ID.json`. The process that it is about holds an exclusive lock (flock) on the
 //! file, from before the file has its name until the process ends, through execve. So:
 //!
-//! * **Alive means locked**, but for a record that was written again (below). Only the owner takes an exclusive lock,
-//!   or a shim in its stead. Everybody who wants to know asks for a shared one and lets go at once: two who ask do not
-//!   see each other, and one who asks is never in the way of an owner, who locks a new file that nobody knows yet.
-//! * **Gone means unlocked, not unlinked.** Who found a live record keeps its descriptor ([`HeldRecord`]) and asks that
-//!   one from then on: a name that is removed, hidden or unreadable says nothing about the process.
-//! * **A record that was removed is written again** ([`restore`]) by the instance's shim, which holds the lock in the
-//!   instance's stead for as long as the instance holds its own. The instance's own file cannot get its name back:
-//!   link(2) refuses a file without names, and one on a file system that was mounted over. Such a record says that it
-//!   was restored; unlocked it is alive as long as its address is listened on, so the shim's successor finds the
-//!   instance and locks it anew.
-//! * **Dead is for ever.** A file that was seen unlocked is never locked again: a restarted instance writes a
+//! * **Alive means locked.** Only the owner takes an exclusive lock. A process that checks a record takes a shared lock and
+//!   releases it at once: two checks do not see each other, and a check never blocks an owner, which locks a new file
+//!   before that has a name.
+//! * **Gone means unlocked, not unlinked.** A shim that found a live record keeps its descriptor ([`HeldRecord`]) and checks
+//!   the lock by that from then on: a name that is removed, hidden or unreadable says nothing about the process.
+//! * **Dead is final.** A file that was found unlocked is never locked again: a restarted instance writes a
 //!   new file and renames it over the old one.
-//! * **Since when it is dead** is known from who saw it first: that one sets the file's modification time and
-//!   then takes away the write permission (mode 0400) as the sign that the time now means that. After
-//!   [`KEEP_DEAD`] the record is pruned; until then a restart finds its address in it. The time is the wall
+//! * **The time of death** is recorded by the first process that finds the record unlocked: it sets the file's modification
+//!   time and then takes away the write permission (mode 0400) as the sign that the time now means that. After
+//!   [`KEEP_DEAD`] the record is pruned; until then a restarted instance finds its address in it. The time is the wall
 //!   clock's: if it jumps, an address is forgotten early or late, which costs nothing else.
-//! * **Those who write names** (a claim, a prune) hold a lock on `instances/.lock`, so no record is removed that
+//! * **Names are written** (by a claim, a prune) with a lock on `instances/.lock` held, so no record is removed that
 //!   was renamed into place a moment ago, and no two claims choose one address.
 //!
 //! Nothing is synced to disk: /run is a tmpfs, no record outlives the processes that it is about, and a torn
@@ -33,7 +28,6 @@ use super::file::{self, id_of, look_at_all, names};
 pub use super::file::{IgnoredFile, Listing};
 use crate::instance::InstanceId;
 use berth_os::file::replace;
-use berth_os::socket;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 use serde::{Deserialize, Serialize};
@@ -81,9 +75,6 @@ pub struct Record {
     /// How it ended, where that is known. For people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
-    /// A shim wrote it again, and locks it in the instance's stead. It says nothing about the instance.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub restored: bool,
 }
 
 impl Record {
@@ -181,13 +172,11 @@ pub struct ListedInstance {
     pub alive: bool,
 }
 
-/// The record of a live instance with the descriptor of its file, which tells whether the instance lives on, whatever
-/// becomes of the file's name.
+/// The record of a live instance with the descriptor of its file, whose lock shows whether the instance is still alive,
+/// whatever becomes of the file's name.
 #[derive(Debug)]
 pub struct HeldRecord {
     record: Record,
-    /// A shim wrote it again. The record itself does not say so: it is the same instance as before.
-    restored: bool,
     file: File,
 }
 
@@ -196,15 +185,9 @@ impl HeldRecord {
         &self.record
     }
 
-    /// Whether a shim wrote it again, which locks it in the instance's stead.
-    pub fn is_restored(&self) -> bool {
-        self.restored
-    }
-
-    /// Itself, unless the instance has ended. One that cannot be asked has not.
+    /// Itself, unless the instance has ended. If the lock cannot be tested, it has not.
     pub fn if_alive(self) -> Option<Self> {
-        let restored = self.restored.then_some(self.record.address);
-        is_alive(&self.file, restored).unwrap_or(true).then_some(self)
+        is_locked(&self.file).unwrap_or(true).then_some(self)
     }
 }
 
@@ -236,36 +219,10 @@ pub fn claim(
         pid: claimant.pid,
         started: SystemTime::now(),
         ended: None,
-        restored: false,
     };
 
-    let lock = put(&directory, &record, |lock| lock)?;
+    let lock = write(&directory, &record, |lock| lock)?;
     Ok(InstanceClaim { record, path, lock })
-}
-
-/// Writes the record of a live instance again, whose file was removed, and holds a lock on it in the instance's stead:
-/// to be dropped when the instance has ended. None: there is a file of that name that needs nobody's lock.
-///
-/// # Errors
-/// See [`ClaimError`]; [`ClaimError::Busy`] while a claim goes on.
-pub fn restore(berth: &BerthDir, record: &Record) -> Result<Option<InstanceClaim>, ClaimError> {
-    let directory = berth.instances();
-    let _names = lock_names(&directory, Duration::ZERO)?;
-    let path = path_of(berth, &record.instance);
-    let record = Record { restored: true, ..record.clone() };
-    // The shim that wrote it again, and locked it, is gone.
-    let is_orphan = |found: Found| found.content.as_ref() == Ok(&record) && is_locked(&found.file).is_ok_and(|is| !is);
-    let found = Found::open(berth, &record.instance, &path).ok().flatten();
-    if !file::is_missing(&path) && !found.is_some_and(is_orphan) {
-        return Ok(None);
-    }
-    let lock = put(&directory, &record, |lock| lock)?;
-    Ok(Some(InstanceClaim { record, path, lock }))
-}
-
-/// Whether there is no file of an instance's record, good or bad.
-pub fn is_missing(berth: &BerthDir, id: &InstanceId) -> bool {
-    file::is_missing(&path_of(berth, id))
 }
 
 /// Adds to a dead instance's record how it ended, so that [`list`] can tell.
@@ -277,14 +234,14 @@ pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), Clai
     let _names = lock_names(&directory, LOCK_WAIT)?;
     let path = path_of(berth, id);
     let Ok(Some(found)) = Found::open(berth, id, &path) else { return Ok(()) };
-    let alive = found.is_alive().map_err(failed("lock", &path))?;
+    let alive = is_locked(&found.file).map_err(failed("lock", &path))?;
     let Ok(mut record) = found.content else { return Ok(()) };
     if alive {
         return Err(ClaimError::Alive { instance: id.clone(), path, pid: record.pid });
     }
     record.ended = Some(how.to_owned());
     // Unlocked before it has its name: dead from the start for all who look.
-    put(&directory, &record, drop)
+    write(&directory, &record, drop)
 }
 
 /// The records of a berth, each with whether its process lives.
@@ -334,7 +291,7 @@ fn is_long_dead(berth: &BerthDir, path: &Path, id: &InstanceId, now: SystemTime)
     let Ok(meta) = found.file.metadata() else { return false };
     let since = meta.modified().ok().filter(|_| meta.mode() & 0o777 == SEEN_DEAD);
     let long = since.and_then(|since| now.duration_since(since).ok()).is_some_and(|dead| dead > KEEP_DEAD);
-    long && found.is_alive().is_ok_and(|alive| !alive)
+    long && is_locked(&found.file).is_ok_and(|locked| !locked)
 }
 
 /// The address in an earlier record of that ID, if it is dead and readable.
@@ -342,7 +299,7 @@ fn previous(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Soc
     // What cannot be opened as a record (a link, another's file) gives way to the new record.
     let Ok(Some(found)) = Found::open(berth, id, path) else { return Ok(None) };
     // What is locked is alive, whatever it says: maybe a later berth wrote it.
-    if found.is_alive().map_err(failed("lock", path))? {
+    if is_locked(&found.file).map_err(failed("lock", path))? {
         let pid = found.content.ok().and_then(|record| record.pid);
         return Err(ClaimError::Alive { instance: id.clone(), path: path.to_owned(), pid });
     }
@@ -352,11 +309,11 @@ fn previous(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Soc
 /// A record and whether its process lives. None: it is gone. The error says why it is ignored.
 fn look(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<(HeldRecord, bool)>, String> {
     let Some(found) = Found::open(berth, id, path)? else { return Ok(None) };
-    let alive = found.is_alive().map_err(|error| format!("whether it is alive cannot be seen: {error}"))?;
+    let alive = is_locked(&found.file).map_err(|error| format!("its lock cannot be tested: {error}"))?;
     if !alive {
         mark_dead(&found.file);
     }
-    Ok(Some((found.hold()?, alive)))
+    Ok(Some((HeldRecord { record: found.content?, file: found.file }, alive)))
 }
 
 /// A file that is named as a record.
@@ -366,17 +323,6 @@ impl Found {
     /// None: there is none. The error says why it is ignored.
     fn open(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Self>, String> {
         file::read(berth, path, |bytes| Record::parse(bytes, id))
-    }
-
-    fn is_alive(&self) -> io::Result<bool> {
-        let restored = self.content.as_ref().ok().filter(|record| record.restored);
-        is_alive(&self.file, restored.map(|record| record.address))
-    }
-
-    fn hold(self) -> Result<HeldRecord, String> {
-        let mut record = self.content?;
-        let restored = std::mem::take(&mut record.restored);
-        Ok(HeldRecord { record, restored, file: self.file })
     }
 }
 
@@ -395,12 +341,7 @@ fn mark_dead(file: &File) {
     }
 }
 
-/// Whether the instance of a record lives: its file is locked, or it was restored and its address is listened on.
-fn is_alive(file: &File, restored: Option<SocketAddr>) -> io::Result<bool> {
-    Ok(is_locked(file)? || restored.map_or(Ok(false), socket::is_listened_on)?)
-}
-
-/// Whether an owner holds its lock.
+/// Whether an owner holds its lock: the instance is alive.
 fn is_locked(file: &File) -> io::Result<bool> {
     match file.try_lock_shared() {
         Ok(()) => file.unlock().map(|()| false),
@@ -429,19 +370,19 @@ fn lock_names(directory: &Path, wait: Duration) -> Result<Flock<File>, ClaimErro
     }
 }
 
-/// Puts a record in its place, whatever is there. To be called with the lock on names held; `before_named` gets the
-/// lock before anybody can see the file.
-fn put<T>(directory: &Path, record: &Record, before_named: impl FnOnce(Flock<File>) -> T) -> Result<T, ClaimError> {
+/// Writes a record and replaces what has its name. To be called with the lock on names held; `before_named` gets the
+/// lock before the file has its name.
+fn write<T>(directory: &Path, record: &Record, before_named: impl FnOnce(Flock<File>) -> T) -> Result<T, ClaimError> {
     let new = directory.join(format!(".{}.new", record.instance));
     let path = directory.join(format!("{}.json", record.instance));
     // Only a claim that died can have left the new file: claims of a berth follow one another.
-    let put = replace(&path, &new, |file| {
+    let written = replace(&path, &new, |file| {
         // It stays open for writing: so its closing, when the process ends, is an event for a `super::watch::Watch`.
         let mut file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;
         file.write_all(&file::to_bytes(record)?)?;
         Ok(before_named(file))
     });
-    put.map_err(failed("write", &path))
+    written.map_err(failed("write", &path))
 }
 
 fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ClaimError {

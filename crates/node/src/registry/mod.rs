@@ -165,23 +165,6 @@ impl BerthDir {
         self.path.join("leases")
     }
 
-    /// Makes the run directory, the directory and its subdirectories again where they were removed, each with the
-    /// checks of [`RunDir::open`]. Whether one was missing.
-    ///
-    /// # Errors
-    /// As [`RunDir::open`], of each directory.
-    pub fn restore(&self) -> Result<bool, Error> {
-        let directories = self.path.parent().map(Path::to_owned).into_iter();
-        let mut restored = false;
-        for path in directories.chain([self.path.clone(), self.instances(), self.leases()]) {
-            if check_dir(&path)?.is_none() {
-                open_dir(&path)?;
-                restored = true;
-            }
-        }
-        Ok(restored)
-    }
-
     /// Path of the Unix socket of the shim with this instance ID.
     ///
     /// # Errors
@@ -339,7 +322,6 @@ mod tests {
         let berth = RunDir::open(&path).unwrap().berth("10.0.0.5:6443".parse().unwrap()).unwrap();
         for directory in [&path, berth.path()] {
             std::os::unix::fs::chown(directory, Some(65534), None).unwrap();
-            assert!(matches!(berth.restore(), Err(Error::Owner { owner: 65534, uid: 0, .. })), "{directory:?}");
             assert!(RunDir::find(&path).unwrap().is_some());
         }
         assert!(matches!(RunDir::open(&path), Err(Error::Owner { owner: 65534, uid: 0, .. })));

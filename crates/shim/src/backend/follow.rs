@@ -5,9 +5,7 @@
 //! nobody is gone because a name is gone, or cannot be read for a moment. A lease that cannot be read holds until it
 //! would have expired.
 
-use super::repair::Repair;
 use crate::backend::prober::Probers;
-use crate::metrics::Metrics;
 use berth_node::instance::InstanceId;
 use berth_node::registry::BerthDir;
 use berth_node::registry::instance::{self, HeldRecord, IgnoredFile, Record};
@@ -17,13 +15,7 @@ use berth_os::clock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
-use tokio::time::sleep;
-
-/// Time between two looks while a record is missing, or was written again: no notice tells when an instance ends
-/// whose own file has no name, and until that is seen its successor cannot claim the name.
-const PAUSE: Duration = Duration::from_millis(100);
+use std::time::SystemTime;
 
 /// Whose shim looks.
 #[derive(Debug, Clone)]
@@ -93,13 +85,11 @@ impl Look {
         self.held.insert(id, held);
     }
 
-    /// Adds who is known to live, seen or not. Of two descriptors of one process the earlier is kept: that file is the
-    /// one that the process itself locked.
+    /// Adds the instances that are known to be alive and whose records were not found. A record that was found under the
+    /// name of one is kept: another process could claim the name only because the record was gone.
     fn add(&mut self, alive: BTreeMap<InstanceId, HeldRecord>) {
         for (id, before) in alive {
-            // Another process has the name, which it could claim only because the record was gone: it is who is meant.
-            let succeeded = |now: &HeldRecord| now.record() != before.record();
-            if !self.held.get(&id).is_some_and(succeeded) {
+            if !self.held.contains_key(&id) {
                 self.hold(before);
             }
         }
@@ -107,9 +97,8 @@ impl Look {
 }
 
 /// Follows a berth until it is dropped.
-pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metrics: Arc<Metrics>) {
+pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers) {
     let mut watch = Watch::new(&berth);
-    let mut repair = Repair::new(berth.clone(), metrics);
     let mut known: BTreeMap<InstanceId, LiveInstance> = BTreeMap::new();
     let mut held: BTreeMap<InstanceId, HeldRecord> = BTreeMap::new();
     let mut known_leases: Vec<Lease> = Vec::new();
@@ -124,9 +113,6 @@ pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metr
                 None => ended.push(id),
             }
         }
-        // Before anybody looks: a lock of our own in its stead is no sign of life.
-        ended.iter().for_each(|id| repair.ended(id));
-        repair.directories();
         match look(&berth, &own, &known_leases) {
             Ok(mut looked) => {
                 broken = false;
@@ -144,9 +130,6 @@ pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metr
                     probers.insert(id, seen.address(), *id == own.id, renewed);
                     probers.set_fallback(id, own.any && shimmed.contains(id));
                 }
-                for (_, record) in found.iter().filter(|(id, _)| **id == own.id || own.any && !shimmed.contains(id)) {
-                    repair.record(record);
-                }
                 (known, held, known_leases) = (live, found, leases);
             }
             Err(error) => {
@@ -163,10 +146,7 @@ pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers, metr
         if let Err(error) = instance::prune(&berth, SystemTime::now()) {
             tracing::debug!(%error, "cannot prune instance records");
         }
-        tokio::select! {
-            () = watch.changed() => {}
-            () = sleep(PAUSE), if repair.is_busy() => {}
-        }
+        watch.changed().await;
     }
 }
 
@@ -175,8 +155,11 @@ mod tests {
     use super::*;
     use crate::backend::probe::{Probe, ProbeConfig, ProbeKind};
     use crate::backend::{Table, TableWriter};
+    use crate::metrics::Metrics;
     use berth_node::registry::RunDir;
     use berth_node::terms::Phase;
+    use std::sync::Arc;
+    use std::time::Duration;
     use tokio::sync::watch;
     use tokio::time::timeout;
 
@@ -225,9 +208,9 @@ mod tests {
             server_name: "localhost".try_into().unwrap(),
             timeout: Duration::from_secs(1),
         });
-        let probers = Probers::new(writer, probe, ProbeKind::Tcp, Duration::from_secs(1), metrics.clone());
+        let probers = Probers::new(writer, probe, ProbeKind::Tcp, Duration::from_secs(1), metrics);
         lease::write(&berth, &lease("b", "127.1.2.3:1", 600)).unwrap();
-        tokio::spawn(follow(berth.clone(), Own { id: own, given: true, any: false }, probers, metrics));
+        tokio::spawn(follow(berth.clone(), Own { id: own, given: true, any: false }, probers));
         let mut until = async |is: &dyn Fn(&Table) -> bool| {
             timeout(PATIENCE, table.wait_for(|table| is(table))).await.unwrap().unwrap().clone()
         };

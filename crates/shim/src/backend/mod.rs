@@ -9,7 +9,6 @@ pub(crate) mod follow;
 pub mod health;
 pub mod probe;
 pub(crate) mod prober;
-mod repair;
 pub(crate) mod standstill;
 
 use berth_node::instance::InstanceId;

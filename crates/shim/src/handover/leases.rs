@@ -137,7 +137,7 @@ impl Group {
             Err(error) => {
                 self.shared.metrics.renewed("failed");
                 if std::mem::replace(&mut self.lease.written, false) {
-                    tracing::warn!(%error, "cannot write the lease: siblings will think this shim hangs");
+                    tracing::warn!(%error, "cannot write the lease: when it has expired, siblings take over from this shim as from one that hangs");
                 }
             }
         }
@@ -163,14 +163,6 @@ impl Group {
             if self.told_problems.insert(problem.to_string()) {
                 tracing::warn!("{problem}");
             }
-        }
-        let own = listing.found.iter().any(|lease| lease.instance == self.shared.instance);
-        if !own
-            && now < self.lease.renewed + self.config.lease
-            && lease::is_missing(&self.shared.berth, &self.shared.instance)
-        {
-            // It was removed with the directory, most likely: newcomers look for it.
-            self.write_lease();
         }
         let live: Vec<_> = listing
             .found
