@@ -60,16 +60,13 @@ impl Stage {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("a.sock");
         let server = runtime.block_on(async { Server::bind(&path) }).expect("a socket in a new directory");
-        runtime.spawn(server.serve(
-            |_| {},
-            |asked| async move {
-                for descriptor in &asked.descriptors {
-                    let _ = socket::check_connection(descriptor.as_fd());
-                }
-                let reply = Reply::Refused(format!("{:?} with {} bytes", asked.ask, asked.rest.len()));
-                asked.reply(&reply).await;
-            },
-        ));
+        runtime.spawn(server.serve(|asked| async move {
+            for descriptor in &asked.descriptors {
+                let _ = socket::check_connection(descriptor.as_fd());
+            }
+            let reply = Reply::Refused(format!("{:?} with {} bytes", asked.ask, asked.rest.len()));
+            asked.reply(&reply).await;
+        }));
         Self { runtime, listener, address, cookie, others, path, _directory: directory }
     }
 

@@ -176,7 +176,7 @@ fn table(rows: &[Row], now: SystemTime) -> String {
     {
         let _ = writeln!(
             text,
-            "{} of {}: the port is shared with {} of others, who get a share of new connections (its log names them)",
+            "{} of {}: the port is shared with {} of others, who get a share of new connections (`berth doctor` names them)",
             row.instance,
             row.berth,
             if shim.foreign_listeners == 1 {

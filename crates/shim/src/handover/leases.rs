@@ -86,7 +86,7 @@ impl Group {
             }
         }
         self.read_leases();
-        self.look_for_strangers();
+        self.count_foreign_listeners();
     }
 
     /// Siblings without a connection guard nothing for one another, and what is queued at one that leaves is lost.

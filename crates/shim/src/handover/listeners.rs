@@ -39,13 +39,15 @@ pub(super) struct Listeners {
     /// Addresses whose own socket could not listen.
     pub(super) deaf: BTreeSet<SocketAddr>,
     pub(super) failed: BTreeSet<Cookie>,
+    /// Listeners on the shim's addresses that are no guards, by inode, as they were found last.
+    unknown: BTreeSet<u64>,
 }
 
 impl Listeners {
     pub(super) fn new(sockets: Vec<(SocketAddr, OwnedFd)>, of_loops: mpsc::UnboundedSender<OfLoop>) -> Self {
         let waiting = sockets.into_iter().map(|(address, socket)| (address, Arc::new(socket))).collect();
-        let (deaf, failed) = Default::default();
-        Self { waiting, loops: BTreeMap::new(), of_loops, retry: None, deaf, failed }
+        let (deaf, failed, unknown) = Default::default();
+        Self { waiting, loops: BTreeMap::new(), of_loops, retry: None, deaf, failed, unknown }
     }
 }
 
@@ -180,14 +182,23 @@ impl Group {
         }
     }
 
-    pub(super) fn look_for_strangers(&mut self) {
+    /// Counts the listeners on the shim's addresses that no shim of the berth holds (another proxy of the same uid, or a shim
+    /// with another run directory). They get a share of new connections, and nothing guards them. One counts when it is
+    /// found twice: at first it may be a sibling's, whose guard is on its way.
+    pub(super) fn count_foreign_listeners(&mut self) {
+        // Else an unknown listener may be that of a sibling without a connection, which is reported as such.
         if !self.machine.has_all_guards() {
-            // What is not known may be that sibling's; it is told of as one without a connection.
-            return self.strangers.forget_suspects();
+            return;
         }
-        let ours: BTreeSet<_> =
+        let guards: BTreeSet<_> =
             lock(&self.published).held.values().filter_map(|(_, listener)| socket::inode(listener.as_fd())).collect();
-        self.strangers.look(self.machine.addresses(), &ours, &self.shared.metrics);
+        let addresses = self.machine.addresses().iter();
+        let inodes =
+            addresses.flat_map(|address| proc_net::listeners_at(*address).unwrap_or_default()).map(|it| it.inode);
+        let unknown: BTreeSet<_> = inodes.filter(|inode| !guards.contains(inode)).collect();
+        let foreign = unknown.intersection(&self.listeners.unknown).count();
+        self.shared.metrics.foreign_listeners.set(i64::try_from(foreign).unwrap_or(i64::MAX));
+        self.listeners.unknown = unknown;
     }
 }
 

@@ -13,7 +13,6 @@ mod machine;
 mod passing;
 pub mod peers;
 mod siblings;
-mod strangers;
 
 pub(crate) use passing::PASSES;
 
@@ -43,7 +42,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
-use strangers::Strangers;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -58,7 +56,6 @@ struct Group {
     lease: OwnLease,
     siblings: Siblings,
     listeners: Listeners,
-    strangers: Strangers,
     published: Arc<Mutex<Published>>,
     told_problems: BTreeSet<String>,
 }
@@ -92,7 +89,6 @@ pub(crate) async fn keep(
         lease: OwnLease::new(shared, me, workers, now)?,
         siblings: Siblings::new(config, events),
         listeners: Listeners::new(sockets, of_loops),
-        strangers: Strangers::default(),
         published: Arc::default(),
         told_problems: BTreeSet::new(),
         dispatcher,
@@ -277,7 +273,6 @@ impl Group {
                     self.end_loop(cookie, Accepting::No);
                 }
                 Action::Close(cookie) => {
-                    self.strangers.tell_of_close();
                     // The loop's own duplicate is the last: it closes when the queue is empty.
                     let closed = lock(&self.published).held.remove(&cookie);
                     self.end_loop(cookie, if self.config.plain_close { Accepting::No } else { Accepting::Rest });
@@ -308,7 +303,7 @@ impl Group {
                     self.count(phase.as_str(), "ok");
                     self.shared.phase.send_replace((phase, SystemTime::now()));
                     if phase == Phase::Joined {
-                        self.look_for_strangers();
+                        self.count_foreign_listeners();
                     }
                 }
             }
