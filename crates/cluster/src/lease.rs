@@ -73,23 +73,8 @@ impl InstanceLease {
         if let Some(version) = &self.version {
             annotations[VERSION] = json!(version);
         }
-        json!({
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {
-                "name": self.name(),
-                "namespace": NAMESPACE,
-                "labels": {"app.kubernetes.io/managed-by": "berth", "app.kubernetes.io/component": "instance"},
-                "annotations": annotations,
-            },
-            "spec": {
-                "holderIdentity": self.holder,
-                "leaseDurationSeconds": DURATION.as_secs(),
-                "acquireTime": format_rfc3339_micros(self.acquired).to_string(),
-                "renewTime": format_rfc3339_micros(self.renewed).to_string(),
-                "leaseTransitions": self.transitions,
-            },
-        })
+        let times = [self.acquired, self.renewed];
+        lease_object([NAMESPACE, &self.name(), "instance"], &annotations, &self.holder, times, self.transitions)
     }
 
     /// Understands an object; `None` if it is not an instance's.
@@ -110,6 +95,34 @@ impl InstanceLease {
             transitions: spec["leaseTransitions"].as_u64()?.try_into().ok()?,
         })
     }
+}
+
+/// A Lease of berth's with this namespace, name and component, held for [`DURATION`].
+#[must_use]
+pub fn lease_object(
+    [namespace, name, component]: [&str; 3],
+    annotations: &Value,
+    holder: &str,
+    [acquired, renewed]: [SystemTime; 2],
+    transitions: u32,
+) -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {"app.kubernetes.io/managed-by": "berth", "app.kubernetes.io/component": component},
+            "annotations": annotations,
+        },
+        "spec": {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": DURATION.as_secs(),
+            "acquireTime": format_rfc3339_micros(acquired).to_string(),
+            "renewTime": format_rfc3339_micros(renewed).to_string(),
+            "leaseTransitions": transitions,
+        },
+    })
 }
 
 /// Name of an instance's Lease: unlike IDs, nodes' names are the cluster's.

@@ -12,10 +12,9 @@
 use super::say::Say;
 use crate::grant::objects;
 use berth_cluster::client::found;
-use berth_cluster::lease::{DURATION, Expiry, RENEWAL};
+use berth_cluster::lease::{Expiry, RENEWAL, lease_object};
 use berth_cluster::service::MANAGER;
 use berth_cluster::{Client, Error};
-use humantime::format_rfc3339_micros;
 use hyper::StatusCode;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -187,30 +186,10 @@ impl Claim {
 
     fn object(&self, before: Option<&Value>, time: SystemTime) -> Value {
         let Holder { upgrade, node, process, command, changed, .. } = &self.me;
-        let time = json!(format_rfc3339_micros(time).to_string());
-        let mut object = json!({
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {
-                "name": NAME,
-                "namespace": NAMESPACE,
-                "labels": {"app.kubernetes.io/managed-by": "berth", "app.kubernetes.io/component": "upgrade"},
-                "annotations": {
-                    NODE: node,
-                    UPGRADE: upgrade,
-                    PROCESS: process,
-                    COMMAND: command,
-                    CHANGED: changed.to_string(),
-                },
-            },
-            "spec": {
-                "holderIdentity": format!("{node}_{upgrade}"),
-                "leaseDurationSeconds": DURATION.as_secs(),
-                "acquireTime": time,
-                "renewTime": time,
-                "leaseTransitions": 0,
-            },
-        });
+        let annotations =
+            json!({NODE: node, UPGRADE: upgrade, PROCESS: process, COMMAND: command, CHANGED: changed.to_string()});
+        let identity = format!("{node}_{upgrade}");
+        let mut object = lease_object([NAMESPACE, NAME, "upgrade"], &annotations, &identity, [time; 2], 0);
         if let Some(before) = before {
             let spec = &before["spec"];
             object["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
