@@ -6,12 +6,12 @@
 
 use crate::http;
 use crate::kubeconfig::{Access, KubeconfigError, Mistake, Place, Token};
+use crate::tls::{self, TlsError};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode, header};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use std::fs;
 use std::net::SocketAddr;
@@ -350,23 +350,14 @@ fn bearer(token: &str) -> Option<header::HeaderValue> {
 }
 
 fn tls(access: &Access) -> Result<ClientConfig, Mistake> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| Mistake::new("server", &format!("no TLS: {error}")))?;
-    let mut roots = RootCertStore::empty();
-    let (added, _) = roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&access.ca).flatten());
-    if added == 0 {
-        return Err(Mistake::new("certificate-authority", "it holds no certificate in PEM form"));
-    }
-    let builder = builder.with_root_certificates(roots);
-    let Some((certificate, key)) = &access.client else { return Ok(builder.with_no_client_auth()) };
-    let chain: Vec<_> = CertificateDer::pem_slice_iter(certificate).flatten().collect();
-    if chain.is_empty() {
-        return Err(Mistake::new("client-certificate", "it holds no certificate in PEM form"));
-    }
-    let key = PrivateKeyDer::from_pem_slice(key)
-        .map_err(|error| Mistake::new("client-key", &format!("it holds no key in PEM form: {error}")))?;
-    builder
-        .with_client_auth_cert(chain, key)
-        .map_err(|error| Mistake::new("client-key", &format!("it does not fit the client-certificate: {error}")))
+    let client = access.client.as_ref().map(|(certificate, key)| (&certificate[..], &key[..]));
+    tls::from_pem(Some(&access.ca), client).map_err(|error| {
+        let (field, why) = match error {
+            TlsError::Ca(why) => ("certificate-authority", why),
+            TlsError::Certificate(why) => ("client-certificate", why),
+            TlsError::Key(why) => ("client-key", why),
+            TlsError::Pair(error) => ("client-key", format!("does not fit the certificate: {error}")),
+        };
+        Mistake::new(field, &format!("it {why}"))
+    })
 }

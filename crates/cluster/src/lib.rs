@@ -8,6 +8,7 @@ pub mod http;
 pub mod kubeconfig;
 pub mod lease;
 pub mod service;
+pub mod tls;
 pub mod watch;
 pub mod yaml;
 

@@ -5,13 +5,12 @@
 
 use super::health::Observation;
 use berth_cluster::http;
+use berth_cluster::tls::{self, TlsError};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Request, StatusCode, header};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -288,33 +287,19 @@ impl Probe {
     }
 
     fn build_tls(&self, files: &Files) -> Result<ClientConfig, String> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider.clone())
-            .with_safe_default_protocol_versions()
-            .map_err(|error| format!("no TLS protocol version: {error}"))?;
-        let builder = match &self.config.ca {
-            Some(path) => {
-                let mut roots = RootCertStore::empty();
-                let (added, _) = roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&files.ca).flatten());
-                if added == 0 {
-                    return Err(format!("--probe-ca {} holds no certificate in PEM form", path.display()));
+        let client = self.config.client.as_ref().map(|_| (&files.cert[..], &files.key[..]));
+        tls::from_pem(self.config.ca.as_ref().map(|_| &files.ca[..]), client).map_err(|error| {
+            let paths = self.config.client.as_ref();
+            let (option, path, why) = match error {
+                TlsError::Ca(why) => ("--probe-ca", self.config.ca.as_ref(), why),
+                TlsError::Certificate(why) => ("--probe-cert", paths.map(|(certificate, _)| certificate), why),
+                TlsError::Key(why) => ("--probe-key", paths.map(|(_, key)| key), why),
+                TlsError::Pair(error) => {
+                    ("--probe-key", paths.map(|(_, key)| key), format!("does not fit --probe-cert: {error}"))
                 }
-                builder.with_root_certificates(roots)
-            }
-            None => builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider))),
-        };
-        let Some((cert, key)) = &self.config.client else {
-            return Ok(builder.with_no_client_auth());
-        };
-        let chain: Vec<_> = CertificateDer::pem_slice_iter(&files.cert).flatten().collect();
-        if chain.is_empty() {
-            return Err(format!("--probe-cert {} holds no certificate in PEM form", cert.display()));
-        }
-        let private = PrivateKeyDer::from_pem_slice(&files.key)
-            .map_err(|error| format!("--probe-key {} holds no key in PEM form: {error}", key.display()))?;
-        builder
-            .with_client_auth_cert(chain, private)
-            .map_err(|error| format!("--probe-key {} does not fit --probe-cert: {error}", key.display()))
+            };
+            format!("{option} {} {why}", path.map_or(Path::new(""), PathBuf::as_path).display())
+        })
     }
 
     fn token(&self) -> Result<Option<String>, String> {
@@ -362,45 +347,6 @@ async fn timed<T>(got: impl Future<Output = Result<T, Answer>>, what: &str) -> A
 
 fn fail(result: &'static str, words: String) -> Answer {
     Answer { seen: Observation::Fail, result, words }
-}
-
-/// For `--probe-insecure`: takes any certificate. Signatures are checked still, so that the handshake is one.
-#[derive(Debug)]
-struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(message, cert, signed, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, cert, signed, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[cfg(test)]

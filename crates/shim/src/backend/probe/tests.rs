@@ -2,7 +2,9 @@
 
 use super::*;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{RootCertStore, ServerConfig};
 use rustls::server::WebPkiClientVerifier;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -289,7 +291,7 @@ fn files_that_do_not_hold_what_they_should_are_told_at_start() {
         ("ca.crt", credentials.1.as_str(), "--probe-ca"),
         ("client.crt", "nonsense", "--probe-cert"),
         ("client.key", "nonsense", "--probe-key"),
-        ("client.key", other_key.as_str(), "does not fit --probe-cert"),
+        ("client.key", other_key.as_str(), "does not fit the certificate"),
         ("token", " ", "--probe-token-file"),
     ];
     for (name, content, part) in broken {
