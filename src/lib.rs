@@ -7,6 +7,4 @@
 
 pub mod cli;
 pub mod commands;
-#[cfg(feature = "rehearse")]
-pub mod config;
 mod log;

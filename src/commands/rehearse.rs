@@ -2,7 +2,6 @@
 
 use super::{Exit, block_on, mistaken, print, say, unavailable};
 use crate::cli::{RehearseArgs, StandInArgs};
-use crate::config;
 use berth_options::check::Mistakes;
 use berth_rehearse::data::Run;
 use berth_rehearse::plan::Plan;
@@ -11,8 +10,10 @@ use berth_rehearse::stage::Error;
 use berth_rehearse::{Aborted, Rehearsed, direct, rehearse, stand_in, table};
 use berth_shim::config::DirectMode;
 
+mod check;
+
 pub(super) fn run(args: &RehearseArgs) -> anyhow::Result<Exit> {
-    let plan = config::check(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
+    let plan = check::check(args).and_then(|plan| raise_file_limit(&plan).map(|()| plan));
     let mut plan = match plan {
         Ok(plan) => plan,
         Err(mistakes) => return Ok(mistaken(&mistakes)),

@@ -1,4 +1,4 @@
-//! From what was typed to a [`Plan`]: every mistake at once, each with its option and what fixes it.
+//! From the options of `berth rehearse` to a [`Plan`]: every mistake at once, each with its option and the fix.
 
 use crate::cli::RehearseArgs;
 use berth_options::check::{Checks, Mistakes};
@@ -22,7 +22,7 @@ const OWN_FLAGS: [&str; 4] = ["client-ca-file", "tls-cert-file", "tls-private-ke
 const SERVICE_RANGE: &str = "service-cluster-ip-range";
 
 /// Checks everything but what may come and go meanwhile: programs of other ways than `--via`.
-pub fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
+pub(super) fn check(args: &RehearseArgs) -> Result<Plan, Mistakes> {
     let mut checks = Checks::default();
     let (old, new) = (apiserver("--old", &args.old, &mut checks), apiserver("--new", &args.new, &mut checks));
     let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
