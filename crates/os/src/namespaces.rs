@@ -1,6 +1,6 @@
 //! Namespaces of mounts and of processes of one's own: what is mounted and what runs in them ends with them, however their owner ends.
 
-use crate::process::{KILL_CHILD, die_with, ended};
+use crate::process::{KILL_CHILD, check_single_threaded, die_with, ended};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -31,10 +31,7 @@ pub fn is_shared_with(pid: i32, kind: &str) -> bool {
 /// # Errors
 /// There is another thread, or CAP_SYS_ADMIN is missing.
 pub fn own_mounts() -> io::Result<()> {
-    let threads = fs::read_dir("/proc/self/task")?.count();
-    if threads != 1 {
-        return Err(io::Error::other(format!("this process has {threads} threads")));
-    }
+    check_single_threaded()?;
     unshare(CloneFlags::CLONE_NEWNS)?;
     Ok(mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)?)
 }

@@ -80,7 +80,7 @@ pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, Process> {
     for process in all_processes().into_iter().flatten().flatten() {
         let mut named = None;
         for inode in sockets_of(&process).filter(|inode| inodes.contains(inode)) {
-            let named = named.get_or_insert_with(|| Process { pid: process.pid, name: name_of(process.pid) });
+            let named = named.get_or_insert_with(|| Process { pid: process.pid, name: name_of(&process) });
             found.entry(inode).or_insert_with(|| named.clone());
             if found.len() == inodes.len() {
                 return found;
@@ -106,9 +106,8 @@ fn sockets_of(process: &procfs::process::Process) -> impl Iterator<Item = u64> {
     })
 }
 
-fn name_of(pid: i32) -> String {
-    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-    String::from_utf8_lossy(&name).trim_end().replace(char::is_control, "?")
+fn name_of(process: &procfs::process::Process) -> String {
+    process.stat().map_or(String::new(), |stat| stat.comm.replace(char::is_control, "?"))
 }
 
 /// One sentence on who holds `wanted` and what fixes it, for a bind that failed with EADDRINUSE.

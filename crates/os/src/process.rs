@@ -11,14 +11,14 @@ use nix::unistd::{
     setsid, setuid,
 };
 use nix::unistd::{SysconfVar, sysconf};
+use procfs::ProcResult;
 use procfs::process::{Limit, LimitValue, Process};
 use rustix::process::{PidfdFlags, WaitOptions};
 use rustix::thread::CapabilitySet;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
@@ -212,24 +212,20 @@ impl Like {
     /// # Errors
     /// It has ended, or may not be looked into.
     pub fn of(pid: i32) -> io::Result<Self> {
-        let process = Process::new(pid).map_err(io::Error::other)?;
-        let status = process.status().map_err(io::Error::other)?;
-        let limits = process.limits().map_err(io::Error::other)?;
+        Self::read(pid).map_err(io::Error::other)
+    }
+
+    fn read(pid: i32) -> ProcResult<Self> {
+        let process = Process::new(pid)?;
+        let (status, limits) = (process.status()?, process.limits()?);
         let number = |limit| match limit {
             LimitValue::Unlimited => libc::RLIM_INFINITY,
             LimitValue::Value(value) => value,
         };
         let limit = |of, Limit { soft_limit, hard_limit }| (of, number(soft_limit), number(hard_limit));
-        let environment = fs::read(format!("/proc/{pid}/environ"))?;
-        let variables = environment.split(|byte| *byte == 0).filter_map(|variable| {
-            let at = variable.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
-            let text = |bytes| OsStr::from_bytes(bytes).to_owned();
-            Some((text(&variable[..at]), text(&variable[at + 1..])))
-        });
-        let oom_score_adj = fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))?;
         Ok(Self {
-            environment: variables.collect(),
-            directory: fs::read_link(format!("/proc/{pid}/cwd"))?,
+            environment: process.environ()?.into_iter().filter(|(name, _)| !name.is_empty()).collect(),
+            directory: process.cwd()?,
             uid: status.euid,
             gid: status.egid,
             groups: status.groups,
@@ -239,7 +235,7 @@ impl Like {
                 limit(Resource::RLIMIT_CORE, limits.max_core_file_size),
                 limit(Resource::RLIMIT_MEMLOCK, limits.max_locked_memory),
             ],
-            oom_score_adj: oom_score_adj.trim().parse().map_err(io::Error::other)?,
+            oom_score_adj: process.oom_score_adj()?,
             resident: status.vmrss.unwrap_or_default() * 1024,
         })
     }
@@ -277,7 +273,8 @@ impl Like {
     /// # Errors
     /// A lower one than this process's own needs CAP_SYS_RESOURCE.
     pub fn set_oom_score(&self, child: u32) -> io::Result<()> {
-        fs::write(format!("/proc/{child}/oom_score_adj"), self.oom_score_adj.to_string())
+        let child = i32::try_from(child).map_err(io::Error::other)?;
+        Process::new(child).and_then(|child| child.set_oom_score_adj(self.oom_score_adj)).map_err(io::Error::other)
     }
 }
 
@@ -290,16 +287,21 @@ pub enum Detached {
     Daemon,
 }
 
+/// Fails unless this process has one thread.
+pub(crate) fn check_single_threaded() -> io::Result<()> {
+    match Process::myself().and_then(|own| own.stat()).map_err(io::Error::other)?.num_threads {
+        1 => Ok(()),
+        threads => Err(io::Error::other(format!("this process has {threads} threads"))),
+    }
+}
+
 /// Divides this process, which must have one thread: the other has a session of its own. To be called before anything that both would
 /// share, such as a runtime with its pipe for signals.
 ///
 /// # Errors
 /// There is another thread, or what the system calls say.
 pub fn detach() -> io::Result<Detached> {
-    let threads = fs::read_dir("/proc/self/task")?.count();
-    if threads != 1 {
-        return Err(io::Error::other(format!("this process has {threads} threads")));
-    }
+    check_single_threaded()?;
     // SAFETY: with one thread, nobody holds a lock that the child would wait for in vain.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(Detached::Caller(child.as_raw())),
@@ -315,7 +317,7 @@ pub fn detach() -> io::Result<Detached> {
 /// # Errors
 /// A lower one than it has had needs CAP_SYS_RESOURCE.
 pub fn set_oom_score(score: i16) -> io::Result<()> {
-    fs::write("/proc/self/oom_score_adj", score.to_string())
+    Process::myself().and_then(|own| own.set_oom_score_adj(score)).map_err(io::Error::other)
 }
 
 /// Leaves the directory and the terminal of who started this process, which writes its output into `log` from now on.
