@@ -17,7 +17,6 @@ pub struct BridgeArgs {
     /// What to do in several commands; without, all of it is done around COMMAND.
     #[command(subcommand)]
     pub action: Option<BridgeAction>,
-    /// How it is built.
     #[command(flatten)]
     pub start: BridgeStartArgs,
     /// What replaces or restarts the node's kube-apiserver
@@ -118,7 +117,6 @@ pub struct BridgeStartArgs {
     /// Where the bridge is, and how it is told.
     #[command(flatten)]
     pub told: ToldArgs,
-    /// How both are asked.
     #[command(flatten)]
     pub probe: ProbeArgs,
 }

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 /// Options of `berth generate`.
 #[derive(Debug, Clone, Args)]
 pub struct GenerateArgs {
-    /// What to write.
     #[command(subcommand)]
     pub what: Generate,
 }

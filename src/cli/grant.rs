@@ -8,7 +8,6 @@ use std::path::PathBuf;
 /// Options of `berth grant`.
 #[derive(Debug, Clone, Args)]
 pub struct GrantArgs {
-    /// Who makes the objects.
     #[command(flatten)]
     pub admin: AdminArgs,
     /// Where the shim's kubeconfig goes, with its token beside it, in a directory of their own

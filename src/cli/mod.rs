@@ -49,7 +49,6 @@ pub struct Cli {
     /// Where the log goes and how much of it.
     #[command(flatten)]
     pub log: LogArgs,
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }

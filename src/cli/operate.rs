@@ -113,7 +113,6 @@ pub struct ManifestArgs {
     /// Print what changes, not the whole result
     #[arg(long, env = "BERTH_DIFF", hide_env_values = true)]
     pub diff: bool,
-    /// What berth keeps.
     #[command(flatten)]
     pub kept: KeptArgs,
 }
@@ -152,7 +151,6 @@ pub struct DoctorArgs {
     /// Where the kubelet finds static pods.
     #[command(flatten)]
     pub kubelet: KubeletArgs,
-    /// What berth keeps.
     #[command(flatten)]
     pub kept: KeptArgs,
     /// Ask the cluster too, with this kubeconfig: whether all control-plane nodes have one secure port
@@ -204,7 +202,6 @@ pub struct UpgradeArgs {
     /// Print the steps, and do nothing
     #[arg(long, env = "BERTH_DRY_RUN", hide_env_values = true)]
     pub dry_run: bool,
-    /// What berth keeps.
     #[command(flatten)]
     pub kept: KeptArgs,
     /// Where the kubelet writes the logs of containers, whose last lines are shown when one fails

@@ -38,7 +38,6 @@ pub(super) fn run(args: &ExecArgs) -> anyhow::Result<Exit> {
     }
 }
 
-/// A checked command line.
 struct Plan {
     place: Place,
     argv: Vec<OsString>,

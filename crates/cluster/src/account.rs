@@ -28,7 +28,6 @@ pub fn token_path(account: &str) -> String {
     format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token")
 }
 
-/// What is posted there.
 #[must_use]
 pub fn token_request() -> Value {
     json!({
@@ -41,9 +40,7 @@ pub fn token_request() -> Value {
 /// A token, and when it ends.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
-    /// The token.
     pub text: String,
-    /// When it ends.
     pub until: SystemTime,
 }
 
@@ -69,14 +66,12 @@ impl Token {
 pub struct Claims {
     /// Name of its service account, if that is one of [`NAMESPACE`].
     pub account: Option<String>,
-    /// When it was made.
     pub from: SystemTime,
     /// When it ends; one of a Secret does not.
     pub until: Option<SystemTime>,
 }
 
 impl Claims {
-    /// Of a token.
     #[must_use]
     pub fn parse(token: &str) -> Option<Self> {
         let claims = URL_SAFE_NO_PAD.decode(token.trim().split('.').nth(1)?).ok()?;

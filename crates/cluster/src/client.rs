@@ -34,7 +34,6 @@ const MESSAGE_LIMIT: usize = 500;
 /// Content type of a server-side apply. JSON is YAML.
 const APPLY: &str = "application/apply-patch+yaml";
 
-/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Nobody can be asked with these.
@@ -45,7 +44,6 @@ pub enum Error {
     Unreachable {
         /// Where, as the kubeconfig says it.
         server: String,
-        /// Cause.
         why: String,
     },
     /// The answer is not what was asked for.
@@ -53,11 +51,8 @@ pub enum Error {
     Status {
         /// Where, as the kubeconfig says it.
         server: String,
-        /// HTTP status.
         status: StatusCode,
-        /// What was asked.
         method: Method,
-        /// Of what.
         path: String,
         /// What the apiserver says of it.
         message: String,
@@ -86,7 +81,6 @@ pub fn found(answer: Result<Value, Error>) -> Result<Option<Value>, Error> {
     }
 }
 
-/// Asks an apiserver.
 #[derive(Debug, Clone)]
 pub struct Client {
     server: String,
@@ -108,7 +102,6 @@ enum Bearer {
     File(Arc<Path>),
 }
 
-/// What is asked.
 pub(crate) struct Ask<'a> {
     pub(crate) method: Method,
     pub(crate) path: &'a str,

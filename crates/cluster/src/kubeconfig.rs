@@ -33,13 +33,11 @@ pub struct Mistake {
 }
 
 impl Mistake {
-    /// Of a field.
     #[must_use]
     pub fn new(field: &str, why: &str) -> Self {
         Self { field: field.to_owned(), why: why.to_owned() }
     }
 
-    /// In this file.
     #[must_use]
     pub fn of(self, path: &Path) -> KubeconfigError {
         KubeconfigError { path: path.to_owned(), mistake: self }
@@ -57,14 +55,12 @@ pub struct Access {
     pub ca: Vec<u8>,
     /// Certificate and key, in PEM form.
     pub client: Option<(Vec<u8>, Vec<u8>)>,
-    /// Bearer token.
     pub token: Option<Token>,
 }
 
 /// What says who asks, if not a certificate.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Token {
-    /// The token itself.
     Text(String),
     /// A file that holds it. Whoever renews the token writes the file anew, so each request reads it.
     File(PathBuf),
@@ -201,7 +197,6 @@ fn named<'a>(root: &'a YamlNode, list: &str, name: &str, what: &str) -> Result<&
 pub struct Place {
     /// Name or address, without brackets.
     pub host: String,
-    /// Port.
     pub port: u16,
     /// What comes before each path; without a slash at its end.
     pub prefix: String,

@@ -34,7 +34,6 @@ const STATE: &str = "berth/state";
 /// What the Lease of an instance says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstanceLease {
-    /// The node's name.
     pub node: String,
     /// The instance's ID on that node.
     pub instance: String,
@@ -55,7 +54,6 @@ pub struct InstanceLease {
 }
 
 impl InstanceLease {
-    /// Name of the object.
     #[must_use]
     pub fn name(&self) -> String {
         lease_name(&self.node, &self.instance)
@@ -131,7 +129,6 @@ pub fn lease_name(node: &str, instance: &str) -> String {
     format!("{node}.{instance}")
 }
 
-/// Where a Lease is.
 #[must_use]
 pub fn lease_path(name: &str) -> String {
     format!("{LEASES}/{name}")

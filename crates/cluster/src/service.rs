@@ -7,7 +7,6 @@
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
 
-/// The Service itself.
 pub const SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
 
 /// The slices of the namespace.
@@ -27,17 +26,13 @@ pub const MANAGER: &str = "berth";
 /// An IP family, as an EndpointSlice and a Service write it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// IPv4.
     V4,
-    /// IPv6.
     V6,
 }
 
 impl Family {
-    /// Both.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// Of an address.
     #[must_use]
     pub fn of(ip: IpAddr) -> Self {
         if ip.is_ipv4() { Self::V4 } else { Self::V6 }
@@ -56,7 +51,6 @@ impl Family {
 /// What berth's slices take over from the Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// Its families.
     pub families: Vec<Family>,
     /// The name of its first port.
     pub port_name: String,
@@ -82,13 +76,11 @@ pub fn slice_name(node: &str, family: Family) -> String {
     format!("berth-{node}-{}", family.as_str().to_ascii_lowercase())
 }
 
-/// Where a slice is.
 #[must_use]
 pub fn slice_path(name: &str) -> String {
     format!("{SLICES}/{name}")
 }
 
-/// A node's own slice.
 #[must_use]
 pub fn slice(node: &str, address: SocketAddr, port_name: &str) -> Value {
     let family = Family::of(address.ip());

@@ -165,11 +165,8 @@ impl Watch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Kind {
-    /// There is one more.
     Added,
-    /// It is another now.
     Modified,
-    /// It is gone.
     Deleted,
     /// Nothing of what is watched changed up to a version.
     Bookmark,
@@ -180,10 +177,8 @@ pub enum Kind {
 /// An event of a watch.
 #[derive(Debug, Clone, PartialEq, serde::Deserialize)]
 pub struct Event {
-    /// What happened.
     #[serde(rename = "type")]
     pub kind: Kind,
-    /// To what.
     pub object: Value,
 }
 

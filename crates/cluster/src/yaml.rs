@@ -21,7 +21,6 @@ const MAX_ALIASED: usize = 10_000;
 pub struct Problem {
     /// Line of the file, from 1.
     pub line: usize,
-    /// Cause and fix.
     pub message: String,
 }
 
@@ -48,7 +47,6 @@ pub fn split(message: &str) -> (&str, &str) {
 /// A value in a YAML file.
 #[derive(Debug, Clone)]
 pub struct YamlNode {
-    /// What it is.
     pub data: Data,
     /// Where it is written, in bytes; without comments and line ends around it.
     pub span: Range<usize>,
@@ -65,7 +63,6 @@ pub struct YamlNode {
     pub tagged: bool,
 }
 
-/// What a [`YamlNode`] is.
 #[derive(Debug, Clone)]
 pub enum Data {
     /// Text, number, truth value or nothing.
@@ -75,7 +72,6 @@ pub enum Data {
         /// Not quoted, so that it may be something else than text.
         plain: bool,
     },
-    /// A list.
     Sequence(Vec<YamlNode>),
     /// Keys and values, in their order.
     Mapping(Vec<(YamlNode, YamlNode)>),
@@ -260,7 +256,6 @@ fn without_anchor(text: &str) -> &str {
     if text.starts_with('&') { text.trim_start_matches(|c: char| !c.is_whitespace()).trim_start() } else { text }
 }
 
-/// Where a node begins.
 struct Begin {
     start: usize,
     end: usize,

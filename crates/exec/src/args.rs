@@ -34,7 +34,6 @@ pub struct Wanted<'a> {
 /// A command line that is ready to be run, and what had to give way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rewritten {
-    /// Program and arguments.
     pub argv: Vec<OsString>,
     /// What was there and is not any more, in order; for the log.
     pub replaced: Vec<Replaced>,

@@ -10,7 +10,6 @@ pub const GODEBUG: &str = "GODEBUG";
 /// steer to such a one. A shim and its instance are on one node: a second path would be of no use.
 const MULTIPATH: &str = "multipathtcp";
 
-/// What becomes of [`GODEBUG`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Godebug {
     /// It gets this value: what there is, and listeners of TCP.

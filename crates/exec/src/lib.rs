@@ -4,7 +4,6 @@
 //! what is recorded of an instance ([`berth_node::registry::instance`]).
 
 #![forbid(unsafe_code)]
-#![allow(missing_docs, reason = "the crate is not published: what its name says needs no comment")]
 
 pub mod address;
 pub mod args;

@@ -39,7 +39,6 @@ pub(crate) struct Api {
 struct Problem {
     /// As it is counted.
     result: &'static str,
-    /// A sentence.
     why: String,
     last: Instant,
 }
@@ -96,7 +95,6 @@ impl Api {
         answer.ok()
     }
 
-    /// How a request ended.
     pub(crate) fn noted(&self, request: &'static str, object: &str, failure: Option<&Error>) {
         let result = result(failure);
         (self.count)(request, result);

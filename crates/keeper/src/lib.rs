@@ -42,7 +42,6 @@ const WITHDRAWAL: Duration = Duration::from_secs(2);
 /// What is told of the cluster.
 #[derive(Debug, Clone)]
 pub struct ClusterConfig {
-    /// Who asks.
     pub credentials: Credentials,
     /// The node's name in the cluster.
     pub node: String,
@@ -117,7 +116,6 @@ pub struct Facts {
 pub struct Instance {
     /// Its name on the node.
     pub id: InstanceId,
-    /// Where it listens.
     pub address: SocketAddr,
     /// Whether it passes its probe.
     pub ready: bool,
@@ -137,7 +135,6 @@ pub const REQUESTS: [&str; 8] = [
     "renew_token",
 ];
 
-/// How they fail.
 pub const FAILURES: [&str; 5] = ["credentials", "unauthorized", "forbidden", "unreachable", "failed"];
 
 /// What is counted of a request: which, and how it ended.
@@ -146,11 +143,8 @@ pub type Count = Arc<dyn Fn(&'static str, &'static str) + Send + Sync>;
 /// Where a keeper is: what it knows of its shim, and whom it tells.
 #[derive(Clone)]
 pub struct Links {
-    /// Of the shim.
     pub facts: watch::Receiver<Facts>,
-    /// What the keeper does.
     pub status: watch::Sender<Option<ClusterStatus>>,
-    /// Requests.
     pub count: Count,
 }
 

@@ -12,10 +12,8 @@ use std::time::Duration;
 /// node's may be there still.
 const OTHERS: Duration = Duration::from_secs(30);
 
-/// What is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sight {
-    /// The shim's.
     pub phase: Phase,
     /// A sibling is joined, and its instance is ready.
     pub sibling: bool,
@@ -28,9 +26,7 @@ pub struct Sight {
 /// What the slice should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
-    /// In the Service.
     Present,
-    /// Not in it.
     Absent,
     /// Whatever it is: a sibling decides, or nobody knows enough.
     AsItIs,

@@ -26,7 +26,6 @@ pub struct TimeoutArgs {
 /// Options of `berth ready`.
 #[derive(Debug, Clone, Args)]
 pub struct ReadyArgs {
-    /// Which instance.
     #[command(flatten)]
     pub ask: AskArgs,
     /// How long the shim may take.
@@ -37,7 +36,6 @@ pub struct ReadyArgs {
 /// Options of `berth drain`.
 #[derive(Debug, Clone, Args)]
 pub struct DrainArgs {
-    /// Which instance.
     #[command(flatten)]
     pub ask: AskArgs,
     /// Do nothing where no sibling is joined: with nobody to hand over to, clients are served until
@@ -57,7 +55,6 @@ pub struct DrainArgs {
 /// Options of `berth live`.
 #[derive(Debug, Clone, Args)]
 pub struct LiveArgs {
-    /// Which instance.
     #[command(flatten)]
     pub ask: AskArgs,
     /// How the apiserver is asked.

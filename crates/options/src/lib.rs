@@ -29,7 +29,6 @@ pub struct InPod {
     /// Where the log goes and how much of it.
     #[command(flatten)]
     pub log: LogArgs,
-    /// What to do.
     #[command(subcommand)]
     pub command: PodCommand,
 }

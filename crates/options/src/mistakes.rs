@@ -12,12 +12,10 @@ use std::time::Duration;
 #[error("{}", .0.join("\n"))]
 pub struct Mistakes(pub Vec<String>);
 
-/// Collects what is wrong.
 #[derive(Debug, Default)]
 pub struct Checks(Vec<String>);
 
 impl Checks {
-    /// Notes a mistake.
     pub fn wrong(&mut self, mistake: impl Into<String>) {
         self.0.push(mistake.into());
     }

@@ -120,7 +120,6 @@ pub struct ShimArgs {
     pub log_connections: bool,
 }
 
-/// The values of `--direct`.
 pub fn direct_modes() -> impl TypedValueParser<Value = DirectMode> {
     let help = |mode| match mode {
         DirectMode::Off => "Relay every connection",

@@ -1,6 +1,5 @@
 //! System calls and /proc. All `unsafe` of berth is here.
 #![allow(unsafe_code, reason = "it is here and nowhere else, each block with its SAFETY comment")]
-#![allow(missing_docs, reason = "the crate is not published: what its name says needs no comment")]
 
 pub mod bpf;
 pub mod clock;

@@ -41,7 +41,6 @@ pub(crate) struct Admin {
 }
 
 impl Admin {
-    /// Listens.
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
         let bound = socket::bind(address, false)?;
         socket::start_listening(bound.as_fd(), 128)?;

@@ -1,7 +1,6 @@
 //! What stands before a control plane, in the order in which data flows.
 
 #![forbid(unsafe_code)]
-#![allow(missing_docs, reason = "the crate is not published: what its name says needs no comment")]
 
 mod accept;
 mod admin;

@@ -30,7 +30,6 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Starts the threads.
     pub(crate) fn start(count: usize, speedup: Speedup) -> io::Result<Self> {
         let (runs, running) = channel();
         let (stop, ending) = (CancellationToken::new(), speedup.of(ENDING));

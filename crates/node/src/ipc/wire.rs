@@ -156,7 +156,6 @@ pub struct GateStatus {
     pub openings: u64,
     /// How many there may be.
     pub limit: u64,
-    /// Clients that wait.
     pub waiting: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest: Option<LongestLine>,

@@ -133,7 +133,6 @@ pub(super) fn read<T>(
     Ok(Some(Opened { file, content: read.and_then(|_| parse(&bytes)) }))
 }
 
-/// What is written there.
 pub(super) fn to_bytes(content: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut bytes = serde_json::to_vec_pretty(content)?;
     bytes.push(b'\n');

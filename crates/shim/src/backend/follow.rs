@@ -17,7 +17,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::SystemTime;
 
-/// Whose shim looks.
 #[derive(Debug, Clone)]
 pub(crate) struct Own {
     pub(crate) id: InstanceId,

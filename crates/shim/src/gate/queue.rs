@@ -77,7 +77,6 @@ struct Waiting {
 
 type Key = (Class, Source);
 
-/// Whose turn it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Next {
     pub(super) ticket: Ticket,
