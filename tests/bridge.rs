@@ -3,7 +3,7 @@
 
 mod support;
 
-use berth_os::process::Like;
+use berth_os::process::ProcessAttributes;
 use berth_rehearse::record::Recorder;
 use berth_rehearse::store::Store;
 use berth_rehearse::{certs, hub};
@@ -512,12 +512,12 @@ fn the_temporary_instance_runs_as_the_running_one() {
         }
         let status = node.status();
         let pid = i32::try_from(status["temporary"]["pid"].as_u64().unwrap()).unwrap();
-        let (own, temporary) = (Like::of(node.own_pid()).unwrap(), Like::of(pid).unwrap());
+        let (own, temporary) = (ProcessAttributes::of(node.own_pid()).unwrap(), ProcessAttributes::of(pid).unwrap());
         assert_eq!(
             (own.uid, own.gid, &own.groups, own.oom_score_adj),
             (temporary.uid, temporary.gid, &temporary.groups, temporary.oom_score_adj)
         );
-        let environment = |like: &Like| like.environment.iter().cloned().collect::<BTreeMap<_, _>>();
+        let environment = |like: &ProcessAttributes| like.environment.iter().cloned().collect::<BTreeMap<_, _>>();
         assert!(environment(&own) == environment(&temporary), "another environment");
         assert_eq!((&own.directory, &own.limits), (&temporary.directory, &temporary.limits));
         let cmdline = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().replace('\0', " ");
@@ -552,7 +552,7 @@ fn the_kernel_ends_pods_before_the_bridge_where_memory_is_missing() {
         let (status, _, err) = said(&mut node.start_bridge());
         assert_eq!(status, Some(0), "{err}");
         let temporary = node.status()["temporary"]["pid"].as_i64().unwrap();
-        let score = |pid: i64| Like::of(pid.try_into().unwrap()).unwrap().oom_score_adj;
+        let score = |pid: i64| ProcessAttributes::of(pid.try_into().unwrap()).unwrap().oom_score_adj;
         assert_eq!(score(temporary), score(node.own_pid().into()));
         let may = Command::new("sh").args(["-c", "echo -998 > /proc/self/oom_score_adj"]).output().unwrap();
         if may.status.success() {

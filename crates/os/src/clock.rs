@@ -5,8 +5,8 @@ use procfs::sys::kernel::random;
 use std::io;
 use std::time::Duration;
 
-/// Time since this boot, with the time that the machine slept: nobody sets it, and all processes of a node read the
-/// same, so that one can say when its word runs out. (A time namespace would shift it; Kubernetes makes none.)
+/// Time since this boot, with the time that the machine slept. It cannot be set, and all processes of a node read the
+/// same, so expiry times can be exchanged. (A time namespace would shift it; Kubernetes makes none.)
 pub fn boottime() -> io::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_BOOTTIME)?.into())
 }

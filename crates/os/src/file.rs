@@ -1,16 +1,16 @@
-//! Files that others read while they are written, and directories that others do not read.
+//! Files that other processes read while they are written, and private directories.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-/// Replaces a file, or makes it, in one step: whoever opens it finds the old one or the new one, whole. `fill` gets the
-/// new one, which has mode 0600 and is called `temporary` until it is filled; it must be in the same directory.
-/// What is there of that name gives way: a writer that died left it.
+/// Replaces or creates a file atomically: a reader finds the whole old one or the whole new one. `fill` gets the
+/// new one, which has mode 0600 and the name `temporary`, in the same directory, until it is filled. A file of that name is
+/// removed: a writer that died left it.
 ///
 /// # Errors
-/// What the system calls and `fill` say. Then the file is as it was.
+/// Those of the system calls and of `fill`. Then the file is as it was.
 pub fn replace<T>(path: &Path, temporary: &Path, fill: impl FnOnce(File) -> io::Result<T>) -> io::Result<T> {
     match fs::remove_file(temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -21,39 +21,39 @@ pub fn replace<T>(path: &Path, temporary: &Path, fill: impl FnOnce(File) -> io::
     filled.inspect_err(|_| drop(fs::remove_file(temporary)))
 }
 
-/// Opens a file that somebody else named: neither a FIFO nor a device can let this wait.
+/// Opens a file at a path from outside: a FIFO or a device cannot block this.
 ///
 /// # Errors
-/// What open(2) says, or that it is no regular file.
+/// Those of open(2), or it is no regular file.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     regular(OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?)
 }
 
-/// What is open, if that is a regular file.
+/// The open file, if it is a regular file.
 ///
 /// # Errors
-/// It is none, or cannot be asked.
+/// It is none, or fstat(2) failed.
 pub fn regular(file: File) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
 }
 
-/// Makes a directory of mode 0700 that belongs to this uid, or one of it that is there.
+/// Creates a directory with mode 0700 and this owner, or gives one that exists that mode and owner.
 ///
-/// By a descriptor, so that nobody can put something else under the name meanwhile. The mode comes first: of a
-/// directory that is another's it cannot be changed without more capabilities than CHOWN.
+/// By a descriptor, so that the name cannot be exchanged meanwhile. The mode comes first: CHOWN alone does not allow to
+/// change that of another user's directory.
 ///
 /// # Errors
-/// What the system calls say.
+/// Those of the system calls.
 pub fn private_directory(dir: &Path, owner: u32) -> io::Result<()> {
     match DirBuilder::new().recursive(true).mode(0o700).create(dir) {
-        // The name is a file's or a link's: what follows says so.
+        // If the name is a file's or a link's, the open below fails.
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
     let plain: PathBuf = dir.components().collect();
     let open =
         |flags| OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW | flags).open(&plain);
-    // Of another uid's private directory, root without capabilities may not open more than the path.
+    // Root without capabilities may open only the path of another uid's private directory.
     let meta = open(libc::O_PATH)?.metadata()?;
     if (meta.uid(), meta.mode() & 0o7777) == (owner, 0o700) {
         return Ok(());

@@ -17,10 +17,10 @@ const ROOM: usize = 4096;
 pub struct Events(AsyncFd<OwnedFd>);
 
 impl Events {
-    /// Makes one. To be called within a tokio runtime that has I/O.
+    /// To be called within a tokio runtime that has I/O.
     ///
     /// # Errors
-    /// EMFILE if the user has too many, and what epoll may say.
+    /// EMFILE if the user has too many, and those of epoll.
     pub fn new() -> io::Result<Self> {
         Ok(Self(crate::awaitable(init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?, Interest::READABLE)?))
     }

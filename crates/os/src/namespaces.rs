@@ -1,4 +1,4 @@
-//! Namespaces of mounts and of processes of one's own: what is mounted and what runs in them ends with them, however their owner ends.
+//! Own mount and PID namespaces: what is mounted and what runs in them ends with them, however their owner ends.
 
 use crate::process::{KILL_CHILD, check_single_threaded, die_with, ended};
 use nix::errno::Errno;
@@ -19,14 +19,14 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
-/// Whether a process is in this one's namespace of a kind, by its name in /proc/PID/ns; also where neither can be seen.
+/// Whether a process is in this process's namespace of a kind, a name in /proc/PID/ns. True also if neither can be read.
 pub fn is_shared_with(pid: i32, kind: &str) -> bool {
     let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/{kind}")).ok();
     of(&pid.to_string()) == of("self")
 }
 
-/// Goes into a mount namespace of its own, in which all is mounted that is mounted here, now and later, and from which nothing comes
-/// back. To be called by a process of one thread: others would stay in the old one.
+/// Enters a new mount namespace, to which mounts of the old one propagate, but not back.
+/// To be called by a process with one thread: others would stay in the old one.
 ///
 /// # Errors
 /// There is another thread, or CAP_SYS_ADMIN is missing.
@@ -36,60 +36,61 @@ pub fn own_mounts() -> io::Result<()> {
     Ok(mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)?)
 }
 
-/// Mounts a file system in memory for at most this many bytes, of mode 0700, which is never swapped since Linux 6.4. With `label`, all its files have this label of SELinux.
+/// Mounts a tmpfs for at most this many bytes, with mode 0700, which is never swapped since Linux 6.4. With `label`, all its files
+/// have this SELinux label.
 ///
 /// # Errors
-/// What mount(2) says.
+/// Those of mount(2).
 pub fn tmpfs(at: &Path, bytes: u64, label: Option<&str>) -> io::Result<()> {
     let label = label.map(|label| format!(",context=\"{label}\"")).unwrap_or_default();
     let with = |more: &str| {
         let options = format!("mode=0700,size={bytes}{more}{label}");
         mount(Some("berth"), at, Some("tmpfs"), MsFlags::MS_NODEV, Some(options.as_str()))
     };
-    // An older kernel refuses what it does not know.
+    // An older kernel refuses an unknown option.
     let mounted = with(",noswap").or_else(|error| if error == Errno::EINVAL { with("") } else { Err(error) });
     Ok(mounted?)
 }
 
-/// Takes it away, whoever uses it still.
+/// Unmounts it, even while it is in use.
 ///
 /// # Errors
-/// What umount2(2) says.
+/// Those of umount2(2).
 pub fn unmount(at: &Path) -> io::Result<()> {
     Ok(umount2(at, MntFlags::MNT_DETACH)?)
 }
 
-/// Lets the child's program be the first process of PID and mount namespaces of its own, so that all that it starts ends with it. The
-/// child itself stays outside until that has ended, and ends with its exit status, or 128 and the number of the signal that ended it.
-/// It passes SIGTERM on; when the thread that started it ends, or with [`KILL_CHILD`], it kills all of them. At last it removes these
-/// `cgroups`, each the cgroup.procs of what is above it and its own directory, also where it is in one itself: those that somebody else
-/// is in stay.
+/// Runs the child's program as the first process of new PID and mount namespaces, so that everything it starts ends with it. The
+/// child itself stays outside until the program has ended, and ends with its exit status, or 128 and the number of the signal that
+/// ended it. It forwards SIGTERM; when the thread that started it ends, or on [`KILL_CHILD`], it kills all processes of the namespace.
+/// Finally it leaves and removes these `cgroups`, each given as the cgroup.procs of its parent and its own directory. A cgroup with
+/// other processes in it stays.
 ///
 /// # Errors
-/// A path has a zero in it.
+/// A path contains a NUL.
 pub fn in_own_processes(command: &mut Command, cgroups: &[(PathBuf, PathBuf)]) -> io::Result<()> {
     let text = |path: &PathBuf| CString::new(path.as_os_str().as_bytes());
     let cgroups: Result<Vec<_>, _> = cgroups.iter().map(|(above, own)| Ok((text(above)?, text(own)?))).collect();
     let cgroups = cgroups.map_err(|error: NulError| io::Error::other(error))?;
     let parent = getpid();
-    // SAFETY: in the child, and in its own, only system calls are made and errors without allocation constructed: all
-    // async-signal-safe, as fork(2) is where nobody registered a handler for it.
+    // SAFETY: in the child, and in its own child, only system calls are made and errors without allocation constructed: all
+    // async-signal-safe, as fork(2) is without a registered handler.
     unsafe {
-        command.pre_exec(move || stand_before(parent, &cgroups));
+        command.pre_exec(move || supervise(parent, &cgroups));
     }
     Ok(())
 }
 
 /// Returns in the first process of new namespaces, never in this one.
-fn stand_before(parent: Pid, cgroups: &[(CString, CString)]) -> io::Result<()> {
+fn supervise(parent: Pid, cgroups: &[(CString, CString)]) -> io::Result<()> {
     let heard: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, KILL_CHILD].into_iter().collect();
     // Blocked before they can come, so that none is missed.
     let mask = heard.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     die_with(parent, KILL_CHILD)?;
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS)?;
-    // What is mounted here is not to be seen by anybody else.
+    // Mounts made here must not propagate to other namespaces.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)?;
-    // Another process's ID says nothing in the new namespace.
+    // The ID of a process outside is meaningless in the new namespace.
     let this = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
     // SAFETY: this process has one thread, being a child that has not executed anything yet.
     match unsafe { fork() }? {
@@ -105,8 +106,8 @@ fn stand_before(parent: Pid, cgroups: &[(CString, CString)]) -> io::Result<()> {
             Ok(mask.thread_set_mask()?)
         }
         ForkResult::Parent { child } => {
-            // Among what is open here is the pipe that tells the parent that the program is executed, by its end.
-            // SAFETY: nothing uses them any more.
+            // One of them is the pipe whose end tells the parent that the program was executed.
+            // SAFETY: nothing uses these descriptors any more.
             unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
             let code = watch(child, &heard)
                 .map_or(70, |status| status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
@@ -137,7 +138,7 @@ fn watch(child: Pid, heard: &SigSet) -> io::Result<ExitStatus> {
 /// Leaves a cgroup and removes it, by system calls alone.
 fn remove_cgroup(above: &CStr, own: &CStr) {
     if let Ok(above) = open(above, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
-        // 0 is who writes.
+        // 0 is the writing process.
         let _ = rustix::io::write(&above, b"0");
     }
     let _ = unlinkat(CWD, own, AtFlags::REMOVEDIR);

@@ -42,7 +42,7 @@ pub fn set(interface: &str, setting: Setting) -> io::Result<()> {
 /// The addresses of all interfaces.
 ///
 /// # Errors
-/// What getifaddrs(3) says.
+/// Those of getifaddrs(3).
 pub fn addresses() -> io::Result<Vec<IpAddr>> {
     let addresses = getifaddrs()?.filter_map(|interface| {
         let address = interface.address?;

@@ -23,8 +23,8 @@ impl Pipe {
         Ok(Self { read, write })
     }
 
-    /// Moves up to `length` bytes from a socket into the pipe, which must be empty: then `EAGAIN` speaks of
-    /// the socket alone. 0 is the socket's end.
+    /// Moves up to `length` bytes from a socket into the pipe, which must be empty: then `EAGAIN` is
+    /// about the socket alone. 0 is the socket's end.
     pub fn fill(&self, socket: &impl AsFd, length: usize) -> io::Result<usize> {
         Ok(splice(socket, None, &self.write, None, length, flags())?)
     }
@@ -45,7 +45,7 @@ impl Pipe {
     /// Moves up to `length` bytes from the pipe to a socket; there must be as many.
     ///
     /// # Errors
-    /// What splice(2) says. It raises no SIGPIPE where that is ignored, as Rust programs do.
+    /// Those of splice(2). It raises no SIGPIPE where that is ignored, as in Rust programs.
     pub fn drain(&self, socket: &impl AsFd, length: usize) -> io::Result<usize> {
         Ok(splice(&self.read, None, socket, None, length, flags())?)
     }

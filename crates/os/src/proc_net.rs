@@ -1,6 +1,6 @@
-//! Who holds a port, from /proc, so that a bind that fails explains itself.
+//! Which process holds a port, from /proc, so that the error of a failed bind can name it.
 //!
-//! For messages, `berth doctor` and the count of strangers' listeners: what a shim does is not decided by it.
+//! For messages, `berth doctor` and the number of foreign listeners: no decision of a shim depends on it.
 
 use nix::unistd::Uid;
 use procfs::net::TcpNetEntries;
@@ -29,7 +29,7 @@ pub struct Entry {
     pub remote: SocketAddr,
     /// State, after the kernel's tcp_states.h; 0x0a is listening.
     pub state: u8,
-    /// Effective user ID of who made the socket.
+    /// Effective user ID of the process that created the socket.
     pub uid: u32,
     /// Inode of the socket; 0 if it has no file any more.
     pub inode: u64,
@@ -54,9 +54,9 @@ pub fn listeners(port: u16) -> io::Result<Vec<Entry>> {
     Ok(found)
 }
 
-/// As [`listeners`], those with this address. Only the table of its family is looked into: for IPv4 that is cheap
-/// however many connections there are. For IPv6 the kernel passes over every connection of IPv4 until it finds
-/// what comes after the last listener.
+/// As [`listeners`], those with this address. Only the table of its family is read: for IPv4 that is cheap
+/// however many connections there are. For IPv6 the kernel walks over every IPv4 connection to find the end of the
+/// listeners.
 pub fn listeners_at(address: SocketAddr) -> io::Result<Vec<Entry>> {
     let mut found = read_listeners(TABLES[usize::from(address.is_ipv6())])?;
     found.retain(|entry| entry.local == address);
@@ -68,13 +68,13 @@ pub fn sockets() -> io::Result<Vec<Entry>> {
     read_tables(|table| entries(table)?.collect())
 }
 
-/// The first process found that has the socket with this inode. None if it is in another process
-/// namespace or may not be looked into.
+/// The first process found that has the socket with this inode. None if it is in another PID
+/// namespace or may not be inspected.
 pub fn process_of(inode: u64) -> Option<Process> {
     processes_of(&HashSet::from([inode])).remove(&inode)
 }
 
-/// As [`process_of`], of many sockets: every open file of every process is looked at, but only once.
+/// As [`process_of`], of many sockets: every open file of every process is read, but only once.
 pub fn processes_of(inodes: &HashSet<u64>) -> HashMap<u64, Process> {
     let mut found = HashMap::new();
     for process in all_processes().into_iter().flatten().flatten() {
@@ -98,7 +98,7 @@ pub fn listens(pid: i32, address: SocketAddr) -> bool {
     procfs::process::Process::new(pid).is_ok_and(|process| sockets_of(&process).any(|inode| inodes.contains(&inode)))
 }
 
-/// Inodes of a process's sockets; none if it may not be looked into.
+/// Inodes of a process's sockets; none if it may not be inspected.
 fn sockets_of(process: &procfs::process::Process) -> impl Iterator<Item = u64> {
     process.fd().into_iter().flatten().filter_map(|fd| match fd.ok()?.target {
         FDTarget::Socket(inode) => Some(inode),
@@ -110,7 +110,7 @@ fn name_of(process: &procfs::process::Process) -> String {
     process.stat().map_or(String::new(), |stat| stat.comm.replace(char::is_control, "?"))
 }
 
-/// One sentence on who holds `wanted` and what fixes it, for a bind that failed with EADDRINUSE.
+/// One sentence on which process holds `wanted` and the fix, for a bind that failed with EADDRINUSE.
 pub fn explain(wanted: SocketAddr) -> String {
     match sockets() {
         Ok(entries) => describe(wanted, Uid::effective().as_raw(), &entries, process_of),
@@ -118,7 +118,7 @@ pub fn explain(wanted: SocketAddr) -> String {
     }
 }
 
-/// As [`explain`], with what is known; `our_uid` is the effective user ID of who wants the port.
+/// As [`explain`], from sockets that were read already; `our_uid` is the effective user ID of the process that wants the port.
 pub fn describe(
     wanted: SocketAddr,
     our_uid: u32,
@@ -160,8 +160,8 @@ pub fn describe(
     }
 }
 
-/// Whether two sockets of one port are in each other's way. A listener on `::` is taken for one of
-/// both families, as it is by default; berth's own IPv6 sockets are of IPv6 only.
+/// Whether two sockets of one port exclude each other. A listener on `::` is taken for one of
+/// both families, the default; berth's own IPv6 sockets are IPv6 only.
 pub fn clashes(wanted: SocketAddr, other: SocketAddr) -> bool {
     let (wanted_ip, other_ip) = (wanted.ip().to_canonical(), other.ip().to_canonical());
     let any_family = other_ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
@@ -208,7 +208,7 @@ fn read_listeners(table: &str) -> io::Result<Vec<Entry>> {
     entries(table)?.take_while(is_listening).collect()
 }
 
-/// A line that is no entry is passed over, so the heading is too.
+/// Lines that are no entries are skipped, as the heading is.
 fn entries(table: &str) -> io::Result<impl Iterator<Item = io::Result<Entry>>> {
     let lines = BufReader::new(fs::File::open(table)?).lines();
     Ok(lines.filter_map(|line| line.map(|line| parse_line(&line)).transpose()))

@@ -33,7 +33,7 @@ const FILES: u64 = 1 << 20;
 /// part of CAP_SYS_ADMIN.
 ///
 /// # Errors
-/// What capget(2) says.
+/// Those of capget(2).
 pub fn lacks_for_bpf() -> io::Result<Vec<&'static str>> {
     let has = rustix::thread::capabilities(None)?.effective;
     let needed =
@@ -54,12 +54,12 @@ pub(crate) fn raise_locked_memory() -> bool {
     raise(libc::RLIM_INFINITY) || raise(hard)
 }
 
-/// The kernel's release, as `uname -r` says it.
+/// The kernel's release, as `uname -r` prints it.
 pub fn kernel_release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
-/// Raises the limit of open files to the hard limit and says what it is.
+/// Raises the limit of open files to the hard limit and returns it.
 pub fn raise_file_limit() -> io::Result<u64> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     if soft < hard {
@@ -68,7 +68,7 @@ pub fn raise_file_limit() -> io::Result<u64> {
     Ok(hard)
 }
 
-/// As [`raise_file_limit`], the hard limit too, as far as the kernel allows by default: that is for root, and another keeps what it has.
+/// As [`raise_file_limit`], and for root the hard limit too, up to the kernel's default.
 pub fn raise_hard_file_limit() -> io::Result<u64> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let kernels = fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse().ok());
@@ -86,14 +86,14 @@ pub fn cpu_seconds() -> f64 {
     getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()))
 }
 
-/// This process's use of the machine, after the names that Prometheus' client libraries agreed on. What
-/// /proc does not tell is left out.
+/// This process's use of the machine, by the names that Prometheus' client libraries agreed on. What /proc does
+/// not show is left out.
 pub fn usage() -> Vec<(&'static str, &'static str, f64)> {
     let mut all = Vec::new();
     if let Ok(statm) = Process::myself().and_then(|own| own.statm()) {
         all.push(("process_resident_memory_bytes", "Resident memory", (statm.resident * procfs::page_size()) as f64));
     }
-    // Not procfs: on some kernels it counts the directory that is being read, on others not.
+    // Not by procfs, which counts the directory that is being read on some kernels and not on others.
     if let Ok(open) = fs::read_dir("/proc/self/fd") {
         // One of them is the directory that is being read.
         all.push(("process_open_fds", "Open file descriptors", open.count().saturating_sub(1) as f64));
@@ -140,26 +140,26 @@ pub fn parent(pid: i32) -> Option<i32> {
     Process::new(pid).and_then(|process| process.stat()).ok().map(|stat| stat.ppid)
 }
 
-/// A process, whichever has its number later.
+/// A process by its pidfd: the number may be reused, the descriptor stays its own.
 #[derive(Debug)]
-pub struct Held {
+pub struct HeldProcess {
     pub pid: i32,
     fd: OwnedFd,
 }
 
-impl Held {
+impl HeldProcess {
     /// # Errors
-    /// There is none of this number.
+    /// No process has this number.
     pub fn of(pid: i32) -> io::Result<Self> {
         let number = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(Self { pid, fd: rustix::process::pidfd_open(number, PidfdFlags::empty())? })
     }
 
-    /// What `read` finds by its number. Not its root and its program kept open: what is mounted in a root is gone with the last process
-    /// there, and would be copied as empty.
+    /// What `read` finds by its number. (Keeping its root and program open instead would not do: the mounts in a root go with the last
+    /// process there, and would be copied as empty.)
     ///
     /// # Errors
-    /// What `read` says, or that the process ended, so that what was read may be another's.
+    /// That of `read`, or the process ended, so that what was read may be another's.
     pub fn read<T>(&self, read: impl FnOnce(i32) -> io::Result<T>) -> io::Result<T> {
         let found = read(self.pid);
         if self.ends_within(Duration::ZERO)? {
@@ -168,10 +168,10 @@ impl Held {
         found
     }
 
-    /// Waits until it has ended with all its threads, so that nothing of it is open; whether it has, after this time at most.
+    /// Waits at most this long until it has ended with all its threads, so that none of its files is open; whether it has.
     ///
     /// # Errors
-    /// What poll(2) says.
+    /// Those of poll(2).
     pub fn ends_within(&self, most: Duration) -> io::Result<bool> {
         let until = Instant::now() + most;
         let mut ends = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
@@ -191,9 +191,9 @@ impl Held {
     }
 }
 
-/// How a process runs, for another that is to run as it does.
+/// How a process runs, so that another one can be run in the same way.
 #[derive(Debug, Clone)]
-pub struct Like {
+pub struct ProcessAttributes {
     pub environment: Vec<(OsString, OsString)>,
     pub directory: PathBuf,
     pub uid: u32,
@@ -206,11 +206,11 @@ pub struct Like {
     pub resident: u64,
 }
 
-impl Like {
+impl ProcessAttributes {
     /// Of a process in this one's namespaces.
     ///
     /// # Errors
-    /// It has ended, or may not be looked into.
+    /// It has ended, or may not be inspected.
     pub fn of(pid: i32) -> io::Result<Self> {
         Self::read(pid).map_err(io::Error::other)
     }
@@ -240,8 +240,8 @@ impl Like {
         })
     }
 
-    /// Lets a child run like it: its environment, directory, user and limits. The child gets SIGKILL when the thread that starts it
-    /// ends. What the child's program may read is for the caller to see to; so is its OOM score ([`Self::set_oom_score`]).
+    /// Gives a child its environment, directory, user and limits. The child gets SIGKILL when the thread that starts it
+    /// ends. Access to the child's program is the caller's task, and so is the OOM score ([`Self::set_oom_score`]).
     pub fn apply(&self, command: &mut Command) {
         command.env_clear().envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.current_dir(&self.directory);
@@ -256,7 +256,7 @@ impl Like {
                 for (resource, soft, hard) in &limits {
                     setrlimit(*resource, *soft, *hard)?;
                 }
-                // No other user may.
+                // Only root may.
                 if geteuid().is_root() {
                     setgroups(&groups)?;
                     setgid(gid)?;
@@ -295,14 +295,14 @@ pub(crate) fn check_single_threaded() -> io::Result<()> {
     }
 }
 
-/// Divides this process, which must have one thread: the other has a session of its own. To be called before anything that both would
-/// share, such as a runtime with its pipe for signals.
+/// Forks this process, which must have one thread; the child gets its own session. To be called before anything is made that both
+/// would share, such as a runtime with its pipe for signals.
 ///
 /// # Errors
-/// There is another thread, or what the system calls say.
+/// There is another thread, or those of the system calls.
 pub fn detach() -> io::Result<Detached> {
     check_single_threaded()?;
-    // SAFETY: with one thread, nobody holds a lock that the child would wait for in vain.
+    // SAFETY: with one thread, no other holds a lock that the child would wait for.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(Detached::Caller(child.as_raw())),
         ForkResult::Child => {
@@ -320,10 +320,10 @@ pub fn set_oom_score(score: i16) -> io::Result<()> {
     Process::myself().and_then(|own| own.set_oom_score_adj(score)).map_err(io::Error::other)
 }
 
-/// Leaves the directory and the terminal of who started this process, which writes its output into `log` from now on.
+/// Leaves the working directory and the terminal; this process writes its output into `log` from now on.
 ///
 /// # Errors
-/// What the system calls say.
+/// Those of the system calls.
 pub fn leave_terminal(log: &File) -> io::Result<()> {
     std::env::set_current_dir("/")?;
     dup2_stdin(File::open("/dev/null")?.as_fd())?;
@@ -332,7 +332,7 @@ pub fn leave_terminal(log: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets the child run in a namespace of any kind that execve does not need anew.
+/// Runs the child in a namespace, of any kind that a process can join by itself.
 pub fn in_namespace(command: &mut Command, namespace: Arc<OwnedFd>) {
     // SAFETY: between fork and exec only setns is called, and construction of an error without allocation: both
     // async-signal-safe.
@@ -347,39 +347,38 @@ pub(crate) fn die_with(parent: Pid, signal: Signal) -> io::Result<()> {
     if getppid() == parent { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
 }
 
-/// The signal by which who stays in [`go_on_as_child`] kills the child: one that the kernel never sends, and people neither.
+/// The signal on which the parent in [`go_on_as_child`] kills the child: neither the kernel nor people send it.
 pub const KILL_CHILD: Signal = Signal::SIGSTKFLT;
 
-/// Goes on as a child of what was this process, which stays between it and the parent until it ends, and then ends
-/// as it did. What asks a process to end (SIGTERM, SIGINT, SIGHUP, and SIGQUIT, at which Go writes its stacks first) it passes on, each once, however often it comes, and
-/// one [`KILL_CHILD`] as SIGKILL. It has one thread, so its own death reaches the child once: as SIGKILL, also through
-/// execve.
+/// Forks and returns in the child. The parent stays until the child ends, and then ends with the same status. It forwards SIGTERM,
+/// SIGINT, SIGHUP and SIGQUIT (on which Go writes its stacks first), each once, however often it comes, and one [`KILL_CHILD`] as
+/// SIGKILL. It has one thread, so its own death reaches the child once: as SIGKILL, also through execve.
 ///
-/// To be called by a process of one thread.
+/// To be called by a process with one thread.
 ///
 /// # Errors
-/// What the system calls say, or `ESRCH` in a child whose parent died at once.
+/// Those of the system calls, or `ESRCH` in a child whose parent died at once.
 pub fn go_on_as_child() -> io::Result<()> {
-    let heard = [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, KILL_CHILD];
-    let heard: SigSet = heard.into_iter().collect();
+    let signals = [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, KILL_CHILD];
+    let signals: SigSet = signals.into_iter().collect();
     // Blocked before there is a child, so that none is missed.
-    let mask = heard.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    let mask = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let parent = getpid();
-    // SAFETY: with one thread, nobody holds a lock that the child would wait for in vain.
+    // SAFETY: with one thread, no other holds a lock that the child would wait for.
     match unsafe { fork() }? {
         ForkResult::Child => {
             mask.thread_set_mask()?;
             die_with(parent, Signal::SIGKILL)
         }
-        ForkResult::Parent { child } => end_as(stay(child, &heard)?),
+        ForkResult::Parent { child } => end_as(forward_signals(child, &signals)?),
     }
 }
 
-/// Passes signals on until the child has ended.
-fn stay(child: Pid, heard: &SigSet) -> io::Result<ExitStatus> {
-    let mut told = SigSet::empty();
+/// Forwards signals until the child has ended.
+fn forward_signals(child: Pid, signals: &SigSet) -> io::Result<ExitStatus> {
+    let mut forwarded = SigSet::empty();
     loop {
-        let (signal, passed) = match heard.wait()? {
+        let (signal, passed) = match signals.wait()? {
             Signal::SIGCHLD => match ended(child)? {
                 Some(status) => return Ok(status),
                 None => continue,
@@ -387,10 +386,10 @@ fn stay(child: Pid, heard: &SigSet) -> io::Result<ExitStatus> {
             KILL_CHILD => (KILL_CHILD, Signal::SIGKILL),
             signal => (signal, signal),
         };
-        if told.contains(signal) {
+        if forwarded.contains(signal) {
             continue;
         }
-        told.add(signal);
+        forwarded.add(signal);
         if let Err(error) = kill(child, passed) {
             tracing::warn!(pid = child.as_raw(), signal = %passed, %error, "cannot signal the apiserver");
         }
@@ -408,7 +407,7 @@ fn end_as(status: ExitStatus) -> ! {
     if let Some(signal) = status.signal() {
         // One core file is enough.
         let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
-        // SAFETY: the default action needs no handler, and no other thread has an opinion about it.
+        // SAFETY: the default action needs no handler, and there is no other thread.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
         let _ = SigSet::all().thread_unblock();
         // SAFETY: it takes any number.
@@ -426,7 +425,7 @@ mod tests {
     fn what_may_be_another_processs_is_not_taken() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
-        let held = Held::of(pid).unwrap();
+        let held = HeldProcess::of(pid).unwrap();
         let its = |pid: i32| parent(pid).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
         assert_eq!(held.read(its).unwrap(), getpid().as_raw());
         // As if another had its number.
@@ -436,13 +435,13 @@ mod tests {
             its(getpid().as_raw())
         };
         assert!(held.read(other).unwrap_err().to_string().contains("ended meanwhile"));
-        assert!(Held::of(pid).is_err());
+        assert!(HeldProcess::of(pid).is_err());
     }
 
     #[test]
     fn the_end_of_a_process_is_waited_for() {
         let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
-        let held = Held::of(i32::try_from(child.id()).unwrap()).unwrap();
+        let held = HeldProcess::of(i32::try_from(child.id()).unwrap()).unwrap();
         assert!(!held.ends_within(Duration::ZERO).unwrap());
         let end = child.stdin.take();
         std::thread::scope(|scope| {

@@ -36,10 +36,10 @@ pub fn listener(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A connection to a listener. It stands at once or fails.
+/// Connects to a listener; it never waits.
 ///
 /// # Errors
-/// `ENOENT` and `ECONNREFUSED` where nobody listens, `EAGAIN` where the queue is full: try again.
+/// `ENOENT` and `ECONNREFUSED` where nothing listens, `EAGAIN` where the queue is full: try again.
 pub fn dial(path: &Path) -> io::Result<OwnedFd> {
     let socket = new()?;
     connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
@@ -56,7 +56,7 @@ pub fn peer_uid(socket: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(getsockopt(&socket, sockopt::PeerCredentials)?.uid())
 }
 
-/// Whether the other end has been closed: what is sent now is read by nobody.
+/// Whether the other end has been closed: what is sent now is not read.
 pub fn is_closed(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let mut polled = [PollFd::new(socket, PollFlags::empty())];
     poll(&mut polled, PollTimeout::ZERO)?;

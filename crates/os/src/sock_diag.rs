@@ -1,7 +1,7 @@
-//! What the kernel knows of TCP sockets of IPv4, asked by sock_diag(7) in this thread's network namespace. That needs
-//! no privilege, and unlike /proc/net/tcp it passes over what is not asked for, and tells a socket's options.
+//! IPv4 TCP sockets by sock_diag(7), in this thread's network namespace. It needs no privilege, and unlike /proc/net/tcp it can
+//! filter by port and state, and shows a socket's options.
 //!
-//! Of the crate netlink-packet-sock-diag little more than an answer's header would be of use: it does not know
+//! The crate netlink-packet-sock-diag would be of use for little more than a reply's header: it does not know
 //! INET_DIAG_SOCKOPT, and brings three more crates. Offsets and numbers here are those of linux/netlink.h and
 //! linux/inet_diag.h.
 
@@ -11,7 +11,7 @@ use std::io::{self, Read as _};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
-/// State of a connection whose peer has sent all that it had to send (TCP_CLOSE_WAIT in the kernel's tcp_states.h).
+/// State of a connection whose peer has sent FIN (TCP_CLOSE_WAIT in the kernel's tcp_states.h).
 const CLOSE_WAIT: u8 = 0x08;
 
 /// Not in the libc crate; from linux/sock_diag.h.
@@ -25,13 +25,13 @@ const BIND_ADDRESS_NO_PORT: u8 = if cfg!(target_endian = "little") { 0x01 } else
 const HEADER: usize = 16;
 const REQUEST: usize = HEADER + 56;
 
-/// The largest datagram that the kernel makes of an answer.
+/// The largest datagram of a reply.
 const DATAGRAM: usize = 32 * 1024;
 
-/// Longest that an answer is waited for, with all attempts: who asks may have a lease to renew, each second.
+/// Longest wait for a reply, with all attempts: the calling thread may have to renew a lease each second.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// How often it is asked when what it walks through changes meanwhile.
+/// How often a listing is repeated when the kernel's tables change meanwhile.
 const ATTEMPTS: usize = 4;
 
 /// How many connections there are, by whether their listener had [`super::socket::mark_listener`].
@@ -49,17 +49,17 @@ pub struct AcceptQueue {
     pub limit: u32,
 }
 
-/// The connections of IPv4 to this local port and one of these local addresses that are ESTABLISHED or in CLOSE_WAIT,
+/// The IPv4 connections to this local port and one of these local addresses that are ESTABLISHED or in CLOSE_WAIT,
 /// accepted or not. No address, or 0.0.0.0 among them, stands for all outside 127.0.0.0/8.
 ///
-/// A client of IPv4 that a listener of `[::]` has accepted is not counted: the kernel has its connection as one of IPv6.
+/// An IPv4 client that a listener on `[::]` has accepted is not counted: for the kernel its connection is IPv6.
 ///
-/// It blocks for about 1 µs per connection of this port, those to other addresses included, and for half a second at most. The kernel lists them in
-/// parts: while many begin and end, a few may be missed or counted twice.
+/// It blocks for about 1 µs per connection of this port, those to other addresses included, and for half a second at most. The
+/// kernel lists them in parts: while many begin and end, a few may be missed or counted twice.
 ///
 /// # Errors
-/// `Unsupported` before Linux 5.10, which does not tell the mark; `ENOENT` for a kernel without tcp_diag; `TimedOut`;
-/// `InvalidData` for an answer that cannot be read; what socket(2) says.
+/// `Unsupported` before Linux 5.10, which does not show the mark; `ENOENT` for a kernel without tcp_diag; `TimedOut`;
+/// `InvalidData` for a reply that cannot be parsed; those of socket(2).
 pub fn connections(port: u16, addresses: &[Ipv4Addr]) -> io::Result<Connections> {
     let any = addresses.is_empty() || addresses.contains(&Ipv4Addr::UNSPECIFIED);
     let is_asked_for = |ip: &Ipv4Addr| if any { !ip.is_loopback() } else { addresses.contains(ip) };
@@ -72,7 +72,7 @@ pub fn connections(port: u16, addresses: &[Ipv4Addr]) -> io::Result<Connections>
             Some(true) => counted.marked += 1,
             Some(false) => counted.others += 1,
             None => {
-                let why = "the kernel does not tell a connection's options: that needs Linux 5.10 or newer";
+                let why = "the kernel does not show a connection's options: that needs Linux 5.10 or newer";
                 return Err(io::Error::new(io::ErrorKind::Unsupported, why));
             }
         }
@@ -80,14 +80,14 @@ pub fn connections(port: u16, addresses: &[Ipv4Addr]) -> io::Result<Connections>
     Ok(counted)
 }
 
-/// The accept queue of who listens at exactly this address; None if nobody does. Of several that share it
+/// The accept queue of the listener at exactly this address; None if there is none. For several that share it
 /// (`SO_REUSEPORT`), the sums.
 ///
 /// # Errors
 /// As [`connections`], without `Unsupported`.
 pub fn accept_queue(listener: SocketAddrV4) -> io::Result<Option<AcceptQueue>> {
-    // Asked for this one socket, the kernel would answer with the one that gets the next client: a wildcard's, or
-    // what a BPF program names.
+    // A request for this one socket would return the one that gets the next client: a wildcard's, or the one that a BPF
+    // program chooses.
     let queues = sockets(listener.port(), &[LISTEN])?.into_iter().filter(|socket| socket.local == listener);
     Ok(queues.map(|socket| socket.queue).reduce(|sum, queue| AcceptQueue {
         waiting: sum.waiting.saturating_add(queue.waiting),
@@ -95,22 +95,22 @@ pub fn accept_queue(listener: SocketAddrV4) -> io::Result<Option<AcceptQueue>> {
     }))
 }
 
-/// A socket in an answer.
+/// A socket in a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry {
     local: SocketAddrV4,
     /// Of a listener. (For a connection the kernel has numbers of bytes in its place.)
     queue: AcceptQueue,
-    /// None if the kernel does not tell.
+    /// None if the kernel does not show it.
     is_marked: Option<bool>,
 }
 
-/// What one datagram has of an answer.
+/// One datagram of a reply.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Part {
     sockets: Vec<Entry>,
     is_last: bool,
-    /// What the kernel walks through was changed: the whole answer may lack some sockets, or have some twice.
+    /// The kernel's tables changed: the whole reply may lack some sockets, or have some twice.
     is_inconsistent: bool,
 }
 
@@ -125,9 +125,9 @@ fn sockets(port: u16, states: &[u8]) -> io::Result<Vec<Entry>> {
     Err(io::Error::new(io::ErrorKind::ResourceBusy, "the kernel's sockets changed each time while they were listed"))
 }
 
-/// None if the answer is inconsistent.
+/// None if the reply is inconsistent.
 fn dump(port: u16, states: &[u8], by: Instant) -> io::Result<Option<Vec<Entry>>> {
-    // One question a socket: all that it receives is the answer.
+    // One request per socket: everything it receives is the reply.
     let protocol = Protocol::from(libc::NETLINK_SOCK_DIAG);
     let mut socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(protocol))?;
     socket.send(&request(port, states))?;
@@ -135,7 +135,7 @@ fn dump(port: u16, states: &[u8], by: Instant) -> io::Result<Option<Vec<Entry>>>
     let (mut sockets, mut is_inconsistent) = (Vec::new(), false);
     loop {
         let left = by.saturating_duration_since(Instant::now());
-        // To the system a timeout of less than a microsecond is none.
+        // The system takes a timeout below a microsecond for none.
         if left < Duration::from_millis(1) {
             let why = format!("the kernel did not list its sockets within {PATIENCE:?}");
             return Err(io::Error::new(io::ErrorKind::TimedOut, why));

@@ -28,9 +28,9 @@ sockopt_impl!(
 /// What keeps a dead peer from being held for ever. On a listener the accepted sockets inherit it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keepalive {
-    /// Idle time before the first question; `None` asks never.
+    /// Idle time before the first probe; `None`: no keepalive.
     pub idle: Option<Duration>,
-    /// Time between two questions.
+    /// Time between two probes.
     pub interval: Duration,
     /// Unanswered questions after which the peer is gone.
     pub probes: u32,
@@ -40,12 +40,12 @@ pub struct Keepalive {
 
 /// A socket that is bound but does not listen: it reserves the port and gets nothing.
 ///
-/// `SO_REUSEPORT` lets siblings of the same effective uid bind too. `SO_REUSEADDR` lets connections
-/// in TIME_WAIT of an apiserver that held the port alone be there still; it goes at once, because a socket that has
+/// `SO_REUSEPORT` lets siblings of the same effective uid bind too. `SO_REUSEADDR` allows to bind while connections of an
+/// apiserver that held the port alone are in TIME_WAIT. It is removed at once, because a socket that has
 /// it and does not listen lets one of any other uid listen on the port.
 ///
 /// # Errors
-/// What socket(2), setsockopt(2) and bind(2) say; `EADDRINUSE` is explained by [`super::proc_net`].
+/// Those of socket(2), setsockopt(2) and bind(2); `EADDRINUSE` is explained by [`super::proc_net`].
 pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
@@ -68,12 +68,12 @@ pub fn bind(address: SocketAddr, freebind: bool) -> io::Result<OwnedFd> {
 
 /// Starts to listen, or changes the backlog of a socket that listens.
 ///
-/// While it listens it has `SO_REUSEADDR`: listen(2) looks for conflicts as bind(2) does, and accepted
+/// While it listens it has `SO_REUSEADDR`: listen(2) checks for conflicts as bind(2) does, and accepted
 /// connections inherit it. Without it, an apiserver without berth could not bind a wildcard address for as long as
 /// one of them is open or in TIME_WAIT.
 ///
 /// # Errors
-/// `EADDRINUSE` when a socket of another uid came to listen on the port in the meantime.
+/// `EADDRINUSE` when a socket of another uid began to listen on the port in the meantime.
 pub fn start_listening(socket: BorrowedFd<'_>, backlog: u32) -> io::Result<()> {
     let socket = SockRef::from(&socket);
     socket.set_reuse_address(true)?;
@@ -84,14 +84,14 @@ pub fn start_listening(socket: BorrowedFd<'_>, backlog: u32) -> io::Result<()> {
     })
 }
 
-/// Marks a listener, so that [`super::sock_diag::connections`] tells those it gets from now on, which inherit the mark,
+/// Marks a listener, so that [`super::sock_diag::connections`] can tell its new connections, which inherit the mark,
 /// from those of any other listener.
 ///
-/// The mark is `IP_BIND_ADDRESS_NO_PORT`, which means nothing for a bound socket that listens. One of IPv6 takes it too.
+/// The mark is `IP_BIND_ADDRESS_NO_PORT`, which has no effect on a bound socket that listens. An IPv6 socket takes it too.
 /// (Before bind(2), a port of 0 would stay 0.)
 ///
 /// # Errors
-/// What setsockopt(2) says.
+/// Those of setsockopt(2).
 pub fn mark_listener(listener: BorrowedFd<'_>) -> io::Result<()> {
     set_bind_address_no_port(listener)
 }
@@ -99,7 +99,7 @@ pub fn mark_listener(listener: BorrowedFd<'_>) -> io::Result<()> {
 /// The address that a socket is bound to.
 ///
 /// # Errors
-/// What getsockname(2) says, or `EAFNOSUPPORT` for a socket that is not of the Internet.
+/// Those of getsockname(2), or `EAFNOSUPPORT` for a socket that is neither IPv4 nor IPv6.
 pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     SockRef::from(&socket).local_addr()?.as_socket().ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
 }
@@ -116,14 +116,14 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(TcpStream, SocketAddr)> {
 
 /// Starts a non-blocking connection to `to`, from `source` if there is one.
 ///
-/// Towards this very host the handshake is mostly over when this returns.
+/// To an address of this host the TCP handshake has mostly ended when this returns.
 ///
 /// # Errors
-/// What socket(2), setsockopt(2), bind(2) and connect(2) say; `EADDRNOTAVAIL` when the source has no port left.
+/// Those of socket(2), setsockopt(2), bind(2) and connect(2); `EADDRNOTAVAIL` when the source has no port left.
 pub fn connect(to: SocketAddr, source: Option<IpAddr>, keepalive: &Keepalive) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     if to.ip().is_loopback() {
-        // Keepalive asks whether a host is there: it is this one.
+        // Keepalive probes whether a host is there: it is this one.
         socket.set_tcp_nodelay(true)?;
     } else {
         set_options(socket.as_fd(), keepalive)?;
@@ -165,8 +165,8 @@ pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)?)
 }
 
-/// Whether a socket can be told to look for its port among the odd and the even ones alike: Linux 6.8. Before that,
-/// connect() looks at the odd ones (one half) only when every even one is in use, and at all even ones each time.
+/// Whether a socket can be made to search odd and even ports alike: Linux 6.8. Before that, connect() tries
+/// odd ports (one half) only when every even one is in use, and all even ones each time.
 pub fn takes_every_port() -> bool {
     static TAKES: LazyLock<bool> = LazyLock::new(|| {
         let is_new = KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 8, 0));
@@ -187,7 +187,7 @@ fn set_every_port(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// namespace (`SO_COOKIE`).
 ///
 /// # Errors
-/// What getsockopt(2) says, `ENOTSOCK` for one.
+/// Those of getsockopt(2), such as `ENOTSOCK`.
 pub fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     SockRef::from(&socket).cookie()
 }
@@ -205,16 +205,16 @@ pub fn network_namespace(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     // SAFETY: it reads and writes no memory of this process.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGSKNS as libc::Ioctl) } {
         -1 => Err(io::Error::last_os_error()),
-        // SAFETY: it is new, so nobody else's.
+        // SAFETY: it is new, so nothing else owns it.
         namespace => Ok(unsafe { OwnedFd::from_raw_fd(namespace) }),
     }
 }
 
-/// Whether a socket listens on an address of this host. Nothing is connected: a bind is refused only for the sake of a
+/// Whether a socket listens on an address of this host. Without a connection: bind(2) is refused only because of a
 /// socket that listens, or has no `SO_REUSEADDR`, which Go and most others set.
 ///
 /// # Errors
-/// What socket(2) and bind(2) say: the address is none of this host's, or descriptors ran out.
+/// Those of socket(2) and bind(2): the address is none of this host's, or descriptors ran out.
 pub fn is_listened_on(address: SocketAddr) -> io::Result<bool> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
@@ -236,25 +236,25 @@ pub fn refuse(listener: BorrowedFd<'_>) -> io::Result<()> {
     listener.shutdown(std::net::Shutdown::Read)
 }
 
-/// Whether a descriptor of another process is what it is said to be: a TCP socket bound to an address,
-/// sharing its port, of this name.
+/// Checks a descriptor from another process: it must be a TCP socket bound to this address, with `SO_REUSEPORT` and this
+/// cookie.
 pub fn check_listener(socket: BorrowedFd<'_>, address: SocketAddr, name: u64) -> Result<(), String> {
-    let said = |error: io::Error| format!("it is no socket that can be asked: {error}");
+    let failed = |error: io::Error| format!("its options cannot be read: {error}");
     let asked = SockRef::from(&socket);
-    if asked.r#type().map_err(said)? != Type::STREAM || asked.protocol().map_err(said)? != Some(Protocol::TCP) {
+    if asked.r#type().map_err(failed)? != Type::STREAM || asked.protocol().map_err(failed)? != Some(Protocol::TCP) {
         return Err("it is no TCP socket".into());
     }
-    if cookie(socket).map_err(said)? != name {
+    if cookie(socket).map_err(failed)? != name {
         return Err("it is another socket than announced".into());
     }
-    match local_address(socket).map_err(said)? {
+    match local_address(socket).map_err(failed)? {
         bound if bound != address => return Err(format!("it is bound to {bound}, not to {address}")),
         _ => {}
     }
     if asked.peer_addr().is_ok() {
         return Err("it is a connection, not a listener".into());
     }
-    if !asked.reuse_port().map_err(said)? {
+    if !asked.reuse_port().map_err(failed)? {
         return Err("it does not share its port".into());
     }
     Ok(())
@@ -262,13 +262,13 @@ pub fn check_listener(socket: BorrowedFd<'_>, address: SocketAddr, name: u64) ->
 
 /// Whether a descriptor of another process is a TCP connection; the peer's address if it is.
 pub fn check_connection(socket: BorrowedFd<'_>) -> Result<SocketAddr, String> {
-    let said = |error: io::Error| format!("it is no connection: {error}");
+    let failed = |error: io::Error| format!("it is no connection: {error}");
     let asked = SockRef::from(&socket);
-    if asked.r#type().map_err(said)? != Type::STREAM || asked.protocol().map_err(said)? != Some(Protocol::TCP) {
+    if asked.r#type().map_err(failed)? != Type::STREAM || asked.protocol().map_err(failed)? != Some(Protocol::TCP) {
         return Err("it is no TCP socket".into());
     }
-    let peer = asked.peer_addr().map_err(said)?;
-    asked.set_nonblocking(true).map_err(said)?;
+    let peer = asked.peer_addr().map_err(failed)?;
+    asked.set_nonblocking(true).map_err(failed)?;
     peer.as_socket().ok_or_else(|| "it is no connection of the Internet".into())
 }
 
@@ -278,13 +278,13 @@ pub fn room(socket: &impl AsFd) -> usize {
     // Of linux/sock_diag.h.
     const SNDBUF: usize = 3;
     const WMEM_QUEUED: usize = 5;
-    // A kernel that does not say has room until a write shows that it has not.
+    // Without an answer, assume room until a write shows otherwise.
     let Ok(figures) = getsockopt(socket, MemInfo) else { return usize::MAX };
     let (queued, room) = (figures[WMEM_QUEUED], figures[SNDBUF].saturating_sub(figures[WMEM_QUEUED]));
     if room >= queued / 2 { room as usize } else { 0 }
 }
 
-/// Whether the kernel takes more for a connection. If not, an epoll that waits for it is told when it does.
+/// Whether the kernel takes more data for a connection. If not, epoll reports when it does.
 pub fn is_writable(socket: &impl AsFd) -> bool {
     is_ready(socket, PollFlags::POLLOUT)
 }
@@ -295,23 +295,23 @@ pub fn is_readable(socket: &impl AsFd) -> bool {
 }
 
 fn is_ready(socket: &impl AsFd, flags: PollFlags) -> bool {
-    // When asking fails, who reads or writes finds out.
+    // If poll(2) fails, the next read or write shows it.
     poll(&mut [PollFd::new(socket.as_fd(), flags)], PollTimeout::ZERO) != Ok(0)
 }
 
-/// Whether a connection was reset or given up. Asking leaves the error for the next read. One whose both ends said that
-/// they are done (POLLHUP) may have bytes that are not read yet.
+/// Whether a connection was reset or timed out. The error is left for the next read. One whose both ends have sent FIN
+/// (POLLHUP) may have bytes that are not read yet.
 pub fn is_gone(socket: &impl AsFd) -> bool {
     events(socket, PollFlags::empty()).is_some_and(|said| said.contains(PollFlags::POLLERR))
 }
 
-/// Whether the other end of a connection is done or has reset it, whatever it said before.
+/// Whether the other end of a connection has sent FIN or reset it, whatever it sent before.
 pub fn has_ended(socket: &impl AsFd) -> bool {
     // nix has no POLLRDHUP.
     events(socket, PollFlags::from_bits_retain(libc::POLLRDHUP)).is_none_or(|said| !said.is_empty())
 }
 
-/// What poll(2) says of a socket now; none: what nix has no word for. It fails for want of memory, and then nothing is known.
+/// What poll(2) reports for a socket now; none: flags that nix does not know, or poll(2) failed.
 fn events(socket: &impl AsFd, asked: PollFlags) -> Option<PollFlags> {
     let mut asked = [PollFd::new(socket.as_fd(), asked)];
     let _ = poll(&mut asked, PollTimeout::ZERO);
@@ -320,7 +320,7 @@ fn events(socket: &impl AsFd, asked: PollFlags) -> Option<PollFlags> {
 
 /// Makes the close of this socket a reset: what a reset of the other end becomes here.
 pub fn reset_on_close(socket: &impl AsFd) {
-    // A socket that cannot be told so is gone already, and its peer knows.
+    // If this fails, the socket is gone already.
     let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
 }
 

@@ -9,7 +9,7 @@ use super::preflight::Plan;
 use berth_exec::args::{self, ArgsError, Wanted};
 use berth_node::instance::InstanceId;
 use berth_os::file::open_regular;
-use berth_os::process::{KILL_CHILD, Like};
+use berth_os::process::{KILL_CHILD, ProcessAttributes};
 use nix::sys::signal::Signal;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::{OsStr, OsString};
@@ -53,7 +53,7 @@ pub struct Template {
 /// What is run.
 #[derive(Debug)]
 enum Runs {
-    Program { program: File, argv: Vec<OsString>, like: Like },
+    Program { program: File, argv: Vec<OsString>, like: ProcessAttributes },
     Container(Container),
 }
 
@@ -130,7 +130,7 @@ impl Template {
 }
 
 /// Whether an instance may read what is root's alone. Another reads the running one's files, and writes none but logs.
-fn is_roots(like: &Like) -> bool {
+fn is_roots(like: &ProcessAttributes) -> bool {
     like.uid == 0
 }
 
@@ -141,7 +141,7 @@ fn is_roots(like: &Like) -> bool {
 /// A flag that is to be replaced has no value.
 pub fn arguments(
     command: &[OsString],
-    like: Option<&Like>,
+    like: Option<&ProcessAttributes>,
     address: SocketAddrV4,
     advertise: IpAddr,
     instance: &InstanceId,
@@ -260,7 +260,7 @@ mod tests {
     fn rewritten(uid: u32, text: &str) -> String {
         let address = "127.1.2.3:7000".parse().unwrap();
         let instance = InstanceId::parse("bridge").unwrap();
-        let like = Like { uid, ..Like::of(std::process::id().try_into().unwrap()).unwrap() };
+        let like = ProcessAttributes { uid, ..ProcessAttributes::of(std::process::id().try_into().unwrap()).unwrap() };
         let own =
             arguments(&argv(text), Some(&like), address, [10, 0, 0, 5].into(), &instance, Path::new("/b")).unwrap();
         own.join(OsStr::new(" ")).into_string().unwrap()

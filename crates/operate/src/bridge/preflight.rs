@@ -8,7 +8,7 @@ use berth_exec::{address, args};
 use berth_node::instance::InstanceId;
 use berth_os::namespaces::is_shared_with;
 use berth_os::proc_net::{self, ESTABLISHED, Entry, Owner};
-use berth_os::process::{Held, Like, raise_hard_file_limit};
+use berth_os::process::{HeldProcess, ProcessAttributes, raise_hard_file_limit};
 use berth_os::{netdevice, socket};
 use berth_shim::backend::health::Observation;
 use berth_shim::backend::probe::{Probe, ProbeConfig};
@@ -62,8 +62,8 @@ pub struct Plan {
     pub argv: Vec<OsString>,
     pub audit: Option<PathBuf>,
     /// The running instance, and its command line.
-    pub process: Held,
-    pub like: Like,
+    pub process: HeldProcess,
+    pub like: ProcessAttributes,
     pub command: Vec<OsString>,
     /// It is in one.
     pub pod: Option<Pod>,
@@ -320,8 +320,8 @@ impl Listening {
 
 /// A running kube-apiserver.
 struct Found {
-    process: Held,
-    like: Like,
+    process: HeldProcess,
+    like: ProcessAttributes,
     command: Vec<OsString>,
     pod: Option<Pod>,
 }
@@ -338,13 +338,13 @@ async fn running(entry: &Entry, options: &Options, findings: &mut Findings) -> O
     };
     let (pid, user) = (process.pid, geteuid());
     let what = format!("process {pid} ({}), which listens on {}: ", process.name, entry.local);
-    let process = findings.note(&what, Held::of(pid))?;
+    let process = findings.note(&what, HeldProcess::of(pid))?;
     let still = process.read(|pid| Ok(proc_net::listens(pid, entry.local)));
     if !findings.note(&what, still)? {
         findings.missing.push(format!("{what}it listens no more: begin again when the kube-apiserver stays"));
         return None;
     }
-    let like = findings.note(&what, Like::of(pid))?;
+    let like = findings.note(&what, ProcessAttributes::of(pid))?;
     let cmdline = findings.note(&what, fs::read(format!("/proc/{pid}/cmdline")))?;
     let found = match &options.running {
         Running::Process { command } => {

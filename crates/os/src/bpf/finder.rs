@@ -1,13 +1,13 @@
-//! Puts the listener of another process into a map, by its address.
+//! Adds the listener of another process to a map, by its address.
 //!
 //! A program that the kernel runs once, on demand (`BPF_PROG_TEST_RUN`), and that is attached nowhere: it looks the socket up, as the
-//! kernel would for a packet to that address, and puts it into the map. Linux 5.10, with the capabilities that steering
+//! kernel would for a packet to that address, and adds it to the map. Linux 5.10, with the capabilities that steering
 //! needs. What listens in another network namespace, and would swallow what is steered to it, is not found.
 //!
 //! Two other ways were tried, each with CAP_BPF and CAP_NET_ADMIN alone. pidfd_getfd(2) is refused (EPERM: between containers
-//! it needs CAP_SYS_PTRACE), and somebody has to send a pidfd. A program of type sock_ops on the instance's cgroup puts its
-//! listener into the map at listen(2), but none that listened before: a shim that starts anew would have no direct path until its
-//! instance does too, and a node needs cgroup v2.
+//! it needs CAP_SYS_PTRACE), and a pidfd has to be sent. A program of type sock_ops on the instance's cgroup adds its
+//! listener to the map at listen(2), but none that listened before: after a restart of the shim there would be no direct path until
+//! its instance restarts too, and a node needs cgroup v2.
 
 use super::asm::{Assembler, Helper, If, Instruction, MapAs, Reg, Size};
 use super::sys::{self, ProgramType};
@@ -16,7 +16,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Where `struct bpf_sock` of linux/bpf.h has what is asked of a socket. The address is in the order of the network.
+/// Offsets in `struct bpf_sock` of linux/bpf.h. The address is in network byte order.
 mod socket {
     pub(super) const LOCAL_IP4: i16 = 24;
     pub(super) const STATE: i16 = 72;
@@ -31,8 +31,8 @@ const CURRENT_NAMESPACE: i32 = -1;
 /// The least that the kernel takes for a packet is an Ethernet header with something after it.
 const PACKET: [u8; 64] = [0; 64];
 
-/// Puts what listens at this very address into a map of sockets.
-pub(super) fn put(map: BorrowedFd<'_>, key: u32, address: SocketAddrV4) -> Result<(), Refused> {
+/// Adds the listener at exactly this address to a map of sockets.
+pub(super) fn add_listener(map: BorrowedFd<'_>, key: u32, address: SocketAddrV4) -> Result<(), Refused> {
     let program = program(map, key, address).map_err(Refused::at(Step::Assemble))?;
     let program = sys::load_program(ProgramType::Packet, "berth_find", &program)?;
     match sys::run(program.as_fd(), &PACKET).map_err(Refused::at(Step::Find))? {
@@ -41,7 +41,7 @@ pub(super) fn put(map: BorrowedFd<'_>, key: u32, address: SocketAddrV4) -> Resul
     }
 }
 
-/// Returns 0, or an error of the kernel's as it is there: negative.
+/// It returns 0, or a negative error number.
 fn program(map: BorrowedFd<'_>, key: u32, address: SocketAddrV4) -> io::Result<Vec<Instruction>> {
     let found = Reg::R6;
     let ip = i32::from_ne_bytes(address.ip().octets());

@@ -1,4 +1,4 @@
-//! Steering: a BPF program of type sk_lookup, which the kernel asks for the listener of each new connection in a
+//! Steering: a BPF program of type sk_lookup, which the kernel runs to find the listener of each new connection in a
 //! network namespace. Linux 5.9; CAP_NET_ADMIN, and CAP_BPF or CAP_SYS_ADMIN.
 //!
 //! What it decides is in `sk_lookup`. The program is short, and depends on addresses that are known when it is loaded;
@@ -32,7 +32,7 @@ pub enum Step {
     Link,
     /// A socket was not taken for a listener.
     Listener,
-    /// What listens at an address cannot be looked for.
+    /// Find the listener at an address.
     Find,
     /// What is attached there is not shown.
     Query,
@@ -43,7 +43,7 @@ pub enum Step {
 pub struct Refused {
     pub step: Step,
     pub source: io::Error,
-    /// What the kernel's verifier says of the program; mostly empty.
+    /// The log of the kernel's verifier; mostly empty.
     pub log: String,
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for Refused {
             Step::Link => "cannot attach the BPF program to the network namespace",
             Step::Listener => "cannot steer to this socket",
             Step::Find => "cannot find the listener that is to be steered to",
-            Step::Query => "cannot ask which BPF programs are attached to the network namespace",
+            Step::Query => "cannot list the BPF programs that are attached to the network namespace",
         };
         write!(to, "{what}: {}", self.source)?;
         if self.log.is_empty() { Ok(()) } else { write!(to, "\n{}", self.log) }
@@ -79,7 +79,7 @@ impl std::error::Error for Refused {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attached {
     pub id: u32,
-    /// Its name, and the user ID of who loaded it. None without CAP_SYS_ADMIN.
+    /// Its name, and the user ID that loaded it. None without CAP_SYS_ADMIN.
     pub known: Option<(String, u32)>,
 }
 
@@ -93,7 +93,7 @@ impl fmt::Display for Attached {
     }
 }
 
-/// The programs that steer in a network namespace, in the order in which the kernel asks them.
+/// The programs that steer in a network namespace, in the order in which the kernel runs them.
 ///
 /// # Errors
 /// `EPERM` without CAP_NET_ADMIN, `EINVAL` where the kernel has no such programs.

@@ -1,4 +1,4 @@
-//! The program that steers, and what it shares with who holds it.
+//! The program that steers, and the memory that it shares with its holder.
 
 use super::asm::{Assembler, Helper, If, Instruction, Label, MapAs, Reg, Size};
 use super::finder;
@@ -22,7 +22,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// The program's name, which who has CAP_SYS_ADMIN sees. The kernel takes letters, digits, dots and underscores.
+    /// The program's name, visible with CAP_SYS_ADMIN. The kernel takes letters, digits, dots and underscores.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bridge => "berth_bridge",
@@ -31,8 +31,8 @@ impl Purpose {
         }
     }
 
-    /// The direct path only takes what would come to the shims' listeners: it must not replace a bridge's choice, whichever of the two
-    /// began first, and without CAP_SYS_ADMIN it cannot see whose another program is.
+    /// The direct path only takes connections that would come to the shims' listeners: it must not replace a bridge's choice, whichever
+    /// of the two began first, and without CAP_SYS_ADMIN it cannot see which program another one is.
     const fn replaces(self) -> bool {
         !matches!(self, Self::DirectPath)
     }
@@ -52,13 +52,13 @@ const SLOTS: u32 = 2;
 pub struct Counters {
     /// Given to the listener in the slot of their family.
     pub steered: u64,
-    /// Left to the port's own listeners, because it is off or its time is over, or to another program, whose choice it does not replace.
+    /// Left to the port's own listeners, because it is off or its time has expired, or to another program, whose choice it does not replace.
     pub passed: u64,
     /// Left to them because there is no listener in the slot, or one that the kernel does not take.
     pub failed: u64,
 }
 
-/// Memory of the program and of who holds it. As zeroes, it is off.
+/// Memory shared by the program and its holder. As zeroes, it is off.
 #[repr(C)]
 #[derive(Debug)]
 struct State {
@@ -71,7 +71,7 @@ struct State {
     failed: AtomicU64,
 }
 
-/// What makes the kernel ask a program, until it is dropped or its process ends.
+/// What makes the kernel run a program, until it is dropped or its process ends.
 #[derive(Debug)]
 pub struct Link(OwnedFd);
 
@@ -106,8 +106,8 @@ impl Steerer {
         Ok(Self { program: sys::load_program(ProgramType::SocketLookup, purpose.name(), &program)?, listeners, state })
     }
 
-    /// From here on the kernel asks the program, until what is returned is dropped. It is asked after those that are there
-    /// already, and its answer replaces theirs, but for the direct path's.
+    /// From here on the kernel runs the program, until the result is dropped. It runs after those that are attached
+    /// already, and its choice replaces theirs, except for the direct path's.
     ///
     /// # Errors
     /// `E2BIG` if there are 64; see [`Refused`].
@@ -116,24 +116,24 @@ impl Steerer {
     }
 
     /// Steers a family to this listener, which is not kept open, and to those that share its address and port
-    /// (`SO_REUSEPORT`): among these the kernel distributes as ever. When it is closed or listens no more, the program passes. One
-    /// that listens again is to be put again: kernels differ in whether they forget it.
+    /// (`SO_REUSEPORT`): among these the kernel distributes as usual. When it is closed or no longer listens, the program passes. One
+    /// that listens again has to be set again: kernels differ in whether they forget it.
     ///
     /// The kernel takes a listener of another network namespace, and connections that are steered to it are lost.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if it does not listen or is one of MPTCP.
-    pub fn put(&self, slot: Slot, listener: BorrowedFd<'_>) -> Result<(), Refused> {
-        sys::put_socket(self.listeners.as_fd(), slot as u32, listener)
+    pub fn set_listener(&self, slot: Slot, listener: BorrowedFd<'_>) -> Result<(), Refused> {
+        sys::set_socket(self.listeners.as_fd(), slot as u32, listener)
     }
 
-    /// As [`Steerer::put`], whatever listens at this very address in this thread's network namespace: another process's
-    /// listener, of which nobody has to give a descriptor. Linux 5.10.
+    /// As [`Steerer::set_listener`], for the listener at exactly this address in this thread's network namespace: another
+    /// process's, without a descriptor of it. Linux 5.10.
     ///
     /// # Errors
-    /// `ENOENT` if nobody listens there; what `put` says.
-    pub fn put_listener_at(&self, slot: Slot, address: SocketAddrV4) -> Result<(), Refused> {
-        finder::put(self.listeners.as_fd(), slot as u32, address)
+    /// `ENOENT` if nothing listens there; those of `set_listener`.
+    pub fn set_listener_at(&self, slot: Slot, address: SocketAddrV4) -> Result<(), Refused> {
+        finder::add_listener(self.listeners.as_fd(), slot as u32, address)
     }
 
     pub fn switch(&self, on: bool) {
@@ -149,7 +149,7 @@ impl Steerer {
         self.state.until.store(u64::try_from(monotonic.as_nanos()).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// What [`Steerer::steer_until`] said last.
+    /// The last [`Steerer::steer_until`].
     pub fn until(&self) -> Duration {
         Duration::from_nanos(self.state.until.load(Relaxed))
     }
@@ -160,8 +160,8 @@ impl Steerer {
     }
 }
 
-/// Where `struct bpf_sk_lookup` of linux/bpf.h has what is asked of it. Addresses are in the order of the network, the local
-/// port in that of this host.
+/// Offsets in `struct bpf_sk_lookup` of linux/bpf.h. Addresses are in network byte order, the local port in that of this
+/// host.
 mod context {
     pub(super) const FAMILY: i16 = 8;
     pub(super) const PROTOCOL: i16 = 12;

@@ -26,7 +26,7 @@ const MAP_TYPE_ARRAY: u32 = 2;
 const MAP_TYPE_SOCKMAP: u32 = 15;
 const ATTACH_SK_LOOKUP: u32 = 36;
 
-/// When the kernel asks a program.
+/// When the kernel runs a program.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ProgramType {
     /// For a packet. (BPF_PROG_TYPE_SCHED_CLS)
@@ -41,7 +41,7 @@ const MMAPABLE: u32 = 1 << 10;
 /// Not GPL: the program calls nothing that asks for it.
 const LICENSE: &CStr = c"Apache-2.0";
 
-/// What the verifier may have to say of a program, in bytes.
+/// Size of the verifier's log, in bytes.
 const LOG_BYTES: usize = 1 << 20;
 
 /// Most programs that a network namespace has of this type (kernel/bpf/net_namespace.c).
@@ -50,7 +50,7 @@ const MOST_PROGRAMS: usize = 64;
 /// # Safety
 /// `attr` is what the command takes, and each address in it is valid for what the command does with it.
 unsafe fn bpf<T>(command: c_int, attr: &mut T) -> io::Result<c_long> {
-    // SAFETY: `attr` lives for the call and is as long as is said; the rest is the caller's promise.
+    // SAFETY: `attr` lives for the call and has the given length; the rest is the caller's promise.
     match unsafe { libc::syscall(libc::SYS_bpf, command, from_mut(attr), size_of::<T>()) } {
         -1 => Err(io::Error::last_os_error()),
         result => Ok(result),
@@ -64,11 +64,12 @@ unsafe fn bpf<T>(command: c_int, attr: &mut T) -> io::Result<c_long> {
 unsafe fn bpf_fd<T>(command: c_int, attr: &mut T) -> io::Result<OwnedFd> {
     // SAFETY: the caller's promise.
     let fd = unsafe { bpf(command, attr) }?;
-    // SAFETY: it is new, so nobody else's; the kernel's descriptors fit into an int.
+    // SAFETY: it is new, so nothing else owns it; the kernel's descriptors fit into an int.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
 }
 
-/// Before Linux 5.11, maps and programs count as locked memory, and who may not lock more gets `EPERM`, as who lacks a capability does.
+/// Before Linux 5.11, maps and programs count as locked memory, and beyond the limit of that the kernel returns `EPERM`, as for a
+/// missing capability.
 fn with_memory<T>(mut make: impl FnMut() -> io::Result<T>, raise: impl FnOnce() -> bool) -> io::Result<T> {
     make().or_else(|error| if error.raw_os_error() == Some(libc::EPERM) && raise() { make() } else { Err(error) })
 }
@@ -125,8 +126,8 @@ struct MapElement {
     flags: u64,
 }
 
-/// Puts a socket into a map, which does not keep it open.
-pub(super) fn put_socket(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> Result<(), Refused> {
+/// Sets a socket in a map, which does not keep it open.
+pub(super) fn set_socket(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>) -> Result<(), Refused> {
     let value = u64::from(number(socket));
     let (key, value) = (from_ref(&key) as u64, from_ref(&value) as u64);
     let mut attr = MapElement { map_fd: number(map), reserved: 0, key, value, flags: 0 };
@@ -226,7 +227,7 @@ pub(super) fn load_program(prog_type: ProgramType, as_name: &str, program: &[Ins
         // SAFETY: program, licence and log live for the call; the lengths are theirs, and the licence ends with NUL.
         unsafe { bpf_fd(PROG_LOAD, &mut attr) }
     };
-    // The log costs time and memory: only who is refused asks for it.
+    // The log costs time and memory: it is requested only after a refusal.
     with_memory(|| load(&mut []), raise_locked_memory).or_else(|_| {
         let mut log = vec![0; LOG_BYTES];
         load(&mut log).map_err(|source| {
@@ -257,11 +258,11 @@ struct TestRun {
     reserved: u32,
 }
 
-/// Runs a program once, in this thread's network namespace, for a packet that nobody gets. What it returns.
+/// Runs a program once, in this thread's network namespace, for a packet that is dropped; gives what it returns.
 pub(super) fn run(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<i32> {
     let (data_size_in, data_in) = (packet.len() as u32, packet.as_ptr() as u64);
     let mut attr = TestRun { prog_fd: number(program), data_size_in, data_in, ..TestRun::default() };
-    // SAFETY: the packet lives for the call and is as long as is said.
+    // SAFETY: the packet lives for the call and has the given length.
     unsafe { bpf(PROG_TEST_RUN, &mut attr) }?;
     Ok(attr.retval.cast_signed())
 }
@@ -287,7 +288,7 @@ struct LinkDetach {
     link_fd: u32,
 }
 
-/// Ends what a link does, whoever has a duplicate of it.
+/// Ends the effect of a link, also if there are duplicates of it.
 pub(super) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: there is no address in it.
     unsafe { bpf(LINK_DETACH, &mut LinkDetach { link_fd: number(link) }) }.map(drop)
@@ -304,7 +305,7 @@ struct ProgQuery {
     reserved: u32,
 }
 
-/// The IDs of the programs that steer in a network namespace, in the order in which they are asked.
+/// The IDs of the programs that steer in a network namespace, in the order in which they run.
 pub(super) fn attached(namespace: BorrowedFd<'_>) -> Result<Vec<u32>, Refused> {
     let mut ids = vec![0_u32; MOST_PROGRAMS];
     let mut attr = ProgQuery {
@@ -316,7 +317,7 @@ pub(super) fn attached(namespace: BorrowedFd<'_>) -> Result<Vec<u32>, Refused> {
         prog_cnt: ids.len() as u32,
         reserved: 0,
     };
-    // SAFETY: `ids` lives for the call and has as many places as is said.
+    // SAFETY: `ids` lives for the call and has the given number of places.
     unsafe { bpf(PROG_QUERY, &mut attr) }.map_err(Refused::at(Step::Query))?;
     ids.truncate(attr.prog_cnt as usize);
     Ok(ids)
@@ -354,7 +355,7 @@ struct ProgInfo {
     name: [u8; 16],
 }
 
-/// Name of a program, and the user ID of who loaded it.
+/// Name of a program, and the user ID that loaded it.
 ///
 /// # Errors
 /// `EPERM` without CAP_SYS_ADMIN, `ENOENT` if it is gone.
@@ -363,7 +364,7 @@ pub(super) fn program_info(id: u32) -> io::Result<(String, u32)> {
     let program = unsafe { bpf_fd(PROG_GET_FD_BY_ID, &mut GetById { id, next_id: 0, open_flags: 0 }) }?;
     let mut info = ProgInfo::default();
     let (info_len, address) = (size_of::<ProgInfo>() as u32, from_mut(&mut info) as u64);
-    // SAFETY: `info` lives for the call, is as long as is said, and holds numbers only.
+    // SAFETY: `info` lives for the call, has the given length, and holds numbers only.
     unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut GetInfo { fd: number(program.as_fd()), info_len, info: address }) }?;
     let name = info.name.split(|byte| *byte == 0).next().unwrap_or_default();
     Ok((String::from_utf8_lossy(name).into_owned(), info.uid))

@@ -7,7 +7,7 @@ use super::super::record::{MarkKind, Recorder, Stamp};
 use super::super::setting::BRIDGE;
 use super::super::topology::Limits;
 use super::{Error, LOOK, Stage};
-use berth_os::process::Held;
+use berth_os::process::HeldProcess;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::sys::stat::Mode;
@@ -56,7 +56,7 @@ pub(super) struct Bridge {
     /// Ends with the daemon's last word.
     follower: JoinSet<()>,
     /// The daemon, since it could be asked: it lives on after its last word.
-    daemon: Arc<OnceLock<Held>>,
+    daemon: Arc<OnceLock<HeldProcess>>,
 }
 
 #[derive(Deserialize)]
@@ -294,7 +294,7 @@ fn changes(before: &Status, now: &Status) -> Vec<(bool, MarkKind)> {
 }
 
 /// Hears what a bridge says until it has said its last.
-async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>, daemon: Arc<OnceLock<Held>>) {
+async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>, daemon: Arc<OnceLock<HeldProcess>>) {
     let stream = loop {
         match UnixStream::connect(directory.join(SOCKET)).await {
             Ok(stream) => break stream,
@@ -302,7 +302,7 @@ async fn follow(directory: PathBuf, marks: Marks, to: watch::Sender<Status>, dae
             Err(_) => sleep(LOOK).await,
         }
     };
-    if let Some(held) = stream.peer_cred().ok().and_then(|peer| Held::of(peer.pid()?).ok()) {
+    if let Some(held) = stream.peer_cred().ok().and_then(|peer| HeldProcess::of(peer.pid()?).ok()) {
         let _ = daemon.set(held);
     }
     let (reader, mut writer) = stream.into_split();
@@ -338,12 +338,12 @@ impl Bridge {
 pub(super) fn kill_left(run: &Path) {
     let Ok(stream) = StdStream::connect(run.join(BRIDGE).join(SOCKET)) else { return };
     let Ok(peer) = getsockopt(&stream, PeerCredentials) else { return };
-    if let Ok(held) = Held::of(peer.pid()) {
+    if let Ok(held) = HeldProcess::of(peer.pid()) {
         kill_held(&held);
     }
 }
 
-fn kill_held(daemon: &Held) {
+fn kill_held(daemon: &HeldProcess) {
     let _ = daemon.kill();
     let _ = daemon.ends_within(GOING);
 }
@@ -404,7 +404,7 @@ mod tests {
     #[test]
     fn a_daemon_that_has_no_socket_any_more_is_waited_for() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let held = Held::of(child.id().try_into().unwrap()).unwrap();
+        let held = HeldProcess::of(child.id().try_into().unwrap()).unwrap();
         let bridge = Bridge {
             name: String::new(),
             own: watch::channel(String::new()).0,

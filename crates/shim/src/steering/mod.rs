@@ -82,7 +82,7 @@ impl Steering {
         }
         let address = socket::local_address(listener).map_err(Error::Listener)?;
         let slot = if address.is_ipv4() { Slot::Ipv4 } else { Slot::Ipv6 };
-        Ok(self.program.put(slot, listener)?)
+        Ok(self.program.set_listener(slot, listener)?)
     }
 
     /// As [`Steering::give_to`], whatever listens at this address in this thread's network namespace. Linux 5.10.
@@ -90,7 +90,7 @@ impl Steering {
     /// # Errors
     /// Nobody listens there, or it is none that the kernel steers to.
     pub fn give_to_listener_at(&self, address: SocketAddrV4) -> Result<(), Error> {
-        Ok(self.program.put_listener_at(Slot::Ipv4, address)?)
+        Ok(self.program.set_listener_at(Slot::Ipv4, address)?)
     }
 
     /// From the next new connection on, for as long as it is renewed.

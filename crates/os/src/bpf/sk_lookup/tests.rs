@@ -36,9 +36,9 @@ impl Listeners {
     }
 
     fn put(&self, steerer: &Steerer) {
-        steerer.put(Slot::Ipv4, self.ipv4.as_fd()).unwrap();
+        steerer.set_listener(Slot::Ipv4, self.ipv4.as_fd()).unwrap();
         if let Some(ipv6) = &self.ipv6 {
-            steerer.put(Slot::Ipv6, ipv6.as_fd()).unwrap();
+            steerer.set_listener(Slot::Ipv6, ipv6.as_fd()).unwrap();
         }
     }
 
@@ -144,7 +144,7 @@ fn a_listener_that_is_gone_or_of_the_wrong_family_fails_to_get_it() {
         let ipv4 = || asked(&steerer, "10.0.0.9", "10.0.0.5:6443");
         assert!(ipv4().is_some());
         // It takes clients of IPv4 only: the kernel refuses to assign it.
-        steerer.put(Slot::Ipv6, listeners.ipv4.as_fd()).unwrap();
+        steerer.set_listener(Slot::Ipv6, listeners.ipv4.as_fd()).unwrap();
         assert_eq!(asked(&steerer, "fd00::9", "[fd00::5]:6443"), None);
         assert_eq!(counted(&steerer), (1, 0, 1));
         socket::refuse(listeners.ipv4.as_fd()).unwrap();
@@ -156,7 +156,7 @@ fn a_listener_that_is_gone_or_of_the_wrong_family_fails_to_get_it() {
         assert_eq!((ipv4(), counted(&steerer)), (None, (2, 0, 3)), "it is closed");
 
         let refused = |socket: BorrowedFd<'_>| {
-            let refused = steerer.put(Slot::Ipv4, socket).unwrap_err();
+            let refused = steerer.set_listener(Slot::Ipv4, socket).unwrap_err();
             assert_eq!((refused.step, refused.source.raw_os_error()), (Step::Listener, Some(libc::EOPNOTSUPP)));
         };
         refused(socket::bind("0.0.0.0:0".parse().unwrap(), false).unwrap().as_fd());
@@ -182,7 +182,7 @@ fn a_listener_is_found_by_its_address_and_no_other_is() {
         let steerer = Steerer::load(Purpose::Bridge, PORT, &[]).unwrap();
         steerer.steer_until(Duration::MAX);
         steerer.switch(true);
-        let find = |address| steerer.put_listener_at(Slot::Ipv4, at(address));
+        let find = |address| steerer.set_listener_at(Slot::Ipv4, at(address));
         let refused = |address| {
             let refused = find(address).unwrap_err();
             (refused.step, refused.source.raw_os_error())
