@@ -133,7 +133,7 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
 
 /// The other shims of the same berth, some of which may be dead.
 fn other_shims(run_dir: &RunDirArgs, known: &KnownInstance) -> Result<Vec<KnownInstance>, String> {
-    let node = RunDirSnapshot::look(run_dir.run_dir.as_deref()).map_err(|error| error.to_string())?;
+    let node = RunDirSnapshot::read(run_dir.run_dir.as_deref()).map_err(|error| error.to_string())?;
     let is_other = |other: &KnownInstance| other.berth.address() == known.berth.address() && other.id != known.id;
     Ok(node.instances.into_iter().filter(|other| other.socket && is_other(other)).collect())
 }
@@ -213,7 +213,7 @@ fn find(args: &AskArgs) -> anyhow::Result<Result<KnownInstance, Exit>> {
         Ok(id) => id,
         Err(error) => return Ok(Err(mistaken(&Mistakes(vec![format!("--instance: {error}")])))),
     };
-    let node = match RunDirSnapshot::look(args.run_dir.run_dir.as_deref()) {
+    let node = match RunDirSnapshot::read(args.run_dir.run_dir.as_deref()) {
         Ok(node) => node,
         Err(error) => return Ok(Err(unavailable(&error))),
     };
@@ -261,7 +261,7 @@ async fn address(known: &KnownInstance) -> Result<SocketAddr, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_node::ipc::{Asked, Server};
+    use berth_node::ipc::{IncomingRequest, Server};
     use berth_node::registry::RunDir;
     use berth_os::seqpacket;
     use std::path::PathBuf;
@@ -279,7 +279,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (known, path) = known(&directory);
         let server = Server::bind(&path).unwrap();
-        let serving = server.serve(async |asked: Asked| {
+        let serving = server.serve(async |asked: IncomingRequest| {
             drop(asked.reply(&Reply::Refused("no".into())).await);
         });
         tokio::select! {

@@ -8,7 +8,7 @@
 
 use super::serve::{Signals, build};
 use super::{Exit, block_on, mistaken, unavailable};
-use berth_node::registry::instance::note_end;
+use berth_node::registry::instance::record_end;
 use berth_options::check;
 use berth_options::log::LogArgs;
 use berth_options::shim::RunArgs;
@@ -99,7 +99,7 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
                 // It may wait for a claim: on another thread, for the connections that drain.
                 let (berth, instance) = (berth.clone(), instance.clone());
                 noting.spawn_blocking(move || {
-                    if let Err(error) = note_end(&berth, &instance, &status.to_string()) {
+                    if let Err(error) = record_end(&berth, &instance, &status.to_string()) {
                         tracing::debug!(%error, "cannot note the end in the instance's record");
                     }
                 });

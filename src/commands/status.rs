@@ -7,7 +7,7 @@ use super::{Exit, block_on, print, say, unavailable};
 use crate::cli::StatusArgs;
 use anyhow::Context;
 use berth_node::ipc;
-use berth_node::ipc::wire::{DirectStatus, GateStatus, InstanceStatus, LongestLine, Status};
+use berth_node::ipc::wire::{DirectStatus, GateStatus, InstanceStatus, LongestQueue, Status};
 use berth_node::registry::instance::Record;
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{InstanceHealth, Phase};
@@ -27,7 +27,7 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
     }
     block_on(async {
         loop {
-            let node = match RunDirSnapshot::look(args.run_dir.run_dir.as_deref()) {
+            let node = match RunDirSnapshot::read(args.run_dir.run_dir.as_deref()) {
                 Ok(node) => node,
                 Err(error) => return Ok(unavailable(&error)),
             };
@@ -200,7 +200,7 @@ fn table(rows: &[Row], now: SystemTime) -> String {
 fn crowd(gate: &GateStatus) -> String {
     let GateStatus { openings, limit, waiting, longest } = gate;
     let mut text = format!("{waiting} clients wait for their turn, {openings} of {limit} are being opened");
-    if let Some(LongestLine { source, clients }) = longest {
+    if let Some(LongestQueue { source, clients }) = longest {
         let _ = write!(text, "; most of them came from {source}: {clients}");
     }
     text

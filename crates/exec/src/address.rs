@@ -6,8 +6,8 @@ use berth_os::{proc_net, socket};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// Draws before a port is taken for held on all of 127.0.0.0/8. One address in use by chance has a
-/// likelihood of one in 16 million, so even two consecutive ones tell; the rest is against other trouble.
+/// Draws after which the port counts as held on all of 127.0.0.0/8. That one address is in use by chance has a
+/// likelihood of one in 16 million, so two consecutive ones would be enough; the rest is a margin.
 const TRIES: usize = 16;
 
 /// Why there is no address.
@@ -17,7 +17,7 @@ pub enum AddressError {
     #[error("port {port} is held on every 127.x address that was tried ({TRIES}): {why}")]
     Held {
         port: u16,
-        /// Who holds it, and the fix.
+        /// Which process holds it, and the fix.
         why: String,
     },
     /// A test bind failed for another reason.
@@ -58,10 +58,10 @@ pub fn random() -> Result<Ipv4Addr, getrandom::Error> {
     }
 }
 
-/// The previous address if it will do, else a random free one that nobody has.
+/// The previous address if it is free, else a random free one that no other instance has.
 ///
 /// # Errors
-/// See [`AddressError`]; the message names who holds the port.
+/// See [`AddressError`]; the message names the process that holds the port.
 pub fn choose(port: u16, previous: Option<SocketAddr>, taken: &[SocketAddr]) -> Result<SocketAddr, AddressError> {
     let previous = previous.filter(|previous| previous.port() == port).and_then(|previous| match previous.ip() {
         IpAddr::V4(ip) if is_usable(ip) => Some(ip),

@@ -18,7 +18,7 @@ const PORT: &str = "--secure-port";
 const ADVERTISE: &str = "--advertise-address";
 const INSTANCE: &[u8] = b"{instance}";
 
-/// What the arguments shall say.
+/// The values to be set.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
     /// `--bind-address`: the instance's own address.
@@ -128,7 +128,7 @@ fn occurrences<'a>(argv: &'a [OsString], flag: &str) -> impl Iterator<Item = (Ra
 /// Sets the three flags and expands `{instance}`, in everything but the program's name.
 ///
 /// An `--advertise-address` that is there is kept. Of the other two the first occurrence gets the new
-/// value in its place and form, later ones are removed. What is absent is put at the end, before a
+/// value in its place and form, later ones are removed. What is absent is appended, before a
 /// bare `--`.
 ///
 /// # Errors

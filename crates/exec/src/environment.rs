@@ -1,4 +1,4 @@
-//! What kube-apiserver's environment is to say. Pure: no I/O, no log.
+//! The environment of kube-apiserver. Pure: no I/O, no log.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -14,7 +14,7 @@ const MULTIPATH: &str = "multipathtcp";
 pub enum Godebug {
     /// It gets this value: what there is, and listeners of TCP.
     Set(OsString),
-    /// It stays, since it says itself which listeners are made: this value of `multipathtcp`.
+    /// It stays, since it has a value for `multipathtcp`: this one.
     Kept(OsString),
 }
 

@@ -1,4 +1,4 @@
-//! The ID of one kube-apiserver. What is recorded about it, and who else is there, is in [`crate::registry`].
+//! The ID of one kube-apiserver. Its record, and those of other instances, are in [`crate::registry`].
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -27,7 +27,7 @@ pub enum InstanceIdError {
     Begin(String, char),
     #[error("the instance ID {0:?} has a {1:?}: use only A-Z a-z 0-9 . _ -")]
     Character(String, char),
-    #[error("the system gives no random bytes for an instance ID: {0}: give one with --instance")]
+    #[error("the system has no random bytes for an instance ID: {0}: give one with --instance")]
     Random(getrandom::Error),
 }
 

@@ -1,4 +1,4 @@
-//! A node's run directory: what shims, instances and commands know of one another, and how they say it.
+//! A node's run directory: what shims, instances and commands know of one another, and the messages between them.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,4 @@
-//! What is there on this node: every berth, instance and shim of a run directory, for the commands
-//! that look from outside.
+//! Every berth, instance and shim of a run directory, for commands that are no shims.
 
 use crate::instance::InstanceId;
 use crate::registry::instance::{IgnoredFile, ListedInstance, list};
@@ -7,7 +6,7 @@ use crate::registry::{BerthDir, Error, RunDir};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// A run directory, looked at once.
+/// A run directory at one moment.
 #[derive(Debug)]
 pub struct RunDirSnapshot {
     pub path: PathBuf,
@@ -23,13 +22,13 @@ pub struct KnownInstance {
     pub berth: BerthDir,
     pub id: InstanceId,
     pub record: Option<ListedInstance>,
-    /// Whether there is a shim's socket; it may be of a dead one.
+    /// Whether there is a shim's socket, of a live shim or a dead one.
     pub socket: bool,
 }
 
 impl RunDirSnapshot {
-    /// Looks. A run directory that is not there is an empty one.
-    pub fn look(path: Option<&Path>) -> Result<Self, Error> {
+    /// A run directory that does not exist is empty.
+    pub fn read(path: Option<&Path>) -> Result<Self, Error> {
         let path = path.map_or_else(RunDir::default_path, Path::to_path_buf);
         let mut node = Self { path, instances: Vec::new(), problems: Vec::new() };
         let Some(run_dir) = RunDir::find(&node.path)? else { return Ok(node) };

@@ -1,4 +1,4 @@
-//! Words that all who look at a berth share: its shims, their messages and records, and the commands.
+//! Types that shims, their messages and records, and the commands share.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -8,17 +8,17 @@ use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A shim's process, never by its pid. Who starts later has a larger one. Its text is 16 lower-case hexadecimal digits;
-/// messages have the number.
+/// Identifies a shim's process; a pid could be reused. A shim that starts later has a larger one. As text it is 16 lower-case
+/// hexadecimal digits; messages have the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ShimId(pub u64);
 
 impl ShimId {
-    /// Low bits of an ID that are random. The 40 above them last for 34 years of milliseconds.
+    /// Low bits of an ID that are random. The 40 above them count milliseconds for 34 years.
     const RANDOM_BITS: u32 = 24;
 
-    /// Of a shim that starts at this time since the boot, which all processes of a node read the same.
+    /// Of a shim that starts at this time since the boot, which is the same for all processes of a node.
     pub fn new(start: Duration, random: u64) -> Self {
         let start = u64::try_from(start.as_millis()).unwrap_or(u64::MAX);
         Self(start << Self::RANDOM_BITS | random & ((1 << Self::RANDOM_BITS) - 1))
@@ -41,15 +41,15 @@ impl FromStr for ShimId {
     }
 }
 
-/// How many times as fast as usual those times pass that no option sets: so a test that runs a whole process does not wait for
-/// what on a real network is repeated after seconds. 1 for users.
+/// By how much the fixed times, which no option sets, are shortened: a test that runs a whole process does not wait for
+/// what a real network repeats after seconds. 1 for users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Speedup(NonZeroU32);
 
 impl Speedup {
     pub const NONE: Self = Self(NonZeroU32::MIN);
 
-    /// What the usual time is here.
+    /// The usual time, shortened.
     pub fn of(self, usual: Duration) -> Duration {
         usual / self.0.get()
     }
@@ -75,7 +75,7 @@ impl FromStr for Speedup {
     }
 }
 
-/// A listening socket, whoever holds duplicates of it (`SO_COOKIE`).
+/// Identifies a listening socket and all its duplicates (`SO_COOKIE`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Cookie(pub u64);
@@ -85,13 +85,13 @@ pub struct Cookie(pub u64);
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     Joined,
-    /// It listens no more and lets its connections end; it holds guards until it exits.
+    /// It no longer listens and lets its connections end; it holds guards until it exits.
     Left,
     /// Nothing was reachable for longer than `--hold`: clients are refused at once.
     #[serde(rename = "dry")]
     Refusing,
     /// Its ports are bound and do not listen: its own instance was not ready yet. It holds guards, and
-    /// accepts from orphans. A later version's phase is read as this one: who is in it does nothing for others.
+    /// accepts from orphans. An unknown phase of a later version is read as this one, in which a shim does nothing for others.
     #[default]
     #[serde(other)]
     Waiting,
@@ -110,17 +110,16 @@ impl Phase {
     }
 }
 
-/// What an instance is good for.
+/// Whether an instance can get connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceHealth {
-    /// It never passed since it was last seen refusing, or since it is known: it gets nothing.
+    /// It has not passed a probe since it was discovered or last refused a connection: it gets none.
     Unready,
     /// `rise` consecutive probes passed.
     Ready,
-    /// It was ready, then `fall` consecutive probes failed, but nobody was refused: it is used when
-    /// no instance is ready, because a probe that times out under load must not take the API off
-    /// the air.
+    /// It was ready, then `fall` consecutive probes failed, but no connection was refused: it is used when
+    /// no instance is ready, because a probe that times out under load must not cause an outage.
     Failing,
 }
 
@@ -136,17 +135,17 @@ impl InstanceHealth {
     }
 }
 
-/// What a shim tells its siblings.
+/// The state that a shim announces to its siblings.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Announce {
     pub phase: Phase,
     pub ready: bool,
-    /// Whether it knows any instance that connections can go to.
+    /// Whether it knows any instance that can get connections.
     pub reachable: bool,
-    /// Whether it goes for good: it takes nothing over any more.
+    /// Whether it leaves for good: it takes nothing over any more.
     #[serde(default)]
     pub leaving: bool,
-    /// The only instance that it knows, if that is ready and it can steer new connections to it, past the shims.
+    /// The only instance that it knows, if that is ready and new connections can be steered to it, past the shims.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direct: Option<SocketAddr>,
     pub owns: BTreeSet<Cookie>,
@@ -158,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_starts_later_has_a_larger_id() {
+    fn a_shim_that_starts_later_has_a_larger_id() {
         let (random, at) = ([0, 1, u64::MAX], |ms| Duration::from_millis(ms));
         for (first, then) in [(0, 1), (1_000, 1_001), (86_400_000, 86_400_001)] {
             for (one, other) in random.into_iter().flat_map(|one| random.map(|other| (one, other))) {

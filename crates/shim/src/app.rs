@@ -28,7 +28,7 @@ use crate::workers::Workers;
 use berth_keeper::{Keeper, Withdrawal};
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::{Ask, Reply};
-use berth_node::ipc::{self, Asked};
+use berth_node::ipc::{self, IncomingRequest};
 use berth_node::registry::{self, BerthDir, RunDir};
 use berth_node::terms::{InstanceHealth, Phase};
 use berth_os::{clock, proc_net, process, socket};
@@ -489,7 +489,12 @@ async fn join_again(shared: &Shared, withdrawal: Option<&Withdrawal>) {
 }
 
 /// Answers on the shim's socket; what concerns siblings goes to the handover.
-async fn answer(shim: Shared, handover: mpsc::UnboundedSender<Asked>, withdrawal: Option<Withdrawal>, asked: Asked) {
+async fn answer(
+    shim: Shared,
+    handover: mpsc::UnboundedSender<IncomingRequest>,
+    withdrawal: Option<Withdrawal>,
+    asked: IncomingRequest,
+) {
     let reply = match asked.ask {
         Ask::Status => Reply::Status(Box::new(shim.status())),
         Ask::Metrics => Reply::Metrics(shim.metrics.encode()),

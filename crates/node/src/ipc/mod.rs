@@ -1,7 +1,7 @@
-//! The Unix socket of a shim in the run directory: what commands (and siblings) ask it.
+//! The Unix socket of a shim in the run directory, for requests of commands and siblings.
 //!
-//! [`wire`] is what is said, here is who may say it and how: one request, one reply, then the end, or
-//! between siblings what the handover makes of it. Only root and the shim's own uid are heard.
+//! [`wire`] has the messages. Here is how they are exchanged, and by whom: one request, one reply, then the end, or, between
+//! siblings, the connection goes on in the handover. Only root and the shim's own uid may send requests.
 
 pub mod wire;
 
@@ -17,11 +17,11 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 use wire::{Ask, Reply, Request, Status};
 
-/// How long one side waits for the other; both are on this machine.
+/// Time for one message of the other side, which is on this machine too.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Time between two tries for a place in a socket's queue: no event tells of one.
-const FULL: Duration = Duration::from_millis(10);
+/// Time between two attempts to connect while the socket's queue is full: no event shows that it has room.
+const QUEUE_FULL: Duration = Duration::from_millis(10);
 
 /// A socket that commands can dial. Its file is removed when it is dropped.
 #[derive(Debug)]
@@ -32,17 +32,20 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at a path. A file that a dead shim left there is replaced.
+    /// Listens at a path. The file of a dead shim is replaced.
     ///
     /// # Errors
-    /// `EADDRINUSE` when a live shim listens there; what the system calls say otherwise.
+    /// `EADDRINUSE` when a live shim listens there, or those of the system calls.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let (listener, file) = listen(path)?;
         Ok(Self { listener, path: path.to_owned(), file })
     }
 
-    /// Reads requests until it is dropped; `answer` gets those of peers that may ask.
-    pub async fn serve<F: Future<Output = ()> + Send>(self, answer: impl Fn(Asked) -> F + Send + Sync + 'static) {
+    /// Reads requests until it is dropped; `answer` gets those that are allowed.
+    pub async fn serve<F: Future<Output = ()> + Send>(
+        self,
+        answer: impl Fn(IncomingRequest) -> F + Send + Sync + 'static,
+    ) {
         let answer = Arc::new(answer);
         loop {
             match self.listener.async_io(Interest::READABLE, |listener| seqpacket::accept(listener.as_fd())).await {
@@ -70,16 +73,16 @@ impl Server {
     }
 }
 
-/// Listens at a path, and says which file that is.
+/// Listens at a path; gives the socket and its file.
 fn listen(path: &Path) -> io::Result<(AsyncFd<OwnedFd>, (u64, u64))> {
     match seqpacket::dial(path) {
         Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
-        // Its queue is full, so it is alive.
+        // Its queue is full: it is alive.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::AddrInUse.into()),
         Err(_) => {}
     }
-    // Made beside and renamed: whoever dials finds the old one or the new one, never none. The kernel bounds the length
-    // of a socket's path, so the name is no longer: a dot instead of `.sock`.
+    // Made under another name and renamed: a client finds the old one or the new one, never none. The kernel bounds the length
+    // of a socket's path, so that name is no longer: a dot instead of `.sock`.
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_stem().unwrap_or_default());
     let made = path.with_file_name(name);
@@ -108,18 +111,18 @@ impl Drop for Server {
     }
 }
 
-/// A request from a peer that may ask.
+/// A request from a peer that may send it.
 #[derive(Debug)]
-pub struct Asked {
+pub struct IncomingRequest {
     pub ask: Ask,
-    /// What came with it and is not JSON.
+    /// The bytes after the JSON.
     pub rest: Vec<u8>,
     pub descriptors: Vec<OwnedFd>,
     socket: AsyncFd<OwnedFd>,
 }
 
-impl Asked {
-    /// Replies; gives the connection for what may follow, if it stands still.
+impl IncomingRequest {
+    /// Replies; gives the connection for further messages, if it is still open.
     pub async fn reply(self, reply: &Reply) -> Option<AsyncFd<OwnedFd>> {
         let written = match serde_json::to_vec(reply) {
             Ok(message) => write(&self.socket, &message, &[]).await,
@@ -130,29 +133,31 @@ impl Asked {
     }
 }
 
-/// Hears one request. None: it was refused.
-async fn hear(socket: OwnedFd) -> io::Result<Option<Asked>> {
+/// Reads one request. None: it was refused.
+async fn read_request(socket: OwnedFd) -> io::Result<Option<IncomingRequest>> {
     let (uid, own) = (seqpacket::peer_uid(socket.as_fd())?, nix::unistd::geteuid().as_raw());
     let socket = berth_os::awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
     let why = if uid != own && uid != 0 {
-        tracing::warn!(uid, "a process of another uid asked and was refused");
-        format!("uid {uid} may not ask a shim of uid {own}: ask as that uid or as root")
+        tracing::warn!(uid, "a request of a process of another uid was refused");
+        format!("uid {uid} may not send requests to a shim of uid {own}: run it as that uid or as root")
     } else {
         let (message, descriptors) = read(&socket, PATIENCE).await?;
         let (json, rest) = wire::split(&message);
         match wire::parse_request(json) {
-            // The command gave up, and may have done something else instead: a shim that hung and is the last must not leave
-            // because of it. Siblings have a token for that.
+            // The client has given up, and may have done something else instead: a shim that hung and is now the last one must not
+            // leave because of an old request. Siblings send a token that decides this.
             Ok(Request { ask, .. }) if !ask.is_of_siblings() && seqpacket::is_closed(socket.get_ref().as_fd())? => {
-                tracing::info!(?ask, "a request is not granted: who made it was gone before this shim read it");
+                tracing::info!(?ask, "a request is not granted: its sender was gone before this shim read it");
                 return Ok(None);
             }
-            // Root may look and command; listeners and connections go only to those who could listen here.
+            // Root may read the status and drain; listeners and connections go only to a process that could listen here.
             Ok(Request { ask, .. }) if uid != own && ask.is_of_siblings() => {
                 tracing::warn!(uid, own, "a sibling of another uid was refused: run all shims of a berth with one uid");
                 format!("a shim of uid {uid} cannot share the port of one of uid {own}: run both with one uid")
             }
-            Ok(Request { ask, .. }) => return Ok(Some(Asked { ask, rest: rest.to_vec(), descriptors, socket })),
+            Ok(Request { ask, .. }) => {
+                return Ok(Some(IncomingRequest { ask, rest: rest.to_vec(), descriptors, socket }));
+            }
             Err(why) => {
                 tracing::warn!("a request on the shim's socket was refused: {why}");
                 why
@@ -163,16 +168,16 @@ async fn hear(socket: OwnedFd) -> io::Result<Option<Asked>> {
     Ok(None)
 }
 
-/// Asks the shim whose socket is at a path, and waits so long for its answer.
+/// Sends a request to the shim whose socket is at a path, and waits at most this long for the reply.
 ///
 /// # Errors
-/// `ENOENT` or `ECONNREFUSED` when there is none, `TimedOut` when it hangs, `InvalidData` when what it
-/// says is no reply.
+/// `ENOENT` or `ECONNREFUSED` when there is none, `TimedOut` when it hangs, `InvalidData` when its
+/// message is no reply.
 pub async fn ask(path: &Path, ask: Ask, patience: Duration) -> io::Result<Reply> {
     Ok(exchange(path, ask, &[], &[], patience).await?.0)
 }
 
-/// Asks a shim how it is, and waits so long for its answer.
+/// Requests a shim's status, and waits at most this long for the reply.
 pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, String> {
     match exchange(path, Ask::Status, &[], &[], patience).await.map(|(reply, _)| reply) {
         Ok(Reply::Status(status)) => Ok(status),
@@ -183,12 +188,12 @@ pub async fn status(path: &Path, patience: Duration) -> Result<Box<Status>, Stri
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
             Err(format!("it does not answer within {}", humantime::format_duration(patience)))
         }
-        Err(error) => Err(format!("it cannot be asked: {error}")),
+        Err(error) => Err(format!("the request failed: {error}")),
     }
 }
 
-/// Asks with what is not JSON and with descriptors, and waits so long for the answer; gives the connection for what may
-/// follow.
+/// Sends a request with further bytes and descriptors, and waits at most this long for the reply; gives the connection for
+/// further messages.
 pub async fn exchange(
     path: &Path,
     ask: Ask,
@@ -198,7 +203,7 @@ pub async fn exchange(
 ) -> io::Result<(Reply, AsyncFd<OwnedFd>)> {
     let socket = timeout(patience, dial(path)).await.map_err(|_| io::ErrorKind::TimedOut)??;
     let socket = berth_os::awaitable(socket, Interest::READABLE | Interest::WRITABLE)?;
-    // As in `hear`: not to whoever answers at the path.
+    // As in `read_request`: siblings have one uid.
     let (uid, own) = (seqpacket::peer_uid(socket.get_ref().as_fd())?, nix::unistd::geteuid().as_raw());
     if uid != own && ask.is_of_siblings() {
         let why = format!("{} is of uid {uid}, this process is uid {own}: a sibling has the same uid", path.display());
@@ -213,11 +218,11 @@ pub async fn exchange(
     Ok((reply, socket))
 }
 
-/// Connects, and waits where the queue is full.
+/// Connects; waits while the queue is full.
 async fn dial(path: &Path) -> io::Result<OwnedFd> {
     loop {
         match seqpacket::dial(path) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(FULL).await,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(QUEUE_FULL).await,
             dialled => return dialled,
         }
     }
@@ -255,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_given_up_is_granted_nothing() {
+    async fn a_request_whose_sender_has_given_up_is_not_granted() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.sock");
         let server = Server::bind(&path).unwrap();
@@ -263,7 +268,7 @@ mod tests {
         let late = ask(&path, Ask::Drain, Duration::ZERO).await.unwrap_err();
         assert_eq!(late.kind(), io::ErrorKind::TimedOut);
         let (granted, mut asks) = tokio::sync::mpsc::unbounded_channel();
-        let serving = server.serve(move |asked: Asked| {
+        let serving = server.serve(move |asked: IncomingRequest| {
             let granted = granted.clone();
             async move {
                 granted.send(asked.ask.clone()).unwrap();
@@ -279,7 +284,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_finds_the_queue_full_waits_for_a_place() {
+    async fn a_client_that_finds_the_queue_full_waits() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.sock");
         let server = Server::bind(&path).unwrap();
@@ -289,7 +294,7 @@ mod tests {
         let mut asking = pin!(ask(&path, Ask::Drain, PATIENCE));
         let first = std::future::poll_fn(|cx| Poll::Ready(asking.as_mut().poll(cx))).await;
         assert!(first.is_pending(), "{first:?}");
-        let serving = server.serve(async |asked: Asked| drop(asked.reply(&Reply::Done).await));
+        let serving = server.serve(async |asked: IncomingRequest| drop(asked.reply(&Reply::Done).await));
         tokio::select! {
             reply = asking => assert_eq!(reply.unwrap(), Reply::Done),
             () = serving => {}

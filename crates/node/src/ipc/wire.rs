@@ -1,9 +1,8 @@
-//! What is said on a shim's socket: one JSON object a message, and after a line feed what is not JSON.
-//! No I/O.
+//! The messages on a shim's socket: one JSON object each, and after a line feed further bytes. No I/O.
 //!
 //! A request names the lowest version that it needs, so that version N−1 grants what it knows: at every upgrade two versions
-//! meet. Fields that a reader does not know are ignored, fields that may come later have defaults, and a phase that it does
-//! not know is one that does nothing.
+//! meet. Fields that a reader does not know are ignored, fields that may come later have defaults, and a shim in a
+//! phase that it does not know does nothing for others.
 
 use crate::instance::InstanceId;
 use crate::terms::{Announce, Cookie, InstanceHealth, Phase, ShimId};
@@ -25,12 +24,12 @@ pub enum Ask {
     Metrics,
     /// Leave the group, and let connections end.
     Drain,
-    /// The same, if a sibling is joined when the shim reads this.
+    /// The same, if a sibling is joined when the shim reads the request.
     DrainIfSibling,
     /// From a sibling: take a client's connection, which comes with the message. What the client sent so
     /// far follows the line feed.
     Pass,
-    /// From a sibling: from here on both say [`Update`]s.
+    /// From a sibling: from here on both send [`Update`]s.
     Join {
         holder: ShimId,
     },
@@ -50,7 +49,7 @@ impl Ask {
         }
     }
 
-    /// Whether it is between siblings alone: listeners and connections go with it.
+    /// Whether only siblings may send it: listeners and connections go with it.
     pub fn is_of_siblings(&self) -> bool {
         matches!(self, Self::Join { .. } | Self::Pass)
     }
@@ -75,13 +74,13 @@ pub enum Reply {
     Done,
     /// To [`Ask::DrainIfSibling`]: no sibling is joined, so the shim serves on.
     Alone,
-    /// To [`Ask::Join`]: who it is.
+    /// To [`Ask::Join`]: the shim that replies.
     Joined { holder: ShimId },
     /// The request was not understood or not granted, and why.
     Refused(String),
 }
 
-/// How a shim is. Also the JSON of `/status` and `berth status --json`.
+/// The status of a shim. Also the JSON of `/status` and `berth status --json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     pub version: u32,
@@ -98,18 +97,18 @@ pub struct Status {
     /// Since when, RFC 3339.
     pub since: String,
     pub connections_open: u64,
-    /// Of these, how many have a client that said something and has no answer yet. An older shim does not say it.
+    /// Those of them whose client has sent something and has no answer yet. An older shim does not send it.
     #[serde(default)]
     pub connections_pending: u64,
     pub connections_total: u64,
-    /// Clients that wait for an instance.
+    /// Clients that are held until an instance is ready.
     pub held: u64,
-    /// Whether no instance is ready and one that fails its probe gets the connections.
+    /// Whether no instance is ready, and connections go to one that fails its probe.
     pub fail_open: bool,
-    /// Listeners of others on its addresses: they get a share of new connections.
+    /// Listeners on its addresses that no shim of the berth holds: they get a share of new connections.
     #[serde(default)]
     pub foreign_listeners: u64,
-    /// The instances that it knows, the own one first.
+    /// Its own instance first.
     pub instances: Vec<InstanceStatus>,
     /// The gate before its instances, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -117,10 +116,10 @@ pub struct Status {
     /// The direct path, if the shim has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direct: Option<DirectStatus>,
-    /// Siblings that live and have had no connection to it for longer than a lease.
+    /// Live siblings that have had no connection to it for longer than a lease.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconnected: Vec<InstanceId>,
-    /// Whether a relaying thread gives no sign of life.
+    /// Whether a relaying thread does not respond.
     #[serde(default)]
     pub blocked: bool,
     /// What the shim does in the cluster's API, with `--cluster`.
@@ -133,37 +132,37 @@ pub struct Status {
 pub struct DirectStatus {
     /// Whether this shim steers them now.
     pub on: bool,
-    /// If not, why.
+    /// Why not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// Connections that this shim steered.
     pub opened: u64,
-    /// Those that are open on the node, whoever steered them; none if the kernel cannot be asked.
+    /// Those that are open on the node, whichever shim steered them; none if the kernel does not list them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open: Option<u64>,
-    /// Whether the handshake of one may not be over yet: the instance that they go to must not stop now.
+    /// Whether the handshake of one may be in progress: their instance must not stop now.
     #[serde(default)]
     pub settling: bool,
-    /// Listen addresses whose clients are relayed all the same.
+    /// Listen addresses whose clients are relayed nevertheless.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub relayed: Vec<SocketAddr>,
 }
 
-/// Who waits for a turn to be opened.
+/// TLS handshakes in flight at the gate, and the clients that wait.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct GateStatus {
     /// Clients whose first bytes an instance has not answered.
     pub openings: u64,
-    /// How many there may be.
+    /// Most that there may be.
     pub limit: u64,
     pub waiting: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub longest: Option<LongestLine>,
+    pub longest: Option<LongestQueue>,
 }
 
-/// The source of which most clients wait.
+/// The source with the most waiting clients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LongestLine {
+pub struct LongestQueue {
     /// An address, or a /64 of IPv6.
     pub source: String,
     pub clients: u64,
@@ -172,15 +171,15 @@ pub struct LongestLine {
 /// What a shim does in the cluster's API.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ClusterStatus {
-    /// Its EndpointSlices that are in the Service `kubernetes` now.
+    /// Its EndpointSlices that are in the Service `kubernetes`.
     pub slices: Vec<String>,
-    /// When it renewed a Lease last, RFC 3339.
+    /// When it last renewed a Lease, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_renewed: Option<String>,
     /// When its token expires, RFC 3339, if that is known and the shim renews it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_expires: Option<String>,
-    /// The requests that fail, each with its reason and what to do.
+    /// The requests that fail, each with its reason and the fix.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
 }
@@ -195,18 +194,18 @@ pub struct InstanceStatus {
     pub health: InstanceHealth,
     /// Since when, RFC 3339.
     pub since: String,
-    /// What it calls its version.
+    /// The version that it reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kube_version: Option<String>,
-    /// The last probe's answer, in words that may be others in the next version.
+    /// The result of the last probe, as text that may change with the next version.
     pub last_probe: String,
-    /// That stays so until somebody changes something. An older shim does not say it.
+    /// It will be the same until something is changed. An older shim does not send it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub probe_rejected: bool,
 }
 
 impl Status {
-    /// Whether the own instance is ready and the shim listens, or in one line why not.
+    /// Whether the own instance is ready and the shim listens, or why not, in one line.
     pub fn ready(&self) -> Result<(), String> {
         let own = self.instances.iter().find(|instance| instance.own);
         if self.blocked {
@@ -229,7 +228,7 @@ impl Status {
 /// Reads a request.
 ///
 /// # Errors
-/// What the asker is told: it is no request, or one of a version that is not known here.
+/// It is no request, or one of an unknown version. The text goes to the sender.
 pub fn parse_request(message: &[u8]) -> Result<Request, String> {
     parse_request_as(VERSION, message)
 }
@@ -247,7 +246,7 @@ fn parse_request_as(known: u32, message: &[u8]) -> Result<Request, String> {
     serde_json::from_slice(message).map_err(|error| format!("not a request of version {version}: {error}"))
 }
 
-/// What is JSON of a message, and what follows it.
+/// The JSON of a message, and the bytes after it.
 pub fn split(message: &[u8]) -> (&[u8], &[u8]) {
     match message.iter().position(|byte| *byte == b'\n') {
         Some(at) => (&message[..at], &message[at + 1..]),
@@ -255,10 +254,8 @@ pub fn split(message: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Reads what a sibling tells.
-///
 /// # Errors
-/// It is no update, or of a version that is not known here.
+/// It is no update, or one of version 0.
 pub fn parse_update(message: &[u8]) -> Result<Update, String> {
     let update: Update = serde_json::from_slice(message).map_err(|error| format!("not an update: {error}"))?;
     if update.version == 0 { Err("an update of version 0".into()) } else { Ok(update) }
@@ -285,7 +282,7 @@ mod tests {
         );
     }
 
-    /// What version 1 says to siblings: it must be understood for as long as N−1 is.
+    /// The update of version 1: it must be understood for as long as N−1 is.
     #[test]
     fn an_update_keeps_its_form() {
         let bytes = include_bytes!("../../../../tests/golden/update-v1.json");

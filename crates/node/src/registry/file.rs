@@ -1,4 +1,4 @@
-//! What records and leases have in common: files that are named `ID.json`, and that others write.
+//! What records and leases have in common: files with the name `ID.json` that other processes write.
 
 use super::BerthDir;
 use crate::instance::InstanceId;
@@ -37,7 +37,7 @@ impl IgnoredFile {
 
 impl fmt::Display for IgnoredFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Names and contents are another's. No line feed or escape of theirs gets into the log.
+        // Names and contents are not trusted: no line feed or escape gets into the log.
         let printable = |text: &str| text.replace(char::is_control, "\u{fffd}");
         let path = self.path.to_string_lossy();
         write!(f, "{} is ignored: {}", printable(&path), printable(&self.reason))
@@ -47,19 +47,19 @@ impl fmt::Display for IgnoredFile {
 /// The files of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing<T> {
-    /// The good ones, by their IDs.
+    /// By their IDs.
     pub found: Vec<T>,
-    /// The others. The same again each time, so the caller logs what it has not logged yet.
+    /// Files that are ignored: the same each time, so the caller logs those that it has not logged yet.
     pub problems: Vec<IgnoredFile>,
 }
 
-/// What `look` makes of each file of a directory whose name does not begin with a dot.
+/// Reads each file of a directory whose name does not begin with a dot.
 ///
 /// # Errors
-/// The directory cannot be listed. If it is not there, it is as if it were empty.
-pub(super) fn look_at_all<T>(
+/// The directory cannot be listed. If there is none, the listing is empty.
+pub(super) fn read_all<T>(
     directory: &Path,
-    look: impl Fn(&InstanceId, &Path) -> Result<Option<T>, String>,
+    read: impl Fn(&InstanceId, &Path) -> Result<Option<T>, String>,
 ) -> io::Result<Listing<T>> {
     let (mut found, mut problems) = (Vec::new(), Vec::new());
     let mut names = names(directory)?;
@@ -69,12 +69,12 @@ pub(super) fn look_at_all<T>(
             continue;
         }
         let path = directory.join(&name);
-        let looked = match id_of(&name) {
-            Some(id) => look(&id, &path),
+        let content = match id_of(&name) {
+            Some(id) => read(&id, &path),
             None => Err("its name is not an instance's ID with .json".into()),
         };
-        match looked {
-            Ok(good) => found.extend(good),
+        match content {
+            Ok(content) => found.extend(content),
             Err(reason) => problems.push(IgnoredFile::new(path, &reason)),
         }
     }
@@ -94,18 +94,18 @@ pub(super) fn id_of(name: &OsStr) -> Option<InstanceId> {
     InstanceId::parse(name.to_str()?.strip_suffix(".json")?).ok()
 }
 
-/// Whether nothing has this name. What cannot be looked at is not missing.
+/// Whether nothing has this name. A file that cannot be inspected is not missing.
 pub(super) fn is_missing(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// An open file, and what it says or why that is ignored.
+/// An open file, and its content or why that is ignored.
 pub(super) struct Opened<T> {
     pub(super) file: File,
     pub(super) content: Result<T, String>,
 }
 
-/// Opens a file, whatever it may be, and parses what is in it. None: there is none. The error says why it is ignored.
+/// Opens a file of any type and parses it. None: there is none. The error is why it is ignored.
 pub(super) fn read<T>(
     berth: &BerthDir,
     path: &Path,
@@ -139,7 +139,7 @@ pub(super) fn to_bytes(content: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a `what` of the format `known`. The error says why it is ignored.
+/// Reads a `what` of the format `known`. The error is why it is ignored.
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], what: &str, known: u32) -> Result<T, String> {
     #[derive(Deserialize)]
     struct Format {
@@ -153,7 +153,7 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], what: &str, known: u32) -
     }
 }
 
-/// Removes a file; whether it was there.
+/// Removes a file; whether it existed.
 pub(super) fn remove(path: &Path) -> io::Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
@@ -181,7 +181,7 @@ pub(super) fn second_time<S: Serializer>(time: &SystemTime, serializer: S) -> Re
 }
 
 pub(super) fn micro_time<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-    // A wrong clock is no reason to stop.
+    // A wrong clock is no reason to fail.
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().min(LAST_TIME);
     display(&humantime::format_rfc3339_micros(SystemTime::UNIX_EPOCH + since), serializer)
 }

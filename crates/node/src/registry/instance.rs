@@ -24,7 +24,7 @@
 //! descriptor keeps the record alive; the address is dead all the same, which probes see.
 
 use super::BerthDir;
-use super::file::{self, id_of, look_at_all, names};
+use super::file::{self, id_of, names, read_all};
 pub use super::file::{IgnoredFile, Listing};
 use crate::instance::InstanceId;
 use berth_os::file::replace;
@@ -39,24 +39,23 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Format of the records that are written, and the only one that is read. Added fields do not
-/// change it: unknown ones are passed over.
+/// Format of the records that are written, and the only one that is read. New fields do not
+/// change it: unknown ones are ignored.
 const VERSION: u32 = 1;
 
 /// Time after which the record of a dead instance is pruned: ten minutes, longer than the kubelet's
 /// longest pause between two restarts (five).
 pub const KEEP_DEAD: Duration = Duration::from_secs(600);
 
-/// How long a claim waits for another one. A claim takes milliseconds; who holds the lock longer is
-/// stopped (SIGSTOP), and shall not stop a node from starting silently.
+/// How long a claim waits for another one. A claim takes milliseconds; a process that holds the lock longer is
+/// stopped (SIGSTOP), which must not keep a node from starting without a message.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
-/// Pause between two looks at the lock. There is no waiting for a flock with a time limit but by a
-/// signal.
+/// Pause between two attempts to lock: flock(2) has no timeout.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
-/// Mode of a record whose modification time says since when it is dead.
-const SEEN_DEAD: u32 = 0o400;
+/// Mode of a record whose modification time is its time of death.
+const DEAD_MODE: u32 = 0o400;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -66,13 +65,13 @@ pub struct Record {
     /// Where it listens: an address in 127.0.0.0/8 and the berth's port.
     pub address: SocketAddr,
     pub advertise: IpAddr,
-    /// Its process ID in its own process namespace. For people: nothing is decided by it.
+    /// Its process ID in its own PID namespace. Informative only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// When it was started, wall clock, in full seconds. For people: nothing is decided by it.
+    /// When it was started, wall clock, in full seconds. Informative only.
     #[serde(serialize_with = "file::second_time", deserialize_with = "file::time")]
     pub started: SystemTime,
-    /// How it ended, where that is known. For people.
+    /// How it ended, where that is known. Informative only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
 }
@@ -86,7 +85,7 @@ impl Record {
         }
         match record.address {
             SocketAddr::V4(address) if address.ip().is_loopback() && address.port() != 0 => Ok(record),
-            // Connections would leave the node, or go to nowhere.
+            // Connections would leave the node, or fail.
             other => Err(format!("the address {other} is none in 127.0.0.0/8 with a port")),
         }
     }
@@ -123,12 +122,12 @@ pub struct Claimant<'a> {
     pub pid: Option<u32>,
 }
 
-/// A record that is written and locked: the instance is alive for all who look, until this is dropped
+/// A record that is written and locked: the instance counts as alive until this is dropped
 /// or, with [`InstanceClaim::through_exec`], until the process ends.
 ///
-/// Dropping it leaves the record, dead, so that the next one of that ID gets the same address.
-/// The lock is one for all who inherited the descriptor: dropping it in the parent ends it for a child
-/// too. Who starts the apiserver as a child keeps the claim until the child has ended.
+/// Dropping it leaves a dead record, so that the next instance with that ID gets the same address.
+/// All processes that inherited the descriptor share the lock: dropping it in the parent releases it for a child
+/// too. A process that starts the apiserver as a child keeps the claim until the child has ended.
 #[derive(Debug)]
 pub struct InstanceClaim {
     record: Record,
@@ -145,7 +144,7 @@ impl InstanceClaim {
         &self.path
     }
 
-    /// Lets the lock go on through `exec`, which comes back only when it fails: then the record is removed. Any child
+    /// Keeps the lock through `exec`, which returns only when it fails: then the record is removed. A child
     /// that is started meanwhile inherits the descriptor.
     ///
     /// # Errors
@@ -159,9 +158,9 @@ impl InstanceClaim {
         outcome
     }
 
-    /// Removes the record, for an instance that never came to be. A failure only leaves a dead record.
+    /// Removes the record of an instance that did not start. A failure only leaves a dead record.
     pub fn remove(self) {
-        // Nobody replaces or prunes it while it is locked, so it is this one that goes.
+        // It is not replaced or pruned while it is locked, so this removes the right one.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -191,8 +190,8 @@ impl HeldRecord {
     }
 }
 
-/// Records an instance of a berth, with an address that `choose` gives: from the address that the instance
-/// had before, if any, and those of the berth's other instances, live or not long dead.
+/// Records an instance of a berth, with the address that `choose` returns. That gets the address that the instance
+/// had before, if any, and those of the berth's other instances, alive or recently dead.
 ///
 /// It first waits, at most 5 s, for other claims in this berth to end, and prunes.
 ///
@@ -225,11 +224,11 @@ pub fn claim(
     Ok(InstanceClaim { record, path, lock })
 }
 
-/// Adds to a dead instance's record how it ended, so that [`list`] can tell.
+/// Adds to a dead instance's record how it ended.
 ///
 /// # Errors
 /// See [`ClaimError`]: it lives again, or the record cannot be written.
-pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), ClaimError> {
+pub fn record_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), ClaimError> {
     let directory = berth.instances();
     let _names = lock_names(&directory, LOCK_WAIT)?;
     let path = path_of(berth, id);
@@ -240,28 +239,29 @@ pub fn note_end(berth: &BerthDir, id: &InstanceId, how: &str) -> Result<(), Clai
         return Err(ClaimError::Alive { instance: id.clone(), path, pid: record.pid });
     }
     record.ended = Some(how.to_owned());
-    // Unlocked before it has its name: dead from the start for all who look.
+    // Unlocked before it has its name: dead from the start.
     write(&directory, &record, drop)
 }
 
 /// The records of a berth, each with whether its process lives.
 ///
 /// # Errors
-/// The directory cannot be listed. If it is not there, there are none.
+/// The directory cannot be listed. If there is none, the listing is empty.
 pub fn list(berth: &BerthDir) -> io::Result<Listing<ListedInstance>> {
-    look_at_all(&berth.instances(), |id, path| {
-        Ok(look(berth, id, path)?.map(|(held, alive)| ListedInstance { record: held.record, alive }))
+    read_all(&berth.instances(), |id, path| {
+        Ok(inspect(berth, id, path)?.map(|(held, alive)| ListedInstance { record: held.record, alive }))
     })
 }
 
-/// The records of the live instances of a berth, to be held.
+/// The records of the live instances of a berth, with their descriptors.
 pub fn list_live(berth: &BerthDir) -> io::Result<Listing<HeldRecord>> {
-    let look = |id: &_, path: &_| Ok(look(berth, id, path)?.and_then(|(held, alive)| alive.then_some(held)));
-    look_at_all(&berth.instances(), look)
+    read_all(&berth.instances(), |id, path| {
+        Ok(inspect(berth, id, path)?.and_then(|(held, alive)| alive.then_some(held)))
+    })
 }
 
 /// Removes the records that have been dead for more than [`KEEP_DEAD`] at the time `now` (wall clock),
-/// and what claims that died have left. Gives how many. Does nothing while a claim goes on.
+/// and what claims that died have left. Gives their number. Does nothing during a claim.
 pub fn prune(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
     match lock_names(&berth.instances(), Duration::ZERO) {
         Ok(_names) => prune_names(berth, now),
@@ -272,7 +272,7 @@ pub fn prune(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
     }
 }
 
-/// To be called with the lock on names held.
+/// To be called with the lock on names.
 fn prune_names(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
     let mut removed = 0;
     for name in names(&berth.instances())? {
@@ -289,16 +289,16 @@ fn prune_names(berth: &BerthDir, now: SystemTime) -> io::Result<usize> {
 fn is_long_dead(berth: &BerthDir, path: &Path, id: &InstanceId, now: SystemTime) -> bool {
     let Ok(Some(found)) = Found::open(berth, id, path) else { return false };
     let Ok(meta) = found.file.metadata() else { return false };
-    let since = meta.modified().ok().filter(|_| meta.mode() & 0o777 == SEEN_DEAD);
+    let since = meta.modified().ok().filter(|_| meta.mode() & 0o777 == DEAD_MODE);
     let long = since.and_then(|since| now.duration_since(since).ok()).is_some_and(|dead| dead > KEEP_DEAD);
     long && is_locked(&found.file).is_ok_and(|locked| !locked)
 }
 
 /// The address in an earlier record of that ID, if it is dead and readable.
 fn previous(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<SocketAddr>, ClaimError> {
-    // What cannot be opened as a record (a link, another's file) gives way to the new record.
+    // What cannot be opened as a record (a link, another user's file) is replaced.
     let Ok(Some(found)) = Found::open(berth, id, path) else { return Ok(None) };
-    // What is locked is alive, whatever it says: maybe a later berth wrote it.
+    // A locked file is alive, whatever its content: maybe a later berth wrote it.
     if is_locked(&found.file).map_err(failed("lock", path))? {
         let pid = found.content.ok().and_then(|record| record.pid);
         return Err(ClaimError::Alive { instance: id.clone(), path: path.to_owned(), pid });
@@ -306,8 +306,8 @@ fn previous(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Soc
     Ok(found.content.ok().map(|record| record.address))
 }
 
-/// A record and whether its process lives. None: it is gone. The error says why it is ignored.
-fn look(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<(HeldRecord, bool)>, String> {
+/// A record and whether its process lives. None: it is gone. The error is why it is ignored.
+fn inspect(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<(HeldRecord, bool)>, String> {
     let Some(found) = Found::open(berth, id, path)? else { return Ok(None) };
     let alive = is_locked(&found.file).map_err(|error| format!("its lock cannot be tested: {error}"))?;
     if !alive {
@@ -320,7 +320,7 @@ fn look(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<(HeldRe
 type Found = file::Opened<Record>;
 
 impl Found {
-    /// None: there is none. The error says why it is ignored.
+    /// None: there is none. The error is why it is ignored.
     fn open(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Self>, String> {
         file::read(berth, path, |bytes| Record::parse(bytes, id))
     }
@@ -330,14 +330,14 @@ fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {
     berth.instances().join(format!("{id}.json"))
 }
 
-/// Notes since when a record is dead, unless that is noted. The time first: with the mode first, a crash
+/// Records the time of death, once. The time first: with the mode first, a crash
 /// in between would leave the time of writing as the time of death.
 ///
-/// A failure (a read-only mount, a file of another user's) only keeps the record longer.
+/// A failure (a read-only mount, a file of another user) only keeps the record longer.
 fn mark_dead(file: &File) {
-    let noted = file.metadata().is_ok_and(|meta| meta.mode() & 0o777 == SEEN_DEAD);
-    if !noted && file.set_times(FileTimes::new().set_modified(SystemTime::now())).is_ok() {
-        let _ = file.set_permissions(Permissions::from_mode(SEEN_DEAD));
+    let marked = file.metadata().is_ok_and(|meta| meta.mode() & 0o777 == DEAD_MODE);
+    if !marked && file.set_times(FileTimes::new().set_modified(SystemTime::now())).is_ok() {
+        let _ = file.set_permissions(Permissions::from_mode(DEAD_MODE));
     }
 }
 
@@ -350,7 +350,7 @@ fn is_locked(file: &File) -> io::Result<bool> {
     }
 }
 
-/// The lock that claims and prunes hold. Opened for reading, so that closing it is no event for a
+/// The lock of claims and prunes. Opened for reading, so that closing it is no event for a
 /// [`super::watch::Watch`].
 fn lock_names(directory: &Path, wait: Duration) -> Result<Flock<File>, ClaimError> {
     let path = directory.join(".lock");
@@ -377,7 +377,7 @@ fn write<T>(directory: &Path, record: &Record, before_named: impl FnOnce(Flock<F
     let path = directory.join(format!("{}.json", record.instance));
     // Only a claim that died can have left the new file: claims of a berth follow one another.
     let written = replace(&path, &new, |file| {
-        // It stays open for writing: so its closing, when the process ends, is an event for a `super::watch::Watch`.
+        // It stays open for writing, so that its closing, when the process ends, is an event for a `super::watch::Watch`.
         let mut file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;
         file.write_all(&file::to_bytes(record)?)?;
         Ok(before_named(file))

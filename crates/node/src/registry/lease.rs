@@ -1,21 +1,21 @@
-//! Leases of shims: which shim is alive, and what its siblings need to know of it.
+//! Leases of shims: which shim is alive, and what its siblings need to know about it.
 //!
 //! A lease is `leases/ID.json`, named after the shim's instance, with the fields of LeaseSpec
-//! (`coordination.k8s.io/v1`) where those exist there. Its shim writes it anew, by rename, each third of its
+//! (`coordination.k8s.io/v1`) where those exist there. Its shim replaces it, by rename, each third of its
 //! duration. So:
 //!
-//! * **Alive means not expired**, on CLOCK_BOOTTIME and within the boot that the lease names. The times of the wall
-//!   clock in it are for people: nothing is decided by them.
-//! * **One ID, one shim.** Who starts looks with [`read`] whether another holder lives there.
-//! * **A lease has no lock.** Who removes one ([`prune`], [`remove`]) looks at it just before; if its owner renews it
-//!   in the microseconds between, the renewed lease is lost. That owner hung until then, and writes it again
-//!   within a third of its duration if it lives, so a lost race heals.
+//! * **Alive means not expired**, on CLOCK_BOOTTIME and within the boot that the lease names. Its times of
+//!   the wall clock are informative only.
+//! * **One ID, one shim.** A shim that starts checks with [`read`] whether another holder lives there.
+//! * **A lease has no lock.** [`prune`] and [`remove`] read it just before they remove it; if its owner renews it
+//!   in the microseconds between, the renewed lease is lost. That owner hung until then, and if it lives, it writes the lease
+//!   again within a third of its duration.
 //!
-//! An added field does not change the format, and has a default: siblings of the version before do not
-//! write it. A [`Phase`] that is added is read as [`Phase::Waiting`] by the version before.
+//! A new field does not change the format, and has a default: siblings of the previous version do not
+//! write it. The previous version reads a new [`Phase`] as [`Phase::Waiting`].
 
 use super::BerthDir;
-use super::file::{self, IgnoredFile, Listing, look_at_all, names};
+use super::file::{self, IgnoredFile, Listing, names, read_all};
 use crate::instance::InstanceId;
 use crate::terms::{Phase, ShimId};
 use berth_os::file::replace;
@@ -35,16 +35,15 @@ const MAX_LISTEN: usize = 64;
 /// Longest version and boot ID, in bytes. A boot ID has 36.
 const MAX_TEXT: usize = 64;
 
-/// Longest duration, in seconds: a day. One that hangs is noticed no sooner.
+/// Longest duration, in seconds: a day. A hang is not noticed sooner.
 const MAX_DURATION: u32 = 24 * 60 * 60;
 
 pub const LONGEST: Duration = Duration::from_secs(MAX_DURATION as u64);
 
-/// Age of a file that never came into place, after which its writer is taken for dead. Writing one
-/// takes microseconds.
+/// Age of a temporary file after which its writer counts as dead. Writing one takes microseconds.
 const LEFT_OVER: Duration = Duration::from_secs(60);
 
-/// What a shim says of itself.
+/// The lease of a shim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Lease {
@@ -54,22 +53,22 @@ pub struct Lease {
     /// Its process, as 16 lower-case hexadecimal digits.
     #[serde(serialize_with = "file::display", deserialize_with = "file::from_str")]
     pub holder_identity: ShimId,
-    /// How long it is believed after it was heard of.
+    /// How long it holds after each renewal.
     pub lease_duration_seconds: u32,
-    /// When this holder first wrote it, wall clock, in microseconds. For people.
+    /// When this holder first wrote it, wall clock, in microseconds. Informative only.
     #[serde(serialize_with = "file::micro_time", deserialize_with = "file::time")]
     pub acquire_time: SystemTime,
-    /// When this holder last wrote it, wall clock, in microseconds. For people.
+    /// When this holder last wrote it, wall clock, in microseconds. Informative only.
     #[serde(serialize_with = "file::micro_time", deserialize_with = "file::time")]
     pub renew_time: SystemTime,
     /// How often it went from one holder to another; see [`Lease::transitions_to`].
     pub lease_transitions: u32,
-    /// Its instance's address, where that was given and no record tells it.
+    /// Its instance's address, where that was configured and is not in a record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<SocketAddr>,
     pub state: Phase,
     pub ready: bool,
-    /// It knows an instance that connections can go to.
+    /// It knows an instance that can get connections.
     pub reachable: bool,
     pub listen: Vec<SocketAddr>,
     pub berth_version: String,
@@ -89,27 +88,27 @@ impl Lease {
         Ok(lease)
     }
 
-    /// Whether its shim is to be believed at the time `now` of CLOCK_BOOTTIME in the boot `boot_id`.
+    /// Whether it is valid at the time `now` of CLOCK_BOOTTIME in the boot `boot_id`.
     ///
-    /// One that claims to hold for more than ten durations and a minute is nonsense, and would never expire.
+    /// One that would hold for more than ten durations and a minute is invalid, and would never expire.
     pub fn is_live(&self, boot_id: &str, now: Duration) -> bool {
         let left = self.expires().saturating_sub(now);
         self.boot_id == boot_id && !left.is_zero() && left <= 10 * self.duration() + Duration::from_secs(60)
     }
 
-    /// Lets it hold for its duration from `now` (CLOCK_BOOTTIME) on. `wall` is the same moment for people.
+    /// Lets it hold for its duration from `now` (CLOCK_BOOTTIME) on. `wall` is the same time on the wall clock.
     pub fn renew(&mut self, now: Duration, wall: SystemTime) {
         self.renew_time = wall;
         self.expires_boottime_ms = now.saturating_add(self.duration()).as_millis().try_into().unwrap_or(u64::MAX);
     }
 
-    /// `lease_transitions` for the holder that finds this lease where it will write its own.
+    /// `lease_transitions` of the holder that replaces this lease by its own.
     pub fn transitions_to(&self, holder: ShimId) -> u32 {
         self.lease_transitions.saturating_add(u32::from(self.holder_identity != holder))
     }
 
-    /// A time on CLOCK_BOOTTIME at or before which it was not renewed last, but later: its duration is written in whole
-    /// seconds, so when exactly is not known.
+    /// A time on CLOCK_BOOTTIME before its last renewal, and at most a second earlier: its duration is written in whole
+    /// seconds, so the exact time is not known.
     pub fn renewed_after(&self) -> Duration {
         self.expires().saturating_sub(self.duration() + Duration::from_secs(1))
     }
@@ -123,8 +122,8 @@ impl Lease {
         Duration::from_millis(self.expires_boottime_ms)
     }
 
-    /// Nobody can live behind it: it is of another boot, or has been expired for longer than it held. One that
-    /// has just expired is kept for a while: it tells who hangs.
+    /// Its shim is dead: it is of another boot, or has been expired for longer than it held. One that
+    /// has just expired is kept for a while: it shows which shim hangs.
     fn is_stale(&self, boot_id: &str, now: Duration) -> bool {
         self.boot_id != boot_id || now.saturating_sub(self.expires()) > self.duration()
     }
@@ -153,27 +152,27 @@ impl Lease {
     }
 }
 
-/// Puts a lease in its place, whatever is there.
+/// Writes a lease and replaces what has its name.
 ///
 /// Nothing is synced to disk: after a crash of the machine every lease is of another boot, a torn file is
 /// ignored, and a disk that is slow to sync would let leases expire.
 ///
 /// # Errors
-/// The file system is full, read-only or the like, or siblings would not take the lease
+/// The file system is full, read-only or the like, or siblings would ignore the lease
 /// (`InvalidInput`).
 pub fn write(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
     lease.check().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
     let bytes = file::to_bytes(lease)?;
     let new = berth.leases().join(format!(".{}.lease.new", lease.instance));
-    let put = || replace(&path_of(berth, &lease.instance), &new, |mut file| file.write_all(&bytes));
-    match put() {
-        // A prune took the new file for left over: the wall clock jumped while it was written.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => put(),
+    let write = || replace(&path_of(berth, &lease.instance), &new, |mut file| file.write_all(&bytes));
+    match write() {
+        // A prune removed the new file as left over: the wall clock jumped while it was written.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => write(),
         outcome => outcome,
     }
 }
 
-/// Removes a lease if the file is still its holder's. One that cannot be read is not.
+/// Removes a lease if the file is still its holder's, which has to be readable.
 pub fn remove(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
     match read(berth, &lease.instance) {
         Ok(Some(found)) if found.holder_identity == lease.holder_identity => {
@@ -186,10 +185,10 @@ pub fn remove(berth: &BerthDir, lease: &Lease) -> io::Result<()> {
 /// The lease of one shim, live or not; none if there is none.
 ///
 /// # Errors
-/// What is there is no lease, or not to be believed.
+/// The file is no lease, or not trusted.
 pub fn read(berth: &BerthDir, id: &InstanceId) -> Result<Option<Lease>, IgnoredFile> {
     let path = path_of(berth, id);
-    look(berth, id, &path).map_err(|reason| IgnoredFile::new(path, &reason))
+    read_at(berth, id, &path).map_err(|reason| IgnoredFile::new(path, &reason))
 }
 
 /// Whether there is no file of a shim's lease, good or bad.
@@ -200,24 +199,24 @@ pub fn is_missing(berth: &BerthDir, id: &InstanceId) -> bool {
 /// The leases of a berth, live or not.
 ///
 /// # Errors
-/// The directory cannot be listed. If it is not there, there are none.
+/// The directory cannot be listed. If there is none, the listing is empty.
 pub fn list(berth: &BerthDir) -> io::Result<Listing<Lease>> {
-    look_at_all(&berth.leases(), |id, path| look(berth, id, path))
+    read_all(&berth.leases(), |id, path| read_at(berth, id, path))
 }
 
 /// Removes the leases that are of another boot, or have been expired for longer than they held, and
-/// what shims that died left half-written. Gives how many. `now` is on CLOCK_BOOTTIME.
+/// what shims that died left half-written. Gives their number. `now` is on CLOCK_BOOTTIME.
 ///
 /// # Errors
-/// The directory cannot be listed, or a file not removed; the others are, all the same.
+/// The directory cannot be listed, or a file not removed; the others are removed nevertheless.
 pub fn prune(berth: &BerthDir, boot_id: &str, now: Duration) -> io::Result<usize> {
     let mut removed = Ok(0);
     for name in names(&berth.leases())? {
         let path = berth.leases().join(&name);
         let bytes = name.as_encoded_bytes();
         let stale = match file::id_of(&name) {
-            // Twice, the second time just before it goes: see the module.
-            Some(id) => (0..2).all(|_| look(berth, &id, &path).is_ok_and(|found| is_stale(found, boot_id, now))),
+            // Twice, the second time just before it is removed: see the module.
+            Some(id) => (0..2).all(|_| read_at(berth, &id, &path).is_ok_and(|found| is_stale(found, boot_id, now))),
             None => bytes.starts_with(b".") && bytes.ends_with(b".lease.new") && is_left_over(&path),
         };
         if stale {
@@ -239,8 +238,8 @@ fn is_left_over(path: &Path) -> bool {
     written.and_then(|written| written.elapsed().ok()).is_some_and(|age| age > LEFT_OVER)
 }
 
-/// None: it is gone. The error says why it is ignored.
-fn look(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Lease>, String> {
+/// None: it is gone. The error is why it is ignored.
+fn read_at(berth: &BerthDir, id: &InstanceId, path: &Path) -> Result<Option<Lease>, String> {
     file::read(berth, path, |bytes| Lease::parse(bytes, id))?.map(|opened| opened.content).transpose()
 }
 
@@ -250,11 +249,11 @@ fn path_of(berth: &BerthDir, id: &InstanceId) -> PathBuf {
 
 /// It has a port, and is of one host or of all.
 fn is_usable(address: SocketAddr) -> bool {
-    let nobody = match address.ip().to_canonical() {
+    let group = match address.ip().to_canonical() {
         IpAddr::V4(ip) => ip.is_multicast() || ip.is_broadcast(),
         IpAddr::V6(ip) => ip.is_multicast(),
     };
-    address.port() != 0 && !nobody
+    address.port() != 0 && !group
 }
 
 #[cfg(test)]

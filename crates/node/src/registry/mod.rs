@@ -8,8 +8,8 @@
 //!     ID.sock                  its socket
 //! ```
 //!
-//! All trust rests on who may write there: the directory must be owned by this process's uid and
-//! writable by nobody else. What is in it is checked all the same, because versions differ and disks
+//! All trust rests on write access to it: the directory must be owned by this process's uid and
+//! writable for no other. Its content is checked nevertheless, because versions differ and disks
 //! fill up.
 
 mod file;
@@ -64,7 +64,7 @@ pub enum Error {
     SocketPath { path: PathBuf, length: usize },
 }
 
-/// The run directory, checked.
+/// The run directory; its owner and mode were checked.
 #[derive(Debug, Clone)]
 pub struct RunDir {
     path: PathBuf,
@@ -72,36 +72,36 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// The directory that is used when none is given: `/run/berth` for root and where there is no
+    /// The default: `/run/berth` for root and without
     /// `$XDG_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/berth`.
     pub fn default_path() -> PathBuf {
         default_path(geteuid().is_root(), std::env::var_os("XDG_RUNTIME_DIR"))
     }
 
-    /// Opens the directory; makes it, with mode 0700, if it is not there.
+    /// Opens the directory, or creates it with mode 0700.
     ///
     /// # Errors
-    /// It cannot be made, is no directory or a symbolic link, is owned by another user (root is none but itself: who
-    /// could write there would get its listeners), or others may write into it.
+    /// It cannot be created, is no directory or a symbolic link, is owned by another user (also for root, since a process that
+    /// can write there gets its listeners), or others may write into it.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let path = plain(path);
         let owner = open_dir(&path)?;
         Ok(Self { path, owner })
     }
 
-    /// Opens the directory if it is there; for those who only ask.
+    /// Opens the directory if it exists; for commands that only read it.
     ///
     /// # Errors
-    /// As [`RunDir::open`], but root may look into everyone's.
+    /// As [`RunDir::open`], but root may read that of any user.
     pub fn find(path: &Path) -> Result<Option<Self>, Error> {
         let path = plain(path);
-        Ok(look_at_dir(&path)?.map(|owner| Self { path, owner }))
+        Ok(check_dir_to_read(&path)?.map(|owner| Self { path, owner }))
     }
 
-    /// Whether a process of this uid could use the directory; not, if it is not there.
+    /// Whether a process of this uid could use the directory; false if it does not exist.
     ///
     /// # Errors
-    /// As [`RunDir::open`] would say it there.
+    /// As [`RunDir::open`] of that uid.
     pub fn usable(path: &Path, uid: Uid) -> Result<bool, Error> {
         Ok(check_dir_as(&plain(path), uid)?.is_some())
     }
@@ -110,7 +110,7 @@ impl RunDir {
         &self.path
     }
 
-    /// The directory of a berth, made with its subdirectories if it is not there.
+    /// The directory of a berth; created, with its subdirectories, if it does not exist.
     ///
     /// # Errors
     /// As [`RunDir::open`], of each directory.
@@ -122,8 +122,8 @@ impl RunDir {
         Ok(berth)
     }
 
-    /// The berths that have a directory, in the order of their addresses. What is not named by an address
-    /// or is no directory is passed over.
+    /// The berths that have a directory, in the order of their addresses. What does not have an address for its name
+    /// or is no directory is skipped.
     pub fn berths(&self) -> Result<Vec<BerthDir>, Error> {
         let read = |source| Error::Read { path: self.path.clone(), source };
         let mut berths = Vec::new();
@@ -131,7 +131,7 @@ impl RunDir {
             let name = entry.map_err(read)?.file_name();
             let Some(address) = name.to_str().and_then(parse_name) else { continue };
             let path = self.path.join(&name);
-            if let Ok(Some(owner)) = look_at_dir(&path) {
+            if let Ok(Some(owner)) = check_dir_to_read(&path) {
                 berths.push(BerthDir { path, address, owner });
             }
         }
@@ -177,15 +177,15 @@ impl BerthDir {
         }
     }
 
-    /// Whether a file of this owner may be believed: this process's, or the directory's owner's (which
-    /// differ only for root, who looks).
+    /// Whether a file of this owner is trusted: this process's uid, or the directory's owner (which
+    /// differ only for root, when it reads).
     fn trusts(&self, owner: u32) -> bool {
         owner == self.owner || owner == geteuid().as_raw()
     }
 }
 
 fn default_path(root: bool, xdg: Option<OsString>) -> PathBuf {
-    // The XDG specification says that a relative path is to be ignored.
+    // The XDG specification requires that a relative path is ignored.
     let xdg = xdg.map(PathBuf::from).filter(|xdg| !root && xdg.is_absolute());
     xdg.unwrap_or_else(|| "/run".into()).join("berth")
 }
@@ -199,7 +199,7 @@ fn parse_name(name: &str) -> Option<SocketAddr> {
     name.parse().ok().filter(|address: &SocketAddr| address.to_string() == name)
 }
 
-/// Makes a directory unless it is there, checks it, and gives its owner.
+/// Creates a directory unless it exists, checks it, and gives its owner.
 fn open_dir(path: &Path) -> Result<u32, Error> {
     if let Some(owner) = check_dir(path)? {
         return Ok(owner);
@@ -207,24 +207,24 @@ fn open_dir(path: &Path) -> Result<u32, Error> {
     let failed = |source| Error::Make { path: path.to_owned(), source, uid: geteuid().as_raw() };
     match DirBuilder::new().recursive(true).mode(0o700).create(path) {
         Ok(()) => {}
-        // Another one made something of that name just now: look at it below.
+        // Another process created it just now: it is checked below.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(failed(error)),
     }
-    // None: somebody removed it at once, and will again.
+    // None: another process removes it each time.
     check_dir(path)?.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))
 }
 
-/// The owner of a directory that may be used; none if there is nothing of that name.
+/// The owner of a directory that may be used; none if it does not exist.
 ///
-/// Looks at the path and not at a descriptor: once the directory is known to be ours and closed to
-/// others, only its parent's owner could swap it, and is trusted like root.
+/// By the path, not a descriptor: once the directory is known to be ours and closed to
+/// others, only its parent's owner could exchange it, and is trusted like root.
 fn check_dir(path: &Path) -> Result<Option<u32>, Error> {
     check_dir_as(path, geteuid())
 }
 
-/// The same for one that is only looked into.
-fn look_at_dir(path: &Path) -> Result<Option<u32>, Error> {
+/// The same for one that is only read.
+fn check_dir_to_read(path: &Path) -> Result<Option<u32>, Error> {
     match check_dir(path) {
         // Checked again as its owner would.
         Err(Error::Owner { owner, .. }) if geteuid().is_root() => check_dir_as(path, Uid::from_raw(owner)),
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_socket_path_is_told() {
+    fn a_long_socket_path_is_an_error() {
         let temp = tempfile::tempdir().unwrap();
         let run = RunDir::open(temp.path()).unwrap();
         let berth = run.berth("[::1]:6443".parse().unwrap()).unwrap();

@@ -1,8 +1,8 @@
-//! Notice of changes among a berth's instance records and leases.
+//! Notices of changes among a berth's instance records and leases.
 //!
 //! An owner keeps its record open for writing until it ends, so its death is an event as well: the
-//! kernel closes the file. A lease that is renewed, each second by each shim and by this one too, is an event; one
-//! that runs out is none, and found by the tick. But a notice says only "look again": who gets one lists anew.
+//! kernel closes the file. The renewal of a lease, each second by each shim including this one, is an event; its
+//! expiry is none, and is found by the tick. A notice only means that the directories should be listed again.
 
 use super::BerthDir;
 use berth_os::inotify::{Events, WatchFlags};
@@ -12,12 +12,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
-/// Longest time between two notices, whatever events come: one that is lost costs no more.
+/// Longest time between two notices, so a lost event costs no more than this.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Time from an event to a second notice. When a process ends, the kernel sends the event of a file's
-/// closing before it lets go of the lock on it (`__fput`: fsnotify_close, then locks_remove_file), so
-/// who looks at once may still see it locked.
+/// closing before it releases the lock on it (`__fput`: fsnotify_close, then locks_remove_file), so
+/// the first listing may still find it locked.
 const ECHO: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
@@ -26,12 +26,11 @@ pub struct Watch {
     events: Option<Events>,
     tick: Duration,
     next: Instant,
-    told: bool,
+    warned: bool,
 }
 
 impl Watch {
-    /// Begins to watch. Without inotify (EMFILE: the user has too many) there are only the notices each
-    /// second, and a warning in the log.
+    /// Without inotify (EMFILE: the user has too many) there are only the notices each second, and a warning in the log.
     ///
     /// To be called within a tokio runtime that has I/O and time.
     pub fn new(berth: &BerthDir) -> Self {
@@ -39,8 +38,7 @@ impl Watch {
     }
 
     fn with_tick(berth: &BerthDir, tick: Duration) -> Self {
-        // Both come into place by rename. How a record's file ends tells of its owner's death, which
-        // a lease cannot tell.
+        // Both are renamed into place. The closing of a record's file shows its owner's death; a lease's file is closed at once.
         let named = WatchFlags::MOVED_TO | WatchFlags::DELETE | WatchFlags::ONLYDIR;
         let written = WatchFlags::CLOSE_WRITE | WatchFlags::CREATE;
         let mut watch = Self {
@@ -48,21 +46,20 @@ impl Watch {
             events: None,
             tick,
             next: Instant::now() + tick,
-            told: false,
+            warned: false,
         };
         watch.begin();
         watch
     }
 
     /// Waits until something may have changed: on an event, shortly after one, and at least each second.
-    /// Events that came while nobody waited are not lost. May be dropped at any time and called
-    /// again; that does not put off the next notice.
+    /// Events between two calls are not lost. The future may be dropped at any time; that does not delay the next notice.
     pub async fn changed(&mut self) {
         loop {
             let next = self.next;
             let event = async {
                 match &self.events {
-                    Some(events) => events.next().await.map(|read| tells(&read)),
+                    Some(events) => events.next().await.map(|read| is_change(&read)),
                     None => std::future::pending().await,
                 }
             };
@@ -70,9 +67,8 @@ impl Watch {
                 outcome = event => outcome,
                 () = sleep_until(next) => {
                     self.next = Instant::now() + self.tick;
-                    // A directory was removed, or there was no inotify to be had: maybe now. And another directory can
-                    // have the name (a rename, a mount), of which the watched one tells nothing. Watching one twice is
-                    // watching it once.
+                    // A directory that was removed may exist again, and there may be inotify now. Another directory can have
+                    // the name (a rename, a mount), without an event of the old one. To watch a directory twice has no effect.
                     self.begin();
                     return;
                 }
@@ -85,7 +81,7 @@ impl Watch {
                 }
                 Err(error) => {
                     self.events = None;
-                    self.tell(&error);
+                    self.warn(&error);
                 }
             }
         }
@@ -93,8 +89,8 @@ impl Watch {
 
     fn begin(&mut self) {
         match self.try_begin() {
-            // That a directory is gone is for those to say who look into it.
-            Err(error) if error.kind() != io::ErrorKind::NotFound => self.tell(&error),
+            // A missing directory is reported where it is listed.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => self.warn(&error),
             _ => {}
         }
     }
@@ -105,14 +101,14 @@ impl Watch {
             None => Events::new()?,
         };
         let events = self.events.insert(events);
-        // Each, also if another fails.
+        // Both, even if one fails.
         let [instances, leases] =
             self.directories.each_ref().map(|(directory, wanted)| events.watch(directory, *wanted));
         instances.and(leases)
     }
 
-    fn tell(&mut self, error: &io::Error) {
-        if !std::mem::replace(&mut self.told, true) {
+    fn warn(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.warned, true) {
             let [(instances, _), (leases, _)] = &self.directories;
             tracing::warn!(
                 instances = %instances.display(), leases = %leases.display(), %error,
@@ -124,9 +120,9 @@ impl Watch {
 }
 
 /// Whether something may have changed, by the names in events.
-fn tells(names: &[Option<CString>]) -> bool {
-    // Names with a dot are the registry's own: the lock, and records and leases that are not in place yet. An
-    // overflow of the queue has no name and means that anything may have changed, and so does the end of a directory.
+fn is_change(names: &[Option<CString>]) -> bool {
+    // Names with a dot are the registry's own: the lock, and temporary files. An overflow of the queue and the end of a
+    // directory have no name and mean that anything may have changed.
     let own = |name: &Option<CString>| name.as_ref().is_some_and(|name| name.to_bytes().starts_with(b"."));
     !names.iter().all(own)
 }
@@ -207,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn looking_is_no_event() {
+    async fn reading_is_no_event() {
         let (_temp, berth) = berth();
         drop(claim_a(&berth));
         prune(&berth, SystemTime::now()).unwrap();
@@ -231,7 +227,7 @@ mod tests {
         for _ in 0..3 {
             timeout(PATIENCE, watch.changed()).await.unwrap();
         }
-        // Watched again once both directories are back.
+        // Watched again once both directories exist.
         std::fs::create_dir(berth.instances()).unwrap();
         for _ in 0..3 {
             timeout(PATIENCE, watch.changed()).await.unwrap();

@@ -126,7 +126,7 @@ impl Sight {
     /// # Errors
     /// The run directory cannot be read.
     pub async fn instances(&mut self, temporary: &InstanceId) -> Result<([Instance; 2], Details), Error> {
-        let node = RunDirSnapshot::look(Some(&self.run_dir))?;
+        let node = RunDirSnapshot::read(Some(&self.run_dir))?;
         if self.watch.is_none() {
             self.watch = node.instances.first().map(|known| Watch::new(&known.berth));
         }

@@ -115,7 +115,7 @@ pub(crate) async fn of_shims<T: Send + 'static>(
     ask: Ask,
     take: fn(Reply) -> Option<T>,
 ) -> Vec<(PathBuf, T)> {
-    let Ok(seen) = RunDirSnapshot::look(Some(run_dir)) else { return Vec::new() };
+    let Ok(seen) = RunDirSnapshot::read(Some(run_dir)) else { return Vec::new() };
     let mut asked = JoinSet::new();
     for shim in seen.instances.into_iter().filter(|known| known.socket) {
         let (Ok(path), ask) = (shim.berth.socket_path(&shim.id), ask.clone()) else { continue };

@@ -15,7 +15,7 @@ mod source;
 mod storm;
 
 use crate::config::MaxOpenings;
-use berth_node::ipc::wire::{GateStatus, LongestLine};
+use berth_node::ipc::wire::{GateStatus, LongestQueue};
 use berth_node::terms::Speedup;
 use berth_os::process;
 use ipnet::IpNet;
@@ -241,7 +241,7 @@ impl Gate {
             if let Some((clients, source)) =
                 longest.filter(|(clients, _)| status.longest.as_ref().is_none_or(|it| it.clients < *clients))
             {
-                status.longest = Some(LongestLine { source: source.to_string(), clients });
+                status.longest = Some(LongestQueue { source: source.to_string(), clients });
             }
         }
         status

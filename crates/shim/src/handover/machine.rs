@@ -113,7 +113,7 @@ impl Held {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AcceptLoop {
     None,
-    /// Asked for: it may take a client out at any moment.
+    /// IncomingRequest for: it may take a client out at any moment.
     Starting,
     /// It could not start, or could not go on: there is none, and it is tried again.
     Failed,

@@ -23,7 +23,7 @@ use crate::direct;
 use crate::drain::Stop;
 use crate::relay::Pass;
 use crate::shared::Shared;
-use berth_node::ipc::Asked;
+use berth_node::ipc::IncomingRequest;
 use berth_node::registry::lease;
 use berth_node::registry::watch::Watch;
 use berth_node::terms::{InstanceHealth, Phase, ShimId};
@@ -72,7 +72,7 @@ pub(crate) async fn keep(
     dispatcher: Arc<Dispatcher>,
     workers: Vec<Handle>,
     mut passes: mpsc::UnboundedReceiver<Pass>,
-    mut asked: mpsc::UnboundedReceiver<Asked>,
+    mut asked: mpsc::UnboundedReceiver<IncomingRequest>,
 ) -> io::Result<()> {
     let now = clock::boottime()?;
     let me = ShimId::new(now, getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?);

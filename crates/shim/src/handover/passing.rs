@@ -8,7 +8,7 @@ use crate::drain::Stop;
 use crate::relay::Pass;
 use crate::shared::Shared;
 use berth_node::ipc::wire::{Ask, Reply};
-use berth_node::ipc::{self, Asked};
+use berth_node::ipc::{self, IncomingRequest};
 use berth_node::terms::Phase;
 use berth_os::socket;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -32,7 +32,7 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 
 impl Group {
     /// Takes a client's connection from a leaving sibling.
-    pub(super) fn take_over(&self, asked: &Asked) -> Result<(), String> {
+    pub(super) fn take_over(&self, asked: &IncomingRequest) -> Result<(), String> {
         if self.machine.phase() != Phase::Joined {
             return Err(format!("this shim is {}", self.machine.phase().as_str()));
         }

@@ -6,7 +6,7 @@ use super::peers::Event;
 use crate::config::Config;
 use berth_node::instance::InstanceId;
 use berth_node::ipc::wire::{Ask, Reply};
-use berth_node::ipc::{self, Asked, PATIENCE};
+use berth_node::ipc::{self, IncomingRequest, PATIENCE};
 use berth_node::registry::lease;
 use berth_node::terms::ShimId;
 use berth_os::seqpacket;
@@ -153,7 +153,7 @@ impl Group {
         }
     }
 
-    pub(super) fn asked(&mut self, asked: Asked) {
+    pub(super) fn asked(&mut self, asked: IncomingRequest) {
         let reply = match asked.ask {
             Ask::Join { holder } if !self.config.plain_close => match self.may_join(holder) {
                 Err(why) => {

@@ -53,7 +53,7 @@ fn alive_while_claimed_then_dead_with_its_address_kept() {
 }
 
 #[test]
-fn the_chooser_is_told_what_others_have() {
+fn the_chooser_gets_the_addresses_of_others() {
     let (_temp, berth) = berth();
     let _live = claim_with(&berth, "live", addr(1)).unwrap();
     drop(claim_with(&berth, "dead", addr(2)).unwrap());
@@ -77,7 +77,7 @@ fn a_choice_that_fails_leaves_the_earlier_record() {
 }
 
 #[test]
-fn those_who_ask_are_in_nobodys_way() {
+fn checks_do_not_block_owners() {
     let (_temp, berth) = berth();
     let _kept = claim_with(&berth, "kept", addr(1)).unwrap();
     std::thread::scope(|scope| {
@@ -125,12 +125,12 @@ fn the_dead_are_pruned_ten_minutes_after_they_were_seen_dead() {
     let later = |wait| SystemTime::now() + wait;
     assert_eq!(prune(&berth, later(2 * KEEP_DEAD)).unwrap(), 0);
     drop(claim);
-    assert_eq!(prune(&berth, later(2 * KEEP_DEAD)).unwrap(), 0, "nobody has seen it dead");
+    assert_eq!(prune(&berth, later(2 * KEEP_DEAD)).unwrap(), 0, "it has not been found dead");
     states(&berth);
     let seen = fs::metadata(&path).unwrap().modified().unwrap();
     assert!(seen > old);
     states(&berth);
-    assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), seen, "noted once");
+    assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), seen, "recorded once");
     assert_eq!(prune(&berth, seen + KEEP_DEAD).unwrap(), 0);
     fs::write(berth.instances().join(".b.new"), "left over").unwrap();
     assert_eq!(prune(&berth, seen + KEEP_DEAD + Duration::from_secs(1)).unwrap(), 2);

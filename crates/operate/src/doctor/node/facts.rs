@@ -188,7 +188,7 @@ impl Facts {
     /// The shims of a run directory, and what is left of earlier ones.
     fn look_into(&mut self, path: &Path) {
         let (Ok(boot), Ok(now)) = (clock::boot_id(), clock::boottime()) else { return };
-        let Ok(node) = berth_node::snapshot::RunDirSnapshot::look(Some(path)) else { return };
+        let Ok(node) = berth_node::snapshot::RunDirSnapshot::read(Some(path)) else { return };
         let mut live = Vec::new();
         let mut stale = 0;
         let berths = RunDir::find(path).ok().flatten().and_then(|run_dir| run_dir.berths().ok()).unwrap_or_default();
