@@ -258,7 +258,7 @@ fn the_drain_deadline_cuts_what_is_left() {
     // The stand-in ends with its last connection, which the shim cuts.
     assert_eq!(run.ended().code(), Some(3), "{}", run.log());
     assert!(told.elapsed() >= Duration::from_millis(500));
-    assert!(run.log().contains("--drain-timeout is over"), "{}", run.log());
+    assert!(run.log().contains("--drain-timeout has expired"), "{}", run.log());
     gone(pid);
 }
 

@@ -196,7 +196,7 @@ fn bound_at_start_and_listening_when_ready() {
     let node = Node::new();
     let backend = free_address();
     let shim = node.serve(backend, &[]);
-    shim.logs("probe: nobody listens");
+    shim.logs("probe: nothing listens");
     assert!(listening(node.listen).is_empty(), "it listens before its instance does");
     // Without SO_REUSEADDR, which std's listeners set.
     let taken = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap().bind(&node.listen.into()).unwrap_err();
@@ -249,7 +249,7 @@ fn a_limit_of_open_files_that_is_too_low_is_told() {
 fn an_instance_that_listens_later_is_asked_at_once() {
     let backend = free_address();
     let shim = Shim::launch("127.0.0.1:0", backend, "1", &["--probe-interval", "1h", "--rise", "2"]);
-    shim.until("asked in vain", |status| status.instances.iter().any(|i| i.last_probe.contains("nobody listens")));
+    shim.until("asked in vain", |status| status.instances.iter().any(|i| i.last_probe.contains("nothing listens")));
     Backend::at(backend).serve(echo);
     shim.until_phase(Phase::Joined);
     ping(&mut shim.client(), b"served");
@@ -264,14 +264,14 @@ fn ready_live_and_status() {
 
     let backend = free_address();
     let shim = node.serve(backend, &["--instance", "a"]);
-    shim.logs("probe: nobody listens");
+    shim.logs("probe: nothing listens");
     let (status, out, _) = node.ask(&["ready"]);
     assert_eq!((status, out.lines().count()), (Some(1), 1), "{out}");
-    assert!(out.contains("instance a is unready: nobody listens"), "{out}");
+    assert!(out.contains("instance a is unready: nothing listens"), "{out}");
     let (status, out, _) = node.ask(&["live", "--probe", "tcp"]);
     assert_eq!((status, out.lines().count()), (Some(1), 1), "{out}");
     let (_, out, _) = node.ask(&["status"]);
-    for part in [&*node.listen.to_string(), "waiting", "unready", "nobody listens"] {
+    for part in [&*node.listen.to_string(), "waiting", "unready", "nothing listens"] {
         assert!(out.contains(part), "{part} in {out}");
     }
 
@@ -400,7 +400,7 @@ fn sigterm_drains_and_exits_0() {
 fn sigterm_while_waiting_exits_0() {
     let node = Node::new();
     let mut shim = node.serve(free_address(), &[]);
-    shim.logs("probe: nobody listens");
+    shim.logs("probe: nothing listens");
     shim.signal(Signal::SIGTERM);
     assert_eq!(shim.ended().code(), Some(0));
 }
@@ -525,7 +525,7 @@ fn the_deadline_begins_when_the_instance_listens_no_more() {
     expect_reset(&mut client);
     assert_eq!(shim.ended().code(), Some(0));
     assert!(closed.elapsed() >= DEADLINE, "it ended after {:?}", closed.elapsed());
-    assert!(shim.log().contains("--drain-timeout is over"), "{}", shim.log());
+    assert!(shim.log().contains("--drain-timeout has expired"), "{}", shim.log());
 }
 
 /// Sets the soft limit of open files of a process that runs.

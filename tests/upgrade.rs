@@ -427,7 +427,7 @@ fn a_new_version_that_fails_goes_and_says_why() {
         assert_eq!(code, Some(1), "{log}");
         assert!(log.contains(&format!("it was not ready in {seconds}s")), "{log}");
         node.is_whole("v1");
-        if log.contains("nobody listens on 127.") {
+        if log.contains("nothing listens on 127.") {
             return load.end();
         }
     }

@@ -9,7 +9,7 @@ use berth_node::ipc::Server;
 use berth_node::ipc::wire::Reply;
 use berth_node::terms::{Cookie, ShimId};
 use berth_os::{self, seqpacket, socket};
-use berth_shim::handover::peers::{Event, Published, talk};
+use berth_shim::handover::peers::{Event, Published, exchange_updates};
 use libfuzzer_sys::fuzz_target;
 use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair};
 use std::cell::RefCell;
@@ -113,7 +113,8 @@ impl Stage {
         let (ours, theirs) = pair();
         let (events, mut heard) = mpsc::unbounded_channel();
         let desk = Arc::new(Mutex::new(Published::default()));
-        let talk = tokio::spawn(talk(theirs, ShimId(1), [self.address].into(), desk, Arc::default(), events));
+        let talk =
+            tokio::spawn(exchange_updates(theirs, ShimId(1), [self.address].into(), desk, Arc::default(), events));
         for message in messages {
             if !self.send(&ours, message) {
                 break;
@@ -122,7 +123,7 @@ impl Stage {
         drop(ours);
         talk.await.expect("it does not panic");
         while let Some(event) = heard.recv().await {
-            if let Event::Told(_, _, guards) = event {
+            if let Event::Updated(_, _, guards) = event {
                 for (cookie, address, guard) in guards {
                     assert_eq!((cookie, address), (Cookie(self.cookie), self.address));
                     assert_eq!(socket::cookie(guard.as_fd()).ok(), Some(self.cookie));

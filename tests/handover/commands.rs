@@ -106,7 +106,7 @@ fn a_node_shim_serves_every_instance_that_is_recorded() {
     eventually("why it is not ready", || {
         let (code, out, _) = ready("never");
         assert_eq!(code, Some(1), "{out}");
-        out.starts_with("instance never is unready: nobody listens on ").then_some(())
+        out.starts_with("instance never is unready: nothing listens on ").then_some(())
     });
     drop(never);
     shim.until("it is gone", |status| status.instances.len() == 1);

@@ -324,7 +324,7 @@ fn an_instance_that_accepts_nobody_is_not_steered_to() {
             clients.push(client);
             direct(&shim.status()).why.clone()
         });
-        assert_eq!(why, "the instance accepts nobody");
+        assert_eq!(why, "the instance accepts no connection");
         instance.stand(false);
         for client in &mut clients {
             assert_eq!(read(client, 64), client_hello(64));

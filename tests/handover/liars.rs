@@ -150,7 +150,7 @@ fn a_silent_peer_holds_nothing_up() {
     for _ in 0..20 {
         ping(&mut connect(node.listen), &client_hello(64));
     }
-    shim.running.logs("a sibling is connected and says nothing");
+    shim.running.logs("a sibling is connected and sends no updates");
     // A sibling that says nothing keeps nobody from joining or leaving for longer than a lease.
     let next = node.joined("b", instance.address, &[]);
     shim.leave();

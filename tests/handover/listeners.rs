@@ -196,7 +196,7 @@ fn a_shim_whose_thread_is_blocked_leaves_and_ends() {
     a.running.signal(Signal::SIGTERM);
     a.until("left", |status| status.state == Phase::Left);
     drop(instance);
-    a.running.logs("--drain-timeout is over");
+    a.running.logs("--drain-timeout has expired");
     a.running.logs("does not end");
     // It is this thread's to reap.
     waitpid(stopped.0, Some(WaitPidFlag::__WALL)).unwrap();

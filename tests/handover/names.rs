@@ -167,9 +167,9 @@ fn a_sibling_that_cannot_be_reached_is_said_within_a_lease() {
     }
 }
 
-/// Its listener has no guard here, and is no stranger's.
+/// Its listener has no guard here, and is not counted as foreign.
 #[test]
-fn a_sibling_that_cannot_be_reached_is_not_called_a_stranger() {
+fn the_listener_of_a_sibling_that_cannot_be_reached_is_not_foreign() {
     let (node, instance) = (Node::new(), Echo::new());
     let shim = node.joined("a", instance.address, &["--lease", "1s"]);
     let mut sibling = Sibling::new(&node, u64::MAX);

@@ -1,7 +1,7 @@
 //! A node's service account: its name, and its token.
 //!
-//! A token cannot be taken back and is not renewed by anyone but who has it, so it says itself when it ends. Only that the
-//! service account is deleted ends it earlier.
+//! A token cannot be revoked and only its owner renews it, so it contains its expiry. It ends earlier only if the
+//! service account is deleted.
 
 use crate::lease::NAMESPACE;
 use base64::Engine;
@@ -10,10 +10,10 @@ use humantime::parse_rfc3339;
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What is asked for as a token's life. kube-apiserver may give less (`--service-account-max-token-expiration`).
+/// The requested life of a token. kube-apiserver may give less (`--service-account-max-token-expiration`).
 pub const LIFE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// Name of a token's file, beside the kubeconfig that names it.
+/// Name of a token's file, in the directory of the kubeconfig that names it.
 pub const FILE: &str = "token";
 
 /// Name of a node's service account, in [`NAMESPACE`].
@@ -52,7 +52,7 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    /// Of the answer to a [`token_request`]. That says how long it is good, whatever was asked for.
+    /// From the answer to a [`token_request`], which has the expiry that was granted.
     #[must_use]
     pub fn parse(answer: &Value) -> Option<Self> {
         let status = &answer["status"];
@@ -61,7 +61,7 @@ impl Token {
     }
 }
 
-/// What a token says of itself. Whether it is true, only an apiserver knows.
+/// The claims of a token, which are not verified: only an apiserver can.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claims {
     /// Name of its service account, if that is one of [`NAMESPACE`].

@@ -1,8 +1,8 @@
-//! The cluster's API: JSON by HTTPS, with what a kubeconfig or a service account says.
+//! The cluster's API: JSON by HTTPS, with a kubeconfig or a service account.
 //!
-//! Small on purpose. What berth asks of a cluster are a few objects, so there are no types for them here, and each
-//! request is a connection of its own: through the berth it comes to an instance that is in the group now, and
-//! keeps none from ending. What changes is followed by [`crate::watch`].
+//! Small on purpose. berth needs a few objects of a cluster, so there are no types for them here, and each
+//! request has its own connection: through the berth it comes to an instance that is in the group now, and
+//! keeps none from ending. Changes are followed by [`crate::watch`].
 
 use crate::http;
 use crate::kubeconfig::{Access, KubeconfigError, Mistake, Place, Token};
@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest answer that is read. Etcd keeps no object above 1.5 MB.
 const BODY_LIMIT: usize = 4 << 20;
 
-/// Longest message of an apiserver that is told, in characters.
+/// Longest message of an apiserver that is repeated, in characters.
 const MESSAGE_LIMIT: usize = 500;
 
 /// Content type of a server-side apply. JSON is YAML.
@@ -36,25 +36,25 @@ const APPLY: &str = "application/apply-patch+yaml";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody can be asked with these.
+    /// The credentials cannot be used.
     #[error(transparent)]
     Credentials(#[from] KubeconfigError),
-    /// Nobody answered, or not in HTTP.
+    /// No answer, or none in HTTP.
     #[error("{server}: {why}")]
     Unreachable {
-        /// Where, as the kubeconfig says it.
+        /// As in the kubeconfig.
         server: String,
         why: String,
     },
-    /// The answer is not what was asked for.
+    /// The answer is an error.
     #[error("{server} says {status} to {method} {path}: {message}")]
     Status {
-        /// Where, as the kubeconfig says it.
+        /// As in the kubeconfig.
         server: String,
         status: StatusCode,
         method: Method,
         path: String,
-        /// What the apiserver says of it.
+        /// The message of the apiserver.
         message: String,
     },
 }
@@ -127,10 +127,10 @@ impl Client {
         Access::read(path).and_then(|access| Self::new(&access).map_err(|why| why.of(path)))
     }
 
-    /// With what a kubeconfig said.
+    /// With a kubeconfig that was read.
     ///
     /// # Errors
-    /// The server, a certificate or a key is none.
+    /// The server, a certificate or a key is invalid.
     pub fn new(access: &Access) -> Result<Self, Mistake> {
         let place = Place::parse(&access.server)?;
         let name = access.server_name.as_deref().unwrap_or(&place.host).to_owned();
@@ -162,14 +162,14 @@ impl Client {
         Self { patience, ..self }
     }
 
-    /// The same at the first of these addresses where somebody answers in TLS: with several control-plane nodes the
+    /// The same at the first of these addresses that answers in TLS: with several control-plane nodes the
     /// kubeconfig's server may be any of them. Certificate and credentials are those of the kubeconfig.
     #[must_use]
     pub fn at(self, addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
         Self { dial: addresses.into_iter().collect(), ..self }
     }
 
-    /// Where it asks, as the kubeconfig says it.
+    /// The server, as in the kubeconfig.
     #[must_use]
     pub fn server(&self) -> &str {
         &self.server
@@ -199,7 +199,7 @@ impl Client {
         self.ask(Ask::send(Method::POST, path, object)).await
     }
 
-    /// Server-side apply: the object is there afterwards, with these fields as `manager`'s, whoever had them before.
+    /// Server-side apply: the object is there afterwards, with `manager` as the owner of these fields, even if another had them.
     ///
     /// # Errors
     /// See [`Error`].
@@ -238,7 +238,7 @@ impl Client {
         self.ask(Ask::send(Method::DELETE, path, &options)).await
     }
 
-    /// Whether the apiserver says that it is ready.
+    /// Whether the apiserver reports that it is ready.
     pub async fn ready(&self) -> bool {
         let answer = tokio::time::timeout(self.patience, self.exchange(Ask::get("/readyz"))).await;
         matches!(answer, Ok(Ok((StatusCode::OK, _))))
@@ -258,12 +258,12 @@ impl Client {
         Error::Unreachable { server: self.server.clone(), why }
     }
 
-    /// With what the apiserver says of it: an object of kind Status, or a line of text.
+    /// With the apiserver's message: from an object of kind Status, or a line of text.
     pub(crate) fn refused(&self, status: StatusCode, method: Method, path: &str, body: &[u8]) -> Error {
         let json = serde_json::from_slice::<Value>(body).ok();
         let message = json.as_ref().and_then(|json| json["message"].as_str()).map(ToOwned::to_owned);
         let message = message.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
-        // A line of a log, or the one that a command says.
+        // It becomes one line of a log or of a command's output.
         let message = message.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(MESSAGE_LIMIT).collect();
         Error::Status { server: self.server.clone(), status, method, path: path.to_owned(), message }
     }

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 /// A body, or why it broke off.
 pub type Body = Result<Bytes, Box<dyn Error + Send + Sync>>;
 
-/// Asks, and reads at most so many bytes of the answer's body.
+/// Sends a request, and reads at most this many bytes of the answer's body.
 ///
 /// # Errors
 /// There is no answer in HTTP.
@@ -20,7 +20,7 @@ pub async fn ask(
     limit: usize,
 ) -> Result<(StatusCode, Body), hyper::Error> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    // The connection is driven beside the question.
+    // The connection is driven at the same time as the request.
     tokio::pin!(connection);
     let answer = async {
         let response = sender.send_request(request).await?;

@@ -1,7 +1,7 @@
-//! What a kubeconfig's current context says: where the apiserver is, and who asks.
+//! The current context of a kubeconfig: the apiserver's address, and the credentials.
 //!
-//! kubeadm's `admin.conf` is what is meant: certificates, maybe a token. Programs that fetch credentials
-//! (`exec`, `auth-provider`) are not run, and a server that is not checked is not asked.
+//! For files like kubeadm's `admin.conf`: certificates, maybe a token. Programs that fetch credentials
+//! (`exec`, `auth-provider`) are not run, and a server without a CA is not used.
 
 use crate::yaml::{YamlNode, parse};
 use base64::Engine;
@@ -44,7 +44,7 @@ impl Mistake {
     }
 }
 
-/// How an apiserver is reached, and as whom.
+/// The address of an apiserver, and the credentials.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Access {
     /// An https URL.
@@ -58,11 +58,11 @@ pub struct Access {
     pub token: Option<Token>,
 }
 
-/// What says who asks, if not a certificate.
+/// The credentials, if not a certificate.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Token {
     Text(String),
-    /// A file that holds it. Whoever renews the token writes the file anew, so each request reads it.
+    /// A file that holds it. It is replaced when the token is renewed, so each request reads it.
     File(PathBuf),
 }
 
@@ -99,8 +99,8 @@ impl Access {
         Ok(access)
     }
 
-    /// What the kubelet puts into a container of a pod with a service account: the API is asked at `server`, whose
-    /// certificate has to carry `name`.
+    /// The files that the kubelet mounts into a container of a pod with a service account. The API is at `server`, whose
+    /// certificate must carry `name`.
     ///
     /// # Errors
     /// The files are not there: no service account, or no pod.

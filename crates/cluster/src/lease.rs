@@ -1,7 +1,7 @@
-//! Leases: objects of `coordination.k8s.io/v1` that say which instances are there, on which node, in which version.
+//! Leases: objects of `coordination.k8s.io/v1`, one for each instance, with its node and version.
 //!
-//! They lie in a namespace of their own: their names are not known before, and a Role for them in kube-system would
-//! cover every leader election there. Not to be mixed up with the lease of a shim, a record in a node's run directory.
+//! They have a namespace of their own: their names are not known before, and a Role for them in kube-system would
+//! cover every leader election there. Not to be confused with the lease of a shim, a file in a node's run directory.
 
 use humantime::{format_rfc3339_micros, parse_rfc3339};
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ const ADDRESS: &str = "berth/address";
 const VERSION: &str = "berth/version";
 const STATE: &str = "berth/state";
 
-/// What the Lease of an instance says.
+/// The content of an instance's Lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstanceLease {
     pub node: String,
@@ -41,7 +41,7 @@ pub struct InstanceLease {
     pub holder: String,
     /// What clients dial.
     pub address: SocketAddr,
-    /// The version that the instance says it has.
+    /// The version that the instance reports.
     pub version: Option<String>,
     /// The state of its shim.
     pub state: String,
@@ -146,7 +146,7 @@ pub fn is_object_name(text: &str) -> bool {
 }
 
 /// Which Leases have expired, judged by when each was last *seen* to change. Clocks of nodes are not compared, and time
-/// counts only between two reads that both succeeded: after an outage of etcd everybody looks dead.
+/// counts only between two reads that both succeeded: after an outage of etcd all look expired.
 #[derive(Debug, Default)]
 pub struct Expiry {
     seen: BTreeMap<String, Seen>,
@@ -191,7 +191,7 @@ impl Expiry {
         self.seen.get(name).is_some_and(|seen| seen.unchanged > DURATION)
     }
 
-    /// Time since a Lease changed, for people: since that was seen, and until it was, what clocks say of it.
+    /// Time since a Lease changed, for display: since the change was seen, and until then by the clocks.
     #[must_use]
     pub fn age(&self, name: &str, by_clock: Duration) -> Duration {
         match self.seen.get(name) {

@@ -20,7 +20,7 @@ pub const RECONCILED: &str =
 pub const OF_SERVICE: &str =
     "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io/service-name%3Dkubernetes";
 
-/// Who wrote an object, in its managed fields, and as the slice's manager.
+/// berth as the field manager of objects, and as the manager of slices.
 pub const MANAGER: &str = "berth";
 
 /// An IP family, as an EndpointSlice and a Service write it.
@@ -101,7 +101,7 @@ pub fn slice(node: &str, address: SocketAddr, port_name: &str) -> Value {
     })
 }
 
-/// The addresses in a slice that are not said to be unready.
+/// The addresses in a slice that are not marked unready.
 pub fn addresses(slice: &Value) -> impl Iterator<Item = IpAddr> + '_ {
     let endpoints = slice["endpoints"].as_array().into_iter().flatten();
     let ready = endpoints.filter(|endpoint| endpoint["conditions"]["ready"] != false);

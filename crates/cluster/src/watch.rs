@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-/// After so many seconds the apiserver ends a watch, and another begins where it ended: kube-apiserver's own
+/// After this many seconds the apiserver ends a watch, and another continues it: kube-apiserver's own
 /// informers take 5 to 10 minutes.
 const WATCH_SECONDS: u64 = 300;
 
@@ -34,8 +34,8 @@ const EVENT_LIMIT: usize = 4 << 20;
 /// The objects of a list, by name.
 pub type Objects = BTreeMap<String, Value>;
 
-/// Follows the objects of a list for as long as it is polled; tells all of them after each change, and each failure, after
-/// which it goes on with the list, later and later. `list` is a path with a query; `client` says who is asked next.
+/// Follows the objects of a list for as long as it is polled; publishes all of them after each change, and each failure, after
+/// which it lists again, with growing pauses. `list` is a path with a query; `client` makes the client of the next request.
 pub async fn follow<C: Future<Output = Result<Client, Error>>>(
     client: impl Fn() -> C,
     list: &str,

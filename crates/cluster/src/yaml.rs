@@ -1,7 +1,7 @@
-//! A YAML file as a tree whose nodes know where in the text they stand, which is all that an editor
-//! needs to leave the rest of the text alone.
+//! A YAML file as a tree whose nodes know their place in the text, so that an editor can
+//! leave the rest of the text as it is.
 //!
-//! Reading is [`saphyr_parser`]'s; plain scalars are taken for what Kubernetes takes them (YAML 1.1's
+//! [`saphyr_parser`] does the parsing; plain scalars have the types that Kubernetes gives them (YAML 1.1's
 //! `yes` is true).
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Deepest nesting that is read. A pod has less than twenty.
 const MAX_DEPTH: usize = 64;
 
-/// Most values that aliases stand for, all together: a few lines of them can stand for billions.
+/// Most values in all expanded aliases: a few lines of aliases can expand to billions.
 const MAX_ALIASED: usize = 10_000;
 
 /// What is wrong in a YAML file, and how to fix it.

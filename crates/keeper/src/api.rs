@@ -1,5 +1,5 @@
-//! Who is asked, and what comes of it: each request is counted, and each failure is told once, when it begins and when it
-//! is over. One that meets every request alike is told of the first.
+//! Requests to the cluster's API: each is counted, and each failure is logged once when it begins and once when it
+//! has ended. A failure that affects all requests is logged for the first one.
 
 use crate::{Count, Credentials, Facts};
 use berth_cluster::{Client, Error};
@@ -17,8 +17,8 @@ use tokio::time::Instant;
 /// Longest time that an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A failure that was not met again for so long is over: nobody needs that request any more. Longer than the time between two
-/// looks at the token.
+/// A failure that did not occur again for this long has ended: the request is not needed any more. Longer than the time between
+/// two checks of the token.
 const FORGOTTEN: Duration = Duration::from_secs(900);
 
 /// The cluster's API, as a shim reaches it.
@@ -26,7 +26,7 @@ pub(crate) struct Api {
     credentials: Credentials,
     /// What clients dial: a sibling may listen there.
     berth: SocketAddr,
-    /// The Service's addresses on other nodes, as they were seen last.
+    /// The Service's addresses on other nodes, as they were last read.
     others: Mutex<Vec<SocketAddr>>,
     problems: Mutex<BTreeMap<String, Problem>>,
     facts: watch::Receiver<Facts>,
@@ -37,7 +37,7 @@ pub(crate) struct Api {
 /// How a request fails now.
 #[derive(Debug)]
 struct Problem {
-    /// As it is counted.
+    /// The label of the metric.
     result: &'static str,
     why: String,
     last: Instant,
@@ -60,18 +60,18 @@ impl Api {
         Self { credentials, berth, others: Mutex::default(), problems: Mutex::default(), facts, status, count }
     }
 
-    /// Dials an instance that the shim speaks for if one is ready, else the berth, else another node. Its files are read
-    /// for each request: whoever renews them writes them anew.
+    /// A client that dials an instance of the shim if one is ready, else the berth, else another node. Its files are read
+    /// for each request, because they are replaced when they are renewed.
     ///
     /// # Errors
-    /// What is wrong with the credentials.
+    /// The credentials cannot be used.
     pub(crate) async fn client(&self) -> Result<Client, Error> {
         let client = self.credentials.client().await?.with_patience(TIMEOUT);
         let (own, others) = (self.own(), lock(&self.others));
         Ok(client.at(own.into_iter().chain([self.berth]).chain(others.iter().copied())))
     }
 
-    /// The instance that is asked first.
+    /// The instance that is dialled first.
     pub(crate) fn own(&self) -> Option<SocketAddr> {
         self.facts.borrow().instances.iter().find(|own| own.ready).map(|own| own.address)
     }
@@ -91,11 +91,11 @@ impl Api {
             Ok(client) => ask(client).await,
             Err(error) => Err(error),
         };
-        self.noted(request, object, answer.as_ref().err());
+        self.record(request, object, answer.as_ref().err());
         answer.ok()
     }
 
-    pub(crate) fn noted(&self, request: &'static str, object: &str, failure: Option<&Error>) {
+    pub(crate) fn record(&self, request: &'static str, object: &str, failure: Option<&Error>) {
         let result = result(failure);
         (self.count)(request, result);
         let key = format!("{request} {object}");
@@ -104,16 +104,16 @@ impl Api {
         problems.retain(|_, problem| now.duration_since(problem.last) < FORGOTTEN);
         match failure {
             None => {
-                if problems.remove(&key).is_some_and(|before| !is_told(&problems, before.result)) {
+                if problems.remove(&key).is_some_and(|before| !is_logged(&problems, before.result)) {
                     tracing::info!(request, object, "the cluster's API takes this request again");
                 }
             }
             Some(error) => {
                 let why = format!("{error}{}", help(result));
-                let told = is_told(&problems, result);
+                let logged = is_logged(&problems, result);
                 // What changes with each try (a port, a time) is no other failure.
                 let problem = Problem { result, why: why.clone(), last: now };
-                if problems.insert(key, problem).is_none_or(|before| before.result != result) && !told {
+                if problems.insert(key, problem).is_none_or(|before| before.result != result) && !logged {
                     tracing::warn!(request, object, "{why}");
                 }
             }
@@ -129,8 +129,8 @@ impl Api {
         }
     }
 
-    /// Changes what the status says of the keeper.
-    pub(crate) fn tell(&self, change: impl FnOnce(&mut ClusterStatus)) {
+    /// Changes the keeper's part of the status.
+    pub(crate) fn update_status(&self, change: impl FnOnce(&mut ClusterStatus)) {
         self.status.send_modify(|status| status.as_mut().map_or((), change));
     }
 
@@ -147,7 +147,7 @@ impl Api {
     fn publish(&self, problems: &BTreeMap<String, Problem>) {
         let problems: Vec<_> =
             problems.iter().map(|(request, Problem { why, .. })| format!("{request}: {why}")).collect();
-        self.tell(|status| status.problems = problems);
+        self.update_status(|status| status.problems = problems);
     }
 }
 
@@ -155,8 +155,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a failure that meets every request alike has met another one, of which it was said.
-fn is_told(problems: &BTreeMap<String, Problem>, result: &str) -> bool {
+/// Whether a failure that affects all requests was logged for another one.
+fn is_logged(problems: &BTreeMap<String, Problem>, result: &str) -> bool {
     matches!(result, "credentials" | "unreachable" | "unauthorized")
         && problems.values().any(|problem| problem.result == result)
 }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_problem_is_shown_until_it_is_over_or_forgotten() {
+    async fn a_problem_is_shown_until_it_ends_or_is_forgotten() {
         let status = watch::Sender::new(Some(ClusterStatus::default()));
         let seen = status.subscribe();
         let (facts, credentials) = (watch::channel(Facts::default()).1, Credentials::Kubeconfig("/nonexistent".into()));
@@ -206,19 +206,19 @@ mod tests {
         let count: Count = Arc::new(move |request, result| lock(&counting).push((request, result)));
         let api = Api::new(credentials, "10.0.0.5:6443".parse().unwrap(), facts, status, count);
         let problems = || seen.borrow().as_ref().unwrap().problems.clone();
-        api.noted("apply_lease", "a", Some(&failed(StatusCode::FORBIDDEN)));
-        api.noted("apply_lease", "b", None);
+        api.record("apply_lease", "a", Some(&failed(StatusCode::FORBIDDEN)));
+        api.record("apply_lease", "b", None);
         assert!(problems().len() == 1 && problems()[0].starts_with("apply_lease a: s says 403"), "{:?}", problems());
         assert!(problems()[0].ends_with("apply the Roles again)"));
-        api.noted("apply_lease", "a", None);
+        api.record("apply_lease", "a", None);
         assert_eq!(problems(), [""; 0]);
-        api.noted("renew_token", "t", Some(&failed(StatusCode::UNAUTHORIZED)));
+        api.record("renew_token", "t", Some(&failed(StatusCode::UNAUTHORIZED)));
         api.forget("renew_token", "t");
         assert_eq!(problems(), [""; 0]);
-        api.noted("delete_slice", "gone", Some(&failed(StatusCode::INTERNAL_SERVER_ERROR)));
+        api.record("delete_slice", "gone", Some(&failed(StatusCode::INTERNAL_SERVER_ERROR)));
         tokio::time::advance(FORGOTTEN).await;
         let missing = api.client().await.unwrap_err();
-        api.noted("list_leases", "", Some(&missing));
+        api.record("list_leases", "", Some(&missing));
         assert!(problems().len() == 1 && problems()[0].contains("kubeconfig /nonexistent"), "{:?}", problems());
         assert_eq!(lock(&counted).last(), Some(&("list_leases", "credentials")));
     }

@@ -1,4 +1,4 @@
-//! The Leases of the instances that the shim speaks for, and those that have expired.
+//! The Leases of the instances that the shim represents, and those that have expired.
 
 use crate::api::Api;
 use crate::slices::take_out;
@@ -19,10 +19,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Time between two looks at the token.
+/// Time between two checks of the token.
 const TOKEN: Duration = Duration::from_secs(600);
 
-/// What is done about Leases.
+/// Renews the own Leases, and removes expired ones.
 #[derive(Debug)]
 pub(crate) struct Leases {
     pub(crate) api: Arc<Api>,
@@ -34,13 +34,13 @@ pub(crate) struct Leases {
     /// Names files of this shim alone.
     pub(crate) instance: InstanceId,
     /// Those that are held, by name.
-    pub(crate) held: BTreeMap<String, Held>,
+    pub(crate) held: BTreeMap<String, HeldLease>,
     pub(crate) expiry: Expiry,
 }
 
 /// A Lease that is held.
 #[derive(Debug, Clone)]
-pub(crate) struct Held {
+pub(crate) struct HeldLease {
     instance: InstanceId,
     acquired: SystemTime,
     transitions: u32,
@@ -56,13 +56,13 @@ impl Leases {
         loop {
             let now = facts.borrow_and_update().clone();
             let alone = *going.borrow_and_update() && !now.sibling;
-            // What a Lease says has changed, or whose it is.
-            let said = (now.phase, now.instances.clone(), alone);
-            if before.replace(said.clone()) != Some(said) || Instant::now() >= renewal {
+            // The content or the holder of a Lease has changed.
+            let content = (now.phase, now.instances.clone(), alone);
+            if before.replace(content.clone()) != Some(content) || Instant::now() >= renewal {
                 renewal = Instant::now() + jittered(RENEWAL);
                 if alone {
-                    // When the shim ends, there may be nobody left who could be asked; but what it left in the Service is
-                    // found by its Lease.
+                    // When the shim ends, there may be no apiserver left; but what it left in the Service is found by its
+                    // Lease.
                     if self.api.has_slices() {
                         renewal = Instant::now() + jittered(Duration::from_millis(100));
                     } else {
@@ -85,11 +85,11 @@ impl Leases {
     }
 
     async fn round(&mut self, facts: &Facts) {
-        let gone = |held: &Held| facts.instances.iter().all(|known| known.id != held.instance);
+        let gone = |held: &HeldLease| facts.instances.iter().all(|known| known.id != held.instance);
         self.remove(gone).await;
         let ready: Vec<_> = facts.instances.iter().filter(|instance| instance.ready).collect();
         if facts.blocked || ready.is_empty() {
-            // Who does not renew does not judge either.
+            // A shim that does not renew does not judge others either.
             self.expiry.failed();
             return;
         }
@@ -107,7 +107,7 @@ impl Leases {
         if renewed {
             self.sweep(&list).await;
         } else {
-            // While nobody can write, all look dead.
+            // If no Lease can be written, all look expired.
             self.expiry.failed();
         }
     }
@@ -116,7 +116,7 @@ impl Leases {
     async fn renew(&mut self, instance: &Instance, facts: &Facts, list: &[(&Value, Option<InstanceLease>)]) -> bool {
         let name = lease::lease_name(&self.node, instance.id.as_str());
         if !is_object_name(&name) || instance.id.as_str().contains('.') {
-            tracing::debug!(instance = %instance.id, "no Lease can be called so");
+            tracing::debug!(instance = %instance.id, "the name of its Lease would not be valid");
             return true;
         }
         let known = list.iter().find_map(|(_, known)| known.as_ref().filter(|known| known.name() == name));
@@ -140,14 +140,14 @@ impl Leases {
         let (path, object) = (lease::lease_path(&name), lease.object());
         let applied = self.api.ask("apply_lease", &name, async |client| client.apply(&path, MANAGER, &object).await);
         let Some(object) = applied.await else { return false };
-        self.held.insert(name, Held { instance: instance.id.clone(), acquired, transitions, object });
+        self.held.insert(name, HeldLease { instance: instance.id.clone(), acquired, transitions, object });
         let renewed = rfc3339(lease.renewed);
-        self.api.tell(|status| status.lease_renewed = renewed);
+        self.api.update_status(|status| status.lease_renewed = renewed);
         true
     }
 
-    /// Removes those that are held, if they still are: another shim may speak for the instance now.
-    pub(crate) async fn remove(&mut self, which: impl Fn(&Held) -> bool) {
+    /// Removes those that are held, if they still are: another shim may represent the instance now.
+    pub(crate) async fn remove(&mut self, which: impl Fn(&HeldLease) -> bool) {
         let gone: Vec<_> = self.held.iter().filter(|(_, held)| which(held)).map(|(name, _)| name.clone()).collect();
         for name in gone {
             let Some(held) = self.held.get(&name) else { continue };
@@ -185,7 +185,7 @@ impl Leases {
             let slices = lease.map(|lease| Family::ALL.map(|family| service::slice_name(&lease.node, family)));
             for slice in slices.iter().flatten() {
                 if !take_out(&self.api, slice).await {
-                    // Its Lease says that there is something left to do. What fails once may hang.
+                    // Its Lease stays, as there is something left to do. What fails once may hang.
                     return;
                 }
             }
@@ -199,11 +199,11 @@ impl Leases {
         }
     }
 
-    /// The kubeconfig may come later, so its token's file is looked for each time.
+    /// The kubeconfig may appear later, so its token's file is searched each time.
     async fn keep_token(&self) {
         if let Some(path) = self.api.token().await {
-            let expires = TokenFile::new(&path, &self.instance).look(&self.api).await.and_then(rfc3339);
-            self.api.tell(|status| status.token_expires = expires);
+            let expires = TokenFile::new(&path, &self.instance).renew_if_due(&self.api).await.and_then(rfc3339);
+            self.api.update_status(|status| status.token_expires = expires);
         }
     }
 }
@@ -247,7 +247,7 @@ mod tests {
         }
         let instance: InstanceId = "a".parse().unwrap();
         let token = TokenFile::new(&file("token"), &instance);
-        assert_eq!(read_slowly(&file("token"), "t0ken", token.look(&api)).await, (None, true));
+        assert_eq!(read_slowly(&file("token"), "t0ken", token.renew_if_due(&api)).await, (None, true));
         let (holder, held, expiry) = (String::new(), BTreeMap::new(), Expiry::default());
         let leases = Leases { api, node: "cp-1".into(), address, holder, instance, held, expiry };
         for (name, text) in files {

@@ -1,15 +1,15 @@
-//! Keeps the Service `kubernetes` whole, and says in Leases who is there (`--cluster`).
+//! Keeps the node in the Service `kubernetes`, and a Lease for each instance (`--cluster`).
 //!
 //! Clients inside a cluster dial the Service's address. kube-apiserver's reconciler knows instances by their address,
-//! and the two of a node share one: it goes whenever either stops, and comes back up to 10 s later. So a node that is alone
-//! has an EndpointSlice of berth's in the Service (`slice` says when, `slices` does it). Siblings write the same one by
-//! server-side apply, so there is no fight, and nothing to hand over.
+//! and the two of a node share one: it is removed whenever either stops, and comes back up to 10 s later. So a node that is alone
+//! has an EndpointSlice of berth's in the Service (`slice` decides when, `slices` does it). Siblings write the same one by
+//! server-side apply, so there is no conflict, and nothing to hand over.
 //!
 //! The Lease of an instance (`leases`) is renewed only by a shim that is alive in every thread and whose instance passes its
 //! probe. Those that have expired are removed by one live berth, together with the slices of a node that has none left.
 //!
 //! Nothing here is needed to serve: credentials that cannot be read, and a cluster's API that does not answer, or forbids, are
-//! logged, counted, shown in the status, and tried again (`api`). It knows of the shim what [`Facts`] say.
+//! logged, counted, shown in the status, and tried again (`api`). [`Facts`] are all that it knows about the shim.
 
 #![forbid(unsafe_code)]
 
@@ -39,7 +39,7 @@ use tokio::sync::watch;
 /// Longest time that a shim which goes waits for its slice to be removed, and for its Leases.
 const WITHDRAWAL: Duration = Duration::from_secs(2);
 
-/// What is told of the cluster.
+/// The configuration of the keeper.
 #[derive(Debug, Clone)]
 pub struct ClusterConfig {
     pub credentials: Credentials,
@@ -50,7 +50,7 @@ pub struct ClusterConfig {
 /// Credentials of a shim. They are read for each request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credentials {
-    /// The pod's service account; the API is asked at the server, whose certificate has to carry the name.
+    /// The pod's service account; the API is at the server, whose certificate must carry the name.
     InCluster {
         /// The berth.
         server: SocketAddr,
@@ -107,11 +107,11 @@ pub struct Facts {
     pub sibling: bool,
     /// A relaying thread gives no sign of life.
     pub blocked: bool,
-    /// The instances that it speaks for: its own, or those of a node shim that have no shim of their own.
+    /// The instances that it represents: its own, or those of a node shim that have no shim of their own.
     pub instances: Vec<Instance>,
 }
 
-/// An instance that a shim speaks for.
+/// An instance that a shim represents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instance {
     /// Its name on the node.
@@ -119,7 +119,7 @@ pub struct Instance {
     pub address: SocketAddr,
     /// Whether it passes its probe.
     pub ready: bool,
-    /// What it says of its version.
+    /// The version that it reports.
     pub version: Option<Arc<str>>,
 }
 
@@ -140,7 +140,7 @@ pub const FAILURES: [&str; 5] = ["credentials", "unauthorized", "forbidden", "un
 /// What is counted of a request: which, and how it ended.
 pub type Count = Arc<dyn Fn(&'static str, &'static str) + Send + Sync>;
 
-/// Where a keeper is: what it knows of its shim, and whom it tells.
+/// What connects a keeper to its shim.
 #[derive(Clone)]
 pub struct Links {
     pub facts: watch::Receiver<Facts>,
@@ -154,7 +154,7 @@ impl fmt::Debug for Links {
     }
 }
 
-/// Tells the keeper that the shim is about to leave, or that it is not any more.
+/// Notifies the keeper that the shim is about to leave, or that it stays after all.
 #[derive(Debug, Clone)]
 pub struct Withdrawal {
     going: watch::Sender<bool>,
@@ -163,8 +163,7 @@ pub struct Withdrawal {
 }
 
 impl Withdrawal {
-    /// Before the shim stops listening: removes the slices if nobody takes over, and waits for that, but not for longer than
-    /// 2 s.
+    /// Before the shim stops listening: removes the slices if no sibling takes over, and waits for that, for 2 s at most.
     pub async fn withdraw(&self) {
         self.going.send_replace(true);
         let mut out = self.out.clone();
@@ -178,8 +177,8 @@ impl Withdrawal {
         }
     }
 
-    /// It serves on: what `berth drain` said is over.
-    pub fn take_back(&self) {
+    /// It goes on serving: `berth drain` is undone.
+    pub fn undo(&self) {
         self.going.send_replace(false);
     }
 }
@@ -226,8 +225,8 @@ impl Keeper {
         Ok((keeper, Withdrawal { going, out, facts }))
     }
 
-    /// Keeps slices and Leases for as long as it is polled, from when the shim has joined: before that there is nothing to
-    /// keep, and in a cluster that begins nobody to ask.
+    /// Keeps slices and Leases for as long as it is polled, after the shim has joined: before that there is nothing to
+    /// keep, and in a new cluster no apiserver.
     pub async fn keep(&mut self) {
         let Some(slices) = self.slices.take() else { return };
         if self.facts.wait_for(|facts| facts.phase != Phase::Waiting).await.is_err() {
@@ -239,8 +238,8 @@ impl Keeper {
         );
     }
 
-    /// Removes the Leases that are held: the shim ends. Not those of a node whose slice is still in the Service, and of which
-    /// nobody else speaks: by its Lease another node finds it.
+    /// Removes the Leases that are held, because the shim ends. Not if the node's slice is still in the Service and no sibling is
+    /// left: another node finds it by the Lease.
     pub async fn finish(&mut self) {
         if !self.leases.api.has_slices() || self.facts.borrow().sibling {
             let _ = tokio::time::timeout(WITHDRAWAL, self.leases.remove(|_| true)).await;

@@ -2,8 +2,8 @@
 //!
 //! With several control-plane nodes kube-apiserver's own reconciler is enough: nothing is lost while one address is
 //! missing, and it drops a dead node's after 15 s and a round of 10 s. A slice that stayed would hold a dead node
-//! longer. So it is there only while the Service would otherwise name nobody, or this node alone. kube-proxy joins
-//! a Service's slices and keeps either of two entries for one address, so it is removed, and never said to be unready.
+//! longer. So it exists only while the Service would otherwise have no address, or this node's alone. kube-proxy merges
+//! a Service's slices and keeps either of two entries for one address, so it is removed, and never marked unready.
 
 use berth_node::terms::Phase;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub struct Sight {
 pub enum Want {
     Present,
     Absent,
-    /// Whatever it is: a sibling decides, or nobody knows enough.
+    /// Either: a sibling decides, or too little is known.
     AsItIs,
 }
 
@@ -59,7 +59,7 @@ impl Rule {
         self.others_since.is_some_and(|since| now >= since + OTHERS)
     }
 
-    /// When it should be asked again although nothing happened.
+    /// When it must be evaluated again without an event.
     pub fn wake(&self, now: Duration) -> Option<Duration> {
         self.others_since.map(|since| since + OTHERS).filter(|at| *at > now)
     }

@@ -1,4 +1,4 @@
-//! The node's own slices in the Service `kubernetes`, brought to what [`Rule`] says.
+//! The node's own slices in the Service `kubernetes`, kept as [`Rule`] decides.
 
 use crate::api::Api;
 use crate::slice::{Rule, Sight, Want};
@@ -17,7 +17,6 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-/// What is done about slices.
 #[derive(Debug)]
 pub(crate) struct Slices {
     api: Arc<Api>,
@@ -37,7 +36,7 @@ struct Slice {
     address: SocketAddr,
     name: String,
     rule: Rule,
-    /// What it was made last, and when.
+    /// Its last state, and when that was applied.
     made: Option<(bool, Instant)>,
 }
 
@@ -48,7 +47,7 @@ struct Following {
 }
 
 impl Slices {
-    /// Of a shim at these addresses.
+    /// For a shim at these addresses.
     pub(crate) fn new(api: Arc<Api>, node: &str, addresses: &[SocketAddr], out: watch::Sender<bool>) -> Self {
         let first_of = |family| addresses.iter().find(|a| Family::of(a.ip()) == family && node_address(a.ip()));
         let slices = Family::ALL.into_iter().filter_map(|family| {
@@ -68,7 +67,7 @@ impl Slices {
             self.out.send_replace(true);
             return;
         }
-        let (tell, mut seen) = watch::channel(None);
+        let (to, mut seen) = watch::channel(None);
         let mut following: Option<Following> = None;
         let mut backoff = pauses();
         let mut before = Facts::default();
@@ -83,9 +82,9 @@ impl Slices {
             let from = self.api.own();
             if now.phase != Phase::Joined {
                 following = None;
-                tell.send_replace(None);
+                to.send_replace(None);
             } else if following.as_ref().is_none_or(|following| following.from != from) {
-                let task = AbortOnDropHandle::new(tokio::spawn(follow_reconciled(self.api.clone(), tell.clone())));
+                let task = AbortOnDropHandle::new(tokio::spawn(follow_reconciled(self.api.clone(), to.clone())));
                 following = Some(Following { from, _task: task });
             }
             let reconciled = seen.borrow_and_update().clone();
@@ -105,7 +104,7 @@ impl Slices {
         }
     }
 
-    /// Brings each slice to what it should be. When to look again, at the latest.
+    /// Brings each slice into its wanted state. Returns the latest time for the next round.
     async fn bring(
         &mut self,
         reconciled: Option<&Value>,
@@ -143,7 +142,7 @@ impl Slices {
             wake = slice.rule.wake(time).map_or(wake, |at| wake.min(now + at.saturating_sub(time)));
         }
         let names = self.slices.iter().filter(|slice| slice.is_in()).map(|slice| slice.name.clone()).collect();
-        self.api.tell(|status| status.slices = names);
+        self.api.update_status(|status| status.slices = names);
         let out = self.slices.iter().all(|slice| matches!(slice.made, Some((false, _))));
         self.out.send_if_modified(|now| std::mem::replace(now, out) != out);
         if failed {
@@ -154,14 +153,14 @@ impl Slices {
     }
 }
 
-/// Tells what kube-apiserver's own slice is, and `None` while that is not known.
-async fn follow_reconciled(api: Arc<Api>, tell: watch::Sender<Option<Value>>) {
-    let told = |objects: Result<&Objects, &Error>| {
-        api.noted("watch_slice", "kubernetes", objects.err());
+/// Publishes kube-apiserver's own slice, and `None` while that is not known.
+async fn follow_reconciled(api: Arc<Api>, to: watch::Sender<Option<Value>>) {
+    let publish = |objects: Result<&Objects, &Error>| {
+        api.record("watch_slice", "kubernetes", objects.err());
         let slice = objects.ok().map(|objects| objects.get("kubernetes").cloned().unwrap_or_default());
-        tell.send_replace(slice);
+        to.send_replace(slice);
     };
-    follow(|| api.client(), service::RECONCILED, told).await;
+    follow(|| api.client(), service::RECONCILED, publish).await;
 }
 
 /// Whether a slice is not in the Service.
@@ -177,7 +176,7 @@ impl Slice {
 
     /// Whether it is there.
     async fn apply(&mut self, api: &Api, node: &str, service: Option<&Service>) -> bool {
-        // Somebody may have removed it; an apply that changes nothing is no write in etcd.
+        // It may have been removed; an apply that changes nothing is no write in etcd.
         if matches!(self.made, Some((true, at)) if at.elapsed() < RENEWAL) {
             return true;
         }

@@ -1,7 +1,7 @@
-//! The token of the shim's service account, renewed by itself: nothing expires a year later.
+//! The token of the shim's service account, which the shim renews: nothing expires a year later.
 //!
-//! `berth grant` writes the first one, and the right to make the next, for this account alone. Siblings share the file: who
-//! comes first renews, and the others read what is there.
+//! `berth grant` writes the first one, with the right to request the next, for this account alone. Siblings share the file: the first
+//! one renews the token, and the others read it.
 
 use crate::api::Api;
 use crate::off_thread;
@@ -23,13 +23,13 @@ pub(crate) struct TokenFile {
 }
 
 impl TokenFile {
-    /// Beside the kubeconfig that names it, if it names one.
+    /// In the directory of the kubeconfig that names it, if it names one.
     pub(crate) fn new(path: &Path, instance: &InstanceId) -> Self {
         Self { path: path.to_owned(), temporary: path.with_extension(format!("{instance}.tmp")) }
     }
 
-    /// Renews the token if that is due. When it expires, if that is known.
-    pub(crate) async fn look(&self, api: &Api) -> Option<SystemTime> {
+    /// Returns the expiry of the token, if that is known.
+    pub(crate) async fn renew_if_due(&self, api: &Api) -> Option<SystemTime> {
         const REQUEST: &str = "renew_token";
         let path = self.path.clone();
         let claims = Claims::parse(&off_thread(move || fs::read_to_string(path)).await.ok()?)?;
@@ -56,7 +56,7 @@ impl TokenFile {
         Some(token.until)
     }
 
-    /// With the owner that the file had: a sibling may have another uid than who renews.
+    /// With the owner that the file had: a sibling may have another uid than the shim that renews.
     fn write(&self, token: &str) -> io::Result<()> {
         let owner = fs::metadata(&self.path)?;
         replace(&self.path, &self.temporary, |mut file| {
@@ -122,15 +122,15 @@ mod tests {
         ];
         for other in left_alone {
             fs::write(&path, &other).unwrap();
-            file.look(&api).await;
+            file.renew_if_due(&api).await;
             assert_eq!(fs::read_to_string(&path).unwrap(), other);
         }
         assert!(server.asked.try_recv().is_err());
         let due = token("berth-system:berth-cp-1", 101, 199);
         fs::write(&path, &due).unwrap();
-        assert_eq!(file.look(&api).await, Claims::parse(&due).unwrap().until);
+        assert_eq!(file.renew_if_due(&api).await, Claims::parse(&due).unwrap().until);
         assert_eq!(fs::read_to_string(&path).unwrap(), due);
-        let until = file.look(&api).await.unwrap();
+        let until = file.renew_if_due(&api).await.unwrap();
         assert_eq!(humantime::format_rfc3339_seconds(until).to_string(), "2100-01-01T00:00:00Z");
         assert_eq!(fs::read_to_string(&path).unwrap(), "n3w");
         assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 2);

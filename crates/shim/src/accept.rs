@@ -1,8 +1,8 @@
 //! From the kernel's accept queue to the worker that relays: accept loop, caps and back-off.
 //!
 //! One task a listener, all on the first worker; connections are distributed to the worker with the fewest.
-//! (Two epolls on duplicates of one listener share very unevenly: 1,748 to 252 were seen.) Nothing
-//! that accept(2) can say ends the loop, except that the listener listens no more.
+//! (Two epolls on duplicates of one listener share very unevenly: 1,748 to 252 were seen.) No
+//! error of accept(2) ends the loop, except that the listener no longer listens.
 
 use crate::metrics::Metrics;
 use crate::relay::{self, Context, Open};
@@ -26,21 +26,21 @@ const BATCH: usize = 1024;
 /// Longest pause when descriptors or memory ran out; a connection that ends cuts it short.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Longest that the last shim waits for what it lacks to accept the rest of a queue: the patience of who waits there (client-go: 10 s
-/// for a handshake). Nothing is said to end what has the descriptors as long as it waits.
+/// Longest wait of the last shim for descriptors to accept the rest of a queue: the timeout of the clients there (client-go: 10 s
+/// for a handshake). Connections that hold the descriptors are not ended for that.
 const LONGEST_REST: Duration = Duration::from_secs(10);
 
 /// What a failed accept means (errors of accept(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trouble {
     Empty,
-    /// The client went away, or the network had something to say of it: on to the next.
+    /// The client is gone, or the network reported an error for it: accept the next.
     Client,
     /// No descriptor or memory left: wait.
     Exhausted,
-    /// The socket listens no more.
+    /// The socket no longer listens.
     Closed,
-    /// Something that accept(2) does not name: wait, so as not to spin.
+    /// Unknown to accept(2): wait, so as not to spin.
     Unknown,
 }
 
@@ -80,13 +80,13 @@ impl Trouble {
     }
 }
 
-/// What an accept loop is told.
+/// What an accept loop should do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accepting {
     Yes,
-    /// Stop: somebody else accepts.
+    /// Stop: another shim accepts.
     No,
-    /// Take what is queued, then stop: nobody else is there.
+    /// Accept what is queued, then stop: there is no other shim.
     Rest,
 }
 
@@ -95,10 +95,10 @@ struct Accepted {
     open: Open,
     client: TcpStream,
     peer: SocketAddr,
-    said: Option<Vec<u8>>,
+    sent: Option<Vec<u8>>,
 }
 
-/// The way to a worker. A queue, because a task spawned from another thread wakes that thread each time
+/// Connections for a worker. A queue, because a task spawned from another thread wakes that thread each time
 /// (a write to an eventfd), and a queue only when it is empty.
 #[derive(Debug)]
 struct WorkerQueue {
@@ -110,8 +110,8 @@ impl WorkerQueue {
     fn new(worker: &Handle, context: Context) -> Self {
         let (to, mut queue) = mpsc::unbounded_channel();
         worker.spawn(async move {
-            while let Some(Accepted { open, client, peer, said }) = queue.recv().await {
-                tokio::spawn(relay::serve(open, client, peer, said));
+            while let Some(Accepted { open, client, peer, sent }) = queue.recv().await {
+                tokio::spawn(relay::serve(open, client, peer, sent));
             }
         });
         Self { to, context: Arc::new(context) }
@@ -126,7 +126,7 @@ pub(crate) struct Dispatcher {
     metrics: Arc<Metrics>,
     ended: Arc<Notify>,
     limit: u64,
-    /// Whether an accept failed for a reason that lasts since nobody waited; told once, not at each try.
+    /// Whether an accept has failed for a lasting reason since the queue was last empty: logged once, not at each attempt.
     troubled: AtomicBool,
 }
 
@@ -144,22 +144,22 @@ impl Dispatcher {
         Self { first: workers[0].clone(), queues, metrics, ended, limit, troubled: AtomicBool::new(false) }
     }
 
-    /// Accepts from a listener until it is told otherwise or the listener listens no more. Runs on the
-    /// first worker, and calls `runs` there when nothing is left that could keep it from accepting.
+    /// Accepts from a listener as long as `accepting` says, or until the listener no longer listens. Runs on the
+    /// first worker, and calls `runs` there when nothing can keep it from accepting any more.
     pub(crate) fn spawn(
         self: &Arc<Self>,
         listener: OwnedFd,
-        told: watch::Receiver<Accepting>,
+        accepting: watch::Receiver<Accepting>,
         runs: impl FnOnce() + Send + 'static,
     ) -> tokio::task::JoinHandle<io::Result<()>> {
         let this = self.clone();
-        self.first.spawn(async move { this.accept(listener, told, runs).await })
+        self.first.spawn(async move { this.accept(listener, accepting, runs).await })
     }
 
     async fn accept(
         &self,
         listener: OwnedFd,
-        mut told: watch::Receiver<Accepting>,
+        mut accepting: watch::Receiver<Accepting>,
         runs: impl FnOnce(),
     ) -> io::Result<()> {
         let listener = berth_os::awaitable(listener, Interest::READABLE)?;
@@ -167,24 +167,24 @@ impl Dispatcher {
         loop {
             let mut ready = tokio::select! {
                 biased;
-                _ = told.wait_for(|told| *told != Accepting::Yes) => break,
+                _ = accepting.wait_for(|now| *now != Accepting::Yes) => break,
                 ready = listener.readable() => ready?,
             };
-            match self.take(&listener, self.limit) {
+            match self.accept_batch(&listener, self.limit) {
                 None => tokio::task::yield_now().await,
                 Some(Trouble::Empty) => ready.clear_ready(),
                 Some(Trouble::Closed) => return Ok(()),
                 Some(_) => tokio::select! {
-                    _ = told.wait_for(|told| *told != Accepting::Yes) => break,
+                    _ = accepting.wait_for(|now| *now != Accepting::Yes) => break,
                     () = self.pause() => {}
                 },
             }
         }
-        // What is in the queue would be reset at close, where nobody holds a guard. The limit is for those
-        // who can wait. It is closed here, within microseconds: another thread would have to wake up for it.
+        // Without a guard elsewhere, close would reset the queue. The limit is for clients that can
+        // wait. The listener is closed here, within microseconds: another thread would have to wake up for it.
         let until = tokio::time::Instant::now() + LONGEST_REST;
-        while *told.borrow() == Accepting::Rest {
-            match self.take(&listener, u64::MAX) {
+        while *accepting.borrow() == Accepting::Rest {
+            match self.accept_batch(&listener, u64::MAX) {
                 None => tokio::task::yield_now().await,
                 Some(Trouble::Empty | Trouble::Closed) => break,
                 Some(_) if tokio::time::Instant::now() >= until => break,
@@ -195,7 +195,7 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Until a connection ended, and gave its descriptors back, or for a while.
+    /// Waits until a connection ends, which releases its descriptors, or for a while.
     async fn pause(&self) {
         tokio::select! {
             () = self.ended.notified() => {}
@@ -209,23 +209,23 @@ impl Dispatcher {
     }
 
     /// Relays a connection that a sibling accepted.
-    pub(crate) fn take_over(&self, client: TcpStream, peer: SocketAddr, said: Vec<u8>) {
-        self.dispatch(client, peer, Some(said));
+    pub(crate) fn take_over(&self, client: TcpStream, peer: SocketAddr, sent: Vec<u8>) {
+        self.dispatch(client, peer, Some(sent));
     }
 
-    fn dispatch(&self, client: TcpStream, peer: SocketAddr, said: Option<Vec<u8>>) {
+    fn dispatch(&self, client: TcpStream, peer: SocketAddr, sent: Option<Vec<u8>>) {
         if let Some(queue) = self.queues.iter().min_by_key(|queue| queue.context.stats.open.load(Relaxed)) {
             // The worker ends with the shim; so do its connections.
-            let _ = queue.to.send(Accepted { open: Open::new(&queue.context), client, peer, said });
+            let _ = queue.to.send(Accepted { open: Open::new(&queue.context), client, peer, sent });
         }
     }
 
-    /// Accepts up to a batch, while there are fewer than `limit` connections; says what stopped it before.
-    fn take(&self, listener: &AsyncFd<OwnedFd>, limit: u64) -> Option<Trouble> {
+    /// Accepts up to a batch, while there are fewer than `limit` connections; gives what stopped it before.
+    fn accept_batch(&self, listener: &AsyncFd<OwnedFd>, limit: u64) -> Option<Trouble> {
         for _ in 0..BATCH {
             if self.metrics.open() >= limit {
                 if !socket::is_readable(listener.get_ref()) {
-                    // Nobody wants a place.
+                    // No client waits.
                     return Some(Trouble::Empty);
                 }
                 if self.make_room() {
@@ -243,7 +243,7 @@ impl Dispatcher {
                         self.troubled.store(false, Relaxed);
                         return Some(Trouble::Empty);
                     }
-                    // This shim ended it, or who shared it.
+                    // This shim ended it, or one that shares it.
                     Trouble::Closed => {
                         self.metrics.accept_failed(Trouble::Closed.as_str());
                         return Some(Trouble::Closed);

@@ -1,7 +1,7 @@
 //! The admin server: /metrics, /livez, /readyz and /status by HTTP.
 //!
 //! Its port is shared (SO_REUSEPORT), because two pods of one template share the host's network. So
-//! /metrics and /status answer for every live shim of the berth, whoever of them is asked.
+//! /metrics and /status answer for every live shim of the berth, whichever gets the request.
 
 use crate::shared::Shared;
 use berth_os::socket;

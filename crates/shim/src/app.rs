@@ -45,7 +45,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Most clients that are held at once: each has up to 16 KiB of what it said in memory.
+/// Most clients that are held at once: up to 16 KiB of each are kept in memory.
 const HELD: usize = 1024;
 
 /// Time between two tries for a port, within `--bind-wait`.
@@ -82,7 +82,7 @@ pub struct Ended {
     pub cut: u64,
 }
 
-/// A shim with all that it needs, serving nobody yet.
+/// A shim with everything that it needs, before it serves.
 #[derive(Debug)]
 pub struct Bound {
     shared: Shared,
@@ -95,7 +95,7 @@ pub struct Bound {
     keeper: Option<(Keeper, Withdrawal)>,
 }
 
-/// Takes everything that a shim needs. Its metrics have what the collectors have, too.
+/// Acquires everything that a shim needs. Its metrics include those of the collectors.
 pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) -> Result<Bound, BuildError> {
     let room = Room::of(&config)?;
     let instance = match config.place.instance.clone() {
@@ -221,7 +221,7 @@ impl Room {
     }
 }
 
-/// The threads that relay, and what their connections tell the control plane.
+/// The threads that relay, and what their connections report to the control plane.
 #[derive(Debug)]
 struct DataPlane {
     workers: Workers,
@@ -261,7 +261,7 @@ impl DataPlane {
 
 async fn bind_all(listen: &[Listen], wait: Duration) -> Result<Vec<OwnedFd>, BuildError> {
     let deadline = Instant::now() + wait;
-    let mut told = None;
+    let mut warned = None;
     let mut sockets = Vec::new();
     for Listen { addr, freebind } in listen {
         loop {
@@ -274,8 +274,8 @@ async fn bind_all(listen: &[Listen], wait: Duration) -> Result<Vec<OwnedFd>, Bui
             if !retry || Instant::now() >= deadline {
                 return Err(error);
             }
-            if told != Some(*addr) {
-                told = Some(*addr);
+            if warned != Some(*addr) {
+                warned = Some(*addr);
                 tracing::warn!(bind_wait = %format_duration(wait), "{error}; trying again");
             }
             tokio::time::sleep_until((Instant::now() + BIND_PAUSE).min(deadline)).await;
@@ -316,28 +316,28 @@ impl Bound {
         self.shared.phase.subscribe()
     }
 
-    /// Duplicates of its listeners, to be steered to while it has joined. Who keeps one longer than the shim listens lets clients
-    /// wait in its queue for nobody.
+    /// Duplicates of its listeners, to be steered to while it has joined. Close them when the shim no longer listens: an open
+    /// listener would queue connections that nothing accepts.
     ///
     /// # Errors
-    /// There are no more descriptors.
+    /// Descriptors ran out.
     pub fn listeners(&self) -> io::Result<Vec<OwnedFd>> {
         self.sockets.iter().map(OwnedFd::try_clone).collect()
     }
 
-    /// Whether each of its relaying threads gives signs of life, asked at any time.
+    /// Whether each of its relaying threads responds; callable at any time.
     pub fn is_alive(&self) -> impl Fn() -> bool + Send + use<> {
         let blocked = self.shared.blocked.clone();
         move || !blocked.load(Relaxed)
     }
 
-    /// Open connections, asked at any time.
+    /// The number of open connections; callable at any time.
     pub fn open(&self) -> impl Fn() -> u64 + Send + use<> {
         let metrics = self.shared.metrics.clone();
         move || metrics.open()
     }
 
-    /// Connections that its own instance got, and no other, asked at any time.
+    /// The number of connections that its own instance got; callable at any time.
     pub fn own(&self) -> impl Fn() -> u64 + Send + use<> {
         let metrics = self.shared.metrics.clone();
         move || metrics.own()
@@ -347,22 +347,22 @@ impl Bound {
         Answered::new(self.phase(), self.shared.metrics.clone(), self.shared.direct.clone())
     }
 
-    /// Serves until `stop` says otherwise and its connections have ended.
+    /// Serves until `stop` changes and its connections have ended.
     pub async fn run(self, stop: watch::Receiver<Stop>) -> Ended {
         let Self { shared, sockets, writer, probe, data, server, admin, keeper } = self;
         let (mut keeper, withdrawal) = keeper.unzip();
         let Shared { config, instance, berth, metrics, .. } = &shared;
         let mut tasks = JoinSet::new();
-        let (ask, asked) = mpsc::unbounded_channel();
+        let (to_handover, requests) = mpsc::unbounded_channel();
         let (shim, withdrawing) = (shared.clone(), withdrawal.clone());
-        let answer = move |asked| answer(shim.clone(), ask.clone(), withdrawing.clone(), asked);
+        let answer = move |request| answer(shim.clone(), to_handover.clone(), withdrawing.clone(), request);
         tasks.spawn(server.serve(answer));
         if let Some(admin) = admin {
             tasks.spawn(admin.serve(shared.clone()));
         }
 
         let mut probers = Probers::new(writer, probe, config.probe.kind, config.probe_interval, metrics.clone());
-        probers.take_refusals(data.refusals);
+        probers.record_refusals(data.refusals);
         if let Some(backend) = config.backend {
             probers.insert(instance, backend, true, false);
         } else if config.discover {
@@ -380,7 +380,7 @@ impl Bound {
         tasks.spawn(follow(berth.clone(), own, probers));
 
         let sockets = config.place.addresses().zip(sockets).collect();
-        let keeping = keep(&shared, sockets, data.dispatcher, data.workers.handles().to_vec(), data.passes, asked);
+        let keeping = keep(&shared, sockets, data.dispatcher, data.workers.handles().to_vec(), data.passes, requests);
         let keeping_cluster = async {
             if let Some(keeper) = &mut keeper {
                 keeper.keep().await;
@@ -425,7 +425,7 @@ impl Bound {
     }
 }
 
-/// Waits until the shim was told to end and has left, then until its connections have ended.
+/// Waits until the shim is stopped and has left, then until its connections have ended.
 async fn leave(shared: &Shared, timeout: Duration) -> u64 {
     let (mut phase, mut stop) = (shared.phase.subscribe(), shared.stop.subscribe());
     let _ = stop.wait_for(|stop| *stop >= Stop::Drain).await;
@@ -441,7 +441,7 @@ async fn leave(shared: &Shared, timeout: Duration) -> u64 {
     drain(&shared.metrics, &shared.ended, shared.table.clone(), stop, settling, is_served, timeout).await
 }
 
-/// Takes in what the shim is told from outside.
+/// Follows the stop requests of the caller.
 async fn follow_stop(mut stop: watch::Receiver<Stop>, shared: &Shared, withdrawal: Option<&Withdrawal>) {
     loop {
         let outside = *stop.borrow_and_update();
@@ -449,13 +449,13 @@ async fn follow_stop(mut stop: watch::Receiver<Stop>, shared: &Shared, withdrawa
             && outside > *shared.stop.borrow()
             && outside < Stop::Now
         {
-            // A second signal does not wait for it.
+            // A second signal ends this wait.
             tokio::select! {
                 () = withdrawal.withdraw() => {}
                 Ok(_) = stop.wait_for(|stop| *stop == Stop::Now) => continue,
             }
         }
-        shared.stop.send_if_modified(|told| std::mem::replace(told, (*told).max(outside)) < outside);
+        shared.stop.send_if_modified(|stop| std::mem::replace(stop, (*stop).max(outside)) < outside);
         if stop.changed().await.is_err() {
             break;
         }
@@ -463,8 +463,8 @@ async fn follow_stop(mut stop: watch::Receiver<Stop>, shared: &Shared, withdrawa
     std::future::pending::<()>().await;
 }
 
-/// Takes `berth drain` back when the own instance is ready again as another process: a preStop hook runs for a
-/// restart in place too, and the shim, if it is a native sidecar, stays.
+/// Undoes `berth drain` when the own instance is ready again as another process: a preStop hook runs for a
+/// restart in place too, through which the shim stays if it is a native sidecar.
 async fn join_again(shared: &Shared, withdrawal: Option<&Withdrawal>) {
     let (mut stop, mut table) = (shared.stop.subscribe(), shared.table.clone());
     while stop.wait_for(|stop| *stop == Stop::Leave).await.is_ok() {
@@ -475,27 +475,27 @@ async fn join_again(shared: &Shared, withdrawal: Option<&Withdrawal>) {
         if table.wait_for(started_anew).await.is_err() {
             break;
         }
-        if shared.stop.send_if_modified(|told| {
-            *told == Stop::Leave && {
-                *told = Stop::No;
+        if shared.stop.send_if_modified(|stop| {
+            *stop == Stop::Leave && {
+                *stop = Stop::No;
                 true
             }
         }) {
-            withdrawal.inspect(|withdrawal| withdrawal.take_back());
-            tracing::info!("the instance was started anew and is ready: what `berth drain` said is over");
+            withdrawal.inspect(|withdrawal| withdrawal.undo());
+            tracing::info!("the instance was restarted and is ready: `berth drain` is undone");
         }
     }
     std::future::pending::<()>().await;
 }
 
-/// Answers on the shim's socket; what concerns siblings goes to the handover.
+/// Replies to a request on the shim's socket; those of siblings go to the handover.
 async fn answer(
     shim: Shared,
     handover: mpsc::UnboundedSender<IncomingRequest>,
     withdrawal: Option<Withdrawal>,
-    asked: IncomingRequest,
+    request: IncomingRequest,
 ) {
-    let reply = match asked.ask {
+    let reply = match request.ask {
         Ask::Status => Reply::Status(Box::new(shim.status())),
         Ask::Metrics => Reply::Metrics(shim.metrics.encode()),
         Ask::DrainIfSibling if !shim.has_joined_sibling().await => {
@@ -507,13 +507,13 @@ async fn answer(
             if let Some(withdrawal) = withdrawal {
                 withdrawal.withdraw().await;
             }
-            shim.stop.send_if_modified(|told| std::mem::replace(told, (*told).max(Stop::Leave)) < Stop::Leave);
+            shim.stop.send_if_modified(|stop| std::mem::replace(stop, (*stop).max(Stop::Leave)) < Stop::Leave);
             Reply::Done
         }
         Ask::Pass | Ask::Join { .. } => {
-            let _ = handover.send(asked);
+            let _ = handover.send(request);
             return;
         }
     };
-    asked.reply(&reply).await;
+    request.reply(&reply).await;
 }

@@ -1,4 +1,4 @@
-//! What the shim and its keeper tell one another, with `--cluster`.
+//! The facts that go to the keeper, and the status that comes back, with `--cluster`.
 
 use crate::backend::Table;
 use crate::metrics::Metrics;
@@ -27,8 +27,8 @@ impl Cluster {
         }
     }
 
-    /// `any`: a node shim, which speaks for the instances that have no shim of their own.
-    pub(crate) fn tell(&self, phase: Phase, sibling: bool, blocked: bool, table: &Table, any: bool) {
+    /// `any`: a node shim, which also represents the instances that have no shim of their own.
+    pub(crate) fn publish(&self, phase: Phase, sibling: bool, blocked: bool, table: &Table, any: bool) {
         let spoken_for = table.instances.iter().filter(|instance| instance.own || (any && !instance.fallback));
         let instances = spoken_for.map(|instance| Instance {
             id: instance.id.clone(),

@@ -1,4 +1,4 @@
-//! What a shim is told, in checked types.
+//! The configuration of a shim, in checked types.
 
 use crate::backend::probe::ProbeConfig;
 use berth_keeper::ClusterConfig;
@@ -17,9 +17,9 @@ use tokio::sync::watch;
 #[derive(Debug, Clone)]
 pub struct Config {
     pub place: Place,
-    /// The instance's address where it is given and not looked up.
+    /// The instance's address, if it is configured and not taken from its record.
     pub backend: Option<SocketAddr>,
-    /// Who goes before the own instance.
+    /// An instance that is preferred to the own one.
     pub preferred: Option<Preferred>,
     /// A node shim: every instance of the berth is served.
     pub discover: bool,
@@ -47,9 +47,9 @@ pub struct Config {
     pub keepalive: Keepalive,
     /// Relaying threads; `None`: one per core, at most eight.
     pub threads: Option<usize>,
-    /// Openings that an instance may have in flight.
+    /// TLS handshakes that an instance may have in flight.
     pub max_openings: MaxOpenings,
-    /// Whose new connections go first, beside the node's own.
+    /// Clients whose new connections go first, in addition to the node's own.
     pub first: Vec<IpNet>,
     /// Where /metrics and its kind are served.
     pub admin: Option<SocketAddr>,
@@ -72,7 +72,7 @@ pub struct Preferred {
     pub process: watch::Receiver<Option<u64>>,
 }
 
-/// How many openings an instance may have in flight.
+/// How many TLS handshakes an instance may have in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MaxOpenings {
     /// As many as it opens fast.
@@ -116,12 +116,12 @@ impl DirectMode {
     }
 }
 
-/// So many new connections a second for every processor are a crowd, and half of them are none any more: a handshake takes
-/// kube-apiserver 1 to 1.5 ms, so an eighth of what it can open. It is to come to the gate and not by the direct path.
+/// This many new connections a second per CPU are a crowd, which ends below half of it: a handshake takes
+/// kube-apiserver 1 to 1.5 ms, so this is an eighth of what it can answer. A crowd has to pass the gate instead of the direct path.
 pub const CROWD: u32 = 100;
 
-/// Whether new connections to a listen address can be steered: an instance has a listener of IPv4, and who dials loopback comes
-/// from there, which is never steered.
+/// Whether new connections to a listen address can be steered: an instance has an IPv4 listener, and connections to loopback come
+/// from there, which are never steered.
 pub fn is_steered(address: &SocketAddr) -> bool {
     address.is_ipv4() && !address.ip().is_loopback()
 }

@@ -1,17 +1,17 @@
-//! The direct path: in calm, the kernel steers new connections of IPv4 to the instance's own listener. No bytes are relayed,
-//! and the instance sees the client's address. The shims' listeners stay behind it: they get what is not steered.
+//! The direct path: outside of changes, the kernel steers new IPv4 connections to the instance's own listener. No bytes are relayed,
+//! and the instance sees the client's address. The shims' listeners get the connections that are not steered.
 //!
-//! Calm is one instance that is known and ready ([`target`]), and shims that are all joined and can steer to it ([`Turn`]). In every change
-//! (a start, a stop, a drain, a probe that fails, an accept queue that is full or from which nobody is accepted) the shims relay, because only they replay and hold: on
-//! the direct path a killed instance resets what is queued. One shim steers at a time. What steers is a descriptor
-//! of its own: when it ends in whatever way, the shims' listeners get new connections at once, and open ones are the instance's and live
-//! on. When it hangs, its lease in the program's memory ends (`steering`). So nothing of it is on disk or between versions but a
-//! flag in what siblings tell.
+//! It is calm when one instance is known and ready ([`target`]), and all shims are joined and can steer to it ([`Turn`]). During every
+//! change (a start, a stop, a drain, a probe that fails, an accept queue that is full or not accepted from) the shims relay, because only
+//! they replay and hold: on the direct path a killed instance resets its queue. One shim steers at a time, by a descriptor:
+//! when its process ends in whatever way, the shims' listeners get new connections at once, and open ones, which are the instance's, live
+//! on. When it hangs, its lease in the program's memory expires (`steering`). So nothing of it is on disk, and of what versions have to
+//! agree on there is one field of the announcement.
 //!
-//! Another program that steers the port, as a bridge's, goes before, whichever began first: the direct path is without effect then.
+//! Another program that steers the port, such as a bridge's, has precedence, whichever began first: then the direct path has no effect.
 //!
-//! The listener is found by its address (`berth_os::bpf`), so no process has to give a descriptor of it, and a shim
-//! that starts anew finds it again.
+//! The listener is found by its address (`berth_os::bpf`), so no process has to pass a descriptor of it, and a
+//! restarted shim finds it again.
 
 use crate::backend::Table;
 use crate::config::{CROWD, DirectMode, is_steered};
@@ -35,15 +35,15 @@ use tokio::time::Instant;
 /// How long a count of what is open is good for: the kernel takes 1 µs a connection.
 const COUNTED: Duration = Duration::from_millis(500);
 
-/// How long an instance must serve on after the direct path to it is off: a client whose handshake began before is still its own,
-/// and a SYN-ACK that is lost comes again after one second and three.
+/// How long an instance must go on serving after the direct path to it is off: a client whose handshake began before still gets it,
+/// and a lost SYN-ACK is sent again after one second and three.
 const HANDSHAKES: Duration = Duration::from_secs(5);
 
-/// How long the shims get new connections after it was not calm: longer than an instance serves on whose shim is gone, until a
-/// probe of it fails; and so that nothing flaps.
+/// How long the shims get new connections after a change: longer than an instance whose shim is gone serves until a
+/// probe of it fails, and long enough not to flap.
 const QUIET: Duration = Duration::from_secs(8);
 
-/// How long they are counted, and how often it is looked whether they are as many already.
+/// Window in which new connections are counted, and how often the count is checked.
 const COUNTED_FOR: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -60,7 +60,7 @@ pub enum Error {
     Steering(#[from] steering::Error),
 }
 
-/// Whose turn it is to steer new connections to the instance itself.
+/// Which shim steers new connections to the instance itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     Own,
@@ -78,7 +78,7 @@ pub(crate) struct Direct {
     relayed: Vec<SocketAddr>,
     lease: Duration,
     speedup: Speedup,
-    /// So many new connections a second are a crowd, if there is a gate that they should come to.
+    /// This many new connections a second are a crowd, if there is a gate for them.
     crowd: Option<u64>,
     now: Mutex<Now>,
 }
@@ -114,14 +114,14 @@ impl Path {
 #[derive(Debug)]
 struct Now {
     path: Path,
-    /// Since when nobody steers; before this shim was there, somebody may have.
+    /// Since when no shim steers; another one may have before this one started.
     ended: Option<Instant>,
     /// Until when the shims relay although it is calm.
     quiet: Option<Instant>,
-    /// How many were open when the kernel was asked last.
+    /// Open ones, as the kernel last listed them.
     open: Option<(Instant, u64)>,
-    /// The accept queue when it was looked at last.
-    look: Option<Look>,
+    /// The accept queue as it was last sampled.
+    sample: Option<QueueSample>,
     /// Connections that this shim steered with what is off again.
     opened: u64,
     /// What is on.
@@ -142,21 +142,21 @@ pub(crate) struct Target {
     epoch: u64,
 }
 
-/// An accept queue that was looked at, and how many had been steered to it by then.
+/// A sample of the accept queue, and the number of connections steered to it by then.
 #[derive(Debug, Clone, Copy)]
-struct Look {
+struct QueueSample {
     listener: SocketAddrV4,
     at: Instant,
     waiting: u64,
     steered: u64,
-    /// Since the look before, nobody was accepted of those that waited.
+    /// Since the previous sample, none of the waiting clients was accepted.
     stands_still: bool,
 }
 
 /// How many new connections there are a second. Pure.
 #[derive(Debug)]
 struct Pace {
-    /// More are a crowd, and a crowd is over below half of it.
+    /// More are a crowd, which ends below half of it.
     most: u64,
     is_crowd: bool,
     began: Instant,
@@ -168,7 +168,7 @@ impl Pace {
         Self { most, is_crowd: false, began, count }
     }
 
-    /// Whether it is a crowd, now that so many were counted ever.
+    /// Whether it is a crowd, given the number of all connections so far.
     fn is_crowd(&mut self, count: u64, now: Instant) -> bool {
         let (period, came) = (now.saturating_duration_since(self.began), count.saturating_sub(self.count));
         // Enough for all of the period is a crowd before its end.
@@ -204,10 +204,10 @@ impl Drop for Ends<'_> {
 }
 
 impl Direct {
-    /// The direct path of a berth on these addresses, if `mode` has it and it can be, which `self_test` says.
+    /// The direct path of a berth on these addresses, if `mode` allows it and `self_test` passes.
     ///
     /// # Errors
-    /// It is wanted and cannot be.
+    /// It is required and impossible.
     pub(crate) async fn new(
         mode: DirectMode,
         addresses: impl Iterator<Item = SocketAddr>,
@@ -238,7 +238,7 @@ impl Direct {
                 );
                 let path = Path::Off("not joined yet".to_owned());
                 let ended = Some(Instant::now());
-                let now = Now { path, ended, quiet: None, open: None, look: None, opened: 0, ports: Weak::new() };
+                let now = Now { path, ended, quiet: None, open: None, sample: None, opened: 0, ports: Weak::new() };
                 let lease = lease.min(LONGEST_LEASE);
                 let crowd = has_gate.then(|| u64::from(CROWD) * process::processors() as u64);
                 Ok(Some(Arc::new(Self { steered, relayed, lease, speedup, crowd, now: Mutex::new(now) })))
@@ -251,8 +251,8 @@ impl Direct {
         }
     }
 
-    /// Steers while it is calm and this shim's turn, until nobody says either any more. Ended or dropped, it steers no more.
-    /// `relayed` says how many connections were relayed ever.
+    /// Steers while it is calm and this shim's turn, until the senders of either are gone. Ended or dropped, it no longer steers.
+    /// `relayed` gives the number of all connections relayed so far.
     pub(crate) async fn keep(
         &self,
         mut table: watch::Receiver<Arc<Table>>,
@@ -299,29 +299,29 @@ impl Direct {
         self.steer(on, target).map_or_else(|not| not, |()| Path::On(instance))
     }
 
-    /// Why clients that are steered there might wait in vain.
+    /// Why clients that are steered there might not be accepted.
     fn why_not_accepted(&self, listener: SocketAddrV4, at: Instant) -> Option<&'static str> {
-        // Nobody listens, or the kernel cannot be asked: the probe or the program finds that.
+        // No listener, or no answer of the kernel: the probe or the program finds that.
         let queue = sock_diag::accept_queue(listener).ok().flatten()?;
         // The shims keep their own queues empty.
         let is_full = queue.waiting > queue.limit / 2;
         let stands_still = self.stands_still(listener, queue.waiting.into(), at);
         is_full
             .then_some("the instance's accept queue is full")
-            .or(stands_still.then_some("the instance accepts nobody"))
+            .or(stands_still.then_some("the instance accepts no connection"))
     }
 
-    /// Whether clients wait there, and none was accepted between two looks. A probe that only connects passes all the same.
+    /// Whether clients wait there, and none was accepted between two samples. A probe that only connects passes nevertheless.
     fn stands_still(&self, listener: SocketAddrV4, waiting: u64, at: Instant) -> bool {
         let mut now = self.now();
-        let (steered, before) = (now.opened(), now.look.filter(|look| look.listener == listener));
+        let (steered, before) = (now.opened(), now.sample.filter(|look| look.listener == listener));
         if let Some(before) = before.filter(|before| at < before.at + LOOK) {
             return before.stands_still;
         }
         let stands_still = before.is_some_and(|before| {
             before.waiting > 0 && waiting >= before.waiting + steered.saturating_sub(before.steered)
         });
-        now.look = Some(Look { listener, at, waiting, steered, stands_still });
+        now.sample = Some(QueueSample { listener, at, waiting, steered, stands_still });
         stands_still
     }
 
@@ -370,7 +370,7 @@ impl Direct {
         if path.is_calm() {
             (now.ended, now.quiet) = (None, None);
         } else if now.path.is_calm() {
-            // A sibling that hangs steers until its renewal is over.
+            // A sibling that hangs steers until its last renewal expires.
             let sibling = if now.path == Path::Sibling { self.lease } else { Duration::ZERO };
             (now.ended, now.quiet) = (Some(at + sibling), Some(at + self.speedup.of(QUIET)));
         } else if matches!(path, Path::Failed(_)) && now.quiet.is_none_or(|until| until <= at) {
@@ -402,10 +402,10 @@ impl Direct {
         now.path.is_calm() || now.ended.is_some_and(|ended| at < ended + self.speedup.of(HANDSHAKES))
     }
 
-    /// Connections on the direct path that are open on this node, whoever steered them.
+    /// Connections on the direct path that are open on this node, whichever shim steered them.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// The kernel does not list them.
     fn open(&self) -> io::Result<u64> {
         if let Some((_, open)) = self.now().open.filter(|(at, _)| at.elapsed() < COUNTED) {
             return Ok(open);
@@ -487,7 +487,7 @@ impl Collector for DirectMetrics {
         };
         gauge(&mut to, "berth_direct_on", "1 while this shim steers new connections to the instance", u64::from(on))?;
         counter(&mut to, "berth_direct_connections", "Connections that this shim steered to the instance", opened)?;
-        // Of the node, so one shim says it: who steers.
+        // They are the node's, so only the shim that steers exports them.
         if on && let Ok(open) = self.0.open() {
             gauge(&mut to, "berth_direct_connections_open", "Connections on the direct path now", open)?;
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-/// What a shim is told from outside.
+/// A request to stop, from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stop {
     No,
@@ -23,26 +23,26 @@ pub enum Stop {
     Now,
 }
 
-/// Longest that the stop of an instance waits for those that it owes a first byte: kube-apiserver closes its listener
-/// as soon as it is told to, if `--shutdown-delay-duration` is 0.
+/// Longest that the stop of an instance waits for clients without a first byte: kube-apiserver closes its listener
+/// at once on SIGTERM, if `--shutdown-delay-duration` is 0.
 const ANSWERING: Duration = Duration::from_secs(5);
 
-/// How long a client that was accepted last may take to say something: its ClientHello comes a round trip later, and
+/// How long a client that was accepted last may take to send something: its ClientHello comes a round trip later, and
 /// it has a connection to the instance already.
-const SPEAKING: Duration = Duration::from_millis(500);
+const FIRST_BYTES: Duration = Duration::from_millis(500);
 
-/// Whether an instance can be stopped whose shim left so long ago and has so many connections, of which `pending` wait
-/// for a first byte, while the direct path to it is `settling`. Returns how many of these must do without.
+/// Whether an instance can be stopped whose shim left this long ago and has `open` connections, of which `pending` wait
+/// for a first byte, while the direct path to it is `settling`. Returns the number of those that will not get one.
 pub fn unanswered(left: Duration, pending: u64, open: u64, settling: bool) -> Option<u64> {
-    let waited = if pending > 0 { left >= ANSWERING } else { left >= SPEAKING || open == 0 };
+    let waited = if pending > 0 { left >= ANSWERING } else { left >= FIRST_BYTES || open == 0 };
     (waited && !settling).then_some(pending)
 }
 
-/// Time between two looks at how many are pending.
-const LOOK: Duration = Duration::from_millis(10);
+/// Time between two checks of the number of pending connections.
+const CHECK: Duration = Duration::from_millis(10);
 
-/// Time between two lines of log about what is waited for.
-const TOLD: Duration = Duration::from_secs(10);
+/// Time between two log lines about the connections that are waited for.
+const LOGGED: Duration = Duration::from_secs(10);
 
 /// When the own instance of a shim that leaves can be stopped.
 #[derive(Debug)]
@@ -62,9 +62,8 @@ impl Answered {
         Self { phase, metrics, direct, left: None }
     }
 
-    /// Waits until the shim has left and nobody waits for a first byte or a handshake: for 5 s at most, and a sibling's lease
-    /// if it was that which steered. Can be dropped and
-    /// called again.
+    /// Waits until the shim has left and no client waits for a first byte or a handshake: for 5 s at most, and a sibling's lease
+    /// if that one steered. Can be dropped and called again.
     pub async fn wait(&mut self) {
         // It has ended, with its connections.
         let Ok(_) = self.phase.wait_for(|(phase, _)| *phase == Phase::Left).await else { return };
@@ -72,7 +71,7 @@ impl Answered {
         loop {
             let settling = self.direct.as_ref().is_some_and(|direct| direct.is_settling(Instant::now()));
             match unanswered(left.elapsed(), self.metrics.pending(), self.metrics.open(), settling) {
-                None => sleep(LOOK).await,
+                None => sleep(CHECK).await,
                 Some(0) => return,
                 Some(connections) => {
                     tracing::warn!(connections, "clients have no answer yet; the apiserver is stopped all the same");
@@ -83,7 +82,7 @@ impl Answered {
     }
 }
 
-/// Whether an instance listens whose connections the shim outlives: its own, or any one for a node shim, which has none of its own.
+/// Whether an instance listens whose connections the shim must outlive: its own, or any for a node shim, which has none.
 pub(crate) fn is_served(table: &Table, discover: bool) -> bool {
     let mut its = table.instances.iter().filter(|instance| instance.own || discover);
     its.any(|instance| instance.health() != InstanceHealth::Unready)
@@ -102,7 +101,7 @@ pub(crate) async fn drain(
     timeout: Duration,
 ) -> u64 {
     let started = Instant::now();
-    let mut tell = started + TOLD;
+    let mut log_at = started + LOGGED;
     let mut deadline = None;
     loop {
         let (open, settling) = (metrics.open(), settling());
@@ -111,7 +110,7 @@ pub(crate) async fn drain(
             return 0;
         }
         if *stop.borrow_and_update() == Stop::Now {
-            tracing::warn!(connections = open, "told to end at once: connections are cut");
+            tracing::warn!(connections = open, "second signal: connections are cut");
             return open;
         }
         let listens = is_served(&table.borrow_and_update());
@@ -120,19 +119,19 @@ pub(crate) async fn drain(
             tracing::info!(connections = open, timeout = %humantime::format_duration(timeout), "the instance listens no more: draining");
         }
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            tracing::warn!(connections = open, "--drain-timeout is over: connections are cut");
+            tracing::warn!(connections = open, "--drain-timeout has expired: connections are cut");
             return open;
         }
-        if tell <= Instant::now() {
-            tell += TOLD;
+        if log_at <= Instant::now() {
+            log_at += LOGGED;
             tracing::info!(connections = open, instance_listens = listens, "draining");
         }
         tokio::select! {
             () = ended.notified() => {}
             Ok(()) = table.changed() => {}
             Ok(()) = stop.changed() => {}
-            () = sleep_until(deadline.map_or(tell, |deadline| deadline.min(tell))) => {}
-            () = sleep(LOOK), if settling => {}
+            () = sleep_until(deadline.map_or(log_at, |deadline| deadline.min(log_at))) => {}
+            () = sleep(CHECK), if settling => {}
         }
     }
 }
@@ -146,9 +145,9 @@ mod tests {
         let moment = Duration::from_millis(1);
         for (left, pending, open, can) in [
             (Duration::ZERO, 0, 0, Some(0)),
-            (SPEAKING - moment, 0, 1, None),
-            (SPEAKING, 0, 1, Some(0)),
-            (SPEAKING, 1, 1, None),
+            (FIRST_BYTES - moment, 0, 1, None),
+            (FIRST_BYTES, 0, 1, Some(0)),
+            (FIRST_BYTES, 1, 1, None),
             (ANSWERING - moment, 2, 3, None),
             (ANSWERING, 2, 3, Some(2)),
         ] {

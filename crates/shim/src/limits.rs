@@ -6,14 +6,14 @@
 use crate::handover::PASSES;
 use crate::relay::bulk::PIPES;
 
-/// Most relaying threads unless more are asked for: eight move more than a control-plane node's network, and on a node
-/// with many cores the apiserver is to have the others.
+/// Most relaying threads by default: eight move more than a control-plane node's network, and on a node
+/// with many cores the apiserver should have the others.
 const THREADS: usize = 8;
 
 /// Descriptors that are no thread's and no connection's: listeners, guards, probes, admin, run directory.
 const RESERVED: u64 = 128;
 
-/// Descriptors of a client that goes to a sibling or comes from one, besides its own.
+/// Descriptors of a client that goes to a sibling or comes from one, in addition to its own.
 const PER_PASS: u64 = 4;
 
 /// Descriptors of a thread: its epoll (twice), what wakes it, and the signals' pipe.
@@ -24,31 +24,31 @@ const PER_PIPE: u64 = 2;
 /// Descriptors of a connection: client and instance.
 const PER_CONNECTION: u64 = 2;
 
-/// Connections of a small cluster: room for less is told.
+/// Connections of a small cluster: with room for fewer, there is a warning.
 pub const FEW: u64 = 1000;
 
-/// How many threads relay here: as many as asked for, else one per core, but not too many.
-pub(crate) fn threads_here(asked: Option<usize>) -> usize {
-    threads(asked, std::thread::available_parallelism().map_or(1, Into::into))
+/// Number of relaying threads: as configured, else one per core, up to a maximum.
+pub(crate) fn threads_here(configured: Option<usize>) -> usize {
+    threads(configured, std::thread::available_parallelism().map_or(1, Into::into))
 }
 
-fn threads(asked: Option<usize>, cores: usize) -> usize {
-    asked.unwrap_or(cores.clamp(1, THREADS))
+fn threads(configured: Option<usize>, cores: usize) -> usize {
+    configured.unwrap_or(cores.clamp(1, THREADS))
 }
 
-/// What is needed besides connections, in words and as a number.
+/// Descriptors that are not for connections, as text and as a number.
 pub(crate) fn besides(threads: usize) -> (String, u64) {
     let of_threads = threads as u64 * (PER_THREAD + u64::from(PIPES) * PER_PIPE);
     let others = RESERVED + PASSES as u64 * PER_PASS;
     (format!("{threads} threads need {of_threads} of them, listeners and siblings {others}"), of_threads + others)
 }
 
-/// How many connections so many open files leave room for.
+/// The number of connections for which this many open files leave room.
 pub(crate) fn connections(files: u64, threads: usize) -> u64 {
     files.saturating_sub(besides(threads).1) / PER_CONNECTION
 }
 
-/// The same, with the threads that a shim has here unless it is told.
+/// The same, with the default number of threads.
 pub fn room(files: u64) -> u64 {
     connections(files, threads_here(None))
 }

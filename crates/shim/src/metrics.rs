@@ -1,7 +1,7 @@
 //! Every metric family, and the counters behind them.
 //!
-//! What connections count lies in one [`WorkerStats`] a worker, so that no two cores write to one
-//! cache line; it is summed when somebody asks.
+//! Connections count in one [`WorkerStats`] per worker, so that no two cores write to one
+//! cache line; the sums are made when they are requested.
 
 use crate::backend::Table;
 use crate::relay::outcome::Outcome;
@@ -21,16 +21,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 use tokio::sync::{Semaphore, watch};
 
-/// Lines of the log that were dropped, because nobody read it or it could not be written.
+/// Lines of the log that were dropped, because it was not read or could not be written.
 pub static LOG_LINES_DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// What the connections of one worker count, on cache lines of its own: its thread writes them most of the time.
+/// The counters of one worker's connections, on their own cache lines: mostly its thread alone writes them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct WorkerStats {
     /// Connections distributed to the worker and not ended.
     pub open: AtomicU64,
-    /// Of these, how many have a client that said something and has no answer.
+    /// Those of them whose client has sent something and has no answer.
     pub pending: AtomicU64,
     pub bytes_up: AtomicU64,
     pub bytes_down: AtomicU64,
@@ -47,7 +47,7 @@ impl WorkerStats {
     }
 }
 
-/// A family of counters with so many labels, whose values are words of this code.
+/// A family of counters with this number of labels, whose values are literals of this code.
 type Counters<const LABELS: usize> = Family<[(&'static str, &'static str); LABELS], Counter>;
 
 /// A counter of it that is there from the start: `increase()` does not see one that appears with its first count.
@@ -74,7 +74,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// The metrics of a shim with so many workers and places for held clients, and what `others` collect.
+    /// The metrics of a shim with these numbers of workers and places for held clients, and those that `others` collect.
     pub fn new(
         instance: &InstanceId,
         workers: usize,
@@ -108,7 +108,7 @@ impl Metrics {
         ] {
             begin(&handover, [("phase", phase), ("result", result)]);
         }
-        // Whoever is asked answers for all shims of the berth: this tells them apart.
+        // Each shim's page has all shims of the berth: this label tells them apart.
         // (`instance` is Prometheus' own name for a target.)
         let label = ("shim".into(), instance.as_str().to_owned().into());
         let mut registry = Registry::with_labels(std::iter::once(label));
@@ -209,7 +209,7 @@ impl Metrics {
     }
 }
 
-/// Puts the pages of several shims together: each family once, with the samples of all.
+/// Merges the pages of several shims: each family once, with the samples of all.
 pub fn merge(pages: &[String]) -> String {
     let mut families: Vec<(&str, Vec<&str>, Vec<&str>)> = Vec::new();
     for page in pages {
@@ -241,7 +241,7 @@ fn sum(workers: &[Arc<WorkerStats>], of: impl Fn(&WorkerStats) -> u64) -> u64 {
     workers.iter().map(|worker| of(worker)).sum()
 }
 
-/// What is summed or looked up when somebody asks.
+/// What is computed for each page.
 #[derive(Debug)]
 struct Sums {
     workers: Vec<Arc<WorkerStats>>,
@@ -262,7 +262,7 @@ impl Collector for Sums {
         counter(
             &mut to,
             "berth_log_lines_dropped",
-            "Lines of the log that nobody read",
+            "Lines of the log that were dropped",
             LOG_LINES_DROPPED.load(Relaxed),
         )?;
         let held = self.held_limit - self.held.available_permits();

@@ -1,4 +1,4 @@
-//! What the parts of a shim know of it, and tell one another.
+//! The state that the parts of a shim share.
 
 use crate::backend::Table;
 use crate::cluster::Cluster;
@@ -26,22 +26,22 @@ pub(crate) struct Shared {
     pub(crate) table: watch::Receiver<Arc<Table>>,
     /// Where the shim is in its life, and since when.
     pub(crate) phase: watch::Sender<(Phase, SystemTime)>,
-    /// What it was told last, by a signal or through its socket.
+    /// The last request to stop, by a signal or through its socket.
     pub(crate) stop: watch::Sender<Stop>,
     /// The siblings that live and have no connection to this shim.
     pub(crate) unconnected: watch::Sender<Vec<InstanceId>>,
     /// Whether connections that the own instance cannot serve are passed on.
     pub(crate) pass_on: Arc<AtomicBool>,
-    /// Whether it was told to leave: from then on, not from when siblings took over.
+    /// Whether it is leaving: from the request on, not from when siblings took over.
     pub(crate) leaving: watch::Sender<bool>,
     /// Whether a sibling is there that stays when this shim goes.
     pub(crate) has_successor: Arc<AtomicBool>,
     pub(crate) cluster: Cluster,
-    /// Who is opened when, if that is not the instance's own business.
+    /// Limits TLS handshakes in flight, unless that is off.
     pub(crate) gate: Option<Arc<Gate>>,
     /// The direct path, if there is one.
     pub(crate) direct: Option<Arc<Direct>>,
-    /// Whose turn it is to steer it.
+    /// Which shim steers new connections to the instance.
     pub(crate) turn: watch::Sender<Turn>,
     /// Whether a worker gives no sign of life: better a sibling takes the connections.
     pub(crate) blocked: Arc<AtomicBool>,

@@ -1,4 +1,4 @@
-//! What can be said of a shim while it runs, for its socket and its admin server.
+//! Status and metrics of a running shim, for its socket and its admin server.
 
 use crate::shared::Shared;
 use berth_node::instance::InstanceId;
@@ -32,7 +32,7 @@ impl Shared {
         for (instance, reply) in self.ask_siblings(Ask::Metrics).await {
             match reply {
                 Ok(Reply::Metrics(page)) => pages.push(page),
-                other => tracing::warn!(%instance, ?other, "a sibling does not tell its metrics"),
+                other => tracing::warn!(%instance, ?other, "a sibling does not send its metrics"),
             }
         }
         crate::metrics::merge(&pages)
@@ -51,14 +51,14 @@ impl Shared {
         all
     }
 
-    /// Whether another shim of the berth listens, now: this one may have hung since it heard of it last. One that does not
-    /// answer takes nothing over.
+    /// Whether another shim of the berth listens now: this one may have hung since the last announcement. One that does not
+    /// reply takes nothing over.
     pub(crate) async fn has_joined_sibling(&self) -> bool {
         let joined = |reply| matches!(reply, Ok(Reply::Status(status)) if status.state == Phase::Joined);
         self.ask_siblings(Ask::Status).await.into_iter().any(|(_, reply)| joined(reply))
     }
 
-    /// Asks every sibling with a live lease at once; one that says nothing for a second is named, not waited for.
+    /// Sends a request to every sibling with a live lease at once; one without a reply for a second is named, not waited for.
     async fn ask_siblings(&self, ask: Ask) -> Vec<(InstanceId, Result<Reply, String>)> {
         let (Ok(boot), Ok(now), Ok(found)) = (clock::boot_id(), clock::boottime(), lease::list(&self.berth)) else {
             return Vec::new();

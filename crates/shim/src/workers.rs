@@ -1,6 +1,6 @@
 //! The data plane's threads: one current-thread runtime per core. A connection stays on the worker
 //! that it was distributed to, so that its two sockets and its buffer never change cores, and its counters hardly do:
-//! who accepts or is passed a connection counts it for the worker.
+//! the thread that accepts or receives a connection counts it for the worker.
 
 use berth_node::terms::Speedup;
 use std::io;
@@ -42,7 +42,7 @@ impl Workers {
             let (stop, runs) = (workers.stop.clone(), runs.clone());
             let thread = std::thread::Builder::new().name(format!("berth-relay-{number}")).spawn(move || {
                 let _runs = runs;
-                // Moved in: its connections end before it is said that the thread has.
+                // Moved in, so that its connections end before the end of the thread is reported.
                 let runtime = runtime;
                 runtime.block_on(work(stop));
             })?;
@@ -68,7 +68,7 @@ impl Drop for Workers {
             return tracing::error!("a relaying thread does not end, and is not waited for");
         }
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so.
+            // A panic was printed by the thread.
             let _ = thread.join();
         }
     }

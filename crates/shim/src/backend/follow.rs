@@ -1,9 +1,9 @@
 //! Keeps the probing of instances in step with the run directory: with the records of `berth exec`, and
 //! with the leases of siblings whose instance has no record (`--backend`).
 //!
-//! The directory says who came. Whether a recorded instance lives on, its lock says, by a descriptor that is kept:
-//! nobody is gone because a name is gone, or cannot be read for a moment. A lease that cannot be read holds until it
-//! would have expired.
+//! New instances are found in the directory. Whether a recorded instance is still alive is known from the lock on its record, by a
+//! descriptor that is kept: it is not gone because the name is, or cannot be read for a moment. A lease that cannot be read holds until
+//! it would have expired.
 
 use crate::backend::prober::Probers;
 use berth_node::instance::InstanceId;
@@ -20,7 +20,7 @@ use std::time::SystemTime;
 #[derive(Debug, Clone)]
 pub(crate) struct Own {
     pub(crate) id: InstanceId,
-    /// Its instance's address was given: its record, if there is one, says nothing.
+    /// Its instance's address was configured: its record, if there is one, is ignored.
     pub(crate) given: bool,
     /// A node shim: an instance with a shim of its own is only its fallback.
     pub(crate) any: bool,
@@ -43,7 +43,7 @@ impl LiveInstance {
 }
 
 #[derive(Debug, Default)]
-struct Look {
+struct Found {
     live: BTreeMap<InstanceId, LiveInstance>,
     /// The records of those that are recorded.
     held: BTreeMap<InstanceId, HeldRecord>,
@@ -53,30 +53,30 @@ struct Look {
     problems: BTreeSet<IgnoredFile>,
 }
 
-/// Looks. A lease that is there and cannot be read for a moment holds as it was read at an earlier look, in `known`.
-fn look(berth: &BerthDir, own: &Own, known: &[Lease]) -> io::Result<Look> {
-    let mut look = Look { leases: lease::list(berth)?.found, ..Look::default() };
+/// Reads records and leases. A lease that exists and cannot be read holds as it was read before, in `known`.
+fn read(berth: &BerthDir, own: &Own, known: &[Lease]) -> io::Result<Found> {
+    let mut found = Found { leases: lease::list(berth)?.found, ..Found::default() };
     for lease in known {
-        let read = look.leases.iter().any(|read| read.instance == lease.instance);
+        let read = found.leases.iter().any(|read| read.instance == lease.instance);
         if !read && !lease::is_missing(berth, &lease.instance) {
-            look.leases.push(lease.clone());
+            found.leases.push(lease.clone());
         }
     }
     let (boot, now) = (clock::boot_id()?, clock::boottime()?);
-    look.leases.retain(|lease| lease.instance != own.id && lease.is_live(&boot, now));
-    for lease in &look.leases {
-        look.live.extend(lease.backend.map(|address| (lease.instance.clone(), LiveInstance::Leased(address))));
-        look.shimmed.insert(lease.instance.clone());
+    found.leases.retain(|lease| lease.instance != own.id && lease.is_live(&boot, now));
+    for lease in &found.leases {
+        found.live.extend(lease.backend.map(|address| (lease.instance.clone(), LiveInstance::Leased(address))));
+        found.shimmed.insert(lease.instance.clone());
     }
     let records = instance::list_live(berth)?;
-    look.problems.extend(records.problems);
+    found.problems.extend(records.problems);
     for held in records.found.into_iter().filter(|held| !(own.given && held.record().instance == own.id)) {
-        look.hold(held);
+        found.hold(held);
     }
-    Ok(look)
+    Ok(found)
 }
 
-impl Look {
+impl Found {
     fn hold(&mut self, held: HeldRecord) {
         let record = held.record();
         let id = record.instance.clone();
@@ -101,7 +101,7 @@ pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers) {
     let mut known: BTreeMap<InstanceId, LiveInstance> = BTreeMap::new();
     let mut held: BTreeMap<InstanceId, HeldRecord> = BTreeMap::new();
     let mut known_leases: Vec<Lease> = Vec::new();
-    let mut told: BTreeSet<IgnoredFile> = BTreeSet::new();
+    let mut logged: BTreeSet<IgnoredFile> = BTreeSet::new();
     let mut broken = false;
     loop {
         let mut ended = Vec::new();
@@ -112,15 +112,15 @@ pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers) {
                 None => ended.push(id),
             }
         }
-        match look(&berth, &own, &known_leases) {
-            Ok(mut looked) => {
+        match read(&berth, &own, &known_leases) {
+            Ok(mut found) => {
                 broken = false;
-                looked.add(alive);
-                let Look { live, held: found, leases, shimmed, problems } = looked;
-                for problem in problems.difference(&told) {
+                found.add(alive);
+                let Found { live, held: records, leases, shimmed, problems } = found;
+                for problem in problems.difference(&logged) {
                     tracing::warn!("{problem}");
                 }
-                told = problems;
+                logged = problems;
                 for id in known.keys().filter(|id| !live.contains_key(id)) {
                     probers.remove(id);
                 }
@@ -129,11 +129,11 @@ pub(crate) async fn follow(berth: BerthDir, own: Own, mut probers: Probers) {
                     probers.insert(id, seen.address(), *id == own.id, renewed);
                     probers.set_fallback(id, own.any && shimmed.contains(id));
                 }
-                (known, held, known_leases) = (live, found, leases);
+                (known, held, known_leases) = (live, records, leases);
             }
             Err(error) => {
                 if !std::mem::replace(&mut broken, true) {
-                    tracing::warn!(directory = %berth.path().display(), %error, "cannot look at the berth's directory, trying again");
+                    tracing::warn!(directory = %berth.path().display(), %error, "cannot read the berth's directory, trying again");
                 }
                 for id in &ended {
                     probers.remove(id);

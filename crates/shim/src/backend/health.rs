@@ -1,4 +1,4 @@
-//! Rise and fall: what consecutive probe answers say about an instance. Pure; it knows no time.
+//! Rise and fall: the health of an instance by consecutive probe results. Pure, without a clock.
 
 use berth_node::terms::InstanceHealth;
 
@@ -8,12 +8,12 @@ pub enum Observation {
     Pass,
     /// The probe was answered otherwise or not at all, but the port is there.
     Fail,
-    /// As [`Observation::Fail`], and it stays so until somebody changes something: the apiserver does not know who
-    /// asks, or shows a certificate that does not fit.
+    /// As [`Observation::Fail`], until something is changed: the apiserver does not accept the probe's credentials,
+    /// or shows a certificate that does not fit.
     Rejected,
-    /// Handshakes of clients are in flight, and none ends: it stands still, whatever the probe says.
+    /// Handshakes of clients are in flight, and none ends: it is stuck, whatever the result of the probe.
     StandsStill,
-    /// The port refused a connection: nobody listens.
+    /// The port refused a connection: nothing listens.
     Refused,
 }
 
@@ -42,7 +42,7 @@ impl HealthTracker {
         self.health != InstanceHealth::Ready && self.against > 0
     }
 
-    /// Ready, and no answer since speaks against it.
+    /// Ready, and all results since were good.
     pub(crate) fn is_well(&self) -> bool {
         self.health == InstanceHealth::Ready && self.against == 0
     }
@@ -54,7 +54,7 @@ impl HealthTracker {
             (InstanceHealth::Unready | InstanceHealth::Failing, Observation::Pass) => {
                 (self.rise, InstanceHealth::Ready)
             }
-            // Whoever refuses starts again: what listens there next is another process.
+            // It starts again from unready: what listens there next is another process.
             (_, Observation::Refused) => (0, InstanceHealth::Unready),
             (health, _) => (0, health),
         };

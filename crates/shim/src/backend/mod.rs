@@ -1,9 +1,9 @@
-//! The instances that connections can go to.
+//! The instances that can get connections.
 //!
-//! [`Table`] is what the relay picks from: a snapshot without locks, changed by [`TableWriter`] alone. "Which instance
-//! gets a new connection" is decided in [`Table::pick`] (leaving: [`Table::pick_leaving`]) and nowhere else; who relays
-//! its bytes is another matter. `prober` asks the instances, [`probe`] is one question, [`health`] says what
-//! consecutive answers mean.
+//! [`Table`] is what the relay picks from: a snapshot without locks, changed by [`TableWriter`] alone. Which instance
+//! gets a new connection is decided in [`Table::pick`] (while leaving: [`Table::pick_leaving`]) and nowhere else; which shim relays
+//! its bytes is another matter. `prober` probes the instances, [`probe`] is one probe, [`health`] derives an instance's state from
+//! consecutive results.
 
 pub(crate) mod follow;
 pub mod health;
@@ -26,7 +26,7 @@ pub struct Instance {
     pub id: InstanceId,
     pub address: SocketAddr,
     pub own: bool,
-    /// Whether it is used only where no other is ready: a node shim leaves an instance with a shim of its own to that.
+    /// Whether it is used only if no other is ready: a node shim leaves an instance with a shim of its own to that one.
     pub fallback: bool,
     tracker: HealthTracker,
     /// It stands still: failing, and what waits for its first byte had better go elsewhere.
@@ -42,7 +42,7 @@ pub struct Instance {
     pub last_probe: Arc<str>,
     /// That was [`Observation::Rejected`].
     pub probe_rejected: bool,
-    /// What it calls its version, once it was ready.
+    /// The version that it reports, once it was ready.
     pub version: Option<Arc<str>>,
 }
 
@@ -65,7 +65,7 @@ pub struct Table {
 
 impl Table {
     /// The instance that a new connection goes to: the own one if it is ready, else a ready sibling's, else (fail open)
-    /// one that was ready and never refused since, one that stands still last. `usable` leaves out what the connection tried in vain.
+    /// one that was ready and never refused since, one that is stuck last. `usable` leaves out those that the connection has tried.
     pub fn pick(&self, usable: impl Fn(&Instance) -> bool) -> Option<&Instance> {
         let with = |health, stands_still| {
             let is_fit = |i: &&Instance| i.health() == health && i.stands_still == stands_still && usable(i);
@@ -112,8 +112,8 @@ impl TableWriter {
         self.table.borrow().clone()
     }
 
-    /// Takes in an instance; a known one at another address, or with `renewed`, starts anew. Returns
-    /// its epoch if it is to be probed from the start.
+    /// Adds an instance; a known one at another address, or with `renewed`, begins a new epoch. Returns
+    /// its epoch if it has to be probed from the start.
     pub fn insert(&mut self, id: &InstanceId, address: SocketAddr, own: bool, renewed: bool) -> Option<u64> {
         if !renewed && self.table.borrow().instances.iter().any(|i| i.id == *id && i.address == address) {
             return None;
@@ -148,8 +148,8 @@ impl TableWriter {
         }
     }
 
-    /// Takes in what was seen of an instance in an epoch, and how a person would say it. Returns
-    /// its health before and after, or `None` for an instance or epoch that is over.
+    /// Records an observation of an instance in an epoch, and its text. Returns
+    /// its health before and after, or `None` for an instance or epoch that has ended.
     pub fn observe(
         &mut self,
         id: &InstanceId,
@@ -175,7 +175,7 @@ impl TableWriter {
                     instance.epoch = next_epoch;
                 }
             }
-            // Who waits for a change is not woken by each probe.
+            // Receivers are not woken by each probe.
             let changed = before != after
                 || stood_still != stands_still
                 || *instance.last_probe != *words
@@ -210,7 +210,7 @@ impl TableWriter {
         Some((instance.epoch, instance.health(), instance.tracker.is_rising()))
     }
 
-    /// Changes an instance. Who waits for a change is woken if `change` says that there was one.
+    /// Changes an instance. Receivers are woken if `change` returns true.
     fn update(&self, id: &InstanceId, change: impl FnOnce(&mut Instance) -> bool) {
         self.table.send_if_modified(|table| {
             Arc::make_mut(table).instances.iter_mut().find(|i| i.id == *id).is_some_and(change)

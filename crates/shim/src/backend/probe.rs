@@ -1,4 +1,4 @@
-//! One question to an instance: GET a path by HTTPS, or connect only.
+//! One probe of an instance: GET a path by HTTPS, or connect only.
 //!
 //! Each probe is a connection of its own, as a new client's would be. Certificates and tokens are
 //! read again for each probe, and the TLS configuration is made again when they changed: they rotate.
@@ -68,14 +68,14 @@ impl ProbeConfig {
     }
 }
 
-/// What came of a question.
+/// The result of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// What it means for rise and fall.
+    /// For rise and fall.
     pub seen: Observation,
     /// One word for the metric `berth_probe_total{result}`.
     pub result: &'static str,
-    /// What happened and, if it is bad, what fixes it.
+    /// What happened and, if it is bad, the fix.
     pub words: String,
 }
 
@@ -101,7 +101,7 @@ struct Files {
 }
 
 impl Probe {
-    /// A probe. Its files are read when it asks.
+    /// Its files are read for each probe.
     pub fn new(config: ProbeConfig) -> Self {
         Self { config, source: None, tls: Mutex::new(None), replaced: AtomicBool::new(false) }
     }
@@ -128,8 +128,8 @@ impl Probe {
         self.ask(address, &self.config.path).await
     }
 
-    /// As [`Self::ready`], but a port that takes connections is not enough: one that stands still has clients that speak TLS, and
-    /// is asked as they ask.
+    /// As [`Self::ready`], but a port that takes connections is not enough: the clients of a stuck instance wait for its TLS handshake,
+    /// so the probe makes one too.
     pub(crate) async fn moves(&self, address: SocketAddr) -> Answer {
         match self.config.kind {
             ProbeKind::Https => self.ready(address).await,
@@ -137,7 +137,7 @@ impl Probe {
         }
     }
 
-    /// Asks a path that should answer 200.
+    /// Requests a path that should answer 200.
     pub async fn ask(&self, address: SocketAddr, path: &str) -> Answer {
         match self.config.kind {
             ProbeKind::Https => timed(self.get(address, path), "200").await,
@@ -167,7 +167,7 @@ impl Probe {
     async fn connect(&self, address: SocketAddr) -> Result<TcpStream, Answer> {
         connect(self.source, address).await.map_err(|error| {
             if error.kind() == io::ErrorKind::ConnectionRefused {
-                let words = format!("nobody listens on {address}");
+                let words = format!("nothing listens on {address}");
                 Answer { seen: Observation::Refused, result: "refused", words }
             } else {
                 fail("connect", format!("cannot connect to {address}: {error}"))
@@ -178,7 +178,7 @@ impl Probe {
     async fn handshake(&self, address: SocketAddr) -> Result<(), Answer> {
         let tls = self.tls_config().map_err(|why| fail("config", why))?;
         let stream = self.connect(address).await?;
-        // Whatever it says, and if it ends it: it has read what was said.
+        // Any answer, even the end of the connection, shows that it reads.
         let _ = TlsConnector::from(tls).connect(self.config.server_name.clone(), stream).await;
         Ok(())
     }
@@ -199,9 +199,9 @@ impl Probe {
         if let Some(token) = token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        let request = request
-            .body(Full::default())
-            .map_err(|error| fail("config", format!("cannot ask {path}: {error}; check --probe-path and the token")))?;
+        let request = request.body(Full::default()).map_err(|error| {
+            fail("config", format!("cannot request {path}: {error}; check --probe-path and the token"))
+        })?;
         let answered = http::ask(stream, request, BODY_LIMIT).await;
         let (status, body) = answered.map_err(|error| fail("http", format!("no HTTP answer: {error}")))?;
         let body = body.unwrap_or_default();
@@ -221,7 +221,10 @@ impl Probe {
             },
             StatusCode::FORBIDDEN => {
                 let new = "a new cluster answers so until its default roles are there; if it lasts";
-                fail("forbidden", format!("alive, but the probe may not ask (403 for {path}): {new}, {credentials}"))
+                fail(
+                    "forbidden",
+                    format!("alive, but the probe is not allowed to (403 for {path}): {new}, {credentials}"),
+                )
             }
             _ => {
                 // kube-apiserver lists its checks, one a line; the failed ones begin with [-].
@@ -332,7 +335,7 @@ async fn connect(source: Option<IpAddr>, address: SocketAddr) -> io::Result<TcpS
     socket.connect(address).await
 }
 
-/// What it means that something was got, and how long that took.
+/// The answer for a result, with the time that it took.
 async fn timed<T>(got: impl Future<Output = Result<T, Answer>>, what: &str) -> Answer {
     let started = tokio::time::Instant::now();
     match got.await {

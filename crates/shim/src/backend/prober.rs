@@ -1,4 +1,4 @@
-//! Asks every known instance in turn and tells the [`TableWriter`], one task an instance.
+//! Probes every known instance, one task each, and records the results with the [`TableWriter`].
 
 use super::TableWriter;
 use super::health::Observation;
@@ -19,10 +19,10 @@ use tokio::task::AbortHandle;
 
 /// Time between two probes of an instance that is not ready, if that is shorter than the interval: a newcomer should not
 /// wait for the next one. With several nodes, kube-apiserver puts its address into the Service `kubernetes` as soon as it
-/// is ready, and each moment until its shim listens refuses clients that come by that.
+/// is ready, and clients that use that address are refused until its shim listens.
 const STARTING: Duration = Duration::from_millis(100);
 
-/// For so long after it began to listen. A version that never gets ready is not asked ten times a second for ever.
+/// For this long after it began to listen. A version that never gets ready is not probed ten times a second for ever.
 const STARTS_WITHIN: Duration = Duration::from_secs(120);
 
 /// The probing of all instances. Dropping it ends it.
@@ -53,7 +53,7 @@ impl Probers {
         Self { shared: Arc::new(shared), tasks: HashMap::new() }
     }
 
-    /// Others of the same table, which are asked otherwise.
+    /// Probers with the same table and another probe.
     pub(crate) fn with(&self, probe: Probe) -> Self {
         let Shared { writer, kind, interval, metrics, .. } = &*self.shared;
         let shared =
@@ -61,7 +61,7 @@ impl Probers {
         Self { shared: Arc::new(shared), tasks: HashMap::new() }
     }
 
-    /// Lets an instance go before another as it is said; never ends.
+    /// Prefers an instance to another one while `preferred` says so; never ends.
     pub(crate) async fn prefer(mut self, preferred: Preferred, to: InstanceId) {
         let Preferred { id, address, mut process, .. } = preferred;
         loop {
@@ -77,7 +77,7 @@ impl Probers {
         }
     }
 
-    /// Begins to probe an instance, or anew if it moved or `renewed`.
+    /// Begins to probe an instance, or begins again if it moved or `renewed`.
     pub(crate) fn insert(&mut self, id: &InstanceId, address: SocketAddr, own: bool, renewed: bool) {
         if self.shared.writer().insert(id, address, own, renewed).is_none() {
             return;
@@ -102,8 +102,8 @@ impl Probers {
         }
     }
 
-    /// Takes in refusals that connections met, until nobody can meet one any more.
-    pub(crate) fn take_refusals(&self, mut refusals: mpsc::UnboundedReceiver<Refusal>) {
+    /// Records refusals that connections met, until their senders are gone.
+    pub(crate) fn record_refusals(&self, mut refusals: mpsc::UnboundedReceiver<Refusal>) {
         let shared = self.shared.clone();
         tokio::spawn(async move {
             while let Some(Refusal { id, epoch }) = refusals.recv().await {
@@ -131,13 +131,13 @@ impl Shared {
         tokio::join!(self.probe_forever(&id, address, &suspect), self.watch_handshakes(&id, &suspect));
     }
 
-    /// Notices that an instance stands still, whatever its probe says.
+    /// Detects that an instance is stuck, whatever the results of its probe.
     async fn watch_handshakes(&self, id: &InstanceId, suspect: &AtomicBool) {
         let mut standstill = Standstill::new(self.probe.timeout());
         loop {
-            tokio::time::sleep(standstill.look).await;
+            tokio::time::sleep(standstill.interval).await;
             let Some(instance) = self.writer().find(id) else { return };
-            standstill.look(&instance.handshakes);
+            standstill.sample(&instance.handshakes);
             let is_certain = instance.stands_still || standstill.is_certain(instance.is_well());
             suspect.store(is_certain || standstill.is_suspect(), Relaxed);
             if is_certain && !instance.stands_still {
@@ -151,12 +151,12 @@ impl Shared {
         let mut last_result = "";
         let mut began = tokio::time::Instant::now();
         loop {
-            let asked = tokio::time::Instant::now();
+            let started = tokio::time::Instant::now();
             let Some((epoch, ..)) = self.writer().epoch(id) else { return };
             let is_suspect = suspect.load(Relaxed);
             let answer = if is_suspect { self.probe.moves(address).await } else { self.probe.ready(address).await };
             if !is_suspect && suspect.load(Relaxed) {
-                // Less was asked than counts by now.
+                // The probe was weaker than what is required by now.
                 continue;
             }
             let Answer { seen, result, words } = answer;
@@ -174,19 +174,19 @@ impl Shared {
             let pause = match seen {
                 _ if rising => continue,
                 Observation::Refused => {
-                    began = asked;
+                    began = started;
                     self.interval.min(STARTING)
                 }
-                Observation::Fail if health == InstanceHealth::Unready && asked - began < STARTS_WITHIN => {
+                Observation::Fail if health == InstanceHealth::Unready && started - began < STARTS_WITHIN => {
                     self.interval.min(STARTING)
                 }
                 _ => self.interval,
             };
-            tokio::time::sleep_until(asked + pause).await;
+            tokio::time::sleep_until(started + pause).await;
         }
     }
 
-    /// Tells the writer and logs a change. Returns whether the instance became ready.
+    /// Records an observation and logs a change. Returns whether the instance became ready.
     fn observe(&self, id: &InstanceId, epoch: u64, seen: Observation, words: &str) -> bool {
         let Some((before, after)) = self.writer().observe(id, epoch, seen, words) else { return false };
         match (before, after) {

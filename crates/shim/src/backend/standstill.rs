@@ -1,12 +1,12 @@
-//! What shows that an instance stands still: handshakes of clients are in flight there, and none ends. A port that takes connections
-//! shows nothing, for the kernel takes them; and a slow instance ends handshakes, however long each of them is.
+//! Detects that an instance stands still: TLS handshakes of clients are in flight there, and none ends. That its port takes
+//! connections means nothing, because the kernel takes them; and a slow instance ends handshakes, however long each of them takes.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Longest time between two looks, and the fewest looks for which none may end.
-const LOOK: Duration = Duration::from_millis(250);
-const LOOKS: u32 = 8;
+/// Longest time between two samples, and the least number of samples in which none may end.
+const INTERVAL: Duration = Duration::from_millis(250);
+const SAMPLES: u32 = 8;
 
 /// Handshakes of this shim's clients at an instance: counted by all relaying threads, without a lock or a clock.
 #[derive(Debug, Default)]
@@ -16,7 +16,7 @@ pub(crate) struct Handshakes {
 }
 
 impl Handshakes {
-    /// A ClientHello that is whole goes to the instance.
+    /// A complete ClientHello is sent to the instance.
     pub(crate) fn begin(&self) -> Handshake<'_> {
         self.in_flight.fetch_add(1, Relaxed);
         Handshake(self)
@@ -27,7 +27,7 @@ impl Handshakes {
 pub(crate) struct Handshake<'a>(&'a Handshakes);
 
 impl Handshake<'_> {
-    /// The instance answered or ended it: it moves.
+    /// The instance answered or ended it.
     pub(crate) fn end(self) {
         self.0.ended.fetch_add(1, Relaxed);
     }
@@ -39,26 +39,26 @@ impl Drop for Handshake<'_> {
     }
 }
 
-/// For how many looks handshakes were in flight and none ended. Time in which nobody looked does not count: this process may
-/// have stood still itself.
+/// The number of samples in which handshakes were in flight and none ended. Time without samples does not count: this process may
+/// have been stopped itself.
 #[derive(Debug)]
 pub(super) struct Standstill {
-    /// Time between two looks.
-    pub(super) look: Duration,
-    looks: u32,
+    /// Time between two samples.
+    pub(super) interval: Duration,
+    samples: u32,
     ended: u32,
-    /// Looks at which at least one was in flight, and two.
+    /// Samples in which at least one was in flight, and two.
     still: [u32; 2],
 }
 
 impl Standstill {
-    /// For one in which none ends for so long.
+    /// It is certain when none has ended for this time.
     pub(super) fn new(timeout: Duration) -> Self {
-        let looks = LOOKS.max(timeout.as_millis().div_ceil(LOOK.as_millis()).try_into().unwrap_or(u32::MAX));
-        Self { look: timeout / looks, looks, ended: 0, still: [0; 2] }
+        let samples = SAMPLES.max(timeout.as_millis().div_ceil(INTERVAL.as_millis()).try_into().unwrap_or(u32::MAX));
+        Self { interval: timeout / samples, samples, ended: 0, still: [0; 2] }
     }
 
-    pub(super) fn look(&mut self, handshakes: &Handshakes) {
+    pub(super) fn sample(&mut self, handshakes: &Handshakes) {
         let (in_flight, ended) = (handshakes.in_flight.load(Relaxed), handshakes.ended.load(Relaxed));
         let moved = std::mem::replace(&mut self.ended, ended) != ended;
         for (least, still) in (1..).zip(&mut self.still) {
@@ -66,14 +66,14 @@ impl Standstill {
         }
     }
 
-    /// A client that says something odd may wait alone.
+    /// One client alone may wait because of what it sent.
     pub(super) fn is_suspect(&self) -> bool {
-        self.still[0] > self.looks
+        self.still[0] > self.samples
     }
 
-    /// Two wait, or one and the last probe failed. It begins anew with that.
+    /// Two wait, or one and the last probe failed. If so, counting starts over.
     pub(super) fn is_certain(&mut self, is_well: bool) -> bool {
-        let is = self.still[1] > self.looks || self.is_suspect() && !is_well;
+        let is = self.still[1] > self.samples || self.is_suspect() && !is_well;
         if is {
             self.still = [0; 2];
         }
@@ -85,31 +85,31 @@ impl Standstill {
 mod tests {
     use super::*;
 
-    fn looks(standstill: &mut Standstill, handshakes: &Handshakes, times: u32) {
-        (0..times).for_each(|_| standstill.look(handshakes));
+    fn sampled(standstill: &mut Standstill, handshakes: &Handshakes, times: u32) {
+        (0..times).for_each(|_| standstill.sample(handshakes));
     }
 
     #[test]
     fn two_that_wait_or_one_and_a_failed_probe() {
         let mut now = Standstill::new(Duration::from_secs(2));
-        let (handshakes, all) = (Handshakes::default(), LOOKS + 1);
-        looks(&mut now, &handshakes, 2 * all);
+        let (handshakes, all) = (Handshakes::default(), SAMPLES + 1);
+        sampled(&mut now, &handshakes, 2 * all);
         assert!(!now.is_suspect() && !now.is_certain(false), "nobody waits");
         let one = handshakes.begin();
-        looks(&mut now, &handshakes, all - 1);
+        sampled(&mut now, &handshakes, all - 1);
         assert!(!now.is_suspect());
-        looks(&mut now, &handshakes, 1);
+        sampled(&mut now, &handshakes, 1);
         assert!(now.is_suspect() && !now.is_certain(true));
         let two = handshakes.begin();
-        looks(&mut now, &handshakes, all - 1);
+        sampled(&mut now, &handshakes, all - 1);
         assert!(!now.is_certain(true), "the second has just begun");
-        looks(&mut now, &handshakes, 1);
+        sampled(&mut now, &handshakes, 1);
         assert!(now.is_certain(true) && !now.is_certain(true), "said once");
         drop(two);
-        looks(&mut now, &handshakes, all);
+        sampled(&mut now, &handshakes, all);
         assert!(!now.is_certain(true) && now.is_certain(false));
         one.end();
-        looks(&mut now, &handshakes, all);
+        sampled(&mut now, &handshakes, all);
         assert!(!now.is_certain(false));
     }
 
@@ -119,24 +119,27 @@ mod tests {
         let handshakes = Handshakes::default();
         let _storm: Vec<_> = (0..100).map(|_| handshakes.begin()).collect();
         for _ in 0..50 {
-            looks(&mut now, &handshakes, LOOKS);
+            sampled(&mut now, &handshakes, SAMPLES);
             handshakes.begin().end();
             assert!(!now.is_certain(false));
         }
-        for _ in 0..=LOOKS + 1 {
+        for _ in 0..=SAMPLES + 1 {
             drop(handshakes.begin());
-            now.look(&handshakes);
+            now.sample(&handshakes);
         }
         assert!(now.is_certain(true));
     }
 
     #[test]
-    fn it_is_noticed_within_a_second_of_any_timeout() {
+    fn it_is_detected_within_a_second_of_any_timeout() {
         for millis in [1, 100, 500, 2000, 10_000, 3_600_000] {
             let timeout = Duration::from_millis(millis);
-            let Standstill { look, looks, .. } = Standstill::new(timeout);
-            assert!(look * looks <= timeout && look * (looks + 2) <= timeout + Duration::from_secs(1), "{timeout:?}");
-            assert!(look * (looks + 1) >= timeout);
+            let Standstill { interval, samples, .. } = Standstill::new(timeout);
+            assert!(
+                interval * samples <= timeout && interval * (samples + 2) <= timeout + Duration::from_secs(1),
+                "{timeout:?}"
+            );
+            assert!(interval * (samples + 1) >= timeout);
         }
     }
 }

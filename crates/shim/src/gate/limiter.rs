@@ -1,4 +1,4 @@
-//! How many openings an instance may have in flight. Pure: it is told the time.
+//! How many TLS handshakes an instance may have in flight. Pure: the time is passed in.
 //!
 //! The bound is never under twice the processors, which is as many handshakes as can be computed, and as many more that wait for
 //! a processor. It grows by one with each opening that is fast while the bound was reached, or one source's share of it, so
@@ -12,37 +12,37 @@ use tokio::time::Instant;
 /// What takes no longer needs no ramp.
 const FAST: Duration = Duration::from_millis(10);
 
-/// So much longer than in calm is slow; but nothing is that takes no longer than this, however short calm is. With the bound that
+/// A handshake is slow if it takes this many times as long as without load, and longer than `TOLERABLE`. With the bound that
 /// 10 ms lead to, a kube-apiserver served 5,000 clients 5 % later than without a gate, and on the same day with this 1 %; with
 /// 50 ms, 55 of 5,000 handshakes were computed in vain instead of 32 (docs/gate.md, "Measured").
 const TOLERANCE: u32 = 2;
 const TOLERABLE: Duration = Duration::from_millis(25);
 
-/// A verdict takes so long and so many openings, or a second and one.
+/// A window is judged after this time and number of handshakes, or after a second with one.
 const WINDOW: Duration = Duration::from_millis(250);
 const ENOUGH: usize = 8;
 const LONGEST_WINDOW: Duration = Duration::from_secs(1);
 
-/// What a window says is of no use after that.
+/// A window is of no use after that.
 const FORGOTTEN: Duration = Duration::from_secs(10);
 
-/// What takes so long is no calm, however few there are: the instance hangs.
+/// The calm time is not learned from handshakes that take this long: the instance hangs.
 const HANGS: Duration = Duration::from_secs(1);
 
-/// Most openings of a window whose times are looked at.
+/// Most handshakes of a window whose times are recorded.
 const SAMPLES: usize = 256;
 
-/// What one window moves the calm time, and the bound.
+/// Weight of one window in the calm time, and in the bound.
 const CALM_WEIGHT: f64 = 0.1;
 const WEIGHT: f64 = 0.2;
 
-/// The least that the bound may be multiplied by before it is weighed.
+/// The least factor for the bound, before it is weighted.
 const STEEPEST: f64 = 0.5;
 
-/// The bound of a young instance doubles.
+/// Time in which the bound of a young instance doubles.
 const DOUBLES: Duration = Duration::from_secs(5);
 
-/// No bound at all is no larger.
+/// Largest bound.
 const MOST: f64 = 65_536.0;
 
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub(super) struct Limiter {
     bound: f64,
     /// The bound of a young instance, and since when.
     young: (f64, Instant),
-    /// How long an opening takes while no more than [`Self::least`] are wanted. What it takes while others wait says nothing: it would
+    /// Duration of a handshake while no more than [`Self::least`] are wanted. Durations under load are not used: the calm time would
     /// grow with each storm, and the bound with it.
     calm: Option<Duration>,
     is_slow: bool,
@@ -82,7 +82,7 @@ impl Window {
 }
 
 impl Limiter {
-    /// Of an instance that is there since now.
+    /// For an instance that was discovered now.
     pub(super) fn new(processors: usize, now: Instant) -> Self {
         let least = 2.0 * processors.max(1) as f64;
         Self { least, bound: least, young: (least, now), calm: None, is_slow: false, window: Window::new(now) }
@@ -101,13 +101,14 @@ impl Limiter {
         self.bound.min(self.young.0) as usize
     }
 
-    /// Whether it is its youth that bounds it.
+    /// Whether its age limits the bound.
     pub(super) fn is_young(&self) -> bool {
         self.young.0 <= self.bound
     }
 
-    /// An opening took so long; with it so many were in flight or waited, and another of its source may have had to wait.
-    pub(super) fn took(&mut self, took: Duration, wanted: usize, reached: bool, now: Instant) {
+    /// Records a handshake: its duration, the number of those in flight and waiting with it, and whether the bound was reached for
+    /// its source.
+    pub(super) fn record(&mut self, took: Duration, wanted: usize, reached: bool, now: Instant) {
         if self.window.is_over(now) && !self.window.took.is_empty() {
             self.judge(now);
         }
@@ -129,7 +130,7 @@ impl Limiter {
         }
     }
 
-    /// What takes longer is slow.
+    /// Longer handshakes are slow.
     fn slow(&self) -> Duration {
         TOLERABLE.max(self.calm.unwrap_or_default() * TOLERANCE)
     }
@@ -139,7 +140,7 @@ impl Limiter {
         let took = window.median();
         self.is_slow = took > self.slow();
         if window.most_wanted as f64 <= self.least && took < HANGS {
-            // Slow is calm only if it is for long.
+            // Slow handshakes become the calm time only gradually.
             let took = took.min(self.slow());
             let calm = self.calm.unwrap_or(took);
             self.calm = Some(calm.mul_f64(1.0 - CALM_WEIGHT) + took.mul_f64(CALM_WEIGHT));
@@ -169,7 +170,7 @@ mod tests {
             let in_flight = bound.min(clients);
             let took = cost * in_flight.div_ceil(PROCESSORS) as u32;
             *now += cost / PROCESSORS as u32;
-            limiter.took(took, clients, in_flight >= bound, *now);
+            limiter.record(took, clients, in_flight >= bound, *now);
         }
     }
 
@@ -211,7 +212,7 @@ mod tests {
         // The processors have other things to do, too, so that openings are slow at the least bound.
         for _ in 0..6000 {
             now += 10 * MS;
-            limiter.took(100 * MS, 1000, true, now);
+            limiter.record(100 * MS, 1000, true, now);
         }
         assert_eq!((limiter.bound(now), limiter.calm), (LEAST, calm));
     }
@@ -231,7 +232,7 @@ mod tests {
             let mut now = start + doubled * DOUBLES;
             for _ in 0..1000 {
                 assert!(limiter.bound(now) <= LEAST << doubled);
-                limiter.took(20 * MS, 1000, true, now);
+                limiter.record(20 * MS, 1000, true, now);
                 now += 4 * MS;
             }
             assert_eq!(limiter.bound(now), LEAST << doubled);
@@ -257,7 +258,7 @@ mod tests {
             let mut limiter = Limiter::new(processors, now);
             for (took, pause, wanted, reached) in openings {
                 now += Duration::from_millis(pause);
-                limiter.took(Duration::from_millis(took), wanted, reached, now);
+                limiter.record(Duration::from_millis(took), wanted, reached, now);
                 let bound = limiter.bound(now);
                 prop_assert!(bound >= 2 * processors.max(1) && bound as f64 <= MOST.max(2.0 * processors as f64), "{limiter:?}");
             }

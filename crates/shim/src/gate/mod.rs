@@ -1,12 +1,13 @@
-//! Which new connection is opened when: what an instance pays for a client is paid before it says a word, in the TLS handshake.
+//! Limits the TLS handshakes in flight: an instance's work for a new connection is mostly its handshake.
 //!
-//! An *opening* is in flight from when a client's ClientHello is on its way to an instance until the instance's first
-//! byte. As many as the `limiter` allows are; the others wait in the `queue`, with what they said. Without a crowd nobody
-//! waits, and the gate is two short locks a connection. A crowd comes after a switch or an outage, or from one client in a loop;
-//! then the handshakes that are computed are those of clients that still want them, each source in its turn.
+//! A handshake is in flight from the time that a client's ClientHello is sent to an instance until the instance's first
+//! byte, and has a [`HandshakeSlot`] meanwhile. The `limiter` says how many there may be; other clients wait in the `queue`, with what
+//! they sent. Normally none waits, and the gate costs two short locks per connection. Many clients come at once after a switch or an
+//! outage, or from one client in a loop; then handshakes are computed for clients that still wait for them, and sources take turns.
 //!
-//! The gate is before the leg and not before accept(2): the accept queue is one FIFO, where the kubelet would stand behind
-//! the storm. A client that says its ClientHello slowly, or never, waits outside, where it costs an instance nothing.
+//! The gate is before the attempt and not before accept(2): the accept queue is one FIFO, in which the kubelet would queue behind
+//! all other clients. A client that sends its ClientHello slowly, or never, waits before the gate, where it costs an instance
+//! nothing.
 
 mod limiter;
 mod metrics;
@@ -20,7 +21,7 @@ use berth_node::terms::Speedup;
 use berth_os::process;
 use ipnet::IpNet;
 use limiter::Limiter;
-use metrics::Seen;
+use metrics::GateCounters;
 use queue::{Class, LONGEST_WAIT, Queue, Room, Ticket};
 use source::{First, Source};
 use std::cmp::Reverse;
@@ -35,32 +36,32 @@ use tokio::time::{Instant, timeout_at};
 
 pub(crate) use metrics::GateMetrics;
 
-/// One that takes longer hangs: its place is another's, so that an instance that hangs does not end with it what is behind.
-const LONGEST_OPENING: Duration = Duration::from_secs(5);
+/// A handshake that takes longer is treated as stuck and releases its slot, so a hung instance cannot block the queue.
+const LONGEST_HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// How long a client may take to say its ClientHello until there is a leg for it without.
-const SPEAKS_WITHIN: Duration = Duration::from_secs(5);
+/// How long a client may take to send its ClientHello until there is an attempt without it.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
 
-/// A source may have one in so many of all openings, rounded up: so there is one for who comes next.
+/// A source may have one in this many of all slots, rounded up: so there is one for the next source.
 const SOURCE_SHARE: usize = 2;
 
-/// Room of a queue: the clients of some thousand nodes. A ClientHello is 0.3 to 2 KB, and all of it is in memory.
+/// Room of a queue: the clients of some thousand nodes. A ClientHello is 0.3 to 2 KB, which is kept in memory.
 const ROOM: Room = Room { clients: 16_384, bytes: 64 << 20 };
 
-/// An instance to which nobody came for so long is gone, or may well begin anew.
+/// An instance without a new client for this long is gone, or may well ramp up again.
 const FORGOTTEN: Duration = Duration::from_secs(600);
 
-/// Time between two looks at whether there is a storm.
-const LOOK: Duration = Duration::from_secs(1);
+/// Time between two checks for a storm of clients.
+const TICK: Duration = Duration::from_secs(1);
 
-/// Why a client that waited is not opened.
+/// Why a client that waited gets no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// There was no room for it.
     Full,
     /// It waited for [`LONGEST_WAIT`].
     Expired,
-    /// It had closed when its turn came, or before.
+    /// It had closed by the time of its turn.
     Left,
 }
 
@@ -79,43 +80,43 @@ impl Refused {
 /// The gate of a shim.
 #[derive(Debug)]
 pub struct Gate {
-    /// Openings that an instance may have in flight, where that is told.
+    /// Handshakes that an instance may have in flight, where that is configured.
     fixed: Option<NonZeroUsize>,
     processors: usize,
     first: First,
     speedup: Speedup,
     state: Mutex<State>,
-    seen: Seen,
+    counters: GateCounters,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// For each process that listens, by its epoch.
-    doors: HashMap<u64, Door>,
+    /// By the epoch of the instance.
+    instances: HashMap<u64, InstanceGate>,
     storm: Storm,
 }
 
 /// The gate before one instance.
 #[derive(Debug)]
-struct Door {
+struct InstanceGate {
     limiter: Limiter,
     queue: Queue,
-    /// When somebody came last.
+    /// Last arrival of a client.
     used: Instant,
-    /// Openings, and of which source.
+    /// Handshakes, and those of each source.
     in_flight: usize,
     of_source: HashMap<Source, usize>,
     waiting: HashMap<Ticket, oneshot::Sender<()>>,
 }
 
-/// What becomes of a client that wants to an instance.
+/// The result of [`Gate::enter`].
 pub(crate) enum Entry {
-    Open(Opening),
+    Open(HandshakeSlot),
     Wait(Waiting),
 }
 
 impl Gate {
-    /// The gate, unless there is to be none; these clients go first.
+    /// The gate, unless it is off; these clients go first.
     pub fn new(most: MaxOpenings, first: Vec<IpNet>, speedup: Speedup) -> Option<Arc<Self>> {
         let fixed = match most {
             MaxOpenings::Off => return None,
@@ -123,101 +124,110 @@ impl Gate {
             MaxOpenings::Fixed(most) => Some(most),
         };
         let (first, processors) = (First::new(first), process::processors());
-        Some(Arc::new(Self { fixed, processors, first, speedup, state: Mutex::default(), seen: Seen::new() }))
+        Some(Arc::new(Self {
+            fixed,
+            processors,
+            first,
+            speedup,
+            state: Mutex::default(),
+            counters: GateCounters::new(),
+        }))
     }
 
-    /// By when a client that comes now has to have said its ClientHello.
-    pub(crate) fn speaks_by(&self) -> Instant {
-        Instant::now() + self.speedup.of(SPEAKS_WITHIN)
+    /// Deadline for the ClientHello of a client that comes now.
+    pub(crate) fn hello_deadline(&self) -> Instant {
+        Instant::now() + self.speedup.of(HELLO_WITHIN)
     }
 
-    /// Lets a client that said so many bytes and waits `since` then to an instance (by its epoch), or lines it up.
+    /// Gives a client a slot at an instance (by its epoch), or queues it. It has sent this number of bytes, and waits `since` then.
     pub(crate) fn enter(self: &Arc<Self>, to: u64, client: IpAddr, bytes: usize, since: Instant) -> Entry {
         let (source, now) = (Source::of(client), Instant::now());
         let mut state = self.state();
-        let State { doors, storm } = &mut *state;
-        if !doors.contains_key(&to) {
-            // What is left of instances that are gone.
-            doors.retain(|_, door| !door.is_idle() || now < door.used + FORGOTTEN);
+        let State { instances, storm } = &mut *state;
+        if !instances.contains_key(&to) {
+            // State of instances that are gone.
+            instances.retain(|_, instance| !instance.is_idle() || now < instance.used + FORGOTTEN);
         }
-        let door = doors.entry(to).or_insert_with(|| Door::new(self.processors, now));
-        door.used = now;
-        self.admit(door, now);
-        // So nobody that waits could have what is free.
-        let bound = door.bound(self.fixed, now);
-        if door.may_open(&source, bound) {
-            door.open(source);
-            return Entry::Open(Opening { gate: self.clone(), to, source, began: now, took: None });
+        let instance = instances.entry(to).or_insert_with(|| InstanceGate::new(self.processors, now));
+        instance.used = now;
+        self.admit(instance, now);
+        // After this, no waiting client could have a free slot.
+        let bound = instance.bound(self.fixed, now);
+        if instance.may_open(&source, bound) {
+            instance.open(source);
+            return Entry::Open(HandshakeSlot { gate: self.clone(), to, source, began: now, took: None });
         }
-        let (ticket, rejected) = door.queue.push((source, self.first.contains(client)), bytes, since, now);
-        let (tell, verdict) = oneshot::channel();
-        door.waiting.insert(ticket, tell);
-        // The end of its sender says so.
-        rejected.iter().for_each(|rejected| drop(door.waiting.remove(rejected)));
-        storm.wait(source, door.queue.len());
-        Entry::Wait(Waiting { gate: self.clone(), to, source, ticket, since, verdict })
+        let (ticket, rejected) = instance.queue.push((source, self.first.contains(client)), bytes, since, now);
+        let (admit, admitted) = oneshot::channel();
+        instance.waiting.insert(ticket, admit);
+        // Dropping the sender notifies it.
+        rejected.iter().for_each(|rejected| drop(instance.waiting.remove(rejected)));
+        storm.wait(source, instance.queue.len());
+        Entry::Wait(Waiting { gate: self.clone(), to, source, ticket, since, admitted })
     }
 
-    /// Whether a client would have to wait because the instance is young: another that is ready may take it.
-    /// Not for who goes first: it would be the next here.
+    /// Whether a client would have to wait because the instance is ramping up: another that is ready may take it.
+    /// Not for a client that goes first: it would be the next here.
     pub(crate) fn is_ramping(&self, to: u64, client: IpAddr) -> bool {
         let (mut state, now) = (self.state(), Instant::now());
-        let Some(door) = state.doors.get_mut(&to).filter(|_| self.fixed.is_none()) else { return false };
-        let bound = door.bound(None, now);
-        !door.may_open(&Source::of(client), bound) && door.limiter.is_young() && !self.first.contains(client)
+        let Some(instance) = state.instances.get_mut(&to).filter(|_| self.fixed.is_none()) else { return false };
+        let bound = instance.bound(None, now);
+        !instance.may_open(&Source::of(client), bound) && instance.limiter.is_young() && !self.first.contains(client)
     }
 
-    /// Lets those in whose turn it is.
-    fn admit(&self, door: &mut Door, now: Instant) {
-        let bound = door.bound(self.fixed, now);
-        while !door.queue.is_empty() && door.in_flight < bound {
-            let of_source = &door.of_source;
-            let may = |source: &Source| of_source.get(source).is_none_or(|openings| *openings < share(bound));
-            let Some(next) = door.queue.next(now, may) else { break };
-            self.seen.waited(next.class, now.saturating_duration_since(next.since));
-            if door.waiting.remove(&next.ticket).is_some_and(|tell| tell.send(()).is_ok()) {
-                door.open(next.source);
+    /// Gives slots to the next clients of the queue.
+    fn admit(&self, instance: &mut InstanceGate, now: Instant) {
+        let bound = instance.bound(self.fixed, now);
+        while !instance.queue.is_empty() && instance.in_flight < bound {
+            let of_source = &instance.of_source;
+            let may = |source: &Source| of_source.get(source).is_none_or(|handshakes| *handshakes < share(bound));
+            let Some(next) = instance.queue.next(now, may) else { break };
+            self.counters.waited(next.class, now.saturating_duration_since(next.since));
+            if instance.waiting.remove(&next.ticket).is_some_and(|admit| admit.send(()).is_ok()) {
+                instance.open(next.source);
             }
         }
     }
 
-    /// Turns away one of those that wait, the last that would be served; whether there is one.
+    /// Rejects one of the waiting clients, the one that would be served last; whether there is one.
     pub(crate) fn make_room(&self) -> bool {
         let mut state = self.state();
-        let mut doors: Vec<_> = state.doors.values_mut().collect();
-        doors.sort_by_key(|door| Reverse(door.queue.len()));
-        doors.into_iter().any(|door| door.queue.reject().is_some_and(|ticket| door.waiting.remove(&ticket).is_some()))
+        let mut instances: Vec<_> = state.instances.values_mut().collect();
+        instances.sort_by_key(|instance| Reverse(instance.queue.len()));
+        instances
+            .into_iter()
+            .any(|instance| instance.queue.reject().is_some_and(|ticket| instance.waiting.remove(&ticket).is_some()))
     }
 
-    /// Says in the log when a storm begins and when it ends, until it is dropped.
+    /// Logs when a storm of clients begins and ends, until it is dropped.
     pub(crate) async fn watch(&self) {
-        let mut ticks = tokio::time::interval(LOOK);
+        let mut ticks = tokio::time::interval(TICK);
         loop {
             ticks.tick().await;
             self.first.renew();
             let change = {
                 let mut state = self.state();
-                let State { doors, storm } = &mut *state;
-                // A bound grows with time, too.
-                doors.values_mut().for_each(|door| self.admit(door, Instant::now()));
-                let waiting = doors.values().map(|door| door.queue.len()).sum();
-                let oldest = doors.values().filter_map(|door| door.queue.oldest()).min();
-                storm.look(waiting, oldest, Instant::now()).map(|change| (change, waiting))
+                let State { instances, storm } = &mut *state;
+                // A bound also grows with time.
+                instances.values_mut().for_each(|instance| self.admit(instance, Instant::now()));
+                let waiting = instances.values().map(|instance| instance.queue.len()).sum();
+                let oldest = instances.values().filter_map(|instance| instance.queue.oldest()).min();
+                storm.update(waiting, oldest, Instant::now()).map(|change| (change, waiting))
             };
             match change {
                 None => {}
                 Some((Change::Began, waiting)) => tracing::warn!(
                     waiting,
-                    "new connections wait at the gate: more come than the instance opens, and each source has its turn; \
-                     `berth status` names the one of which most wait"
+                    "new connections wait at the gate: more come than the instance answers, and sources take turns; \
+                     `berth status` names the one with most waiting clients"
                 ),
-                Some((Change::Ended(lasted, brought), _)) => {
-                    let sources: Vec<_> = brought.sources().iter().map(|(of, many)| format!("{of} {many}")).collect();
+                Some((Change::Ended(lasted, summary), _)) => {
+                    let sources: Vec<_> = summary.sources().iter().map(|(of, many)| format!("{of} {many}")).collect();
                     tracing::warn!(
                         seconds = lasted.as_secs(),
-                        waited = brought.waited,
-                        dropped = brought.dropped,
-                        longest_queue = brought.most,
+                        waited = summary.waited,
+                        dropped = summary.dropped,
+                        longest_queue = summary.most,
                         sources = sources.join(", "),
                         "no new connection waits at the gate any more"
                     );
@@ -226,18 +236,18 @@ impl Gate {
         }
     }
 
-    /// How it is now, over all instances.
+    /// Over all instances.
     pub(crate) fn status(&self) -> GateStatus {
         let (mut state, now) = (self.state(), Instant::now());
         let mut status = GateStatus::default();
-        let newest = state.doors.keys().max().copied();
-        // What is left of instances that are gone has no openings.
-        let doors = state.doors.iter_mut().filter(|(of, door)| Some(**of) == newest || !door.is_idle());
-        for (_, door) in doors {
-            status.openings += door.in_flight as u64;
-            status.limit += door.bound(self.fixed, now) as u64;
-            status.waiting += door.queue.len() as u64;
-            let longest = door.queue.longest().map(|(clients, source)| (clients as u64, source));
+        let newest = state.instances.keys().max().copied();
+        // Those of instances that are gone have no handshakes in flight.
+        let instances = state.instances.iter_mut().filter(|(of, instance)| Some(**of) == newest || !instance.is_idle());
+        for (_, instance) in instances {
+            status.openings += instance.in_flight as u64;
+            status.limit += instance.bound(self.fixed, now) as u64;
+            status.waiting += instance.queue.len() as u64;
+            let longest = instance.queue.longest().map(|(clients, source)| (clients as u64, source));
             if let Some((clients, source)) =
                 longest.filter(|(clients, _)| status.longest.as_ref().is_none_or(|it| it.clients < *clients))
             {
@@ -248,7 +258,7 @@ impl Gate {
     }
 
     fn waiting(&self, class: Class) -> usize {
-        self.state().doors.values().map(|door| door.queue.waiting(class)).sum()
+        self.state().instances.values().map(|instance| instance.queue.waiting(class)).sum()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -256,12 +266,12 @@ impl Gate {
     }
 }
 
-/// How many of its openings may be of one source.
+/// Most slots of one source.
 fn share(bound: usize) -> usize {
     bound.div_ceil(SOURCE_SHARE)
 }
 
-impl Door {
+impl InstanceGate {
     fn new(processors: usize, now: Instant) -> Self {
         Self {
             limiter: Limiter::new(processors, now),
@@ -282,10 +292,10 @@ impl Door {
     }
 
     fn may_open(&self, source: &Source, bound: usize) -> bool {
-        self.in_flight < bound && self.openings(source) < share(bound)
+        self.in_flight < bound && self.handshakes(source) < share(bound)
     }
 
-    fn openings(&self, source: &Source) -> usize {
+    fn handshakes(&self, source: &Source) -> usize {
         self.of_source.get(source).copied().unwrap_or_default()
     }
 
@@ -296,18 +306,18 @@ impl Door {
 
     fn close(&mut self, source: Source) {
         self.in_flight -= 1;
-        if let hash_map::Entry::Occupied(mut openings) = self.of_source.entry(source) {
-            *openings.get_mut() -= 1;
-            if *openings.get() == 0 {
-                openings.remove();
+        if let hash_map::Entry::Occupied(mut handshakes) = self.of_source.entry(source) {
+            *handshakes.get_mut() -= 1;
+            if *handshakes.get() == 0 {
+                handshakes.remove();
             }
         }
     }
 }
 
-/// A place among the openings of an instance, until it is dropped.
+/// The right to have a TLS handshake in flight at an instance, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Opening {
+pub(crate) struct HandshakeSlot {
     gate: Arc<Gate>,
     to: u64,
     source: Source,
@@ -316,31 +326,31 @@ pub(crate) struct Opening {
     took: Option<Duration>,
 }
 
-impl Opening {
-    /// When it is one no longer.
+impl HandshakeSlot {
+    /// When it expires.
     pub(crate) fn ends(&self) -> Instant {
-        self.began + self.gate.speedup.of(LONGEST_OPENING)
+        self.began + self.gate.speedup.of(LONGEST_HANDSHAKE)
     }
 
-    /// The instance's first byte is there, or will not come for long.
+    /// The instance's first byte has come, or is overdue.
     pub(crate) fn end(mut self) {
         let took = self.began.elapsed();
-        self.gate.seen.opened(took);
+        self.gate.counters.answered(took);
         self.took = Some(took);
     }
 }
 
-impl Drop for Opening {
+impl Drop for HandshakeSlot {
     fn drop(&mut self) {
-        if let Some(door) = self.gate.state().doors.get_mut(&self.to) {
+        if let Some(instance) = self.gate.state().instances.get_mut(&self.to) {
             let now = Instant::now();
             if let Some(took) = self.took {
-                let bound = door.bound(self.gate.fixed, now);
-                let reached = !door.may_open(&self.source, bound);
-                door.limiter.took(took, door.in_flight + door.queue.len(), reached, now);
+                let bound = instance.bound(self.gate.fixed, now);
+                let reached = !instance.may_open(&self.source, bound);
+                instance.limiter.record(took, instance.in_flight + instance.queue.len(), reached, now);
             }
-            door.close(self.source);
-            self.gate.admit(door, now);
+            instance.close(self.source);
+            self.gate.admit(instance, now);
         }
     }
 }
@@ -353,7 +363,7 @@ pub(crate) struct Waiting {
     source: Source,
     ticket: Ticket,
     since: Instant,
-    verdict: oneshot::Receiver<()>,
+    admitted: oneshot::Receiver<()>,
 }
 
 impl Waiting {
@@ -361,34 +371,34 @@ impl Waiting {
     ///
     /// # Errors
     /// It does not come.
-    pub(crate) async fn turn(&mut self) -> Result<Opening, Refused> {
+    pub(crate) async fn turn(&mut self) -> Result<HandshakeSlot, Refused> {
         let expires = self.since + LONGEST_WAIT;
-        match timeout_at(expires, &mut self.verdict).await {
+        match timeout_at(expires, &mut self.admitted).await {
             Ok(Ok(())) => {
                 let began = Instant::now();
-                Ok(Opening { gate: self.gate.clone(), to: self.to, source: self.source, began, took: None })
+                Ok(HandshakeSlot { gate: self.gate.clone(), to: self.to, source: self.source, began, took: None })
             }
             Ok(Err(_)) if Instant::now() < expires => Err(Refused::Full),
             Ok(Err(_)) | Err(_) => Err(Refused::Expired),
         }
     }
 
-    /// It gets no opening.
+    /// It gets no slot.
     pub(crate) fn refuse(self, why: Refused) {
-        self.gate.seen.dropped(why);
+        self.gate.counters.dropped(why);
         self.gate.state().storm.drop_one();
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if let Some(door) = self.gate.state().doors.get_mut(&self.to) {
-            door.queue.remove(self.ticket);
-            door.waiting.remove(&self.ticket);
-            // It was let in and does not know.
-            if self.verdict.try_recv().is_ok() {
-                door.close(self.source);
-                self.gate.admit(door, Instant::now());
+        if let Some(instance) = self.gate.state().instances.get_mut(&self.to) {
+            instance.queue.remove(self.ticket);
+            instance.waiting.remove(&self.ticket);
+            // It has got a slot and does not know.
+            if self.admitted.try_recv().is_ok() {
+                instance.close(self.source);
+                self.gate.admit(instance, Instant::now());
             }
         }
     }

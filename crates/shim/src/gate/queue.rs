@@ -1,10 +1,10 @@
-//! Who waits for an opening, and whose turn it is. Pure: it is told the time.
+//! The clients that wait for a handshake slot, and their order. Pure: the time is passed in.
 //!
-//! A line for each source, and of lines three classes. Within a class each line has its turn after the others (deficit
-//! round robin, where all cost the same: one handshake), so that who brings a thousand clients waits for its own. Of
-//! [`TURNS`] turns for which all three classes wait the first class has five, the others four and the late one: none is
-//! starved by another. What would be too much is rejected where it hurts least: the newest of the longest line, which is the
-//! last to be served and has waited least.
+//! Each source has a queue, in one of three classes. Within a class the sources take turns (deficit
+//! round robin, where all clients cost the same: one handshake), so that a source with a thousand clients waits for its own. Of
+//! [`TURNS`] turns while all three classes wait, the first class has five, the others four and the late one: none
+//! starves another. Beyond the room, the newest client of the longest queue is rejected: it would be served last and
+//! has waited least.
 
 use super::source::Source;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,16 +12,16 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Who has waited so long goes behind all others: client-go gives a TLS handshake 10 s, so it has soon left.
+/// A client that has waited this long goes behind all others: client-go gives a TLS handshake 10 s, so it will soon leave.
 pub(super) const LATE: Duration = Duration::from_secs(8);
 
-/// Nobody waits longer.
+/// Longest wait of a client.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(15);
 
-/// Turns until the first is due again.
+/// Turns of one cycle.
 const TURNS: u8 = 10;
 
-/// The first class may have one in so many of all places.
+/// The first class may have one in this many of all places.
 const FIRST_SHARE: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,7 +29,7 @@ pub(crate) enum Class {
     /// The node's own clients, and those of `--first`.
     First,
     Others,
-    /// Who has waited for [`LATE`], of either.
+    /// Clients of either class that have waited for [`LATE`].
     Late,
 }
 
@@ -44,7 +44,7 @@ impl Class {
         }
     }
 
-    /// Which comes first in a turn, and which for want of it.
+    /// The class of a turn, and those that get it if no client of that waits.
     fn in_turn(turn: u8) -> [Self; 3] {
         match turn {
             0 => [Self::Late, Self::First, Self::Others],
@@ -54,23 +54,23 @@ impl Class {
     }
 }
 
-/// What a queue has room for.
+/// Capacity of a queue.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
     pub(super) clients: usize,
-    /// Of what they said.
+    /// That they sent.
     pub(super) bytes: usize,
 }
 
-/// A client that waits; another number for each.
+/// Identifies a waiting client.
 pub(super) type Ticket = u64;
 
-/// A client's place in a line: who came first is first.
+/// A client's place in its queue, by arrival.
 type Place = (Instant, Ticket);
 
 #[derive(Debug)]
 struct Waiting {
-    line: Key,
+    key: Key,
     since: Instant,
     bytes: usize,
 }
@@ -86,11 +86,11 @@ pub(super) struct Next {
 }
 
 #[derive(Debug, Default)]
-struct Line {
+struct SourceQueue {
     places: BTreeSet<Place>,
-    /// Its place among lines as long as it, which is another each time that its source comes.
+    /// Random order among queues of the same length; a new one each time that its source comes.
     any: u64,
-    /// The line with the smallest number of its class is next.
+    /// The queue with the smallest number of its class is next.
     turn: u64,
 }
 
@@ -99,9 +99,9 @@ pub(super) struct Queue {
     room: Room,
     clients: HashMap<Ticket, Waiting>,
     bytes: usize,
-    lines: HashMap<Key, Line>,
+    queues: HashMap<Key, SourceQueue>,
     turns: BTreeMap<(Class, u64), Source>,
-    /// Of all but the first class, and of that: the longest last, and of those as long as it any.
+    /// Of the other classes, and of the first: sorted by length, the longest last.
     lengths: [BTreeSet<(usize, u64, Key)>; 2],
     random: RandomState,
     /// Those that are not late yet, and those that are.
@@ -119,7 +119,7 @@ impl Queue {
             room,
             clients: HashMap::new(),
             bytes: 0,
-            lines: HashMap::new(),
+            queues: HashMap::new(),
             turns: BTreeMap::new(),
             lengths: [BTreeSet::new(), BTreeSet::new()],
             random: RandomState::new(),
@@ -139,29 +139,29 @@ impl Queue {
         self.clients.len()
     }
 
-    /// Since when somebody waits.
+    /// Arrival of the client that has waited longest.
     pub(super) fn oldest(&self) -> Option<Instant> {
         self.ages.iter().filter_map(|ages| ages.first()).map(|(since, _)| *since).min()
     }
 
-    /// How many wait, of a class.
+    /// Number of waiting clients of a class.
     pub(super) fn waiting(&self, class: Class) -> usize {
         self.waiting[class as usize]
     }
 
-    /// Whether a source has a line.
+    /// Whether a source has a queue.
     #[cfg(test)]
     pub(super) fn has(&self, source: &Source) -> bool {
-        Class::ALL.iter().any(|class| self.lines.contains_key(&(*class, *source)))
+        Class::ALL.iter().any(|class| self.queues.contains_key(&(*class, *source)))
     }
 
-    /// The longest line, and its source.
+    /// Length and source of the longest queue.
     pub(super) fn longest(&self) -> Option<(usize, Source)> {
         let longest = self.lengths.iter().filter_map(BTreeSet::last).max();
         longest.map(|(length, _, (_, source))| (*length, *source))
     }
 
-    /// Lines up a client that waits `since` then, and says who is rejected for it: itself, it may be.
+    /// Queues a client that waits `since` then; gives the clients that are rejected for it, which may include itself.
     pub(super) fn push(
         &mut self,
         (source, is_first): (Source, bool),
@@ -171,11 +171,11 @@ impl Queue {
     ) -> (Ticket, Vec<Ticket>) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        let line = (if is_first { Class::First } else { Class::Others }, source);
-        self.clients.insert(ticket, Waiting { line, since, bytes });
+        let key = (if is_first { Class::First } else { Class::Others }, source);
+        self.clients.insert(ticket, Waiting { key, since, bytes });
         self.bytes += bytes;
         self.ages[0].insert((since, ticket));
-        self.join(line, (since, ticket));
+        self.join(key, (since, ticket));
         self.age(now);
         let mut rejected = Vec::new();
         while self.clients.len() > self.room.clients || self.bytes > self.room.bytes {
@@ -185,54 +185,54 @@ impl Queue {
         (ticket, rejected)
     }
 
-    /// Takes out the newest of the longest line, but nobody of the first class while that has no more than its share.
+    /// Removes the newest client of the longest queue, but none of the first class while that has no more than its share.
     pub(super) fn reject(&mut self) -> Option<Ticket> {
         let [others, first] = self.lengths.each_ref().map(|lengths| lengths.last().map(|(length, ..)| *length));
         self.reject_of(first >= others && self.waiting(Class::First) > self.room.clients / FIRST_SHARE)
     }
 
     fn reject_of(&mut self, is_first: bool) -> Option<Ticket> {
-        let (.., line) = self.lengths[usize::from(is_first)].last()?;
-        let (_, newest) = *self.lines.get(line)?.places.last()?;
+        let (.., key) = self.lengths[usize::from(is_first)].last()?;
+        let (_, newest) = *self.queues.get(key)?.places.last()?;
         self.remove(newest);
         Some(newest)
     }
 
-    /// Takes a client out that gave up; whether it was there.
+    /// Removes a client; whether it was there.
     pub(super) fn remove(&mut self, ticket: Ticket) -> bool {
-        let Some(Waiting { line, since, bytes }) = self.clients.remove(&ticket) else { return false };
+        let Some(Waiting { key, since, bytes }) = self.clients.remove(&ticket) else { return false };
         self.bytes -= bytes;
-        self.ages[usize::from(line.0 == Class::Late)].remove(&(since, ticket));
-        self.leave(line, (since, ticket));
+        self.ages[usize::from(key.0 == Class::Late)].remove(&(since, ticket));
+        self.leave(key, (since, ticket));
         true
     }
 
-    /// Takes the next one out, of those whose source `may` have an opening.
+    /// Removes the next client whose source `may` have a slot.
     pub(super) fn next(&mut self, now: Instant, may: impl Fn(&Source) -> bool) -> Option<Next> {
         self.age(now);
         let (class, source) = Class::in_turn(self.turn).into_iter().find_map(|class| {
-            let mut lines = self.turns.range((class, 0)..=(class, u64::MAX));
-            lines.find(|(_, source)| may(source)).map(|(_, source)| (class, *source))
+            let mut queues = self.turns.range((class, 0)..=(class, u64::MAX));
+            queues.find(|(_, source)| may(source)).map(|(_, source)| (class, *source))
         })?;
-        let line = self.lines.get_mut(&(class, source))?;
-        let (since, ticket) = *line.places.first()?;
-        self.turns.remove(&(class, line.turn));
-        line.turn = self.next_turn;
-        self.turns.insert((class, line.turn), source);
+        let queue = self.queues.get_mut(&(class, source))?;
+        let (since, ticket) = *queue.places.first()?;
+        self.turns.remove(&(class, queue.turn));
+        queue.turn = self.next_turn;
+        self.turns.insert((class, queue.turn), source);
         self.next_turn += 1;
         self.turn = (self.turn + 1) % TURNS;
         self.remove(ticket);
         Some(Next { ticket, source, class, since })
     }
 
-    /// Sends those behind who are late, and drops those whose time is over: each of them has a timer of its own.
+    /// Moves clients that have waited long to the late class, and drops those that have expired: each has its own timer.
     fn age(&mut self, now: Instant) {
         while let Some(place) = self.ages[0].first().filter(|(since, _)| now >= *since + LATE).copied() {
             self.ages[0].remove(&place);
             self.ages[1].insert(place);
             let Some(client) = self.clients.get_mut(&place.1) else { continue };
-            let (before, after) = (client.line, (Class::Late, client.line.1));
-            client.line = after;
+            let (before, after) = (client.key, (Class::Late, client.key.1));
+            client.key = after;
             self.leave(before, place);
             self.join(after, place);
         }
@@ -243,30 +243,30 @@ impl Queue {
 
     fn join(&mut self, key: Key, place: Place) {
         self.waiting[key.0 as usize] += 1;
-        let line = self.lines.entry(key).or_default();
-        if line.places.is_empty() {
-            line.turn = self.next_turn;
-            line.any = self.random.hash_one(line.turn);
+        let queue = self.queues.entry(key).or_default();
+        if queue.places.is_empty() {
+            queue.turn = self.next_turn;
+            queue.any = self.random.hash_one(queue.turn);
             self.next_turn += 1;
-            self.turns.insert((key.0, line.turn), key.1);
+            self.turns.insert((key.0, queue.turn), key.1);
         }
         let lengths = &mut self.lengths[usize::from(key.0 == Class::First)];
-        lengths.remove(&(line.places.len(), line.any, key));
-        line.places.insert(place);
-        lengths.insert((line.places.len(), line.any, key));
+        lengths.remove(&(queue.places.len(), queue.any, key));
+        queue.places.insert(place);
+        lengths.insert((queue.places.len(), queue.any, key));
     }
 
     fn leave(&mut self, key: Key, place: Place) {
-        let Some(line) = self.lines.get_mut(&key) else { return };
+        let Some(queue) = self.queues.get_mut(&key) else { return };
         self.waiting[key.0 as usize] -= 1;
         let lengths = &mut self.lengths[usize::from(key.0 == Class::First)];
-        lengths.remove(&(line.places.len(), line.any, key));
-        line.places.remove(&place);
-        if line.places.is_empty() {
-            self.turns.remove(&(key.0, line.turn));
-            self.lines.remove(&key);
+        lengths.remove(&(queue.places.len(), queue.any, key));
+        queue.places.remove(&place);
+        if queue.places.is_empty() {
+            self.turns.remove(&(key.0, queue.turn));
+            self.queues.remove(&key);
         } else {
-            lengths.insert((line.places.len(), line.any, key));
+            lengths.insert((queue.places.len(), queue.any, key));
         }
     }
 }

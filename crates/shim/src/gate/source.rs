@@ -1,4 +1,4 @@
-//! Where a client comes from: what has a line of its own, and what goes first.
+//! Sources of clients: which clients share a queue, and which go first.
 
 use berth_os::netdevice;
 use ipnet::IpNet;
@@ -9,10 +9,10 @@ use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long a list of the node's own addresses is good for.
+/// How long a list of the node's own addresses is valid.
 const LISTED: Duration = Duration::from_secs(10);
 
-/// What shares a line: an address of IPv4, or a /64 of IPv6, which is what one machine is given and can change its address in.
+/// The clients that share a queue: an IPv4 address, or an IPv6 /64, within which a machine can change its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Source(IpAddr);
 
@@ -37,14 +37,13 @@ impl fmt::Display for Source {
     }
 }
 
-/// Whose clients go first: the node's own, without which it is no node, and what was given.
+/// Clients that go first: the node's own, such as the kubelet, and those that were configured.
 #[derive(Debug)]
 pub(crate) struct First {
     given: Vec<IpNet>,
     own: RwLock<Own>,
 }
 
-/// The node's own addresses.
 #[derive(Debug)]
 struct Own {
     addresses: BTreeSet<IpAddr>,
@@ -81,7 +80,7 @@ impl First {
         let addresses = netdevice::addresses().map(|addresses| addresses.into_iter().collect());
         let mut own = self.own.write().unwrap_or_else(PoisonError::into_inner);
         own.listed = Instant::now();
-        // Where they cannot be listed, what was known last is as good as it gets.
+        // If they cannot be listed, the last list is kept.
         if let Ok(addresses) = addresses {
             own.addresses = addresses;
         }

@@ -1,36 +1,37 @@
-//! When more clients come than an instance opens, and who brings them: for the log. Pure: it is told the time.
+//! Detects storms, in which more clients come than an instance answers, and their sources: for the log. Pure: the time is
+//! passed in.
 
 use super::source::Source;
 use std::collections::HashMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// So many that wait are a storm, or one that has waited so long.
+/// It is a storm when this many clients wait, or one has waited this long.
 const CROWD: usize = 100;
 const LONG: Duration = Duration::from_secs(1);
 
-/// It is over when nobody has waited for so long.
-const OVER: Duration = Duration::from_secs(5);
+/// It has ended when no client has waited for this long.
+const CALM: Duration = Duration::from_secs(5);
 
-/// Sources that are named.
+/// Sources that are logged.
 const NAMED: usize = 5;
 
-/// Sources that are counted; more are one. A /16 that is spread over costs no more memory.
+/// Sources that are counted; further ones are not, so clients from a whole /16 cost no more memory.
 const COUNTED: usize = 4096;
 
-/// What waited while a storm lasted.
+/// The clients of a storm.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Brought {
-    /// Clients that had to wait, and those among them that got no opening.
+pub(super) struct StormSummary {
+    /// Clients that had to wait, and those among them that got no slot.
     pub(super) waited: u64,
     pub(super) dropped: u64,
-    /// The longest queue.
+    /// Greatest length of the queue.
     pub(super) most: usize,
     by_source: HashMap<Source, u64>,
 }
 
-impl Brought {
-    /// The sources that brought most, the greatest first.
+impl StormSummary {
+    /// The sources with most clients, the greatest first.
     pub(super) fn sources(&self) -> Vec<(Source, u64)> {
         let mut sources: Vec<_> = self.by_source.iter().map(|(source, count)| (*source, *count)).collect();
         sources.sort_unstable_by_key(|(source, count)| (std::cmp::Reverse(*count), *source));
@@ -41,41 +42,41 @@ impl Brought {
 
 #[derive(Debug, Default)]
 pub(super) struct Storm {
-    /// While nobody waits, none.
-    brought: Option<Brought>,
-    /// When it was seen that it is one.
+    /// While clients wait.
+    summary: Option<StormSummary>,
+    /// When it was detected.
     began: Option<Instant>,
-    /// When one waited last.
+    /// When a client last waited.
     waited: Option<Instant>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Began,
-    /// It lasted so long.
-    Ended(Duration, Brought),
+    /// With its duration.
+    Ended(Duration, StormSummary),
 }
 
 impl Storm {
-    /// One had to wait, and the queue is as long with it.
+    /// A client has to wait; the queue has this length with it.
     pub(super) fn wait(&mut self, source: Source, queue: usize) {
-        let brought = self.brought.get_or_insert_default();
-        brought.waited += 1;
-        brought.most = brought.most.max(queue);
-        if brought.by_source.len() < COUNTED || brought.by_source.contains_key(&source) {
-            *brought.by_source.entry(source).or_default() += 1;
+        let summary = self.summary.get_or_insert_default();
+        summary.waited += 1;
+        summary.most = summary.most.max(queue);
+        if summary.by_source.len() < COUNTED || summary.by_source.contains_key(&source) {
+            *summary.by_source.entry(source).or_default() += 1;
         }
     }
 
-    /// One that waited got no opening.
+    /// A client that waited got no slot.
     pub(super) fn drop_one(&mut self) {
-        if let Some(brought) = &mut self.brought {
-            brought.dropped += 1;
+        if let Some(summary) = &mut self.summary {
+            summary.dropped += 1;
         }
     }
 
-    /// What begins or ends, now that so many wait, the longest since then.
-    pub(super) fn look(&mut self, waiting: usize, oldest: Option<Instant>, now: Instant) -> Option<Change> {
+    /// Whether a storm begins or ends, with this number of waiting clients, of which the `oldest` waits since then.
+    pub(super) fn update(&mut self, waiting: usize, oldest: Option<Instant>, now: Instant) -> Option<Change> {
         if waiting > 0 {
             self.waited = Some(now);
             let is_long = oldest.is_some_and(|oldest| now >= oldest + LONG);
@@ -85,12 +86,12 @@ impl Storm {
             }
             return None;
         }
-        if self.waited.is_some_and(|waited| now < waited + OVER) {
+        if self.waited.is_some_and(|waited| now < waited + CALM) {
             return None;
         }
-        let brought = self.brought.take().unwrap_or_default();
+        let summary = self.summary.take().unwrap_or_default();
         let lasted = |began| self.waited.unwrap_or(began).saturating_duration_since(began);
-        self.began.take().map(|began| Change::Ended(lasted(began), brought))
+        self.began.take().map(|began| Change::Ended(lasted(began), summary))
     }
 }
 
@@ -110,17 +111,17 @@ mod tests {
         for number in [1, 1, 1, 2, 3, 3] {
             storm.wait(source(number), 6);
         }
-        assert_eq!(storm.look(6, Some(at(0)), at(900)), None, "a few for a moment are none");
-        assert_eq!(storm.look(6, Some(at(0)), at(1000)), Some(Change::Began));
-        assert_eq!(storm.look(6, Some(at(0)), at(2000)), None);
+        assert_eq!(storm.update(6, Some(at(0)), at(900)), None, "a few for a moment are none");
+        assert_eq!(storm.update(6, Some(at(0)), at(1000)), Some(Change::Began));
+        assert_eq!(storm.update(6, Some(at(0)), at(2000)), None);
         storm.drop_one();
-        assert_eq!(storm.look(0, None, at(6000)), None, "it may go on");
-        let Some(Change::Ended(lasted, brought)) = storm.look(0, None, at(7000)) else { panic!("{storm:?}") };
-        assert_eq!((lasted, brought.waited, brought.dropped, brought.most), (Duration::from_secs(1), 6, 1, 6));
-        assert_eq!(brought.sources(), [(source(1), 3), (source(3), 2), (source(2), 1)]);
-        assert_eq!(storm.look(0, None, at(20_000)), None);
+        assert_eq!(storm.update(0, None, at(6000)), None, "it may go on");
+        let Some(Change::Ended(lasted, summary)) = storm.update(0, None, at(7000)) else { panic!("{storm:?}") };
+        assert_eq!((lasted, summary.waited, summary.dropped, summary.most), (Duration::from_secs(1), 6, 1, 6));
+        assert_eq!(summary.sources(), [(source(1), 3), (source(3), 2), (source(2), 1)]);
+        assert_eq!(storm.update(0, None, at(20_000)), None);
 
-        assert_eq!(storm.look(CROWD, Some(at(30_000)), at(30_000)), Some(Change::Began), "many are one at once");
+        assert_eq!(storm.update(CROWD, Some(at(30_000)), at(30_000)), Some(Change::Began), "many are one at once");
     }
 
     #[test]
@@ -129,7 +130,7 @@ mod tests {
         for number in 0..3 * COUNTED as u32 {
             storm.wait(Source::of(std::net::Ipv4Addr::from(number).into()), 1);
         }
-        let brought = storm.brought.unwrap();
-        assert_eq!((brought.by_source.len(), brought.waited), (COUNTED, 3 * COUNTED as u64));
+        let summary = storm.summary.unwrap();
+        assert_eq!((summary.by_source.len(), summary.waited), (COUNTED, 3 * COUNTED as u64));
     }
 }

@@ -1,4 +1,4 @@
-//! Places among openings and in lines: bounds and shares hold, nothing free is left free, and each is given back once, whoever
+//! Handshake slots and places in queues: bounds and shares hold, nothing free is left free, and each is given back once, whoever
 //! goes when.
 
 use super::*;
@@ -25,7 +25,7 @@ enum Event {
     Enter {
         source: u8,
     },
-    /// An opening ends, or its leg is given up.
+    /// A handshake ends, or its attempt is abandoned.
     End(usize),
     GiveUp(usize),
     /// One that waits looks whether it is its turn, or leaves: it may have been let in already.
@@ -48,7 +48,7 @@ fn take<T>(from: &mut Vec<T>, at: usize) -> Option<T> {
 }
 
 /// Whether it is its turn now.
-async fn look(mut waiting: Waiting) -> Result<Opening, Waiting> {
+async fn look(mut waiting: Waiting) -> Result<HandshakeSlot, Waiting> {
     let turn = {
         let mut turn = pin!(waiting.turn());
         poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await
@@ -62,14 +62,17 @@ async fn look(mut waiting: Waiting) -> Result<Opening, Waiting> {
 
 fn check(gate: &Gate, bound: usize, opened: usize, waiting: usize) {
     let state = gate.state();
-    let Some(door) = state.doors.get(&TO) else { return };
-    assert_eq!(door.in_flight, door.of_source.values().sum::<usize>());
-    assert!(door.in_flight <= bound && door.of_source.values().all(|openings| *openings <= share(bound)), "{door:?}");
+    let Some(instance) = state.instances.get(&TO) else { return };
+    assert_eq!(instance.in_flight, instance.of_source.values().sum::<usize>());
+    assert!(
+        instance.in_flight <= bound && instance.of_source.values().all(|openings| *openings <= share(bound)),
+        "{instance:?}"
+    );
     // Those that were let in and did not look yet.
-    assert_eq!(door.in_flight - opened, waiting - door.queue.len(), "{door:?}");
-    assert_eq!(door.waiting.len(), door.queue.len());
-    let mut free = (0..SOURCES).map(source).filter(|source| door.may_open(source, bound));
-    assert!(free.all(|source| !door.queue.has(&source)), "nobody waits for what is free: {door:?}");
+    assert_eq!(instance.in_flight - opened, waiting - instance.queue.len(), "{instance:?}");
+    assert_eq!(instance.waiting.len(), instance.queue.len());
+    let mut free = (0..SOURCES).map(source).filter(|source| instance.may_open(source, bound));
+    assert!(free.all(|source| !instance.queue.has(&source)), "nobody waits for what is free: {instance:?}");
 }
 
 proptest! {
@@ -87,7 +90,7 @@ proptest! {
                             Entry::Wait(one) => waiting.push(one),
                         }
                     }
-                    Event::End(at) => drop(take(&mut opened, at).map(Opening::end)),
+                    Event::End(at) => drop(take(&mut opened, at).map(HandshakeSlot::end)),
                     Event::GiveUp(at) => drop(take(&mut opened, at)),
                     Event::Look(at) => {
                         if let Some(one) = take(&mut waiting, at) {
@@ -103,7 +106,7 @@ proptest! {
             }
             drop((opened, waiting));
             check(&gate, bound, 0, 0);
-            assert!(gate.state().doors.values().all(|door| door.is_idle() && door.of_source.is_empty()));
+            assert!(gate.state().instances.values().all(|instance| instance.is_idle() && instance.of_source.is_empty()));
         });
     }
 }

@@ -1,4 +1,4 @@
-//! The own lease and those of the siblings: who is there, and the proof that this shim is.
+//! The own lease, which proves that this shim is alive, and those of the siblings.
 
 use super::Group;
 use super::machine::Time;
@@ -19,9 +19,9 @@ pub(super) struct OwnLease {
     acquired: SystemTime,
     /// On the clock of leases.
     pub(super) renewed: Time,
-    /// The last write went well.
+    /// The last write succeeded.
     written: bool,
-    /// Every worker, and how many answered since the last renewal.
+    /// Every worker, and the number of those that responded since the last renewal.
     workers: Vec<Handle>,
     alive: Arc<AtomicU64>,
 }
@@ -42,7 +42,7 @@ impl OwnLease {
 }
 
 impl Group {
-    /// Asks every worker for a sign of life.
+    /// Sends every worker a task that shows that it is alive.
     pub(super) fn ping(&self) {
         self.lease.alive.store(0, Relaxed);
         for worker in &self.lease.workers {
@@ -51,7 +51,7 @@ impl Group {
         }
     }
 
-    /// Renews the lease if every worker gave a sign of life since it was renewed last.
+    /// Renews the lease if every worker responded since the last renewal.
     pub(super) fn renew(&mut self) {
         let now = self.now();
         let silent = now.saturating_sub(self.lease.renewed);
@@ -76,12 +76,12 @@ impl Group {
             }
             self.shared.metrics.renewed("blocked");
         }
-        self.tell_of_unconnected();
+        self.report_unconnected();
         for holder in self.machine.silent() {
-            if self.told_problems.insert(format!("{holder:?} is silent")) {
+            if self.logged_problems.insert(format!("{holder:?} is silent")) {
                 tracing::warn!(
                     sibling = holder.0,
-                    "a sibling is connected and says nothing: it gets and gives no guards"
+                    "a sibling is connected and sends no updates: no guards are exchanged with it"
                 );
             }
         }
@@ -89,11 +89,11 @@ impl Group {
         self.count_foreign_listeners();
     }
 
-    /// Siblings without a connection guard nothing for one another, and what is queued at one that leaves is lost.
-    fn tell_of_unconnected(&mut self) {
+    /// Siblings without a connection have no guards of each other, and the queue of one that leaves is lost.
+    fn report_unconnected(&mut self) {
         let unconnected = self.machine.unconnected();
         for holder in &unconnected {
-            if self.siblings.told_unconnected.insert(*holder) {
+            if self.siblings.logged_unconnected.insert(*holder) {
                 let instance = self.siblings.instances.get(holder).map(tracing::field::display);
                 let why = self.siblings.unreachable.get(holder).map_or("it does not dial", String::as_str);
                 tracing::warn!(
@@ -143,8 +143,8 @@ impl Group {
         }
     }
 
-    /// Takes in the siblings' leases, and dials those that are new. Of two, the one with the smaller
-    /// name dials, so that there is one connection; if it does not within a lease, the other tries too.
+    /// Reads the siblings' leases, and dials new siblings. Of two, the one with the smaller
+    /// ID dials, so that there is one connection; if it does not within a lease, the other tries too.
     pub(super) fn read_leases(&mut self) {
         if self.config.plain_close {
             return;
@@ -153,14 +153,14 @@ impl Group {
         let listing = match lease::list(&self.shared.berth) {
             Ok(listing) => listing,
             Err(error) => {
-                if self.told_problems.insert(format!("leases: {error}")) {
+                if self.logged_problems.insert(format!("leases: {error}")) {
                     tracing::warn!(%error, "cannot list the leases");
                 }
                 return;
             }
         };
         for problem in listing.problems {
-            if self.told_problems.insert(problem.to_string()) {
+            if self.logged_problems.insert(problem.to_string()) {
                 tracing::warn!("{problem}");
             }
         }
@@ -187,9 +187,9 @@ impl Group {
                     );
                 }
             }
-            let stands = self.siblings.writers.contains_key(&holder) || self.siblings.connecting.contains_key(&holder);
+            let exists = self.siblings.writers.contains_key(&holder) || self.siblings.connecting.contains_key(&holder);
             let dials = self.me < holder || self.machine.unconnected().contains(&holder);
-            if dials && !stands && !self.machine.is_dead(holder) {
+            if dials && !exists && !self.machine.is_dead(holder) {
                 self.dial(holder, &lease.instance);
             }
         }

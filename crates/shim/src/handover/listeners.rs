@@ -1,4 +1,4 @@
-//! The listeners: own sockets that do not listen yet, and the accept loops of what is listened on.
+//! The listeners: own sockets that do not listen yet, and the accept loops of those that do.
 
 use super::Group;
 use super::machine::Action;
@@ -16,14 +16,14 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// How long a socket that cannot listen or be accepted from is left alone.
+/// Time until listen or accept is tried again on a socket that failed.
 const RETRY: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
-pub(super) enum OfLoop {
-    /// It takes clients out.
+pub(super) enum LoopEvent {
+    /// It accepts clients.
     Runs(Cookie),
-    /// It has ended, as it was told, or since the listener listens no more.
+    /// It has ended, on request or because the listener no longer listens.
     Ended(Cookie),
     /// It could not start or go on, and why.
     Failed(Cookie, SocketAddr, String),
@@ -32,34 +32,34 @@ pub(super) enum OfLoop {
 pub(super) struct Listeners {
     /// Own sockets that do not listen yet.
     pub(super) waiting: BTreeMap<SocketAddr, Arc<OwnedFd>>,
-    /// What tells the accept loops, from their start until they have ended.
+    /// Control the accept loops, from their start until they have ended.
     pub(super) loops: BTreeMap<Cookie, watch::Sender<Accepting>>,
-    of_loops: mpsc::UnboundedSender<OfLoop>,
+    events: mpsc::UnboundedSender<LoopEvent>,
     pub(super) retry: Option<Instant>,
     /// Addresses whose own socket could not listen.
-    pub(super) deaf: BTreeSet<SocketAddr>,
+    pub(super) not_listening: BTreeSet<SocketAddr>,
     pub(super) failed: BTreeSet<Cookie>,
     /// Listeners on the shim's addresses that are no guards, by inode, as they were found last.
     unknown: BTreeSet<u64>,
 }
 
 impl Listeners {
-    pub(super) fn new(sockets: Vec<(SocketAddr, OwnedFd)>, of_loops: mpsc::UnboundedSender<OfLoop>) -> Self {
+    pub(super) fn new(sockets: Vec<(SocketAddr, OwnedFd)>, events: mpsc::UnboundedSender<LoopEvent>) -> Self {
         let waiting = sockets.into_iter().map(|(address, socket)| (address, Arc::new(socket))).collect();
-        let (deaf, failed, unknown) = Default::default();
-        Self { waiting, loops: BTreeMap::new(), of_loops, retry: None, deaf, failed, unknown }
+        let (not_listening, failed, unknown) = Default::default();
+        Self { waiting, loops: BTreeMap::new(), events, retry: None, not_listening, failed, unknown }
     }
 }
 
 impl Group {
-    pub(super) fn hear_of_loop(&mut self, of_loop: OfLoop) {
-        let actions = match of_loop {
-            OfLoop::Runs(cookie) => self.machine.accepting(cookie),
-            OfLoop::Ended(cookie) => {
+    pub(super) fn on_loop_event(&mut self, event: LoopEvent) {
+        let actions = match event {
+            LoopEvent::Runs(cookie) => self.machine.accepting(cookie),
+            LoopEvent::Ended(cookie) => {
                 self.listeners.loops.remove(&cookie);
                 self.machine.ended(cookie)
             }
-            OfLoop::Failed(cookie, address, why) => {
+            LoopEvent::Failed(cookie, address, why) => {
                 self.listeners.loops.remove(&cookie);
                 self.cannot_accept(cookie, address, &why)
             }
@@ -80,12 +80,12 @@ impl Group {
                 }
                 self.count("listen", "ok");
                 let trouble = listen_trouble(address);
-                self.told_problems.retain(|told| !told.starts_with(&trouble));
+                self.logged_problems.retain(|logged| !logged.starts_with(&trouble));
                 self.machine.listening(address, cookie)
             }
             Err(error) => {
-                // Who holds the port is read from every socket of the host: once, not at each try.
-                if self.told_problems.insert(listen_trouble(address) + &error.to_string()) {
+                // To find the process that holds the port, every socket of the host is read: once, not at each attempt.
+                if self.logged_problems.insert(listen_trouble(address) + &error.to_string()) {
                     let why = match error.raw_os_error() {
                         Some(libc::EADDRINUSE) => proc_net::explain(address),
                         _ => error.to_string(),
@@ -93,14 +93,14 @@ impl Group {
                     tracing::error!(%address, "cannot listen, trying again: {why}");
                 }
                 self.count("listen", "failed");
-                self.listeners.deaf.insert(address);
+                self.listeners.not_listening.insert(address);
                 self.listeners.retry = Some(Instant::now() + RETRY);
                 Vec::new()
             }
         }
     }
 
-    /// The own socket of an address that does not listen; a new one where the last was handed over.
+    /// The own socket of an address, which does not listen; a new one if the last was handed over.
     pub(super) fn bound(&mut self, address: SocketAddr) -> io::Result<Arc<OwnedFd>> {
         Ok(match self.listeners.waiting.entry(address) {
             Entry::Occupied(own) => own.get().clone(),
@@ -112,7 +112,7 @@ impl Group {
         })
     }
 
-    /// Takes a listener into use, whoever made it: what its connections inherit is this shim's choice.
+    /// Accepts from a listener, whichever shim made it: the options that its connections inherit are this shim's.
     pub(super) fn accept(&mut self, cookie: Cookie) -> Vec<Action> {
         let held = lock(&self.published).held.get(&cookie).cloned();
         let Some((address, listener)) = held else { return self.machine.failed(cookie) };
@@ -125,7 +125,7 @@ impl Group {
                 tracing::debug!(%address, listener = cookie.0, "accepting");
                 self.start_loop(cookie, address, duplicate, Accepting::Yes);
                 self.count("accept", "ok");
-                // Else the next tick would end, for the machine, a loop that runs.
+                // Otherwise the next tick would report a running loop as ended.
                 self.listeners.failed.remove(&cookie);
                 Vec::new()
             }
@@ -134,25 +134,25 @@ impl Group {
     }
 
     fn start_loop(&mut self, cookie: Cookie, address: SocketAddr, duplicate: OwnedFd, how: Accepting) {
-        let told = watch::Sender::new(how);
-        let (runs, ends) = (self.listeners.of_loops.clone(), self.listeners.of_loops.clone());
-        // Said by the loop itself: a sibling lets go on the strength of it.
-        let runs = move || drop(runs.send(OfLoop::Runs(cookie)));
-        let accepting = self.dispatcher.spawn(duplicate, told.subscribe(), runs);
-        self.listeners.loops.insert(cookie, told);
+        let accepting = watch::Sender::new(how);
+        let (runs, ends) = (self.listeners.events.clone(), self.listeners.events.clone());
+        // Sent by the loop itself: a sibling releases the listener because of it.
+        let runs = move || drop(runs.send(LoopEvent::Runs(cookie)));
+        let task = self.dispatcher.spawn(duplicate, accepting.subscribe(), runs);
+        self.listeners.loops.insert(cookie, accepting);
         tokio::spawn(async move {
-            let _ = ends.send(match accepting.await {
-                Ok(Ok(())) => OfLoop::Ended(cookie),
-                Ok(Err(error)) => OfLoop::Failed(cookie, address, error.to_string()),
+            let _ = ends.send(match task.await {
+                Ok(Ok(())) => LoopEvent::Ended(cookie),
+                Ok(Err(error)) => LoopEvent::Failed(cookie, address, error.to_string()),
                 Err(error) => {
                     tracing::error!(%address, %error, "an accept loop ended: a bug");
-                    OfLoop::Failed(cookie, address, error.to_string())
+                    LoopEvent::Failed(cookie, address, error.to_string())
                 }
             });
         });
     }
 
-    /// Takes out what is queued at a guard that is held no more, since nobody is there who stays.
+    /// Accepts what is queued at a guard that is closed, because no shim stays.
     pub(super) fn drain_guard(&mut self, cookie: Cookie, guard: Option<(SocketAddr, Arc<OwnedFd>)>) -> Vec<Action> {
         let Some((address, guard)) = guard.filter(|_| !self.config.plain_close) else {
             return self.machine.ended(cookie);
@@ -167,7 +167,7 @@ impl Group {
     }
 
     pub(super) fn cannot_accept(&mut self, cookie: Cookie, address: SocketAddr, why: &str) -> Vec<Action> {
-        if self.told_problems.insert(format!("accept {address}: {why}")) {
+        if self.logged_problems.insert(format!("accept {address}: {why}")) {
             tracing::error!(%address, "cannot accept, trying again: {why}");
         }
         self.count("accept", "failed");
@@ -177,8 +177,8 @@ impl Group {
     }
 
     pub(super) fn end_loop(&self, cookie: Cookie, how: Accepting) {
-        if let Some(told) = self.listeners.loops.get(&cookie) {
-            told.send_replace(how);
+        if let Some(accepting) = self.listeners.loops.get(&cookie) {
+            accepting.send_replace(how);
         }
     }
 
@@ -202,7 +202,7 @@ impl Group {
     }
 }
 
-/// How what is told begins of an address that cannot be listened on.
+/// The beginning of a logged problem with listen(2) on an address.
 fn listen_trouble(address: SocketAddr) -> String {
     format!("listen {address}: ")
 }

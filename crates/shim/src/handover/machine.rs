@@ -1,24 +1,24 @@
-//! Who accepts from which listener, as a pure state machine: no I/O, no clock of its own.
+//! Which shim accepts from which listener, as a pure state machine: no I/O, no clock of its own.
 //!
-//! The shims of a berth tell one another one thing, again at each change: their phase, the listeners
-//! that they own, and those that they accept from ([`Announce`]), each listener with a duplicate of
+//! At each change, the shims of a berth announce to one another their phase, the listeners
+//! that they own, and those that they accept from ([`Announce`]); each listener comes with a duplicate of
 //! it (a guard) the first time. Everything follows from these, from leases and from the own instance:
 //!
-//! * A listener that no live shim owns is an orphan. Every shim that may accepts from it, until somebody
-//!   who joins makes it its own. So a crash (end of file), a hang (the lease ran out) and a leave
-//!   are one thing to the siblings.
-//! * Who leaves disowns its listeners and goes on accepting until a live sibling says that it accepts
-//!   from each: the announcement is the acknowledgement. One that leaves too is no cover. With nobody there who stays, the
-//!   queues of all that is held are taken out and the listeners closed, also when the last who stayed goes later.
-//! * What is announced is done, not decided: who joins is *joined* when each of its addresses has a listener
-//!   that it accepts from, and who leaves has *left* when its last accept loop has ended.
-//! * Who joins hears its siblings out first. One that hangs costs it the rest of a lease; one that is dead costs it nothing,
-//!   for its socket refuses.
-//! * Who joins takes an orphan over before it makes a listener of its own, so that there are never
-//!   more listeners of an address than there were ever shims alive together.
+//! * A listener that no live shim owns is an orphan. Every shim that is allowed to accepts from it, until one
+//!   that joins takes it over. So a crash (end of file), a hang (the lease expired) and a leave
+//!   are the same to the siblings.
+//! * A shim that leaves disowns its listeners and goes on accepting until a live sibling announces that it accepts
+//!   from each: the announcement is the acknowledgement. A sibling that leaves too does not count. If no shim stays, the
+//!   queues of all held listeners are accepted and the listeners closed, also when the last one that stayed leaves later.
+//! * What is announced is done, not decided: a shim is *joined* when each of its addresses has a listener
+//!   that it accepts from, and has *left* when its last accept loop has ended.
+//! * A shim that joins waits for the first announcement of each sibling. One that hangs costs it the rest of a lease; one that is
+//!   dead costs nothing, because its socket refuses.
+//! * A shim that joins takes an orphan over before it makes a listener of its own, so that there are never
+//!   more listeners of an address than there were ever shims alive at the same time.
 //!
-//! Because announcements tell a state and no change, one that is lost, late or said twice breaks
-//! nothing, and any order of events leads to the same end.
+//! Because an announcement is a state and no change, one that is lost, late or repeated breaks
+//! nothing, and any order of events leads to the same result.
 
 use crate::direct::Turn;
 use berth_node::terms::{Announce, Cookie, Phase, ShimId};
@@ -29,65 +29,65 @@ use std::time::Duration;
 /// Time on a clock that does not jump, since its start.
 pub(crate) type Time = Duration;
 
-/// What is known of oneself.
+/// The own state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Facts {
     /// The own instance is ready (node shim: any is).
     pub(crate) ready: bool,
     /// Some instance can get connections.
     pub(crate) reachable: bool,
-    /// Told to leave for good.
+    /// It has to leave for good.
     pub(crate) leaving: bool,
-    /// A relaying thread gives no sign of life: an accept loop may never end.
+    /// A relaying thread does not respond: an accept loop may never end.
     pub(crate) blocked: bool,
     /// The only instance that it knows, if that is ready and it can steer new connections to it.
     pub(crate) direct: Option<SocketAddr>,
 }
 
-/// What is to be done. Each is idempotent.
+/// An action to carry out. Each is idempotent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Listen on the own, bound socket of an address; answered by [`Machine::listening`], or by
     /// [`Machine::listen_again`].
     Listen(SocketAddr),
-    /// Listen on a held socket (again) and accept from it; answered by [`Machine::accepting`] when clients are taken
-    /// out, or by [`Machine::failed`].
+    /// Listen on a held socket (again) and accept from it; answered by [`Machine::accepting`] when clients are
+    /// accepted, or by [`Machine::failed`].
     Accept(Cookie),
-    /// Accept no more; hold it as a guard. Answered by [`Machine::ended`], as the next two are.
+    /// Stop accepting and keep it as a guard. Answered by [`Machine::ended`], as the next two are.
     Guard(Cookie),
-    /// End listening for every holder: nobody can be served. Clients are refused at once.
+    /// End listening for every holder: no client can be served. Clients are refused at once.
     Refuse(Cookie),
-    /// Take out what is queued and close: nobody is there to hold it.
+    /// Accept what is queued and close it: no other shim holds it.
     Close(Cookie),
-    /// Tell every sibling [`Machine::announce`].
+    /// Send [`Machine::announce`] to every sibling.
     Announce,
     Phase(Phase),
 }
 
 #[derive(Debug, Clone)]
 struct Peer {
-    /// What it told last; none before the first.
-    told: Option<Announce>,
-    /// When it was first heard of.
+    /// Its last announcement; none before the first.
+    announced: Option<Announce>,
+    /// When it became known.
     since: Time,
-    /// Its lease, or what stands for it before the first, holds until then.
+    /// Its lease, or what replaces it before the first, holds until then.
     fresh_until: Time,
     connected: bool,
 }
 
 impl Peer {
     fn new(now: Time) -> Self {
-        Self { told: None, since: now, fresh_until: now, connected: false }
+        Self { announced: None, since: now, fresh_until: now, connected: false }
     }
 
-    /// It may be alive, and tell something yet: its lease holds, and it had no lease's time to.
+    /// It may be alive, and announce something yet: its lease holds, and it has not been known for the time of a lease.
     fn is_awaited(&self, now: Time, lease: Duration) -> bool {
-        self.told.is_none() && now < self.fresh_until.min(self.since + lease)
+        self.announced.is_none() && now < self.fresh_until.min(self.since + lease)
     }
 
-    /// Its word counts: it is connected, it told something, and it does not hang.
+    /// Its announcement counts: it is connected and does not hang.
     fn live(&self, now: Time) -> Option<&Announce> {
-        self.told.as_ref().filter(|_| self.connected && now < self.fresh_until)
+        self.announced.as_ref().filter(|_| self.connected && now < self.fresh_until)
     }
 }
 
@@ -103,22 +103,22 @@ impl Held {
         Self { address, own, accept: AcceptLoop::None }
     }
 
-    /// It is accepted from, or soon will be.
+    /// This shim accepts from it, or soon will.
     fn accepting(&self) -> bool {
         matches!(self.accept, AcceptLoop::Starting | AcceptLoop::Running | AcceptLoop::Failed)
     }
 }
 
-/// How far a listener's accept loop is. What is announced is what runs, not what was decided.
+/// The state of a listener's accept loop. What is announced is what runs, not what was decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AcceptLoop {
     None,
-    /// IncomingRequest for: it may take a client out at any moment.
+    /// Requested: it may accept a client at any moment.
     Starting,
-    /// It could not start, or could not go on: there is none, and it is tried again.
+    /// It could not start or go on: there is none, and it is tried again.
     Failed,
     Running,
-    /// Told to end: a client may still be between accept(2) and being counted.
+    /// It has to end: a client may still be between accept(2) and being counted.
     Ending,
 }
 
@@ -128,7 +128,7 @@ pub(crate) struct Rules {
     pub(crate) addresses: Vec<SocketAddr>,
     /// How long nothing may be reachable before clients are refused.
     pub(crate) hold: Duration,
-    /// Duration of a lease: how long a sibling may be silent.
+    /// Duration of a lease: how long a sibling may be without a renewal.
     pub(crate) lease: Duration,
 }
 
@@ -141,23 +141,22 @@ pub(crate) struct Machine {
     now: Time,
     held: BTreeMap<Cookie, Held>,
     peers: BTreeMap<ShimId, Peer>,
-    /// Addresses whose own socket was asked to listen and does not yet.
-    asked: BTreeSet<SocketAddr>,
+    /// Addresses whose own socket should listen and does not yet.
+    requested: BTreeSet<SocketAddr>,
     /// Since when nothing is reachable, for oneself or for a live sibling.
     unreachable_since: Option<Time>,
-    /// Since when it waits that siblings cover its listeners.
+    /// Since when it waits for siblings to accept from its listeners.
     leaving_since: Option<Time>,
-    /// Since when it has let go of its listeners; it has left when the last accept loop has ended.
-    let_go: Option<Time>,
-    /// It takes its listeners into use; it is joined when each address has one that is accepted from.
+    /// When it released its listeners; it has left when the last accept loop has ended.
+    released: Option<Time>,
+    /// It is about to join; it is joined when each address has a listener that it accepts from.
     joining: bool,
-    /// Listeners that are not held any more, whose last clients are being taken out.
+    /// Listeners that are no longer held, whose last clients are being accepted.
     closing: BTreeSet<Cookie>,
-    /// Siblings whose connection ended, and when that was seen: gone, whatever a lease that they wrote before may
-    /// still say of them.
+    /// Siblings whose connection ended, and when: they are gone, even if a lease that they wrote before is still valid.
     dead: BTreeMap<ShimId, Time>,
-    /// What siblings were told last, and the listeners that they were given then.
-    told: (Announce, Vec<(Cookie, SocketAddr)>),
+    /// The last announcement to siblings, and the listeners that were given with it.
+    announced: (Announce, Vec<(Cookie, SocketAddr)>),
 }
 
 impl Machine {
@@ -169,18 +168,18 @@ impl Machine {
             now,
             held: BTreeMap::new(),
             peers: BTreeMap::new(),
-            asked: BTreeSet::new(),
+            requested: BTreeSet::new(),
             unreachable_since: Some(now),
             leaving_since: None,
-            let_go: None,
+            released: None,
             joining: false,
             closing: BTreeSet::new(),
             dead: BTreeMap::new(),
-            told: Default::default(),
+            announced: Default::default(),
         }
     }
 
-    /// When it was told the time last.
+    /// The last time that it was given.
     pub(crate) fn now(&self) -> Time {
         self.now
     }
@@ -193,12 +192,12 @@ impl Machine {
         &self.rules.addresses
     }
 
-    /// Whether a sibling's connection ended and nothing was heard of its process since.
+    /// Whether a sibling's connection ended, without a sign of its process since.
     pub(crate) fn is_dead(&self, holder: ShimId) -> bool {
         self.dead.contains_key(&holder)
     }
 
-    /// What siblings are told now.
+    /// The announcement to siblings.
     pub(crate) fn announce(&self) -> Announce {
         let with = |of: fn(&Held) -> bool| self.held.iter().filter(|(_, h)| of(h)).map(|(c, _)| *c).collect();
         Announce {
@@ -207,15 +206,15 @@ impl Machine {
             reachable: self.facts.reachable,
             leaving: self.facts.leaving,
             direct: self.facts.direct,
-            // Who leaves disowns: siblings take over from here on.
+            // A shim that leaves owns none: siblings take over from here on.
             owns: if self.is_leaving() { BTreeSet::new() } else { with(|held| held.own) },
             accepts: with(|held| held.accept == AcceptLoop::Running),
         }
     }
 
-    /// Listeners that a sibling should have duplicates of: all that are held, but for an own one whose accept loop is
-    /// not there yet. A sibling would take that for an orphan, and set its own options on it. Of who leaves it is to. Those
-    /// who all leave give none: they would close them and be given them again, without end.
+    /// Listeners of which a sibling should have duplicates: all that are held, except an own one whose accept loop has
+    /// not started. A sibling would take that for an orphan, and set its own options on it; while leaving, it should. Shims that
+    /// all leave give none: they would close them and get them again, without end.
     pub(crate) fn guards(&self) -> Vec<(Cookie, SocketAddr)> {
         if self.is_last() {
             return Vec::new();
@@ -226,19 +225,19 @@ impl Machine {
 
     /// Siblings that are joined and ready, for connections that the own instance cannot serve.
     pub(crate) fn joined_siblings(&self) -> Vec<ShimId> {
-        let joined = |peer: &Peer| peer.live(self.now).is_some_and(|told| told.phase == Phase::Joined && told.ready);
+        let joined = |peer: &Peer| peer.live(self.now).is_some_and(|its| its.phase == Phase::Joined && its.ready);
         self.peers.iter().filter(|(_, peer)| joined(peer)).map(|(holder, _)| *holder).collect()
     }
 
-    /// Whether a sibling is there that is joined, ready and does not go.
+    /// Whether there is a sibling that is joined, ready and not leaving.
     pub(crate) fn has_successor(&self) -> bool {
-        let stays = |told: &Announce| told.phase == Phase::Joined && told.ready && !told.leaving;
+        let stays = |its: &Announce| its.phase == Phase::Joined && its.ready && !its.leaving;
         self.peers.values().any(|peer| peer.live(self.now).is_some_and(stays))
     }
 
-    /// Whose turn it is to steer: while every shim is joined and would steer to the same instance, that of the one that
-    /// started last. While one joins, leaves or cannot, nobody's. That two take it for theirs until they have heard each other
-    /// does no harm: both steer to the one instance that there is.
+    /// Which shim steers: while every shim is joined and would steer to the same instance, the one that
+    /// started last. While one joins, leaves or cannot steer, none. Two may believe that it is their turn until they have each other's
+    /// announcement, which does no harm: both steer to the only instance.
     pub(crate) fn turn(&self, me: ShimId) -> Turn {
         let Facts { ready, leaving, direct, .. } = self.facts;
         if direct.is_none() {
@@ -248,15 +247,15 @@ impl Machine {
             return Turn::Nobody("this shim is not joined");
         }
         let mut turn = Turn::Own;
-        // One whose lease is over hangs or is gone: it steers no more.
+        // One whose lease has expired hangs or is gone: it no longer steers.
         for (holder, peer) in self.peers.iter().filter(|(_, peer)| self.now < peer.fresh_until) {
             match peer.live(self.now) {
-                None => return Turn::Nobody("a sibling has not been heard yet"),
-                Some(told) if told.phase != Phase::Joined || told.leaving || !told.ready => {
+                None => return Turn::Nobody("a sibling has not announced its state yet"),
+                Some(its) if its.phase != Phase::Joined || its.leaving || !its.ready => {
                     return Turn::Nobody("a sibling joins or leaves");
                 }
-                Some(told) if told.direct.is_none() => return Turn::Nobody("a sibling cannot steer"),
-                Some(told) if told.direct != direct => return Turn::Nobody("a sibling has another instance"),
+                Some(its) if its.direct.is_none() => return Turn::Nobody("a sibling cannot steer"),
+                Some(its) if its.direct != direct => return Turn::Nobody("a sibling has another instance"),
                 Some(_) if *holder > me => turn = Turn::Sibling,
                 Some(_) => {}
             }
@@ -264,38 +263,39 @@ impl Machine {
         turn
     }
 
-    /// Siblings that are connected and have told nothing for a lease's time.
+    /// Siblings that are connected and have announced nothing for the time of a lease.
     pub(crate) fn silent(&self) -> Vec<ShimId> {
-        let silent = |peer: &Peer| peer.connected && peer.told.is_none() && self.now >= peer.since + self.rules.lease;
+        let silent =
+            |peer: &Peer| peer.connected && peer.announced.is_none() && self.now >= peer.since + self.rules.lease;
         self.peers.iter().filter(|(_, peer)| silent(peer)).map(|(holder, _)| *holder).collect()
     }
 
-    /// Siblings that have a lease, and for a lease's time no connection.
+    /// Siblings that have a lease, and no connection for the time of a lease.
     pub(crate) fn unconnected(&self) -> Vec<ShimId> {
         let apart =
             |peer: &Peer| !peer.connected && self.now < peer.fresh_until && self.now >= peer.since + self.rules.lease;
         self.peers.iter().filter(|(_, peer)| apart(peer)).map(|(holder, _)| *holder).collect()
     }
 
-    /// Siblings that have a lease and no connection, and that who joins waits for: they live, or died before they were
-    /// heard.
+    /// Siblings that have a lease and no connection, for which a shim that joins waits: they live, or died before their first
+    /// announcement.
     pub(crate) fn awaited(&self) -> Vec<ShimId> {
         let awaited = |peer: &Peer| !peer.connected && peer.is_awaited(self.now, self.rules.lease);
         self.peers.iter().filter(|(_, peer)| awaited(peer)).map(|(holder, _)| *holder).collect()
     }
 
-    /// Whether every sibling that has a lease is connected and told something: then a listener of which there is no
+    /// Whether every sibling that has a lease is connected and has announced its state: then a listener without a
     /// guard is no sibling's.
     pub(crate) fn has_all_guards(&self) -> bool {
-        self.peers.values().all(|peer| (peer.connected && peer.told.is_some()) || self.now >= peer.fresh_until)
+        self.peers.values().all(|peer| (peer.connected && peer.announced.is_some()) || self.now >= peer.fresh_until)
     }
 
-    /// When it should be asked again although nothing happened.
+    /// When it needs [`Machine::tick`] without an event.
     pub(crate) fn wake(&self) -> Option<Time> {
         let waits = [
             self.unreachable_since.map(|since| since + self.rules.hold),
             self.leaving_since.map(|since| since + self.rules.lease),
-            self.let_go.map(|since| since + self.rules.lease),
+            self.released.map(|since| since + self.rules.lease),
         ];
         let peers = self.peers.values().flat_map(|peer| [peer.fresh_until, peer.since + self.rules.lease]);
         waits.into_iter().flatten().chain(peers).filter(|at| *at > self.now).min()
@@ -312,12 +312,12 @@ impl Machine {
         self.settle()
     }
 
-    /// Siblings' leases were seen: of each, when it was renewed, or a little before that, and until when it holds. All at
-    /// once, with the time: who stalled would take a sibling for one that hangs before it has seen its new lease.
+    /// Siblings' leases were read: of each, when it was renewed, or a little before that, and until when it holds. All at
+    /// once, with the time: a shim that stalled would take a sibling for hung before it has read its new lease.
     pub(crate) fn leased(&mut self, now: Time, leases: &[(ShimId, Time, Time)]) -> Vec<Action> {
         self.now = self.now.max(now);
         for &(holder, renewed, until) in leases {
-            // Only its connection ended. That its lease still holds would say nothing: it may have died.
+            // Only its connection ended. That its lease still holds would mean nothing: it may have died.
             if self.dead.get(&holder).is_some_and(|ended| renewed > *ended) {
                 self.dead.remove(&holder);
             }
@@ -329,12 +329,12 @@ impl Machine {
         self.tick(now)
     }
 
-    /// Only these have leases that may hold: what was known of the end of others is no more needed.
+    /// Only these have leases that may hold: the ends of others need not be remembered.
     pub(crate) fn forget_dead(&mut self, leased: &BTreeSet<ShimId>) {
         self.dead.retain(|holder, _| leased.contains(holder));
     }
 
-    /// The connection to a sibling stands.
+    /// The connection to a sibling is established.
     pub(crate) fn connected(&mut self, holder: ShimId) -> Vec<Action> {
         let until = self.now + self.rules.lease;
         self.dead.remove(&holder);
@@ -348,12 +348,17 @@ impl Machine {
         actions
     }
 
-    /// A sibling told something, and gave duplicates of listeners that were not held yet.
-    pub(crate) fn told(&mut self, holder: ShimId, announce: Announce, guards: &[(Cookie, SocketAddr)]) -> Vec<Action> {
+    /// A sibling announced its state, and gave duplicates of listeners that were not held yet.
+    pub(crate) fn updated(
+        &mut self,
+        holder: ShimId,
+        announce: Announce,
+        guards: &[(Cookie, SocketAddr)],
+    ) -> Vec<Action> {
         for (cookie, address) in guards {
             self.held.entry(*cookie).or_insert(Held::new(*address, false));
         }
-        self.peer(holder).told = Some(announce);
+        self.peer(holder).announced = Some(announce);
         self.settle()
     }
 
@@ -364,16 +369,16 @@ impl Machine {
         self.settle()
     }
 
-    /// A listener listens, and clients are taken out of its queue.
+    /// A listener listens, and clients are accepted from it.
     pub(crate) fn accepting(&mut self, cookie: Cookie) -> Vec<Action> {
-        // One that was told to end meanwhile ends.
+        // One that has to end meanwhile ends.
         if let Some(held) = self.held.get_mut(&cookie).filter(|held| held.accept == AcceptLoop::Starting) {
             held.accept = AcceptLoop::Running;
         }
         self.settle()
     }
 
-    /// Nobody accepts from a listener here, because it cannot be; [`Machine::ended`] tries it again.
+    /// This shim could not accept from a listener; [`Machine::ended`] tries it again.
     pub(crate) fn failed(&mut self, cookie: Cookie) -> Vec<Action> {
         self.closing.remove(&cookie);
         if let Some(held) = self.held.get_mut(&cookie) {
@@ -382,8 +387,8 @@ impl Machine {
         self.settle()
     }
 
-    /// Nobody accepts from a listener here any more, and every client that was taken out is counted: the loop
-    /// was told to end, or the listener listens no more, since a sibling found nothing reachable and refused.
+    /// The accept loop of a listener has ended, and every client that it accepted is counted: on request, or because the
+    /// listener no longer listens, since a sibling found nothing reachable and refused.
     pub(crate) fn ended(&mut self, cookie: Cookie) -> Vec<Action> {
         self.closing.remove(&cookie);
         if let Some(held) = self.held.get_mut(&cookie) {
@@ -394,14 +399,14 @@ impl Machine {
 
     /// The own socket of an address listens, as this listener.
     pub(crate) fn listening(&mut self, address: SocketAddr, cookie: Cookie) -> Vec<Action> {
-        self.asked.remove(&address);
+        self.requested.remove(&address);
         self.held.insert(cookie, Held::new(address, true));
         self.settle()
     }
 
-    /// The own socket of an address could not listen, and has been left alone for long enough.
+    /// The own socket of an address could not listen, and may be tried again.
     pub(crate) fn listen_again(&mut self, address: SocketAddr) -> Vec<Action> {
-        self.asked.remove(&address);
+        self.requested.remove(&address);
         self.settle()
     }
 
@@ -421,30 +426,30 @@ impl Machine {
     }
 
     fn is_leaving(&self) -> bool {
-        self.leaving_since.is_some() || self.let_go.is_some() || self.phase == Phase::Left
+        self.leaving_since.is_some() || self.released.is_some() || self.phase == Phase::Left
     }
 
-    /// Brings everything in line with what is known.
+    /// Brings phase and listeners in line with what is known.
     fn settle(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
-        self.note_reachable();
+        self.update_reachable();
         let before = self.phase;
         self.change_phase(&mut actions);
         self.change_listeners(&mut actions);
         if self.phase != before {
             actions.push(Action::Phase(self.phase));
         }
-        // A new guard is told too: who gave it may be gone before it gave one to every sibling.
-        let told = (self.announce(), self.guards());
-        if told != self.told {
-            self.told = told;
+        // A new guard is announced too: the sibling that gave it may be gone before it gave one to every other.
+        let announced = (self.announce(), self.guards());
+        if announced != self.announced {
+            self.announced = announced;
             actions.push(Action::Announce);
         }
         actions
     }
 
-    fn note_reachable(&mut self) {
-        let reachable = self.facts.reachable || self.live().any(|told| told.reachable);
+    fn update_reachable(&mut self) {
+        let reachable = self.facts.reachable || self.live().any(|its| its.reachable);
         self.unreachable_since = if reachable { None } else { self.unreachable_since.or(Some(self.now)) };
     }
 
@@ -454,35 +459,35 @@ impl Machine {
 
     fn change_phase(&mut self, actions: &mut Vec<Action>) {
         let Facts { ready, leaving, .. } = self.facts;
-        // Its instance is down and another shim's is up: better it takes the connections.
+        // Its instance is down and another shim's is up, which should take the connections.
         let relieved = !ready && self.has_successor();
         let listens = self.phase != Phase::Waiting || self.held.values().any(|held| held.own);
         let wants_out = leaving || (relieved && listens);
         if !wants_out {
             self.leaving_since = None;
         }
-        if wants_out && self.phase != Phase::Left && self.let_go.is_none() {
+        if wants_out && self.phase != Phase::Left && self.released.is_none() {
             let since = *self.leaving_since.get_or_insert(self.now);
-            // Who is only relieved goes on for as long as its sibling cannot accept.
-            let over = leaving && self.now >= since + self.rules.lease;
-            if over || self.is_last() || self.uncovered().is_empty() {
-                self.let_go(actions);
+            // A shim that is only relieved goes on as long as its sibling cannot accept.
+            let expired = leaving && self.now >= since + self.rules.lease;
+            if expired || self.is_last() || self.uncovered().is_empty() {
+                self.release(actions);
             }
         } else if leaving && self.is_last() {
             self.close_uncovered(actions);
         }
         let wants_in = match self.phase {
-            _ if wants_out || self.let_go.is_some() => false,
+            _ if wants_out || self.released.is_some() => false,
             Phase::Waiting => ready && self.knows_siblings(),
-            // Nobody relieves it any more: it holds clients rather than let them wait for nobody.
+            // No sibling relieves it any more: it holds clients, which would otherwise wait in an accept queue.
             Phase::Left => (ready && self.knows_siblings()) || !self.is_refusing(),
             Phase::Refusing => ready || !self.is_refusing(),
             Phase::Joined => true,
         };
         self.joining = wants_in && self.phase != Phase::Joined;
         self.phase = match self.phase {
-            _ if self.has_let_go() => {
-                self.let_go = None;
+            _ if self.has_released() => {
+                self.released = None;
                 Phase::Left
             }
             _ if self.joining && self.listens_everywhere() => Phase::Joined,
@@ -491,13 +496,13 @@ impl Machine {
         };
     }
 
-    /// It let go, and every accept loop has ended. One on a thread that is blocked takes nobody out and may never end:
-    /// the shim has left without it after a lease, or nothing would begin that ends it.
-    fn has_let_go(&self) -> bool {
+    /// It released its listeners, and every accept loop has ended. One on a thread that is blocked accepts no client and may never
+    /// end: after a lease, the shim has left without it, so that its end can begin.
+    fn has_released(&self) -> bool {
         let idle = |held: &Held| matches!(held.accept, AcceptLoop::None | AcceptLoop::Failed);
         let ended = || self.closing.is_empty() && self.held.values().all(idle);
-        let over = |since| self.facts.blocked && self.now >= since + self.rules.lease;
-        self.let_go.is_some_and(|since| ended() || over(since))
+        let expired = |since| self.facts.blocked && self.now >= since + self.rules.lease;
+        self.released.is_some_and(|since| ended() || expired(since))
     }
 
     /// Each address has a listener of its own that is accepted from.
@@ -509,31 +514,31 @@ impl Machine {
         self.rules.addresses.iter().all(serves)
     }
 
-    /// It is told to leave, and so is every sibling that may be alive: nobody will accept from what it holds.
+    /// It has to leave, and so has every sibling that may be alive: none will accept from what it holds.
     fn is_last(&self) -> bool {
-        let stays = |peer: &Peer| self.now < peer.fresh_until && peer.told.as_ref().is_none_or(|told| !told.leaving);
+        let stays = |peer: &Peer| self.now < peer.fresh_until && peer.announced.as_ref().is_none_or(|its| !its.leaving);
         self.facts.leaving && !self.peers.values().any(stays)
     }
 
-    /// What it accepts from, or holds and is told to leave, and no sibling that stays accepts from.
+    /// What it accepts from, or holds while it has to leave, and no sibling that stays accepts from.
     fn uncovered(&self) -> Vec<Cookie> {
-        let covered = |cookie: &Cookie| self.live().any(|told| !told.leaving && told.accepts.contains(cookie));
-        // A loop that ends would not take out what is queued.
+        let covered = |cookie: &Cookie| self.live().any(|its| !its.leaving && its.accepts.contains(cookie));
+        // A loop that ends would not accept what is queued.
         let left = |held: &Held| held.accepting() || (self.facts.leaving && held.accept == AcceptLoop::None);
         let left = |(cookie, held): &(&Cookie, &Held)| left(held) && !covered(cookie) && !self.closing.contains(cookie);
         self.held.iter().filter(left).map(|(cookie, _)| *cookie).collect()
     }
 
-    fn let_go(&mut self, actions: &mut Vec<Action>) {
+    fn release(&mut self, actions: &mut Vec<Action>) {
         self.leaving_since = None;
-        self.let_go = Some(self.now);
+        self.released = Some(self.now);
         self.close_uncovered(actions);
         for held in self.held.values_mut() {
             held.own = false;
         }
     }
 
-    /// Nobody accepts from these: what is queued is served here, then they are let go.
+    /// No other shim accepts from these: what is queued is served here, then they are closed.
     fn close_uncovered(&mut self, actions: &mut Vec<Action>) {
         for cookie in self.uncovered() {
             self.held.remove(&cookie);
@@ -542,7 +547,7 @@ impl Machine {
         }
     }
 
-    /// Every sibling that was heard of has told what it owns and holds, or its lease is over, or it had a lease's time to.
+    /// Every known sibling has announced what it owns and holds, or its lease has expired, or it had the time of a lease to.
     fn knows_siblings(&self) -> bool {
         self.peers.values().all(|peer| !peer.is_awaited(self.now, self.rules.lease))
     }
@@ -554,18 +559,18 @@ impl Machine {
             }
         }
         let owned_elsewhere =
-            |cookie: &Cookie| self.live().any(|told| told.owns.contains(cookie) && told.accepts.contains(cookie));
+            |cookie: &Cookie| self.live().any(|its| its.owns.contains(cookie) && its.accepts.contains(cookie));
         let (refusing, knows) = (self.is_refusing(), self.knows_siblings());
         let may = match self.phase {
-            _ if self.let_go.is_some() => false,
+            _ if self.released.is_some() => false,
             _ if self.joining => true,
             Phase::Joined => true,
-            // Whoever goes takes no orphan over, but keeps what it has until it is covered.
+            // A shim that leaves takes no orphan over, but keeps what it has until it is covered.
             Phase::Waiting => !refusing && !self.facts.leaving,
             Phase::Left | Phase::Refusing => false,
         };
         let leaving = self.facts.leaving;
-        // What a sibling gives again while it is being closed here has its turn when that has ended.
+        // One that a sibling gives again while it is being closed here is used when that has ended.
         let closing = |cookie: &Cookie| self.closing.contains(cookie);
         let wanted: Vec<(Cookie, bool)> = self
             .held
@@ -589,7 +594,7 @@ impl Machine {
                     held.accept = AcceptLoop::Ending;
                     actions.push(if refusing { Action::Refuse(cookie) } else { Action::Guard(cookie) });
                 }
-                // One that ends is left alone until it has ended: two loops of one listener would share unevenly.
+                // One that ends is not started again until it has ended: two loops of one listener would share unevenly.
                 _ => {}
             }
         }
@@ -600,11 +605,11 @@ impl Machine {
         if self.held.values().any(|held| held.own && held.address == address) {
             return;
         }
-        let owned: BTreeSet<Cookie> = self.live().flat_map(|told| told.owns.iter().copied()).collect();
+        let owned: BTreeSet<Cookie> = self.live().flat_map(|its| its.owns.iter().copied()).collect();
         let orphan = self.held.iter_mut().find(|(cookie, held)| held.address == address && !owned.contains(cookie));
         match orphan {
             Some((_, held)) => held.own = true,
-            None if self.asked.insert(address) => actions.push(Action::Listen(address)),
+            None if self.requested.insert(address) => actions.push(Action::Listen(address)),
             None => {}
         }
     }

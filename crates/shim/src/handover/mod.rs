@@ -32,7 +32,7 @@ use berth_os::socket;
 use leases::OwnLease;
 use listeners::Listeners;
 use machine::{Action, Facts, Machine, Rules, Time};
-use peers::{Event, Published, lock, talk};
+use peers::{Event, Published, exchange_updates, lock};
 use siblings::Siblings;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeSet, VecDeque};
@@ -46,7 +46,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// A shim in its berth.
+/// This shim among those of its berth.
 struct Group {
     config: Arc<Config>,
     shared: Shared,
@@ -57,11 +57,11 @@ struct Group {
     siblings: Siblings,
     listeners: Listeners,
     published: Arc<Mutex<Published>>,
-    told_problems: BTreeSet<String>,
+    logged_problems: BTreeSet<String>,
 }
 
-/// Runs the shim's part in its berth, with bound sockets that do not listen, by their addresses, of which the first
-/// names the berth. It has left for good when it was told [`Stop::Drain`] and whoever holds it drops the future; guards
+/// Runs the handover of this shim, with bound sockets that do not listen, by their addresses, of which the first
+/// names the berth. After [`Stop::Drain`] the caller drops the future when the last connection has ended; guards
 /// are held until then.
 ///
 /// # Errors
@@ -72,14 +72,14 @@ pub(crate) async fn keep(
     dispatcher: Arc<Dispatcher>,
     workers: Vec<Handle>,
     mut passes: mpsc::UnboundedReceiver<Pass>,
-    mut asked: mpsc::UnboundedReceiver<IncomingRequest>,
+    mut requests: mpsc::UnboundedReceiver<IncomingRequest>,
 ) -> io::Result<()> {
     let now = clock::boottime()?;
     let me = ShimId::new(now, getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?);
     let config = &shared.config;
     let rules = Rules { addresses: config.place.addresses().collect(), hold: config.hold, lease: config.lease };
-    let (events, mut heard) = mpsc::unbounded_channel();
-    let (of_loops, mut loops) = mpsc::unbounded_channel();
+    let (to_events, mut events) = mpsc::unbounded_channel();
+    let (to_loops, mut loops) = mpsc::unbounded_channel();
     let (mut table, mut stop) = (shared.table.clone(), shared.stop.subscribe());
     let mut watch = Watch::new(&shared.berth);
     let third = config.lease / 3;
@@ -87,10 +87,10 @@ pub(crate) async fn keep(
         machine: Machine::new(rules, now),
         me,
         lease: OwnLease::new(shared, me, workers, now)?,
-        siblings: Siblings::new(config, events),
-        listeners: Listeners::new(sockets, of_loops),
+        siblings: Siblings::new(config, to_events),
+        listeners: Listeners::new(sockets, to_loops),
         published: Arc::default(),
-        told_problems: BTreeSet::new(),
+        logged_problems: BTreeSet::new(),
         dispatcher,
         config: config.clone(),
         shared: shared.clone(),
@@ -101,18 +101,18 @@ pub(crate) async fn keep(
     let mut renew = tokio::time::interval_at(Instant::now() + third, third);
     renew.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        // It takes in the time too: a wake-up for its own sake has nothing else to do.
+        // Also updates the machine's time, which is all that is due after a timer.
         group.find_dead();
-        group.facts(&mut table, &mut stop);
-        group.tell_who_takes();
+        group.update_facts(&mut table, &mut stop);
+        group.publish_takers();
         let wake = group.wake();
         tokio::select! {
             changed = table.changed() => if changed.is_err() { return Ok(()) },
             changed = stop.changed() => if changed.is_err() { return Ok(()) },
-            Some(event) = heard.recv() => group.hear(event),
-            Some(of_loop) = loops.recv() => group.hear_of_loop(of_loop),
+            Some(event) = events.recv() => group.on_event(event),
+            Some(event) = loops.recv() => group.on_loop_event(event),
             Some(pass) = passes.recv() => group.pass(pass),
-            Some(asked) = asked.recv() => group.asked(asked),
+            Some(request) = requests.recv() => group.on_request(request),
             () = watch.changed() => group.read_leases(),
             _ = renew.tick() => group.renew(),
             () = tokio::time::sleep_until(wake) => {}
@@ -129,7 +129,7 @@ impl Group {
         let now = self.now();
         let machine = self.machine.wake().map(|at| Instant::now() + at.saturating_sub(now));
         let dead = (!self.machine.awaited().is_empty()).then(|| Instant::now() + siblings::DEAD);
-        // An hour: something else wakes it before.
+        // An hour: another event will wake it before.
         machine
             .into_iter()
             .chain(self.listeners.retry)
@@ -138,7 +138,7 @@ impl Group {
             .unwrap_or_else(|| Instant::now() + Duration::from_secs(3600))
     }
 
-    fn facts(&mut self, table: &mut watch::Receiver<Arc<Table>>, stop: &mut watch::Receiver<Stop>) {
+    fn update_facts(&mut self, table: &mut watch::Receiver<Arc<Table>>, stop: &mut watch::Receiver<Stop>) {
         self.tick();
         let facts = {
             let table = table.borrow_and_update();
@@ -153,7 +153,7 @@ impl Group {
                 direct: self.shared.direct.as_ref().and_then(|_| Some(direct::target(&table).ok()?.address.into())),
             }
         };
-        // From now on, not from when siblings took over: what is still accepted until then must not go to an
+        // From now on, not from when siblings took over: connections that are accepted until then must not go to an
         // instance that ends.
         let leaving = facts.leaving;
         self.shared.leaving.send_if_modified(|now| std::mem::replace(now, leaving) != leaving);
@@ -162,7 +162,7 @@ impl Group {
         let actions = self.machine.facts(facts);
         self.act(actions);
         let turn = self.machine.turn(self.me);
-        self.shared.turn.send_if_modified(|told| std::mem::replace(told, turn) != turn);
+        self.shared.turn.send_if_modified(|now| std::mem::replace(now, turn) != turn);
     }
 
     fn is_blocked(&self) -> bool {
@@ -172,16 +172,16 @@ impl Group {
     fn tick(&mut self) {
         self.listeners.retry = self.listeners.retry.filter(|at| *at > Instant::now());
         let now = self.now();
-        // It stalled: what it knows of leases is old, and nothing is judged by that.
+        // It stalled: its knowledge of leases is old, and must not be used.
         if now >= self.machine.now() + self.config.lease / 2 {
             self.read_leases();
         }
         let mut actions = self.machine.tick(now);
         if self.listeners.retry.is_none() {
-            for address in std::mem::take(&mut self.listeners.deaf) {
+            for address in std::mem::take(&mut self.listeners.not_listening) {
                 actions.extend(self.machine.listen_again(address));
             }
-            // What could not be accepted from is as if it had been refused: the machine tries again.
+            // An accept loop that failed counts as ended: the machine tries again.
             for cookie in std::mem::take(&mut self.listeners.failed) {
                 actions.extend(self.machine.ended(cookie));
             }
@@ -189,19 +189,19 @@ impl Group {
         self.act(actions);
     }
 
-    fn hear(&mut self, event: Event) {
+    fn on_event(&mut self, event: Event) {
         self.tick();
         let actions = match event {
             Event::Connected(holder, socket) => {
                 self.siblings.connecting.remove(&holder);
                 self.siblings.unreachable.remove(&holder);
-                self.siblings.told_unconnected.remove(&holder);
-                // Both dialled, and the other connection stands already: this one ends here.
+                self.siblings.logged_unconnected.remove(&holder);
+                // Both dialled, and the other connection is established already: this one ends here.
                 let Entry::Vacant(free) = self.siblings.writers.entry(holder) else { return };
                 let changed = free.insert(Arc::default()).clone();
                 self.count("connect", "ok");
                 let addresses: Arc<[SocketAddr]> = self.machine.addresses().into();
-                tokio::spawn(talk(
+                tokio::spawn(exchange_updates(
                     socket,
                     holder,
                     addresses,
@@ -211,19 +211,19 @@ impl Group {
                 ));
                 self.machine.connected(holder)
             }
-            Event::Told(holder, announce, guards) => {
+            Event::Updated(holder, announce, guards) => {
                 let mut known = Vec::new();
                 for (cookie, address, descriptor) in guards {
                     self.count("guard", "ok");
                     known.push((cookie, address));
                     lock(&self.published).held.entry(cookie).or_insert_with(|| (address, Arc::new(descriptor)));
                 }
-                self.machine.told(holder, announce, &known)
+                self.machine.updated(holder, announce, &known)
             }
-            Event::Alone(holder, why) => {
-                // Unless both dialled, and it is the other connection that stands.
-                if self.not_dialled(holder, &why) {
-                    if self.told_problems.insert(format!("{holder:?} {why}")) {
+            Event::Refused(holder, why) => {
+                // Unless both dialled, and the other connection is established.
+                if self.dial_failed(holder, &why) {
+                    if self.logged_problems.insert(format!("{holder:?} {why}")) {
                         tracing::warn!("a sibling does not share its listeners: {why}");
                     }
                     self.count("connect", "refused");
@@ -231,30 +231,30 @@ impl Group {
                 return;
             }
             Event::Conflict(holder, why) => {
-                self.not_dialled(holder, &why);
+                self.dial_failed(holder, &why);
                 self.conflict(&why);
                 return;
             }
             Event::Unreachable(holder, why) => {
-                self.not_dialled(holder, &why);
+                self.dial_failed(holder, &why);
                 tracing::debug!("cannot reach a sibling: {why}");
                 return;
             }
             Event::Gone(holder) => {
                 if self.siblings.writers.remove(&holder).is_none() {
-                    // It went before its connection stood.
+                    // It ended before its connection was established.
                     self.siblings.connecting.remove(&holder);
                     return;
                 }
                 let instance = self.siblings.instances.get(&holder).map(tracing::field::display);
-                tracing::info!(instance, "a sibling is gone; its listeners are accepted from here if it had any");
+                tracing::info!(instance, "a sibling is gone: this shim accepts from its listeners, if it had any");
                 self.machine.gone(holder)
             }
         };
         self.act(actions);
     }
 
-    /// Does what the machine wants, and what follows from it.
+    /// Carries out the machine's actions, and those that follow from them.
     fn act(&mut self, actions: Vec<Action>) {
         let mut actions = VecDeque::from(actions);
         while let Some(action) = actions.pop_front() {
@@ -273,7 +273,7 @@ impl Group {
                     self.end_loop(cookie, Accepting::No);
                 }
                 Action::Close(cookie) => {
-                    // The loop's own duplicate is the last: it closes when the queue is empty.
+                    // The accept loop's duplicate is the last: it is closed when the queue is empty.
                     let closed = lock(&self.published).held.remove(&cookie);
                     self.end_loop(cookie, if self.config.plain_close { Accepting::No } else { Accepting::Rest });
                     if !self.listeners.loops.contains_key(&cookie) {
@@ -283,9 +283,9 @@ impl Group {
                 }
                 Action::Announce => {
                     {
-                        let mut desk = lock(&self.published);
-                        desk.announce = self.machine.announce();
-                        desk.guards = self.machine.guards().into_iter().map(|(cookie, _)| cookie).collect();
+                        let mut published = lock(&self.published);
+                        published.announce = self.machine.announce();
+                        published.guards = self.machine.guards().into_iter().map(|(cookie, _)| cookie).collect();
                     }
                     for writer in self.siblings.writers.values() {
                         writer.notify_one();
@@ -294,7 +294,7 @@ impl Group {
                 }
                 Action::Phase(phase) => {
                     if phase == Phase::Left {
-                        // It would hold the port until the last connection ended. Who comes back binds anew.
+                        // They would hold the port until the last connection has ended. A shim that joins again binds again.
                         self.listeners.waiting.clear();
                     }
                     let siblings = self.siblings.writers.len();
@@ -317,8 +317,8 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        for told in self.listeners.loops.values() {
-            told.send_replace(Accepting::No);
+        for accepting in self.listeners.loops.values() {
+            accepting.send_replace(Accepting::No);
         }
         let _ = lease::remove(&self.shared.berth, &self.lease_now());
     }

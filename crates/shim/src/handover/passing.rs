@@ -1,7 +1,7 @@
 //! Clients that one shim passes to another.
 //!
-//! With a client goes a [`PassToken`], and who has taken it serves: a sibling that stalled may find the request when
-//! who asked has waited long enough and serves the client itself.
+//! A [`PassToken`] goes with a client, and the shim that has taken it serves the client: a sibling that stalled may read the request
+//! when the sender has given up and serves the client itself.
 
 use super::Group;
 use crate::drain::Stop;
@@ -27,59 +27,59 @@ use tokio::time::sleep;
 /// the queue of the sibling's socket, which net.core.somaxconn may cut to 128.
 pub(crate) const PASSES: usize = 32;
 
-/// How long a sibling may say nothing to what is offered and can be served here as well.
+/// How long a sibling may take to reply to an offer of a client that can be served here as well.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
 impl Group {
     /// Takes a client's connection from a leaving sibling.
-    pub(super) fn take_over(&self, asked: &IncomingRequest) -> Result<(), String> {
+    pub(super) fn take_over(&self, request: &IncomingRequest) -> Result<(), String> {
         if self.machine.phase() != Phase::Joined {
             return Err(format!("this shim is {}", self.machine.phase().as_str()));
         }
-        // Two that leave would pass it to and fro.
+        // Two that leave would pass it back and forth.
         if *self.shared.stop.borrow() != Stop::No {
             return Err("this shim is leaving".to_owned());
         }
-        // One more would lack descriptors for its leg, and so would what siblings say.
+        // There may be no descriptors for its connection to an instance, nor for the messages of siblings.
         if self.dispatcher.is_full() {
             self.count("take", "full");
             return Err("this shim has as many connections as --max-connections or its open files allow".to_owned());
         }
-        let [client, token] = &asked.descriptors[..] else {
-            return Err(format!("{} descriptors came, not two", asked.descriptors.len()));
+        let [client, token] = &request.descriptors[..] else {
+            return Err(format!("{} descriptors came, not two", request.descriptors.len()));
         };
         let peer = socket::check_connection(client.as_fd())?;
         let client = client.try_clone().map_err(|error| error.to_string())?;
         if !PassToken::from(token.try_clone().map_err(|error| error.to_string())?).take() {
             self.count("take", "late");
-            return Err("who asked serves it already".to_owned());
+            return Err("the sender serves it already".to_owned());
         }
-        self.dispatcher.take_over(TcpStream::from(client), peer, asked.rest.clone());
+        self.dispatcher.take_over(TcpStream::from(client), peer, request.rest.clone());
         self.count("take", "ok");
         Ok(())
     }
 
-    /// Says which siblings take clients now: those that wait for one that does no more give up.
-    pub(super) fn tell_who_takes(&self) {
+    /// Publishes which siblings take clients: those passes that wait for another one are given up.
+    pub(super) fn publish_takers(&self) {
         let joined = self.machine.joined_siblings();
         let Shared { phase, table, config, cluster, has_successor, .. } = &self.shared;
         let sibling = self.machine.has_successor();
         has_successor.store(sibling, Relaxed);
         if config.cluster.is_some() {
-            cluster.tell(phase.borrow().0, sibling, self.is_blocked(), &table.borrow(), config.discover);
+            cluster.publish(phase.borrow().0, sibling, self.is_blocked(), &table.borrow(), config.discover);
         }
         let instances = joined.into_iter().filter_map(|holder| self.siblings.instances.get(&holder));
         let paths: Vec<_> = instances.filter_map(|instance| self.shared.berth.socket_path(instance).ok()).collect();
         self.siblings.passing.takers.send_if_modified(|now| std::mem::replace(now, paths.clone()) != paths);
     }
 
-    /// Gives a client's connection to the first joined sibling that takes it.
+    /// Passes a client's connection to the first joined sibling that takes it.
     pub(super) fn pass(&self, pass: Pass) {
         let (passing, metrics) = (self.siblings.passing.clone(), self.shared.metrics.clone());
         tokio::spawn(async move {
-            let Pass { client, said, at_once, taken } = pass;
-            let passed = passing.pass(client.as_fd(), &said, at_once).await;
-            // What is only offered is served here as well.
+            let Pass { client, sent, at_once, taken } = pass;
+            let passed = passing.pass(client.as_fd(), &sent, at_once).await;
+            // A client that is only offered is served here otherwise.
             if passed || !at_once {
                 metrics.handed_over("pass", if passed { "ok" } else { "failed" });
             }
@@ -88,21 +88,21 @@ impl Group {
     }
 }
 
-/// Lets [`PASSES`] clients be passed on at once. All that an instance had come at the moment when it ends.
+/// Lets [`PASSES`] clients be passed at once. All clients of an instance come at the moment when it ends.
 #[derive(Debug)]
 pub(super) struct Passing {
-    /// The sockets of the siblings that are joined, by leases that hold.
+    /// The sockets of the siblings that are joined, with valid leases.
     takers: watch::Sender<Vec<PathBuf>>,
     free: Semaphore,
-    /// How often a sibling said something to a pass: who waits sees that it goes on.
+    /// Number of replies to passes: a pass that waits for its turn sees progress.
     answers: AtomicU64,
-    /// How long a sibling may say nothing.
+    /// How long a sibling may take to reply.
     patience: Duration,
 }
 
 impl Passing {
-    /// A sibling with a lease that holds is busy or stalls for a moment: who is relayed to its instance instead is
-    /// cut when this shim ends. So it is waited for as long as its lease holds, and as long as a client may be held.
+    /// A sibling with a valid lease is busy or stalls for a moment: a client that is relayed to its instance instead is
+    /// cut when this shim ends. So the wait is as long as a lease holds, and as long as a client may be held.
     pub(super) fn new(lease: Duration, hold: Duration) -> Self {
         Self {
             takers: watch::Sender::default(),
@@ -113,7 +113,7 @@ impl Passing {
     }
 
     /// Offers a client to siblings in turn. True: one has it.
-    async fn pass(&self, client: BorrowedFd<'_>, said: &[u8], at_once: bool) -> bool {
+    async fn pass(&self, client: BorrowedFd<'_>, sent: &[u8], at_once: bool) -> bool {
         let turn = if at_once { self.free.try_acquire().ok() } else { self.next().await };
         let Some(_turn) = turn else { return false };
         let patience = if at_once { self.patience.min(AT_ONCE) } else { self.patience };
@@ -122,7 +122,7 @@ impl Passing {
         for path in siblings {
             let with = [client, token.0.as_fd()];
             let reply = tokio::select! {
-                reply = ipc::exchange(&path, Ask::Pass, said, &with, patience) => reply,
+                reply = ipc::exchange(&path, Ask::Pass, sent, &with, patience) => reply,
                 () = self.until(|takers| !takers.contains(&path)) => {
                     tracing::debug!(path = %path.display(), "not passed: the sibling is not joined any more");
                     continue;
@@ -139,11 +139,11 @@ impl Passing {
                 Err(error) => tracing::debug!(path = %path.display(), %error, "not passed"),
             }
         }
-        // Whatever was said or not: a sibling has it if it has taken it.
+        // With or without a reply: a sibling has the client if it has taken the token.
         !token.take()
     }
 
-    /// Waits for a turn; none when there is no sibling, or none says anything any more.
+    /// Waits for a turn; none when there is no sibling, or none replies any more.
     async fn next(&self) -> Option<SemaphorePermit<'_>> {
         let mut turn = pin!(self.free.acquire());
         loop {
@@ -159,13 +159,13 @@ impl Passing {
         }
     }
 
-    /// Waits until the siblings that take clients are as wanted.
+    /// Waits until the siblings that take clients satisfy `wanted`.
     async fn until(&self, wanted: impl Fn(&[PathBuf]) -> bool) {
         let _ = self.takers.subscribe().wait_for(|takers| wanted(takers)).await;
     }
 }
 
-/// The right to serve a client: one byte in a pipe that nobody writes to any more. Who reads it has it; all others
+/// The right to serve a client: one byte in a pipe without writers. The process that reads it has the right; all others
 /// read its end.
 struct PassToken(OwnedFd);
 
@@ -177,7 +177,7 @@ impl PassToken {
     }
 
     fn take(self) -> bool {
-        // What a sibling sent may be something else, and must not block.
+        // A descriptor from a sibling may be something else, and must not block.
         let unblocked = fcntl(&self.0, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).is_ok();
         unblocked && read(&self.0, &mut [0]) == Ok(1)
     }

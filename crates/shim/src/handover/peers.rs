@@ -1,7 +1,7 @@
-//! The connections to siblings: what the own shim is goes out, what they are comes in.
+//! The connections to siblings, on which each shim announces its state and passes guards.
 //!
-//! Each connection has two halves. The writer sends the state as it is when it can be sent, so that what
-//! happened while a sibling hung is not queued; the reader checks what comes before anybody believes it.
+//! Each connection has two halves. The writer sends the state at the time when it can be sent, so that updates
+//! are not queued while a sibling hangs; the reader checks what it receives before it is used.
 
 use berth_node::ipc::wire::{self, Update};
 use berth_node::terms::{Announce, Cookie, ShimId};
@@ -15,53 +15,53 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc};
 
-/// What siblings are told, and the listeners that are held.
+/// The own state for siblings, and the listeners that are held.
 #[derive(Debug, Default)]
 pub struct Published {
     pub announce: Announce,
-    /// Of what is held, what siblings get duplicates of.
+    /// The held listeners of which siblings get duplicates.
     pub guards: BTreeSet<Cookie>,
     pub held: BTreeMap<Cookie, (SocketAddr, Arc<OwnedFd>)>,
 }
 
-/// What comes of a connection to a sibling.
+/// An event of a connection to a sibling.
 #[derive(Debug)]
 pub enum Event {
     Connected(ShimId, AsyncFd<OwnedFd>),
-    /// It told something, with listeners that were checked.
-    Told(ShimId, Announce, Vec<(Cookie, SocketAddr, OwnedFd)>),
-    /// It was refused there, and why.
-    Alone(ShimId, String),
-    /// Another than the holder of the lease answers, and what is known of that one.
+    /// It sent an update, with listeners that were checked.
+    Updated(ShimId, Announce, Vec<(Cookie, SocketAddr, OwnedFd)>),
+    /// The sibling refused the connection, and why.
+    Refused(ShimId, String),
+    /// Another shim than the holder of the lease replied, and what is known of it.
     Conflict(ShimId, String),
-    /// It did not come to be, and why.
+    /// The sibling cannot be dialled, and why.
     Unreachable(ShimId, String),
     Gone(ShimId),
 }
 
-pub fn lock(desk: &Mutex<Published>) -> MutexGuard<'_, Published> {
-    desk.lock().unwrap_or_else(PoisonError::into_inner)
+pub fn lock(published: &Mutex<Published>) -> MutexGuard<'_, Published> {
+    published.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Talks to a sibling until the connection ends; `changed` asks for what is to be written.
-pub async fn talk(
+/// Exchanges updates with a sibling until the connection ends; one is sent after each notification of `changed`.
+pub async fn exchange_updates(
     socket: AsyncFd<OwnedFd>,
     holder: ShimId,
     addresses: Arc<[SocketAddr]>,
-    desk: Arc<Mutex<Published>>,
+    published: Arc<Mutex<Published>>,
     changed: Arc<Notify>,
     events: mpsc::UnboundedSender<Event>,
 ) {
-    let telling = async {
-        match tell(&socket, &desk, &changed).await {
-            // What it said last is still there to be heard, then comes the end.
+    let sending = async {
+        match send_updates(&socket, &published, &changed).await {
+            // Its last update can still be read, then comes the end.
             Err(error) if is_end(&error) => std::future::pending().await,
             ended => ended,
         }
     };
     let ended = tokio::select! {
-        told = telling => told,
-        heard = hear(&socket, holder, &addresses, &events) => heard,
+        sent = sending => sent,
+        received = receive_updates(&socket, holder, &addresses, &events) => received,
     };
     match ended {
         Err(error) if is_end(&error) => tracing::debug!(sibling = holder.0, "a sibling closed its connection"),
@@ -76,23 +76,24 @@ fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }
 
-async fn tell(socket: &AsyncFd<OwnedFd>, desk: &Mutex<Published>, changed: &Notify) -> io::Result<()> {
+async fn send_updates(socket: &AsyncFd<OwnedFd>, published: &Mutex<Published>, changed: &Notify) -> io::Result<()> {
     let mut given: BTreeSet<Cookie> = BTreeSet::new();
     loop {
         changed.notified().await;
         loop {
-            // The state is taken when the socket takes it, not before.
+            // The state is read when the socket has room, not before.
             let mut ready = socket.writable().await?;
             let (message, guards, more) = {
-                let desk = lock(desk);
-                given.retain(|cookie| desk.held.contains_key(cookie));
-                let wanted = |cookie: &Cookie| desk.guards.contains(cookie) && !given.contains(cookie);
-                let new: Vec<_> = desk.held.iter().filter(|(cookie, _)| wanted(cookie)).collect();
+                let published = lock(published);
+                given.retain(|cookie| published.held.contains_key(cookie));
+                let wanted = |cookie: &Cookie| published.guards.contains(cookie) && !given.contains(cookie);
+                let new: Vec<_> = published.held.iter().filter(|(cookie, _)| wanted(cookie)).collect();
                 let more = new.len() > seqpacket::DESCRIPTORS;
                 let new = &new[..new.len().min(seqpacket::DESCRIPTORS)];
                 let guards: Vec<_> = new.iter().map(|(cookie, (address, _))| (**cookie, *address)).collect();
                 let sockets: Vec<_> = new.iter().map(|(_, (_, socket))| socket.clone()).collect();
-                let update = Update { version: wire::VERSION, announce: desk.announce.clone(), guards: guards.clone() };
+                let update =
+                    Update { version: wire::VERSION, announce: published.announce.clone(), guards: guards.clone() };
                 (serde_json::to_vec(&update)?, guards.into_iter().zip(sockets).collect::<Vec<_>>(), more)
             };
             let descriptors: Vec<_> = guards.iter().map(|(_, socket)| socket.as_fd()).collect();
@@ -108,20 +109,21 @@ async fn tell(socket: &AsyncFd<OwnedFd>, desk: &Mutex<Published>, changed: &Noti
     }
 }
 
-async fn hear(
+async fn receive_updates(
     socket: &AsyncFd<OwnedFd>,
     holder: ShimId,
     addresses: &[SocketAddr],
     events: &mpsc::UnboundedSender<Event>,
 ) -> io::Result<()> {
-    let lie = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("invalid message from peer: {what}"));
+    let invalid =
+        |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("invalid message from peer: {what}"));
     let mut buffer = vec![0; seqpacket::MESSAGE];
     let mut reset = false;
     loop {
         let received =
             socket.async_io(Interest::READABLE, |socket| seqpacket::receive(socket.as_fd(), &mut buffer)).await;
         let received = match received {
-            // The kernel says first, and once, that the other end died with something unread; what that sent before is queued.
+            // The kernel reports first, and once, that the other end died with unread data; what it sent before is queued.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset && !reset => {
                 reset = true;
                 continue;
@@ -131,22 +133,22 @@ async fn hear(
         if received.length == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let Update { announce, guards, .. } = wire::parse_update(&buffer[..received.length]).map_err(lie)?;
+        let Update { announce, guards, .. } = wire::parse_update(&buffer[..received.length]).map_err(invalid)?;
         if guards.len() != received.descriptors.len() {
-            return Err(lie(format!("{} listeners, and {} descriptors", guards.len(), received.descriptors.len())));
+            return Err(invalid(format!("{} listeners, and {} descriptors", guards.len(), received.descriptors.len())));
         }
         let mut checked = Vec::new();
         for ((cookie, address), descriptor) in guards.into_iter().zip(received.descriptors) {
             socket::check_listener(descriptor.as_fd(), address, cookie.0)
-                .map_err(|why| lie(format!("of the listener of {address}: {why}")))?;
-            // The shims of a berth may differ in their addresses; a listener of another is not ours to keep.
+                .map_err(|why| invalid(format!("of the listener of {address}: {why}")))?;
+            // The shims of a berth may differ in their addresses; those of other addresses are not kept.
             if addresses.contains(&address) {
                 checked.push((cookie, address, descriptor));
             } else {
                 tracing::info!(sibling = holder.0, %address, "a listener of an address that is not ours is refused");
             }
         }
-        if events.send(Event::Told(holder, announce, checked)).is_err() {
+        if events.send(Event::Updated(holder, announce, checked)).is_err() {
             return Ok(());
         }
     }
@@ -157,7 +159,7 @@ mod tests {
     use super::*;
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
-    /// What comes of a sibling that said something and died: with something unread or not, and while it is told something or not.
+    /// The events of a sibling that sent an update and died: with unread data or not, and while an update is sent to it or not.
     async fn heard(unread: bool, told: bool) -> Vec<Event> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let (theirs, ours) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
@@ -176,17 +178,17 @@ mod tests {
         if told {
             changed.notify_one();
         }
-        talk(ours, ShimId(1), [address].into(), Arc::default(), changed, events).await;
+        exchange_updates(ours, ShimId(1), [address].into(), Arc::default(), changed, events).await;
         std::iter::from_fn(|| heard.try_recv().ok()).collect()
     }
 
     #[tokio::test]
-    async fn what_a_sibling_said_last_is_heard_although_it_died() {
+    async fn the_last_update_of_a_sibling_that_died_is_received() {
         // Which half comes first is chance.
         for _ in 0..20 {
             for (unread, told) in [(false, false), (true, false), (false, true), (true, true)] {
                 let events = heard(unread, told).await;
-                let [Event::Told(ShimId(1), _, guards), Event::Gone(ShimId(1))] = &events[..] else {
+                let [Event::Updated(ShimId(1), _, guards), Event::Gone(ShimId(1))] = &events[..] else {
                     panic!("unread {unread}, told {told}: {events:?}")
                 };
                 assert_eq!(guards.len(), 1);

@@ -1,4 +1,4 @@
-//! Connections to siblings, from the first message until they stand.
+//! Connections to siblings, from the first message until they are established.
 
 use super::Group;
 use super::passing::Passing;
@@ -16,29 +16,29 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 
-/// Time between two looks whether a sibling that is waited for has died: nothing tells of the death of who has no connection.
+/// Time between two checks whether a sibling that is waited for has died: without a connection there is no event for that.
 pub(super) const DEAD: Duration = Duration::from_millis(50);
 
 /// Most problems that are remembered as logged.
-const TOLD: usize = 100;
+const LOGGED: usize = 100;
 
-/// How a connection to a sibling comes to be.
+/// How a connection to a sibling is being established.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Connecting {
     Dialled,
-    /// The sibling asked, and is replied to.
-    Comes,
+    /// The sibling dialled, and gets a reply.
+    Accepted,
 }
 
 pub(super) struct Siblings {
     /// Instances of those that have a lease, for their sockets.
     pub(super) instances: BTreeMap<ShimId, InstanceId>,
     pub(super) connecting: BTreeMap<ShimId, Connecting>,
-    /// What tells the writers of the connections that stand.
+    /// Notify the writers of established connections.
     pub(super) writers: BTreeMap<ShimId, Arc<Notify>>,
     pub(super) unreachable: BTreeMap<ShimId, String>,
-    /// Those without a connection that were logged.
-    pub(super) told_unconnected: BTreeSet<ShimId>,
+    /// Those without a connection, if that was logged.
+    pub(super) logged_unconnected: BTreeSet<ShimId>,
     pub(super) events: mpsc::UnboundedSender<Event>,
     pub(super) passing: Arc<Passing>,
 }
@@ -50,7 +50,7 @@ impl Siblings {
             connecting: BTreeMap::new(),
             writers: BTreeMap::new(),
             unreachable: BTreeMap::new(),
-            told_unconnected: BTreeSet::new(),
+            logged_unconnected: BTreeSet::new(),
             events,
             passing: Arc::new(Passing::new(config.lease, config.hold)),
         }
@@ -71,16 +71,16 @@ impl Group {
                 Ok((Reply::Joined { holder: there }, socket)) => {
                     let leased = lease::read(&berth, &instance).ok().flatten().map(|lease| lease.holder_identity);
                     if leased == Some(there) {
-                        // It started again after the lease was read.
+                        // It was restarted after the lease was read.
                         let _ = events.send(Event::Unreachable(holder, format!("{path} has another holder now")));
                         Event::Connected(there, socket)
                     } else {
                         Event::Conflict(holder, format!("{path} is answered by {there}, and the lease is of {holder}"))
                     }
                 }
-                Ok((reply, _)) => Event::Alone(holder, format!("{path} says {reply:?}")),
+                Ok((reply, _)) => Event::Refused(holder, format!("{path} replied {reply:?}")),
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    Event::Alone(holder, error.to_string())
+                    Event::Refused(holder, error.to_string())
                 }
                 Err(error) => Event::Unreachable(holder, format!("{path}: {error}")),
             };
@@ -88,9 +88,9 @@ impl Group {
         });
     }
 
-    /// Ends the wait for siblings that died before they were heard, whose leases hold on. A shim's socket listens before
-    /// its name is there, and the name goes before the socket closes: one that refuses is of a process that is gone. That
-    /// there is none, or that its queue is full, says nothing.
+    /// Ends the wait for siblings that died before their first update, and whose leases are still valid. A shim's socket listens before
+    /// it has its name, and the name is removed before the socket closes: one that refuses is of a process that is gone. That
+    /// there is none, or that its queue is full, means nothing.
     pub(super) fn find_dead(&mut self) {
         self.tick();
         for holder in self.machine.awaited() {
@@ -104,39 +104,39 @@ impl Group {
         }
     }
 
-    /// Forgets those that have neither a lease nor a connection: who starts has a new name each time.
+    /// Forgets those that have neither a lease nor a connection: each start of a shim has a new ID.
     pub(super) fn forget(&mut self, leased: &BTreeSet<ShimId>) {
         self.machine.forget_dead(leased);
-        let Siblings { instances, connecting, writers, unreachable, told_unconnected, .. } = &mut self.siblings;
+        let Siblings { instances, connecting, writers, unreachable, logged_unconnected, .. } = &mut self.siblings;
         let known = |holder: &ShimId| {
             leased.contains(holder) || connecting.contains_key(holder) || writers.contains_key(holder)
         };
         instances.retain(|holder, _| known(holder));
         unreachable.retain(|holder, _| known(holder));
-        told_unconnected.retain(known);
-        // Messages name holders, too. Some are then logged again.
-        if self.told_problems.len() > TOLD {
-            self.told_problems.clear();
+        logged_unconnected.retain(known);
+        // Problems contain IDs, too. Some are then logged again.
+        if self.logged_problems.len() > LOGGED {
+            self.logged_problems.clear();
         }
     }
 
     /// A dial failed. Whether the sibling is without a connection.
-    pub(super) fn not_dialled(&mut self, holder: ShimId, why: &str) -> bool {
+    pub(super) fn dial_failed(&mut self, holder: ShimId, why: &str) -> bool {
         self.siblings.unreachable.insert(holder, why.to_owned());
-        // Meanwhile it may have come itself.
+        // Meanwhile it may have dialled itself.
         if self.siblings.connecting.get(&holder) == Some(&Connecting::Dialled) {
             self.siblings.connecting.remove(&holder);
         }
         !self.siblings.writers.contains_key(&holder) && !self.siblings.connecting.contains_key(&holder)
     }
 
-    /// Whether a holder may come; if not, why.
+    /// Whether a shim may join; if not, why.
     fn may_join(&self, holder: ShimId) -> Result<(), String> {
         let taken = |what: &str| format!("the name {holder} is {what}");
         if holder == self.me {
             Err(taken("this shim's own"))
         } else if self.siblings.writers.contains_key(&holder)
-            || self.siblings.connecting.get(&holder) == Some(&Connecting::Comes)
+            || self.siblings.connecting.get(&holder) == Some(&Connecting::Accepted)
         {
             Err(taken("connected already"))
         } else {
@@ -144,31 +144,30 @@ impl Group {
         }
     }
 
-    /// Two processes go by one name. Whoever was there first stays: nothing that is said under the name by another
-    /// connection touches it.
+    /// Two processes use one ID. The first one stays: messages under the ID on another connection do not affect it.
     pub(super) fn conflict(&mut self, why: &str) {
         self.count("connect", "conflict");
-        if self.told_problems.insert(why.to_owned()) {
+        if self.logged_problems.insert(why.to_owned()) {
             tracing::warn!("another process goes by a sibling's name, and was refused: {why}");
         }
     }
 
-    pub(super) fn asked(&mut self, asked: IncomingRequest) {
-        let reply = match asked.ask {
+    pub(super) fn on_request(&mut self, request: IncomingRequest) {
+        let reply = match request.ask {
             Ask::Join { holder } if !self.config.plain_close => match self.may_join(holder) {
                 Err(why) => {
                     self.conflict(&why);
                     Reply::Refused(why)
                 }
-                // Both dial: the connection of the smaller name is the one that stays.
+                // Both dial: the connection of the smaller ID is the one that stays.
                 Ok(()) if self.me < holder && self.siblings.connecting.contains_key(&holder) => {
                     Reply::Refused("this shim dials itself".into())
                 }
                 Ok(()) => {
-                    self.siblings.connecting.insert(holder, Connecting::Comes);
+                    self.siblings.connecting.insert(holder, Connecting::Accepted);
                     let (me, events) = (self.me, self.siblings.events.clone());
                     tokio::spawn(async move {
-                        let _ = events.send(match asked.reply(&Reply::Joined { holder: me }).await {
+                        let _ = events.send(match request.reply(&Reply::Joined { holder: me }).await {
                             Some(socket) => Event::Connected(holder, socket),
                             None => Event::Gone(holder),
                         });
@@ -176,9 +175,9 @@ impl Group {
                     return;
                 }
             },
-            Ask::Pass => self.take_over(&asked).map_or_else(Reply::Refused, |()| Reply::Done),
+            Ask::Pass => self.take_over(&request).map_or_else(Reply::Refused, |()| Reply::Done),
             _ => Reply::Refused("not here".into()),
         };
-        tokio::spawn(async move { asked.reply(&reply).await });
+        tokio::spawn(async move { request.reply(&reply).await });
     }
 }

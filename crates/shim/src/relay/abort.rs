@@ -1,11 +1,11 @@
-//! A socket of a connection, which is reset unless the connection came to its end.
+//! A socket of a connection, which is reset unless the connection ended properly.
 
 use berth_os::socket::reset_on_close;
 use std::ops::{Deref, DerefMut};
 use tokio::net::TcpStream;
 
-/// Resets its peer when it is dropped: the shim ended first (the drain deadline, a second signal), or a leg was given
-/// up. By FIN, a client could take a part of an answer for the whole.
+/// Resets its peer when it is dropped: the shim ended first (the drain deadline, a second signal), or an attempt was
+/// abandoned. After a FIN, a client could take a part of an answer for the whole.
 #[derive(Debug)]
 pub(super) struct AbortOnDrop {
     stream: TcpStream,
@@ -17,7 +17,7 @@ impl AbortOnDrop {
         Self { stream, abort: true }
     }
 
-    /// Whether dropping it resets the peer. Not so while somebody else may have the socket too: the option is the
+    /// Whether dropping it resets the peer. Not so while another process may have the socket too: the option is the
     /// socket's and not the descriptor's.
     pub(super) fn set_abort(&mut self, abort: bool) {
         self.abort = abort;

@@ -1,8 +1,8 @@
-//! Directions that move a lot: splice(2) through a pipe instead of read and write.
+//! Large transfers: splice(2) through a pipe instead of read and write.
 //!
 //! The bytes stay in the kernel's pages, which pays from some 64 KiB a move on; below, two copies are
 //! cheaper than two more system calls. A thread has one pipe, which is empty between two moves: no more goes in
-//! than the destination has room for, so a reader that stalls holds none. Where no pipe can be had, bytes are copied.
+//! than the destination has room for, so a reader that stalls holds none. Without a pipe, bytes are copied.
 
 use berth_os::pipe::Pipe;
 use std::cell::Cell;
@@ -12,12 +12,12 @@ use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// Most that is moved at once, and the size of a pipe: its limit without privilege (pipe-max-size). What a pipe holds
-/// is what one move is worth, and 256 KiB cost a fifth to a half more CPU time.
+/// Most that is moved at once, and the size of a pipe: its limit without privilege (pipe-max-size). A pipe's
+/// size is that of one move, and 256 KiB cost a fifth to a half more CPU time.
 pub(super) const MOST: usize = 1024 * 1024;
 
 /// Most pipes of that size. All pipes of a user share 64 MiB (pipe-user-pages-soft), beyond which each new one has 8
-/// KiB, and kube-apiserver may be the same user. Further ones are as large as any.
+/// KiB, and kube-apiserver may be the same user. Further ones have the default size.
 const LARGE_PIPES: usize = 8;
 
 /// Size of any pipe.
@@ -26,10 +26,10 @@ const PLAIN: usize = 64 * 1024;
 /// Most pipes of a thread, of two descriptors each.
 pub(crate) const PIPES: u32 = 1;
 
-/// A move of so many bytes is a large one.
+/// A move of this many bytes is a large one.
 pub(super) const LARGE: usize = 64 * 1024;
 
-/// Consecutive large moves that make a direction bulk: an answer of less than half a megabyte is over before
+/// Consecutive large moves that make a direction bulk: an answer of less than half a megabyte ends before
 /// a pipe would pay.
 const MANY: u8 = 4;
 
@@ -57,7 +57,7 @@ impl Drop for Counted {
     }
 }
 
-/// Whether a direction moves a lot, told from its latest moves.
+/// Whether a direction moves a lot, by its latest moves.
 #[derive(Debug, Default)]
 pub(super) struct Bulk {
     large: u8,
@@ -69,7 +69,7 @@ impl Bulk {
     }
 
     /// Takes in the size of a move. Small ones in between do not end it at once: a sender pauses now and then.
-    pub(super) fn saw(&mut self, moved: usize) {
+    pub(super) fn observe(&mut self, moved: usize) {
         self.large = match moved {
             LARGE.. => (self.large + 1).min(2 * MANY),
             _ if self.is() => self.large - 1,
@@ -150,7 +150,7 @@ fn poll_drain(cx: &mut Context<'_>, pipe: &Pipe, destination: &TcpStream, length
     }
 }
 
-/// Whether an error of splice(2) speaks of the call and not of the socket, which has all its bytes still: a
+/// Whether an error of splice(2) is about the call and not the socket, which still has all its bytes: a
 /// sandbox without it, or no memory for pages.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EPERM | libc::ENOMEM | libc::EOPNOTSUPP))
@@ -184,15 +184,15 @@ mod tests {
     fn many_large_moves_make_bulk_and_many_small_ones_end_it() {
         let mut bulk = Bulk::default();
         for moved in [LARGE, LARGE, LARGE, 1, LARGE, LARGE, LARGE] {
-            bulk.saw(moved);
+            bulk.observe(moved);
             assert!(!bulk.is());
         }
         for _ in 0..100 {
-            bulk.saw(MOST);
+            bulk.observe(MOST);
             assert!(bulk.is());
         }
         let small = (0..100).take_while(|_| {
-            bulk.saw(1);
+            bulk.observe(1);
             bulk.is()
         });
         assert_eq!(small.count(), usize::from(MANY));

@@ -1,4 +1,4 @@
-//! What a TLS client says first. Pure.
+//! The first message of a TLS client. Pure.
 
 /// The type of a record of a handshake (RFC 8446, section 5.1).
 pub(super) const HANDSHAKE: u8 = 0x16;
@@ -6,24 +6,24 @@ pub(super) const HANDSHAKE: u8 = 0x16;
 /// The type of a message and its length (section 4).
 const MESSAGE_HEADER: usize = 4;
 
-/// Whether these bytes have all of a first message, in however many records, or are no TLS: an instance that has got them answers.
-/// A part of a message is never whole, whatever comes next: Go, of whose TLS this is, waits for the rest of it, and passes over
-/// the alerts within it that are warnings.
+/// Whether these bytes have a complete first message, in one or several records, or are no TLS: an instance answers them.
+/// A part of a message is never complete, whatever follows: Go's TLS waits for the rest of it, and skips warning alerts in
+/// between.
 pub fn is_whole(mut bytes: &[u8]) -> bool {
     if bytes.first().is_some_and(|first| *first != HANDSHAKE) {
         return true;
     }
-    let (mut said, mut header) = (0, [0; MESSAGE_HEADER]);
+    let (mut received, mut header) = (0, [0; MESSAGE_HEADER]);
     while let [kind, _, _, high, low, rest @ ..] = bytes {
         let record = usize::from(u16::from_be_bytes([*high, *low]));
         let Some((fragment, next)) = rest.split_at_checked(record) else { return false };
         if *kind == HANDSHAKE {
-            header[said.min(MESSAGE_HEADER)..].iter_mut().zip(fragment).for_each(|(to, from)| *to = *from);
-            said += fragment.len();
+            header[received.min(MESSAGE_HEADER)..].iter_mut().zip(fragment).for_each(|(to, from)| *to = *from);
+            received += fragment.len();
         }
         let [_, length @ ..] = header;
         let length = length.into_iter().fold(0, |length, byte| length << 8 | usize::from(byte));
-        if said >= MESSAGE_HEADER && said - MESSAGE_HEADER >= length {
+        if received >= MESSAGE_HEADER && received - MESSAGE_HEADER >= length {
             return true;
         }
         bytes = next;

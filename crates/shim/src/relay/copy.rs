@@ -1,11 +1,11 @@
 //! Bytes both ways between two sockets, until both directions ended or one end was reset.
 //!
-//! One future holds both directions, so that a connection is one task, and no buffer: what can be read goes through a
-//! buffer that the thread's connections share and is written at once. Only what the other end does not take yet is
-//! kept, as a `Rest` of its exact size; until it is gone, nothing more is read (backpressure). A direction that moves a
-//! lot goes around the buffer, through a pipe of the kernel ([`bulk`]).
+//! One future holds both directions, so that a connection is one task, and no buffer: bytes are read into a
+//! buffer that the thread's connections share and written at once. Only what the other end does not take yet is
+//! kept, as a `Rest` of its exact size; until it is written, nothing more is read (backpressure). A large transfer
+//! bypasses the buffer, through a pipe of the kernel ([`bulk`]).
 //!
-//! A future that ended has done what the other end must see, once both sockets are closed: after
+//! When the future ends, closing both sockets shows each end what the other did: after
 //! [`Outcome::Closed`] each gets its FIN, if it has not got it yet; after any other both are set to reset at close.
 
 use super::Bytes;
@@ -28,7 +28,7 @@ use tokio::time::{Instant, Sleep};
 /// 64 KiB and less, bulk slows down.
 const SHARED: usize = 128 * 1024;
 
-/// Most that is read without asking how much the destination takes, and kept if it takes nothing: most messages are
+/// Most that is read without checking how much the destination takes, and kept if it takes nothing: most messages are
 /// smaller.
 const SMALL: usize = 64 * 1024;
 
@@ -39,12 +39,12 @@ const LEAST: usize = 4096;
 /// counts as a full buffer; a move through a pipe is mostly a turn of its own.
 const TURN: usize = 4 * SHARED;
 
-/// How long nothing moves before an end that is not read is asked whether it is there. Most are not read for a
-/// moment only, and asking costs a system call.
+/// How long nothing moves before an end that is not read is checked for a reset. Most are not read for a
+/// moment only, and the check costs a system call.
 const STILL: Duration = Duration::from_secs(1);
 
 /// How long the kernel counts as short of memory for sockets after it took much less than there was room for. Then
-/// less is read at once, for what is not taken is kept here.
+/// less is read at once, because what is not taken is kept here.
 const SHORTAGE: Duration = Duration::from_secs(10);
 
 thread_local! {
@@ -52,12 +52,12 @@ thread_local! {
     static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SHARED].into_boxed_slice());
 }
 
-/// Runs `f` with the thread's shared buffer, which holds nothing of worth before or after.
+/// Runs `f` with the thread's shared buffer, whose content has no meaning before or after.
 pub(super) fn with_buffer<T>(f: impl FnOnce(&mut [u8]) -> T) -> T {
     BUFFER.with(|buffer| f(&mut buffer.borrow_mut()))
 }
 
-/// What was read and not taken yet.
+/// What was read and not written yet.
 #[derive(Debug)]
 struct Rest {
     bytes: Box<[u8]>,
@@ -83,9 +83,9 @@ impl Rest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// The source is done and the destination knows.
+    /// The source has sent FIN, and so has this shim to the destination.
     Finished,
-    /// The destination takes no more. What it still has to say is heard out first, as a client without
+    /// The destination takes no more. What it has sent is still read, as a client without
     /// a relay would: an answer that came before a reset can be read before it.
     Broken,
 }
@@ -93,7 +93,7 @@ enum Phase {
 #[derive(Debug)]
 struct Direction {
     phase: Phase,
-    /// The destination was reset, and a write was told so. The kernel says it once: when the other
+    /// The destination was reset, as a write found. The kernel reports it once: when the other
     /// direction has read what is left, it reads what looks like an end (FIN) and is none.
     reset: bool,
     rest: Option<Rest>,
@@ -101,7 +101,7 @@ struct Direction {
     full: bool,
     /// The latest read was a large one.
     large: bool,
-    /// What the destination took at once of late, twice as much after each time that it took all: where the kernel
+    /// What the destination took at once recently, doubled after each time that it took everything: where the kernel
     /// is short of memory, it takes less than it has room for.
     took: usize,
     bulk: Bulk,
@@ -121,7 +121,7 @@ impl Direction {
         self.full || self.rest.is_some()
     }
 
-    /// The destination takes no more. A reset that came after its end (FIN) says EPIPE: then the end that
+    /// The destination takes no more. A reset that came after its FIN gives EPIPE: then the end that
     /// is read is one.
     fn break_off(&mut self, error: &io::Error) {
         self.phase = Phase::Broken;
@@ -170,13 +170,13 @@ impl Direction {
                 if back.reset {
                     return Poll::Ready(Err(SourceGone));
                 }
-                // If the destination is done too, both sockets are about to be closed, which tells it.
-                let told = if back.phase == Phase::Finished {
+                // If the destination has finished too, both sockets are about to be closed, which sends the FIN.
+                let shut = if back.phase == Phase::Finished {
                     Ok(())
                 } else {
                     ready!(Pin::new(&mut *destination).poll_shutdown(cx))
                 };
-                match told {
+                match shut {
                     Ok(()) => self.phase = Phase::Finished,
                     Err(error) => self.break_off(&error),
                 }
@@ -192,15 +192,15 @@ impl Direction {
                 None if read == most => self.took = self.took.saturating_mul(2).min(MOST),
                 None => {}
             }
-            self.bulk.saw(read);
+            self.bulk.observe(read);
             turn += read.max(SHARED);
         }
-        // The waker would put this task before what epoll has for others.
+        // The waker would run this task before epoll's events for others.
         pin!(yield_now()).poll(cx).map(Ok)
     }
 
-    /// Reads at most so much once, and writes as much of it as the destination takes at once; the rest is kept. Says
-    /// how much was read, 0 at the source's end; an error is the source's.
+    /// Reads once, at most `most`, and writes as much of it as the destination takes at once; the rest is kept. Gives
+    /// the number of bytes read, 0 at the source's end; an error is the source's.
     fn poll_move(
         &mut self,
         cx: &mut Context<'_>,
@@ -248,37 +248,37 @@ fn is_short() -> bool {
 }
 
 /// How much a destination takes at once; waits while that is too little to be worth a read. So what a slow
-/// reader does not take stays where it came from, and is not kept here.
+/// reader does not take stays at its source, and is not kept here.
 fn poll_room(cx: &mut Context<'_>, destination: &TcpStream) -> Poll<usize> {
     loop {
-        // First: a write waits for what the runtime was told, however much room there is since.
-        let told = ready!(destination.poll_write_ready(cx));
+        // First: a write waits for readiness as the runtime knows it, however much room there is since.
+        let ready = ready!(destination.poll_write_ready(cx));
         let room = room(destination);
-        if room > 0 || told.is_err() {
+        if room > 0 || ready.is_err() {
             return Poll::Ready(room.max(1));
         }
-        // Asking makes the kernel tell when there is more.
-        let asked = || is_writable(destination).then_some(()).ok_or_else(|| io::ErrorKind::WouldBlock.into());
-        if destination.try_io(Interest::WRITABLE, asked).is_ok() {
+        // After this check the kernel reports when there is more room.
+        let check = || is_writable(destination).then_some(()).ok_or_else(|| io::ErrorKind::WouldBlock.into());
+        if destination.try_io(Interest::WRITABLE, check).is_ok() {
             return Poll::Ready(SMALL);
         }
     }
 }
 
-/// Watches an end that is not read, because it has nothing more to say or what it said is not taken, for a
-/// reset. It asks now and then: a descriptor for the wait would be one more than a connection is counted with.
-pub(super) struct Watch {
+/// Watches an end that is not read, because it has sent FIN or what it sent is not taken, for a
+/// reset. It polls: a descriptor to wait on would be one more than a connection is counted with.
+pub(super) struct ResetWatch {
     timer: Option<Pin<Box<Sleep>>>,
     moved: bool,
     speedup: Speedup,
 }
 
-impl Watch {
+impl ResetWatch {
     pub(super) fn new(speedup: Speedup) -> Self {
         Self { timer: None, moved: false, speedup }
     }
 
-    /// Bytes moved: what an end that is gone said last is on its way still.
+    /// Bytes moved: the last ones of an end that is gone may still be on their way.
     fn moved(&mut self) {
         self.moved = true;
     }
@@ -317,7 +317,7 @@ pub(super) async fn copy(
     speedup: Speedup,
 ) -> Outcome {
     let (mut up, mut down) = (Direction::new(up), Direction::new(down));
-    let mut watch = Watch::new(speedup);
+    let mut watch = ResetWatch::new(speedup);
     let end = poll_fn(|cx| {
         with_buffer(|buffer| {
             let mut moved = false;
@@ -340,13 +340,13 @@ pub(super) async fn copy(
             }
             match (up.phase, down.phase) {
                 (Phase::Finished, Phase::Finished) => Poll::Ready(Outcome::Closed),
-                // The instance was broken and has said all that it had; likewise the client.
+                // Everything that the broken instance had sent was read; likewise for the client.
                 (Phase::Broken, Phase::Finished | Phase::Broken) => Poll::Ready(Outcome::BackendReset),
                 (Phase::Finished, Phase::Broken) => Poll::Ready(Outcome::ClientReset),
-                // The client is gone, and what it said last may wait for an instance that takes nothing.
+                // The client is gone, and its last bytes may wait for an instance that takes nothing.
                 (Phase::Open, Phase::Broken) => watch.poll_still(cx).map(|()| Outcome::ClientReset),
-                // Half closed: one end is silent for good, and may be gone. A client may take its time for
-                // what an instance that is gone said last.
+                // Half closed: one end sends no more, and may be gone. A client may be slow to read the
+                // last bytes of an instance that is gone.
                 (Phase::Finished | Phase::Broken, Phase::Open) => watch.poll(cx, client).map(|()| Outcome::ClientReset),
                 // The instance takes nothing, so the client is not read.
                 (Phase::Open, _) if up.is_stuck() => watch.poll(cx, client).map(|()| Outcome::ClientReset),

@@ -1,16 +1,16 @@
 //! One connection, from accept to its end.
 //!
-//! `opening` finds an instance and brings the client's first bytes there, as often as it takes, from the address that
-//! [`source`] names the client by. What they are is in `replay_buffer` (`client_hello`: when they are all there), what a
-//! client waits for before in `waiting`. `copy` moves bytes both ways from then on, with `bulk` where they are many; here
-//! is the frame around both: counting, the line of log, and the reset of what the end of the shim cuts (`abort`). TLS is
-//! never opened.
+//! `attempt` finds an instance and sends it the client's first bytes, again if necessary, from the address by which
+//! [`source`] names the client. `replay_buffer` keeps these bytes (`client_hello`: whether they are complete), `waiting` is what a
+//! client waits for before that. From then on `copy` moves bytes both ways, with `bulk` for large transfers. Here is what surrounds
+//! both: counters, the log line, and the reset of connections that the end of the shim cuts (`abort`). TLS is never
+//! terminated.
 
 mod abort;
+mod attempt;
 pub(crate) mod bulk;
 pub mod client_hello;
 mod copy;
-mod opening;
 pub(crate) mod outcome;
 mod replay_buffer;
 pub mod source;
@@ -40,7 +40,7 @@ use source::Sources;
 #[derive(Debug, Clone)]
 pub struct Refusal {
     pub id: InstanceId,
-    /// In which epoch; one that is over means nothing.
+    /// A refusal in an earlier epoch than the current one is ignored.
     pub epoch: u64,
 }
 
@@ -49,32 +49,34 @@ pub struct Refusal {
 pub struct Pass {
     /// A duplicate of the client's socket.
     pub client: OwnedFd,
-    pub said: Vec<u8>,
-    /// Rather not at all than later.
+    /// What the client sent.
+    pub sent: Vec<u8>,
+    /// Only if a sibling takes it at once.
     pub at_once: bool,
-    /// Told whether a sibling has it.
+    /// Gets whether a sibling has it.
     pub taken: oneshot::Sender<bool>,
 }
 
-/// The way to a sibling.
+/// How connections are passed to a sibling.
 #[derive(Debug, Clone)]
 pub struct Passing {
-    /// Whether what the own instance cannot serve goes to a sibling. Not so for a node shim that stays:
+    /// Whether connections that the own instance cannot serve go to a sibling. Not so for a node shim that stays:
     /// it has no instance of its own.
     pub on: Arc<AtomicBool>,
-    /// Whether the shim was told to leave: then a ready sibling's instance comes before the own one.
+    /// Whether the shim is leaving: then a ready sibling's instance comes before the own one.
     pub leaving: watch::Receiver<bool>,
     /// To the control plane, which knows the siblings.
     pub to: mpsc::UnboundedSender<Pass>,
 }
 
 impl Passing {
-    /// Gives a connection to a sibling, or only if that can be done at once. True: it has it, and what is here may be dropped.
-    async fn pass(&self, client: &mut AbortOnDrop, said: &[u8], at_once: bool) -> bool {
+    /// Passes a connection to a sibling, with `at_once` only if it takes it immediately. True: the sibling has it, and the own
+    /// descriptor may be dropped.
+    async fn pass(&self, client: &mut AbortOnDrop, sent: &[u8], at_once: bool) -> bool {
         let Ok(duplicate) = client.as_fd().try_clone_to_owned() else { return false };
         let (taken, answer) = oneshot::channel();
         client.set_abort(false);
-        let pass = Pass { client: duplicate, said: said.to_vec(), at_once, taken };
+        let pass = Pass { client: duplicate, sent: sent.to_vec(), at_once, taken };
         let passed = self.to.send(pass).is_ok() && answer.await.unwrap_or(false);
         client.set_abort(!passed);
         passed
@@ -85,23 +87,22 @@ impl Passing {
 #[derive(Debug)]
 pub struct Context {
     pub table: watch::Receiver<Arc<Table>>,
-    /// For the legs towards instances; accepted sockets inherit theirs from the listener.
+    /// For connections to instances; accepted sockets inherit theirs from the listener.
     pub keepalive: Keepalive,
     pub hold: Duration,
-    /// Who is opened when, all workers together.
+    /// Shared by all workers.
     pub gate: Option<Arc<Gate>>,
-    /// Source addresses towards instances, all workers together.
+    /// Source addresses of connections to instances, shared by all workers.
     pub sources: Arc<Sources>,
-    /// Whether instances of this host are dialled from loopback that have another address: what comes from there is not steered.
+    /// Whether instances of this host with other addresses are dialled from loopback, too: such connections are not steered.
     pub from_loopback: bool,
-    /// Places for clients that wait, all workers together.
+    /// Places for clients that are held, shared by all workers.
     pub held: Arc<Semaphore>,
     pub refusals: mpsc::UnboundedSender<Refusal>,
     pub stats: Arc<WorkerStats>,
     pub connect_seconds: Histogram,
-    /// Told whenever a connection ended.
+    /// Notified whenever a connection ends.
     pub ended: Arc<Notify>,
-    /// Where connections can be passed on.
     pub passing: Passing,
     pub log_connections: bool,
     pub speedup: Speedup,
@@ -109,7 +110,7 @@ pub struct Context {
 
 impl Context {
     fn report_refused(&self, instance: &Instance) {
-        // Nobody listens any more when the shim ends.
+        // The receiver is gone when the shim ends.
         let _ = self.refusals.send(Refusal { id: instance.id.clone(), epoch: instance.epoch });
     }
 }
@@ -137,8 +138,8 @@ impl Drop for Open {
     }
 }
 
-/// Counts a connection as pending: its client said something and has no answer. From when it is distributed until
-/// it is read from, it may have.
+/// Counts a connection as pending: its client has sent something and has no answer. Between its distribution and the first
+/// read, it is assumed to have.
 #[derive(Debug)]
 struct Pending {
     stats: Arc<WorkerStats>,
@@ -186,8 +187,8 @@ impl Bytes<'_> {
 
 /// Relays one accepted connection to its end.
 ///
-/// `said` is what a sibling that accepted it and passed it on read of the client already.
-pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said: Option<Vec<u8>>) {
+/// `sent` is what a sibling, which accepted it and passed it on, has read from the client already.
+pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, sent: Option<Vec<u8>>) {
     let pending = open.pending.take();
     let context = &*open.context;
     let started = Instant::now();
@@ -195,7 +196,7 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said:
     let mut instance = None;
     let mut source = None;
     let outcome = 'served: {
-        let Ok(kept) = ReplayBuffer::read(&client, said, pending) else { break 'served Outcome::ClientReset };
+        let Ok(kept) = ReplayBuffer::read(&client, sent, pending) else { break 'served Outcome::ClientReset };
         let mut client = match TcpStream::from_std(client) {
             Ok(client) => AbortOnDrop::new(client),
             Err(error) => {
@@ -203,18 +204,19 @@ pub async fn serve(mut open: Open, client: StdTcpStream, peer: SocketAddr, said:
                 break 'served Outcome::Failed;
             }
         };
-        // Boxed: what is needed only until the first byte is not part of a connection's memory
+        // Boxed: the state that is needed only until the first byte is not part of a connection's memory
         // for the rest of its life.
-        let outcome = match Box::pin(opening::open(context, &mut client, peer, kept)).await {
+        let outcome = match Box::pin(attempt::reach_instance(context, &mut client, peer, kept)).await {
             Err(outcome) => outcome,
-            Ok(opening::Opened { mut backend, source: _in_use, instance: id, said }) => {
+            Ok(attempt::Reached { mut backend, source: _in_use, instance: id, exchanged }) => {
                 if context.log_connections || tracing::enabled!(tracing::Level::DEBUG) {
                     source = backend.local_addr().ok();
                     instance = Some(id);
                 }
-                bytes.up(said.sent);
-                let outcome =
-                    copy::copy(&mut client, &mut backend, said.up, said.down, &mut bytes, context.speedup).await;
+                bytes.up(exchanged.sent);
+                let copied =
+                    copy::copy(&mut client, &mut backend, exchanged.up, exchanged.down, &mut bytes, context.speedup);
+                let outcome = copied.await;
                 backend.close();
                 outcome
             }

@@ -1,13 +1,13 @@
 //! How a connection ended.
 
-/// How a connection ended, as the metric `berth_connections_total{outcome}` and the log say it.
+/// How a connection ended, as in the metric `berth_connections_total{outcome}` and the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Both ends said that they are done.
+    /// Both ends closed it.
     Closed,
-    /// The client's end was reset, or keepalive found it gone.
+    /// The client reset it, or keepalive found it gone.
     ClientReset,
-    /// The instance's end was reset, or keepalive found it gone.
+    /// The instance reset it, or keepalive found it gone.
     BackendReset,
     /// The client gave up while it was held.
     ClientLeft,

@@ -1,4 +1,4 @@
-//! What a client said before any instance answered: it can be said again to the next one.
+//! What a client sent before an instance answered: it can be replayed to the next one.
 
 use super::copy::with_buffer;
 use super::{Pending, client_hello};
@@ -9,27 +9,27 @@ use std::task::{self, Poll, ready};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 
-/// Most bytes of a client that are kept for a replay; one that says more goes on without. A ClientHello is 0.3 to 2 KB.
+/// Most bytes of a client that are kept for a replay; beyond that there is none. A ClientHello is 0.3 to 2 KB.
 const KEPT: usize = 16 * 1024;
 
 /// What a client sent so far.
 pub(super) struct ReplayBuffer {
     pub(super) bytes: Vec<u8>,
-    /// The client is done.
+    /// The client has closed its side.
     pub(super) finished: bool,
     /// A sibling passed the client on: it is not passed again.
     pub(super) passed: bool,
-    /// There is no instance to ask.
+    /// It waits: no instance has its bytes.
     held: bool,
     pending: Option<Pending>,
 }
 
 impl ReplayBuffer {
-    /// What was `said` to a sibling that passed the client on, and what else is there at once. Read before the
-    /// runtime waits for the socket: a TLS client's ClientHello is mostly there, and can go with the connect.
-    pub(super) fn read(mut client: &StdTcpStream, said: Option<Vec<u8>>, pending: Option<Pending>) -> io::Result<Self> {
-        let passed = said.is_some();
-        let mut kept = Self { bytes: said.unwrap_or_default(), finished: false, passed, held: false, pending };
+    /// What was `sent` to a sibling that passed the client on, and what can be read at once. Before the
+    /// runtime waits for the socket: a TLS client's ClientHello is mostly there, and can be sent with the connect.
+    pub(super) fn read(mut client: &StdTcpStream, sent: Option<Vec<u8>>, pending: Option<Pending>) -> io::Result<Self> {
+        let passed = sent.is_some();
+        let mut kept = Self { bytes: sent.unwrap_or_default(), finished: false, passed, held: false, pending };
         if !kept.is_full() {
             let read: io::Result<usize> = with_buffer(|buffer| {
                 let read = client.read(&mut buffer[..KEPT - kept.bytes.len()])?;
@@ -46,8 +46,8 @@ impl ReplayBuffer {
         Ok(kept)
     }
 
-    /// Whoever stops an instance waits for those that it owes an answer: not for who said nothing (a port check), who
-    /// wants nothing any more, or who is held because there is no instance.
+    /// An instance is stopped when every client has its answer. That leaves out clients that sent nothing (a port check), that
+    /// closed their side, or that are held because there is no instance.
     pub(super) fn count(&mut self) {
         let is = !self.bytes.is_empty() && !self.finished && !self.held;
         if let Some(pending) = &mut self.pending {
@@ -60,12 +60,12 @@ impl ReplayBuffer {
         self.count();
     }
 
-    /// Whether what an instance already got can be replayed to another.
+    /// Whether bytes that an instance already got can be replayed to another.
     pub(super) fn is_replayable(&self) -> bool {
         self.bytes.first().is_none_or(|first| *first == client_hello::HANDSHAKE)
     }
 
-    /// Whether the client wants nothing any more: it was done before the TLS handshake.
+    /// Whether the client gave up: it closed its side before the TLS handshake.
     pub(super) fn is_given_up(&self) -> bool {
         self.finished && self.is_replayable()
     }
@@ -74,7 +74,7 @@ impl ReplayBuffer {
         self.bytes.len() >= KEPT
     }
 
-    /// Whether what the client says first is there: an instance answers it.
+    /// Whether the client's first message is complete: an instance answers it.
     pub(super) fn is_whole(&self) -> bool {
         client_hello::is_whole(&self.bytes)
     }
@@ -84,7 +84,7 @@ impl ReplayBuffer {
         self.is_replayable() && self.is_whole()
     }
 
-    /// Takes in what the client sends next.
+    /// Reads what the client sends next.
     pub(super) fn poll_fill(&mut self, cx: &mut task::Context<'_>, client: &mut TcpStream) -> Poll<io::Result<()>> {
         with_buffer(|buffer| {
             let mut read = ReadBuf::new(&mut buffer[..KEPT - self.bytes.len()]);

@@ -1,4 +1,4 @@
-//! The source address towards an instance: it names the client in the `sourceIPs` of an audit log.
+//! The source address of connections to an instance: it names the client in the `sourceIPs` of an audit log.
 //!
 //! | client | source |
 //! | --- | --- |
@@ -6,8 +6,8 @@
 //! | IPv6; a.252.0.0 and above; 127.0.0.1's name (x.0.0.1), 127.0.0.0 | its hash, in 127.252.0.0/14 |
 //! | one with more connections than an address has ports for | further hashes of it, there too |
 //!
-//! The hash is keyed by the boot's ID: all shims of a node agree on it until the next boot, and nobody afar can choose
-//! an address that gets the name of another. Two clients share one with a chance of 1 in 260,000.
+//! The hash is keyed by the boot's ID: all shims of a node agree on it until the next boot, and a remote client cannot choose
+//! an address that gets the source of another. Two clients share one with a chance of 1 in 260,000.
 
 use berth_os::socket;
 use std::collections::HashMap;
@@ -15,15 +15,15 @@ use std::hash::Hasher;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// First of the second octets that IPv4 clients do not get. Few networks have addresses there, unlike 10.240.0.0/16 or
+/// The first value of the second octet that IPv4 clients do not get. Few networks have addresses there, unlike 10.240.0.0/16 or
 /// 10.0.0.0/16.
 const HASHED: u8 = 252;
 
-/// Legs from one source to one address and port before another source is taken. There are 28,232 ports
-/// (`net.ipv4.ip_local_port_range`); looking for one of the last takes long.
+/// Connections from one source to one address and port before another source is used. There are 28,232 ports
+/// (`net.ipv4.ip_local_port_range`); to find one of the last takes long.
 const MOST: u32 = 24_000;
 
-/// The same where Linux looks at even ports alone, until there are none: from 14,116 on each connect() takes some
+/// The same where Linux tries even ports only, until there are none: from 14,116 on each connect() takes some
 /// milliseconds.
 const MOST_EVEN: u32 = 8_000;
 
@@ -32,25 +32,24 @@ const MOST_EVEN: u32 = 8_000;
 pub struct Sources {
     key: (u64, u64),
     most: u32,
-    legs: Mutex<HashMap<Ipv4Addr, u32>>,
+    in_use: Mutex<HashMap<Ipv4Addr, u32>>,
 }
 
 impl Sources {
-    /// None is in use.
     pub fn new(boot_id: &str) -> Self {
         // A UUID.
         let digits: String = boot_id.chars().filter(char::is_ascii_hexdigit).collect();
         let key = u128::from_str_radix(&digits, 16).unwrap_or_default();
         let most = if socket::takes_every_port() { MOST } else { MOST_EVEN };
-        Self { key: ((key >> 64) as u64, key as u64), most, legs: Mutex::default() }
+        Self { key: ((key >> 64) as u64, key as u64), most, in_use: Mutex::default() }
     }
 
-    /// Takes the first source of a client that has room, from its `number`th on.
-    pub(super) fn take(self: &Arc<Self>, client: IpAddr, mut number: u32) -> Source {
-        let mut legs = self.legs();
+    /// The first source of a client that has room, from its `number`th on.
+    pub(super) fn acquire(self: &Arc<Self>, client: IpAddr, mut number: u32) -> Source {
+        let mut in_use = self.in_use();
         loop {
             let address = self.address(client, number);
-            let used = legs.entry(address).or_default();
+            let used = in_use.entry(address).or_default();
             if *used < self.most {
                 *used += 1;
                 return Source { sources: self.clone(), address, number };
@@ -87,12 +86,12 @@ impl Sources {
         if address == Ipv4Addr::new(127, 255, 255, 255) { Ipv4Addr::new(127, 255, 255, 254) } else { address }
     }
 
-    fn legs(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, u32>> {
-        self.legs.lock().unwrap_or_else(PoisonError::into_inner)
+    fn in_use(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, u32>> {
+        self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A source in use by one leg, until it is dropped.
+/// A source in use by one connection, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Source {
     sources: Arc<Sources>,
@@ -103,11 +102,11 @@ pub(super) struct Source {
 
 impl Drop for Source {
     fn drop(&mut self) {
-        let mut legs = self.sources.legs();
-        if let Some(used) = legs.get_mut(&self.address) {
+        let mut in_use = self.sources.in_use();
+        if let Some(used) = in_use.get_mut(&self.address) {
             *used -= 1;
             if *used == 0 {
-                legs.remove(&self.address);
+                in_use.remove(&self.address);
             }
         }
     }
@@ -125,7 +124,7 @@ mod tests {
     }
 
     fn name(sources: &Arc<Sources>, client: &str) -> Ipv4Addr {
-        sources.take(client.parse().unwrap(), 0).address
+        sources.acquire(client.parse().unwrap(), 0).address
     }
 
     fn is_hashed(address: Ipv4Addr) -> bool {
@@ -168,18 +167,18 @@ mod tests {
     fn a_source_without_room_is_followed_by_others() {
         let sources = sources(BOOT, 2);
         let client = "10.1.2.3".parse().unwrap();
-        let mut legs: Vec<_> = (0..6).map(|_| sources.take(client, 0)).collect();
-        let of = |legs: &[Source]| legs.iter().map(|leg| leg.address).collect::<Vec<_>>();
-        let addresses = of(&legs);
+        let mut used: Vec<_> = (0..6).map(|_| sources.acquire(client, 0)).collect();
+        let of = |used: &[Source]| used.iter().map(|source| source.address).collect::<Vec<_>>();
+        let addresses = of(&used);
         assert_eq!(addresses[..2], [Ipv4Addr::new(127, 1, 2, 3); 2]);
         assert!(addresses[2] == addresses[3] && addresses[4] == addresses[5] && addresses[2] != addresses[4]);
         assert!(addresses[2..].iter().all(|address| is_hashed(*address)));
         assert_ne!(name(&sources, "10.1.2.4"), addresses[2], "another client has its own");
         // One whose ports are taken by others is passed over.
-        assert_eq!(sources.take(client, 1).number, 3);
-        legs.remove(0);
-        assert_eq!(sources.take(client, 0).address, addresses[0]);
-        drop(legs);
-        assert!(sources.legs().is_empty());
+        assert_eq!(sources.acquire(client, 1).number, 3);
+        used.remove(0);
+        assert_eq!(sources.acquire(client, 0).address, addresses[0]);
+        drop(used);
+        assert!(sources.in_use().is_empty());
     }
 }

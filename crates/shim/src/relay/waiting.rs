@@ -1,10 +1,9 @@
-//! What a client waits for before it has a leg: for its turn at the gate, or for an instance; and how it is seen that it waits
-//! no more.
+//! What a client waits for before an attempt: its turn at the gate, or an instance; and how its end is noticed meanwhile.
 
 use super::replay_buffer::ReplayBuffer;
 use super::{Context, Outcome};
 use crate::backend::Instance;
-use crate::gate::{Entry, Opening, Refused};
+use crate::gate::{Entry, HandshakeSlot, Refused};
 use berth_os::socket;
 use std::future::poll_fn;
 use std::io;
@@ -14,19 +13,18 @@ use tokio::io::{Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// The waiting of one client for its turn at an instance, all its waits together bounded.
+/// One client's wait for its turn at an instance; its waits are bounded together.
 #[derive(Default)]
-pub(super) struct Line {
+pub(super) struct TurnWait {
     waited: Duration,
-    /// Since when it waits.
     since: Option<Instant>,
-    speaks_by: Option<Instant>,
-    /// For the leg that comes next.
-    pub(super) opening: Option<Opening>,
+    hello_by: Option<Instant>,
+    /// For the next attempt.
+    pub(super) slot: Option<HandshakeSlot>,
 }
 
-impl Line {
-    /// Returns when its leg may be dialled, or may have what is whole now.
+impl TurnWait {
+    /// Returns when the instance may be dialled, or may get the ClientHello that is complete now.
     pub(super) async fn wait(
         &mut self,
         context: &Context,
@@ -36,19 +34,19 @@ impl Line {
         kept: &mut ReplayBuffer,
     ) -> Result<(), Outcome> {
         let Some(gate) = &context.gate else { return Ok(()) };
-        let by = *self.speaks_by.get_or_insert_with(|| gate.speaks_by());
-        let speaks = async {
+        let by = *self.hello_by.get_or_insert_with(|| gate.hello_deadline());
+        let hello = async {
             while !(kept.is_whole() || kept.is_full() || kept.finished) {
                 poll_fn(|cx| kept.poll_fill(cx, client)).await?;
             }
             io::Result::Ok(())
         };
-        if let Ok(Err(_)) = timeout_at(by, speaks).await {
+        if let Ok(Err(_)) = timeout_at(by, hello).await {
             return Err(Outcome::ClientReset);
         }
         let mut waiting = match gate.enter(to.epoch, peer.ip(), kept.bytes.len(), Instant::now() - self.waited) {
-            Entry::Open(opening) => {
-                self.opening = Some(opening);
+            Entry::Open(slot) => {
+                self.slot = Some(slot);
                 return Ok(());
             }
             Entry::Wait(waiting) => waiting,
@@ -63,9 +61,9 @@ impl Line {
         };
         self.leave(kept);
         let outcome = match turn {
-            // What the runtime knows of it is older than its turn.
-            Ok(opening) if !(kept.is_replayable() && socket::has_ended(client)) => {
-                self.opening = Some(opening);
+            // What the runtime knows of the socket is older than its turn.
+            Ok(slot) if !(kept.is_replayable() && socket::has_ended(client)) => {
+                self.slot = Some(slot);
                 return Ok(());
             }
             Ok(_) | Err(Refused::Left) => (Refused::Left, Outcome::ClientLeft),
@@ -76,21 +74,21 @@ impl Line {
         Err(outcome.1)
     }
 
-    /// It waits no more.
+    /// It no longer waits.
     pub(super) fn leave(&mut self, kept: &mut ReplayBuffer) {
         kept.set_held(false);
         self.waited += self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
     }
 }
 
-/// The waiting of one client for an instance, all its waits together bounded by `--hold`.
+/// One client's wait for an instance; its waits are bounded together by `--hold`.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct HoldWait {
     waited: Duration,
 }
 
-impl Held {
-    /// Returns when what it waits for is there.
+impl HoldWait {
+    /// Returns when `awaited` does.
     pub(super) async fn wait(
         &mut self,
         context: &Context,
@@ -113,7 +111,7 @@ impl Held {
     }
 }
 
-/// Waits until a held client gave up.
+/// Waits until a held client gives up.
 async fn left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Outcome {
     while !kept.is_full() && !kept.finished {
         if poll_fn(|cx| kept.poll_fill(cx, client)).await.is_err() {
@@ -127,18 +125,18 @@ async fn left(client: &mut TcpStream, kept: &mut ReplayBuffer) -> Outcome {
     Outcome::ClientReset
 }
 
-/// Waits until a client that said what it has to say at first is gone. What more it says stays with the kernel: it is not
-/// counted among what the gate has room for.
+/// Waits until a client whose first bytes are complete is gone. What it sends next stays with the kernel: it does not count for
+/// the gate's room.
 async fn gone(client: &TcpStream, kept: &ReplayBuffer) {
     let more = poll_fn(|cx| client.poll_peek(cx, &mut ReadBuf::new(&mut [0]))).await;
-    // One that speaks no TLS may be done and want its answer.
+    // A client without TLS may have closed its side and want its answer.
     if matches!(more, Ok(1..)) || !kept.is_replayable() && more.is_ok() {
         let _ = client.ready(Interest::ERROR).await;
     }
 }
 
-/// Waits until a client that said nothing yet does, `--hold` at most. It takes no place: nobody owes it an answer.
-pub(super) async fn speaks(context: &Context, client: &mut TcpStream, kept: &mut ReplayBuffer) -> bool {
-    let heard = timeout(context.hold, poll_fn(|cx| kept.poll_fill(cx, client))).await;
-    heard.is_ok_and(|heard| heard.is_ok()) && !kept.bytes.is_empty()
+/// Waits until a silent client sends something, `--hold` at most. It takes no place among held clients: no answer is due.
+pub(super) async fn sends_something(context: &Context, client: &mut TcpStream, kept: &mut ReplayBuffer) -> bool {
+    let filled = timeout(context.hold, poll_fn(|cx| kept.poll_fill(cx, client))).await;
+    filled.is_ok_and(|filled| filled.is_ok()) && !kept.bytes.is_empty()
 }

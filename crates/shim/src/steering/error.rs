@@ -28,13 +28,13 @@ pub enum Error {
     )]
     Verifier { refused: Refused, kernel: String },
     #[error(
-        "{0}: nobody listens at its address in this network namespace: if the instance is ready, start both in one \
+        "{0}: nothing listens at its address in this network namespace: if the instance is ready, start both in one \
          (hostNetwork)"
     )]
     NotThere(Refused),
     #[error("{0}: a listener of TCP is needed that listens, and is none of MPTCP (Go: GODEBUG=multipathtcp=0)")]
     NoListener(Refused),
-    #[error("cannot look at the listener that is to be steered to: {0}")]
+    #[error("cannot inspect the listener to steer to: {0}")]
     Listener(io::Error),
     #[error(
         "the listener that is to be steered to belongs to another network namespace: connections would be lost; start both in one"
@@ -58,7 +58,7 @@ pub enum Error {
 
 impl From<Refused> for Error {
     fn from(refused: Refused) -> Self {
-        // Where this cannot be asked, what is missing is not named.
+        // If this fails, what is missing is not named.
         judge(refused, process::lacks_for_bpf().unwrap_or_default(), process::kernel_release)
     }
 }
@@ -69,7 +69,7 @@ pub(super) fn judge(refused: Refused, lacks: Vec<&'static str>, kernel: impl FnO
         (_, Some(libc::EPERM | libc::EACCES)) if lacks.is_empty() => Error::Forbidden(refused),
         (_, Some(libc::EPERM | libc::EACCES)) => Error::Capabilities { refused, lacks },
         (Step::Listener, Some(libc::ENOENT)) => Error::NotThere(refused),
-        // What the kernel says of MPTCP's depends on how it is asked.
+        // The error for an MPTCP listener depends on the call.
         (Step::Listener, Some(libc::EOPNOTSUPP | libc::EBUSY | libc::EINVAL)) => Error::NoListener(refused),
         (Step::Link, Some(libc::E2BIG)) => Error::Full(refused),
         // No such system call, command, type of map or of program, or a field of it that is unknown.

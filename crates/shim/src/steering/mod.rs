@@ -1,8 +1,8 @@
-//! Steering by the kernel: new connections to a port of this node go to a listener of the shim's, whoever listens on the
+//! Steering by the kernel: new connections to a port of this node go to a listener of the shim's, whichever process listens on the
 //! port. `berth bridge` steers to a shim, the direct path to an instance.
 //!
 //! [`Steering`] owns the program ([`berth_os::bpf`]) and decides when it steers. [`self_test()`] tries it on a free port
-//! before anything is changed. Every [`Error`] means that something which is needed is missing, so exit status 69, and that
+//! before anything is changed. Every [`Error`] means that something necessary is missing (exit status 69), and that
 //! nothing has changed.
 
 mod error;
@@ -35,7 +35,7 @@ pub(crate) const RENEWALS: u32 = 3;
 /// A port of this network namespace that is steered while this lives, is on, and is renewed.
 #[derive(Debug)]
 pub struct Steering {
-    /// What makes the kernel ask the program. It goes first.
+    /// What makes the kernel run the program. It is dropped first.
     _link: Link,
     program: Steerer,
     namespace: File,
@@ -45,14 +45,14 @@ pub struct Steering {
 }
 
 impl Steering {
-    /// Of a port on the addresses that the listener which is replaced answers: `0.0.0.0` and `::` are all of their family, and
+    /// For a port on the addresses of the listener that is replaced: `0.0.0.0` and `::` are all of their family, and
     /// no address is all of both. It begins off and without listeners.
     ///
-    /// Connections from 127.0.0.0/8 and `::1` are never steered. What steers in this network namespace already is said in
-    /// the log first; while this is on, its own choice replaces theirs, but for the direct path's.
+    /// Connections from 127.0.0.0/8 and `::1` are never steered. Programs that steer in this network namespace already are
+    /// logged first; while this one is on, its choice replaces theirs, except for the direct path's.
     ///
     /// # Errors
-    /// What is missing.
+    /// Something necessary is missing.
     pub fn new(purpose: Purpose, port: u16, addresses: &[IpAddr], lease: Duration) -> Result<Self, Error> {
         let namespace = File::open(NAMESPACE).map_err(Error::Namespace)?;
         let before = bpf::attached(namespace.as_fd())?;
@@ -85,10 +85,10 @@ impl Steering {
         Ok(self.program.set_listener(slot, listener)?)
     }
 
-    /// As [`Steering::give_to`], whatever listens at this address in this thread's network namespace. Linux 5.10.
+    /// As [`Steering::give_to`], for the listener at this address in this thread's network namespace. Linux 5.10.
     ///
     /// # Errors
-    /// Nobody listens there, or it is none that the kernel steers to.
+    /// Nothing listens there, or the kernel does not steer to it.
     pub fn give_to_listener_at(&self, address: SocketAddrV4) -> Result<(), Error> {
         Ok(self.program.set_listener_at(Slot::Ipv4, address)?)
     }
@@ -99,13 +99,13 @@ impl Steering {
         self.program.switch(true);
     }
 
-    /// From the next new connection on, the port's own listeners get them. Those whose handshake has begun still come.
+    /// From the next new connection on, the port's own listeners get them. Connections whose handshake has begun still come.
     pub fn off(&self) {
         self.program.switch(false);
     }
 
-    /// Shows that who accepts is alive. Without it the program passes when the lease is over, so that a shim that hangs
-    /// does not swallow connections.
+    /// Shows that the process that accepts is alive. Otherwise the program passes when the lease has expired, so that a hung
+    /// shim does not swallow connections.
     pub fn renew(&self) {
         // If there is no clock, the lease ends.
         if let Ok(now) = clock::monotonic() {
@@ -113,7 +113,7 @@ impl Steering {
         }
     }
 
-    /// Renews three times a lease, each time that it is told that who accepts is alive. It never ends.
+    /// Renews three times per lease if `is_alive` says that the process that accepts is alive. It never ends.
     pub async fn keep(&self, mut is_alive: impl FnMut() -> bool) {
         loop {
             if is_alive() {

@@ -29,11 +29,11 @@ impl fmt::Display for Tried {
     }
 }
 
-/// Steers a connection of IPv4 and one of IPv6, each to a port on which nobody listens and at an address of this node. Nothing is
-/// left of it.
+/// Steers an IPv4 and an IPv6 connection, each to a port on which nothing listens, at an address of this node. Nothing of it
+/// stays.
 ///
 /// # Errors
-/// What is missing; a connection did not arrive; or neither family could be tried.
+/// Something necessary is missing, a connection did not arrive, or neither family could be tried.
 pub async fn self_test() -> Result<[Tried; 2], Error> {
     let ipv4 = arrives(Ipv4Addr::LOCALHOST.into()).await?;
     let ipv6 = arrives(Ipv6Addr::LOCALHOST.into()).await?;
@@ -78,7 +78,7 @@ pub(super) async fn connect(to: SocketAddr, listener: &TcpListener) -> Result<()
     let both = async {
         let client = TcpStream::connect(to).await?;
         let own = client.local_addr()?;
-        // Whoever else finds this port is not meant.
+        // Other clients may find this port.
         while listener.accept().await?.1 != own {}
         Ok::<_, io::Error>(())
     };
@@ -92,7 +92,7 @@ pub(super) async fn connect(to: SocketAddr, listener: &TcpListener) -> Result<()
     Err(Error::NotArrived { to, why })
 }
 
-/// A port on which nobody listens, kept free by a socket that does not listen either, at an address of this node from which
+/// A port on which nothing listens, reserved by a socket that does not listen either, at an address of this node from which
 /// connections are steered.
 pub(super) fn free_port(ipv4: bool) -> Option<(OwnedFd, SocketAddr)> {
     let steered = |ip: &IpAddr| match ip {

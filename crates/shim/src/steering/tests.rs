@@ -498,7 +498,7 @@ fn what_is_missing_is_named() {
         (error(Step::Program, libc::EACCES, "R7 !read_ok", &[]), ["please report", "R7 !read_ok"]),
         (error(Step::Program, libc::EINVAL, "cannot pass map_type 15", &[]), ["the direct path 5.10", "this is 5.4.0"]),
         (error(Step::Find, libc::EINVAL, "", &[]), ["the direct path 5.10", "this is 5.4.0"]),
-        (error(Step::Listener, libc::ENOENT, "", &[]), ["nobody listens", "hostNetwork"]),
+        (error(Step::Listener, libc::ENOENT, "", &[]), ["nothing listens", "hostNetwork"]),
         (error(Step::Link, libc::E2BIG, "", &[]), ["cannot attach", "64 programs"]),
         (error(Step::Listener, libc::EOPNOTSUPP, "", &[]), ["cannot steer to this socket", "multipathtcp=0"]),
         (error(Step::Map, libc::ENOMEM, "", &[]), ["cannot make a BPF map", "memory"]),

@@ -39,7 +39,7 @@ fn a_source_with_a_thousand_has_its_turn_after_each_other() {
     assert_eq!(queue.longest(), Some((990, source(1))));
 }
 
-/// A line that is empty for a moment does not come before those that wait.
+/// A queue that is empty for a moment does not come before those that wait.
 #[test]
 fn who_comes_one_at_a_time_waits_as_all_do() {
     let start = Instant::now();
@@ -174,7 +174,7 @@ proptest! {
                                 c.source == client.source && late(c) == late(&client)
                                     && (late(c) || c.is_first == client.is_first) && (c.since, c.ticket) < (client.since, client.ticket)
                             };
-                            prop_assert_eq!(waiting.iter().filter(before).count(), 0, "not in the order of their line");
+                            prop_assert_eq!(waiting.iter().filter(before).count(), 0, "not in the order of their queue");
                         }
                     }
                 }
@@ -187,8 +187,8 @@ proptest! {
             prop_assert!(waiting.iter().all(|c| queue.clients.contains_key(&c.ticket)));
             prop_assert!(clients == waiting.len() || waiting.iter().any(|c| now >= c.since + LONGEST_WAIT) || clients > waiting.len());
             prop_assert_eq!(queue.bytes, queue.clients.values().map(|c| c.bytes).sum::<usize>());
-            let lines: usize = queue.lines.values().map(|line| line.places.len()).sum();
-            prop_assert_eq!((lines, queue.lengths.iter().map(BTreeSet::len).sum(), queue.turns.len()), (clients, queue.lines.len(), queue.lines.len()));
+            let queued: usize = queue.queues.values().map(|queue| queue.places.len()).sum();
+            prop_assert_eq!((queued, queue.lengths.iter().map(BTreeSet::len).sum(), queue.turns.len()), (clients, queue.queues.len(), queue.queues.len()));
             prop_assert_eq!(queue.ages.iter().map(BTreeSet::len).sum::<usize>(), clients);
             prop_assert_eq!(queue.is_empty(), clients == 0);
         }

@@ -365,7 +365,7 @@ impl World {
                 }
                 let guards: Vec<_> =
                     guards.into_iter().filter(|(cookie, _)| self.sockets.contains_key(cookie)).collect();
-                self.act(to, |machine| machine.told(from, announce, &guards));
+                self.act(to, |machine| machine.updated(from, announce, &guards));
             }
             Message::Runs(cookie) => self.loop_runs(to, cookie),
             Message::Ended(cookie) => self.act(to, |machine| machine.ended(cookie)),

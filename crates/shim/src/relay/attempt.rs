@@ -1,20 +1,21 @@
-//! From an accepted client to an instance that answered: pick, connect, replay, hold.
+//! From an accepted client to an instance that answers: pick, connect, replay, hold.
 //!
-//! A completed connect is not yet an accepted connection. A backend that closes its listener resets what waits there,
-//! and a process that ends drops what it accepted last. A TLS client speaks first and its ClientHello can be replayed,
-//! so what it sent is kept until the instance's first byte, and a leg that is refused or ends before that, or whose
-//! instance stands still beside one that is ready, is replayed to the next instance. While there is none, the client
-//! is held. Nobody gets another leg who wants nothing any more. Before each leg is the gate ([`crate::gate`]).
+//! A completed connect is not yet an accepted connection. A backend that closes its listener resets its accept queue,
+//! and a process that ends drops what it accepted last. A TLS client sends first and its ClientHello can be replayed,
+//! so what it sent is kept until the instance's first byte. An attempt that is refused or ends before that, or whose
+//! instance is stuck while another one is ready, is replayed to the next instance. While there is none, the client
+//! is held. A client that has closed its side is not given another attempt. Each attempt passes the gate first
+//! ([`crate::gate`]).
 
 use super::abort::AbortOnDrop;
-use super::copy::{Watch, with_buffer};
+use super::copy::{ResetWatch, with_buffer};
 use super::replay_buffer::ReplayBuffer;
 use super::source::Source;
-use super::waiting::{Held, Line, speaks};
+use super::waiting::{HoldWait, TurnWait, sends_something};
 use super::{Context, Outcome};
 use crate::backend::standstill::Handshake;
 use crate::backend::{Instance, Table};
-use crate::gate::Opening;
+use crate::gate::HandshakeSlot;
 use berth_node::instance::InstanceId;
 use berth_node::terms::{InstanceHealth, Speedup};
 use berth_os::socket;
@@ -31,33 +32,33 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// Legs to one instance in one epoch. The second finds out whether the first met a process that was
-/// just ending; an instance that ends two without a byte means it.
-const LEGS: u8 = 2;
+/// Attempts at one instance in one epoch. The second shows whether the first met a process that was
+/// just ending; an instance that ends two without a byte does so on purpose.
+const ATTEMPTS: u8 = 2;
 
 /// How long a connect to a loopback address may take: longer means a full accept queue.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Times that a connection is offered to siblings: when it comes, and when it was held.
+/// Times that a connection is offered to siblings: when it arrives, and after it was held.
 const PASSES: u8 = 2;
 
-/// Time between two tries for a leg when descriptors, memory or ports ran out.
+/// Time between two attempts when descriptors, memory or ports ran out.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Source addresses that are tried when one has no port left.
 const SOURCES: usize = 3;
 
-/// A client and an instance that answered it, or whose first bytes cannot be replayed.
-pub(super) struct Opened {
+/// The connection to an instance that has answered, or that has bytes of the client which cannot be replayed.
+pub(super) struct Reached {
     pub(super) backend: AbortOnDrop,
-    /// In use as long as the leg.
+    /// In use as long as the connection.
     pub(super) source: Option<Source>,
     pub(super) instance: InstanceId,
-    pub(super) said: Said,
+    pub(super) exchanged: Exchanged,
 }
 
-/// What both ends said so far.
-pub(super) struct Said {
+/// The bytes of both ends so far.
+pub(super) struct Exchanged {
     /// Bytes of the client that the instance has already.
     pub(super) sent: usize,
     /// What the client sent and the instance does not have yet.
@@ -66,84 +67,84 @@ pub(super) struct Said {
     pub(super) down: Vec<u8>,
 }
 
-/// How a leg went.
-enum Leg {
-    Answered(AbortOnDrop, Option<Source>, Said),
-    /// There was none: the instance cannot be connected to.
+/// How an attempt ended.
+enum AttemptResult {
+    Answered(AbortOnDrop, Option<Source>, Exchanged),
+    /// The instance cannot be connected to.
     Unreachable(io::Error),
     /// The instance ended it without a byte: by FIN or by reset.
     Ended(Outcome),
-    /// Its instance stands still or is gone, and another one is ready.
-    Overtaken,
+    /// Its instance is stuck or gone, and another one is ready.
+    Abandoned,
     ClientReset,
-    /// The gate did not let in what was said late.
+    /// The gate refused the rest of a ClientHello that came late.
     Refused(Outcome),
 }
 
-/// Epochs of instances that this connection tried, and how many legs it had to each.
+/// Epochs of instances that this connection tried, and the number of attempts at each.
 #[derive(Default)]
 struct Tried(Vec<(u64, u8)>);
 
 impl Tried {
     fn allows(&self, instance: &Instance) -> bool {
-        self.legs(instance.epoch) < LEGS
+        self.attempts(instance.epoch) < ATTEMPTS
     }
 
     fn refused(&self, instance: &Instance) -> bool {
-        self.legs(instance.epoch) > LEGS
+        self.attempts(instance.epoch) > ATTEMPTS
     }
 
-    fn legs(&self, epoch: u64) -> u8 {
-        self.0.iter().find(|(known, _)| *known == epoch).map_or(0, |(_, legs)| *legs)
+    fn attempts(&self, epoch: u64) -> u8 {
+        self.0.iter().find(|(known, _)| *known == epoch).map_or(0, |(_, attempts)| *attempts)
     }
 
     fn add(&mut self, epoch: u64) {
         match self.0.iter_mut().find(|(known, _)| *known == epoch) {
-            Some((_, legs)) => *legs = (*legs + 1).min(LEGS),
+            Some((_, attempts)) => *attempts = (*attempts + 1).min(ATTEMPTS),
             None => self.0.push((epoch, 1)),
         }
     }
 
-    /// Nobody listens: no more of this epoch, however few legs there were.
+    /// The connection was refused: no further attempt in this epoch.
     fn refuse(&mut self, epoch: u64) {
         self.0.retain(|(known, _)| *known != epoch);
-        self.0.push((epoch, LEGS + 1));
+        self.0.push((epoch, ATTEMPTS + 1));
     }
 }
 
 /// Finds an instance that answers the client.
 ///
 /// # Errors
-/// How it ended instead; the client is set to be reset where that is due.
-pub(super) async fn open(
+/// How the connection ended instead; the client's socket is set to reset where necessary.
+pub(super) async fn reach_instance(
     context: &Context,
     client: &mut AbortOnDrop,
     peer: SocketAddr,
     mut kept: ReplayBuffer,
-) -> Result<Opened, Outcome> {
+) -> Result<Reached, Outcome> {
     let mut table = context.table.clone();
     let mut passes = if kept.passed { 0 } else { PASSES };
     let mut offered = kept.passed;
     let mut tried = Tried::default();
-    let mut held = Held::default();
-    let mut line = Line::default();
-    // How the last leg ended; said to the client if no instance does better.
+    let mut hold = HoldWait::default();
+    let mut turn = TurnWait::default();
+    // How the last attempt ended; the client's connection ends alike if no instance does better.
     let mut ended = None;
     let mut again = false;
     loop {
         let leaving = *context.passing.leaving.borrow();
-        // Whether the instance stopped, or waited for the client in vain (kube-apiserver: 32 s): another leg is for who
-        // says something.
+        // The instance stopped, or gave up waiting for the client (kube-apiserver: 32 s): a silent client is given another
+        // attempt only when it sends something.
         if let Some(outcome) = ended
             && kept.bytes.is_empty()
             && !leaving
-            && !speaks(context, client, &mut kept).await
+            && !sends_something(context, client, &mut kept).await
         {
-            return Err(tell(client, outcome));
+            return Err(end_alike(client, outcome));
         }
         let picked = pick(&table.borrow_and_update(), leaving, &tried).cloned();
         // A relay to a sibling's instance would end with this shim, which may be about to follow its own
-        // instance: the sibling should have the socket itself. So it may while the own instance is young and has enough to do.
+        // instance: the sibling should have the socket itself. It may also have it while the own instance is ramping up.
         let is_elsewhere = passes > 0 && picked.as_ref().is_none_or(|instance| !instance.own);
         let is_offer = !offered && picked.as_ref().is_some_and(|own| is_ramping(context, &table.borrow(), own, peer));
         if context.passing.on.load(Relaxed) && (is_elsewhere || is_offer) {
@@ -157,70 +158,70 @@ pub(super) async fn open(
             if let Some(outcome) = ended
                 && table.borrow().pick(|instance| !tried.refused(instance)).is_some()
             {
-                // It is ready and ended two legs: it means it.
-                return Err(tell(client, outcome));
+                // It is ready and ended two attempts: on purpose.
+                return Err(end_alike(client, outcome));
             }
             let found = async {
                 // The sender lives as long as the workers do.
                 let _ = table.wait_for(|table| pick(table, leaving, &tried).is_some()).await;
             };
-            if let Err(outcome) = held.wait(context, client, &mut kept, found).await {
-                return Err(tell(client, outcome));
+            if let Err(outcome) = hold.wait(context, client, &mut kept, found).await {
+                return Err(end_alike(client, outcome));
             }
             continue;
         };
         tokio::select! {
             biased;
-            turn = line.wait(context, &instance, client, peer, &mut kept) => {
-                turn.map_err(|outcome| tell(client, outcome))?;
+            admitted = turn.wait(context, &instance, client, peer, &mut kept) => {
+                admitted.map_err(|outcome| end_alike(client, outcome))?;
             }
-            () = picked_otherwise(context, &mut table, leaving, instance.epoch, &tried) => {
-                line.leave(&mut kept);
+            () = choice_changed(context, &mut table, leaving, instance.epoch, &tried) => {
+                turn.leave(&mut kept);
                 continue;
             }
         }
         let replay = std::mem::replace(&mut again, true);
-        let leg = tokio::select! {
+        let result = tokio::select! {
             biased;
-            leg = leg(context, &instance, client, peer, &mut kept, replay, &mut line) => leg,
-            () = overtaken(&mut table, instance.epoch, &tried) => {
-                line.leave(&mut kept);
-                Leg::Overtaken
+            result = attempt(context, &instance, client, peer, &mut kept, replay, &mut turn) => result,
+            () = stuck(&mut table, instance.epoch, &tried) => {
+                turn.leave(&mut kept);
+                AttemptResult::Abandoned
             }
         };
-        match leg {
-            Leg::Answered(backend, source, said) => {
+        match result {
+            AttemptResult::Answered(backend, source, exchanged) => {
                 context.stats.own.fetch_add(u64::from(instance.own), Relaxed);
-                return Ok(Opened { backend, source, instance: instance.id, said });
+                return Ok(Reached { backend, source, instance: instance.id, exchanged });
             }
-            Leg::ClientReset => return Err(Outcome::ClientReset),
-            Leg::Refused(outcome) => return Err(tell(client, outcome)),
-            Leg::Unreachable(error) => {
+            AttemptResult::ClientReset => return Err(Outcome::ClientReset),
+            AttemptResult::Refused(outcome) => return Err(end_alike(client, outcome)),
+            AttemptResult::Unreachable(error) => {
                 tracing::debug!(instance = %instance.id, address = %instance.address, %error, "cannot connect");
                 if error.kind() == io::ErrorKind::ConnectionRefused {
                     context.report_refused(&instance);
                     tried.refuse(instance.epoch);
-                } else if is_own_lack(&error) {
-                    // Nothing is wrong with the instance: what ends meanwhile gives one back.
+                } else if is_local_shortage(&error) {
+                    // Not the instance's fault, and connections that end release resources.
                     again = replay;
-                    if let Err(outcome) = held.wait(context, client, &mut kept, tokio::time::sleep(PAUSE)).await {
-                        return Err(tell(client, outcome));
+                    if let Err(outcome) = hold.wait(context, client, &mut kept, tokio::time::sleep(PAUSE)).await {
+                        return Err(end_alike(client, outcome));
                     }
                 } else {
                     tried.add(instance.epoch);
                     ended = Some(Outcome::BackendReset);
                 }
             }
-            Leg::Ended(outcome) => {
+            AttemptResult::Ended(outcome) => {
                 if kept.is_given_up() {
-                    return Err(tell(client, outcome));
+                    return Err(end_alike(client, outcome));
                 }
                 tracing::debug!(instance = %instance.id, outcome = outcome.as_str(), "ended before its first byte: replay");
                 tried.add(instance.epoch);
                 ended = Some(outcome);
             }
-            Leg::Overtaken if kept.is_given_up() => return Err(tell(client, Outcome::ClientLeft)),
-            Leg::Overtaken => {
+            AttemptResult::Abandoned if kept.is_given_up() => return Err(end_alike(client, Outcome::ClientLeft)),
+            AttemptResult::Abandoned => {
                 tracing::debug!(instance = %instance.id, "no first byte, and another instance is ready: replay");
                 tried.add(instance.epoch);
             }
@@ -228,14 +229,14 @@ pub(super) async fn open(
     }
 }
 
-/// Waits until an instance stands still or is gone, and another one that may be tried is ready. One that only fails its probe may
-/// be slow, and what waits there would be handshakes of the next one, too.
-async fn overtaken(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, tried: &Tried) {
-    let is_overtaken = |table: &Arc<Table>| {
+/// Waits until an instance is stuck or gone, and another one that may be tried is ready. One that only fails its probe may
+/// be slow, and its waiting clients would only be more handshakes for the next one.
+async fn stuck(table: &mut watch::Receiver<Arc<Table>>, epoch: u64, tried: &Tried) {
+    let is_stuck = |table: &Arc<Table>| {
         let moves = table.instances.iter().any(|instance| instance.epoch == epoch && !instance.stands_still);
         !moves && table.instances.iter().any(|other| other.health() == InstanceHealth::Ready && tried.allows(other))
     };
-    if table.wait_for(is_overtaken).await.is_err() {
+    if table.wait_for(is_stuck).await.is_err() {
         // The sender is gone, and the shim with it.
         std::future::pending::<()>().await;
     }
@@ -246,15 +247,15 @@ fn pick<'table>(table: &'table Table, leaving: bool, tried: &Tried) -> Option<&'
     if leaving { table.pick_leaving(usable) } else { table.pick(usable) }
 }
 
-/// Whether the own instance is young and has no opening for this client now, and another is well.
+/// Whether the own instance is ramping up and has no slot for this client, and another is well.
 fn is_ramping(context: &Context, table: &Table, own: &Instance, client: SocketAddr) -> bool {
     let mut others = table.instances.iter().filter(|other| !other.own);
     let gate = context.gate.as_ref().filter(|_| own.own && others.any(Instance::is_well));
     gate.is_some_and(|gate| gate.is_ramping(own.epoch, client.ip()))
 }
 
-/// Waits until what waits for its turn at an instance had better go elsewhere.
-async fn picked_otherwise(
+/// Waits until a client that waits for its turn at an instance should go to another one.
+async fn choice_changed(
     context: &Context,
     table: &mut watch::Receiver<Arc<Table>>,
     leaving: bool,
@@ -273,101 +274,101 @@ async fn picked_otherwise(
     }
 }
 
-/// One leg to an instance, up to its first byte or its end. It is reset if it is given up.
-async fn leg(
+/// One attempt at an instance, up to its first byte or its end. If it is dropped, its connection is reset.
+async fn attempt(
     context: &Context,
     instance: &Instance,
     client: &mut TcpStream,
     peer: SocketAddr,
     kept: &mut ReplayBuffer,
     replay: bool,
-    line: &mut Line,
-) -> Leg {
-    let mut opening = line.opening.take();
+    turn: &mut TurnWait,
+) -> AttemptResult {
+    let mut slot = turn.slot.take();
     let mut handshake = kept.is_client_hello().then(|| instance.handshakes.begin());
     let (mut backend, mut sent, source) = match connect(context, instance.address, peer, &kept.bytes).await {
         Ok((backend, sent, source)) => (AbortOnDrop::new(backend), sent, source),
-        Err(error) => return Leg::Unreachable(error),
+        Err(error) => return AttemptResult::Unreachable(error),
     };
     if replay {
         context.stats.replays.fetch_add(1, Relaxed);
     }
     loop {
-        // There is nothing to answer yet, so it is no opening.
+        // There is nothing to answer yet, so no handshake is in flight.
         let is_early = !kept.is_whole();
         if handshake.is_none() && kept.is_client_hello() {
             handshake = Some(instance.handshakes.begin());
         }
-        let counts_until = opening.as_ref().filter(|_| !is_early).map(Opening::ends);
-        let said = first_byte(client, &mut backend, kept, &mut sent, is_early, counts_until, context.speedup);
-        let said = match opening.take().filter(|_| !is_early) {
-            Some(opening) => during(opening, said).await,
-            None => said.await,
+        let counts_until = slot.as_ref().filter(|_| !is_early).map(HandshakeSlot::ends);
+        let first = first_byte(client, &mut backend, kept, &mut sent, is_early, counts_until, context.speedup);
+        let first = match slot.take().filter(|_| !is_early) {
+            Some(slot) => with_slot(slot, first).await,
+            None => first.await,
         };
-        match said {
-            Ok(Some(said)) => {
-                if !said.down.is_empty() {
+        match first {
+            Ok(Some(exchanged)) => {
+                if !exchanged.down.is_empty() {
                     handshake.into_iter().for_each(Handshake::end);
                 }
-                return Leg::Answered(backend, source, said);
+                return AttemptResult::Answered(backend, source, exchanged);
             }
-            // The last of its ClientHello goes on when it is its turn again.
-            Ok(None) => match line.wait(context, instance, client, peer, kept).await {
-                Ok(()) => opening = line.opening.take(),
-                Err(outcome) => return Leg::Refused(outcome),
+            // The rest of its ClientHello is sent when it is its turn.
+            Ok(None) => match turn.wait(context, instance, client, peer, kept).await {
+                Ok(()) => slot = turn.slot.take(),
+                Err(outcome) => return AttemptResult::Refused(outcome),
             },
-            Err(Outcome::ClientReset) => return Leg::ClientReset,
+            Err(Outcome::ClientReset) => return AttemptResult::ClientReset,
             Err(outcome) => {
                 handshake.into_iter().for_each(Handshake::end);
                 backend.close();
-                return Leg::Ended(outcome);
+                return AttemptResult::Ended(outcome);
             }
         }
     }
 }
 
-/// What both ends say during an opening, which is over with an instance's first byte.
-async fn during(
-    opening: Opening,
-    first_byte: impl Future<Output = Result<Option<Said>, Outcome>>,
-) -> Result<Option<Said>, Outcome> {
+/// Waits for the instance's first byte, with which the handshake's slot is released.
+async fn with_slot(
+    slot: HandshakeSlot,
+    first_byte: impl Future<Output = Result<Option<Exchanged>, Outcome>>,
+) -> Result<Option<Exchanged>, Outcome> {
     let mut first_byte = std::pin::pin!(first_byte);
-    let said = timeout_at(opening.ends(), &mut first_byte).await;
-    match &said {
-        Err(_) => opening.end(),
-        Ok(Ok(Some(said))) if !said.down.is_empty() => opening.end(),
-        Ok(_) => drop(opening),
+    let first = timeout_at(slot.ends(), &mut first_byte).await;
+    match &first {
+        Err(_) => slot.end(),
+        Ok(Ok(Some(exchanged))) if !exchanged.down.is_empty() => slot.end(),
+        Ok(_) => drop(slot),
     }
-    match said {
-        Ok(said) => said,
+    match first {
+        Ok(first) => first,
         Err(_) => first_byte.await,
     }
 }
 
-/// Makes the client see how its last leg ended.
-fn tell(client: &TcpStream, outcome: Outcome) -> Outcome {
+/// Ends the client's connection as its last attempt ended.
+fn end_alike(client: &TcpStream, outcome: Outcome) -> Outcome {
     if outcome != Outcome::Closed {
         socket::reset_on_close(client);
     }
     outcome
 }
 
-/// Connects to an instance from an address that names the client, and says as much of `first` as it takes at
-/// once: how much that was is told.
+/// Connects to an instance from an address that names the client, and sends as much of `first` as it takes at
+/// once; gives the number of bytes.
 async fn connect(
     context: &Context,
     to: SocketAddr,
     client: SocketAddr,
     first: &[u8],
 ) -> io::Result<(TcpStream, usize, Option<Source>)> {
-    // One of another host cannot be reached from there.
+    // An instance on another host cannot be reached from there.
     if to.is_ipv4() && (to.ip().is_loopback() || context.from_loopback) {
-        let mut source = context.sources.take(client.ip(), 0);
+        let mut source = context.sources.acquire(client.ip(), 0);
         for _ in 0..SOURCES {
             match connect_from(context, Some(source.address.into()), to, first).await {
-                // Others than this shim have its ports.
+                // Other processes have its ports.
                 Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
-                    source = context.sources.take(client.ip(), source.number + 1);
+                    source = context.sources.acquire(client.ip(), source.number + 1);
                 }
                 connected => return connected.map(|(stream, sent)| (stream, sent, Some(source))),
             }
@@ -385,7 +386,7 @@ async fn connect_from(
 ) -> io::Result<(TcpStream, usize)> {
     let started = Instant::now();
     let stream = socket::connect(to, source, &context.keepalive)?;
-    // The handshake with an instance of this host is over by now: neither a timer nor a wait is needed.
+    // The TCP handshake with an instance of this host has ended by now: neither a timer nor a wait is needed.
     let (connected, sent) = if first.is_empty() {
         (stream.peer_addr().is_ok(), 0)
     } else {
@@ -405,9 +406,13 @@ async fn connect_from(
     Ok((stream, sent))
 }
 
-/// Passes the client's bytes on, keeping them, until the instance's first byte. `sent` of them it has already. None if
-/// it is too early for an answer and the client has just said all that there can be one to.
-/// Otherwise, who ended it: the client by a reset, or the instance. While it counts as an opening, what cannot be kept is not asked for.
+/// Sends the client's bytes on, and keeps them, until the instance's first byte. The instance has `sent` of them already. None:
+/// it was too early for an answer, and the ClientHello is complete now.
+///
+/// While the handshake has a slot, no more is read than can be kept.
+///
+/// # Errors
+/// The client reset the connection, or the instance ended it.
 async fn first_byte(
     client: &mut TcpStream,
     backend: &mut TcpStream,
@@ -416,17 +421,21 @@ async fn first_byte(
     is_early: bool,
     counts_until: Option<Instant>,
     speedup: Speedup,
-) -> Result<Option<Said>, Outcome> {
+) -> Result<Option<Exchanged>, Outcome> {
     let counts = || counts_until.is_some_and(|until| Instant::now() < until);
     let mut finished = false;
-    let mut watch = Watch::new(speedup);
+    let mut watch = ResetWatch::new(speedup);
     poll_fn(|cx| {
         loop {
             if is_early && kept.is_whole() {
                 return Poll::Ready(Ok(None));
             }
             if !kept.is_replayable() {
-                return Poll::Ready(Ok(Some(Said { sent: *sent, up: kept.bytes.split_off(*sent), down: Vec::new() })));
+                return Poll::Ready(Ok(Some(Exchanged {
+                    sent: *sent,
+                    up: kept.bytes.split_off(*sent),
+                    down: Vec::new(),
+                })));
             }
             let answer = with_buffer(|buffer| {
                 let mut read = ReadBuf::new(buffer);
@@ -435,7 +444,7 @@ async fn first_byte(
             match answer {
                 Poll::Ready(Ok(down)) if down.is_empty() => return Poll::Ready(Err(Outcome::Closed)),
                 Poll::Ready(Ok(down)) => {
-                    return Poll::Ready(Ok(Some(Said { sent: *sent, up: kept.bytes.split_off(*sent), down })));
+                    return Poll::Ready(Ok(Some(Exchanged { sent: *sent, up: kept.bytes.split_off(*sent), down })));
                 }
                 Poll::Ready(Err(_)) => return Poll::Ready(Err(Outcome::BackendReset)),
                 Poll::Pending => {}
@@ -446,7 +455,7 @@ async fn first_byte(
                     Err(_) => return Poll::Ready(Err(Outcome::BackendReset)),
                 }
             } else if kept.finished || kept.is_full() && kept.is_whole() && counts() {
-                // Who says more than a ClientHello is answered that first.
+                // A client that sends more than a ClientHello gets the answer to that first.
                 if kept.finished && !finished {
                     finished = true;
                     if ready!(Pin::new(&mut *backend).poll_shutdown(cx)).is_err() {
@@ -455,10 +464,10 @@ async fn first_byte(
                 }
                 return watch.poll(cx, client).map(|()| Err(Outcome::ClientReset));
             } else if kept.is_full() {
-                // What comes next cannot be kept: from then on the connection goes on as it is. An instance may
-                // want all of a large ClientHello before it answers.
+                // What comes next cannot be kept: from then on there is no replay. An instance may
+                // need all of a large ClientHello before it answers.
                 return client.poll_peek(cx, &mut ReadBuf::new(&mut [0])).map(|more| {
-                    more.map(|_| Some(Said { sent: *sent, up: Vec::new(), down: Vec::new() }))
+                    more.map(|_| Some(Exchanged { sent: *sent, up: Vec::new(), down: Vec::new() }))
                         .map_err(|_| Outcome::ClientReset)
                 });
             } else if ready!(kept.poll_fill(cx, client)).is_err() {
@@ -469,8 +478,8 @@ async fn first_byte(
     .await
 }
 
-/// Whether this process or this host lacks something for a leg: a descriptor, memory, or a port of the source.
-fn is_own_lack(error: &io::Error) -> bool {
+/// Whether this process or host lacks a descriptor, memory, or a port of the source.
+fn is_local_shortage(error: &io::Error) -> bool {
     let lacks = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
     error.raw_os_error().is_some_and(|code| lacks.contains(&code))
 }
