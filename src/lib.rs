@@ -1,5 +1,5 @@
-//! The command line of berth: options in, exit status out. What it does is in the crates under `crates/`; where what
-//! is, `ARCHITECTURE.md` says.
+//! The command line of berth: options in, exit status out. The work is done by the crates under `crates/`;
+//! `ARCHITECTURE.md` describes them.
 
 #![forbid(unsafe_code)]
 // They panic where a pipe is closed or a disk is full.

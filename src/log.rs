@@ -1,9 +1,9 @@
-//! Where lines of the log wait for a standard error that takes none.
+//! A buffer for log lines, so that no thread blocks on standard error.
 //!
-//! Standard error is mostly a pipe, and whoever reads it may stop: then a write blocks for as long. A thread that
-//! relays must not, so a shim's lines go through a buffer to a thread of their own. When the buffer is full
-//! as well, lines are dropped and counted, and the log says how many as soon as it can be written again.
-//! Commands that serve nobody write directly.
+//! Standard error is mostly a pipe, and a write blocks while its reader has stopped. A thread that
+//! relays must not block, so a shim's lines go through a buffer to a thread of their own. When the buffer is full,
+//! lines are dropped and counted, and their number is logged as soon as lines can be written again.
+//! Commands that do not relay write directly.
 
 use berth_shim::metrics::LOG_LINES_DROPPED;
 use std::io::{self, Write};
@@ -13,17 +13,17 @@ use std::thread;
 use std::time::Duration;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Most bytes that wait: some 5,000 lines, which is more than a reader that only pauses misses.
+/// Most buffered bytes: some 5,000 lines, enough for a reader that only pauses.
 const WAITING: usize = 1024 * 1024;
 
-/// How long the end of a process waits for a reader that takes nothing.
+/// How long the end of the process waits for a reader that has stopped.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Takes lines without ever waiting for whoever reads them. One of it writes on for as long as the process lives.
+/// Takes lines without ever blocking. Its thread writes them for as long as the process lives.
 #[derive(Debug, Clone)]
 pub(crate) struct Lines(Arc<Shared>);
 
-/// Waits, when it is dropped, until the lines that are there have been written, or nobody takes them.
+/// Waits, when it is dropped, until the buffered lines have been written or the reader has stopped.
 #[derive(Debug)]
 pub(crate) struct Flush(Lines);
 
@@ -37,9 +37,9 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     waiting: Vec<u8>,
-    /// Bytes that the thread has taken out and not yet written.
+    /// Bytes that the thread has removed and not yet written.
     taken: usize,
-    /// Lines that were dropped and of which the log does not tell yet.
+    /// Lines that were dropped, until that is logged.
     dropped: u64,
 }
 
@@ -47,22 +47,22 @@ impl Lines {
     /// Lines to standard error.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// The thread cannot be started.
     pub(crate) fn to_stderr() -> io::Result<(Self, Flush)> {
-        let told = |lines| tracing::warn!(lines, "the log was not read: lines of it were dropped");
-        Self::to(io::stderr(), WAITING, told)
+        let report = |lines| tracing::warn!(lines, "the log was not read: lines of it were dropped");
+        Self::to(io::stderr(), WAITING, report)
     }
 
-    /// `told` is called from the thread that writes, with the number of lines that were dropped.
+    /// `report` is called from the thread that writes, with the number of lines that were dropped.
     fn to(
         out: impl Write + Send + 'static,
         limit: usize,
-        told: impl Fn(u64) + Send + 'static,
+        report: impl Fn(u64) + Send + 'static,
     ) -> io::Result<(Self, Flush)> {
         let shared = Shared { state: Mutex::default(), changed: Condvar::new(), limit };
         let lines = Self(Arc::new(shared));
         let writing = lines.clone();
-        thread::Builder::new().name("berth-log".into()).spawn(move || writing.0.write_on(out, told))?;
+        thread::Builder::new().name("berth-log".into()).spawn(move || writing.0.write_forever(out, report))?;
         Ok((lines.clone(), Flush(lines)))
     }
 }
@@ -99,7 +99,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write_on(&self, mut out: impl Write, told: impl Fn(u64)) {
+    fn write_forever(&self, mut out: impl Write, report: impl Fn(u64)) {
         loop {
             let lines = {
                 let state = self.lock();
@@ -109,7 +109,7 @@ impl Shared {
                 state.taken = lines.len();
                 lines
             };
-            // One write a line: what shares the pipe, as an apiserver does, has its lines between them and not within.
+            // One write per line: lines of an apiserver that shares the pipe come between them and not within.
             for line in lines.split_inclusive(|byte| *byte == b'\n') {
                 let written = out.write_all(line);
                 let mut state = self.lock();
@@ -125,7 +125,7 @@ impl Shared {
                 self.changed.notify_all();
                 drop(state);
                 if dropped > 0 {
-                    told(dropped);
+                    report(dropped);
                 }
             }
         }
@@ -136,7 +136,7 @@ impl Drop for Flush {
     fn drop(&mut self) {
         let shared = &*self.0.0;
         let mut state = shared.lock();
-        // As long as it goes on it may take its time.
+        // As long as there is progress, it waits.
         loop {
             let left = state.waiting.len() + state.taken;
             if left == 0 {

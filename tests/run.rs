@@ -125,12 +125,12 @@ fn noting_the_end_of_the_apiserver_holds_nothing_up() {
     let lock =
         Flock::lock(File::open(directory.join(".lock")).unwrap(), FlockArg::LockExclusive).map_err(|(_, e)| e).unwrap();
     kill(Pid::from_raw(line.rsplit(' ').next().unwrap().parse().unwrap()), Signal::SIGKILL).unwrap();
-    run.logs("cannot note the end in the instance's record");
+    run.logs("cannot record the end in the instance's record");
     drop(lock);
     run.ended();
     let log = run.log();
     let at = |part: &str| log.find(part).unwrap_or_else(|| panic!("no {part:?} in {log}"));
-    assert!(at("drained") < at("cannot note the end"), "{log}");
+    assert!(at("drained") < at("cannot record the end"), "{log}");
 }
 
 /// A new version with a flag that does not exist: it never joins, and status says why.

@@ -14,7 +14,7 @@ pub(super) const BRIDGE_STATUS: &str = "Exit status: that of COMMAND, and 128 an
 #[derive(Debug, Clone, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct BridgeArgs {
-    /// What to do in several commands; without, all of it is done around COMMAND.
+    /// A step of a bridge that takes several commands; without one, the bridge is there while COMMAND runs.
     #[command(subcommand)]
     pub action: Option<BridgeAction>,
     #[command(flatten)]
@@ -29,15 +29,15 @@ pub struct BridgeArgs {
 pub enum BridgeAction {
     /// Build a bridge, and leave it when the node's own kube-apiserver may be replaced
     Start(Box<BridgeStartArgs>),
-    /// Say how the bridge is
+    /// Print the bridge's status
     Status(BridgeStatusArgs),
-    /// Put back what the node's own kube-apiserver is started from and reads, and end the bridge when that is ready
+    /// Restore the manifest and files of the node's own kube-apiserver, and end the bridge when that is ready
     Restore(BridgeRestoreArgs),
     /// End the bridge when the node's own kube-apiserver is ready
     End(BridgeEndArgs),
 }
 
-/// Where the bridge is, and how it is told.
+/// The bridge's directory, and the output format.
 #[derive(Debug, Clone, Args)]
 pub struct ToldArgs {
     /// Directory for the bridge's socket, logs and copies of keys
@@ -49,7 +49,7 @@ pub struct ToldArgs {
         value_name = "DIR"
     )]
     pub state_dir: PathBuf,
-    /// Tell it as JSON: the bridge's status, a line at each change, on standard error (of `status` and --dry-run on standard output)
+    /// Print JSON: the bridge's status, a line at each change, on standard error (of `status` and --dry-run on standard output)
     #[arg(long, env = "BERTH_BRIDGE_JSON", hide_env_values = true)]
     pub json: bool,
 }
@@ -59,7 +59,7 @@ pub struct ToldArgs {
 pub enum OnFailure {
     /// Clients stay on the bridge until `berth bridge end`
     Stay,
-    /// Put back the static pod's manifest and the files that it names, as they were; if that does not help, as stay
+    /// Restore the static pod's manifest and the files that it names; if that does not help, as stay
     Restore,
     /// End it, at the latest after --ready-timeout
     End,
@@ -114,7 +114,6 @@ pub struct BridgeStartArgs {
     /// Divide the times that no option sets
     #[arg(long, hide = true, default_value_t)]
     pub speedup: Speedup,
-    /// Where the bridge is, and how it is told.
     #[command(flatten)]
     pub told: ToldArgs,
     #[command(flatten)]
@@ -124,7 +123,6 @@ pub struct BridgeStartArgs {
 /// Options of `berth bridge status`.
 #[derive(Debug, Clone, Args)]
 pub struct BridgeStatusArgs {
-    /// Where the bridge is, and how it is told.
     #[command(flatten)]
     pub told: ToldArgs,
 }
@@ -132,7 +130,6 @@ pub struct BridgeStatusArgs {
 /// Options of `berth bridge restore`.
 #[derive(Debug, Clone, Args)]
 pub struct BridgeRestoreArgs {
-    /// Where the bridge is, and how it is told.
     #[command(flatten)]
     pub told: ToldArgs,
     /// Show the difference, and do nothing
@@ -143,7 +140,6 @@ pub struct BridgeRestoreArgs {
 /// Options of `berth bridge end`.
 #[derive(Debug, Clone, Args)]
 pub struct BridgeEndArgs {
-    /// Where the bridge is, and how it is told.
     #[command(flatten)]
     pub told: ToldArgs,
     /// Where there is no bridge on this node: removes what one that was killed left in the Service `kubernetes`, as an admin

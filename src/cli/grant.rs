@@ -10,14 +10,14 @@ use std::path::PathBuf;
 pub struct GrantArgs {
     #[command(flatten)]
     pub admin: AdminArgs,
-    /// Where the shim's kubeconfig goes, with its token beside it, in a directory of their own
+    /// The shim's kubeconfig, which is written with its token into a directory of their own
     #[arg(long, env = "BERTH_GRANT_WRITE", hide_env_values = true, value_name = "FILE", conflicts_with_all = ["revoke", "print"])]
     pub write: Option<PathBuf>,
     /// The node's name in the cluster; with --print or --revoke there may be several, separated by commas [default:
     /// what this machine's kubelet calls it]
     #[arg(long, env = "BERTH_NODE_NAME", hide_env_values = true, value_name = "NAME", value_delimiter = ',')]
     pub node: Vec<String>,
-    /// The manifest that says where the shim listens, and its uid
+    /// The manifest with the shim's listen address and uid
     #[arg(
         long,
         env = "BERTH_GRANT_MANIFEST",
@@ -26,19 +26,19 @@ pub struct GrantArgs {
         value_name = "FILE"
     )]
     pub manifest: PathBuf,
-    /// The address of the berth, where the shim asks [default: the manifest's]
+    /// The address of the berth, at which the shim reaches the API [default: the manifest's]
     #[arg(long, env = "BERTH_LISTEN", hide_env_values = true, value_delimiter = ' ', value_name = "ADDR:PORT", help_heading = ADDRESSES)]
     pub listen: Vec<String>,
     /// Name that the apiserver's certificate carries [default: the manifest's --probe-server-name, else kubernetes]
     #[arg(long, env = "BERTH_PROBE_SERVER_NAME", hide_env_values = true, value_name = "NAME", help_heading = ADDRESSES)]
     pub server_name: Option<String>,
-    /// The shim's uid, to whom the files shall belong [default: the manifest's]
+    /// The shim's uid, which gets the files [default: the manifest's]
     #[arg(long, env = "BERTH_UID", hide_env_values = true, value_name = "UID")]
     pub uid: Option<String>,
     /// Delete the node's service account, which ends its tokens, and its Role and RoleBindings
     #[arg(long, env = "BERTH_REVOKE", hide_env_values = true, conflicts_with = "print")]
     pub revoke: bool,
-    /// Print the objects as YAML, and ask nobody
+    /// Print the objects as YAML, without a request to the cluster
     #[arg(long, env = "BERTH_PRINT", hide_env_values = true)]
     pub print: bool,
     /// Print JSON

@@ -67,7 +67,7 @@ pub enum Command {
     /// Take berth out of a manifest again
     #[cfg(feature = "operate")]
     Eject(EjectArgs),
-    /// Say what stands between a kube-apiserver's manifest and an upgrade that loses nothing
+    /// Check whether a kube-apiserver's manifest and its node allow an upgrade that loses nothing
     #[cfg(feature = "operate")]
     Doctor(DoctorArgs),
     /// Upgrade or restart the kube-apiserver of a static pod, with nothing lost
@@ -81,7 +81,7 @@ pub enum Command {
     /// Make credentials for the shims of a node, with which they may do what they need and no more
     #[cfg(feature = "operate")]
     Grant(Box<GrantArgs>),
-    /// Rehearse an upgrade under load on this machine, and say what it lost
+    /// Rehearse an upgrade under load on this machine, and report what was lost
     #[cfg(feature = "rehearse")]
     Rehearse(Box<RehearseArgs>),
     /// A small apiserver with kube-apiserver's flags and phases, for rehearsals and tests

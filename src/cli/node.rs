@@ -14,7 +14,6 @@ pub struct StatusArgs {
     #[cfg(feature = "operate")]
     #[arg(long, env = "BERTH_STATUS_CLUSTER", hide_env_values = true)]
     pub cluster: bool,
-    /// Who asks the cluster, for --cluster.
     #[cfg(feature = "operate")]
     #[command(flatten)]
     pub admin: super::operate::AdminArgs,

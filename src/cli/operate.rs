@@ -70,10 +70,10 @@ pub struct KeptArgs {
     pub backup_dir: PathBuf,
 }
 
-/// Who asks the cluster for an operator.
+/// The operator's credentials for the cluster.
 #[derive(Debug, Clone, Args)]
 pub struct AdminArgs {
-    /// Asks the cluster, as an administrator; shims never see it
+    /// An administrator's kubeconfig for requests to the cluster; shims never see it
     #[arg(
         long,
         env = "BERTH_KUBECONFIG",
@@ -144,7 +144,7 @@ pub struct DoctorArgs {
     /// The manifest; `-` is standard input
     #[arg(default_value = "/etc/kubernetes/manifests/kube-apiserver.yaml", value_name = "FILE")]
     pub manifest: PathBuf,
-    /// Look at this node too: the manifest is, or will be, of a static pod here, beside the others of the
+    /// Check this node too: the manifest is, or will be, of a static pod here, like the others in the
     /// kubelet's directory
     #[arg(long, env = "BERTH_NODE", hide_env_values = true)]
     pub node: bool,
@@ -153,7 +153,7 @@ pub struct DoctorArgs {
     pub kubelet: KubeletArgs,
     #[command(flatten)]
     pub kept: KeptArgs,
-    /// Ask the cluster too, with this kubeconfig: whether all control-plane nodes have one secure port
+    /// Check the cluster too, with this kubeconfig: whether all control-plane nodes have one secure port
     #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Which errors do not count.
@@ -186,14 +186,14 @@ pub struct UpgradeArgs {
     /// little, so that watches go on in it
     #[arg(long, env = "BERTH_SETTLE", hide_env_values = true, default_value = "75s", value_name = "DURATION")]
     pub settle: String,
-    /// Takes the cluster's lock, and puts the node's address back into the Service `kubernetes`, as an admin
+    /// An administrator's kubeconfig, for the cluster's lock and the node's address in the Service `kubernetes`
     /// [default: /etc/kubernetes/admin.conf, if it is there]
     #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// The current apiserver is not behind berth: restart it without `berth bridge`, where the kernel cannot steer
     #[arg(long, env = "BERTH_ACCEPT_GAP", hide_env_values = true)]
     pub accept_gap: bool,
-    /// Take the cluster's lock from the node that has it, whose upgrade will not be brought to its end
+    /// Take the cluster's lock from the node that has it, whose upgrade will not be completed
     #[arg(long, env = "BERTH_BREAK_LOCK", hide_env_values = true)]
     pub break_lock: bool,
     /// Which errors do not count.
@@ -204,7 +204,7 @@ pub struct UpgradeArgs {
     pub dry_run: bool,
     #[command(flatten)]
     pub kept: KeptArgs,
-    /// Where the kubelet writes the logs of containers, whose last lines are shown when one fails
+    /// The kubelet's directory of container logs, of which the last lines are shown when a container fails
     #[arg(
         long,
         env = "BERTH_POD_LOGS_DIR",

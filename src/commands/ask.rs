@@ -58,7 +58,7 @@ fn timeout(args: &TimeoutArgs, checks: &mut Checks) -> Option<Duration> {
     args.timeout.as_deref().map(|text| checks.duration("--timeout", text, Duration::from_millis(10)))
 }
 
-/// What a shim of the node says of an instance, if there is one that knows it.
+/// The state of an instance as a node shim knows it, if there is one.
 async fn of_node_shim(run_dir: &RunDirArgs, known: &KnownInstance, patience: Duration) -> Option<Result<(), String>> {
     for other in other_shims(run_dir, known).ok()? {
         let Ok(shim) = status(&other, patience).await else { continue };
@@ -89,7 +89,7 @@ pub(super) fn live(args: &LiveArgs) -> anyhow::Result<Exit> {
         Ok(known) => known,
         Err(exit) => return Ok(exit),
     };
-    // The apiserver is asked itself: a shim that hangs must not make the kubelet restart it.
+    // The apiserver itself is probed: a hung shim must not make the kubelet restart it.
     let live = block_on(async {
         let address = address(&known).await?;
         let answer = Probe::new(config).ready(address).await;
@@ -121,7 +121,7 @@ pub(super) fn drain(args: &DrainArgs) -> anyhow::Result<Exit> {
             Ok(Reply::Done) => {}
             Ok(Reply::Alone) => return Ok(Some(format!("not drained: no sibling of {} is joined", known.id))),
             Ok(reply) => return Err(format!("the shim of instance {} does not drain: {reply:?}", known.id)),
-            Err(error) => return Err(format!("the shim of instance {} cannot be asked: {error}", known.id)),
+            Err(error) => return Err(format!("the request to the shim of instance {} failed: {error}", known.id)),
         }
         if args.wait || streams.is_some() {
             return until_left(&known, streams).await;
@@ -147,7 +147,7 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
     loop {
         let status = match ipc::ask(&path, Ask::Status, LEAVING).await {
             Ok(Reply::Status(status)) => status,
-            Ok(reply) => return Err(format!("the shim of instance {} does not say how it is: {reply:?}", known.id)),
+            Ok(reply) => return Err(format!("the shim of instance {} does not send its status: {reply:?}", known.id)),
             Err(error) => match error.kind() {
                 // It ended, and its connections with it.
                 io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => return Ok(None),
@@ -157,14 +157,14 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
                     tokio::time::sleep(PAUSE).await;
                     continue;
                 }
-                _ => return Err(format!("the shim of instance {} cannot be asked: {error}", known.id)),
+                _ => return Err(format!("the request to the shim of instance {} failed: {error}", known.id)),
             },
         };
         if status.state == Phase::Left {
             let left = left.get_or_insert_with(Instant::now).elapsed();
             let direct = status.direct.as_ref();
             let settling = direct.is_some_and(|direct| direct.settling);
-            // Of the node: those of who never steered are another's.
+            // They are the node's: if this shim never steered, they are another's.
             let past = match direct.filter(|direct| direct.opened > 0).map(|direct| direct.open) {
                 Some(None) if streams.is_some() => {
                     return Err(format!(
@@ -176,7 +176,7 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
             };
             let open = status.connections_open + past;
             match streams {
-                // Whoever called it stops the apiserver next.
+                // The caller stops the apiserver next.
                 None => match unanswered(left, status.connections_pending, status.connections_open, settling) {
                     None => {}
                     Some(0) => return Ok(None),
@@ -195,7 +195,7 @@ async fn until_left(known: &KnownInstance, streams: Option<Duration>) -> Result<
     }
 }
 
-/// Prints why not, or what there is to say of a yes.
+/// Prints the reason of a no, or a remark on a yes.
 fn answer(result: Result<Option<String>, String>) -> anyhow::Result<Exit> {
     let (exit, words) = match result {
         Ok(words) => (Exit::Ok, words),
@@ -207,7 +207,7 @@ fn answer(result: Result<Option<String>, String>) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// The instance that was asked for, or the only one there.
+/// The named instance, or the only one.
 fn find(args: &AskArgs) -> anyhow::Result<Result<KnownInstance, Exit>> {
     let id = match args.instance.as_deref().map(InstanceId::parse).transpose() {
         Ok(id) => id,
@@ -279,8 +279,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (known, path) = known(&directory);
         let server = Server::bind(&path).unwrap();
-        let serving = server.serve(async |asked: IncomingRequest| {
-            drop(asked.reply(&Reply::Refused("no".into())).await);
+        let serving = server.serve(async |request: IncomingRequest| {
+            drop(request.reply(&Reply::Refused("no".into())).await);
         });
         tokio::select! {
             waited = until_left(&known, None) => assert!(waited.as_ref().is_err_and(|why| why.contains("no")), "{waited:?}"),
@@ -289,12 +289,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_shim_that_cannot_be_asked_has_not_ended() {
+    async fn a_shim_whose_socket_cannot_be_used_has_not_ended() {
         let directory = tempfile::tempdir().unwrap();
         let (known, path) = known(&directory);
         std::os::unix::fs::symlink(&path, &path).unwrap();
         let waited = until_left(&known, None).await;
-        assert!(waited.as_ref().is_err_and(|why| why.contains("cannot be asked")), "{waited:?}");
+        assert!(waited.as_ref().is_err_and(|why| why.contains("the request to the shim")), "{waited:?}");
     }
 
     #[tokio::test]

@@ -25,7 +25,7 @@ pub(super) fn run(args: &CopySelfArgs) -> anyhow::Result<Exit> {
     }
 }
 
-/// Copies the running program in one step: who runs the copy never finds half of it.
+/// Copies the running program atomically: the copy is never incomplete.
 fn copy(to: &Path) -> io::Result<()> {
     let name = to.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
     let temporary = to.with_file_name(format!(".{name}.{}", std::process::id()));

@@ -23,7 +23,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
     let nodes = nodes(args, &mut checks);
     if args.print {
         return match checks.finish(Some(())) {
-            Ok(()) => shown(&objects_of(&nodes, args.json)),
+            Ok(()) => print_all(&objects_of(&nodes, args.json)),
             Err(mistakes) => Ok(mistaken(&mistakes)),
         };
     }
@@ -33,7 +33,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
         Ok((access, client))
     });
     let mistakes = checks.finish(Some(())).err();
-    // What cannot be had is told beside what is mistaken, and the mistakes count.
+    // Both kinds of errors are printed; mistakes decide the exit status.
     let exit = access.as_ref().err().map(|error| unavailable(error));
     let exit = mistakes.map(|mistakes| mistaken(&mistakes)).or(exit);
     let (access, client) = match (access, exit) {
@@ -44,7 +44,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<Exit> {
         Some(options) => {
             let granted = block_on(grant(&access, &client, &options))?;
             match granted {
-                Ok(granted) => shown(&if args.json { json(&granted)? } else { said(&granted) }),
+                Ok(granted) => print_all(&if args.json { json(&granted)? } else { text_of(&granted) }),
                 Err(error) => Ok(failed(&error)),
             }
         }
@@ -131,7 +131,7 @@ fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Resul
         }
     }
     if as_json {
-        return shown(&pretty(&json!({"version": 1, "nodes": nodes, "deleted": deleted}))?);
+        return print_all(&pretty(&json!({"version": 1, "nodes": nodes, "deleted": deleted}))?);
     }
     let nodes = nodes.join(", ");
     let mut text: String = deleted.iter().map(|object| format!("deleted  {object}\n")).collect();
@@ -142,10 +142,10 @@ fn revoke_all(client: &Client, nodes: &[String], as_json: bool) -> anyhow::Resul
              of its slices stay in the Role default/berth, by which other nodes remove what it left\n"
         ),
     };
-    shown(&text)
+    print_all(&text)
 }
 
-/// All that makes a shim of each node able to do its work, for who applies it otherwise.
+/// All objects for the shims of these nodes, to be applied in another way.
 fn objects_of(nodes: &[String], as_json: bool) -> String {
     let shared = objects::shared_role(nodes.iter().map(String::as_str));
     let all =
@@ -166,7 +166,7 @@ fn pretty(value: &Value) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(value).context("no JSON")? + "\n")
 }
 
-fn said(granted: &Granted) -> String {
+fn text_of(granted: &Granted) -> String {
     let Granted { service_account, may, server, kubeconfig, token, uid, expires, seconds } = granted;
     let mut text: String = may.iter().map(|request| format!("may      {request}\n")).collect();
     for path in [kubeconfig, token] {
@@ -181,7 +181,7 @@ fn said(granted: &Granted) -> String {
     text
 }
 
-fn shown(text: &str) -> anyhow::Result<Exit> {
+fn print_all(text: &str) -> anyhow::Result<Exit> {
     print(text)?;
     Ok(Exit::Ok)
 }

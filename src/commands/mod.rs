@@ -49,7 +49,7 @@ pub enum Exit {
     Bug,
     /// 74 (EX_IOERR): standard output cannot be written.
     Output,
-    /// 75 (EX_TEMPFAIL): neither done nor undone, and what to do is said; or neither yes nor no.
+    /// 75 (EX_TEMPFAIL): neither done nor undone, and the next step is printed; or neither yes nor no.
     Again,
     /// The exit status of the child.
     Child(u8),
@@ -70,7 +70,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Writes a line to standard error. One that takes nothing, as a pipe that was closed, is no reason to stop: `eprintln!`
+/// Prints a line on standard error. That it cannot be written, to a closed pipe for example, is ignored: `eprintln!`
 /// would panic.
 fn say(line: impl Display) {
     let _ = writeln!(io::stderr(), "berth: {line}");
@@ -86,8 +86,8 @@ impl Display for Unwritten {
     }
 }
 
-/// Writes to standard output; false if nobody reads it any more. That is no error, and changes no exit status: whoever
-/// closed it has enough (`berth status | head`).
+/// Writes to standard output; false if it is a pipe without a reader. That is no error, and changes no exit status (`berth status |
+/// head`).
 fn print(text: &str) -> anyhow::Result<bool> {
     let mut out = io::stdout().lock();
     printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
@@ -107,7 +107,7 @@ fn printed(result: io::Result<()>) -> anyhow::Result<bool> {
     }
 }
 
-/// Prints all that is wrong with a command line.
+/// Prints all mistakes of a command line.
 fn mistaken(mistakes: &Mistakes) -> Exit {
     for mistake in &mistakes.0 {
         say(mistake);
@@ -133,7 +133,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     Ok(runtime.block_on(future))
 }
 
-/// Sets up the log on standard error. Does nothing the second time. `relays`: nothing may wait for whoever reads it.
+/// Sets up the log on standard error. Does nothing the second time. `relays`: writing a line must not block.
 fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
     let level = match args.log_level {
         LogLevel::Error => LevelFilter::ERROR,
@@ -144,10 +144,10 @@ fn init_log(args: &LogArgs, relays: bool) -> Option<log::Flush> {
     };
     let (writer, flush) = match relays.then(log::Lines::to_stderr) {
         Some(Ok((lines, flush))) => (BoxMakeWriter::new(lines), Some(flush)),
-        // What a log is for is said without a thread, too.
+        // Without a thread, lines are written directly.
         Some(Err(_)) | None => (BoxMakeWriter::new(io::stderr), None),
     };
-    // What it would say of a line that cannot be written is a panic where standard error is closed.
+    // Its message about a line that cannot be written would panic where standard error is closed.
     let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(writer).log_internal_errors(false);
     let _ = match args.log_format {
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
@@ -194,7 +194,7 @@ pub fn dispatch(cli: Cli) -> ExitCode {
     ended(result)
 }
 
-/// Prints what clap says instead of running a subcommand: a mistake, or the help or version that was asked for.
+/// Prints clap's message instead of running a subcommand: a mistake, the help or the version.
 #[must_use]
 pub fn explain(error: &clap::Error) -> ExitCode {
     let result = error.print().and_then(|()| io::stdout().flush());

@@ -1,10 +1,10 @@
-//! `berth run`: `berth exec` as a child, and the shim beside it.
+//! `berth run`: the shim, with `berth exec` as a child.
 //!
-//! The child stays between this process, which has several threads, and the apiserver: the kernel tells the child of
-//! this one's death once for each thread, and kube-apiserver takes a second SIGTERM for "at once".
+//! The child stays between this process, which has several threads, and the apiserver: the kernel signals the
+//! child once for each thread of a parent that dies, and kube-apiserver ends at once on a second SIGTERM.
 //!
-//! The shim leaves the group before the child gets SIGTERM, and every client that said something has its first
-//! byte, so that no connection begins at an apiserver that is stopping; then it drains, and the child's exit status becomes its own.
+//! The child gets SIGTERM when the shim has left the group and every client that sent something has its first
+//! byte, so that no connection begins at an apiserver that is stopping; then the shim drains, and the child's exit status becomes its own.
 
 use super::serve::{Signals, build};
 use super::{Exit, block_on, mistaken, unavailable};
@@ -74,16 +74,16 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
     let mut drained = false;
     let mut terminated = false;
     let mut ended: Option<ExitStatus> = None;
-    let mut noting = JoinSet::new();
+    let mut recording = JoinSet::new();
     loop {
         if let (Some(status), true) = (ended, drained) {
-            while noting.join_next().await.is_some() {}
+            while recording.join_next().await.is_some() {}
             return Ok(status);
         }
         tokio::select! {
             _ = &mut serving, if !drained => {
                 drained = true;
-                // Not before: its end would look like the end of what it was answering.
+                // Not before: clients would take its end for the end of an answer.
                 if *stop.borrow() == Stop::Now {
                     signal_child(child, Signal::SIGKILL);
                 }
@@ -98,14 +98,14 @@ async fn supervise(bound: Bound, child: &mut Child, signals: &mut Signals) -> an
                 }
                 // It may wait for a claim: on another thread, for the connections that drain.
                 let (berth, instance) = (berth.clone(), instance.clone());
-                noting.spawn_blocking(move || {
+                recording.spawn_blocking(move || {
                     if let Err(error) = record_end(&berth, &instance, &status.to_string()) {
-                        tracing::debug!(%error, "cannot note the end in the instance's record");
+                        tracing::debug!(%error, "cannot record the end in the instance's record");
                     }
                 });
                 stop.send_modify(|stop| *stop = (*stop).max(Stop::Drain));
             }
-            // It also leaves while its apiserver fails probes beside a sibling: that is no reason to end it.
+            // It also leaves while its apiserver fails probes and a sibling is joined: that is no reason to end it.
             () = answered.wait(),
                 if !terminated && ended.is_none() && *stop.borrow() >= Stop::Drain =>
             {
@@ -132,7 +132,7 @@ fn signal_child(child: &Child, signal: Signal) {
     }
 }
 
-/// As a shell says it: 128 and the signal's number for a child that a signal ended.
+/// As in a shell: 128 and the signal's number for a child that a signal ended.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(70);
     u8::try_from(code).unwrap_or(u8::MAX)

@@ -32,7 +32,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
     })?
 }
 
-/// Builds a shim or says why not. A signal ends that, however long a port is waited for: nothing was begun.
+/// Builds a shim, or prints why not. A signal ends the wait for a port: nothing has begun.
 pub(super) async fn build(config: Config, signals: &mut Signals) -> Result<Bound, Exit> {
     let built = tokio::select! {
         built = app::build(config, Vec::new()) => built,

@@ -46,7 +46,7 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<Exit> {
     })?
 }
 
-/// Prints; whether to look again, which is a second later.
+/// Prints; true a second later if it should be repeated.
 async fn again(args: &StatusArgs, text: &str) -> anyhow::Result<bool> {
     // Home, and what is below away: a table that is printed again stays in its place.
     let clear = if args.watch && !args.json && std::io::stdout().is_terminal() { "\x1b[H\x1b[J" } else { "" };
@@ -59,7 +59,7 @@ async fn again(args: &StatusArgs, text: &str) -> anyhow::Result<bool> {
     })
 }
 
-/// An instance, with what its shim says.
+/// An instance and its shim's status.
 #[derive(Debug, Serialize)]
 struct Row {
     berth: SocketAddr,
@@ -69,10 +69,9 @@ struct Row {
     record: Option<Record>,
     /// Whether the recorded process lives.
     running: bool,
-    /// What the shim says of itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     shim: Option<Status>,
-    /// Why it says nothing.
+    /// Why there is no status.
     #[serde(skip_serializing_if = "Option::is_none")]
     silent: Option<String>,
     #[serde(skip)]
@@ -176,7 +175,7 @@ fn table(rows: &[Row], now: SystemTime) -> String {
     {
         let _ = writeln!(
             text,
-            "{} of {}: the port is shared with {} of others, who get a share of new connections (`berth doctor` names them)",
+            "{} of {}: the port is shared with {} of others, which get a share of new connections (`berth doctor` names them)",
             row.instance,
             row.berth,
             if shim.foreign_listeners == 1 {
@@ -199,7 +198,7 @@ fn table(rows: &[Row], now: SystemTime) -> String {
 
 fn crowd(gate: &GateStatus) -> String {
     let GateStatus { openings, limit, waiting, longest } = gate;
-    let mut text = format!("{waiting} clients wait for their turn, {openings} of {limit} are being opened");
+    let mut text = format!("{waiting} clients wait for their turn, {openings} of {limit} TLS handshakes are in flight");
     if let Some(LongestQueue { source, clients }) = longest {
         let _ = write!(text, "; most of them came from {source}: {clients}");
     }

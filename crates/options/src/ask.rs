@@ -1,4 +1,4 @@
-//! `berth ready`, `berth live` and `berth drain`: what a pod's probes and hooks ask of its shim.
+//! `berth ready`, `berth live` and `berth drain`, for a pod's probes and hooks.
 
 use crate::place::{ADDRESSES, RunDirArgs};
 use crate::probe::{PROBE, ProbeArgs};
@@ -38,7 +38,7 @@ pub struct ReadyArgs {
 pub struct DrainArgs {
     #[command(flatten)]
     pub ask: AskArgs,
-    /// Do nothing where no sibling is joined: with nobody to hand over to, clients are served until
+    /// Do nothing if no sibling is joined: without a shim to hand over to, clients are served until
     /// the apiserver itself stops (for a preStop hook)
     #[arg(long, env = "BERTH_DRAIN_IF_SIBLING", hide_env_values = true)]
     pub if_sibling: bool,

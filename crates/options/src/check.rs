@@ -19,10 +19,10 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
 
-/// More openings than any instance has processors for.
+/// More handshakes than any instance has CPUs for.
 const MOST_OPENINGS: NonZeroUsize = NonZeroUsize::new(65_536).unwrap();
 
-/// Checks the options that say where. A mistake found leaves `None`.
+/// Checks the options of the place. A mistake leaves `None`.
 pub fn place(args: &PlaceArgs, checks: &mut Checks) -> Option<Place> {
     let parsed = args.listen.iter().map(|text| listen(text));
     let listen: Vec<_> = parsed.filter_map(|parsed| checks.note(parsed)).collect();
@@ -90,7 +90,7 @@ pub fn check_beside_instance(place: &Place, checks: &mut Checks) {
 
 fn wildcard_clash(address: SocketAddr, berth: SocketAddr) -> String {
     if berth.ip().is_unspecified() {
-        // That the first address is no wildcard is said already, and how to fix it.
+        // A wildcard as the first address is reported already, with its fix.
         return format!("--listen {address}: a wildcard listener clashes with the apiserver's own 127.x address");
     }
     format!(
@@ -245,8 +245,8 @@ fn whole_seconds(checks: &mut Checks, option: &str, text: &str) -> Duration {
     duration
 }
 
-/// Checks how an apiserver is asked, and that its files can be read. With `strict`, an HTTPS probe must say what it
-/// trusts.
+/// Checks the options of a probe, and that its files can be read. With `strict`, an HTTPS probe must have a CA or be
+/// insecure explicitly.
 pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Checks) -> Option<ProbeConfig> {
     let config = check_probe_options(args, path, strict, checks);
     let https = args.probe == ProbeKind::Https;
@@ -264,7 +264,7 @@ pub fn check_probe(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Chec
     config
 }
 
-/// As [`check_probe`], without a look at the files, which may be another machine's.
+/// As [`check_probe`], without reading the files, which may be another machine's.
 pub fn check_probe_options(args: &ProbeArgs, path: &str, strict: bool, checks: &mut Checks) -> Option<ProbeConfig> {
     let https = args.probe == ProbeKind::Https;
     if !path.starts_with('/') || path.parse::<hyper::Uri>().is_err() {

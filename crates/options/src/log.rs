@@ -18,23 +18,23 @@ pub struct LogArgs {
 /// Form of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// One readable line an event
+    /// One readable line per event
     Text,
-    /// One JSON object an event
+    /// One JSON object per event
     Json,
 }
 
 /// Least severity that is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogLevel {
-    /// Only what needs somebody
+    /// Failures that need attention
     Error,
-    /// And what may need somebody
+    /// And possible problems
     Warn,
-    /// And the life cycle
+    /// And life cycle events
     Info,
     /// And each connection
     Debug,
-    /// And each step of it
+    /// And each step of a connection
     Trace,
 }

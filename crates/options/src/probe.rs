@@ -1,4 +1,4 @@
-//! How an apiserver is asked.
+//! How an apiserver is probed.
 
 use berth_shim::backend::probe::ProbeKind;
 use clap::Args;
