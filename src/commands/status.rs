@@ -268,7 +268,8 @@ mod tests {
         let shim = serde_json::json!({
             "version": 1, "berth": "10.0.0.5:6443", "listen": ["10.0.0.5:6443", "[fd00::5]:6443"], "instance": instance,
             "shim_version": "0.1.0", "pid": 1, "state": "joined", "since": "2026-01-03T00:00:00Z", "connections_open": 3,
-            "connections_total": 7, "held": 0, "fail_open": false, "direct": direct,
+            "connections_pending": 0, "connections_total": 7, "held": 0, "fail_open": false, "foreign_listeners": 0, "blocked": false,
+            "discover": false, "direct": direct,
             "instances": [{
                 "instance": instance, "address": address, "own": true, "standing": "ready", "since": "2026-01-03T00:00:00Z",
                 "kube_version": "v1.36.3", "last_probe": "200 in 47 ms",
@@ -290,9 +291,9 @@ mod tests {
         let relayed = ["[fd00::5]:6443", "127.0.0.1:6443"];
         let direct = [
             serde_json::json!({"on": true, "opened": 8412, "open": 64, "settling": true, "relayed": relayed}),
-            serde_json::json!({"on": false, "why": "a sibling steers", "opened": 0, "open": 64, "relayed": relayed[..1]}),
+            serde_json::json!({"on": false, "why": "a sibling steers", "opened": 0, "open": 64, "settling": false, "relayed": relayed[..1]}),
             // The kernel cannot be asked.
-            serde_json::json!({"on": false, "why": "there are several instances: c and d", "opened": 5}),
+            serde_json::json!({"on": false, "why": "there are several instances: c and d", "opened": 5, "settling": false}),
             serde_json::Value::Null,
         ];
         let rows: Vec<_> = ["a", "b", "c", "d"]

@@ -52,7 +52,7 @@ fn cookie(listener: &impl AsFd) -> u64 {
 fn update(version: u32, guards: &[(u64, SocketAddr)]) -> String {
     let guards: Vec<_> = guards.iter().map(|(cookie, address)| format!("[{cookie},\"{address}\"]")).collect();
     format!(
-        r#"{{"version":{version},"announce":{{"phase":"joined","ready":true,"reachable":true,"owns":[],"accepts":[]}},"guards":[{}]}}"#,
+        r#"{{"version":{version},"announce":{{"phase":"joined","ready":true,"reachable":true,"leaving":false,"owns":[],"accepts":[]}},"guards":[{}]}}"#,
         guards.join(",")
     )
 }

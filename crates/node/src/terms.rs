@@ -143,7 +143,6 @@ pub struct Announce {
     /// Whether it knows any instance that can get connections.
     pub reachable: bool,
     /// Whether it leaves for good: it takes nothing over any more.
-    #[serde(default)]
     pub leaving: bool,
     /// The only instance that it knows, if that is ready and new connections can be steered to it, past the shims.
     #[serde(default, skip_serializing_if = "Option::is_none")]

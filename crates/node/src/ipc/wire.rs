@@ -88,7 +88,6 @@ pub struct Status {
     pub listen: Vec<SocketAddr>,
     pub instance: InstanceId,
     /// A node shim: it serves every instance of the berth.
-    #[serde(default)]
     pub discover: bool,
     pub shim_version: String,
     /// Its process, in its own PID namespace.
@@ -97,8 +96,7 @@ pub struct Status {
     /// Since when, RFC 3339.
     pub since: String,
     pub connections_open: u64,
-    /// Those of them whose client has sent something and has no answer yet. An older shim does not send it.
-    #[serde(default)]
+    /// Those of them whose client has sent something and has no answer yet.
     pub connections_pending: u64,
     pub connections_total: u64,
     /// Clients that are held until an instance is ready.
@@ -106,7 +104,6 @@ pub struct Status {
     /// Whether no instance is ready, and connections go to one that fails its probe.
     pub fail_open: bool,
     /// Listeners on its addresses that no shim of the berth holds: they get a share of new connections.
-    #[serde(default)]
     pub foreign_listeners: u64,
     /// Its own instance first.
     pub instances: Vec<InstanceStatus>,
@@ -120,7 +117,6 @@ pub struct Status {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconnected: Vec<InstanceId>,
     /// Whether a relaying thread does not respond.
-    #[serde(default)]
     pub blocked: bool,
     /// What the shim does in the cluster's API, with `--cluster`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -141,7 +137,6 @@ pub struct DirectStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open: Option<u64>,
     /// Whether the handshake of one may be in progress: their instance must not stop now.
-    #[serde(default)]
     pub settling: bool,
     /// Listen addresses whose clients are relayed nevertheless.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -199,7 +194,7 @@ pub struct InstanceStatus {
     pub kube_version: Option<String>,
     /// The result of the last probe, as text that may change with the next version.
     pub last_probe: String,
-    /// It will be the same until something is changed. An older shim does not send it.
+    /// It will be the same until something is changed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub probe_rejected: bool,
 }
@@ -294,7 +289,6 @@ mod tests {
                 ready: true,
                 reachable: true,
                 leaving: false,
-                // An older shim neither says nor reads it.
                 direct: None,
                 owns: [Cookie(7)].into(),
                 accepts: [Cookie(7), Cookie(9)].into(),

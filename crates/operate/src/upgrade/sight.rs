@@ -353,7 +353,8 @@ mod tests {
     fn says(probe_rejected: Option<bool>) -> Answer {
         let mut status = serde_json::json!({
             "version": 1, "berth": "10.0.0.5:6443", "listen": [], "instance": "a", "shim_version": "0.1.0", "pid": 1,
-            "state": "waiting", "since": "", "connections_open": 0, "connections_total": 0, "held": 0, "fail_open": false,
+            "state": "waiting", "since": "", "connections_open": 0, "connections_pending": 0, "connections_total": 0, "held": 0,
+            "fail_open": false, "foreign_listeners": 0, "blocked": false, "discover": false,
             "instances": [{"instance": "a", "address": "127.1.2.3:6443", "own": true, "standing": "unready", "since": "",
                 "last_probe": "whatever its version says"}]
         });
