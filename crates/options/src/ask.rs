@@ -57,7 +57,6 @@ pub struct DrainArgs {
 pub struct LiveArgs {
     #[command(flatten)]
     pub ask: AskArgs,
-    /// How the apiserver is asked.
     #[command(flatten)]
     pub probe: ProbeArgs,
     /// How long it may take, if not --probe-timeout.

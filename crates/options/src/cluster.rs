@@ -22,7 +22,7 @@ pub struct ClusterArgs {
 }
 
 /// Checks the options. `server_name` is what the apiserver's certificate has to carry where no
-/// kubeconfig says it.
+/// kubeconfig has it.
 pub(crate) fn check(
     args: &ClusterArgs,
     place: &Place,

@@ -10,7 +10,7 @@ pub struct ExecArgs {
     /// Which berth and which instance.
     #[command(flatten)]
     pub place: PlaceArgs,
-    /// Stay as the apiserver's parent, so that it gets one SIGTERM however berth run ends: what berth run asks for
+    /// Stay as the apiserver's parent, so that it gets one SIGTERM however berth run ends: for berth run
     #[arg(long, hide = true)]
     pub stay: bool,
     /// The apiserver's command; {instance} in its arguments becomes the instance's ID

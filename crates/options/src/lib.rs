@@ -1,5 +1,5 @@
-//! The options of the commands that stand in a pod: clap types and help texts, a file a group, and in [`check`] what
-//! they mean. The command line reads them, and so does doctor, out of a manifest.
+//! The options of the commands that run in a pod: clap types and help texts, a file per group, and their
+//! checks ([`check`]). The command line uses them, and so does doctor, for the containers of a manifest.
 //!
 //! Values stay as they were typed; [`check`] turns them into checked types, so that every
 //! mistake of a command line is reported at once and not one per try.

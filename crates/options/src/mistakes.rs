@@ -1,4 +1,4 @@
-//! What is wrong with a command line, collected: every mistake is reported at once, not one per try.
+//! The mistakes of a command line, collected: every one is reported at once, not one per try.
 
 use humantime::format_duration;
 use std::fmt::Display;
@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// All that is wrong with a command line, a sentence each.
+/// The mistakes of a command line, a sentence each.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join("\n"))]
 pub struct Mistakes(pub Vec<String>);
@@ -20,7 +20,7 @@ impl Checks {
         self.0.push(mistake.into());
     }
 
-    /// The value, or its mistake noted.
+    /// The value; else records the mistake.
     pub fn note<T, E: Display>(&mut self, result: Result<T, E>) -> Option<T> {
         result.map_err(|error| self.0.push(error.to_string())).ok()
     }

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 /// A heading of help texts.
 pub const PROBE: &str = "Probe";
 
-/// How the apiserver is asked.
+/// How the apiserver is probed.
 #[derive(Debug, Clone, Args)]
 pub struct ProbeArgs {
-    /// Ask by HTTPS, or only whether the port accepts connections
+    /// Probe by HTTPS, or only whether the port accepts connections
     #[arg(long, env = "BERTH_PROBE", hide_env_values = true, default_value = "https", value_name = "KIND", value_parser = kinds(), help_heading = PROBE)]
     pub probe: ProbeKind,
     /// PEM file with the CAs that the apiserver's certificate is checked against
@@ -32,12 +32,12 @@ pub struct ProbeArgs {
     /// Do not check the apiserver's certificate; no credentials are sent then
     #[arg(long, env = "BERTH_PROBE_INSECURE", hide_env_values = true, help_heading = PROBE)]
     pub probe_insecure: bool,
-    /// How long an answer may take; a shim leaves an apiserver where no client's TLS handshake ends for so long
+    /// How long an answer may take; a shim leaves an apiserver where no client's TLS handshake ends for this long
     #[arg(long, env = "BERTH_PROBE_TIMEOUT", hide_env_values = true, default_value = "2s", value_name = "DURATION", help_heading = PROBE)]
     pub probe_timeout: String,
 }
 
-/// What the apiserver is asked, how often, and how many consecutive answers decide.
+/// The path, how often it is requested, and how many consecutive answers decide.
 #[derive(Debug, Clone, Args)]
 pub struct PaceArgs {
     /// Path that answers 200 when the apiserver is ready

@@ -47,13 +47,11 @@ pub struct RunArgs {
 /// Options that `berth serve` and `berth run` share.
 #[derive(Debug, Clone, Args)]
 pub struct ShimArgs {
-    /// How long a port that cannot be had is tried again before exit 69
+    /// How long bind is tried again while a port is not available, before exit 69
     #[arg(long, env = "BERTH_BIND_WAIT", hide_env_values = true, default_value = "0s", value_name = "DURATION", help_heading = ADDRESSES)]
     pub bind_wait: String,
-    /// How the apiserver is asked whether it is ready.
     #[command(flatten)]
     pub probe: ProbeArgs,
-    /// What it is asked, how often, and how many consecutive answers decide.
     #[command(flatten)]
     pub pace: PaceArgs,
     /// How long a client is kept waiting while no apiserver is ready
@@ -69,7 +67,7 @@ pub struct ShimArgs {
     pub max_connections: Option<String>,
     /// Most new connections at once that an instance has not answered with a first byte, which is about the TLS handshakes
     /// that it computes: auto (twice the CPUs at least, more while it answers fast), a number, or off. Further clients wait
-    /// for their turn, each source in a line of its own
+    /// for their turn, each source in a queue of its own
     #[arg(long, env = "BERTH_MAX_OPENINGS", hide_env_values = true, default_value = "auto", value_name = "auto|N|off", help_heading = CONNECTIONS)]
     pub max_openings: String,
     /// Clients of these addresses go first where new connections wait for their turn, as those of the node's own addresses
@@ -79,13 +77,13 @@ pub struct ShimArgs {
     /// Length of the accept queue; the kernel caps it at net.core.somaxconn
     #[arg(long, env = "BERTH_BACKLOG", hide_env_values = true, default_value = "4096", value_name = "N", help_heading = CONNECTIONS)]
     pub backlog: String,
-    /// Idle time after which TCP asks whether the peer is still there; 0s: never
+    /// Idle time after which TCP probes whether the peer is still there; 0s: never
     #[arg(long, env = "BERTH_KEEPALIVE_IDLE", hide_env_values = true, default_value = "30s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub keepalive_idle: String,
-    /// Time between two such questions
+    /// Time between two such probes
     #[arg(long, env = "BERTH_KEEPALIVE_INTERVAL", hide_env_values = true, default_value = "10s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub keepalive_interval: String,
-    /// Unanswered questions after which the peer is gone
+    /// Unanswered probes after which the peer is gone
     #[arg(long, env = "BERTH_KEEPALIVE_PROBES", hide_env_values = true, default_value = "3", value_name = "N", help_heading = CONNECTIONS)]
     pub keepalive_probes: String,
     /// TCP_USER_TIMEOUT; 0s: off. It also cuts readers that pause for that long (`kubectl logs -f |
@@ -95,7 +93,7 @@ pub struct ShimArgs {
     /// How long siblings wait for a sign of life of this shim before they accept from its listeners; at most a day
     #[arg(long, env = "BERTH_LEASE", hide_env_values = true, default_value = "3s", value_name = "DURATION", help_heading = CONNECTIONS)]
     pub lease: String,
-    /// In calm, let the kernel steer new connections of IPv4 to the apiserver itself: no relay, and it sees the
+    /// Outside of changes, let the kernel steer new IPv4 connections to the apiserver itself: no relay, and it sees the
     /// client's address
     #[arg(long, env = "BERTH_DIRECT", hide_env_values = true, default_value = "off", value_name = "WHEN", value_parser = direct_modes(), help_heading = CONNECTIONS)]
     pub direct: DirectMode,
@@ -112,7 +110,6 @@ pub struct ShimArgs {
     /// [default: off]
     #[arg(long, env = "BERTH_ADMIN", hide_env_values = true, value_name = "ADDR:PORT", help_heading = OPERATION)]
     pub admin: Option<String>,
-    /// What it does in the cluster's API.
     #[command(flatten)]
     pub cluster: ClusterArgs,
     /// Log the end of each connection at info instead of debug
@@ -123,8 +120,8 @@ pub struct ShimArgs {
 pub fn direct_modes() -> impl TypedValueParser<Value = DirectMode> {
     let help = |mode| match mode {
         DirectMode::Off => "Relay every connection",
-        DirectMode::Auto => "Where a self-test passes: the log says which it is, and why",
-        DirectMode::On => "Or exit 69 if it cannot be",
+        DirectMode::Auto => "If a self-test passes: the log has the result and the reason",
+        DirectMode::On => "Or exit 69 if it is impossible",
     };
     let modes = DirectMode::ALL.map(|mode| PossibleValue::new(mode.as_str()).help(help(mode)));
     PossibleValuesParser::new(modes).map(|text| {
