@@ -51,23 +51,34 @@ const HELD: usize = 1024;
 /// Time between two tries for a port, within `--bind-wait`.
 const BIND_PAUSE: Duration = Duration::from_millis(250);
 
+/// Why a shim cannot be built: the message has the cause and the fix.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
+    /// A port cannot be bound.
     #[error("{0}")]
     Port(String),
+    /// The run directory cannot be used.
     #[error(transparent)]
     Registry(#[from] registry::Error),
+    /// Another shim has this instance.
+    #[expect(missing_docs, reason = "the message has both")]
     #[error("a shim of instance {instance} runs already ({path} answers): stop it, or give another --instance")]
     Taken { instance: InstanceId, path: String },
+    /// A file or option of the probe is wrong.
     #[error("{0}")]
     Probe(String),
+    /// The direct path is required and impossible.
     #[error("--direct on: {0}")]
     Direct(#[from] direct::Error),
+    /// The limit of open files is too low.
+    #[expect(missing_docs, reason = "the message has both")]
     #[error(
         "a limit of {files} open files leaves none for connections ({besides}): raise the hard limit (ulimit -Hn, \
          LimitNOFILE=), or lower --threads"
     )]
     Files { files: u64, besides: String },
+    /// A system call failed.
+    #[expect(missing_docs, reason = "the message has both")]
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
 }
@@ -76,6 +87,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
     move |source| BuildError::System { what, source }
 }
 
+/// How a shim ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
     /// Connections that were cut: by the drain deadline or a second signal.
@@ -145,7 +157,7 @@ pub async fn build(mut config: Config, mut collectors: Vec<Box<dyn Collector>>) 
         cluster: Cluster::default(),
         gate,
         direct,
-        turn: watch::Sender::new(Turn::Nobody("not joined yet")),
+        turn: watch::Sender::new(Turn::NoShim("not joined yet")),
         blocked: Arc::default(),
         ended: Arc::default(),
     };
@@ -296,22 +308,27 @@ fn port_error(address: SocketAddr, error: &io::Error) -> BuildError {
 }
 
 impl Bound {
+    /// Its listen addresses, with the ports that the kernel chose.
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.shared.config.place.addresses()
     }
 
+    /// Its instance's ID, which was drawn if none was configured.
     pub fn instance(&self) -> &InstanceId {
         &self.shared.instance
     }
 
+    /// The directory in which it meets its siblings.
     pub fn berth(&self) -> &BerthDir {
         &self.shared.berth
     }
 
+    /// The run directory, as configured.
     pub fn run_dir(&self) -> &Path {
         &self.shared.config.place.run_dir
     }
 
+    /// Its state, and since when.
     pub fn phase(&self) -> watch::Receiver<(Phase, SystemTime)> {
         self.shared.phase.subscribe()
     }
@@ -343,6 +360,7 @@ impl Bound {
         move || metrics.own()
     }
 
+    /// For a caller that stops the instance after the shim has left.
     pub fn answered(&self) -> Answered {
         Answered::new(self.phase(), self.shared.metrics.clone(), self.shared.direct.clone())
     }
@@ -381,24 +399,14 @@ impl Bound {
 
         let sockets = config.place.addresses().zip(sockets).collect();
         let keeping = keep(&shared, sockets, data.dispatcher, data.workers.handles().to_vec(), data.passes, requests);
-        let keeping_cluster = async {
-            if let Some(keeper) = &mut keeper {
-                keeper.keep().await;
-            }
-            std::future::pending::<()>().await;
-        };
-        let steering = async {
-            if let Some(direct) = &shared.direct {
-                direct.keep(shared.table.clone(), shared.turn.subscribe(), || metrics.total()).await;
-            }
-            std::future::pending::<()>().await;
-        };
-        let gate = async {
-            if let Some(gate) = &shared.gate {
-                gate.watch().await;
-            }
-            std::future::pending::<()>().await;
-        };
+        let keeping_cluster = while_served(keeper.as_mut().map(Keeper::keep));
+        let steering = while_served(
+            shared
+                .direct
+                .as_ref()
+                .map(|direct| direct.keep(shared.table.clone(), shared.turn.subscribe(), || metrics.total())),
+        );
+        let gate = while_served(shared.gate.as_ref().map(|gate| gate.watch()));
         // Guards are held until the last connection ended.
         let cut = tokio::select! {
             cut = leave(&shared, config.drain_timeout) => cut,
@@ -423,6 +431,14 @@ impl Bound {
         drop(data.workers);
         Ended { cut }
     }
+}
+
+/// Runs a part of the shim, if there is one, and never ends: the shim ends by others.
+async fn while_served(part: Option<impl Future<Output = ()>>) {
+    if let Some(part) = part {
+        part.await;
+    }
+    std::future::pending::<()>().await;
 }
 
 /// Waits until the shim is stopped and has left, then until its connections have ended.

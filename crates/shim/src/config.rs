@@ -16,6 +16,7 @@ use tokio::sync::watch;
 /// A checked `berth serve` or `berth run`.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// Listen addresses, instance and run directory.
     pub place: Place,
     /// The instance's address, if it is configured and not taken from its record.
     pub backend: Option<SocketAddr>,
@@ -27,11 +28,13 @@ pub struct Config {
     pub lease: Duration,
     /// Close listeners without handing them over, for comparison.
     pub plain_close: bool,
-    /// What divides the times that are not here, for tests.
+    /// Shortens the fixed times, for tests.
     pub speedup: Speedup,
-    /// How long a port that cannot be had is tried again.
+    /// How long bind(2) is tried again while a port is not available.
     pub bind_wait: Duration,
+    /// How instances are probed.
     pub probe: ProbeConfig,
+    /// Time between two probes of an instance.
     pub probe_interval: Duration,
     /// Consecutive good answers that make an instance ready.
     pub rise: u32,
@@ -43,7 +46,9 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// Most connections; `None`: what the file limit allows.
     pub max_connections: Option<u64>,
+    /// Length of the accept queue, as for listen(2).
     pub backlog: u32,
+    /// TCP keepalive of clients and instances.
     pub keepalive: Keepalive,
     /// Relaying threads; `None`: one per core, at most eight.
     pub threads: Option<usize>,
@@ -51,34 +56,39 @@ pub struct Config {
     pub max_openings: MaxOpenings,
     /// Clients whose new connections go first, in addition to the node's own.
     pub first: Vec<IpNet>,
-    /// Where /metrics and its kind are served.
+    /// Address of the admin server (/metrics, /status, /livez, /readyz).
     pub admin: Option<SocketAddr>,
-    /// Whether new connections go to the instance itself in calm.
+    /// Whether new connections go to the instance itself outside of changes.
     pub direct: DirectMode,
-    /// The cluster's API, if the shim is to keep the Service `kubernetes` and Leases.
+    /// The cluster's API, if the shim keeps the Service `kubernetes` and Leases.
     pub cluster: Option<ClusterConfig>,
     /// Whether ends of connections are logged at info.
     pub log_connections: bool,
 }
 
-/// An instance of this host that gets new connections while it is ready, and the own one when it is not: a bridge's. It has
-/// another address than one of loopback, and is dialled from there, as what is not steered.
+/// An instance of this host that gets new connections while it is ready, before the own one: a bridge's. Its address is not a
+/// loopback one, and it is dialled from loopback, because such connections are not steered.
 #[derive(Debug, Clone)]
 pub struct Preferred {
+    /// Its ID among the instances of this shim.
     pub id: InstanceId,
+    /// The address at which it listens.
     pub address: SocketAddr,
+    /// How it is probed.
     pub probe: ProbeConfig,
-    /// Which process that is: of another one nothing is known. None: it gets no connection.
+    /// Identifies its process: with another one, its health starts over. None: it gets no connections.
     pub process: watch::Receiver<Option<u64>>,
 }
 
 /// How many TLS handshakes an instance may have in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MaxOpenings {
-    /// As many as it opens fast.
+    /// As many as it answers fast.
     #[default]
     Auto,
+    /// At most this number.
     Fixed(NonZeroUsize),
+    /// No limit.
     Off,
 }
 
@@ -105,8 +115,10 @@ pub enum DirectMode {
 }
 
 impl DirectMode {
+    /// All modes, in the order of their help texts.
     pub const ALL: [Self; 3] = [Self::Off, Self::Auto, Self::On];
 
+    /// As on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -126,25 +138,30 @@ pub fn is_steered(address: &SocketAddr) -> bool {
     address.is_ipv4() && !address.ip().is_loopback()
 }
 
-/// Which berth, which instance of it, and where the shims meet.
+/// The berth, the instance, and the directory in which shims meet.
 #[derive(Debug, Clone)]
 pub struct Place {
     /// At least one; the first names the berth.
     pub listen: Vec<Listen>,
+    /// None: an ID is drawn.
     pub instance: Option<InstanceId>,
+    /// The directory that all shims and instances of the node share.
     pub run_dir: PathBuf,
 }
 
 impl Place {
+    /// The address that names the berth.
     pub fn berth(&self) -> SocketAddr {
         self.listen[0].addr
     }
 
+    /// All listen addresses.
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         self.listen.iter().map(|listen| listen.addr)
     }
 }
 
+/// A listen address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listen {
     /// Address and port; port 0 lets the kernel choose.

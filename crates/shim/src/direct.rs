@@ -66,7 +66,7 @@ pub(crate) enum Turn {
     Own,
     Sibling,
     /// They go to the shims, and why.
-    Nobody(&'static str),
+    NoShim(&'static str),
 }
 
 /// A shim's part in the direct path.
@@ -471,7 +471,7 @@ fn calm(turn: Turn, table: &Table) -> Result<(bool, Target), String> {
     match turn {
         Turn::Own => Ok((true, target)),
         Turn::Sibling => Ok((false, target)),
-        Turn::Nobody(why) => Err(why.to_owned()),
+        Turn::NoShim(why) => Err(why.to_owned()),
     }
 }
 

@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 /// A request to stop, from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stop {
+    /// Serve.
     No,
     /// Leave, let connections end, and stay.
     Leave,

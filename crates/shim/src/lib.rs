@@ -1,21 +1,30 @@
 //! What stands before a control plane, in the order in which data flows.
 
 #![forbid(unsafe_code)]
+// For what runs a shim: `app`, `config`, `drain`, `limits`. The other modules are public for parts of berth that probe or steer as
+// a shim does, and for tests, benchmarks and fuzz targets.
+#![warn(missing_docs)]
 
 mod accept;
 mod admin;
 pub mod app;
+#[allow(missing_docs, reason = "names and types say enough")]
 pub mod backend;
 mod cluster;
 pub mod config;
 mod direct;
 pub mod drain;
+#[allow(missing_docs, reason = "names and types say enough")]
 pub mod gate;
+#[allow(missing_docs, reason = "names and types say enough")]
 pub mod handover;
 pub mod limits;
+#[allow(missing_docs, reason = "names and types say enough")]
 pub mod metrics;
+#[allow(missing_docs, reason = "names and types say enough")]
 pub mod relay;
 mod shared;
+#[allow(missing_docs, reason = "names and types say enough")]
 pub mod steering;
 mod view;
 mod workers;

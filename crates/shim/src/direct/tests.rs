@@ -23,7 +23,7 @@ fn it_is_calm_with_one_instance_that_is_ready() {
     let twice = [own, ("b", "127.1.0.1:6443", Refused)];
     assert!(why(&twice, Turn::Own).is_ok(), "two names of one");
     for (instances, turn, expected) in [
-        (&[own][..], Turn::Nobody("a sibling joins or leaves"), "a sibling joins or leaves"),
+        (&[own][..], Turn::NoShim("a sibling joins or leaves"), "a sibling joins or leaves"),
         (&[], Turn::Own, "no instance is known"),
         // One that starts is there before it is ready.
         (&[own, ("b", "127.2.0.1:6443", Refused)], Turn::Own, "there are several instances: a and b"),

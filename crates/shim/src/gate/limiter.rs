@@ -1,15 +1,15 @@
 //! How many TLS handshakes an instance may have in flight. Pure: the time is passed in.
 //!
-//! The bound is never under twice the processors, which is as many handshakes as can be computed, and as many more that wait for
-//! a processor. It grows by one with each opening that is fast while the bound was reached, or one source's share of it, so
-//! that in calm nobody ever waits for it; and shrinks by the gradient (calm time ÷ time now), as the limiters of Envoy and
-//! Netflix do, while openings take more than twice their calm time. A young instance has a second bound beside that, which
-//! doubles every 5 s, and grows by one with each opening that takes no longer than 10 ms.
+//! The bound is at least twice the CPUs: as many handshakes as can be computed, and as many more that wait for
+//! a CPU. It grows by one with each fast handshake while the bound, or one source's share of it, was reached, so
+//! that without load no client ever waits for it. It shrinks by the gradient (calm time ÷ time now), as the limiters of Envoy and
+//! Netflix do, while handshakes take more than twice their calm time. A young instance has a second bound, which
+//! doubles every 5 s, and grows by one with each handshake that takes no longer than 10 ms.
 
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// What takes no longer needs no ramp.
+/// Handshakes that take no longer let the bound of a young instance grow.
 const FAST: Duration = Duration::from_millis(10);
 
 /// A handshake is slow if it takes this many times as long as without load, and longer than `TOLERABLE`. With the bound that

@@ -241,21 +241,21 @@ impl Machine {
     pub(crate) fn turn(&self, me: ShimId) -> Turn {
         let Facts { ready, leaving, direct, .. } = self.facts;
         if direct.is_none() {
-            return Turn::Nobody("this shim cannot steer");
+            return Turn::NoShim("this shim cannot steer");
         }
         if self.phase != Phase::Joined || self.is_leaving() || leaving || !ready {
-            return Turn::Nobody("this shim is not joined");
+            return Turn::NoShim("this shim is not joined");
         }
         let mut turn = Turn::Own;
         // One whose lease has expired hangs or is gone: it no longer steers.
         for (holder, peer) in self.peers.iter().filter(|(_, peer)| self.now < peer.fresh_until) {
             match peer.live(self.now) {
-                None => return Turn::Nobody("a sibling has not announced its state yet"),
+                None => return Turn::NoShim("a sibling has not announced its state yet"),
                 Some(its) if its.phase != Phase::Joined || its.leaving || !its.ready => {
-                    return Turn::Nobody("a sibling joins or leaves");
+                    return Turn::NoShim("a sibling joins or leaves");
                 }
-                Some(its) if its.direct.is_none() => return Turn::Nobody("a sibling cannot steer"),
-                Some(its) if its.direct != direct => return Turn::Nobody("a sibling has another instance"),
+                Some(its) if its.direct.is_none() => return Turn::NoShim("a sibling cannot steer"),
+                Some(its) if its.direct != direct => return Turn::NoShim("a sibling has another instance"),
                 Some(_) if *holder > me => turn = Turn::Sibling,
                 Some(_) => {}
             }

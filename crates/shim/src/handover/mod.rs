@@ -1,4 +1,4 @@
-//! A shim among its siblings: leases, guards, who accepts from what.
+//! A shim among its siblings: leases, guards, and which shim accepts from which listener.
 //!
 //! `machine` decides (pure), and here is what does it, in the order of the flow: `leases` keeps the own lease and reads
 //! the siblings', `siblings` connects to them, [`peers`] talks to them, `listeners` has the descriptors and the

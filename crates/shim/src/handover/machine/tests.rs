@@ -664,7 +664,7 @@ proptest! {
             match (shim.machine.turn(*holder), calm) {
                 (Turn::Own, true) => prop_assert_eq!(Some(holder), last, "steers"),
                 (Turn::Sibling, true) => prop_assert_ne!(Some(holder), last, "nobody steers"),
-                (Turn::Nobody(_), false) => {}
+                (Turn::NoShim(_), false) => {}
                 (turn, _) => prop_assert!(false, "{:?}: {:?}, calm: {}", holder, turn, calm),
             }
         }
