@@ -7,10 +7,11 @@ mod support;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -375,6 +376,18 @@ fn all_mistakes_are_told_at_once_and_nothing_is_touched() {
     assert_eq!(code, Some(69), "{log}");
     assert!(log.contains("no instance runs in"), "{log}");
     node.is_whole("v1");
+    // A first switch is for `berth inject`.
+    fs::copy(plain, node.canonical()).unwrap();
+    let v2 = node.new_manifest("v2");
+    for options in [&["--manifest", v2.to_str().unwrap()][..], &[]] {
+        let (code, _, log) = said(&mut node.upgrade(options));
+        assert_eq!(code, Some(64), "{log}");
+        for part in
+            [" --image IMAGE --write --bridge` first", "without --bridge: clients are then refused", "is the way back"]
+        {
+            assert!(log.contains(part), "{part} in {log}");
+        }
+    }
 }
 
 #[test]
@@ -432,6 +445,66 @@ fn a_new_version_that_fails_goes_and_says_why() {
         }
     }
     panic!("why it is not ready is not told");
+}
+
+#[test]
+fn an_image_that_the_kubelet_cannot_get_ends_it_at_once() {
+    let node = Node::new("v1");
+    let kubelet = Kubelet::start(&node);
+    node.until_joined();
+    kubelet.lags(Lags::Starting(Kind::Temporary));
+    let temporary = node.directory().join("berth-kube-apiserver.yaml");
+    let line = r#""Error syncing pod, skipping" err="failed to \"StartContainer\" for \"kube-apiserver\" with ErrImagePull: \"not found\"""#;
+    let programs = tempfile::tempdir().unwrap();
+    let program = programs.path().join("journalctl");
+    let uid = format!("sed -n 's/^  uid: \"*\\([^\"]*\\)\"*$/\\1/p' {}", temporary.display());
+    fs::write(&program, format!("#!/bin/sh\necho '{line} podUID=\"'$({uid})'\"'\n")).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let v2 = node.new_manifest("v2");
+    let mut upgrade = node.upgrade(&["--manifest", v2.to_str().unwrap()]);
+    upgrade.env("PATH", format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap()));
+    let (code, _, log) = said(&mut upgrade);
+    assert_eq!(code, Some(1), "{log}");
+    for part in ["the kubelet cannot get its image", "ErrImagePull: \"not found\"", "rolled back"] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+    node.is_whole("v1");
+}
+
+#[test]
+fn an_address_that_is_given_up_is_not_waited_for() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let other = TcpListener::bind(("127.0.0.1", node.listen.port())).unwrap();
+    let _client = TcpStream::connect(other.local_addr().unwrap()).unwrap();
+    let (code, _, log) = said(&mut node.upgrade(&[]));
+    assert!(code == Some(1) && log.contains("error[client-address]"), "{code:?} {log}");
+    let upgrade = Running::start(&mut node.upgrade(&["--ignore-errors", "client-address", "--settle", "1h"]));
+    upgrade.logs("3/8");
+    let state: Value = serde_json::from_slice(&fs::read(node.path("kept/upgrade.json")).unwrap()).unwrap();
+    assert_eq!(state["dialled"].as_array().map_or(0, Vec::len), 0);
+}
+
+/// As a unit does it after a reboot, which does not know the options.
+#[test]
+fn a_resumed_upgrade_has_the_kubeconfig_that_it_was_begun_with() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let cluster = Cluster::of(&[node.listen.ip()]);
+    let kubeconfig = cluster.kubeconfig();
+    let mut upgrade = node.upgrade(&["--settle", "1h"]);
+    // Relative, from another directory than the one in which it goes on.
+    upgrade.current_dir(kubeconfig.parent().unwrap()).arg("--kubeconfig").arg(kubeconfig.file_name().unwrap());
+    let mut upgrade = Running::start(&mut upgrade);
+    upgrade.logs("3/8");
+    upgrade.signal(Signal::SIGKILL);
+    upgrade.ended();
+    fs::write(&kubeconfig, "none").unwrap();
+    let again = Running::start(&mut node.upgrade(&[]));
+    again.logs("it goes on to the new manifest");
+    again.logs(&format!("note: kubeconfig {}", kubeconfig.display()));
 }
 
 /// It serves as a temporary pod and not from the canonical file: the old one comes back there meanwhile.

@@ -104,10 +104,12 @@ pub struct ManifestArgs {
     /// The manifest; `-` is standard input
     #[arg(default_value = "/etc/kubernetes/manifests/kube-apiserver.yaml", value_name = "FILE")]
     pub path: PathBuf,
-    /// Write the result into the file, not to standard output; the kubelet then restarts a static pod
+    /// Write the result into the file, not to standard output; the kubelet then restarts a static pod, and clients are refused until it
+    /// is ready: --bridge prevents that
     #[arg(long, env = "BERTH_WRITE", hide_env_values = true)]
     pub write: bool,
-    /// Write it under `berth bridge`: a temporary kube-apiserver serves until the one of the new manifest does, and nothing is lost
+    /// Write it under `berth bridge`, which needs Linux 5.9: a temporary kube-apiserver serves until the one of the new manifest does, and
+    /// nothing is lost
     #[arg(long, env = "BERTH_BRIDGE", hide_env_values = true, requires = "write")]
     pub bridge: bool,
     /// Print what changes, not the whole result
@@ -190,9 +192,6 @@ pub struct UpgradeArgs {
     /// [default: /etc/kubernetes/admin.conf, if it is there]
     #[arg(long, env = "BERTH_KUBECONFIG", hide_env_values = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// The current apiserver is not behind berth: restart it without `berth bridge`, where the kernel cannot steer
-    #[arg(long, env = "BERTH_ACCEPT_GAP", hide_env_values = true)]
-    pub accept_gap: bool,
     /// Take the cluster's lock from the node that has it, whose upgrade will not be completed
     #[arg(long, env = "BERTH_BREAK_LOCK", hide_env_values = true)]
     pub break_lock: bool,

@@ -1,6 +1,6 @@
 //! `berth inject` and `berth eject`: manifests into and out of berth.
 
-use super::bridge::{around, this_again};
+use super::bridge::{around, is_on, this_again};
 use super::{Exit, mistaken, print, say, unavailable, unread};
 use crate::cli::{InjectArgs, ManifestArgs};
 use berth_operate::doctor::node;
@@ -155,7 +155,13 @@ impl Target {
             return Ok(unavailable(&why));
         }
         if self.bridge {
-            return around(&["--manifest".as_ref(), self.path.as_os_str()], &this_again("--bridge", None)?);
+            return around(&["--manifest".as_ref(), self.path.as_os_str()], &this_again("--bridge")?);
+        }
+        if Manifest::parse(new).is_ok_and(|manifest| manifest.kind() == "Pod") && !is_on() {
+            say(
+                "note: a kubelet that runs this file restarts kube-apiserver now, and clients are refused until it is ready: --write \
+                 --bridge prevents that (Linux 5.9)",
+            );
         }
         if let Some(original) = original {
             match self.backups.keep(&self.path, original, new) {

@@ -1,15 +1,13 @@
 //! `berth upgrade`: its options, and how it ended.
 
-use super::bridge::{around, is_on, this_again};
-use super::{Exit, block_on, mistaken, numbered, print, say, unavailable};
+use super::{Exit, block_on, mistaken, numbered, print, unavailable};
 use crate::cli::UpgradeArgs;
-use berth_operate::upgrade::begin::{Begun, FILE, NotBegun, Options, begin, dry_run, is_first_switch};
+use berth_operate::upgrade::begin::{Begun, FILE, NotBegun, Options, begin, dry_run};
 use berth_operate::upgrade::drive::{self, DriveError, Ended};
 use berth_operate::upgrade::pod::PREFIX;
 use berth_operate::upgrade::say::Say;
 use berth_operate::upgrade::state::Store;
 use berth_options::check::{Checks, Mistakes};
-use std::ffi::OsStr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -18,30 +16,9 @@ pub(super) fn run(args: &UpgradeArgs) -> anyhow::Result<Exit> {
     let options = options(args, &mut checks);
     options.mistakes().into_iter().for_each(|mistake| checks.wrong(mistake));
     match checks.finish(Some(options)) {
-        // The first switch is one restart: kube-apiserver holds its port alone. Who goes on with one may have a bridge still.
-        Ok(options) if !args.accept_gap && is_first_switch(&options) && !is_on() => under_a_bridge(&options, args),
         Ok(options) => block_on(upgrade(options, args.dry_run))?,
         Err(mistakes) => Ok(mistaken(&mistakes)),
     }
-}
-
-/// Does it with --accept-gap, with a temporary kube-apiserver that serves meanwhile. What keeps it from beginning is looked for before.
-fn under_a_bridge(options: &Options, args: &UpgradeArgs) -> anyhow::Result<Exit> {
-    let manifest = options.canonical.clone();
-    let known = block_on(async { dry_run(options, &Say::default()).await.err() })?;
-    if let Some(why) = known {
-        return Ok(not_begun(why));
-    }
-    let mut words = vec!["--manifest".as_ref(), manifest.as_os_str()];
-    words.extend(["--settle", &args.settle, "--ready-timeout", &args.ready_timeout].map(OsStr::new));
-    if args.dry_run {
-        words.push("--dry-run".as_ref());
-    }
-    if let Some(kubeconfig) = &args.kubeconfig {
-        words.extend(["--kubeconfig".as_ref(), kubeconfig.as_os_str()]);
-    }
-    say("this first switch is one restart, done under `berth bridge` (without one: --accept-gap)");
-    around(&words, &this_again("--dry-run", Some("--accept-gap"))?)
 }
 
 fn options(args: &UpgradeArgs, checks: &mut Checks) -> Options {

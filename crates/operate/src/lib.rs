@@ -6,6 +6,7 @@
 
 pub mod bridge;
 pub mod cluster_status;
+mod command;
 pub mod doctor;
 pub mod grant;
 pub mod manifest;

@@ -91,11 +91,11 @@ pub(super) fn around(options: &[&OsStr], run: &[OsString]) -> anyhow::Result<Exi
     Err(failed).context("cannot begin a bridge")
 }
 
-/// The command line of this process, without one of its words and with another.
-pub(super) fn this_again(without: &str, with: Option<&str>) -> anyhow::Result<Vec<OsString>> {
+/// The command line of this process, without one of its words.
+pub(super) fn this_again(without: &str) -> anyhow::Result<Vec<OsString>> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let words = std::env::args_os().skip(1).filter(|word| word != without);
-    Ok(std::iter::once(program.into()).chain(words).chain(with.map(OsString::from)).collect())
+    Ok(std::iter::once(program.into()).chain(words).collect())
 }
 
 fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Exit> {

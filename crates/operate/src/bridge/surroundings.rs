@@ -97,9 +97,7 @@ pub(super) fn clients(port: u16, findings: &mut Findings) {
 /// An upgrade that is under way, and what `berth doctor` says of the manifest on its node.
 pub(super) fn manifest(path: &Path, findings: &mut Findings) {
     let directory = Path::new(state::DIRECTORY);
-    // A first switch is gone on with under a bridge.
-    let first = state::find(directory).is_ok_and(|state| state.is_some_and(|state| state.in_place));
-    if let Some(upgrade) = state::interrupted(directory).filter(|_| !first) {
+    if let Some(upgrade) = state::interrupted(directory) {
         findings.missing.push(format!("{upgrade}: bring it to its end with `berth upgrade` first"));
     }
     // One that cannot be read has been told.

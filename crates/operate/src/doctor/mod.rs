@@ -23,7 +23,7 @@ use serde::Serialize;
 
 pub use checks::CHECKS;
 use checks::{MEMORY, REQUESTS};
-pub use options::{ShimOf, probe_from_node, shim_of};
+pub use options::{ShimOf, shim_of};
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -1,16 +1,16 @@
 //! What berth's options in a manifest say, and what berth would say of them.
 
-use super::layout::{Berth, HOST_IP, Layout, Told, uid};
+use super::layout::{HOST_IP, Layout, Told, uid};
 use super::{Finding, Severity};
 use crate::manifest::Manifest;
 use berth_cluster::yaml::{YamlNode, parse};
 use berth_exec::args;
 use berth_options::PodCommand;
-use berth_options::check::{self, Checks, check_beside_instance, check_probe, check_probe_options};
+use berth_options::check::{self, Checks, check_beside_instance, check_probe_options};
 use berth_options::place::PlaceArgs;
 use berth_options::probe::ProbeArgs;
 use berth_options::shim::ShimArgs;
-use berth_shim::backend::probe::{ProbeConfig, ProbeKind};
+use berth_shim::backend::probe::ProbeKind;
 use berth_shim::config::DirectMode;
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -108,28 +108,6 @@ fn shim(told: &Told) -> Option<&ShimArgs> {
 /// How the apiserver is asked.
 pub(super) fn probe(told: &Told) -> Option<&ProbeArgs> {
     shim(told).map(|shim| &shim.probe)
-}
-
-/// How the shim of a manifest will ask its apiserver, for one who asks as it does from the node: its files are where the
-/// pod mounts them from. None: the options are not all in the manifest.
-///
-/// # Errors
-/// What is wrong with them, or with a file.
-#[must_use]
-pub fn probe_from_node(manifest: &Manifest) -> Option<Result<ProbeConfig, Vec<String>>> {
-    let layout = Layout::of(manifest)?;
-    let Berth { container, told, .. } = layout.serving()?;
-    let shim = shim(told)?;
-    let (mut args, mut checks) = (shim.probe.clone(), Checks::default());
-    for file in [&mut args.probe_ca, &mut args.probe_cert, &mut args.probe_key, &mut args.probe_token_file] {
-        let Some(path) = file else { continue };
-        match container.on_node(&path.to_string_lossy()) {
-            Some(there) => *file = Some(there.into()),
-            None => checks.wrong(format!("{}, which the probe needs, is in no hostPath of the shim", path.display())),
-        }
-    }
-    let config = check_probe(&args, &shim.pace.probe_path, true, &mut checks);
-    Some(checks.finish(config).map_err(|mistakes| mistakes.0))
 }
 
 /// What a manifest says of its shim, or of one that inject would give it.

@@ -6,24 +6,22 @@ use super::journal::node_name;
 use super::lock::{Claim, Holder, Lock, LockError, NAME, NAMESPACE};
 use super::machine::{Instance, Limits, Position};
 use super::pod::{self, Pod};
-use super::preflight::{self, Images};
 use super::say::Say;
 use super::service::Service;
-use super::sight::{Details, Sight};
+use super::sight::{Details, Sight, unreached};
 use super::state::{self, State, Store};
 use crate::doctor::cluster::Cluster;
 use crate::doctor::room::Room;
-use crate::doctor::{Case, Severity, beside, examine, excuse, node, probe_from_node, text};
+use crate::doctor::{Case, Severity, beside, examine, excuse, node, text};
 use crate::manifest::Manifest;
 use crate::manifest::file::{Access, Backups, FileError, read};
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::ADMIN;
 use berth_node::registry::RunDir;
-use berth_os::netdevice;
 use hyper::StatusCode;
 use std::fmt::Display;
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -169,17 +167,6 @@ pub async fn dry_run(options: &Options, say: &Say) -> Result<Vec<String>, NotBeg
     Ok(drive::plan(&state, &setting.limits, &setting.pod))
 }
 
-/// Whether it begins with a kube-apiserver that is not behind berth, or goes on with such an upgrade.
-#[must_use]
-pub fn is_first_switch(options: &Options) -> bool {
-    let pod = |path: &Path| Pod::of(&Manifest::parse(&read(path).ok()?).ok()?).ok();
-    match state::find(&options.backup_dir) {
-        Ok(Some(interrupted)) => interrupted.in_place,
-        Ok(None) => pod(&options.canonical).is_some_and(|old| !old.behind),
-        Err(_) => false,
-    }
-}
-
 /// Begins an upgrade, or goes on with one that was interrupted.
 ///
 /// # Errors
@@ -297,22 +284,17 @@ fn setting(options: &Options, old: &Pod, new: Pod, client: Option<Client>) -> Se
 /// A new upgrade, checked.
 async fn fresh(options: &Options, say: &Say) -> Result<(State, Setting), NotBegun> {
     let Texts { old_text, new_text, old, new, old_manifest, new_manifest } = Texts::read(options)?;
-    let in_place = !old.behind;
     let uid = pod::draw_uid().map_err(|error| unavailable(&error))?;
     let name = options.manifest.as_ref().unwrap_or(&options.canonical).display().to_string();
     let temporary_text =
         pod::temporary(&new_manifest, &uid).map_err(|problem| NotBegun::Mistakes(vec![format!("{name}:{problem}")]))?;
     let setting = setting(options, &old, new, options.client(None, say)?);
-    let address = match in_place {
-        true => plain_address(&old_manifest, old.port),
-        false => serving(&setting, &uid, options).await?,
-    };
+    let address = serving(&setting, &uid, options).await?;
     let mut state = State {
         version: State::FORMAT,
         berth: berth_node::VERSION.to_owned(),
         started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-        position: Position::begin(in_place),
-        in_place,
+        position: Position::begin(),
         canonical: options.canonical.clone(),
         temporary: options.temporary.clone(),
         uid,
@@ -325,7 +307,7 @@ async fn fresh(options: &Options, say: &Say) -> Result<(State, Setting), NotBegu
         access: Access::of(&options.canonical),
         kubeconfig: options.kubeconfig.as_deref().and_then(|path| std::path::absolute(path).ok()),
     };
-    let all = if in_place { drive::IN_PLACE } else { drive::STEPS };
+    let all = drive::STEPS;
     let what = match (state.same(), old.image == setting.pod.image) {
         (true, _) => format!("rolling restart of {}", old.image),
         (false, true) => format!("{} with another manifest", old.image),
@@ -333,12 +315,7 @@ async fn fresh(options: &Options, say: &Say) -> Result<(State, Setting), NotBegu
     };
     say.line(&format!("1/{all}  {address}: {what}; first, what berth doctor says of it"));
     state.dialled = diagnose(&name, &new_manifest, &old_manifest, &setting, options).await?;
-    if in_place {
-        look_before_switch(&new_manifest, &old, address, say).await?;
-        say.more("one restart: kube-apiserver holds its port alone, so clients are refused until the new one is ready");
-    } else {
-        state.service = look_after_service(&setting, address, options, say).await?;
-    }
+    state.service = look_after_service(&setting, address, options, say).await?;
     Ok((state, setting))
 }
 
@@ -378,43 +355,9 @@ async fn diagnose(
     }
     // Those of an error that is ignored will not be reached, and the operator knows.
     let mut dialled = facts.kept(manifest);
-    let unreached = preflight::unreached(&dialled).await;
+    let unreached = unreached(&dialled).await;
     dialled.retain(|address| !unreached.contains(address));
     Ok(dialled)
-}
-
-/// What would only show when the old apiserver has ended. Nothing is changed while it is known.
-async fn look_before_switch(new: &Manifest, old: &Pod, address: SocketAddr, say: &Say) -> Result<(), NotBegun> {
-    let mut wrong = Vec::new();
-    match probe_from_node(new) {
-        Some(Ok(config)) => {
-            let asked = preflight::probe(config, address).await;
-            wrong.extend(asked.err().map(|why| format!("the running apiserver does not pass the shim's probe: {why}")));
-        }
-        Some(Err(mistakes)) => wrong.extend(mistakes),
-        None => say.more("how the shim will ask cannot be seen in the manifest, so it was not tried"),
-    }
-    let mut wanted: Vec<_> = ["initContainers", "containers"]
-        .into_iter()
-        .flat_map(|list| new.containers(list))
-        .filter_map(|container| container.node().get("image")?.text().map(ToOwned::to_owned))
-        .collect();
-    wanted.sort();
-    wanted.dedup();
-    match preflight::images(&old.image, &wanted).await {
-        Images::There => {}
-        Images::Missing(missing) => {
-            wrong.extend(missing.iter().map(|(image, pull)| format!("{image} is not on the node: {pull}")));
-        }
-        Images::Unknown(why) => say.more(&format!("whether the images are on the node cannot be known: {why}")),
-    }
-    if wrong.is_empty() {
-        return Ok(());
-    }
-    for line in wrong {
-        let _ = writeln!(std::io::stderr(), "berth: {line}");
-    }
-    Err(unavailable(&"nothing was changed: clients would have been refused until that showed"))
 }
 
 /// Whether the Service names the node, so that it is kept there.
@@ -446,14 +389,6 @@ async fn look_after_service(
             Ok(false)
         }
     }
-}
-
-/// Where an apiserver that is not behind berth answers its node. What it advertises may be a router's address; if it is not
-/// told where to listen, it does so on 127.0.0.1 too.
-fn plain_address(old: &Manifest, port: u16) -> SocketAddr {
-    let own = netdevice::addresses().unwrap_or_default();
-    let advertised = old.advertised().filter(|ip| ip.is_loopback() || own.contains(ip));
-    SocketAddr::new(old.bound().or(advertised).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), port)
 }
 
 /// How long a shim may take to answer before that says that it does not serve: on a busy node it takes seconds to.
@@ -550,15 +485,18 @@ impl Texts {
 fn check_pair(options: &Options, old: &Pod, new: &Pod, mistakes: &mut Vec<String>) {
     let Options { canonical, .. } = options;
     let path = options.manifest.as_ref().unwrap_or(canonical).display().to_string();
+    if !old.behind {
+        let file = canonical.display();
+        mistakes.push(format!(
+            "{file} is not behind berth, so its kube-apiserver holds the port alone, and a second one cannot start beside it: run \
+             `berth inject {file} --image IMAGE --write --bridge` first, which is one restart and loses nothing; where no bridge can be \
+             (Linux before 5.9, or kernel lockdown), without --bridge: clients are then refused until the new one is ready, and `berth \
+             eject {file} --write` is the way back"
+        ));
+        return;
+    }
     if !new.behind {
-        let how = if old.behind { old } else { new }.inject_command(&path);
-        mistakes.push(match &options.manifest {
-            Some(_) => format!("{path} is not behind berth: run `{how}` first"),
-            None => format!(
-                "{path} is not behind berth, so a second one cannot run beside it: copy it elsewhere, run `berth inject \
-                 COPY --image IMAGE --write`, and give --manifest COPY"
-            ),
-        });
+        mistakes.push(format!("{path} is not behind berth: run `{}` first", old.inject_command(&path)));
         return;
     }
     if !new.by_uid {
@@ -574,7 +512,7 @@ fn check_pair(options: &Options, old: &Pod, new: &Pod, mistakes: &mut Vec<String
         ));
     }
     let first = |pod: &Pod| pod.listen.as_deref().and_then(|all| all.split_whitespace().next().map(ToOwned::to_owned));
-    if old.behind && (first(old), &old.run_dir) != (first(new), &new.run_dir) {
+    if (first(old), &old.run_dir) != (first(new), &new.run_dir) {
         mistakes.push(format!(
             "{path} has another first BERTH_LISTEN or another run directory than {}: their shims would not meet; keep both for \
              an upgrade, and change them apart from it",

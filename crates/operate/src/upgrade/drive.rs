@@ -7,10 +7,9 @@ use super::machine::{
     Action, Hopeless, INTERRUPTED, LEAVING, Limits, Machine, Outcome, Position, Seen, Slot, Step, Version,
 };
 use super::pod::{PREFIX, Pod};
-use super::preflight::unreached;
 use super::say::Say;
 use super::service::Service;
-use super::sight::{Details, Sight, plain_serves};
+use super::sight::{Details, Sight, unreached};
 use super::state::{State, StateError, Store, remove};
 use crate::manifest::file::{FileError, replace, replace_or_make, sweep};
 use crate::manifest::names::{INSTALL, SHIM};
@@ -80,7 +79,7 @@ pub enum DriveError {
 /// # Errors
 /// Something cannot be read or written. The state is kept.
 pub async fn drive(state: State, store: &Store, setting: &Setting, say: Rc<Say>) -> Result<Ended, DriveError> {
-    let client = setting.client.as_ref().filter(|_| state.service && !state.in_place);
+    let client = setting.client.as_ref().filter(|_| state.service);
     let service = client.map(|client| Service::new(client, state.address));
     let driver = Driver {
         machine: Machine::new(state.position.clone(), setting.limits, state.same()),
@@ -149,9 +148,6 @@ impl Driver<'_> {
         self.announce();
         loop {
             let (mut seen, details) = self.sight.look(&self.state).await?;
-            if self.state.position.step == Step::SwitchBack {
-                seen.plain_serves = plain_serves(self.setting.client.as_ref(), self.state.address).await;
-            }
             if self.state.position.step == Step::Verify {
                 self.unreached = unreached(&self.state.dialled).await;
                 seen.reached = self.unreached.is_empty();
@@ -223,7 +219,7 @@ impl Driver<'_> {
         let Pod { namespace, name, .. } = &self.setting.pod;
         let (instance, pod) = match self.state.position.step {
             Step::StartTemporary => (&mut seen.temporary, LogPod::Uid(&uid)),
-            Step::StartCanonical | Step::Switch => (&mut seen.canonical, LogPod::Name(namespace, name)),
+            Step::StartCanonical => (&mut seen.canonical, LogPod::Name(namespace, name)),
             _ => return,
         };
         if instance.in_group {
@@ -299,11 +295,8 @@ impl Driver<'_> {
         let ended = match outcome {
             Outcome::Done => {
                 self.say.line(&format!("done: {version} serves, from {file}; nothing else is left"));
-                let before = before.display();
-                if self.state.in_place {
-                    self.say.more(&format!("the manifest from before is {before}; back again: berth eject --write"));
-                } else if !self.state.same() {
-                    self.say.more(&format!("back again: berth upgrade --manifest {before}"));
+                if !self.state.same() {
+                    self.say.more(&format!("back again: berth upgrade --manifest {}", before.display()));
                 }
                 Ended::Done
             }
@@ -348,13 +341,12 @@ impl Driver<'_> {
     }
 
     fn announce(&self) {
-        let State { canonical, temporary, in_place, .. } = &self.state;
+        let State { canonical, temporary, .. } = &self.state;
         let Position { step, target, .. } = &self.state.position;
         let settle = humantime::format_duration(self.setting.limits.settle);
         let ready = humantime::format_duration(self.setting.limits.ready);
         let (canonical, temporary) = (canonical.display(), temporary.display());
-        let all = if *in_place { IN_PLACE } else { STEPS };
-        let line = |number: usize, what: String| self.say.line(&format!("{number}/{all}  {what}"));
+        let line = |number: usize, what: String| self.say.line(&format!("{number}/{STEPS}  {what}"));
         match step {
             Step::StartTemporary => {
                 line(2, format!("the new one starts beside the old one: {temporary}, ready within {ready}"));
@@ -366,14 +358,8 @@ impl Driver<'_> {
             }
             Step::SettleCanonical => line(6, format!("it is ready and has joined; watched for {settle}")),
             Step::StopTemporary => line(7, format!("the temporary one leaves the port, and {temporary} goes")),
-            Step::Verify => line(all, "one instance, from the right file, ready?".into()),
+            Step::Verify => line(STEPS, "one instance, from the right file, ready?".into()),
             Step::Withdraw => self.say.line(&format!("back: the old one serves on, and {temporary} goes")),
-            Step::Switch => line(
-                2,
-                format!("{canonical} becomes the new manifest: from here on clients are refused until it is ready"),
-            ),
-            Step::SettleSwitch => line(3, format!("it is ready and has joined; watched for {settle}")),
-            Step::SwitchBack => self.say.line(&format!("back: {canonical} becomes the old manifest again")),
         }
     }
 
@@ -391,14 +377,14 @@ impl Driver<'_> {
         };
         match self.state.position.step {
             Step::StartTemporary => start(temporary, temporary_alive),
-            Step::StartCanonical | Step::Switch => start(canonical, details.others > 0),
+            Step::StartCanonical => start(canonical, details.others > 0),
             Step::SettleTemporary if !temporary_alive || !temporary.words.is_empty() => {
                 start(temporary, temporary_alive)
             }
-            Step::SettleCanonical | Step::SettleSwitch if details.others == 0 || !canonical.words.is_empty() => {
+            Step::SettleCanonical if details.others == 0 || !canonical.words.is_empty() => {
                 start(canonical, details.others > 0)
             }
-            Step::SettleTemporary | Step::SettleCanonical | Step::SettleSwitch => "ready".into(),
+            Step::SettleTemporary | Step::SettleCanonical => "ready".into(),
             Step::StopOld => stop(canonical),
             Step::StopTemporary | Step::Withdraw => stop(temporary),
             Step::Verify if self.unreached.is_empty() => "looking".into(),
@@ -406,7 +392,6 @@ impl Driver<'_> {
                 let addresses: Vec<_> = self.unreached.iter().map(ToString::to_string).collect();
                 format!("clients came by {} before, and nobody listens there", addresses.join(", "))
             }
-            Step::SwitchBack => "waiting for the old one to answer".into(),
         }
     }
 
@@ -447,9 +432,6 @@ impl Driver<'_> {
 
 /// Steps of an upgrade, the check before it counted.
 pub const STEPS: usize = 8;
-
-/// Steps of a switch in place.
-pub const IN_PLACE: usize = 4;
 
 /// Lets a shim leave the group.
 async fn ask_to_leave(socket: Option<&Path>) -> Result<(), String> {
@@ -504,18 +486,6 @@ pub fn plan(state: &State, limits: &Limits, pod: &Pod) -> Vec<String> {
     let duration = |duration: Duration| humantime::format_duration(duration).to_string();
     let (ready, settle, stop) = (duration(limits.ready), duration(limits.settle), duration(limits.stop));
     let (canonical, temporary) = (state.canonical.display(), state.temporary.display());
-    if state.in_place {
-        return vec![
-            "check the manifest and the node".into(),
-            format!(
-                "replace {canonical}: the old one stops (it serves on for its --shutdown-delay-duration, {}), then clients are \
-                 refused until the new one is ready; back to the old manifest if it is not within {ready}",
-                pod.delay
-            ),
-            format!("watch it for {settle}; back to the old manifest if it gets unready or starts again"),
-            format!("see that one instance serves, from {canonical}"),
-        ];
-    }
     let what = if state.same() { "the same manifest" } else { "the new manifest" };
     vec![
         "check the manifest and the node".into(),

@@ -1,11 +1,10 @@
 //! Why the kubelet cannot start a pod, from its journal: while an apiserver's image is missing there is nobody else to ask.
 
 use super::logs::Pod;
+use crate::command::output;
 use std::fs::{self, DirEntry};
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::process::Command;
 
 /// Longest time that journalctl may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -20,10 +19,9 @@ pub async fn image_trouble(pod: &Pod<'_>, since: SystemTime) -> Option<String> {
         Pod::Name(namespace, name) => format!("pod=\"{namespace}/{name}-{}\"", node_name(Path::new("/proc"))?),
     };
     let since = since.duration_since(UNIX_EPOCH).ok()?.as_secs();
-    let mut command = Command::new("journalctl");
-    command.args(["-u", "kubelet", "-o", "cat", "--no-pager", "-n", LINES, &format!("--since=@{since}")]);
-    let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
-    let output = tokio::time::timeout(PATIENCE, output).await.ok()?.ok()?;
+    let since = format!("--since=@{since}");
+    let arguments = ["-u", "kubelet", "-o", "cat", "--no-pager", "-n", LINES, &since];
+    let output = output("journalctl", &arguments, PATIENCE).await.ok()?;
     find(&String::from_utf8_lossy(&output.stdout), &named)
 }
 

@@ -91,7 +91,7 @@ impl Machine {
     /// Whether an interrupt now leads back.
     #[must_use]
     pub fn goes_back(&self) -> bool {
-        matches!(self.position.step, Step::StartTemporary | Step::SettleTemporary | Step::Withdraw | Step::SwitchBack)
+        matches!(self.position.step, Step::StartTemporary | Step::SettleTemporary | Step::Withdraw)
             || self.position.target == Version::Old
     }
 
@@ -118,9 +118,6 @@ impl Machine {
             Step::StopTemporary => self.stop_temporary(&step),
             Step::Verify => step.verify(),
             Step::Withdraw => self.go_back(&step),
-            Step::Switch => self.switch(&step),
-            Step::SettleSwitch => self.settle_switch(&step),
-            Step::SwitchBack => step.switch_back(),
         }
     }
 
@@ -294,26 +291,6 @@ impl Machine {
         }
     }
 
-    fn switch(&mut self, look: &Look<'_>) -> Action {
-        match look.seen.canonical_file {
-            Content::Holds(Version::Old) => Action::Place(Slot::Canonical, Version::New),
-            Content::Holds(Version::New) => match look.start(Slot::Canonical) {
-                Start::InGroup => self.enter(Step::SettleSwitch),
-                Start::Failed(why) => self.back_to(Step::SwitchBack, &why),
-                Start::NotYet => Action::Wait,
-            },
-            _ => Action::Halt("the canonical file is gone".into()),
-        }
-    }
-
-    fn settle_switch(&mut self, look: &Look<'_>) -> Action {
-        match self.settle(look, Slot::Canonical) {
-            Settle::Over => self.enter(Step::Verify),
-            Settle::Broken(why) => self.back_to(Step::SwitchBack, &why),
-            Settle::NotYet => Action::Wait,
-        }
-    }
-
     fn settle(&mut self, look: &Look<'_>, slot: Slot) -> Settle {
         let instance = look.instance(slot);
         let before = look.since.instance(slot);
@@ -422,9 +399,6 @@ impl Look<'_> {
 
     fn start(&self, slot: Slot) -> Start {
         let instance = self.instance(slot);
-        // In place, the time to stop comes first.
-        let limit = self.limits.ready
-            + if self.seen.temporary_file == Content::Absent { self.limits.stop } else { Duration::ZERO };
         let ends = instance.ends.saturating_sub(self.since.instance(slot).ends);
         if instance.in_group {
             Start::InGroup
@@ -433,8 +407,8 @@ impl Look<'_> {
             Start::Failed(why.to_string())
         } else if ends >= ENDS {
             Start::Failed(format!("its process ended {ends} times without getting ready"))
-        } else if self.elapsed() >= limit {
-            Start::Failed(format!("it was not ready in {}", seconds(limit)))
+        } else if self.elapsed() >= self.limits.ready {
+            Start::Failed(format!("it was not ready in {}", seconds(self.limits.ready)))
         } else {
             Start::NotYet
         }
@@ -451,18 +425,6 @@ impl Look<'_> {
                 Action::Halt("the canonical instance is not the only one, or not ready".into())
             }
             (false, _) => Action::Wait,
-        }
-    }
-
-    fn switch_back(&self) -> Action {
-        match self.seen.canonical_file {
-            Content::Holds(Version::New) => Action::Place(Slot::Canonical, Version::Old),
-            Content::Holds(Version::Old) if self.seen.plain_serves && !self.seen.canonical.alive => {
-                Action::Finish(Outcome::RolledBack)
-            }
-            Content::Holds(Version::Old) if self.elapsed() < self.limits.ready + self.limits.stop => Action::Wait,
-            Content::Holds(Version::Old) => Action::Halt("the old one does not serve again".into()),
-            _ => Action::Halt("the canonical file is gone".into()),
         }
     }
 }

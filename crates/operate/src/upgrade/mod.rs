@@ -11,7 +11,6 @@
 //! | [`state`] | where it stands, on disk, and the lock against two runs on the node |
 //! | [`pod`] | what matters of a manifest, and the temporary one |
 //! | [`sight`] | the files and instances as the machine sees them |
-//! | [`preflight`] | what is asked before a first switch, whose gap it would lengthen |
 //! | [`journal`] | what the kubelet says of an image that it cannot get |
 //! | [`logs`] | the last lines of a container that failed |
 //! | [`service`] | keeps the node's address in the Service `kubernetes` |
@@ -31,7 +30,6 @@ pub mod lock;
 pub mod logs;
 pub mod machine;
 pub mod pod;
-pub mod preflight;
 pub mod say;
 pub mod service;
 pub mod sight;

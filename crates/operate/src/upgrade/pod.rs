@@ -36,12 +36,8 @@ pub struct Pod {
     pub run_dir: Option<PathBuf>,
     /// Image of the shim.
     pub shim_image: Option<String>,
-    /// Its secure port.
-    pub port: u16,
     /// Time from SIGTERM to SIGKILL.
     pub grace: Duration,
-    /// kube-apiserver's own, during which it serves on.
-    pub delay: String,
 }
 
 impl Pod {
@@ -59,6 +55,7 @@ impl Pod {
                 format!("kind: {kind}: the kubelet runs Pods from its directory, and no other"),
             ));
         }
+        manifest.secure_port()?;
         let name = text(root.at(&["metadata", "name"]));
         let name = name.ok_or_else(|| Problem::new(root.line, "metadata.name is missing: give the pod one"))?;
         let (spec, apiserver) = (manifest.pod(), manifest.apiserver());
@@ -82,9 +79,7 @@ impl Pod {
             listen: text(variable("BERTH_LISTEN").and_then(|listen| listen.get("value"))),
             run_dir: text(volume.and_then(|volume| volume.at(&["hostPath", "path"]))).map(PathBuf::from),
             shim_image: shim.or_else(|| container("initContainers", INSTALL)),
-            port: manifest.secure_port()?,
             grace: Duration::from_secs(grace.unwrap_or(GRACE)),
-            delay: manifest.flag("shutdown-delay-duration").map_or("0s", |flag| flag.value).to_owned(),
         })
     }
 
@@ -171,11 +166,11 @@ mod tests {
         let plain = Pod::of(&Manifest::parse(KUBEADM).unwrap()).unwrap();
         assert!(!plain.behind && !plain.by_uid && plain.run_dir.is_none());
         assert_eq!((plain.namespace.as_str(), plain.name.as_str()), ("kube-system", "kube-apiserver"));
-        assert_eq!((plain.port, plain.grace), (6443, Duration::from_secs(30)));
+        assert_eq!(plain.grace, Duration::from_secs(30));
         let pod = Pod::of(&Manifest::parse(&injected()).unwrap()).unwrap();
         assert!(pod.behind && pod.by_uid);
         assert_eq!((pod.listen.as_deref(), pod.run_dir), (Some("10.0.0.5:6443"), Some("/run/other".into())));
-        assert_eq!((pod.grace, pod.delay.as_str()), (Duration::from_secs(95), "5s"));
+        assert_eq!(pod.grace, Duration::from_secs(95));
         assert_eq!(
             Pod { run_dir: None, ..pod }.inject_command("NEW.yaml"),
             "berth inject NEW.yaml --image registry.example/berth:v0.1.0 --listen 10.0.0.5:6443 --write"

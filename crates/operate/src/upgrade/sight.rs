@@ -2,7 +2,6 @@
 
 use super::machine::{Content, Hopeless, Instance, Seen, Slot, Version};
 use super::state::State;
-use berth_cluster::Client;
 use berth_node::instance::InstanceId;
 use berth_node::ipc;
 use berth_node::ipc::wire::Status;
@@ -11,14 +10,13 @@ use berth_node::registry::watch::Watch;
 use berth_node::registry::{BerthDir, Error};
 use berth_node::snapshot::{KnownInstance, RunDirSnapshot};
 use berth_node::terms::{InstanceHealth, Phase};
-use berth_shim::backend::probe::{Probe, ProbeConfig, ProbeKind};
-use rustls::pki_types::ServerName;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 /// Longest time between two looks, for what sends no notice: a shim's phase, a file.
@@ -29,6 +27,9 @@ const REFUSED: Duration = Duration::from_secs(10);
 
 /// How long a shim that does not answer may be thought where it was: on a busy node it takes seconds to.
 const SILENT: Duration = Duration::from_secs(30);
+
+/// Longest time that a connect may take.
+const DIAL: Duration = Duration::from_secs(2);
 
 /// What is said of an instance, for people.
 #[derive(Debug, Clone, Default)]
@@ -249,7 +250,7 @@ impl Sight {
             _ => None,
         })?;
         let temporary_file = content(&state.temporary, |text| (text == state.temporary_text).then_some(Version::New))?;
-        Ok((Seen { canonical_file, temporary_file, canonical, temporary, plain_serves: false, reached: true }, details))
+        Ok((Seen { canonical_file, temporary_file, canonical, temporary, reached: true }, details))
     }
 
     /// Waits until something may have changed.
@@ -315,39 +316,22 @@ fn content(path: &Path, which: impl Fn(&str) -> Option<Version>) -> io::Result<C
     }
 }
 
-/// Whether an apiserver that is not behind berth answers at this address of the node: as an admin, or with anything that
-/// says that it is one.
-pub async fn plain_serves(client: Option<&Client>, address: SocketAddr) -> bool {
-    if let Some(client) = client {
-        return client.clone().at([address]).ready().await;
+/// Those of some addresses that do not accept a connection now.
+pub async fn unreached(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
+    let mut unreached = Vec::new();
+    for address in addresses {
+        let dialled = tokio::time::timeout(DIAL, TcpStream::connect(address)).await;
+        if !matches!(dialled, Ok(Ok(_))) {
+            unreached.push(*address);
+        }
     }
-    let config = ProbeConfig {
-        kind: ProbeKind::Https,
-        path: "/readyz".into(),
-        ca: None,
-        client: None,
-        token: None,
-        server_name: ServerName::IpAddress(address.ip().into()),
-        timeout: Duration::from_secs(2),
-    };
-    let answer = Probe::new(config).ready(address).await;
-    // Without anonymous access it does not say how it is, but it says that.
-    matches!(answer.result, "ok" | "unauthorized" | "forbidden")
+    unreached
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use berth_node::registry::RunDir;
-    use berth_testing::{answer, serve};
-
-    #[tokio::test]
-    async fn another_nodes_apiserver_does_not_answer_for_this_one() {
-        let other = serve(answer("200 OK", "ok")).await;
-        let client = Client::new(&other.access).unwrap();
-        assert!(client.ready().await);
-        assert!(!plain_serves(Some(&client), "127.0.0.1:1".parse().unwrap()).await);
-    }
 
     /// A shim that says of its own instance what is given, or an older one if nothing is.
     fn says(probe_rejected: Option<bool>) -> Answer {

@@ -74,8 +74,6 @@ pub struct State {
     pub started: String,
     /// Where it stands.
     pub position: Position,
-    /// The old apiserver is not behind berth: one restart, in place.
-    pub in_place: bool,
     /// `kube-apiserver.yaml`.
     pub canonical: PathBuf,
     /// The other file, for the time of the upgrade.
@@ -291,8 +289,7 @@ pub(super) mod tests {
             version: VERSION,
             berth: "0.1.0".into(),
             started: "2026-05-04T03:02:01Z".into(),
-            position: Position::begin(false),
-            in_place: false,
+            position: Position::begin(),
             canonical: "/m/kube-apiserver.yaml".into(),
             temporary: "/m/berth-kube-apiserver.yaml".into(),
             uid: InstanceId::parse("a").unwrap(),

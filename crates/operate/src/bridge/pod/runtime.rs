@@ -5,7 +5,7 @@
 
 use super::spec::Spec;
 use crate::bridge::preflight::{is_program, strings};
-use crate::upgrade::preflight::run;
+use crate::command::output;
 use berth_os::file::open_regular;
 use berth_os::process::parent;
 use serde_json::Value;
@@ -14,12 +14,16 @@ use std::fs;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The name of a specification in a container's directory (a bundle).
 const CONFIG: &str = "config.json";
 
 /// More bytes than a specification has.
 const LIMIT: u64 = 16 << 20;
+
+/// Longest time that a client of a runtime may take.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How many parents up the shim is looked for: it is the first one's.
 const PARENTS: usize = 16;
@@ -114,7 +118,7 @@ pub async fn spec(shim: Option<&Shim>, id: &str) -> Result<Spec, String> {
         ("ctr", &["--connect-timeout", "3s", "-n", "k8s.io", "containers", "info", id], &["Spec"]),
     ];
     for (program, arguments, keys) in clients {
-        match run(program, arguments).await.and_then(|output| part(&output.stdout, keys)) {
+        match output(program, arguments, PATIENCE).await.and_then(|output| part(&output.stdout, keys)) {
             Ok(spec) => return Ok(spec),
             Err(error) => tried.push(format!("{program}: {error}")),
         }

@@ -225,7 +225,7 @@ impl Examiner<'_> {
                         local.to_string(),
                         "kube-apiserver holds the port itself: when it stops, clients are refused until the one behind \
                          berth is ready",
-                        "this once it is restarted: `berth upgrade` does that under `berth bridge`, which needs Linux 5.9",
+                        "this once it is restarted: `berth inject --write --bridge` does that without a loss, and needs Linux 5.9",
                     ));
                     continue;
                 }

@@ -49,12 +49,6 @@ pub enum Step {
     Verify,
     /// Back, while the old one serves: the temporary pod goes.
     Withdraw,
-    /// In place, for an apiserver that holds its port alone: the new file takes the old one's place.
-    Switch,
-    /// It is ready and is watched for a while.
-    SettleSwitch,
-    /// The old file comes back.
-    SwitchBack,
 }
 
 impl Step {
@@ -70,9 +64,6 @@ impl Step {
             Self::StopTemporary => "stop-temporary",
             Self::Verify => "verify",
             Self::Withdraw => "withdraw",
-            Self::Switch => "switch",
-            Self::SettleSwitch => "settle-switch",
-            Self::SwitchBack => "switch-back",
         }
     }
 }
@@ -90,11 +81,10 @@ pub struct Position {
 }
 
 impl Position {
-    /// The beginning of an upgrade; `in_place` where the old apiserver holds its port alone.
+    /// The beginning of an upgrade.
     #[must_use]
-    pub fn begin(in_place: bool) -> Self {
-        let step = if in_place { Step::Switch } else { Step::StartTemporary };
-        Self { step, target: Version::New, why: None }
+    pub fn begin() -> Self {
+        Self { step: Step::StartTemporary, target: Version::New, why: None }
     }
 }
 
@@ -166,8 +156,6 @@ pub struct Seen {
     pub canonical: Instance,
     /// The temporary one.
     pub temporary: Instance,
-    /// An apiserver that is not behind berth answers.
-    pub plain_serves: bool,
     /// Every address by which clients came before accepts them still; looked at in [`Step::Verify`].
     pub reached: bool,
 }

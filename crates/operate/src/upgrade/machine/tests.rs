@@ -48,7 +48,6 @@ fn given() -> impl Strategy<Value = Given> {
                 stop,
                 kills,
                 interrupt,
-                in_place: false,
                 reboot: None,
                 silences,
             }
@@ -64,7 +63,7 @@ proptest! {
     #[test]
     fn somebody_serves_and_it_ends_well(given in given()) {
         let mut world = World::new(given.clone());
-        let mut disk = Position::begin(false);
+        let mut disk = Position::begin();
         let mut over = world.run(&mut disk);
         if let Action::Halt(why) = &over {
             let both_fail = given.canonical != Fate::Good && (given.same || given.back != Fate::Good);
@@ -104,13 +103,12 @@ proptest! {
     fn a_reboot_undoes_nothing(
         reboot in reboot(),
         times in (0..25u32, 0..40u32, 0..20u32),
-        (same, drains, in_place) in any::<(bool, bool, bool)>(),
+        (same, drains) in any::<(bool, bool)>(),
     ) {
         let (lag, start, stop) = times;
-        let same = same && !in_place;
-        let given = Given { lag, start, stop, same, drains, in_place, reboot: Some(reboot), ..good() };
+        let given = Given { lag, start, stop, same, drains, reboot: Some(reboot), ..good() };
         let mut world = World::new(given);
-        let mut disk = Position::begin(in_place);
+        let mut disk = Position::begin();
         prop_assert_eq!(world.run(&mut disk), Action::Finish(Outcome::Done), "{:?}", disk.why);
         prop_assert!(world.alone());
         prop_assert_eq!(world.files[0], Some(Version::New));
@@ -121,22 +119,22 @@ proptest! {
     fn a_silent_shim_undoes_nothing(
         silences in silences(),
         times in (0..25u32, 0..40u32, 0..20u32),
-        (same, drains, in_place) in any::<(bool, bool, bool)>(),
+        (same, drains) in any::<(bool, bool)>(),
     ) {
         let (lag, start, stop) = times;
-        let given = Given { lag, start, stop, same: same && !in_place, drains, in_place, silences, ..good() };
+        let given = Given { lag, start, stop, same, drains, silences, ..good() };
         let mut world = World::new(given);
-        let mut disk = Position::begin(in_place);
+        let mut disk = Position::begin();
         prop_assert_eq!(world.run(&mut disk), Action::Finish(Outcome::Done), "{:?}", disk.why);
         prop_assert!(world.alone());
     }
 
     /// Nor is a version that fails kept, whatever the reboot comes into: it ends, and the same command brings it on.
     #[test]
-    fn what_fails_fails_after_a_reboot_too(given in given(), reboot in reboot(), in_place in any::<bool>()) {
-        let given = Given { reboot: Some(reboot), in_place, same: given.same && !in_place, ..given };
+    fn what_fails_fails_after_a_reboot_too(given in given(), reboot in reboot()) {
+        let given = Given { reboot: Some(reboot), ..given };
         let mut world = World::new(given.clone());
-        let mut disk = Position::begin(in_place);
+        let mut disk = Position::begin();
         let mut over = world.run(&mut disk);
         if let Action::Halt(_) = over {
             for fate in [&mut world.given.temporary, &mut world.given.canonical, &mut world.given.back] {
@@ -168,7 +166,6 @@ fn good() -> Given {
         stop: 5,
         kills: Vec::new(),
         interrupt: None,
-        in_place: false,
         reboot: None,
         silences: [None; 2],
     }
@@ -176,7 +173,7 @@ fn good() -> Given {
 
 /// How it ends, and why.
 fn ended(given: Given) -> (Action, Option<String>) {
-    let mut disk = Position::begin(false);
+    let mut disk = Position::begin();
     (World::new(given).run(&mut disk), disk.why)
 }
 
@@ -206,7 +203,7 @@ fn the_time_to_stop_begins_when_the_file_has_gone() {
     let mut world = World::new(Given { drains: false, ..good() });
     world.files[1] = Some(Version::New);
     world.pods[1] = world.pods[0].take();
-    let mut machine = Machine::new(Position { step: Step::Withdraw, ..Position::begin(false) }, LIMITS, false);
+    let mut machine = Machine::new(Position { step: Step::Withdraw, ..Position::begin() }, LIMITS, false);
     assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Wait);
     world.pods[0] = world.pods[1];
     assert_eq!(machine.next(&world.see(), Duration::from_secs(100)), Action::Remove(Slot::Temporary));
@@ -219,8 +216,8 @@ fn the_time_to_stop_begins_when_the_file_has_gone() {
 #[test]
 fn what_another_wrote_is_left_alone() {
     let world = World::new(good());
-    for step in [Step::StartTemporary, Step::StopOld, Step::StopTemporary, Step::Withdraw, Step::Switch] {
-        let position = Position { step, ..Position::begin(false) };
+    for step in [Step::StartTemporary, Step::StopOld, Step::StopTemporary, Step::Withdraw] {
+        let position = Position { step, ..Position::begin() };
         let next = |seen: Seen| Machine::new(position.clone(), LIMITS, false).next(&seen, Duration::ZERO);
         let other = Seen { canonical_file: Content::Other, ..world.see() };
         assert!(matches!(next(other), Action::Halt(why) if why.contains("canonical file")), "{step:?}");
@@ -234,7 +231,7 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
     let mut world = World::new(good());
     world.files[1] = Some(Version::New);
     world.pods[1] = world.pods[0];
-    let mut machine = Machine::new(Position { step: Step::StopOld, ..Position::begin(false) }, LIMITS, false);
+    let mut machine = Machine::new(Position { step: Step::StopOld, ..Position::begin() }, LIMITS, false);
     for _ in 0..DRAINS {
         assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Drain(Slot::Canonical));
         machine.drained(false);
@@ -242,20 +239,15 @@ fn a_shim_that_cannot_be_drained_stops_it_before_anything_goes() {
     assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Entered);
     assert_eq!(machine.position().step, Step::Withdraw);
     // Told, but still there: it is stopped all the same, since the other one is in the group.
-    let mut machine = Machine::new(Position { step: Step::StopOld, ..Position::begin(false) }, LIMITS, false);
+    let mut machine = Machine::new(Position { step: Step::StopOld, ..Position::begin() }, LIMITS, false);
     assert_eq!(machine.next(&world.see(), Duration::ZERO), Action::Drain(Slot::Canonical));
     machine.drained(true);
     assert_eq!(machine.next(&world.see(), LEAVING), Action::Remove(Slot::Canonical));
 }
 
-/// Waiting longer would only lengthen the gap of a first switch.
 #[test]
 fn what_is_hopeless_is_not_waited_for() {
-    let steps = [
-        (Step::StartTemporary, Step::Withdraw),
-        (Step::StartCanonical, Step::StartCanonical),
-        (Step::Switch, Step::SwitchBack),
-    ];
+    let steps = [(Step::StartTemporary, Step::Withdraw), (Step::StartCanonical, Step::StartCanonical)];
     for (step, back) in steps {
         for (hopeless, why) in [
             (Hopeless::Image, "the kubelet cannot get its image"),
@@ -267,7 +259,7 @@ fn what_is_hopeless_is_not_waited_for() {
                 _ => [Some(Version::New), None],
             };
             let mut seen = Seen { canonical: Instance::default(), ..world.see() };
-            let mut machine = Machine::new(Position { step, ..Position::begin(false) }, LIMITS, false);
+            let mut machine = Machine::new(Position { step, ..Position::begin() }, LIMITS, false);
             assert_eq!(machine.next(&seen, Duration::ZERO), Action::Wait, "{step:?}");
             (seen.canonical.hopeless, seen.temporary.hopeless) = (Some(hopeless), Some(hopeless));
             assert_eq!(machine.next(&seen, Duration::from_secs(1)), Action::Entered, "{step:?}");
@@ -278,38 +270,15 @@ fn what_is_hopeless_is_not_waited_for() {
 }
 
 #[test]
-fn in_place_one_file_takes_the_others_place_and_gives_it_back() {
-    let mut machine = Machine::new(Position::begin(true), LIMITS, false);
-    let old = Seen {
-        canonical_file: Content::Holds(Version::Old),
-        temporary_file: Content::Absent,
-        canonical: Instance::default(),
-        temporary: Instance::default(),
-        plain_serves: true,
-        reached: true,
-    };
-    let at = |machine: &mut Machine, seen: Seen, now| machine.next(&seen, Duration::from_secs(now));
-    assert_eq!(at(&mut machine, old, 0), Action::Place(Slot::Canonical, Version::New));
-    let new = Seen { canonical_file: Content::Holds(Version::New), plain_serves: false, ..old };
-    assert_eq!(at(&mut machine, new, 1), Action::Wait);
-    let up = Instance { alive: true, in_group: true, drains: true, process: Some(1), ..Instance::default() };
-    let ready = Seen { canonical: up, ..new };
-    let mut failing = Machine::new(machine.position().clone(), LIMITS, false);
-    assert_eq!(at(&mut machine, ready, 20), Action::Entered);
-    assert_eq!(at(&mut machine, ready, 20), Action::Wait);
-    assert_eq!(at(&mut machine, ready, 40), Action::Entered);
-    let unreached = Seen { reached: false, ..ready };
-    assert_eq!(at(&mut machine, unreached, 40), Action::Wait);
-    let mut back = Machine::new(Position { target: Version::Old, ..machine.position().clone() }, LIMITS, true);
-    assert_eq!(at(&mut back, unreached, 40), Action::Wait);
-    // Given again, the command could do nothing about it.
-    assert_eq!(at(&mut machine, unreached, 70), Action::Finish(Outcome::Done));
-    assert_eq!(at(&mut back, unreached, 70), Action::Finish(Outcome::RolledBack));
-
-    assert_eq!(at(&mut failing, new, 0), Action::Wait);
-    assert_eq!(at(&mut failing, new, 180), Action::Entered);
-    assert_eq!(failing.position().why.as_deref(), Some("it was not ready in 3m"));
-    assert_eq!(at(&mut failing, new, 180), Action::Place(Slot::Canonical, Version::Old));
-    assert_eq!(at(&mut failing, Seen { plain_serves: false, ..old }, 190), Action::Wait);
-    assert_eq!(at(&mut failing, old, 200), Action::Finish(Outcome::RolledBack));
+fn an_address_that_does_not_accept_clients_delays_the_end_and_does_not_prevent_it() {
+    let reached = World::new(good()).see();
+    let unreached = Seen { reached: false, ..reached };
+    for (target, outcome) in [(Version::New, Outcome::Done), (Version::Old, Outcome::RolledBack)] {
+        let position = Position { step: Step::Verify, target, ..Position::begin() };
+        let mut machine = Machine::new(position, LIMITS, true);
+        assert_eq!(machine.next(&unreached, Duration::from_secs(40)), Action::Wait);
+        // Given again, the command could do nothing about it.
+        assert_eq!(machine.next(&unreached, Duration::from_secs(70)), Action::Finish(outcome));
+        assert_eq!(machine.next(&reached, Duration::from_secs(41)), Action::Finish(outcome));
+    }
 }

@@ -58,8 +58,6 @@ pub(super) struct Given {
     pub(super) kills: Vec<(usize, u32)>,
     /// After which action the operator interrupts it.
     pub(super) interrupt: Option<usize>,
-    /// The old apiserver is not behind berth.
-    pub(super) in_place: bool,
     pub(super) reboot: Option<Reboot>,
     /// In which second each slot's shim stops to answer, and for how many.
     pub(super) silences: [Option<(u32, u32)>; 2],
@@ -145,15 +143,7 @@ impl World {
         self.given.silences[slot].is_some_and(|(at, long)| (at..at + long).contains(&self.now))
     }
 
-    /// It is the apiserver that is not behind berth.
-    fn plain(&self, slot: usize) -> bool {
-        self.given.in_place && self.pods[slot].is_none_or(|pod| pod.version == Version::Old)
-    }
-
     pub(super) fn instance(&self, slot: usize) -> Instance {
-        if self.plain(slot) {
-            return Instance::default();
-        }
         let pod = self.pods[slot].filter(|pod| pod.fate != Fate::NotStarted);
         let silent = pod.is_some() && self.is_silent(slot);
         Instance {
@@ -176,7 +166,6 @@ impl World {
             temporary_file: content(self.files[1]),
             canonical: self.instance(0),
             temporary: self.instance(1),
-            plain_serves: self.plain(0) && self.in_group(0),
             reached: true,
         }
     }
@@ -185,9 +174,8 @@ impl World {
         match action {
             Action::Place(slot, version) => {
                 let at = *slot as usize;
-                assert!(self.files[at].is_none() || self.given.in_place, "{slot:?} is placed over another");
-                let gone = self.pods[at].is_none_or(|pod| pod.fate == Fate::NotStarted);
-                assert!(gone || self.given.in_place);
+                assert!(self.files[at].is_none(), "{slot:?} is placed over another");
+                assert!(self.pods[at].is_none_or(|pod| pod.fate == Fate::NotStarted));
                 self.files[at] = Some(*version);
                 self.unknown_for[at] = self.given.lag;
             }
@@ -262,7 +250,7 @@ impl World {
         let Given { temporary, canonical, back, .. } = self.given;
         let good = [temporary, canonical, back] == [Fate::Good; 3];
         self.dark &= !(good && (self.in_group(0) || self.in_group(1)));
-        let serves = self.in_group(0) || self.in_group(1) || self.dark || self.given.in_place;
+        let serves = self.in_group(0) || self.in_group(1) || self.dark;
         assert!(serves, "nobody serves: {:?}", self.pods);
     }
 
