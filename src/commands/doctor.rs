@@ -4,14 +4,12 @@ use super::{Exit, block_on, mistaken, print, unavailable, unread};
 use crate::cli::DoctorArgs;
 use berth_cluster::Client;
 use berth_operate::doctor::cluster::Cluster;
-use berth_operate::doctor::room::Room;
 use berth_operate::doctor::{Case, Severity, beside, examine, excuse, node, text};
 use berth_operate::manifest::Manifest;
 use berth_operate::manifest::file::read;
 use berth_operate::upgrade::state::interrupted;
 use berth_options::check::Mistakes;
 use std::io::IsTerminal;
-use std::net::IpAddr;
 use std::path::Path;
 
 /// Name of kube-apiserver's static pod, which is kubeadm's.
@@ -54,13 +52,6 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
     let running = args.kubelet.manifests_dir.join(FILE);
     let running = (args.node && beside.is_none()).then(|| read(&running).ok()).flatten();
     let running = running.and_then(|text| Manifest::parse(&text).ok());
-    let room = match &args.kubeconfig {
-        Some(kubeconfig) if cluster.is_some() => {
-            let own = node.as_ref().and_then(|node| node.addresses.clone()).unwrap_or_default();
-            room(kubeconfig, &own)?.map_err(|error| missing(&error)).ok().flatten()
-        }
-        _ => None,
-    };
     let case = Case {
         name: &name,
         manifest: &manifest,
@@ -68,7 +59,6 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
         beside: beside.as_deref(),
         node: node.as_ref(),
         cluster: cluster.as_ref(),
-        room: room.as_ref(),
     };
     let mut findings = examine(&case);
     excuse(&mut findings, &args.excused.ignore_errors);
@@ -83,17 +73,6 @@ pub(super) fn run(args: &DoctorArgs) -> anyhow::Result<Exit> {
 fn is_in(file: &Path, directory: &Path) -> bool {
     let parent = file.canonicalize().ok().and_then(|file| file.parent().map(Path::to_owned));
     parent.is_some() && directory.canonicalize().ok() == parent
-}
-
-/// What the pods of this node request; none if no address of it is known.
-fn room(kubeconfig: &Path, own: &[IpAddr]) -> anyhow::Result<Result<Option<Room>, String>> {
-    if own.is_empty() {
-        return Ok(Ok(None));
-    }
-    match Client::from_kubeconfig(kubeconfig) {
-        Ok(client) => Ok(block_on(Room::ask(&client, own))?.map_err(|error| error.to_string())),
-        Err(error) => Ok(Err(error.to_string())),
-    }
 }
 
 fn ask(kubeconfig: &Path) -> anyhow::Result<Result<Cluster, String>> {

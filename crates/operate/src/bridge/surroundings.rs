@@ -104,15 +104,8 @@ pub(super) fn manifest(path: &Path, findings: &mut Findings) {
     let Some(manifest) = file::read(path).ok().and_then(|text| Manifest::parse(&text).ok()) else { return };
     let facts = node::Facts::gather(Path::new("/"), &manifest);
     let name = path.display().to_string();
-    let case = Case {
-        name: &name,
-        manifest: &manifest,
-        running: None,
-        beside: None,
-        node: Some(&facts),
-        cluster: None,
-        room: None,
-    };
+    let case =
+        Case { name: &name, manifest: &manifest, running: None, beside: None, node: Some(&facts), cluster: None };
     for finding in examine(&case).into_iter().filter(|finding| CHECKS.contains(&finding.id)) {
         let text = format!("{}: {}: {}", finding.place, finding.cause, finding.fix);
         match finding.severity {

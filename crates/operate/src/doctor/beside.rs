@@ -1,24 +1,15 @@
 //! The other files of the manifest directory. The kubelet reads each whose name does not begin with a dot, whatever
 //! its ending, and of two with one pod name one overwrites the other.
 
-use super::checks::{ETCD_NOTIFY, SAME_POD_NAME, STRAY_FILE};
+use super::checks::{SAME_POD_NAME, STRAY_FILE};
 use super::{Case, Finding};
-use crate::manifest::basename;
 use berth_cluster::yaml::{YamlNode, parse};
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::time::Duration;
 
 /// Endings of manifests, by which people know them.
 const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
-
-/// Names of etcd's flag: from 3.6 on, and before.
-const NOTIFY: [&str; 2] = ["--watch-progress-notify-interval", "--experimental-watch-progress-notify-interval"];
-
-/// Longest such interval that lets watches go on after the time for which `berth upgrade` lets both instances serve: its
-/// `--settle` less the 60 s of a watch cache's bookmarks.
-const NOTIFIED: Duration = Duration::from_secs(10);
 
 /// A file that the kubelet reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,37 +45,7 @@ pub fn gather(manifest: &Path) -> io::Result<Vec<File>> {
 
 pub(super) fn examine(case: &Case<'_>, files: &[File]) -> Vec<Finding> {
     let own = pod_name(case.manifest.root());
-    let judged = files.iter().filter_map(|file| judge(case, file, own.as_ref()?));
-    judged.chain(files.iter().filter_map(|file| etcd(case, file))).collect()
-}
-
-/// Whether an etcd tells watchers often enough how far it is. A new instance answers a watch of what nobody writes with 410,
-/// and its client lists all again, until the instance has heard a revision that is newer than its own first list.
-fn etcd(case: &Case<'_>, file: &File) -> Option<Finding> {
-    let documents = parse(file.text.as_deref().ok()?).ok()?;
-    let root = documents.iter().find(|root| pod_name(root).is_some())?;
-    let containers = root.at(&["spec", "containers"])?.items();
-    let arguments = containers.iter().map(|container| {
-        let list = |key| container.get(key).map(YamlNode::items).unwrap_or_default();
-        list("command").iter().chain(list("args")).filter_map(YamlNode::text).collect::<Vec<_>>()
-    });
-    let mut etcds = arguments.filter(|words| words.first().is_some_and(|program| basename(program) == "etcd"));
-    let words = etcds.next()?;
-    let told = words.iter().enumerate().find_map(|(at, word)| {
-        let rest = NOTIFY.iter().find_map(|flag| word.strip_prefix(flag))?;
-        rest.strip_prefix('=').or_else(|| rest.is_empty().then(|| words.get(at + 1).copied())?)
-    });
-    let cause = match told.map(humantime::parse_duration) {
-        Some(Ok(interval)) if interval <= NOTIFIED => return None,
-        Some(_) => format!("it tells watchers every {} how far it is", told.unwrap_or_default()),
-        None => "it tells watchers every 10 minutes how far it is".into(),
-    };
-    let path = Path::new(case.name).with_file_name(&file.name).display().to_string();
-    Some(ETCD_NOTIFY.at(
-        path,
-        format!("{cause}: after a switch most watches are answered with 410, and their clients list all again"),
-        format!("add {}=5s to its command ({}=5s from etcd 3.6 on)", NOTIFY[1], NOTIFY[0]),
-    ))
+    files.iter().filter_map(|file| judge(case, file, own.as_ref()?)).collect()
 }
 
 fn judge(case: &Case<'_>, file: &File, own: &(String, String)) -> Option<Finding> {

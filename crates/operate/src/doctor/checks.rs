@@ -30,7 +30,6 @@ checks! {
     RUN_DIR_VOLUME, Error, "run-dir-volume", "the run directory is a hostPath that both containers mount, writable";
     RUN_DIR_OWNER, Error, "run-dir-owner", "the run directory belongs to kube-apiserver's uid, and nobody else may write there";
     BINARY_MISSING, Error, "binary-missing", "an init container copies berth to where kube-apiserver's container takes it from";
-    IMAGE_DIFFERS, Warning, "image-differs", "that init container and the shim have the same image";
     SHIM_BLOCKS_START, Error, "shim-blocks-start", "a shim among the init containers has `restartPolicy: Always`, in Kubernetes 1.29 or newer, and no startup probe that waits for kube-apiserver";
     PROBE_ON_SHARED_PORT, Error, "probe-on-shared-port", "no probe of kube-apiserver asks the shared port, by itself or by a program that names it or localhost";
     PROBE_ELSEWHERE, Warning, "probe-elsewhere", "no probe of kube-apiserver asks anybody else, such as a sidecar, who asks the shared port or localhost";
@@ -57,14 +56,12 @@ checks! {
     KEYS_DIFFER, Warning, "keys-differ", "each has the keys with which the other encrypts and signs, and accepts its issuer, as far as the flags and the age of the files show it";
     // The files beside it.
     SAME_POD_NAME, Error, "same-pod-name", "no other file of the manifest directory has the same pod name";
-    ETCD_NOTIFY, Warning, "etcd-notify", "an etcd among the other files tells watchers at least every 10 s how far it is (kubeadm's: 5 s)";
     STRAY_FILE, Warning, "stray-file", "every other file there that the kubelet reads is a manifest by its name and by what is in it";
     // The node.
     HOST_PATH, Error, "host-path", "what a hostPath of type Directory, File or Socket wants is there";
     ADDRESS_MISSING, Error, "address-missing", "the node has the addresses that the shim listens on, or they are marked `,freebind`";
     PORT_HELD, Error, "port-held", "nobody else holds the port, and no berth of another uid";
     CLIENT_ADDRESS, Error, "client-address", "the shim listens on every address of the node by which a kubeconfig in /etc/kubernetes or an open connection reaches kube-apiserver";
-    CLIENT_ADDRESS_ELSEWHERE, Warning, "client-address-elsewhere", "no kubeconfig there names an address of kube-apiserver's port that neither the shim nor this node has: a virtual IP that comes later would be refused";
     FIRST_SWITCH, Warning, "first-switch", "kube-apiserver does not hold the port itself any more";
     MEMORY, Error, "memory", "the node has memory for a second instance: as much as the running one takes, and as it requests";
     CERTIFICATE_EXPIRED, Error, "certificate-expired", "no certificate that kube-apiserver uses or trusts, or in a kubeconfig in /etc/kubernetes, expires within 7 days (or a quarter of its life)";
@@ -84,7 +81,6 @@ checks! {
     SHIMS_UNCONNECTED, Error, "shims-unconnected", "running shims have a connection to each of their siblings";
     UPGRADE_INTERRUPTED, Warning, "upgrade-interrupted", "no `berth upgrade` was interrupted";
     // The cluster.
-    REQUESTS, Error, "requests", "what a second kube-apiserver requests fits beside what the pods of the node request (with `--node`, for kubeadm's pods)";
     SECURE_PORTS, Error, "secure-ports", "all control-plane nodes have one secure port, as the Service `kubernetes` shows them";
     BRIDGE_SLICE, Warning, "bridge-slice", "no bridge that is no more has left its slice in the Service `kubernetes`";
     NOT_CHECKED, Info, "not-checked", "all was looked at";

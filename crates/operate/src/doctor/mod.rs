@@ -15,14 +15,12 @@ mod manifest;
 pub mod node;
 mod options;
 mod pair;
-pub mod room;
 pub mod text;
 
 use crate::manifest::Manifest;
 use serde::Serialize;
 
 pub use checks::CHECKS;
-use checks::{MEMORY, REQUESTS};
 pub use options::{ShimOf, shim_of};
 
 /// How bad a finding is.
@@ -99,19 +97,12 @@ pub struct Case<'a> {
     pub node: Option<&'a node::Facts>,
     /// What was seen of the cluster.
     pub cluster: Option<&'a cluster::Cluster>,
-    /// What the pods of its node request.
-    pub room: Option<&'a room::Room>,
 }
 
 impl Case<'_> {
     /// A line of the file, as people and editors name it.
     fn line(&self, line: usize) -> String {
         format!("{}:{line}", self.name)
-    }
-
-    /// The manifest replaces one that is not behind berth: that is a restart, and the two never run at once.
-    fn is_first_switch(&self) -> bool {
-        self.running.is_some_and(|running| layout::Layout::of(running).is_none())
     }
 }
 
@@ -123,13 +114,6 @@ pub fn examine(case: &Case<'_>) -> Vec<Finding> {
     findings.extend(case.beside.into_iter().flat_map(|files| beside::examine(case, files)));
     findings.extend(case.node.into_iter().flat_map(|facts| node::examine(case, facts)));
     findings.extend(cluster::examine(case));
-    findings.extend(case.room.into_iter().flat_map(|room| room::examine(case, room)));
-    if case.is_first_switch() {
-        for finding in findings.iter_mut().filter(|finding| [MEMORY.id, REQUESTS.id].contains(&finding.id)) {
-            finding.severity = Severity::Warning;
-            finding.cause.push_str("; not yet in this first switch, which is a restart, but in each upgrade after it");
-        }
-    }
     findings.sort_by_key(|finding| finding.severity);
     findings
 }

@@ -23,7 +23,7 @@ const ACCEPTS: &str = "service-account-key-file";
 pub(super) fn examine(case: &Case<'_>, running: &Manifest) -> Vec<Finding> {
     let mut pair = Pair { case, old: running, new: case.manifest, findings: Vec::new() };
     pair.version();
-    // None: see `Case::is_first_switch`.
+    // One that is not behind berth is restarted: it never runs beside the other.
     if let Some(before) = Layout::of(running) {
         pair.listen(&before);
         pair.etcd();
@@ -223,7 +223,6 @@ mod tests {
             beside: None,
             node: Some(facts),
             cluster: Some(&super::super::cluster::Cluster::default()),
-            room: None,
         };
         let found = super::examine(&case, &running);
         found.into_iter().map(|finding| (finding.id, finding.severity)).collect()

@@ -56,7 +56,6 @@ fn findings(text: &str, look: impl FnOnce(&mut Case<'_>)) -> Vec<Finding> {
         beside: None,
         node: None,
         cluster: Some(&NO_OTHERS),
-        room: None,
     };
     look(&mut case);
     examine(&case)
@@ -75,7 +74,6 @@ fn of_node(text: &str, facts: &Facts) -> Vec<Finding> {
         beside: None,
         node: Some(facts),
         cluster: Some(&NO_OTHERS),
-        room: None,
     })
 }
 
@@ -112,21 +110,6 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
     let changed = |changes: &[(&str, &str)]| of_text(&with(&pod, changes));
     let shim = |changes: &[(&str, &str)]| of_text(&with_shim(&pod, changes));
-    // The pod requests 350m of CPU and 32Mi of memory, of a node with 4 and 1Gi.
-    let requests = |cpu: f64, memory: f64, pods: u64| {
-        let room = room::Room {
-            node: "a".into(),
-            allocatable: room::Resources { cpu: 4.0, memory: 1024.0 },
-            requested: room::Resources { cpu, memory },
-            pods: (Some(110), pods),
-        };
-        let mib = |resources: &mut room::Resources| resources.memory *= 1_048_576.0;
-        let mut room = room;
-        mib(&mut room.allocatable);
-        mib(&mut room.requested);
-        findings(&pod, |case| case.room = Some(Box::leak(Box::new(room))))
-    };
-    assert_eq!(requests(3.6, 900.0, 109), []);
     // What is said of it in the place of one that is different.
     let replacing = |changes: &[(&str, &str)]| {
         let old = changes.iter().fold(pod.clone(), |old, (now, before)| old.replace(now, before));
@@ -140,7 +123,6 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
             beside: None,
             node: None,
             cluster: Some(&NO_OTHERS),
-            room: None,
         })
     };
     let instance = "- name: BERTH_INSTANCE\n      valueFrom:\n        fieldRef:\n          fieldPath: metadata.uid\n";
@@ -259,7 +241,6 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
                 "    - mountPath: /run",
             )]),
         ),
-        ("image-differs", shim(&[("berth:v0.1.0", "berth:v0.2.0")])),
         ("shim-blocks-start", shim(&[("    restartPolicy: Always\n", "")])),
         ("shim-blocks-start", changed(&[("kube-apiserver:v1.36.3", "kube-apiserver:v1.28.15")])),
         (
@@ -331,9 +312,6 @@ fn of_manifests() -> Vec<(&'static str, Vec<Finding>)> {
             )]),
         ),
         ("not-checked", findings(&pod, |case| case.cluster = None)),
-        ("requests", requests(3.7, 900.0, 109)),
-        ("requests", requests(3.6, 1000.0, 109)),
-        ("requests", requests(3.6, 900.0, 110)),
         ("version-skew", replacing(&[("kube-apiserver:v1.36.3", "kube-apiserver:v1.34.0")])),
         ("listen-lost", replacing(&[("10.0.0.5:6443", "10.0.0.5:6443 127.0.0.1:6443")])),
         ("etcd-differs", replacing(&[("https://127.0.0.1:2379", "https://10.0.0.9:2379")])),
@@ -374,31 +352,6 @@ fn an_address_that_another_node_has_is_not_waited_for() {
     assert_eq!(kept, ["10.0.0.5:6443".parse().unwrap()]);
 }
 
-/// Two never run at once there.
-#[test]
-fn before_a_first_switch_too_little_room_for_two_is_a_warning() {
-    let (plain, new) = (Manifest::parse(KUBEADM).unwrap(), Manifest::parse(&static_pod()).unwrap());
-    let little = room::Resources { cpu: 0.1, memory: 1e12 };
-    let none = room::Resources::default();
-    let room = room::Room { node: "a".into(), allocatable: little, requested: none, pods: (None, 1) };
-    let facts = Facts { available: Some(1), ..sound() };
-    let found = |running| {
-        let case = Case {
-            name: "a.yaml",
-            manifest: &new,
-            running: Some(running),
-            beside: None,
-            node: Some(&facts),
-            cluster: Some(&NO_OTHERS),
-            room: Some(&room),
-        };
-        let room = examine(&case).into_iter().filter(|finding| ["memory", "requests"].contains(&finding.id));
-        room.map(|finding| (finding.id, finding.severity)).collect::<Vec<_>>()
-    };
-    assert_eq!(found(&new), [("memory", Severity::Error), ("requests", Severity::Error)]);
-    assert_eq!(found(&plain), [("memory", Severity::Warning), ("requests", Severity::Warning)]);
-}
-
 fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
     let pod = static_pod();
     let beside = |name: &str, text: Result<&str, &str>| {
@@ -412,21 +365,12 @@ fn of_files() -> Vec<(&'static str, Vec<Finding>)> {
             beside: Some(&files),
             node: None,
             cluster: Some(&NO_OTHERS),
-            room: None,
         })
     };
     let etcd = "kind: Pod\nmetadata: {name: etcd, namespace: kube-system}\n";
     assert_eq!(beside("etcd.yaml", Ok(etcd)), []);
-    let notifying = |flag: &str| {
-        let command = format!("{etcd}spec:\n  containers:\n  - command: [etcd, --data-dir=/var/lib/etcd{flag}]\n");
-        beside("etcd.yaml", Ok(&command))
-    };
-    assert_eq!(notifying(", --experimental-watch-progress-notify-interval=5s"), []);
-    assert_eq!(notifying(", --watch-progress-notify-interval, 10s"), []);
     vec![
         ("same-pod-name", beside("kube-apiserver.yaml.bak", Ok(KUBEADM))),
-        ("etcd-notify", notifying("")),
-        ("etcd-notify", notifying(", --watch-progress-notify-interval=10m0s")),
         ("stray-file", beside("etcd.yaml~", Ok(etcd))),
         ("stray-file", beside("notes.yaml", Ok("kind: ConfigMap"))),
         ("stray-file", beside("notes", Ok("a: ["))),
@@ -530,6 +474,7 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
     // One that is renewed every day.
     assert_eq!(expires(Ok(4), 1), []);
     assert_eq!(dialled("10.0.0.5:6443"), []);
+    assert_eq!(dialled("10.0.0.9:6443"), [], "it may be a load balancer's");
     let owner = |owner| registry::Error::Owner { path: "/run/berth".into(), owner, uid: 0 };
     // Days of its life that are over, and that are left.
     let day = std::time::Duration::from_secs(86_400);
@@ -574,7 +519,6 @@ fn of_nodes() -> Vec<(&'static str, Vec<Finding>)> {
         ("port-held", held("10.0.0.5:6443", 0, "haproxy")),
         ("port-held", held("0.0.0.0:6443", 0, "nginx")),
         ("client-address", dialled("127.0.0.1:6443")),
-        ("client-address-elsewhere", dialled("10.0.0.9:6443")),
         ("first-switch", held("[::]:6443", 0, "kube-apiserver")),
         (
             "memory",
@@ -642,7 +586,6 @@ fn examine_cluster(text: &str, cluster: &Cluster) -> Vec<Finding> {
         beside: None,
         node: None,
         cluster: Some(cluster),
-        room: None,
     })
 }
 
@@ -884,7 +827,6 @@ proptest! {
                 beside: Some(&files),
                 node: Some(&facts),
                 cluster: None,
-                room: None,
             };
             for finding in examine(&case) {
                 prop_assert!(!finding.cause.is_empty() && !finding.fix.is_empty(), "{:?}", finding);

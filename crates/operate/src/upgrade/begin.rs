@@ -11,7 +11,6 @@ use super::service::Service;
 use super::sight::{Details, Sight, unreached};
 use super::state::{self, State, Store};
 use crate::doctor::cluster::Cluster;
-use crate::doctor::room::Room;
 use crate::doctor::{Case, Severity, beside, examine, excuse, node, text};
 use crate::manifest::Manifest;
 use crate::manifest::file::{Access, Backups, FileError, read};
@@ -335,13 +334,8 @@ async fn diagnose(
         Some(client) => Cluster::ask(client).await.ok(),
         None => None,
     };
-    // Who may not be asked does not hold up an upgrade.
-    let room = match (&setting.client, &facts.addresses) {
-        (Some(client), Some(own)) => Room::ask(client, own).await.ok().flatten(),
-        _ => None,
-    };
     let (beside, node, cluster) = (Some(&beside[..]), Some(&facts), cluster.as_ref());
-    let case = Case { name, manifest, running: Some(running), beside, node, cluster, room: room.as_ref() };
+    let case = Case { name, manifest, running: Some(running), beside, node, cluster };
     let mut findings = examine(&case);
     excuse(&mut findings, &options.ignore_errors);
     findings.retain(|finding| finding.severity != Severity::Info);

@@ -1,6 +1,6 @@
 //! Volumes: where the shims of a node meet, and where the binary comes from.
 
-use super::super::checks::{BINARY_MISSING, IMAGE_DIFFERS, RUN_DIR_OWNER, RUN_DIR_VOLUME};
+use super::super::checks::{BINARY_MISSING, RUN_DIR_OWNER, RUN_DIR_VOLUME};
 use super::super::layout::{Layout, Told, uid};
 use super::super::options;
 use super::Examiner;
@@ -66,25 +66,6 @@ impl Examiner<'_> {
             },
             _ => None,
         });
-        if let (Some((install, _)), Some((shim, _))) = (copy, &layout.shim) {
-            let image = |container: Container<'_>| {
-                container.node().get("image").and_then(YamlNode::text).map(ToOwned::to_owned)
-            };
-            let (own, other) = (image(install), image(shim.container));
-            if own != other {
-                self.found(
-                    IMAGE_DIFFERS,
-                    install.node().line,
-                    format!(
-                        "{} copies berth from {}, and the shim is {}: two versions in one pod",
-                        install.name(),
-                        own.unwrap_or_default(),
-                        other.unwrap_or_default()
-                    ),
-                    "give both the same image",
-                );
-            }
-        }
         if let Some(mount) = apiserver.mount_of(layout.binary)
             && let Some(volume) = apiserver.volume_of(mount).filter(|volume| volume.get("emptyDir").is_some())
         {

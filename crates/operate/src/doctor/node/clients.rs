@@ -5,8 +5,8 @@
 //! [`Clients::gather`] looks at the node, and [`Clients::uncovered`] judges (pure), for `berth doctor`, `berth inject` and
 //! whoever switches.
 
-use super::super::checks::{CLIENT_ADDRESS, CLIENT_ADDRESS_ELSEWHERE};
-use super::super::{Check, Finding};
+use super::super::Finding;
+use super::super::checks::CLIENT_ADDRESS;
 use super::connections::connections;
 use super::is_host_ip;
 use berth_cluster::kubeconfig::Place;
@@ -129,10 +129,10 @@ impl Uncovered {
         }
     }
 
-    pub(super) fn finding(&self) -> Finding {
-        let check: Check = if self.here { CLIENT_ADDRESS } else { CLIENT_ADDRESS_ELSEWHERE };
+    /// None: the node does not have the address.
+    pub(super) fn finding(&self) -> Option<Finding> {
         let (cause, fix) = self.parts();
-        check.at(self.address.to_string(), cause, fix)
+        self.here.then(|| CLIENT_ADDRESS.at(self.address.to_string(), cause, fix))
     }
 }
 

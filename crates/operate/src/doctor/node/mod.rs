@@ -9,7 +9,6 @@ mod facts;
 use super::checks::*;
 use super::layout::{HOST_IP, Layout, uid};
 use super::manifest::run_dir_of;
-use super::room::quantity;
 use super::{Case, Finding, options};
 use crate::manifest::{Manifest, split};
 use berth_cluster::yaml::YamlNode;
@@ -54,7 +53,7 @@ pub(super) fn examine(case: &Case<'_>, facts: &Facts) -> Vec<Finding> {
         if let Some(serving) = layout.serving() {
             let listen = listen(&layout);
             examiner.addresses(&listen);
-            examiner.findings.extend(facts.uncovered(&listen).iter().map(Uncovered::finding));
+            examiner.findings.extend(facts.uncovered(&listen).iter().filter_map(Uncovered::finding));
             examiner.holders(&listen, uid(serving.container));
             examiner.ephemeral_ports(&listen);
             examiner.backlog(options::backlog(&serving.told));
@@ -394,6 +393,29 @@ fn minor(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
+/// A quantity as Kubernetes writes it: `512Mi`, `1G`, `1.5Gi`, `1000`.
+fn quantity(text: &str) -> Option<f64> {
+    const UNITS: [(&str, f64); 14] = [
+        ("Ki", 1024.0),
+        ("Mi", 1_048_576.0),
+        ("Gi", 1_073_741_824.0),
+        ("Ti", 1_099_511_627_776.0),
+        ("Pi", 1_125_899_906_842_624.0),
+        ("n", 1e-9),
+        ("u", 1e-6),
+        ("m", 1e-3),
+        ("k", 1e3),
+        ("M", 1e6),
+        ("G", 1e9),
+        ("T", 1e12),
+        ("P", 1e15),
+        ("", 1.0),
+    ];
+    let (number, unit) = UNITS.into_iter().find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, unit)))?;
+    let number: f64 = number.parse().ok()?;
+    Some(number * unit).filter(|amount| amount.is_finite() && *amount >= 0.0)
+}
+
 fn range(text: &str) -> Option<(u16, u16)> {
     let mut parts = text.split_ascii_whitespace();
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -403,4 +425,17 @@ fn range(text: &str) -> Option<(u16, u16)> {
 fn run_dir_on_node(layout: &Layout<'_>) -> Option<PathBuf> {
     let place = options::place(&layout.apiserver.told)?;
     layout.apiserver.container.on_node(run_dir_of(place)).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_read_as_kubernetes_writes_them() {
+        for (text, amount) in [("250m", 0.25), ("2", 2.0), ("1.5Gi", 1_610_612_736.0), ("1G", 1e9), ("1e3", 1e3)] {
+            assert!((quantity(text).unwrap() - amount).abs() < 1e-6, "{text}");
+        }
+        assert_eq!(["", "x", "-1", "inf", "1 Mi"].map(quantity), [None; 5]);
+    }
 }
