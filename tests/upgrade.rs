@@ -5,6 +5,8 @@
 #[path = "support/mod.rs"]
 mod support;
 
+use berth_cluster::service::slice_path;
+use berth_options::cluster::host_name;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -651,6 +653,25 @@ fn a_named_cluster_that_gives_no_lock_ends_it_before_anything_is_changed() {
     upgrade.ended();
     let (code, _, log) = said(&mut node.upgrade_in(&cluster, &[]));
     assert_eq!(code, Some(0), "{log}");
+}
+
+/// On the only node: one that is resumed takes over the slice of the process that was killed.
+#[test]
+fn the_node_is_in_the_service_until_the_upgrade_ends() {
+    let node = Node::new("v1");
+    let _kubelet = Kubelet::start(&node);
+    node.until_joined();
+    let cluster = Cluster::of(&[node.listen.ip()]);
+    let path = slice_path(&format!("berth-upgrade-{}-ipv4", host_name()));
+    let mut upgrade = Running::start(&mut node.upgrade_in(&cluster, &["--settle", "1h"]));
+    let slice = eventually("the slice", || cluster.objects.get(&path));
+    assert_eq!(slice["endpoints"][0]["addresses"][0], node.listen.ip().to_string());
+    upgrade.logs("3/8");
+    upgrade.signal(Signal::SIGKILL);
+    upgrade.ended();
+    assert!(cluster.objects.get(&path).is_some());
+    let (code, _, log) = said(&mut node.upgrade_in(&cluster, &[]));
+    assert_eq!((code, cluster.objects.get(&path)), (Some(0), None), "{log}");
 }
 
 /// Whoever was killed in the middle keeps the others out until it is brought to its end, or its lock is broken.

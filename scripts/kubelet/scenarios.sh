@@ -232,14 +232,21 @@ gap() {
 # What the Service kubernetes has for addresses, each change in a line: its time, and empty or whole.
 watch_service() {
     local line time state last=
-    local path='/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?watch=1&fieldSelector=metadata.name%3Dkubernetes'
+    local -A named=()
+    local path='/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?watch=1&labelSelector=kubernetes.io%2Fservice-name%3Dkubernetes'
     while :; do
         kubectl --request-timeout 0 get --raw "$path" 2>/dev/null || :
         # An apiserver ended it.
         pause 0.1
     done | while read -r line; do
         now time
-        [[ $line == *'"addresses":["'* ]] && state=whole || state=empty
+        [[ $line =~ '"name":"'([^\"]+) ]] || continue
+        if [[ $line == '{"type":"DELETED"'* || $line != *'"addresses":["'* ]]; then
+            unset "named[${BASH_REMATCH[1]}]"
+        else
+            named[${BASH_REMATCH[1]}]=1
+        fi
+        ((${#named[@]})) && state=whole || state=empty
         [[ $state == "$last" ]] || echo "$time $state"
         last=$state
     done >"$work/service.out"

@@ -1,6 +1,6 @@
 //! The API of a cluster, as much of it as berth asks: objects in memory, answered by TLS.
 
-use berth_cluster::service::slice_path;
+use berth_cluster::service::{SERVICE, SLICES, slice_path};
 use berth_testing::{Objects, answer, serve_with};
 use serde_json::json;
 use std::fs;
@@ -24,7 +24,10 @@ impl Cluster {
     pub(crate) fn of(nodes: &[IpAddr]) -> Self {
         let (temp, objects) = (tempfile::tempdir().unwrap(), Objects::default());
         let addresses: Vec<_> = nodes.iter().map(|node| json!({"addresses": [node]})).collect();
-        objects.set(&slice_path("kubernetes"), Some(json!({"addressType": "IPv4", "endpoints": addresses})));
+        let slice = json!({"metadata": {"name": "kubernetes"}, "addressType": "IPv4", "endpoints": addresses});
+        objects.set(&slice_path("kubernetes"), Some(slice.clone()));
+        objects.set(SLICES, Some(json!({"items": [slice]})));
+        objects.set(SERVICE, Some(json!({"spec": {"ports": [{"name": "https"}]}})));
         let (answers, (tell, told)) = (objects.clone(), mpsc::channel());
         let no_leases = Arc::<Mutex<Option<&str>>>::default();
         let refuses = no_leases.clone();

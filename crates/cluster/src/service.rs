@@ -2,7 +2,7 @@
 //!
 //! kube-proxy joins all slices that carry a Service's label. kube-apiserver writes the one that is named
 //! `kubernetes`, and makes it from the addresses that its instances renew: those of a node share one. berth writes slices of its own, one
-//! a node and address family, and never that one (but for `berth upgrade`, with the operator's credentials).
+//! a node and address family, and never that one.
 
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};

@@ -10,4 +10,5 @@ mod command;
 pub mod doctor;
 pub mod grant;
 pub mod manifest;
+pub mod service;
 pub mod upgrade;

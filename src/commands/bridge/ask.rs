@@ -7,8 +7,9 @@ use berth_cluster::kubeconfig::ADMIN;
 use berth_operate::bridge::cgroup;
 use berth_operate::bridge::ipc::{Ask, Client, Reply, Status};
 use berth_operate::bridge::machine::Outcome;
-use berth_operate::bridge::service::{LOST, sweep};
 use berth_operate::bridge::surroundings::elsewhere;
+use berth_operate::service::{LOST, sweep};
+use berth_options::cluster::host_name;
 use std::io::ErrorKind;
 use std::path::Path;
 use tokio::time::timeout;
@@ -84,7 +85,7 @@ async fn swept(args: &BridgeEndArgs, directory: &Path) -> anyhow::Result<Exit> {
     let kubeconfig = args.kubeconfig.as_deref().or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists()));
     let Some(kubeconfig) = kubeconfig else { return Ok(none(directory)) };
     let left = match berth_cluster::Client::from_kubeconfig(kubeconfig) {
-        Ok(client) => sweep(&client).await.map_err(|error| error.to_string()),
+        Ok(client) => sweep(&client, Some(&host_name())).await.map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     };
     match left {

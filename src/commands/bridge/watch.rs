@@ -5,7 +5,7 @@ use crate::cli::ToldArgs;
 use berth_operate::bridge::ipc::{Client, Own, Reply, Status};
 use berth_operate::bridge::machine::{LATE, Outcome, Step};
 use berth_operate::bridge::restore::Difference;
-use berth_operate::bridge::service::LOST;
+use berth_operate::service::LOST;
 use berth_operate::upgrade::say::Say;
 use humantime::format_duration;
 use std::convert::Infallible;

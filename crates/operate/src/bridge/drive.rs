@@ -11,9 +11,9 @@ use super::pod::Pod;
 use super::preflight::Plan;
 use super::restore::{self, Before, Difference};
 use super::server::{Answer, Asking, serve};
-use super::service::{Kept, LOST, UNKNOWN};
 use super::sight::{self, Asked};
 use super::surroundings;
+use crate::service::{Demand, Keeping, LOST};
 use berth_node::instance::InstanceId;
 use berth_node::terms::Phase;
 use berth_os::file::private_directory;
@@ -46,7 +46,7 @@ use tokio::net::UnixListener;
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{JoinError, JoinHandle, JoinSet};
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 /// The daemon's own log, in the bridge's directory.
@@ -80,9 +80,6 @@ const LONGEST_DRAIN: Duration = Duration::from_secs(300);
 
 /// A bridge is for a piece of work, not for good.
 const LONG: Duration = Duration::from_secs(30 * 60);
-
-/// How long the Service's API may take to forget the bridge.
-const WITHDRAWAL: Duration = Duration::from_secs(5);
 
 /// How long those who wait for the outcome may take to read it.
 const TELLING: Duration = Duration::from_secs(2);
@@ -249,13 +246,6 @@ struct Bridge {
     wanted: Option<oneshot::Sender<Answer>>,
 }
 
-/// The Service is kept while that is said, until it is dropped.
-struct Keeping {
-    on: watch::Sender<bool>,
-    is: watch::Receiver<Kept>,
-    task: JoinHandle<()>,
-}
-
 impl Bridge {
     async fn build(plan: Arc<Plan>, status: watch::Sender<Status>) -> Result<(Self, Bound), String> {
         let template =
@@ -308,12 +298,7 @@ impl Bridge {
             log: Vec::new(),
             log_due: Some(Instant::now()),
             wanted: None,
-            service: plan.service.clone().map(|service| {
-                let (on, is_on) = watch::channel(false);
-                let (told, is) = watch::channel(Err(UNKNOWN.into()));
-                let service = service.at([plan.temporary.into(), plan.own]);
-                Keeping { on, is, task: tokio::spawn(service.keep(is_on, told)) }
-            }),
+            service: plan.service.clone().map(|service| service.at([plan.temporary.into(), plan.own]).start()),
             plan,
         };
         Ok((bridge, bound))
@@ -446,21 +431,20 @@ impl Bridge {
         let on =
             seen.steering && matches!(self.machine.step(), Step::Overlap | Step::Hold | Step::AwaitOwn | Step::Restore);
         if let Some(service) = &self.service {
-            service.on.send_if_modified(|was| std::mem::replace(was, on) != on);
+            service.demand(if on { Demand::Serving } else { Demand::Ending });
         }
     }
 
     /// Why the Service does not name the node although it may have to by now.
     fn unkept(&self) -> Option<String> {
         let counts = matches!(self.machine.step(), Step::Hold | Step::AwaitOwn);
-        self.service.as_ref().filter(|_| counts).and_then(|service| service.is.borrow().clone().err())
+        self.service.as_ref().filter(|_| counts).and_then(|service| service.kept().err())
     }
 
     async fn leave_service(&mut self) {
-        let Some(Keeping { on, task, .. }) = self.service.take() else { return };
-        drop(on);
-        if tokio::time::timeout(WITHDRAWAL, task).await.is_err() {
-            tracing::warn!("the bridge's slice may be in the Service kubernetes: `berth bridge end` removes it");
+        let Some(service) = self.service.take() else { return };
+        if let Err(slice) = service.end().await {
+            tracing::warn!(slice, "the bridge's slice may be in the Service kubernetes: `berth bridge end` removes it");
         }
     }
 
@@ -484,7 +468,7 @@ impl Bridge {
             temporary: Temporary { running, ready, ends: self.ends },
             own: Own { process: own.listener, ready: own.ready },
             steering: self.given && self.steering.is_steering(),
-            named: self.service.as_ref().is_none_or(|service| service.is.borrow().is_ok()),
+            named: self.service.as_ref().is_none_or(|service| service.kept().is_ok()),
             drained: served && !running,
         }
     }

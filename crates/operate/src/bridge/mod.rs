@@ -13,7 +13,6 @@
 //! | [`sight`] | both instances, asked past the steering |
 //! | [`drive`] | the daemon that holds it all: look, ask the machine, do it, tell |
 //! | [`cgroup`] | a cgroup of its own, where that can be had |
-//! | [`service`] | the node's address in the Service `kubernetes` meanwhile |
 //! | [`restore`] | what the node's own is started from and reads, put back as it was |
 //! | `logs` | their bound, and what is kept of a bridge that failed |
 //! | [`ipc`] | what commands ask of it, and what it says |
@@ -31,7 +30,6 @@ pub mod pod;
 pub mod preflight;
 pub mod restore;
 mod server;
-pub mod service;
 pub mod sight;
 pub mod surroundings;
 

@@ -1,8 +1,9 @@
 //! Whether this node can be bridged: all that is missing is said at once, and nothing is changed.
 
 use super::pod::{self, Pod};
-use super::service::{LOST, Service};
 use super::{Options, Running, instance, ipc, surroundings};
+use crate::service::{LOST, Purpose, ServiceKeeper};
+use berth_cluster::Client;
 use berth_cluster::kubeconfig::ADMIN;
 use berth_exec::{address, args};
 use berth_node::instance::InstanceId;
@@ -68,7 +69,7 @@ pub struct Plan {
     /// It is in one.
     pub pod: Option<Pod>,
     /// The node's address in the Service, where it can be kept.
-    pub service: Option<Service>,
+    pub service: Option<ServiceKeeper>,
     /// What is worth knowing and no reason not to begin.
     pub notes: Vec<String>,
 }
@@ -490,7 +491,12 @@ async fn probe(options: &Options, own: SocketAddr, source: IpAddr, findings: &mu
 }
 
 /// What keeps the Service, with credentials that are let in.
-async fn service(options: &Options, own: SocketAddr, named: SocketAddr, findings: &mut Findings) -> Option<Service> {
+async fn service(
+    options: &Options,
+    own: SocketAddr,
+    named: SocketAddr,
+    findings: &mut Findings,
+) -> Option<ServiceKeeper> {
     let path = match &options.kubeconfig {
         Some(path) => path,
         None if Path::new(ADMIN).exists() => Path::new(ADMIN),
@@ -499,11 +505,15 @@ async fn service(options: &Options, own: SocketAddr, named: SocketAddr, findings
             return None;
         }
     };
-    let why = match Service::new(path, named).map(|service| service.at([own])) {
-        Ok(service) => match service.check().await {
-            Ok(()) => return Some(service),
-            Err(why) => why,
-        },
+    let client = Client::from_kubeconfig(path).map_err(|error| error.to_string());
+    let why = match client.and_then(|client| ServiceKeeper::new(&client, Purpose::Bridge, named)) {
+        Ok(service) => {
+            let service = service.at([own]);
+            match service.check().await {
+                Ok(()) => return Some(service),
+                Err(why) => why,
+            }
+        }
         Err(why) => why,
     };
     match options.kubeconfig {

@@ -82,6 +82,6 @@ checks! {
     UPGRADE_INTERRUPTED, Warning, "upgrade-interrupted", "no `berth upgrade` was interrupted";
     // The cluster.
     SECURE_PORTS, Error, "secure-ports", "all control-plane nodes have one secure port, as the Service `kubernetes` shows them";
-    BRIDGE_SLICE, Warning, "bridge-slice", "no bridge that is no more has left its slice in the Service `kubernetes`";
+    BRIDGE_SLICE, Warning, "bridge-slice", "no bridge or upgrade that has ended has left its EndpointSlice in the Service `kubernetes`";
     NOT_CHECKED, Info, "not-checked", "all was looked at";
 }

@@ -3,7 +3,7 @@
 use super::checks::{BRIDGE_SLICE, NOT_CHECKED, SECURE_PORTS};
 use super::layout::Layout;
 use super::{Case, Finding, options};
-use crate::bridge::service;
+use crate::service;
 use berth_cluster::service::{OF_SERVICE, addresses, ports};
 use berth_cluster::{Client, Error};
 use berth_options::check;
@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 pub struct Cluster {
     /// Addresses of the Service.
     pub addresses: Vec<SocketAddr>,
-    /// Slices of it that bridges left which are no more.
+    /// Slices of it that bridges and upgrades left which have ended.
     pub left: Vec<String>,
 }
 
@@ -50,7 +50,7 @@ pub(super) fn examine(case: &Case<'_>) -> Vec<Finding> {
     let left = cluster.left.iter().map(|slice| {
         BRIDGE_SLICE.at(
             "Service kubernetes",
-            format!("the EndpointSlice {slice} is of a bridge that is no more: clients are sent to its node, whatever serves there"),
+            format!("the EndpointSlice {slice} is of a bridge or an upgrade that has ended: clients are sent to its node, whatever serves there"),
             "`berth bridge end` on any control-plane node removes it",
         )
     });

@@ -7,13 +7,13 @@ use super::lock::{Claim, Holder, Lock, LockError, NAME, NAMESPACE};
 use super::machine::{Instance, Limits, Position};
 use super::pod::{self, Pod};
 use super::say::Say;
-use super::service::Service;
 use super::sight::{Details, Sight, unreached};
 use super::state::{self, State, Store};
 use crate::doctor::cluster::Cluster;
 use crate::doctor::{Case, Severity, beside, examine, excuse, node, text};
 use crate::manifest::Manifest;
 use crate::manifest::file::{Access, Backups, FileError, read};
+use crate::service::{Purpose, ServiceKeeper};
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::ADMIN;
 use berth_node::registry::RunDir;
@@ -365,7 +365,7 @@ async fn look_after_service(
         say.more(&format!("no --kubeconfig: {GAPS}"));
         return Ok(false);
     };
-    match Service::new(client, address).names_node().await {
+    match is_to_be_kept(client, address).await {
         Ok(true) => {
             say.more(&format!("Service kubernetes: {} is kept in it, through {}", address.ip(), client.server()));
             Ok(true)
@@ -377,12 +377,21 @@ async fn look_after_service(
             ));
             Ok(false)
         }
-        Err(error) if options.kubeconfig.is_some() => Err(unavailable(&format!("--kubeconfig: {error}"))),
-        Err(error) => {
-            say.more(&format!("{error}: {GAPS}"));
+        Err(why) if options.kubeconfig.is_some() => Err(unavailable(&format!("--kubeconfig: {why}"))),
+        Err(why) => {
+            say.more(&format!("{why}: {GAPS}"));
             Ok(false)
         }
     }
+}
+
+/// Whether the Service names the node, and may be kept.
+async fn is_to_be_kept(client: &Client, address: SocketAddr) -> Result<bool, String> {
+    let service = ServiceKeeper::new(client, Purpose::Upgrade, address)?;
+    if !service.names_node().await.map_err(|error| error.to_string())? {
+        return Ok(false);
+    }
+    service.check().await.map(|()| true)
 }
 
 /// How long a shim may take to answer before that says that it does not serve: on a busy node it takes seconds to.

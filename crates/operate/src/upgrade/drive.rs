@@ -8,11 +8,11 @@ use super::machine::{
 };
 use super::pod::{PREFIX, Pod};
 use super::say::Say;
-use super::service::Service;
 use super::sight::{Details, Sight, unreached};
 use super::state::{State, StateError, Store, remove};
 use crate::manifest::file::{FileError, replace, replace_or_make, sweep};
 use crate::manifest::names::{INSTALL, SHIM};
+use crate::service::{Demand, Keeping, Purpose, ServiceKeeper};
 use berth_cluster::Client;
 use berth_node::ipc;
 use berth_node::ipc::wire::{Ask, Reply};
@@ -80,12 +80,12 @@ pub enum DriveError {
 /// Something cannot be read or written. The state is kept.
 pub async fn drive(state: State, store: &Store, setting: &Setting, say: Rc<Say>) -> Result<Ended, DriveError> {
     let client = setting.client.as_ref().filter(|_| state.service);
-    let service = client.map(|client| Service::new(client, state.address));
-    let driver = Driver {
+    let service = client.map(|client| ServiceKeeper::new(client, Purpose::Upgrade, state.address)).transpose();
+    let mut driver = Driver {
         machine: Machine::new(state.position.clone(), setting.limits, state.same()),
         sight: Sight::new(&setting.run_dir),
         signals: Signals::new()?,
-        service: service.clone(),
+        service: service.map_err(io::Error::other)?.map(ServiceKeeper::start),
         drain_trouble: String::new(),
         unreached: Vec::new(),
         entered: SystemTime::now(),
@@ -96,29 +96,25 @@ pub async fn drive(state: State, store: &Store, setting: &Setting, say: Rc<Say>)
         setting,
         say: say.clone(),
     };
-    let keep_service = async {
-        match service {
-            Some(service) => service.keep(say.clone()).await,
-            None => pending().await,
-        }
-    };
     let keep_lock = async {
         match &setting.lock {
             Some(lock) => lock.keep(&say).await,
             None => pending().await,
         }
     };
-    tokio::select! {
+    let ended = tokio::select! {
         ended = driver.run() => ended,
-        ((), ()) = async { tokio::join!(keep_service, keep_lock) } => Ok(Ended::Stopped),
-    }
+        () = keep_lock => Ok(Ended::Stopped),
+    };
+    driver.leave_service(!matches!(ended, Ok(Ended::Stopped))).await;
+    ended
 }
 
 struct Driver<'a> {
     machine: Machine,
     sight: Sight,
     signals: Signals,
-    service: Option<Service>,
+    service: Option<Keeping>,
     /// Why the last drain failed.
     drain_trouble: String,
     /// Addresses by which clients came before and that do not accept them now.
@@ -136,7 +132,7 @@ struct Driver<'a> {
 }
 
 impl Driver<'_> {
-    async fn run(mut self) -> Result<Ended, DriveError> {
+    async fn run(&mut self) -> Result<Ended, DriveError> {
         for path in [&self.state.canonical, &self.state.temporary, self.store.path()] {
             sweep(path);
         }
@@ -153,7 +149,8 @@ impl Driver<'_> {
                 seen.reached = self.unreached.is_empty();
             }
             if let Some(service) = &self.service {
-                service.serving(seen.canonical.may_serve() || seen.temporary.may_serve());
+                let serves = seen.canonical.may_serve() || seen.temporary.may_serve();
+                service.demand(if serves { Demand::Serving } else { Demand::NotServing });
             }
             self.ask_kubelet(&mut seen).await;
             match self.machine.next(&seen, self.say.elapsed()) {
@@ -265,22 +262,7 @@ impl Driver<'_> {
     }
 
     async fn finish(&mut self, outcome: Outcome, details: &Details) -> Result<Ended, DriveError> {
-        if let Some(service) = &self.service {
-            if service.kept().others && service.kept().last.is_some() {
-                self.say.line(
-                    "     Service kubernetes: looked after until the other control-plane nodes agree (up to 11 s)",
-                );
-            }
-            service.linger().await;
-            let kept = service.kept();
-            if kept.gaps > 0 {
-                let ms = kept.longest.as_millis();
-                self.say.line(&format!(
-                    "     Service kubernetes: put back {} times, seen missing for {ms} ms at most",
-                    kept.gaps
-                ));
-            }
-        }
+        self.leave_service(true).await;
         // Before the state goes: who is killed in between goes on here, and nobody is kept out for good.
         if let Some(lock) = &self.setting.lock {
             lock.release(&self.say).await;
@@ -309,6 +291,18 @@ impl Driver<'_> {
         };
         self.tell_unreached();
         Ok(ended)
+    }
+
+    /// Removes this upgrade's slice from the Service; if there is time, only when kube-apiserver names the node itself.
+    async fn leave_service(&mut self, waits: bool) {
+        let Some(mut service) = self.service.take() else { return };
+        if waits {
+            service.hand_back().await;
+        }
+        if let Err(slice) = service.end().await {
+            self.say.line(&format!("warning: the EndpointSlice {slice} may still be in the Service kubernetes"));
+            self.say.more(&format!("remove it: kubectl delete endpointslice --namespace default {slice}"));
+        }
     }
 
     /// Who came by an address that nobody listens on now is refused from here on, and is notified in no other way.

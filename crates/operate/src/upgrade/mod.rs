@@ -13,7 +13,6 @@
 //! | [`sight`] | the files and instances as the machine sees them |
 //! | [`journal`] | what the kubelet says of an image that it cannot get |
 //! | [`logs`] | the last lines of a container that failed |
-//! | [`service`] | keeps the node's address in the Service `kubernetes` |
 //! | [`begin`] | manifests checked, doctor asked, or an interrupted upgrade found again |
 //! | [`lock`] | keeps two nodes from being upgraded at once |
 //! | [`drive`] | the loop: look, ask the machine, do it, tell |
@@ -31,6 +30,5 @@ pub mod logs;
 pub mod machine;
 pub mod pod;
 pub mod say;
-pub mod service;
 pub mod sight;
 pub mod state;

@@ -1,12 +1,11 @@
-//! The node's address in the Service `kubernetes`, while its own instance is replaced.
+//! The node's address in the Service `kubernetes`, while `berth bridge` or `berth upgrade` replaces an instance.
 //!
-//! kube-apiserver takes its address out when it stops and puts it back when it is ready again; the temporary instance keeps its
-//! hands off. In between, the only control-plane node would be out of the Service. So the bridge has a slice of its own in it while
-//! new connections go to the bridge, by the rule by which shims have theirs ([`berth_keeper::slice`]), and with the operator's
-//! credentials, which the running cluster needs not have.
+//! kube-apiserver takes its address out when it stops, also where another instance of the node serves, and puts it back up to 10 s
+//! later. In between, the only control-plane node would be out of the Service. So there is a slice of its own in it meanwhile, by the rule
+//! by which shims have theirs ([`berth_keeper::slice`]), and with the operator's credentials, which the running cluster needs not have.
 //!
-//! What a bridge that was killed left there is known by the node and its boot: the next bridge removes it, and any
-//! `berth bridge end`.
+//! What a command that was killed left there is known by the node and its boot: the next bridge removes it, and any
+//! `berth bridge end`. An upgrade that is resumed takes over its own.
 
 use berth_cluster::client::found;
 use berth_cluster::service::{self, Family, MANAGER};
@@ -14,21 +13,22 @@ use berth_cluster::watch::{Objects, follow, pauses};
 use berth_cluster::{Client, Error};
 use berth_keeper::slice::{Rule, Sight, Want};
 use berth_node::terms::Phase;
+use berth_options::cluster::host_name;
 use berth_os::clock;
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, sleep, timeout};
 
-/// Longest time that a question may take: then another instance is asked.
+/// Longest time that a request may take: then another instance is asked.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Longest time between two looks: somebody may have removed it.
+/// Longest time between two applies: somebody may have removed the slice.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// What it costs where it cannot be kept.
+/// What it costs a bridge where it cannot be kept.
 pub const LOST: &str = "the Service kubernetes is not kept: on the only control-plane node, pods lose it while COMMAND restarts kube-apiserver";
 
 const NODES: &str = "/api/v1/nodes";
@@ -36,45 +36,116 @@ const NODES: &str = "/api/v1/nodes";
 /// Label of a Node: its host's name, which may be another than its own.
 const HOST_NAME: &str = "kubernetes.io/hostname";
 
-/// Begins the name of each slice of a bridge.
-const PREFIX: &str = "berth-bridge-";
+/// How long kube-apiserver may take to name an instance: a round of its reconciler, and a little.
+const ROUND: Duration = Duration::from_secs(11);
 
-/// Annotations: the node that a slice is of, and its boot; and when its bridge said last that it is there.
+/// Time between two looks at whether it does.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// How long the API may take to remove a slice at the end.
+const WITHDRAWAL: Duration = Duration::from_secs(5);
+
+/// Annotations: the node that a slice is of, and its boot; and when it was renewed last.
 const NODE: &str = "berth/node";
 const BOOT: &str = "berth/boot-id";
 const RENEWED: &str = "berth/renewed";
 
-/// How often that is said anew: each time all kube-proxies hear of it.
+/// How often it is renewed: each time is an event for all kube-proxies.
 const RENEWAL: Duration = Duration::from_secs(60);
 
-/// Who has not said it for so long is no more: clocks of two hosts may differ by minutes.
+/// One that was not renewed for so long is left from a command that was killed: clocks of two hosts may differ by minutes.
 const SILENT: Duration = Duration::from_secs(600);
 
 /// Why it is not known how the Service is.
 pub const UNKNOWN: &str = "its EndpointSlices have not been read";
 
-/// The Service names this node's address, or needs no slice of the bridge's since it names others; or why not.
-pub type Kept = Result<(), String>;
+/// Whether a slice is in the Service; an error where it should be and may not be.
+pub type Kept = Result<bool, String>;
+
+/// For what a slice is kept. It is in its name: of a node, a bridge and an upgrade have one each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    Bridge,
+    Upgrade,
+}
+
+impl Purpose {
+    const ALL: [Self; 2] = [Self::Bridge, Self::Upgrade];
+
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Bridge => "berth-bridge-",
+            Self::Upgrade => "berth-upgrade-",
+        }
+    }
+}
+
+/// Why there should be a slice, or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Demand {
+    /// An instance of this node serves.
+    Serving,
+    /// None does: it is right that other nodes are named alone.
+    NotServing,
+    /// It is not needed any more, as soon as kube-apiserver names the node itself.
+    Ending,
+}
 
 /// Keeps a node's address in the Service.
 #[derive(Debug, Clone)]
-pub struct Service {
+pub struct ServiceKeeper {
     client: Client,
+    purpose: Purpose,
     node: String,
     boot: String,
-    /// What the node's own instance advertises.
+    /// What the node's instances advertise.
     address: SocketAddr,
 }
 
-impl Service {
-    /// With an operator's kubeconfig, which is read now and not again.
+/// A slice that is kept until this is dropped.
+#[derive(Debug)]
+pub struct Keeping {
+    name: String,
+    demand: watch::Sender<Demand>,
+    kept: watch::Receiver<Kept>,
+    task: JoinHandle<()>,
+}
+
+impl Keeping {
+    pub fn demand(&self, demand: Demand) {
+        self.demand.send_if_modified(|was| std::mem::replace(was, demand) != demand);
+    }
+
+    pub fn kept(&self) -> Kept {
+        self.kept.borrow().clone()
+    }
+
+    /// Waits until kube-apiserver names the node itself, and the slice has gone; not for longer than that may take.
+    pub async fn hand_back(&mut self) {
+        self.demand(Demand::Ending);
+        let _ = timeout(ROUND, self.kept.wait_for(|kept| *kept == Ok(false))).await;
+    }
+
+    /// Removes the slice.
     ///
     /// # Errors
-    /// It cannot be used.
-    pub fn new(kubeconfig: &Path, address: SocketAddr) -> Result<Self, String> {
-        let client = Client::from_kubeconfig(kubeconfig).map_err(|error| error.to_string())?.with_patience(PATIENCE);
+    /// Its name, if it may be there still.
+    pub async fn end(self) -> Result<(), String> {
+        let Self { name, demand, task, .. } = self;
+        drop(demand);
+        timeout(WITHDRAWAL, task).await.map(drop).map_err(|_| name)
+    }
+}
+
+impl ServiceKeeper {
+    /// With an operator's credentials.
+    ///
+    /// # Errors
+    /// Which boot this is cannot be read.
+    pub fn new(client: &Client, purpose: Purpose, address: SocketAddr) -> Result<Self, String> {
         let boot = clock::boot_id().map_err(|error| format!("which boot this is cannot be read: {error}"))?;
-        Ok(Self { client, node: berth_options::cluster::host_name(), boot, address })
+        let client = client.clone().with_patience(PATIENCE);
+        Ok(Self { client, purpose, node: host_name(), boot, address })
     }
 
     /// The same, asking these instances instead of the kubeconfig's server.
@@ -103,45 +174,82 @@ impl Service {
         self.client.try_apply(&service::slice_path(&self.name()), MANAGER, &slice).await.map_err(said)
     }
 
-    /// Keeps the slice while `on`, and takes it out when the node's own is in again; when `on` is dropped, in any case. Says whether the
-    /// Service is as it should be, or why not.
-    pub async fn keep(self, mut on: watch::Receiver<bool>, told: watch::Sender<Kept>) {
+    /// Whether kube-apiserver names the node. If not, that may be the gap of a stop a moment ago: it gets a round's time, and so does an
+    /// API server that does not answer at once.
+    ///
+    /// # Errors
+    /// It cannot be asked.
+    pub async fn names_node(&self) -> Result<bool, Error> {
+        let began = Instant::now();
+        loop {
+            let slice = found(self.client.get(&service::slice_path("kubernetes")).await);
+            let named = slice.map(|slice| slice.is_some_and(|slice| self.is_in(service::addresses(&slice))));
+            let may_change = match &named {
+                Ok(named) => !named,
+                Err(error) => error.status().is_none(),
+            };
+            if !may_change || began.elapsed() >= ROUND {
+                return named;
+            }
+            sleep(AGAIN).await;
+        }
+    }
+
+    fn is_in(&self, mut addresses: impl Iterator<Item = IpAddr>) -> bool {
+        addresses.any(|ip| ip == self.address.ip())
+    }
+
+    /// Keeps a slice by what is demanded; there is none before an instance serves.
+    #[must_use]
+    pub fn start(self) -> Keeping {
+        let (demand, demanded) = watch::channel(Demand::Ending);
+        let (tell, kept) = watch::channel(Err(UNKNOWN.into()));
+        Keeping { name: self.name(), demand, kept, task: tokio::spawn(self.keep(demanded, tell)) }
+    }
+
+    /// Until the sender of `demanded` is dropped: then the slice is removed in any case.
+    async fn keep(self, mut demanded: watch::Receiver<Demand>, told: watch::Sender<Kept>) {
         let (tell, mut seen) = watch::channel(None);
         let mut following = JoinSet::new();
         let mut rule = Rule::default();
         let mut pauses = pauses();
-        // What was asked for may have been done although nobody said so.
-        let (mut there, mut tried) = (false, false);
+        // What was asked for may have been done although no answer came; in an upgrade that is resumed, before.
+        let (mut there, mut tried) = (false, self.purpose == Purpose::Upgrade);
         let mut trouble = None;
         loop {
-            let wanted = *on.borrow_and_update();
-            if wanted && following.is_empty() {
-                if let Err(error) = sweep(&self.client).await {
-                    tracing::info!(%error, "what an earlier bridge left in the Service kubernetes was not looked for");
+            let demand = *demanded.borrow_and_update();
+            if demand == Demand::Serving && following.is_empty() {
+                // A resumed upgrade goes on with its own.
+                let own = Some(&*self.node).filter(|_| self.purpose == Purpose::Bridge);
+                if let Err(error) = sweep(&self.client, own).await {
+                    tracing::info!(%error, "what earlier commands left in the Service kubernetes was not looked for");
                 }
                 following.spawn(self.clone().follow(tell.clone()));
             }
             let addresses: Option<Vec<IpAddr>> = seen.borrow_and_update().clone();
-            let named = addresses.as_ref().is_some_and(|all| all.contains(&self.address.ip()));
+            let named = addresses.as_ref().is_some_and(|all| self.is_in(all.iter().copied()));
             let others = addresses.map(|all| all.iter().any(|ip| *ip != self.address.ip()));
             let known = others.is_some();
-            let sight = Sight { phase: Phase::Joined, sibling: false, withdrawn: !wanted, others };
+            let phase = if demand == Demand::NotServing { Phase::Refusing } else { Phase::Joined };
+            let sight = Sight { phase, sibling: false, withdrawn: demand == Demand::Ending, others };
             let brought = match rule.decide(clock::boottime().unwrap_or_default(), sight) {
                 Want::Present => {
                     tried = true;
                     self.apply().await.map(|()| true)
                 }
-                // Not before the node's own is in again.
-                Want::Absent if tried && (wanted || named) => remove(&self.client, &self.name()).await.map(|()| {
-                    tried = false;
-                    false
-                }),
+                // At the end, not before kube-apiserver names the node itself.
+                Want::Absent if tried && (demand != Demand::Ending || named) => {
+                    remove(&self.client, &self.name()).await.map(|()| {
+                        tried = false;
+                        false
+                    })
+                }
                 Want::Absent | Want::AsItIs => Ok(there),
             };
             let is = match &brought {
                 Err(error) => Err(error.to_string()),
                 // A watch that begins again takes nothing back.
-                Ok(_) if known || told.borrow().is_ok() => Ok(()),
+                Ok(is) if known || told.borrow().is_ok() => Ok(*is),
                 Ok(_) => Err(UNKNOWN.into()),
             };
             told.send_modify(|told| *told = is);
@@ -149,7 +257,7 @@ impl Service {
                 Ok(is) => {
                     if std::mem::replace(&mut there, is) != is {
                         let what = if is { "is in" } else { "is out of" };
-                        tracing::info!(slice = self.name(), address = %self.address, "the bridge's slice {what} the Service kubernetes");
+                        tracing::info!(slice = self.name(), address = %self.address, "the slice {what} the Service kubernetes");
                     }
                     (pauses, trouble) = (berth_cluster::watch::pauses(), None);
                     LOOK
@@ -164,13 +272,13 @@ impl Service {
                 }
             };
             tokio::select! {
-                changed = on.changed() => if changed.is_err() { break },
+                changed = demanded.changed() => if changed.is_err() { break },
                 Ok(()) = seen.changed() => {}
-                () = tokio::time::sleep(pause) => {}
+                () = sleep(pause) => {}
             }
         }
         if tried && let Err(error) = remove(&self.client, &self.name()).await {
-            tracing::warn!(%error, slice = self.name(), "the bridge's slice stays in the Service kubernetes: remove it");
+            tracing::warn!(%error, slice = self.name(), "the slice stays in the Service kubernetes: remove it");
         }
     }
 
@@ -184,7 +292,12 @@ impl Service {
     }
 
     fn name(&self) -> String {
-        format!("{PREFIX}{}-{}", self.node, Family::of(self.address.ip()).as_str().to_ascii_lowercase())
+        format!(
+            "{}{}-{}",
+            self.purpose.prefix(),
+            self.node,
+            Family::of(self.address.ip()).as_str().to_ascii_lowercase()
+        )
     }
 
     async fn apply(&self) -> Result<(), Error> {
@@ -200,7 +313,7 @@ impl Service {
     }
 }
 
-/// The time, the same for as long as it need not be said anew.
+/// The time of the last renewal that is due.
 fn renewed() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(now - now % RENEWAL.as_secs())).to_string()
@@ -210,29 +323,29 @@ async fn remove(client: &Client, name: &str) -> Result<(), Error> {
     found(client.delete(&service::slice_path(name)).await).map(drop)
 }
 
-/// Removes what bridges left that are no more, and says which. To be called where this node has none on.
+/// Removes the slices of bridges and upgrades that have ended, and gives their names. `own` is this node, if it has no bridge on.
 ///
 /// # Errors
 /// The cluster cannot be asked, or does not let them be removed.
-pub async fn sweep(client: &Client) -> Result<Vec<String>, Error> {
-    let removed = left(client, Some(&berth_options::cluster::host_name())).await?;
+pub async fn sweep(client: &Client, own: Option<&str>) -> Result<Vec<String>, Error> {
+    let removed = left(client, own).await?;
     for name in &removed {
         remove(client, name).await?;
-        tracing::info!(slice = name, "what a bridge that is no more left in the Service kubernetes is removed");
+        tracing::info!(slice = name, "what a command that was killed left in the Service kubernetes is removed");
     }
     Ok(removed)
 }
 
-/// Names of the slices of bridges that are no more: of a boot that no node of the cluster has now, and of `own`, which has none on. Of
-/// a host that is no Node of the cluster, the boot is not known: its bridge must not have said for long that it is there.
+/// Names of the slices of bridges and upgrades that have ended: of a boot that no node of the cluster has now, and of bridges of `own`,
+/// which has none on. Of a host that is no Node of the cluster, the boot is not known: its slice must not have been renewed for long.
 ///
 /// # Errors
 /// The cluster cannot be asked.
 pub async fn left(client: &Client, own: Option<&str>) -> Result<Vec<String>, Error> {
     let items = |list: &Value| list["items"].as_array().cloned().unwrap_or_default();
     let slices = items(&client.get(service::OF_SERVICE).await?);
-    let bridges: Vec<_> = slices.iter().filter_map(of_bridge).collect();
-    if bridges.is_empty() {
+    let kept: Vec<_> = slices.iter().filter_map(KeptSlice::parse).collect();
+    if kept.is_empty() {
         return Ok(Vec::new());
     }
     // By their boots: a node may have another name in the cluster than its own.
@@ -242,34 +355,34 @@ pub async fn left(client: &Client, own: Option<&str>) -> Result<Vec<String>, Err
         let names = |node: &Value| [node["metadata"]["name"].clone(), node["metadata"]["labels"][HOST_NAME].clone()];
         nodes.iter().flat_map(names).any(|other| other == name)
     };
-    let over = bridges.into_iter().filter(|bridge| {
-        let is_over = !booted(bridge.boot) && (is_node(bridge.node) || bridge.is_silent());
-        own == Some(bridge.node) || is_over
+    let ended = kept.into_iter().filter(|slice| {
+        let is_own = own == Some(slice.node) && slice.name.starts_with(Purpose::Bridge.prefix());
+        is_own || (!booted(slice.boot) && (is_node(slice.node) || slice.is_silent()))
     });
-    Ok(over.map(|bridge| bridge.name.to_owned()).collect())
+    Ok(ended.map(|slice| slice.name.to_owned()).collect())
 }
 
-/// What a slice says of its bridge.
-struct OfBridge<'a> {
+/// A slice that a bridge or an upgrade keeps.
+struct KeptSlice<'a> {
     name: &'a str,
     node: &'a str,
     boot: &'a str,
     renewed: Option<&'a str>,
 }
 
-impl OfBridge<'_> {
-    /// Older versions say no time.
-    fn is_silent(&self) -> bool {
-        let said = self.renewed.and_then(|time| humantime::parse_rfc3339(time).ok());
-        said.is_none_or(|said| said.elapsed().is_ok_and(|age| age >= SILENT))
+impl<'a> KeptSlice<'a> {
+    fn parse(slice: &'a Value) -> Option<Self> {
+        let meta = &slice["metadata"];
+        let is_ours = |name: &&str| Purpose::ALL.iter().any(|purpose| name.starts_with(purpose.prefix()));
+        let name = meta["name"].as_str().filter(is_ours)?;
+        let annotation = |name: &str| meta["annotations"][name].as_str();
+        Some(Self { name, node: annotation(NODE)?, boot: annotation(BOOT)?, renewed: annotation(RENEWED) })
     }
-}
 
-fn of_bridge(slice: &Value) -> Option<OfBridge<'_>> {
-    let meta = &slice["metadata"];
-    let name = meta["name"].as_str().filter(|name| name.starts_with(PREFIX))?;
-    let annotation = |name: &str| meta["annotations"][name].as_str();
-    Some(OfBridge { name, node: annotation(NODE)?, boot: annotation(BOOT)?, renewed: annotation(RENEWED) })
+    fn is_silent(&self) -> bool {
+        let renewed = self.renewed.and_then(|time| humantime::parse_rfc3339(time).ok());
+        renewed.is_none_or(|renewed| renewed.elapsed().is_ok_and(|age| age >= SILENT))
+    }
 }
 
 #[cfg(test)]
@@ -281,7 +394,10 @@ mod tests {
     const IP: &str = "10.0.0.5";
 
     /// A cluster whose kube-apiserver's own slice names these addresses.
-    async fn cluster(named: &[&str], items: Vec<Value>) -> (Objects, Service, UnboundedReceiver<(String, usize)>) {
+    async fn cluster(
+        named: &[&str],
+        items: Vec<Value>,
+    ) -> (Objects, ServiceKeeper, UnboundedReceiver<(String, usize)>) {
         let objects = Objects::default();
         let reconciled = json!({"metadata": {"name": "kubernetes"}, "endpoints": [{"addresses": named}]});
         let items: Vec<_> = items.into_iter().chain([reconciled]).collect();
@@ -291,13 +407,13 @@ mod tests {
         let server = serve_with(move |request| answers.answer(request)).await;
         let client = Client::new(&server.access).unwrap();
         let address = SocketAddr::new(IP.parse().unwrap(), 6443);
-        let kept = Service { client, node: "cp-1".into(), boot: "b".into(), address };
+        let kept = ServiceKeeper { client, purpose: Purpose::Bridge, node: "cp-1".into(), boot: "b".into(), address };
         (objects, kept, server.asked)
     }
 
     fn slice(node: &str, boot: &str) -> Value {
         let mut slice = service::slice(node, "10.0.0.9:6443".parse().unwrap(), "https");
-        slice["metadata"]["name"] = format!("{PREFIX}{node}-ipv4").into();
+        slice["metadata"]["name"] = format!("berth-bridge-{node}-ipv4").into();
         slice["metadata"]["annotations"] = json!({NODE: node, BOOT: boot});
         slice
     }
@@ -306,7 +422,7 @@ mod tests {
     async fn the_only_node_is_named_until_the_bridge_is_over() {
         let (objects, kept, mut asked) = cluster(&[], Vec::new()).await;
         let path = service::slice_path(&kept.name());
-        let (on, is_on) = watch::channel(true);
+        let (on, is_on) = watch::channel(Demand::Serving);
         let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
         let keeping = tokio::spawn(kept.keep(is_on, told));
         while !asked.recv().await.unwrap().0.starts_with("PATCH") {}
@@ -318,7 +434,7 @@ mod tests {
         let time = humantime::parse_rfc3339(said["berth/renewed"].as_str().unwrap()).unwrap();
         assert!(time.elapsed().is_ok_and(|age| age < Duration::from_secs(600)), "{said}");
         // The node's own is not in again: nothing is asked for until the bridge is over.
-        on.send_replace(false);
+        on.send_replace(Demand::Ending);
         drop(on);
         keeping.await.unwrap();
         assert_eq!(objects.get(&path), None);
@@ -327,14 +443,14 @@ mod tests {
     #[tokio::test]
     async fn a_slice_has_the_family_of_the_address_that_the_node_advertises() {
         let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
-        let kept = Service { address: "[fd00::5]:6443".parse().unwrap(), ..kept };
+        let kept = ServiceKeeper { address: "[fd00::5]:6443".parse().unwrap(), ..kept };
         // kube-proxy looks at no slice of a family that the Service has not.
         let why = kept.check().await.unwrap_err();
         assert!(why.contains("has addresses of IPv4, and") && why.contains("fd00::5: give it"), "{why}");
         let ports = json!([{"name": "https"}]);
         objects.set(service::SERVICE, Some(json!({"spec": {"ipFamilies": ["IPv6", "IPv4"], "ports": ports}})));
         kept.check().await.unwrap();
-        let (_on, is_on) = watch::channel(true);
+        let (_on, is_on) = watch::channel(Demand::Serving);
         let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
         let keeping = tokio::spawn(kept.keep(is_on, told));
         is.wait_for(Kept::is_ok).await.unwrap();
@@ -362,20 +478,46 @@ mod tests {
             true => berth_testing::answer("403 Forbidden", r#"{"message": "endpointslices is forbidden"}"#),
             false => objects.answer(request),
         });
-        let kept = Service { client: Client::new(&server.await.access).unwrap(), ..kept };
+        let kept = ServiceKeeper { client: Client::new(&server.await.access).unwrap(), ..kept };
         assert!(kept.check().await.unwrap_err().contains("endpointslices is forbidden"));
-        let (_on, is_on) = watch::channel(true);
+        let (_on, is_on) = watch::channel(Demand::Serving);
         let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
         let keeping = tokio::spawn(kept.keep(is_on, told));
         is.wait_for(|is| is.as_ref().is_err_and(|why| why.contains("endpointslices is forbidden"))).await.unwrap();
         keeping.abort();
     }
 
+    /// Other nodes serve, and this one must not be named.
+    #[tokio::test]
+    async fn a_node_that_serves_nothing_is_taken_out() {
+        let (objects, kept, _asked) = cluster(&[], Vec::new()).await;
+        let path = service::slice_path(&kept.name());
+        let mut keeping = kept.start();
+        keeping.demand(Demand::Serving);
+        keeping.kept.wait_for(|kept| *kept == Ok(true)).await.unwrap();
+        assert!(objects.get(&path).is_some());
+        keeping.demand(Demand::NotServing);
+        keeping.kept.wait_for(|kept| *kept == Ok(false)).await.unwrap();
+        assert_eq!(objects.get(&path), None);
+    }
+
+    #[tokio::test]
+    async fn an_api_that_does_not_answer_is_asked_again_and_one_that_refuses_is_not() {
+        let slice = json!({"addressType": "IPv4", "endpoints": [{"addresses": [IP]}]}).to_string();
+        let answer = berth_testing::answer;
+        let mut answers = vec![answer("403 Forbidden", "{}"), answer("200 OK", &slice), "no HTTP\r\n\r\n".into()];
+        let server = serve_with(move |_| answers.pop().unwrap()).await;
+        let (_, kept, _) = cluster(&[], Vec::new()).await;
+        let kept = ServiceKeeper { client: Client::new(&server.access).unwrap(), ..kept };
+        assert!(kept.names_node().await.unwrap());
+        assert_eq!(kept.names_node().await.unwrap_err().status(), Some(hyper::StatusCode::FORBIDDEN));
+    }
+
     #[tokio::test]
     async fn with_other_nodes_there_is_none() {
         let (objects, kept, mut asked) = cluster(&["10.0.0.6"], Vec::new()).await;
         let path = service::slice_path(&kept.name());
-        let (on, is_on) = watch::channel(true);
+        let (on, is_on) = watch::channel(Demand::Serving);
         let (told, mut is) = watch::channel(Err(UNKNOWN.into()));
         let keeping = tokio::spawn(kept.keep(is_on, told));
         while !asked.recv().await.unwrap().0.contains("watch=") {}
@@ -405,7 +547,7 @@ mod tests {
         let (objects, kept, _) = cluster(&[], all.into_iter().chain(timed).collect()).await;
         let node = |boot| json!({"metadata": {"name": "a-node"}, "status": {"nodeInfo": {"bootID": boot}}});
         objects.set(NODES, Some(json!({"items": [node("1"), node("later"), node("3")]})));
-        let names = |nodes: &[&str]| nodes.iter().map(|node| format!("{PREFIX}{node}-ipv4")).collect::<Vec<_>>();
+        let names = |nodes: &[&str]| nodes.iter().map(|node| format!("berth-bridge-{node}-ipv4")).collect::<Vec<_>>();
         assert_eq!(left(&kept.client, None).await.unwrap(), names(&["booted", "gone", "silent", "a-node"]));
         assert_eq!(
             left(&kept.client, Some("own")).await.unwrap(),
