@@ -1,8 +1,9 @@
 //! `berth bridge`.
 
 use berth_node::terms::Speedup;
+use berth_operate::bridge::machine::OnFailure;
 use berth_options::probe::ProbeArgs;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -52,17 +53,6 @@ pub struct ToldArgs {
     /// Print JSON: the bridge's status, a line at each change, on standard error (of `status` and --dry-run on standard output)
     #[arg(long, env = "BERTH_BRIDGE_JSON", hide_env_values = true)]
     pub json: bool,
-}
-
-/// What happens when COMMAND fails, or the node's own kube-apiserver does not come back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OnFailure {
-    /// Clients stay on the bridge until `berth bridge end`
-    Stay,
-    /// Restore the static pod's manifest and the files that it names; if that does not help, as stay
-    Restore,
-    /// End it, at the latest after --ready-timeout
-    End,
 }
 
 /// How a bridge is built.

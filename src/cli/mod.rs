@@ -18,8 +18,7 @@ use berth_options::log::LogArgs;
 use bridge::BRIDGE_STATUS;
 #[cfg(feature = "operate")]
 pub use bridge::{
-    BridgeAction, BridgeArgs, BridgeEndArgs, BridgeRestoreArgs, BridgeStartArgs, BridgeStatusArgs,
-    OnFailure as BridgeOnFailure, ToldArgs,
+    BridgeAction, BridgeArgs, BridgeEndArgs, BridgeRestoreArgs, BridgeStartArgs, BridgeStatusArgs, ToldArgs,
 };
 use clap::{Parser, Subcommand};
 pub use generate::{Generate, GenerateArgs};

@@ -136,7 +136,8 @@ pub struct ExcusedArgs {
 }
 
 fn checks_with_errors() -> clap::builder::PossibleValuesParser {
-    use berth_operate::doctor::{CHECKS, Severity};
+    use berth_operate::doctor::CHECKS;
+    use berth_operate::report::Severity;
     CHECKS.iter().filter(|check| check.severity == Severity::Error).map(|check| check.id).collect::<Vec<_>>().into()
 }
 

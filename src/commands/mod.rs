@@ -127,6 +127,20 @@ fn unread(error: &berth_operate::manifest::file::FileError) -> Exit {
     if error.is_content() { mistaken(&Mistakes(vec![error.to_string()])) } else { unavailable(error) }
 }
 
+/// Prints why a command does not begin.
+#[cfg(feature = "operate")]
+fn refused(refusal: &berth_operate::report::Refusal) -> Exit {
+    use berth_operate::report::Refusal;
+    match refusal {
+        Refusal::Usage(mistakes) => mistaken(mistakes),
+        Refusal::Unavailable(errors) => {
+            errors.iter().for_each(say);
+            Exit::Unavailable
+        }
+        Refusal::Errors => Exit::No,
+    }
+}
+
 /// Runs the control plane: on this thread, which the children of `berth run` follow into death.
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;

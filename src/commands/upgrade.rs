@@ -1,13 +1,13 @@
 //! `berth upgrade`: its options, and how it ended.
 
-use super::{Exit, block_on, mistaken, numbered, print, unavailable};
+use super::{Exit, block_on, mistaken, numbered, print, refused};
 use crate::cli::UpgradeArgs;
-use berth_operate::upgrade::begin::{Begun, FILE, NotBegun, Options, begin, dry_run};
+use berth_operate::upgrade::begin::{Begun, FILE, Options, begin, dry_run};
 use berth_operate::upgrade::drive::{self, DriveError, Ended};
 use berth_operate::upgrade::pod::PREFIX;
 use berth_operate::upgrade::say::Say;
 use berth_operate::upgrade::state::Store;
-use berth_options::check::{Checks, Mistakes};
+use berth_options::check::Checks;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -45,12 +45,12 @@ async fn upgrade(options: Options, only_steps: bool) -> anyhow::Result<Exit> {
     if only_steps {
         return match dry_run(&options, &say).await {
             Ok(steps) => print(&numbered(&steps)).map(|_| Exit::Ok),
-            Err(why) => Ok(not_begun(why)),
+            Err(why) => Ok(refused(&why)),
         };
     }
     let Begun { state, store, setting } = match begin(&options, &say).await {
         Ok(begun) => begun,
-        Err(why) => return Ok(not_begun(why)),
+        Err(why) => return Ok(refused(&why)),
     };
     Ok(match drive::drive(state, &store, &setting, say.clone()).await {
         Ok(Ended::Done) => Exit::Ok,
@@ -61,14 +61,6 @@ async fn upgrade(options: Options, only_steps: bool) -> anyhow::Result<Exit> {
             again(&say, &store)
         }
     })
-}
-
-fn not_begun(why: NotBegun) -> Exit {
-    match why {
-        NotBegun::Mistakes(mistakes) => mistaken(&Mistakes(mistakes)),
-        NotBegun::Unavailable(why) => unavailable(&why),
-        NotBegun::Errors => Exit::No,
-    }
 }
 
 fn again(say: &Say, store: &Store) -> Exit {

@@ -1,6 +1,12 @@
-//! Programs of the node that are run for their output.
+//! Command lines and programs of the node: where a program is, what a process was started with, what a program prints.
 
+use berth_exec::args;
+use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 use tokio::process::Command;
@@ -15,5 +21,46 @@ pub(crate) async fn output(program: &str, arguments: &[&str], within: Duration) 
         Err(_) => Err(format!("{program} does not answer in {}", humantime::format_duration(within))),
         Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Err(format!("{program} is not there")),
         Ok(output) => output.map_err(|error| format!("{program}: {error}")),
+    }
+}
+
+pub(crate) const AUDIT_LOG: &str = "--audit-log-path";
+
+/// The file that a kube-apiserver audits into.
+pub(crate) fn audit_log(argv: &[OsString]) -> Option<PathBuf> {
+    args::value(argv, AUDIT_LOG).filter(|path| *path != "-" && !path.is_empty()).map(PathBuf::from)
+}
+
+/// Of a list as /proc has them, each with a zero behind it.
+pub(crate) fn strings(list: &[u8]) -> Vec<OsString> {
+    let list = list.strip_suffix(&[0]).unwrap_or(list);
+    list.split(|byte| *byte == 0).map(|text| OsString::from_vec(text.to_vec())).collect()
+}
+
+/// A program that can be executed, as a shell finds it.
+#[must_use]
+pub fn find(name: &OsStr) -> Option<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        return Some(PathBuf::from(name)).filter(is_program);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    std::env::split_paths(&path).map(|directory| directory.join(name)).find(is_program)
+}
+
+/// Whether it is a file that can be executed, or a link to one.
+pub(crate) fn is_program(path: &PathBuf) -> bool {
+    fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_as_a_shell_finds_it() {
+        assert!(find("sh".as_ref()).is_some() && find("/bin/sh".as_ref()).is_some());
+        for none in ["", "/", "/nonexistent", "/etc/passwd", "no-such-program"] {
+            assert_eq!(find(none.as_ref()), None, "{none}");
+        }
     }
 }

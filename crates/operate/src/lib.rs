@@ -6,9 +6,10 @@
 
 pub mod bridge;
 pub mod cluster_status;
-mod command;
+pub mod command;
 pub mod doctor;
 pub mod grant;
 pub mod manifest;
+pub mod report;
 pub mod service;
 pub mod upgrade;

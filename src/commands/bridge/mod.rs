@@ -6,14 +6,17 @@
 mod ask;
 mod watch;
 
-use super::{Exit, block_on, mistaken, numbered, print, say, unavailable};
-use crate::cli::{BridgeAction, BridgeArgs, BridgeOnFailure, BridgeStartArgs, ToldArgs};
+use super::{Exit, block_on, mistaken, numbered, print, refused, say, unavailable};
+use crate::cli::{BridgeAction, BridgeArgs, BridgeStartArgs, ToldArgs};
 use anyhow::Context;
 use berth_operate::bridge::drive::{Claim, drive};
 use berth_operate::bridge::ipc::{Ask, Client, Reply, Status};
 use berth_operate::bridge::machine::{Limits, OVERLAP, OnFailure, Outcome, Step};
-use berth_operate::bridge::preflight::{Plan, Refusal, find, preflight};
-use berth_operate::bridge::{DIRECTORY, Options, Running, cgroup, instance};
+use berth_operate::bridge::plan::{BridgeOptions, BridgePlan, RunningInstance};
+use berth_operate::bridge::preflight::preflight;
+use berth_operate::bridge::{DIRECTORY, cgroup, logs};
+use berth_operate::command::find;
+use berth_operate::report::Refusal;
 use berth_operate::upgrade::logs::end_of;
 use berth_options::check::{Checks, Mistakes, check_probe};
 use berth_os::namespaces::own_mounts;
@@ -137,10 +140,10 @@ fn bridge(args: &BridgeStartArgs, run: Option<&[OsString]>) -> anyhow::Result<Ex
 }
 
 /// Is the bridge, if there can be one. Until it says on `begin` that it begins, it writes to who started it.
-fn hold(options: Options, mut begin: UnixStream) -> anyhow::Result<Exit> {
+fn hold(options: BridgeOptions, mut begin: UnixStream) -> anyhow::Result<Exit> {
     let directory = options.directory.clone();
     // Before there is a second thread. Without root there is none, and the preflight says so.
-    if matches!(options.running, Running::Pod { .. }) && geteuid().is_root() {
+    if matches!(options.running, RunningInstance::Pod { .. }) && geteuid().is_root() {
         own_mounts().context("cannot have a mount namespace: run this with CAP_SYS_ADMIN")?;
     }
     block_on(end_last(&directory))?;
@@ -170,23 +173,24 @@ fn hold(options: Options, mut begin: UnixStream) -> anyhow::Result<Exit> {
 }
 
 /// What the preflight finds is said here.
-fn plan(options: Options) -> anyhow::Result<Result<Plan, Exit>> {
+fn plan(options: BridgeOptions) -> anyhow::Result<Result<BridgePlan, Exit>> {
     Ok(match block_on(preflight(options))? {
         Ok(plan) => {
             plan.notes.iter().for_each(|note| say(format_args!("note: {note}")));
             Ok(plan)
         }
-        Err(Refusal::Mistakes(mistakes)) => Err(mistaken(&Mistakes(mistakes))),
-        Err(Refusal::Missing(missing)) => {
-            missing.iter().for_each(say);
-            say("nothing was changed");
-            Err(Exit::Unavailable)
+        Err(refusal) => {
+            let exit = refused(&refusal);
+            if matches!(refusal, Refusal::Unavailable(_)) {
+                say("nothing was changed");
+            }
+            Err(exit)
         }
     })
 }
 
 /// Checks what was typed.
-fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, Mistakes> {
+fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<BridgeOptions, Mistakes> {
     let mut checks = Checks::default();
     if run.is_some_and(<[_]>::is_empty) {
         checks.wrong("there is nothing to run: give COMMAND after --, or begin with `berth bridge start`");
@@ -200,17 +204,17 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
         None => {
             let manifest =
                 std::path::absolute(&args.manifest).map_err(|error| format!("--manifest: {error}: give a path"));
-            checks.note(manifest).map(|manifest| Running::Pod { manifest })
+            checks.note(manifest).map(|manifest| RunningInstance::Pod { manifest })
         }
         Some(text) => {
             let words = shell_words::split(text);
             let words = checks
                 .note(words.map_err(|error| format!("--command: {error}: close it, or put a backslash before it")));
-            words.map(|words| Running::Process { command: words.into_iter().map(OsString::from).collect() })
+            words.map(|words| RunningInstance::Process { command: words.into_iter().map(OsString::from).collect() })
         }
     };
     let is_pod = args.command.is_none();
-    if !is_pod && args.on_failure == BridgeOnFailure::Restore {
+    if !is_pod && args.on_failure == OnFailure::Restore {
         checks.wrong("--on-failure restore: what a kube-apiserver that is no pod is started from is not known here: give stay or end");
     }
     let port = args.port.as_deref().map(|text| checks.number("--port", text, 1..=u16::MAX));
@@ -218,20 +222,15 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
     let settle = checks.duration("--settle", &args.settle, Duration::ZERO);
     let probe = check_probe(&args.probe, READY, !is_pod, &mut checks);
     let admin = args.admin.as_deref().and_then(|text| checks.address("--admin", text));
-    let on_failure = match args.on_failure {
-        BridgeOnFailure::Stay => OnFailure::Stay,
-        BridgeOnFailure::Restore => OnFailure::Restore,
-        BridgeOnFailure::End => OnFailure::End,
-    };
     // The daemon has another working directory.
     let directory = std::path::absolute(&args.told.state_dir);
     let directory = checks.note(directory.map_err(|error| format!("--state-dir: {error}: give a path")));
     let options = match (running, probe, directory) {
-        (Some(running), Some(probe), Some(directory)) => Some(Options {
+        (Some(running), Some(probe), Some(directory)) => Some(BridgeOptions {
             running,
             port,
             limits: Limits { ready, settle, speedup: args.speedup },
-            on_failure,
+            on_failure: args.on_failure,
             finds_ca: is_pod && probe.kind == ProbeKind::Https && probe.ca.is_none() && !args.probe.probe_insecure,
             probe: probe.with_files(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned())),
             directory,
@@ -243,8 +242,8 @@ fn options(args: &BridgeStartArgs, run: Option<&[OsString]>) -> Result<Options, 
     checks.finish(options)
 }
 
-fn steps(plan: &Plan, run: Option<&[OsString]>) -> Vec<String> {
-    let Plan { options, port, temporary, own, .. } = plan;
+fn steps(plan: &BridgePlan, run: Option<&[OsString]>) -> Vec<String> {
+    let BridgePlan { options, port, temporary, own, .. } = plan;
     let Limits { ready, settle, speedup } = options.limits;
     let (ready, settle, overlap) =
         (format_duration(ready), format_duration(settle), format_duration(speedup.of(OVERLAP)));
@@ -373,7 +372,7 @@ fn not_begun(watcher: &Watcher, outcome: Outcome, directory: &Path) -> Exit {
         return Exit::Unavailable;
     };
     watcher.line(&format!("not begun: {why}"));
-    let last = end_of(&directory.join(instance::LOG), LINES);
+    let last = end_of(&directory.join(logs::INSTANCE), LINES);
     if !last.is_empty() {
         watcher.more("last lines of the temporary kube-apiserver:");
         last.iter().for_each(|line| watcher.more(&format!("  {line}")));

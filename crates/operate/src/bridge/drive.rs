@@ -7,8 +7,8 @@ use super::instance::{self, Template};
 use super::ipc::{self, Ask, Reply, Status};
 use super::logs;
 use super::machine::{Action, Machine, Outcome, Own, Seen, Step, Temporary};
+use super::plan::BridgePlan;
 use super::pod::Pod;
-use super::preflight::Plan;
 use super::restore::{self, Before, Difference};
 use super::server::{Answer, Asking, serve};
 use super::sight::{self, Asked};
@@ -48,9 +48,6 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
-
-/// The daemon's own log, in the bridge's directory.
-pub const LOG: &str = "bridge.log";
 
 /// Where its shim keeps its lease.
 const SHIM: &str = "bridge-shim";
@@ -120,7 +117,7 @@ impl Claim {
         socket.set_nonblocking(true).map_err(failed("make a socket"))?;
         let last_failed = lock.metadata().is_ok_and(|meta| meta.len() > 0);
         logs::begin(directory, last_failed);
-        let log = options.open(directory.join(LOG)).map_err(failed("make a file"))?;
+        let log = options.open(directory.join(logs::BRIDGE)).map_err(failed("make a file"))?;
         lock.set_len(0).map_err(failed("write a file"))?;
         Ok(Self { directory: directory.to_owned(), socket, log, lock, _alone: alone })
     }
@@ -134,7 +131,7 @@ fn clear(directory: &Path) {
 }
 
 /// Is a bridge until it is over. To be called on the main thread of a process, in a runtime of one thread.
-pub async fn drive(plan: Plan, mut claim: Claim) -> Outcome {
+pub async fn drive(plan: BridgePlan, mut claim: Claim) -> Outcome {
     // Who is killed cannot say that it failed.
     if let Err(error) = claim.lock.write_all(b"on\n") {
         tracing::info!(%error, "the next bridge will not keep the logs of this one if it fails");
@@ -159,7 +156,7 @@ pub async fn drive(plan: Plan, mut claim: Claim) -> Outcome {
     outcome
 }
 
-fn first_status(plan: &Plan) -> Status {
+fn first_status(plan: &BridgePlan) -> Status {
     Status {
         version: ipc::VERSION,
         berth: berth_node::VERSION.to_owned(),
@@ -190,7 +187,7 @@ fn first_status(plan: &Plan) -> Status {
         connections_open: 0,
         connections_steered: 0,
         connections_old: 0,
-        logs: vec![plan.options.directory.join(LOG), plan.options.directory.join(instance::LOG)],
+        logs: vec![plan.options.directory.join(logs::BRIDGE), plan.options.directory.join(logs::INSTANCE)],
     }
 }
 
@@ -210,7 +207,7 @@ enum Done {
 
 /// All that a bridge is made of, but for its shim.
 struct Bridge {
-    plan: Arc<Plan>,
+    plan: Arc<BridgePlan>,
     machine: Machine,
     template: Template,
     child: Option<Child>,
@@ -247,7 +244,7 @@ struct Bridge {
 }
 
 impl Bridge {
-    async fn build(plan: Arc<Plan>, status: watch::Sender<Status>) -> Result<(Self, Bound), String> {
+    async fn build(plan: Arc<BridgePlan>, status: watch::Sender<Status>) -> Result<(Self, Bound), String> {
         let template =
             Template::new(&plan).map_err(|error| format!("cannot prepare the temporary kube-apiserver: {error}"))?;
         status.send_modify(|status| status.logs.extend(template.logs().into_iter().skip(1)));
@@ -689,26 +686,26 @@ fn late(since: Option<Instant>, long: Duration) -> bool {
     since.is_some_and(|since| since.elapsed() >= long)
 }
 
-fn pod(plan: &Plan) -> Result<&Pod, String> {
+fn pod(plan: &BridgePlan) -> Result<&Pod, String> {
     plan.pod.as_ref().ok_or_else(|| "what a kube-apiserver that is no pod is started from is not known here".to_owned())
 }
 
-fn before(plan: &Plan) -> Result<Vec<Before>, String> {
+fn before(plan: &BridgePlan) -> Result<Vec<Before>, String> {
     Ok(pod(plan)?.before(&plan.command, &plan.options.directory))
 }
 
-fn differences(plan: &Plan) -> Put {
+fn differences(plan: &BridgePlan) -> Put {
     restore::differences(&before(plan)?)
 }
 
 /// Whether COMMAND has something that replaces the node's own instance: who only writes a manifest is back long before the
 /// kubelet reads it. Outside a pod that is what COMMAND is for.
-fn is_replaced(plan: &Plan) -> bool {
+fn is_replaced(plan: &BridgePlan) -> bool {
     differences(plan).is_ok_and(|all| restarts(plan, &all)) || plan.pod.is_none()
 }
 
 /// The kubelet starts the node's own anew when its manifest changes.
-fn restarts(plan: &Plan, put: &[Difference]) -> bool {
+fn restarts(plan: &BridgePlan, put: &[Difference]) -> bool {
     put.iter().any(|difference| plan.pod.as_ref().is_some_and(|pod| pod.manifest() == difference.path))
 }
 
@@ -721,7 +718,7 @@ async fn ended(child: &mut Option<Child>) {
 }
 
 /// The bridge's shim: that of `berth serve` with its defaults, but for how long it holds clients.
-fn config(plan: &Plan, process: watch::Receiver<Option<u64>>) -> Result<Config, String> {
+fn config(plan: &BridgePlan, process: watch::Receiver<Option<u64>>) -> Result<Config, String> {
     let (address, probe) = (plan.own, plan.options.probe.clone());
     let preferred =
         Preferred { id: OWN.parse::<InstanceId>().map_err(|error| error.to_string())?, address, probe, process };

@@ -3,9 +3,11 @@
 //! What COMMAND may replace is copied before: the program, in memory, since a file that is executed cannot be written to; and the
 //! certificates and keys that the arguments name, which kube-apiserver reads again when they change.
 
+use super::logs;
+use super::plan::BridgePlan;
 use super::pod::Pod;
 use super::pod::container::{self, Container};
-use super::preflight::Plan;
+use crate::command::{AUDIT_LOG, audit_log};
 use berth_exec::args::{self, ArgsError, Wanted};
 use berth_node::instance::InstanceId;
 use berth_os::file::open_regular;
@@ -24,9 +26,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tokio::process::Child;
 
-/// Its log, in the bridge's directory.
-pub const LOG: &str = "kube-apiserver.log";
-
 /// Where kube-apiserver keeps the certificate that it makes where it is given none, what it is called, and the temporary
 /// instance's copy.
 const CERTIFICATES: &str = "/var/run/kubernetes";
@@ -36,7 +35,6 @@ const CERT_DIR: &str = "bridge-cert-dir";
 /// Copies of what its arguments name.
 const FILES: &str = "bridge-files";
 
-pub(super) const AUDIT_LOG: &str = "--audit-log-path";
 const DEBUG_SOCKET: &str = "--debug-socket-path";
 
 /// What makes a temporary instance.
@@ -62,14 +60,17 @@ impl Template {
     ///
     /// # Errors
     /// Its program cannot be copied, or a file that its arguments name.
-    pub fn new(plan: &Plan) -> io::Result<Self> {
+    pub fn new(plan: &BridgePlan) -> io::Result<Self> {
         plan.process.read(|pid| Self::of(plan, pid))
     }
 
-    fn of(plan: &Plan, pid: i32) -> io::Result<Self> {
+    fn of(plan: &BridgePlan, pid: i32) -> io::Result<Self> {
         let directory = plan.options.directory.clone();
         let runs = match &plan.pod {
-            Some(pod) => Runs::Container(Container::new(pod, plan, pid)?),
+            Some(pod) => {
+                let (like, ip) = ((&plan.like, pid), *plan.temporary.ip());
+                Runs::Container(Container::new(pod, &plan.argv, like, ip, &directory)?)
+            }
             None => {
                 let program = copy_program(Path::new(&format!("/proc/{pid}/exe")))?;
                 let mut argv = plan.argv.clone();
@@ -89,7 +90,7 @@ impl Template {
     /// # Errors
     /// What execve(2) and what comes before it say.
     pub fn start(&self) -> io::Result<Child> {
-        let log = OpenOptions::new().create(true).append(true).mode(0o600).open(self.directory.join(LOG))?;
+        let log = OpenOptions::new().create(true).append(true).mode(0o600).open(self.directory.join(logs::INSTANCE))?;
         container::let_write(&log, self.label.as_deref())?;
         let mut command = match &self.runs {
             Runs::Program { program, argv, like } => {
@@ -125,7 +126,7 @@ impl Template {
     /// Files that it writes and that stay.
     #[must_use]
     pub fn logs(&self) -> Vec<PathBuf> {
-        [self.directory.join(LOG)].into_iter().chain(self.audit.clone()).collect()
+        [self.directory.join(logs::INSTANCE)].into_iter().chain(self.audit.clone()).collect()
     }
 }
 
@@ -164,11 +165,6 @@ pub fn arguments(
         args::set(&mut argv, DEBUG_SOCKET, "".as_ref());
     }
     Ok(argv)
-}
-
-/// The file that it audits into.
-pub(super) fn audit_log(argv: &[OsString]) -> Option<PathBuf> {
-    args::value(argv, AUDIT_LOG).filter(|path| *path != "-" && !path.is_empty()).map(PathBuf::from)
 }
 
 /// `audit.log` becomes `audit-bridge.log`.

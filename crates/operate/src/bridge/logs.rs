@@ -1,13 +1,18 @@
 //! The bridge's logs: in memory where its directory is in /run, so bounded, and kept if it failed.
 
-use super::{drive, instance};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const ALL: [&str; 2] = [drive::LOG, instance::LOG];
+/// The bridge's own, in its directory.
+pub const BRIDGE: &str = "bridge.log";
+
+/// The temporary instance's.
+pub const INSTANCE: &str = "kube-apiserver.log";
+
+const ALL: [&str; 2] = [BRIDGE, INSTANCE];
 
 /// Longest log, in bytes: kube-apiserver writes some 10 MB in an hour at its default verbosity. Both, and those of a bridge that failed,
 /// are as much as is to be free before.

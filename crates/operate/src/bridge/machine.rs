@@ -31,14 +31,13 @@ pub const LATE: Duration = Duration::from_secs(30);
 const ENDS: u32 = 3;
 
 /// What happens when COMMAND fails, or the node's own instance does not come back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnFailure {
-    /// Clients stay on the bridge until the operator ends it.
+    /// Clients stay on the bridge until `berth bridge end`
     Stay,
-    /// What the node's own instance is started from is put back, once; if that does not help, clients stay.
+    /// Put back the static pod's manifest and the files that it names, as they were; if that does not help, as stay
     Restore,
-    /// The bridge ends: at once where the node's own instance is ready, else when it had its time.
+    /// End it, at the latest after --ready-timeout
     End,
 }
 

@@ -5,6 +5,7 @@
 //!
 //! | module | what lives there |
 //! | --- | --- |
+//! | [`plan`] | what the operator wants, and a bridge that can be built |
 //! | [`preflight`] | whether it can be done here: all that is missing at once |
 //! | [`surroundings`] | what else of the node speaks against it |
 //! | [`instance`] | the temporary instance: its arguments, and what it takes from the running one |
@@ -14,7 +15,7 @@
 //! | [`drive`] | the daemon that holds it all: look, ask the machine, do it, tell |
 //! | [`cgroup`] | a cgroup of its own, where that can be had |
 //! | [`restore`] | what the node's own is started from and reads, put back as it was |
-//! | `logs` | their bound, and what is kept of a bridge that failed |
+//! | [`logs`] | their bound, and what is kept of a bridge that failed |
 //! | [`ipc`] | what commands ask of it, and what it says |
 //! | `server` | those commands, answered until it is over |
 
@@ -24,8 +25,9 @@ pub mod cgroup;
 pub mod drive;
 pub mod instance;
 pub mod ipc;
-mod logs;
+pub mod logs;
 pub mod machine;
+pub mod plan;
 pub mod pod;
 pub mod preflight;
 pub mod restore;
@@ -33,39 +35,5 @@ mod server;
 pub mod sight;
 pub mod surroundings;
 
-use berth_shim::backend::probe::ProbeConfig;
-use machine::{Limits, OnFailure};
-use std::ffi::OsString;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-
 /// Where a bridge keeps its socket and logs. Not in berth's run directory, which containers write into.
 pub const DIRECTORY: &str = "/run/berth-bridge";
-
-/// The kube-apiserver that runs here.
-#[derive(Debug, Clone)]
-pub enum Running {
-    /// A process in the node's namespaces, with this command line.
-    Process { command: Vec<OsString> },
-    /// In a static pod, with this manifest.
-    Pod { manifest: PathBuf },
-}
-
-/// What the operator wants.
-#[derive(Debug, Clone)]
-pub struct Options {
-    pub running: Running,
-    /// Of the temporary instance and its shim, on loopback; none: a free one.
-    pub port: Option<u16>,
-    pub limits: Limits,
-    pub on_failure: OnFailure,
-    /// How both instances are asked.
-    pub probe: ProbeConfig,
-    /// No CA was given, nor that there shall be none: it is taken from the pod's arguments.
-    pub finds_ca: bool,
-    pub directory: PathBuf,
-    /// Where its shim tells metrics and status.
-    pub admin: Option<SocketAddr>,
-    /// Of an admin, by whom the Service is kept; none: kubeadm's, if it is there.
-    pub kubeconfig: Option<PathBuf>,
-}

@@ -1,7 +1,10 @@
 //! Whether this node can be bridged: all that is missing is said at once, and nothing is changed.
 
+use super::plan::{BridgeOptions, BridgePlan, RunningInstance};
 use super::pod::{self, Pod};
-use super::{Options, Running, instance, ipc, surroundings};
+use super::{instance, ipc, surroundings};
+use crate::command::{audit_log, find, strings};
+use crate::report::{Refusal, Report};
 use crate::service::{LOST, Purpose, ServiceKeeper};
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::ADMIN;
@@ -12,23 +15,25 @@ use berth_os::proc_net::{self, ESTABLISHED, Entry, Owner};
 use berth_os::process::{HeldProcess, ProcessAttributes, raise_hard_file_limit};
 use berth_os::{netdevice, socket};
 use berth_shim::backend::health::Observation;
-use berth_shim::backend::probe::{Probe, ProbeConfig};
+use berth_shim::backend::probe::Probe;
 use berth_shim::{limits, steering};
 use nix::unistd::geteuid;
 use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// kube-apiserver's default.
 const SECURE_PORT: u16 = 6443;
+
+/// The name of the temporary instance.
+const INSTANCE: &str = "bridge";
 
 /// How long a connection to the running instance may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -39,112 +44,57 @@ const TRIES: usize = 16;
 /// What a shim's process is called.
 const SHIM: &str = "berth";
 
-/// The name of the temporary instance.
-pub const INSTANCE: &str = "bridge";
-
-/// A bridge that can be built.
-#[derive(Debug)]
-pub struct Plan {
-    pub options: Options,
-    pub instance: InstanceId,
-    /// The port that is steered, and the addresses that its listener answers.
-    pub port: u16,
-    pub steered: Vec<IpAddr>,
-    /// Where the node's own instance is asked, and from where, so that it is not steered. What it advertises may be none of the node's
-    /// own addresses.
-    pub own: SocketAddr,
-    pub source: IpAddr,
-    /// The bridge's listeners.
-    pub listen: Vec<SocketAddr>,
-    pub temporary: SocketAddrV4,
-    /// How the temporary instance is asked: with files that COMMAND does not change.
-    pub probe: ProbeConfig,
-    /// The temporary instance's command line, and where it writes its audit log.
-    pub argv: Vec<OsString>,
-    pub audit: Option<PathBuf>,
-    /// The running instance, and its command line.
-    pub process: HeldProcess,
-    pub like: ProcessAttributes,
-    pub command: Vec<OsString>,
-    /// It is in one.
-    pub pod: Option<Pod>,
-    /// The node's address in the Service, where it can be kept.
-    pub service: Option<ServiceKeeper>,
-    /// What is worth knowing and no reason not to begin.
-    pub notes: Vec<String>,
-}
-
-/// Why there is no plan.
-#[derive(Debug)]
-pub enum Refusal {
-    /// The command line is wrong.
-    Mistakes(Vec<String>),
-    /// Something is missing, or in the way.
-    Missing(Vec<String>),
-}
-
-/// What is missing.
-#[derive(Debug, Default)]
-pub(super) struct Findings {
-    pub(super) missing: Vec<String>,
-    pub(super) notes: Vec<String>,
-}
-
-impl Findings {
-    pub(super) fn note<T, E: Display>(&mut self, what: &str, result: Result<T, E>) -> Option<T> {
-        result.map_err(|error| self.missing.push(format!("{what}{error}"))).ok()
-    }
-}
-
 /// Looks at this node.
 ///
 /// # Errors
 /// All that is wrong.
-pub async fn preflight(mut options: Options) -> Result<Plan, Refusal> {
-    let mut findings = Findings::default();
+pub async fn preflight(mut options: BridgeOptions) -> Result<BridgePlan, Refusal> {
+    let mut report = Report::default();
     let port = match &options.running {
-        Running::Process { command } => Some(check(command).map_err(Refusal::Mistakes)?),
-        Running::Pod { manifest } => pod::port(manifest, &mut findings),
+        RunningInstance::Process { command } => Some(check(command).map_err(Refusal::usage)?),
+        RunningInstance::Pod { manifest } => pod::port(manifest, &mut report),
     };
     if port.is_some() && port == options.port {
         let wrong = "the node's own kube-apiserver has it: give another, or none";
-        return Err(Refusal::Mistakes(vec![format!("--port {}: {wrong}", port.unwrap_or_default())]));
+        return Err(Refusal::usage(vec![format!("--port {}: {wrong}", port.unwrap_or_default())]));
     }
     if UnixStream::connect(options.directory.join(ipc::SOCKET)).is_ok() {
-        findings.missing.push(format!(
+        report.error(format!(
             "another bridge is on ({}): see `berth bridge status`, and end it with `berth bridge end`",
             options.directory.display()
         ));
     }
-    findings.note("", directory(&options.directory));
-    surroundings::logs(&options.directory, &mut findings);
-    surroundings::steering(&mut findings);
-    if let Running::Pod { manifest } = &options.running {
-        surroundings::manifest(manifest, &mut findings);
+    report.ok("", directory(&options.directory));
+    surroundings::logs(&options.directory, &mut report);
+    surroundings::steering(&mut report);
+    if let RunningInstance::Pod { manifest } = &options.running {
+        surroundings::manifest(manifest, &mut report);
     }
     match steering::self_test().await {
-        Err(error) => findings.missing.push(format!("steering: {error}")),
+        Err(error) => report.error(format!("steering: {error}")),
         Ok(tried) => {
             for (family, tried) in ["IPv4", "IPv6"].into_iter().zip(tried) {
                 if let steering::Tried::Skipped(why) = tried {
-                    findings.notes.push(format!("steering of {family} was not tried: {why}"));
+                    report.note(format!("steering of {family} was not tried: {why}"));
                 }
             }
         }
     }
-    let Some(port) = port else { return Err(Refusal::Missing(findings.missing)) };
-    files(port, &mut findings);
-    surroundings::clients(port, &mut findings);
-    let listening = Listening::on(port, &mut findings);
+    let Some(port) = port else { return Err(Refusal::Unavailable(report.errors())) };
+    files(port, &mut report);
+    surroundings::clients(port, &mut report);
+    let listening = Listening::on(port, &mut report);
     let running = match listening.instance() {
-        Some(entry) => running(entry, &options, &mut findings).await,
+        Some(entry) => running(entry, &options, &mut report).await,
         None => None,
     };
     let addresses: Vec<_> = listening.node.iter().map(|entry| entry.local.ip()).collect();
     let addresses = answered(port, &addresses);
-    let place = findings.note("", place(options.port, addresses.iter().any(IpAddr::is_ipv6)));
-    let instance = findings.note("", InstanceId::parse(INSTANCE));
-    let Some(Found { process, like, command, pod }) = running else { return Err(Refusal::Missing(findings.missing)) };
+    let place = report.ok("", place(options.port, addresses.iter().any(IpAddr::is_ipv6)));
+    let instance = report.ok("", InstanceId::parse(INSTANCE));
+    let Some(FoundInstance { process, like, command, pod }) = running else {
+        return Err(Refusal::Unavailable(report.errors()));
+    };
     // kube-apiserver takes this for none, too.
     let advertised = args::advertised(&command).filter(|ip| !ip.is_unspecified());
     let own = own_address(&addresses, advertised, binds_ipv6(&command), &netdevice::addresses().unwrap_or_default());
@@ -155,27 +105,27 @@ pub async fn preflight(mut options: Options) -> Result<Plan, Refusal> {
         options.probe.ca = pod.ca(&command);
         if options.probe.ca.is_none() {
             let unseen = "which CA issued the kube-apiserver's certificate cannot be seen: give --probe-ca FILE, or --probe-insecure";
-            findings.missing.push(unseen.into());
+            report.error(unseen);
         }
     }
-    probe(&options, own, source, &mut findings).await;
-    let service = service(&options, own, named, &mut findings).await;
-    let (Some((temporary, listen)), Some(instance), []) = (place, instance, &findings.missing[..]) else {
-        return Err(Refusal::Missing(findings.missing));
+    probe(&options, own, source, &mut report).await;
+    let service = service(&options, own, named, &mut report).await;
+    let (Some((temporary, listen)), Some(instance), []) = (place, instance, &report.errors()[..]) else {
+        return Err(Refusal::Unavailable(report.errors()));
     };
-    let (notes, steered, in_container) = (findings.notes, addresses, pod.is_some());
+    let (notes, steered, in_container) = (report.notes(), addresses, pod.is_some());
     let like_it = Some(&like).filter(|_| !in_container);
     let argv = instance::arguments(&command, like_it, temporary, own.ip(), &instance, &options.directory);
-    let mut argv = argv.map_err(|error| Refusal::Mistakes(vec![format!("--command: {error}")]))?;
+    let mut argv = argv.map_err(|error| Refusal::usage(vec![format!("--command: {error}")]))?;
     let audit = match &pod {
         Some(pod) => pod.keep_audit_log(&mut argv, &options.directory),
-        None => instance::audit_log(&argv),
+        None => audit_log(&argv),
     };
     let probe = match &pod {
         Some(pod) => options.probe.clone().with_files(|file| pod.copy_of(file, &options.directory)),
         None => options.probe.clone(),
     };
-    let plan = Plan {
+    let plan = BridgePlan {
         options,
         instance,
         port,
@@ -232,8 +182,8 @@ fn is_closed(directory: &Path) -> bool {
 }
 
 /// Room for the connections that the node's own has: as many come to the bridge.
-fn files(port: u16, findings: &mut Findings) {
-    let Some(files) = findings.note("the limit of open files cannot be raised: ", raise_hard_file_limit()) else {
+fn files(port: u16, report: &mut Report) {
+    let Some(files) = report.ok("the limit of open files cannot be raised: ", raise_hard_file_limit()) else {
         return;
     };
     let is_open = |entry: &&Entry| entry.local.port() == port && entry.state == ESTABLISHED;
@@ -247,8 +197,7 @@ fn files(port: u16, findings: &mut Findings) {
         "a limit of {files} open files leaves room for {room} connections through the bridge, and {open} are open on port {port} now: \
          raise the hard limit (ulimit -Hn, LimitNOFILE=), or run this with CAP_SYS_RESOURCE"
     );
-    let told = if room > open { &mut findings.notes } else { &mut findings.missing };
-    told.push(few);
+    if room > open { report.note(few) } else { report.error(few) }
 }
 
 /// Who listens on the port.
@@ -261,8 +210,8 @@ struct Listening {
 }
 
 impl Listening {
-    fn on(port: u16, findings: &mut Findings) -> Self {
-        let Some(mut node) = findings.note("/proc/net/tcp: ", proc_net::listeners(port)) else {
+    fn on(port: u16, report: &mut Report) -> Self {
+        let Some(mut node) = report.ok("/proc/net/tcp: ", proc_net::listeners(port)) else {
             return Self::default();
         };
         // What dials localhost is never steered.
@@ -271,7 +220,7 @@ impl Listening {
         });
         let (behind, node): (Vec<_>, Vec<_>) = node.into_iter().partition(|entry| entry.local.ip().is_loopback());
         let listening = Self { node, behind };
-        findings.missing.extend(listening.in_the_way(port));
+        listening.in_the_way(port).into_iter().for_each(|why| report.error(why));
         listening
     }
 
@@ -320,7 +269,7 @@ impl Listening {
 }
 
 /// A running kube-apiserver.
-struct Found {
+struct FoundInstance {
     process: HeldProcess,
     like: ProcessAttributes,
     command: Vec<OsString>,
@@ -328,9 +277,9 @@ struct Found {
 }
 
 /// Who listens, and how it runs.
-async fn running(entry: &Entry, options: &Options, findings: &mut Findings) -> Option<Found> {
+async fn running(entry: &Entry, options: &BridgeOptions, report: &mut Report) -> Option<FoundInstance> {
     let Some(process) = proc_net::process_of(entry.inode) else {
-        findings.missing.push(format!(
+        report.error(format!(
             "who listens on {} is not to be seen from here ({}): run this as root, in the host's process namespace",
             entry.local,
             Owner::of(entry)
@@ -339,42 +288,40 @@ async fn running(entry: &Entry, options: &Options, findings: &mut Findings) -> O
     };
     let (pid, user) = (process.pid, geteuid());
     let what = format!("process {pid} ({}), which listens on {}: ", process.name, entry.local);
-    let process = findings.note(&what, HeldProcess::of(pid))?;
+    let process = report.ok(&what, HeldProcess::of(pid))?;
     let still = process.read(|pid| Ok(proc_net::listens(pid, entry.local)));
-    if !findings.note(&what, still)? {
-        findings.missing.push(format!("{what}it listens no more: begin again when the kube-apiserver stays"));
+    if !report.ok(&what, still)? {
+        report.error(format!("{what}it listens no more: begin again when the kube-apiserver stays"));
         return None;
     }
-    let like = findings.note(&what, ProcessAttributes::of(pid))?;
-    let cmdline = findings.note(&what, fs::read(format!("/proc/{pid}/cmdline")))?;
+    let like = report.ok(&what, ProcessAttributes::of(pid))?;
+    let cmdline = report.ok(&what, fs::read(format!("/proc/{pid}/cmdline")))?;
     let found = match &options.running {
-        Running::Process { command } => {
+        RunningInstance::Process { command } => {
             if !user.is_root() && user.as_raw() != like.uid {
                 let wants = format!("it runs as uid {}, and this as uid {user}: run this as root", like.uid);
-                findings.missing.push(format!("{what}{wants}"));
+                report.error(format!("{what}{wants}"));
             }
-            check_process(pid, &what, command, &cmdline, findings)?;
-            Found { process, like, command: command.clone(), pod: None }
+            check_process(pid, &what, command, &cmdline, report)?;
+            FoundInstance { process, like, command: command.clone(), pod: None }
         }
-        Running::Pod { .. } if !user.is_root() => {
-            findings
-                .missing
-                .push(format!("{what}this runs as uid {user}, and only root can run a container: run it as root"));
+        RunningInstance::Pod { .. } if !user.is_root() => {
+            report.error(format!("{what}this runs as uid {user}, and only root can run a container: run it as root"));
             return None;
         }
-        Running::Pod { manifest } => {
-            let pod = Pod::find(pid, manifest, findings).await?;
+        RunningInstance::Pod { manifest } => {
+            let pod = Pod::find(pid, manifest, report).await?;
             let command = strings(&cmdline);
             let wrong = args::check(&command).into_iter().map(|error| format!("{what}{error}"));
-            findings.missing.extend(wrong);
-            Found { process, like, command, pod: Some(pod) }
+            wrong.for_each(|why| report.error(why));
+            FoundInstance { process, like, command, pod: Some(pod) }
         }
     };
-    let available = findings.note("/proc/meminfo: ", available_memory())?;
+    let available = report.ok("/proc/meminfo: ", available_memory())?;
     let needed = found.like.resident + found.pod.as_ref().map_or(0, |pod| pod.bytes);
     if available < needed {
         let mib = |bytes: u64| bytes / (1024 * 1024);
-        findings.missing.push(format!(
+        report.error(format!(
             "{} MiB of memory are available, and a second kube-apiserver takes some {}: free memory, or add it",
             mib(available),
             mib(needed)
@@ -384,54 +331,31 @@ async fn running(entry: &Entry, options: &Options, findings: &mut Findings) -> O
 }
 
 /// Whether it is a process of the node, with this command line.
-fn check_process(pid: i32, what: &str, command: &[OsString], cmdline: &[u8], findings: &mut Findings) -> Option<()> {
+fn check_process(pid: i32, what: &str, command: &[OsString], cmdline: &[u8], report: &mut Report) -> Option<()> {
     if !is_shared_with(pid, "mnt") {
-        findings.missing.push(format!(
+        report.error(format!(
             "{what}it has a mount namespace of its own (a container, or a unit with such as PrivateTmp or ProtectSystem), and --command \
              is for a kube-apiserver in the host's; for one in a static pod, give --manifest and no --command"
         ));
         return None;
     }
     if !is_run_with(cmdline, command) {
-        findings
-            .missing
-            .push(format!("{what}it runs with other arguments than --command: take them from /proc/{pid}/cmdline"));
+        report.error(format!("{what}it runs with other arguments than --command: take them from /proc/{pid}/cmdline"));
     }
     if let Some(named) = command.first().and_then(|name| find(name))
         && let (Ok(runs), Ok(named)) = (fs::metadata(format!("/proc/{pid}/exe")), fs::metadata(&named))
         && (runs.dev(), runs.ino()) != (named.dev(), named.ino())
     {
         let used = "its program is used, not the file that --command names: it is another by now";
-        findings.notes.push(format!("{what}{used}"));
+        report.note(format!("{what}{used}"));
     }
     Some(())
-}
-
-/// Of a list as /proc has them, each with a zero behind it.
-pub(super) fn strings(list: &[u8]) -> Vec<OsString> {
-    let list = list.strip_suffix(&[0]).unwrap_or(list);
-    list.split(|byte| *byte == 0).map(|text| OsString::from_vec(text.to_vec())).collect()
 }
 
 /// Whether a process whose arguments are these, each with a zero behind it, was given those of a command line. A program's name
 /// may differ.
 fn is_run_with(cmdline: &[u8], command: &[OsString]) -> bool {
     strings(cmdline).iter().skip(1).eq(command.iter().skip(1))
-}
-
-/// A program that can be executed, as a shell finds it.
-#[must_use]
-pub fn find(name: &OsStr) -> Option<PathBuf> {
-    if name.as_bytes().contains(&b'/') {
-        return Some(PathBuf::from(name)).filter(is_program);
-    }
-    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    std::env::split_paths(&path).map(|directory| directory.join(name)).find(is_program)
-}
-
-/// Whether it is a file that can be executed, or a link to one.
-pub(super) fn is_program(path: &PathBuf) -> bool {
-    fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0)
 }
 
 /// In bytes.
@@ -478,30 +402,30 @@ fn binds_ipv6(command: &[OsString]) -> bool {
 }
 
 /// Asks the running instance as the bridge will.
-async fn probe(options: &Options, own: SocketAddr, source: IpAddr, findings: &mut Findings) {
+async fn probe(options: &BridgeOptions, own: SocketAddr, source: IpAddr, report: &mut Report) {
     let probe = Probe::new(options.probe.clone()).from(source);
     if let Err(why) = probe.check() {
-        findings.missing.push(why);
+        report.error(why);
         return;
     }
     let answer = probe.ready(own).await;
     if answer.seen != Observation::Pass {
-        findings.missing.push(format!("the kube-apiserver that runs is not ready at {own}: {}", answer.words));
+        report.error(format!("the kube-apiserver that runs is not ready at {own}: {}", answer.words));
     }
 }
 
 /// What keeps the Service, with credentials that are let in.
 async fn service(
-    options: &Options,
+    options: &BridgeOptions,
     own: SocketAddr,
     named: SocketAddr,
-    findings: &mut Findings,
+    report: &mut Report,
 ) -> Option<ServiceKeeper> {
     let path = match &options.kubeconfig {
         Some(path) => path,
         None if Path::new(ADMIN).exists() => Path::new(ADMIN),
         None => {
-            findings.notes.push(format!("no --kubeconfig, and no {ADMIN}: {LOST}"));
+            report.note(format!("no --kubeconfig, and no {ADMIN}: {LOST}"));
             return None;
         }
     };
@@ -517,8 +441,8 @@ async fn service(
         Err(why) => why,
     };
     match options.kubeconfig {
-        Some(_) => findings.missing.push(format!("--kubeconfig: {why}")),
-        None => findings.notes.push(format!("{why}; {LOST}")),
+        Some(_) => report.error(format!("--kubeconfig: {why}")),
+        None => report.note(format!("{why}; {LOST}")),
     }
     None
 }
@@ -608,13 +532,5 @@ mod tests {
         assert!(directory(&temp.path().join("lock")).is_err(), "a file");
         fs::write(temp.path().join(ipc::LOCK), "").unwrap();
         assert_eq!(directory(temp.path()), Ok(()));
-    }
-
-    #[test]
-    fn a_program_is_found_as_a_shell_finds_it() {
-        assert!(find("sh".as_ref()).is_some() && find("/bin/sh".as_ref()).is_some());
-        for none in ["", "/", "/nonexistent", "/etc/passwd", "no-such-program"] {
-            assert_eq!(find(none.as_ref()), None, "{none}");
-        }
     }
 }

@@ -1,8 +1,8 @@
 //! What else of the node speaks against a bridge, or is worth knowing before one.
 
-use super::preflight::Findings;
-use crate::doctor::{Case, Severity, examine, node};
+use crate::doctor::{Case, examine, node};
 use crate::manifest::{Manifest, file};
+use crate::report::Report;
 use crate::upgrade::state;
 use berth_os::bpf::{self, Attached, Purpose};
 use std::fs::File;
@@ -26,14 +26,12 @@ const LOGS: u64 = 64 << 20;
 const CHECKS: [&str; 2] = ["certificate-expired", "certificate-expires-soon"];
 
 /// What steers in this network namespace: a bridge's program goes before, and what it is must be known.
-pub(super) fn steering(findings: &mut Findings) {
+pub(super) fn steering(report: &mut Report) {
     for other in attached() {
         if is_bridges(&other) {
-            findings.missing.push(format!("{other} steers here, so {ELSEWHERE}"));
+            report.error(format!("{other} steers here, so {ELSEWHERE}"));
         } else {
-            findings
-                .notes
-                .push(format!("{other} steers here already: while the bridge is on, the bridge's goes before"));
+            report.note(format!("{other} steers here already: while the bridge is on, the bridge's goes before"));
         }
     }
 }
@@ -68,12 +66,12 @@ fn is_bridges(program: &Attached) -> bool {
 }
 
 /// Room for what the bridge and its instance log.
-pub(super) fn logs(directory: &Path, findings: &mut Findings) {
+pub(super) fn logs(directory: &Path, report: &mut Report) {
     let Some(there) = directory.ancestors().find(|path| path.is_dir()) else { return };
-    let Some(free) = findings.note(&format!("{}: ", there.display()), rustix::fs::statvfs(there)) else { return };
+    let Some(free) = report.ok(&format!("{}: ", there.display()), rustix::fs::statvfs(there)) else { return };
     let free = free.f_bavail * free.f_frsize;
     if free < LOGS {
-        findings.missing.push(format!(
+        report.error(format!(
             "{} has {} MiB free, and logs are to go there: free {}, or give another directory with --state-dir",
             there.display(),
             free >> 20,
@@ -83,10 +81,10 @@ pub(super) fn logs(directory: &Path, findings: &mut Findings) {
 }
 
 /// Who is refused while the node's own is away: what dials localhost is never steered.
-pub(super) fn clients(port: u16, findings: &mut Findings) {
+pub(super) fn clients(port: u16, report: &mut Report) {
     let all = node::Clients::gather(Path::new("/"), &[port]).uncovered(&[], &[]);
     for client in all.into_iter().filter(|client| client.address.ip().is_loopback()) {
-        findings.notes.push(format!(
+        report.note(format!(
             "{} reaches kube-apiserver at {}, which is never steered: refused while the node's own is away. Let it dial an address of the \
              node instead; a virtual IP whose holder (kube-vip, keepalived) asks there may move or vanish meanwhile",
             client.by, client.address
@@ -95,10 +93,10 @@ pub(super) fn clients(port: u16, findings: &mut Findings) {
 }
 
 /// An upgrade that is under way, and what `berth doctor` says of the manifest on its node.
-pub(super) fn manifest(path: &Path, findings: &mut Findings) {
+pub(super) fn manifest(path: &Path, report: &mut Report) {
     let directory = Path::new(state::DIRECTORY);
     if let Some(upgrade) = state::interrupted(directory) {
-        findings.missing.push(format!("{upgrade}: bring it to its end with `berth upgrade` first"));
+        report.error(format!("{upgrade}: bring it to its end with `berth upgrade` first"));
     }
     // One that cannot be read has been told.
     let Some(manifest) = file::read(path).ok().and_then(|text| Manifest::parse(&text).ok()) else { return };
@@ -107,11 +105,7 @@ pub(super) fn manifest(path: &Path, findings: &mut Findings) {
     let case =
         Case { name: &name, manifest: &manifest, running: None, beside: None, node: Some(&facts), cluster: None };
     for finding in examine(&case).into_iter().filter(|finding| CHECKS.contains(&finding.id)) {
-        let text = format!("{}: {}: {}", finding.place, finding.cause, finding.fix);
-        match finding.severity {
-            Severity::Error => findings.missing.push(text),
-            Severity::Warning | Severity::Info => findings.notes.push(text),
-        }
+        report.push(finding);
     }
 }
 
@@ -129,8 +123,9 @@ mod tests {
 
     #[test]
     fn logs_need_room() {
-        let mut findings = Findings::default();
-        logs(Path::new("/proc/nonexistent"), &mut findings);
-        assert!(findings.missing.len() == 1 && findings.missing[0].contains("/proc has 0 MiB free"), "{findings:?}");
+        let mut report = Report::default();
+        logs(Path::new("/proc/nonexistent"), &mut report);
+        let errors = report.errors();
+        assert!(errors.len() == 1 && errors[0].contains("/proc has 0 MiB free"), "{errors:?}");
     }
 }

@@ -18,34 +18,10 @@ mod pair;
 pub mod text;
 
 use crate::manifest::Manifest;
-use serde::Serialize;
+use crate::report::{Finding, Severity};
 
 pub use checks::CHECKS;
 pub use options::{ShimOf, shim_of};
-
-/// How bad a finding is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// The second instance cannot come up, or an upgrade loses something.
-    Error,
-    /// It works, but clients may notice, or not for long.
-    Warning,
-    /// Good to know, or not looked at.
-    Info,
-}
-
-impl Severity {
-    /// Its name.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warning => "warning",
-            Self::Info => "info",
-        }
-    }
-}
 
 /// A check: what must hold, and how bad it is if it does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,22 +40,6 @@ impl Check {
         let Self { id, severity, .. } = *self;
         Finding { id, severity, place: place.into(), cause: cause.into(), fix: fix.into() }
     }
-}
-
-/// Something that does not hold.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// Name of the check.
-    pub id: &'static str,
-    /// How bad it is.
-    pub severity: Severity,
-    /// Where: file and line, a path or a setting of the node.
-    #[serde(rename = "where")]
-    pub place: String,
-    /// What is wrong, and why that is.
-    pub cause: String,
-    /// What fixes it: an edit or a command.
-    pub fix: String,
 }
 
 /// What is judged. What is `None` was not looked at.

@@ -10,15 +10,15 @@ use super::say::Say;
 use super::sight::{Details, Sight, unreached};
 use super::state::{self, State, Store};
 use crate::doctor::cluster::Cluster;
-use crate::doctor::{Case, Severity, beside, examine, excuse, node, text};
+use crate::doctor::{Case, beside, examine, excuse, node, text};
 use crate::manifest::Manifest;
 use crate::manifest::file::{Access, Backups, FileError, read};
+use crate::report::{Refusal, Severity};
 use crate::service::{Purpose, ServiceKeeper};
 use berth_cluster::Client;
 use berth_cluster::kubeconfig::ADMIN;
 use berth_node::registry::RunDir;
 use hyper::StatusCode;
-use std::fmt::Display;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -66,23 +66,8 @@ pub struct Options {
     pub command: String,
 }
 
-/// Why an upgrade was not begun; nothing was changed.
-#[derive(Debug)]
-pub enum NotBegun {
-    /// The command line or the manifests are wrong: all that is.
-    Mistakes(Vec<String>),
-    /// Something that is needed cannot be had.
-    Unavailable(String),
-    /// Doctor knows of errors, and has told them.
-    Errors,
-}
-
-fn unread(error: &FileError) -> NotBegun {
-    if error.is_content() { NotBegun::Mistakes(vec![error.to_string()]) } else { unavailable(error) }
-}
-
-fn unavailable(why: &dyn Display) -> NotBegun {
-    NotBegun::Unavailable(why.to_string())
+fn unread(error: &FileError) -> Refusal {
+    if error.is_content() { Refusal::usage(vec![error.to_string()]) } else { Refusal::unavailable(error) }
 }
 
 impl Options {
@@ -127,14 +112,14 @@ impl Options {
 
     /// The cluster as an admin; none if there is no kubeconfig by default. `before` is the one that an interrupted
     /// upgrade was begun with.
-    fn client(&self, before: Option<&Path>, say: &Say) -> Result<Option<Client>, NotBegun> {
+    fn client(&self, before: Option<&Path>, say: &Say) -> Result<Option<Client>, Refusal> {
         let given = self.kubeconfig.as_deref();
         let Some(path) = given.or(before).or_else(|| Some(Path::new(ADMIN)).filter(|path| path.exists())) else {
             return Ok(None);
         };
         match Client::from_kubeconfig(path) {
             Ok(client) => Ok(Some(client)),
-            Err(error) if given.is_some() => Err(NotBegun::Mistakes(vec![error.to_string()])),
+            Err(error) if given.is_some() => Err(Refusal::usage(vec![error.to_string()])),
             Err(error) => {
                 say.line(&format!("     note: {error}"));
                 Ok(None)
@@ -158,8 +143,8 @@ pub struct Begun {
 ///
 /// # Errors
 /// Why it cannot begin.
-pub async fn dry_run(options: &Options, say: &Say) -> Result<Vec<String>, NotBegun> {
-    let (state, setting) = match state::find(&options.backup_dir).map_err(|error| unavailable(&error))? {
+pub async fn dry_run(options: &Options, say: &Say) -> Result<Vec<String>, Refusal> {
+    let (state, setting) = match state::find(&options.backup_dir).map_err(|error| Refusal::unavailable(&error))? {
         Some(state) => go_on(options, state, say)?,
         None => fresh(options, say).await?,
     };
@@ -170,9 +155,9 @@ pub async fn dry_run(options: &Options, say: &Say) -> Result<Vec<String>, NotBeg
 ///
 /// # Errors
 /// Why not; nothing was changed.
-pub async fn begin(options: &Options, say: &Say) -> Result<Begun, NotBegun> {
-    let store = Store::open(&options.backup_dir).map_err(|error| unavailable(&error))?;
-    if let Some(state) = store.load().map_err(|error| unavailable(&error))? {
+pub async fn begin(options: &Options, say: &Say) -> Result<Begun, Refusal> {
+    let store = Store::open(&options.backup_dir).map_err(|error| Refusal::unavailable(&error))?;
+    if let Some(state) = store.load().map_err(|error| Refusal::unavailable(&error))? {
         let (state, mut setting) = go_on(options, state, say)?;
         setting.lock = take_lock(options, &state, &setting, true, say).await?;
         return Ok(Begun { state, store, setting });
@@ -181,9 +166,11 @@ pub async fn begin(options: &Options, say: &Say) -> Result<Begun, NotBegun> {
     setting.lock = take_lock(options, &state, &setting, false, say).await?;
     let begun = async {
         // In this order: who is killed in between is not taken for one that has changed its node and cannot go on.
-        store.save(&state).map_err(|error| unavailable(&error))?;
+        store.save(&state).map_err(|error| Refusal::unavailable(&error))?;
         match &setting.lock {
-            Some(lock) => lock.mark(say).await.map_err(|error| unavailable(&format!("nothing was changed: {error}"))),
+            Some(lock) => {
+                lock.mark(say).await.map_err(|error| Refusal::unavailable(&format!("nothing was changed: {error}")))
+            }
             None => Ok(()),
         }
     };
@@ -205,7 +192,7 @@ async fn take_lock(
     setting: &Setting,
     resumed: bool,
     say: &Say,
-) -> Result<Option<Lock>, NotBegun> {
+) -> Result<Option<Lock>, Refusal> {
     let Some(client) = &setting.client else {
         say.more(&format!("no --kubeconfig: {UNLOCKED}"));
         return Ok(None);
@@ -226,7 +213,7 @@ async fn take_lock(
             ));
             Ok(Some(lock))
         }
-        Err(LockError::Api(error)) if !resumed && options.kubeconfig.is_some() => Err(unavailable(&format!(
+        Err(LockError::Api(error)) if !resumed && options.kubeconfig.is_some() => Err(Refusal::unavailable(&format!(
             "--kubeconfig: {error}: {UNLOCKED}, so nothing was changed: give one of a user who may create and update Leases in \
              {NAMESPACE} (if that is not there, `kubectl create namespace {NAMESPACE}`), or try again"
         ))),
@@ -234,12 +221,12 @@ async fn take_lock(
             say.more(&format!("{error}: {UNLOCKED}"));
             Ok(resumed.then_some(lock))
         }
-        Err(error) => Err(unavailable(&error)),
+        Err(error) => Err(Refusal::unavailable(&error)),
     }
 }
 
 /// Goes on with an upgrade that was interrupted.
-fn go_on(options: &Options, state: State, say: &Say) -> Result<(State, Setting), NotBegun> {
+fn go_on(options: &Options, state: State, say: &Say) -> Result<(State, Setting), Refusal> {
     let Position { step, target, why } = &state.position;
     let under_way = format!("an upgrade that began at {} is under way (step {})", state.started, step.name());
     let mut mistakes = Vec::new();
@@ -255,11 +242,11 @@ fn go_on(options: &Options, state: State, say: &Say) -> Result<(State, Setting),
         ));
     }
     if !mistakes.is_empty() {
-        return Err(NotBegun::Mistakes(mistakes));
+        return Err(Refusal::usage(mistakes));
     }
     let pods = [&state.old, &state.new].map(|text| Manifest::parse(text).and_then(|manifest| Pod::of(&manifest)));
     let [Ok(old), Ok(new)] = pods else {
-        return Err(unavailable(&format!("{under_way}, and its manifests cannot be read any more")));
+        return Err(Refusal::unavailable(&format!("{under_way}, and its manifests cannot be read any more")));
     };
     say.line(&format!("{under_way}; it goes on to the {target} manifest"));
     if let Some(why) = why {
@@ -281,12 +268,12 @@ fn setting(options: &Options, old: &Pod, new: Pod, client: Option<Client>) -> Se
 }
 
 /// A new upgrade, checked.
-async fn fresh(options: &Options, say: &Say) -> Result<(State, Setting), NotBegun> {
+async fn fresh(options: &Options, say: &Say) -> Result<(State, Setting), Refusal> {
     let Texts { old_text, new_text, old, new, old_manifest, new_manifest } = Texts::read(options)?;
-    let uid = pod::draw_uid().map_err(|error| unavailable(&error))?;
+    let uid = pod::draw_uid().map_err(|error| Refusal::unavailable(&error))?;
     let name = options.manifest.as_ref().unwrap_or(&options.canonical).display().to_string();
     let temporary_text =
-        pod::temporary(&new_manifest, &uid).map_err(|problem| NotBegun::Mistakes(vec![format!("{name}:{problem}")]))?;
+        pod::temporary(&new_manifest, &uid).map_err(|problem| Refusal::usage(vec![format!("{name}:{problem}")]))?;
     let setting = setting(options, &old, new, options.client(None, say)?);
     let address = serving(&setting, &uid, options).await?;
     let mut state = State {
@@ -325,9 +312,10 @@ async fn diagnose(
     running: &Manifest,
     setting: &Setting,
     options: &Options,
-) -> Result<Vec<SocketAddr>, NotBegun> {
+) -> Result<Vec<SocketAddr>, Refusal> {
     let directory = options.canonical.display();
-    let beside = beside::gather(&options.canonical).map_err(|error| unavailable(&format!("{directory}: {error}")))?;
+    let beside =
+        beside::gather(&options.canonical).map_err(|error| Refusal::unavailable(&format!("{directory}: {error}")))?;
     let mut facts = node::Facts::gather(Path::new("/"), manifest);
     facts.unconnected = node::unconnected(Path::new("/"), manifest).await;
     let cluster = match &setting.client {
@@ -345,7 +333,7 @@ async fn diagnose(
             std::io::stderr(),
             "berth: nothing was changed: fix the errors above first; --ignore-errors is for who knows better"
         );
-        return Err(NotBegun::Errors);
+        return Err(Refusal::Errors);
     }
     // Those of an error that is ignored will not be reached, and the operator knows.
     let mut dialled = facts.kept(manifest);
@@ -360,7 +348,7 @@ async fn look_after_service(
     address: SocketAddr,
     options: &Options,
     say: &Say,
-) -> Result<bool, NotBegun> {
+) -> Result<bool, Refusal> {
     let Some(client) = &setting.client else {
         say.more(&format!("no --kubeconfig: {GAPS}"));
         return Ok(false);
@@ -377,7 +365,7 @@ async fn look_after_service(
             ));
             Ok(false)
         }
-        Err(why) if options.kubeconfig.is_some() => Err(unavailable(&format!("--kubeconfig: {why}"))),
+        Err(why) if options.kubeconfig.is_some() => Err(Refusal::unavailable(&format!("--kubeconfig: {why}"))),
         Err(why) => {
             say.more(&format!("{why}: {GAPS}"));
             Ok(false)
@@ -405,11 +393,11 @@ async fn serving(
     setting: &Setting,
     uid: &berth_node::instance::InstanceId,
     options: &Options,
-) -> Result<SocketAddr, NotBegun> {
+) -> Result<SocketAddr, Refusal> {
     let mut sight = Sight::new(&setting.run_dir);
     let began = Instant::now();
     loop {
-        let looked = sight.instances(uid).await.map_err(|error| unavailable(&error))?;
+        let looked = sight.instances(uid).await.map_err(|error| Refusal::unavailable(&error))?;
         let silent = looked.1.silent;
         match served(setting, looked, options) {
             Err(_) if silent && began.elapsed() < ANSWERING => tokio::time::sleep(AGAIN).await,
@@ -423,7 +411,7 @@ fn served(
     setting: &Setting,
     ([canonical, _], details): ([Instance; 2], Details),
     options: &Options,
-) -> Result<SocketAddr, NotBegun> {
+) -> Result<SocketAddr, Refusal> {
     let run_dir = setting.run_dir.display();
     let file = options.canonical.display();
     let detail = &details.canonical;
@@ -435,11 +423,12 @@ fn served(
         ),
         1 => {
             let advertised = detail.advertised.or(detail.berth);
-            return advertised.ok_or_else(|| unavailable(&format!("the instance's address is not known in {run_dir}")));
+            return advertised
+                .ok_or_else(|| Refusal::unavailable(&format!("the instance's address is not known in {run_dir}")));
         }
         more => format!("{more} instances run in {run_dir}, and only the pod of {file} should: stop the others"),
     };
-    Err(unavailable(&why))
+    Err(Refusal::unavailable(&why))
 }
 
 struct Texts {
@@ -453,7 +442,7 @@ struct Texts {
 
 impl Texts {
     /// Both manifests, if the one can be replaced by the other.
-    fn read(options: &Options) -> Result<Self, NotBegun> {
+    fn read(options: &Options) -> Result<Self, Refusal> {
         let Options { manifest, canonical, temporary, .. } = options;
         let old_text = read(canonical).map_err(|error| unread(&error))?;
         let new_path = manifest.as_ref().unwrap_or(canonical);
@@ -467,7 +456,7 @@ impl Texts {
         let new = parsed(new_path, &new_text);
         let (Some((old, old_manifest)), Some((new, new_manifest))) = (old, new) else {
             mistakes.dedup();
-            return Err(NotBegun::Mistakes(mistakes));
+            return Err(Refusal::usage(mistakes));
         };
         check_pair(options, &old, &new, &mut mistakes);
         if temporary.exists() {
@@ -478,7 +467,7 @@ impl Texts {
             ));
         }
         if !mistakes.is_empty() {
-            return Err(NotBegun::Mistakes(mistakes));
+            return Err(Refusal::usage(mistakes));
         }
         Ok(Self { old_text, new_text, old, new, old_manifest, new_manifest })
     }

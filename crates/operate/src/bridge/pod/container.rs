@@ -3,13 +3,14 @@
 use super::spec::Changes;
 use super::tree::{self, Mounted};
 use super::{AUDIT, AUDIT_DIRECTORY, FILES, MEMORY, Pod, copy};
-use crate::bridge::preflight::Plan;
-use crate::bridge::{Options, cgroup};
+use crate::bridge::cgroup;
 use berth_os::namespaces::{in_own_processes, tmpfs, unmount};
+use berth_os::process::ProcessAttributes;
 use rustix::fs::{XattrFlags, fsetxattr};
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -39,13 +40,18 @@ pub struct Container {
 }
 
 impl Container {
-    /// Copies what it needs. To be called in a mount namespace of this process's own.
+    /// Copies what it needs of the running one, which is `like` and has this process. To be called in a mount namespace of this process's own.
     ///
     /// # Errors
     /// Something cannot be read any more, or memory is missing.
-    pub fn new(pod: &Pod, plan: &Plan, pid: i32) -> io::Result<Self> {
-        let Plan { options: Options { directory, .. }, argv, like, temporary, .. } = plan;
-        let cgroup = cgroup::of_container(*temporary.ip());
+    pub fn new(
+        pod: &Pod,
+        argv: &[OsString],
+        (like, pid): (&ProcessAttributes, i32),
+        ip: Ipv4Addr,
+        directory: &Path,
+    ) -> io::Result<Self> {
+        let cgroup = cgroup::of_container(ip);
         let args = argv.iter().map(|argument| argument.to_str().map(str::to_owned));
         let args: Option<Vec<_>> = args.collect();
         let args = args.ok_or_else(|| io::Error::other("an argument is no UTF-8, as which all are handed on"))?;

@@ -21,10 +21,10 @@ pub mod spec;
 mod tests;
 pub mod tree;
 
-use super::instance::{AUDIT_LOG, audit_log};
-use super::preflight::Findings;
 use super::restore::Before;
+use crate::command::{AUDIT_LOG, audit_log};
 use crate::manifest::Manifest;
+use crate::report::Report;
 use crate::upgrade::logs;
 use berth_cluster::yaml::YamlNode;
 use berth_exec::args;
@@ -86,7 +86,7 @@ pub struct Kept {
 }
 
 /// The port of the kube-apiserver in a manifest.
-pub(super) fn port(manifest: &Path, findings: &mut Findings) -> Option<u16> {
+pub(super) fn port(manifest: &Path, report: &mut Report) -> Option<u16> {
     let wrong = |error: &dyn std::fmt::Display| {
         format!(
             "{}: {error}: give the static pod's manifest with --manifest, or, for a kube-apiserver that is no pod, its command line \
@@ -101,40 +101,39 @@ pub(super) fn port(manifest: &Path, findings: &mut Findings) -> Option<u16> {
         }
         manifest.secure_port().map_err(|problem| wrong(&problem))
     });
-    findings.note("", parsed)
+    report.ok("", parsed)
 }
 
 impl Pod {
     /// The one that a process runs in.
-    pub(super) async fn find(pid: i32, manifest: &Path, findings: &mut Findings) -> Option<Self> {
+    pub(super) async fn find(pid: i32, manifest: &Path, report: &mut Report) -> Option<Self> {
         let what = format!("process {pid}");
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         let Some(id) = runtime::container(&cgroup).filter(|_| !is_shared_with(pid, "mnt")) else {
-            findings.missing.push(format!(
+            report.error(format!(
                 "{what}, which listens on the port, is in no pod's container: give its command line with --command"
             ));
             return None;
         };
         if !is_shared_with(pid, "net") {
-            findings.missing.push(format!(
+            report.error(format!(
                 "{what} is in another network namespace than this: run this in the node's, not in a container"
             ));
         }
         let shim = runtime::Shim::of(pid);
         let program = runtime::program(shim.as_ref());
         if program.is_none() {
-            findings.missing.push(
+            report.error(
                 "there is no runc and no crun, neither beside the container's shim nor on its PATH: install one, as the temporary \
-                 kube-apiserver is run by it"
-                    .into(),
+                 kube-apiserver is run by it",
             );
         }
         let spec = runtime::spec(shim.as_ref(), id).await.map_err(|tried| {
             format!("the specification of container {id} is not to be found ({tried}): install crictl, and see that `crictl inspect` knows it")
         });
-        let spec = findings.note("", spec)?;
+        let spec = report.ok("", spec)?;
         if spec.has_namespace("user") {
-            findings.missing.push(format!(
+            report.error(format!(
                 "{what} has a user namespace of its own (hostUsers: false), which cannot be had twice: set hostUsers: true"
             ));
         }
@@ -146,21 +145,21 @@ impl Pod {
             memory: Vec::new(),
             bytes: 0,
         };
-        let measured = tree::root_of(pid).and_then(|root| pod.measure(&root, findings));
-        findings.note(&format!("{what}: its files cannot be read: "), measured)?;
+        let measured = tree::root_of(pid).and_then(|root| pod.measure(&root, report));
+        report.ok(&format!("{what}: its files cannot be read: "), measured)?;
         Some(pod)
     }
 
     /// What will be copied, and how much that is.
-    fn measure(&mut self, root: &OwnedFd, findings: &mut Findings) -> io::Result<()> {
+    fn measure(&mut self, root: &OwnedFd, report: &mut Report) -> io::Result<()> {
         self.bytes = tree::measure(root, Mounted::Leave, u64::MAX)?.bytes
             + fs::metadata(&self.runtime).map_or(0, |meta| meta.len());
-        self.measure_mounts(root, findings);
+        self.measure_mounts(root, report);
         Ok(())
     }
 
     /// One that cannot be copied is read as it is, as the running one does.
-    fn measure_mounts(&mut self, root: &OwnedFd, findings: &mut Findings) {
+    fn measure_mounts(&mut self, root: &OwnedFd, report: &mut Report) {
         let configuration = self.manifest.parent().and_then(Path::parent);
         for mount in self.spec.mounts.iter().filter(|mount| mount.is_bind()) {
             let (Some(source), destination) = (&mount.source, &mount.destination) else { continue };
@@ -195,7 +194,7 @@ impl Pod {
                 Err(error) => format!("cannot be kept as it is: {error}"),
             };
             let instead = "the temporary kube-apiserver reads what COMMAND leaves there";
-            findings.notes.push(format!("{} {why}: {instead}", source.display()));
+            report.note(format!("{} {why}: {instead}", source.display()));
         }
         self.files.push(Kept { path: self.manifest.clone(), mounted: None });
     }

@@ -4,8 +4,7 @@
 //! a client of the runtime. Where neither does, crictl and ctr are asked, if they are there.
 
 use super::spec::Spec;
-use crate::bridge::preflight::{is_program, strings};
-use crate::command::output;
+use crate::command::{is_program, output, strings};
 use berth_os::file::open_regular;
 use berth_os::process::parent;
 use serde_json::Value;

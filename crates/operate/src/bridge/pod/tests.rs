@@ -1,6 +1,7 @@
 use super::spec::{Changes, Instead, Spec};
 use super::tree::{self, Mounted, Size};
-use super::{AUDIT, Findings, Kept, Pod, container, runtime};
+use super::{AUDIT, Kept, Pod, container, runtime};
+use crate::report::Report;
 use proptest::prelude::*;
 use rustix::fs::FileType;
 use serde_json::{Value, json};
@@ -367,16 +368,16 @@ fn what_is_too_large_is_not_looked_through_and_what_cannot_be_read_is_noted() {
     fs::create_dir_all(&deep).unwrap();
     let mut json = sample();
     json["mounts"] = ["/etc", "/gone", "/deep", "/small"].map(mount).to_vec().into();
-    let (mut pod, mut findings) = (pod(&json, &[]), Findings::default());
-    pod.measure_mounts(&open(temp.path()), &mut findings);
-    assert_eq!(findings.missing, [""; 0]);
+    let (mut pod, mut report) = (pod(&json, &[]), Report::default());
+    pod.measure_mounts(&open(temp.path()), &mut report);
+    assert_eq!(report.errors(), [""; 0]);
     for (note, part) in
-        findings.notes.iter().zip(["/etc has more than 64 MiB", "/gone cannot be kept", "/deep cannot be"])
+        report.notes().iter().zip(["/etc has more than 64 MiB", "/gone cannot be kept", "/deep cannot be"])
     {
         assert!(note.starts_with(part) && note.ends_with("reads what COMMAND leaves there"), "{note}");
     }
     let kept: Vec<_> = pod.files.iter().map(|kept| kept.path.as_path()).collect();
-    assert_eq!((findings.notes.len(), kept), (3, vec![Path::new("/small"), Path::new(super::MANIFEST)]));
+    assert_eq!((report.notes().len(), kept), (3, vec![Path::new("/small"), Path::new(super::MANIFEST)]));
 }
 
 #[test]
@@ -413,7 +414,7 @@ fn what_the_runtime_made_for_the_container_is_copied() {
     let mount = |source: &str, place: &str| json!({"destination": place, "source": source, "type": "bind", "options": ["rw", "rbind"]});
     json["mounts"] = json!([mount(&own, "/run/secrets"), mount("/var/log", "/var/log")]);
     let mut pod = pod(&json, &[]);
-    pod.measure_mounts(&open(temp.path()), &mut Findings::default());
+    pod.measure_mounts(&open(temp.path()), &mut Report::default());
     let kept: Vec<_> = pod.files.iter().map(|kept| kept.path.as_path()).collect();
     assert_eq!(kept, [Path::new(&own), Path::new(super::MANIFEST)]);
 }

@@ -1,0 +1,71 @@
+//! What the operator wants of a bridge, and a bridge that can be built.
+
+use super::machine::{Limits, OnFailure};
+use super::pod::Pod;
+use crate::service::ServiceKeeper;
+use berth_node::instance::InstanceId;
+use berth_os::process::{HeldProcess, ProcessAttributes};
+use berth_shim::backend::probe::ProbeConfig;
+use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4};
+use std::path::PathBuf;
+
+/// The kube-apiserver that runs here.
+#[derive(Debug, Clone)]
+pub enum RunningInstance {
+    /// A process in the node's namespaces, with this command line.
+    Process { command: Vec<OsString> },
+    /// In a static pod, with this manifest.
+    Pod { manifest: PathBuf },
+}
+
+/// What the operator wants.
+#[derive(Debug, Clone)]
+pub struct BridgeOptions {
+    pub running: RunningInstance,
+    /// Of the temporary instance and its shim, on loopback; none: a free one.
+    pub port: Option<u16>,
+    pub limits: Limits,
+    pub on_failure: OnFailure,
+    /// How both instances are asked.
+    pub probe: ProbeConfig,
+    /// No CA was given, nor that there shall be none: it is taken from the pod's arguments.
+    pub finds_ca: bool,
+    pub directory: PathBuf,
+    /// Where its shim tells metrics and status.
+    pub admin: Option<SocketAddr>,
+    /// Of an admin, by whom the Service is kept; none: kubeadm's, if it is there.
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// A bridge that can be built.
+#[derive(Debug)]
+pub struct BridgePlan {
+    pub options: BridgeOptions,
+    pub instance: InstanceId,
+    /// The port that is steered, and the addresses that its listener answers.
+    pub port: u16,
+    pub steered: Vec<IpAddr>,
+    /// Where the node's own instance is asked, and from where, so that it is not steered. What it advertises may be none of the node's
+    /// own addresses.
+    pub own: SocketAddr,
+    pub source: IpAddr,
+    /// The bridge's listeners.
+    pub listen: Vec<SocketAddr>,
+    pub temporary: SocketAddrV4,
+    /// How the temporary instance is asked: with files that COMMAND does not change.
+    pub probe: ProbeConfig,
+    /// The temporary instance's command line, and where it writes its audit log.
+    pub argv: Vec<OsString>,
+    pub audit: Option<PathBuf>,
+    /// The running instance, and its command line.
+    pub process: HeldProcess,
+    pub like: ProcessAttributes,
+    pub command: Vec<OsString>,
+    /// It is in one.
+    pub pod: Option<Pod>,
+    /// The node's address in the Service, where it can be kept.
+    pub service: Option<ServiceKeeper>,
+    /// What is worth knowing and no reason not to begin.
+    pub notes: Vec<String>,
+}

@@ -1,0 +1,118 @@
+//! What a command finds: each problem with its place, its cause, its fix and how bad it is.
+
+use berth_options::check::Mistakes;
+use serde::Serialize;
+use std::fmt::{self, Display};
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The command cannot do its work, or clients lose something.
+    Error,
+    /// It works, but clients may notice, or not for long.
+    Warning,
+    /// Good to know, or not looked at.
+    Info,
+}
+
+impl Severity {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Info => "info",
+        }
+    }
+}
+
+/// Something that does not hold.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Name of the check of `berth doctor`; empty outside of it.
+    pub id: &'static str,
+    pub severity: Severity,
+    /// Where: file and line, a path or a setting of the node. Empty where the cause says it.
+    #[serde(rename = "where")]
+    pub place: String,
+    /// What is wrong, and why that is.
+    pub cause: String,
+    /// An edit or a command. Empty where the cause says it.
+    pub fix: String,
+}
+
+impl Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [&self.place, &self.cause, &self.fix].map(String::as_str);
+        f.write_str(&parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(": "))
+    }
+}
+
+/// All that was found.
+#[derive(Debug, Default)]
+pub struct Report(Vec<Finding>);
+
+impl Report {
+    /// Adds a reason not to begin: a sentence with its place and its fix.
+    pub fn error(&mut self, text: impl Into<String>) {
+        self.add(Severity::Error, text.into());
+    }
+
+    /// Adds what is worth knowing and no reason not to begin.
+    pub fn note(&mut self, text: impl Into<String>) {
+        self.add(Severity::Info, text.into());
+    }
+
+    fn add(&mut self, severity: Severity, cause: String) {
+        self.0.push(Finding { id: "", severity, place: String::new(), cause, fix: String::new() });
+    }
+
+    pub fn push(&mut self, finding: Finding) {
+        self.0.push(finding);
+    }
+
+    /// The value, or an error that begins with `what`.
+    pub fn ok<T, E: Display>(&mut self, what: &str, result: Result<T, E>) -> Option<T> {
+        result.map_err(|error| self.error(format!("{what}{error}"))).ok()
+    }
+
+    /// Those that are errors, as text.
+    #[must_use]
+    pub fn errors(&self) -> Vec<String> {
+        self.texts(|severity| severity == Severity::Error)
+    }
+
+    /// Those that are none, as text.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        self.texts(|severity| severity != Severity::Error)
+    }
+
+    fn texts(&self, wanted: impl Fn(Severity) -> bool) -> Vec<String> {
+        self.0.iter().filter(|finding| wanted(finding.severity)).map(ToString::to_string).collect()
+    }
+}
+
+/// Why a command does not begin; nothing was changed.
+#[derive(Debug)]
+pub enum Refusal {
+    /// The command line or a manifest is wrong.
+    Usage(Mistakes),
+    /// Something that is needed cannot be had.
+    Unavailable(Vec<String>),
+    /// `berth doctor` found errors, which have been printed.
+    Errors,
+}
+
+impl Refusal {
+    #[must_use]
+    pub fn usage(mistakes: Vec<String>) -> Self {
+        Self::Usage(Mistakes(mistakes))
+    }
+
+    #[must_use]
+    pub fn unavailable(why: &dyn Display) -> Self {
+        Self::Unavailable(vec![why.to_string()])
+    }
+}
