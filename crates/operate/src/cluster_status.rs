@@ -15,10 +15,8 @@ use std::time::{Duration, SystemTime};
 /// Version of the JSON form.
 const VERSION: u32 = 1;
 
-/// What the cluster says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ClusterStatus {
-    /// Of this form.
     pub version: u32,
     /// By node and name.
     pub instances: Vec<Instance>,
@@ -32,7 +30,6 @@ pub struct ClusterStatus {
 /// An upgrade of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Upgrade {
-    /// Which.
     #[serde(flatten)]
     pub holder: Holder,
     /// It does not renew the lock: it has ended, or was interrupted.
@@ -42,7 +39,6 @@ pub struct Upgrade {
 /// An instance that has a Lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Instance {
-    /// The node's name.
     pub node: String,
     /// The instance's ID on that node.
     pub instance: String,
@@ -67,7 +63,6 @@ pub struct Instance {
 /// An address in the Service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Other {
-    /// The address.
     pub address: IpAddr,
     /// The slices that name it.
     pub service: Vec<String>,

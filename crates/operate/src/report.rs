@@ -49,7 +49,6 @@ impl Display for Finding {
     }
 }
 
-/// All that was found.
 #[derive(Debug, Default)]
 pub struct Report(Vec<Finding>);
 

@@ -191,7 +191,6 @@ fn first_status(plan: &BridgePlan) -> Status {
     }
 }
 
-/// What was put back.
 type Put = Result<Vec<Difference>, String>;
 
 /// What came of the work with files.

@@ -48,7 +48,6 @@ pub struct Template {
     label: Option<String>,
 }
 
-/// What is run.
 #[derive(Debug)]
 enum Runs {
     Program { program: File, argv: Vec<OsString>, like: ProcessAttributes },

@@ -13,7 +13,6 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-/// Of this form.
 pub const VERSION: u32 = 1;
 
 /// The socket's name in the bridge's directory.
@@ -52,7 +51,6 @@ pub enum Reply {
     Differences(Vec<Difference>),
 }
 
-/// How a bridge is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     pub version: u32,
@@ -89,7 +87,6 @@ pub struct Status {
     pub logs: Vec<PathBuf>,
 }
 
-/// The temporary instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Temporary {
     pub address: SocketAddr,
@@ -100,7 +97,6 @@ pub struct Temporary {
     pub probe: String,
 }
 
-/// The node's own instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Own {
     pub address: SocketAddr,

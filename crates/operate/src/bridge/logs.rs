@@ -9,7 +9,6 @@ use std::time::Duration;
 /// The bridge's own, in its directory.
 pub const BRIDGE: &str = "bridge.log";
 
-/// The temporary instance's.
 pub const INSTANCE: &str = "kube-apiserver.log";
 
 const ALL: [&str; 2] = [BRIDGE, INSTANCE];

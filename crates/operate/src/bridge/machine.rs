@@ -41,7 +41,6 @@ pub enum OnFailure {
     End,
 }
 
-/// Where a bridge stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
@@ -64,7 +63,6 @@ pub enum Step {
 }
 
 impl Step {
-    /// Its name, for people.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -80,7 +78,6 @@ impl Step {
     }
 }
 
-/// How long is waited.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Until an instance is ready.
@@ -121,7 +118,6 @@ pub struct Seen {
     pub drained: bool,
 }
 
-/// What is done next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Look again in a while.
@@ -138,11 +134,9 @@ pub enum Action {
     Restore,
     /// The shim leaves, then the temporary instance ends.
     Drain,
-    /// It is over.
     Finish(Outcome),
 }
 
-/// How it ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome", content = "why")]
 pub enum Outcome {
@@ -156,13 +150,11 @@ pub enum Outcome {
     Abandoned(String),
 }
 
-/// A bridge.
 #[derive(Debug)]
 pub struct Machine {
     limits: Limits,
     on_failure: OnFailure,
     step: Step,
-    /// When the step began.
     since: Option<Duration>,
     /// COMMAND is to begin, once the temporary instance is seen to serve.
     wanted: bool,
@@ -382,7 +374,6 @@ impl Machine {
         }
     }
 
-    /// What is next.
     pub fn next(&mut self, seen: &Seen, now: Duration) -> Action {
         self.process = seen.own.process;
         self.first = self.first.or(self.process);

@@ -19,7 +19,6 @@ pub enum RunningInstance {
     Pod { manifest: PathBuf },
 }
 
-/// What the operator wants.
 #[derive(Debug, Clone)]
 pub struct BridgeOptions {
     pub running: RunningInstance,
@@ -50,7 +49,6 @@ pub struct BridgePlan {
     /// own addresses.
     pub own: SocketAddr,
     pub source: IpAddr,
-    /// The bridge's listeners.
     pub listen: Vec<SocketAddr>,
     pub temporary: SocketAddrV4,
     /// How the temporary instance is asked: with files that COMMAND does not change.
@@ -62,7 +60,7 @@ pub struct BridgePlan {
     pub process: HeldProcess,
     pub like: ProcessAttributes,
     pub command: Vec<OsString>,
-    /// It is in one.
+    /// Where it runs in a static pod.
     pub pod: Option<Pod>,
     /// The node's address in the Service, where it can be kept.
     pub service: Option<ServiceKeeper>,

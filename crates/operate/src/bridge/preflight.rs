@@ -29,7 +29,6 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// kube-apiserver's default.
 const SECURE_PORT: u16 = 6443;
 
 /// The name of the temporary instance.
@@ -268,7 +267,6 @@ impl Listening {
     }
 }
 
-/// A running kube-apiserver.
 struct FoundInstance {
     process: HeldProcess,
     like: ProcessAttributes,

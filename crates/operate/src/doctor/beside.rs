@@ -14,7 +14,6 @@ const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
 /// A file that the kubelet reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
-    /// Its name.
     pub name: String,
     /// What is in it; or why that cannot be known.
     pub text: Result<String, String>,

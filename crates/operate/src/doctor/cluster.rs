@@ -14,7 +14,6 @@ use std::net::SocketAddr;
 /// What was seen of it.
 #[derive(Debug, Clone, Default)]
 pub struct Cluster {
-    /// Addresses of the Service.
     pub addresses: Vec<SocketAddr>,
     /// Slices of it that bridges and upgrades left which have ended.
     pub left: Vec<String>,

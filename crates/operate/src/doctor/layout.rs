@@ -20,7 +20,6 @@ const REFERENCES: usize = 100;
 /// What berth is told in a container.
 #[derive(Debug)]
 pub(super) enum Told {
-    /// This.
     Options(Box<PodCommand>),
     /// What it does not take, and why.
     Wrong(String),
@@ -31,11 +30,8 @@ pub(super) enum Told {
 /// A container that runs berth.
 #[derive(Debug)]
 pub(super) struct Berth<'a> {
-    /// The container.
     pub(super) container: Container<'a>,
-    /// The subcommand.
     pub(super) command: &'static str,
-    /// Its options.
     pub(super) told: Told,
 }
 

@@ -28,9 +28,7 @@ pub use options::{ShimOf, shim_of};
 pub struct Check {
     /// Its name, which stays the same from version to version.
     pub id: &'static str,
-    /// How bad it is.
     pub severity: Severity,
-    /// What must hold.
     pub rule: &'static str,
 }
 
@@ -47,7 +45,6 @@ impl Check {
 pub struct Case<'a> {
     /// How the manifest's file is called in findings.
     pub name: &'a str,
-    /// The manifest.
     pub manifest: &'a Manifest,
     /// The manifest that the kubelet runs now and this one is to replace.
     pub running: Option<&'a Manifest>,

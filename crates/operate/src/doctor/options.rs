@@ -21,7 +21,6 @@ use std::time::Duration;
 pub(super) struct Mistakes {
     /// That an instance of the same port does not fit beside the listen addresses.
     pub(super) beside: Vec<String>,
-    /// The rest.
     pub(super) others: Vec<String>,
 }
 
@@ -121,7 +120,6 @@ pub struct ShimOf {
     pub server_name: Option<String>,
 }
 
-/// Looks at a manifest.
 #[must_use]
 pub fn shim_of(manifest: &Manifest) -> ShimOf {
     let uid = uid(manifest.container());

@@ -14,7 +14,6 @@ use std::io::{self, Write};
 use std::os::unix::fs::fchown;
 use std::path::{Path, PathBuf};
 
-/// What cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}: {source}{}", path.display(), fix("write", source))]
 pub struct FileError {

@@ -33,7 +33,6 @@ const NOTICED: Duration = Duration::from_secs(10);
 /// Time between two looks whether it has.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// For whom, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// The node's name in the cluster.
@@ -48,22 +47,17 @@ pub struct Options {
     pub file: PathBuf,
 }
 
-/// What there is now.
 #[derive(Debug, Clone, Serialize)]
 pub struct Granted {
-    /// The service account.
     pub service_account: String,
     /// What it may do: each was tried, at the server.
     pub may: Vec<Request>,
     /// Where it was tried, and shims will ask.
     pub server: String,
-    /// The kubeconfig.
     pub kubeconfig: PathBuf,
-    /// The token's file.
     pub token: PathBuf,
     /// Whose the files are.
     pub uid: u32,
-    /// When the token ends.
     pub expires: String,
     /// How long it is good as the apiserver says it, in seconds, to the minute.
     pub seconds: u64,
@@ -81,19 +75,13 @@ pub enum GrantError {
     /// The new credentials cannot be tried.
     #[error("{} is written, and cannot be tried: {why}", kubeconfig.display())]
     Untried {
-        /// The kubeconfig.
         kubeconfig: PathBuf,
         /// Cause and fix.
         why: String,
     },
     /// The new credentials may not do what they should.
     #[error("{account} may not {}", requests.join(", nor "))]
-    Refused {
-        /// The service account.
-        account: String,
-        /// What.
-        requests: Vec<String>,
-    },
+    Refused { account: String, requests: Vec<String> },
 }
 
 /// Makes the objects and a token, writes them for the shim and tries them. Done again, it is a new token.

@@ -86,7 +86,6 @@ impl Request {
     }
 }
 
-/// As kubectl writes it.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { namespace, group, resource, subresource, name, verb } = self;
@@ -161,7 +160,6 @@ fn metadata(name: &str, namespace: Option<&str>) -> Value {
     metadata
 }
 
-/// A namespace of berth's.
 #[must_use]
 pub fn namespace(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata(name, None)})
@@ -215,7 +213,6 @@ fn nodes_of(role: &Value) -> BTreeSet<String> {
     names.filter_map(node).collect()
 }
 
-/// Where an object is.
 #[must_use]
 pub fn path(object: &Value) -> String {
     let of = |value: &Value| value.as_str().unwrap_or_default().to_owned();

@@ -17,13 +17,11 @@ impl<'a> Container<'a> {
         Self { node, pod }
     }
 
-    /// The container itself.
     #[must_use]
     pub fn node(self) -> &'a YamlNode {
         self.node
     }
 
-    /// Its name.
     #[must_use]
     pub fn name(self) -> &'a str {
         self.node.get("name").and_then(YamlNode::text).unwrap_or_default()

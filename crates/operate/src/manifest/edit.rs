@@ -10,12 +10,10 @@ use std::ops::Range;
 /// What the comments that berth writes begin with, so that they can be found again.
 pub(super) const COMMENT: &str = "# berth: ";
 
-/// A change, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edit {
     /// Where, from the document on.
     pub path: Path,
-    /// What.
     pub change: Change,
     /// Why; a sentence without a full stop.
     pub reason: String,
@@ -279,7 +277,6 @@ impl Editor<'_> {
         Ok((key.span.end..node.span.end, written.trim_end_matches([' ', '\n']).to_owned()))
     }
 
-    /// A new key.
     fn add(&self, map: &YamlNode, key: &str, value: &Value) -> Splice {
         let Some((first, _)) = map.entries().first() else { return (0..0, String::new()) };
         if map.flow {

@@ -17,7 +17,6 @@ pub const ORIGINAL: &str = "berth/original";
 
 const BEFORE: &str = "as it was before";
 
-/// What was there before.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Original {
     /// Fields of the apiserver's container; of a probe those that were changed. Null: it was not there.
@@ -38,12 +37,9 @@ impl fmt::Display for Original {
     }
 }
 
-/// A manifest without berth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ejected {
-    /// The file now.
     pub text: String,
-    /// What was done.
     pub edits: Vec<Edit>,
 }
 

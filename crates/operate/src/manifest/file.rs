@@ -78,11 +78,8 @@ fn limited(input: &mut dyn Read) -> io::Result<String> {
 /// Mode and owner of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
-    /// Its permissions.
     pub mode: u32,
-    /// Its owner.
     pub uid: u32,
-    /// Its group.
     pub gid: u32,
 }
 
@@ -183,7 +180,6 @@ impl Backups {
         Self { directory: directory.to_owned() }
     }
 
-    /// Where they lie.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory

@@ -35,7 +35,6 @@ pub enum Sidecar {
     Plain,
 }
 
-/// Where the shim listens.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Addresses {
     /// Where the manifest says that the apiserver is, else at the node's address.
@@ -67,11 +66,8 @@ pub struct Options {
     pub image: String,
     /// The run directory, on the node and in the containers.
     pub run_dir: String,
-    /// How the shim runs.
     pub sidecar: Sidecar,
-    /// Where it listens.
     pub addresses: Addresses,
-    /// How it asks.
     pub probing: Probing,
     /// The kubeconfig with which it keeps the Service `kubernetes`; a pod that is not static has its service account.
     pub service: Option<String>,
@@ -86,9 +82,7 @@ pub struct Options {
 pub struct Injection {
     /// What the edits were made to: the manifest, or what it was before an earlier injection.
     pub base: String,
-    /// The file now.
     pub text: String,
-    /// What was done.
     pub edits: Vec<Edit>,
     /// What an operator should know.
     pub notes: Vec<String>,

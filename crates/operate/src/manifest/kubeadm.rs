@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 pub struct Patch {
     /// Its name. The 9 puts it behind patches of the operator's.
     pub name: &'static str,
-    /// What is in it.
     pub text: String,
 }
 

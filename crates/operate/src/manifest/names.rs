@@ -5,7 +5,6 @@ pub(crate) const BINARY: &str = "/opt/berth/berth";
 
 /// Names of what is added to a pod.
 pub(crate) const INSTALL: &str = "berth-install";
-/// The shim's container.
 pub(crate) const SHIM: &str = "berth";
 /// Volume with the binary, the one that is the run directory, and that of the shim's credentials in the cluster.
 pub(crate) const VOLUMES: [&str; 3] = ["berth-bin", "berth-run", "berth-cluster"];

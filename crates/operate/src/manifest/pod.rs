@@ -109,7 +109,6 @@ impl Manifest {
         }
     }
 
-    /// The whole file.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
@@ -121,7 +120,6 @@ impl Manifest {
         self.document
     }
 
-    /// The whole document.
     #[must_use]
     pub fn root(&self) -> &YamlNode {
         &self.root
@@ -163,7 +161,6 @@ impl Manifest {
         self.template_path().key("spec")
     }
 
-    /// The apiserver's container.
     #[must_use]
     pub fn apiserver(&self) -> &YamlNode {
         &self.pod().get("containers").map(YamlNode::items).unwrap_or_default()[self.container]

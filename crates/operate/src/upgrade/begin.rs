@@ -42,7 +42,6 @@ const MARGIN: Duration = Duration::from_secs(60);
 pub struct Options {
     /// The new manifest; none: the current one, for a rolling restart.
     pub manifest: Option<PathBuf>,
-    /// The kubelet's file.
     pub canonical: PathBuf,
     /// The one that is there beside it for a while.
     pub temporary: PathBuf,
@@ -56,7 +55,6 @@ pub struct Options {
     pub run_dir: Option<PathBuf>,
     /// Where the kubelet writes the logs of containers.
     pub pod_logs_dir: PathBuf,
-    /// An admin's kubeconfig.
     pub kubeconfig: Option<PathBuf>,
     /// Checks of doctor whose errors do not count.
     pub ignore_errors: Vec<String>,
@@ -131,11 +129,8 @@ impl Options {
 /// An upgrade that can be driven.
 #[derive(Debug)]
 pub struct Begun {
-    /// How far it is.
     pub state: State,
-    /// Where that is kept.
     pub store: Store,
-    /// What it goes by.
     pub setting: Setting,
 }
 
@@ -267,7 +262,6 @@ fn setting(options: &Options, old: &Pod, new: Pod, client: Option<Client>) -> Se
     }
 }
 
-/// A new upgrade, checked.
 async fn fresh(options: &Options, say: &Say) -> Result<(State, Setting), Refusal> {
     let Texts { old_text, new_text, old, new, old_manifest, new_manifest } = Texts::read(options)?;
     let uid = pod::draw_uid().map_err(|error| Refusal::unavailable(&error))?;

@@ -47,7 +47,6 @@ pub struct Setting {
     pub lock: Option<Lock>,
 }
 
-/// How it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
     /// The new one serves, from the canonical file.
@@ -119,7 +118,6 @@ struct Driver<'a> {
     drain_trouble: String,
     /// Addresses by which clients came before and that do not accept them now.
     unreached: Vec<SocketAddr>,
-    /// When the step began.
     entered: SystemTime,
     /// When the kubelet's journal was looked into last.
     asked_kubelet: Option<Instant>,

@@ -22,7 +22,6 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
-/// Name of the Lease.
 pub const NAME: &str = "upgrade";
 
 /// The lock's namespace, where no shim has rights.
@@ -31,7 +30,6 @@ pub const NAMESPACE: &str = "berth-upgrade";
 /// All Leases of the namespace.
 pub const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-upgrade/leases";
 
-/// Where the lock is.
 pub const PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/berth-upgrade/leases/upgrade";
 
 /// Longest time that an answer may take.
@@ -59,9 +57,7 @@ pub struct Holder {
     pub upgrade: String,
     /// The node that is upgraded.
     pub node: String,
-    /// The process there.
     pub process: String,
-    /// What was run.
     pub command: String,
     /// It may have changed its node.
     pub changed: bool,
@@ -207,14 +203,8 @@ impl Claim {
 /// Why the lock is not had.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another upgrade has it.
     #[error("{}", holder.refuses(node))]
-    Busy {
-        /// Which.
-        holder: Holder,
-        /// Who wants it.
-        node: String,
-    },
+    Busy { holder: Holder, node: String },
     /// It cannot be asked for.
     #[error(transparent)]
     Api(#[from] Error),
@@ -292,7 +282,6 @@ impl Lock {
         }
     }
 
-    /// Gives it back.
     pub async fn release(&self, say: &Say) {
         let claim = self.claim.lock().await;
         let began = Instant::now();

@@ -14,7 +14,6 @@ const TAIL: u64 = 64 * 1024;
 /// Longest line that is shown, in characters.
 const WIDTH: usize = 400;
 
-/// Whose log.
 #[derive(Debug, Clone)]
 pub enum Pod<'a> {
     /// The pod with this UID.

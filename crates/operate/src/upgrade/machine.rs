@@ -28,7 +28,6 @@ const DRAINS: u32 = 3;
 /// Why it goes back if the operator wants it to.
 pub const INTERRUPTED: &str = "it was interrupted";
 
-/// An upgrade.
 #[derive(Debug)]
 pub struct Machine {
     position: Position,
@@ -76,7 +75,6 @@ impl Machine {
         }
     }
 
-    /// Where it stands.
     #[must_use]
     pub fn position(&self) -> &Position {
         &self.position
@@ -101,7 +99,6 @@ impl Machine {
         self.drains_failed = if asked { 0 } else { self.drains_failed + 1 };
     }
 
-    /// What is next.
     pub fn next(&mut self, seen: &Seen, now: Duration) -> Action {
         let since = *self.since.get_or_insert(Since::of(seen, now));
         let step = Look { seen, now, since, limits: self.limits, same: self.same, target: self.position.target };

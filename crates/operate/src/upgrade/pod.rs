@@ -15,16 +15,13 @@ pub const PREFIX: &str = "berth-";
 /// A kubelet's grace period where the manifest names none.
 const GRACE: u64 = 30;
 
-/// A kube-apiserver's static pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
-    /// Its namespace.
     pub namespace: String,
     /// Its name, without the node's.
     pub name: String,
     /// Name of the apiserver's container.
     pub container: String,
-    /// Its image, for people.
     pub image: String,
     /// `berth exec` starts it.
     pub behind: bool,
@@ -34,7 +31,6 @@ pub struct Pod {
     pub listen: Option<String>,
     /// The run directory on the node.
     pub run_dir: Option<PathBuf>,
-    /// Image of the shim.
     pub shim_image: Option<String>,
     /// Time from SIGTERM to SIGKILL.
     pub grace: Duration,

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 /// Time between two lines on the same wait.
 const AGAIN: Duration = Duration::from_secs(15);
 
-/// Tells.
 #[derive(Debug)]
 pub struct Say {
     began: Instant,
@@ -23,7 +22,6 @@ impl Default for Say {
 }
 
 impl Say {
-    /// Time since the beginning.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()

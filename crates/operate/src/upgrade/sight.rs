@@ -34,9 +34,7 @@ const DIAL: Duration = Duration::from_secs(2);
 /// What is said of an instance, for people.
 #[derive(Debug, Clone, Default)]
 pub struct Detail {
-    /// Its name.
     pub id: Option<InstanceId>,
-    /// Its berth.
     pub berth: Option<SocketAddr>,
     /// Why it is not in the group.
     pub words: String,
@@ -44,27 +42,23 @@ pub struct Detail {
     pub open: u64,
     /// What it calls its version.
     pub version: Option<String>,
-    /// Socket of its shim.
     pub socket: Option<PathBuf>,
     /// What it tells clients of itself.
     pub advertised: Option<SocketAddr>,
 }
 
-/// Both slots' details.
 #[derive(Debug, Clone, Default)]
 pub struct Details {
     /// Of the instances but the temporary one: of the one that runs, if one does.
     pub canonical: Detail,
     /// How many of them run.
     pub others: usize,
-    /// Of the temporary one.
     pub temporary: Detail,
     /// A shim is there and said nothing: another look may show what it would have said.
     pub silent: bool,
 }
 
 impl Details {
-    /// A slot's.
     #[must_use]
     pub fn of(&self, slot: Slot) -> &Detail {
         match slot {
@@ -74,7 +68,6 @@ impl Details {
     }
 }
 
-/// Looks at a node.
 pub struct Sight {
     run_dir: PathBuf,
     lives: BTreeMap<InstanceId, Life>,
@@ -116,7 +109,6 @@ impl Life {
 }
 
 impl Sight {
-    /// With this run directory.
     #[must_use]
     pub fn new(run_dir: &Path) -> Self {
         Self { run_dir: run_dir.to_owned(), lives: BTreeMap::new(), watch: None }
@@ -268,7 +260,6 @@ impl Sight {
     }
 }
 
-/// What a shim says.
 enum Answer {
     Status(Box<Status>),
     /// It is there and says nothing.

@@ -18,13 +18,11 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Format of the file.
 const VERSION: u32 = 1;
 
 /// Where it is kept, beside originals of manifests, unless told otherwise.
 pub const DIRECTORY: &str = "/etc/kubernetes/berth";
 
-/// Its name.
 const NAME: &str = "upgrade.json";
 
 /// How long a lock is waited for. A process that a killed run was starting holds that run's lock until its exec.
@@ -36,17 +34,13 @@ pub enum StateError {
     /// Another run has the lock.
     #[error("another `berth upgrade` runs (it holds {}): wait for it", .0.display())]
     Busy(PathBuf),
-    /// A system call failed.
     #[error("cannot {what} {}: {source}{}", path.display(), fix(what, source))]
     Io {
         /// What was tried.
         what: &'static str,
-        /// With which file.
         path: PathBuf,
-        /// Why it failed.
         source: io::Error,
     },
-    /// It cannot be written.
     #[error(transparent)]
     Write(#[from] FileError),
     /// It is there and not understood.
@@ -55,12 +49,7 @@ pub enum StateError {
          it, or see that one kube-apiserver manifest is in the kubelet's directory and remove this file",
         path.display()
     )]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        why: String,
-    },
+    Format { path: PathBuf, why: String },
 }
 
 /// An upgrade that has begun.
@@ -72,7 +61,6 @@ pub struct State {
     pub berth: String,
     /// When, RFC 3339. For people.
     pub started: String,
-    /// Where it stands.
     pub position: Position,
     /// `kube-apiserver.yaml`.
     pub canonical: PathBuf,
@@ -156,7 +144,6 @@ impl Store {
         }
     }
 
-    /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -40,7 +40,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use tree::Mounted;
 
-/// kubeadm's.
 pub const MANIFEST: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
 
 /// A file or directory that is larger is not kept in memory, in bytes. /etc/kubernetes has some 50 KiB, all certificates of a

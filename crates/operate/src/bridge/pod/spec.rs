@@ -100,7 +100,6 @@ pub struct Changes<'a> {
     pub besides: Option<(&'a Path, &'a Path)>,
 }
 
-/// What is mounted instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Instead {
     Copy(PathBuf),
@@ -140,7 +139,6 @@ impl Spec {
         Some((mount, if within == Path::new("") { source.clone() } else { source.join(within) }))
     }
 
-    /// The temporary instance's.
     #[must_use]
     pub fn changed(mut self, changes: Changes<'_>) -> Self {
         self.rest.retain(|key, _| !DROPPED.contains(&key.as_str()));

@@ -37,9 +37,7 @@ const SOON: u64 = 60 * DAY;
 /// From when to when a certificate is valid, in seconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validity {
-    /// Its notBefore.
     pub from: u64,
-    /// Its notAfter.
     pub until: u64,
 }
 
@@ -48,7 +46,6 @@ pub struct Validity {
 pub struct Certificates {
     /// When they were looked at, in seconds since 1970.
     pub now: u64,
-    /// Each.
     pub all: BTreeMap<String, Result<Validity, String>>,
     /// Those of them that only lie beside one that kube-apiserver is told of: nobody may use them any more.
     pub beside: BTreeSet<String>,

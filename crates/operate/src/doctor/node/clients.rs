@@ -31,7 +31,6 @@ pub struct Clients(BTreeMap<SocketAddr, Vec<String>>);
 /// An address that clients dial and the shim does not listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uncovered {
-    /// It.
     pub address: SocketAddr,
     /// Who dials it.
     pub by: String,

@@ -17,7 +17,6 @@ use std::time::{Duration, SystemTime};
 /// What was seen of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// Where the kubeconfig is.
     pub path: PathBuf,
     /// When they were looked at.
     pub now: SystemTime,

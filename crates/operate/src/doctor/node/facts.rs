@@ -48,11 +48,9 @@ pub struct Facts {
     pub run_dir: Option<registry::Error>,
     /// What is left there of what has ended.
     pub leftovers: Vec<String>,
-    /// Shims that live there.
     pub shims: Vec<Shim>,
     /// Which of them have no connection to a sibling; see [`unconnected`].
     pub unconnected: Vec<String>,
-    /// Addresses of the node.
     pub addresses: Option<Vec<IpAddr>>,
     /// Who listens on the ports of the shim.
     pub listeners: Vec<Holding>,
@@ -64,7 +62,6 @@ pub struct Facts {
     pub credentials: Option<Credentials>,
     /// Files of keys, by their flags, that changed after the running kube-apiserver started.
     pub newer_keys: Vec<(&'static str, String)>,
-    /// Running kube-apiservers.
     pub apiservers: Vec<Running>,
     /// Running shims, by their processes.
     pub berths: Vec<Running>,
@@ -76,10 +73,8 @@ pub struct Facts {
     pub interrupted: Option<String>,
 }
 
-/// A live shim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shim {
-    /// Its instance.
     pub instance: String,
     /// Which berth it is.
     pub version: String,
@@ -88,24 +83,19 @@ pub struct Shim {
 /// A listener, and whose it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holding {
-    /// The socket.
     pub entry: Entry,
     /// The process, if it can be seen.
     pub process: Option<Process>,
 }
 
-/// A process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Running {
-    /// Its process ID.
     pub pid: u32,
-    /// Its name.
     pub name: String,
     /// Resident memory, in bytes.
     pub resident: u64,
     /// Most files that it may open.
     pub files: Option<u64>,
-    /// When it started.
     pub started: Option<SystemTime>,
 }
 
@@ -295,7 +285,6 @@ fn running(proc: &Path) -> Vec<Running> {
 /// Ticks of a second in what the kernel shows (USER_HZ), the same on every machine that berth runs on.
 const TICKS: u64 = 100;
 
-/// When the machine started.
 fn booted(proc: &Path) -> Option<SystemTime> {
     let stat = fs::read_to_string(proc.join("stat")).ok()?;
     let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?;

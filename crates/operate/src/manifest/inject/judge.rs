@@ -60,7 +60,6 @@ impl Rule {
 /// Where a manifest does not follow a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lapse {
-    /// Which.
     pub rule: Rule,
     /// Line of the file, from 1.
     pub line: usize,

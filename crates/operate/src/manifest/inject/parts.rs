@@ -11,7 +11,6 @@ const CLUSTER: &str = VOLUMES[2];
 /// Directory of [`BINARY`].
 const BIN_DIR: &str = "/opt/berth";
 
-/// A variable.
 pub(super) fn variable(name: &str, value: &str) -> Value {
     json!({"name": name, "value": value})
 }
@@ -65,7 +64,6 @@ pub(super) fn install(image: &str, run_dir: &str, uid: u32) -> Value {
     })
 }
 
-/// The shim.
 pub(super) fn shim(image: &str, native: bool, security: &Value, variables: &[Value], mounts: &[Value]) -> Value {
     let mut shim = json!({
         "name": SHIM,
@@ -111,7 +109,6 @@ pub(super) fn apiserver_mounts(run_dir: &str) -> Vec<Value> {
     vec![json!({"name": BIN, "mountPath": BIN_DIR, "readOnly": true}), run_mount(run_dir)]
 }
 
-/// The run directory.
 pub(super) fn run_mount(run_dir: &str) -> Value {
     json!({"name": RUN, "mountPath": run_dir})
 }

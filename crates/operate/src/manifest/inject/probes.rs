@@ -4,7 +4,6 @@ use super::{Change, LEAST, Planner, Problem, YamlNode, basename, parts};
 use serde_json::{Map, Value, json};
 use std::net::IpAddr;
 
-/// What asks a port.
 const KINDS: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
 
 /// What becomes of a probe of the shared port: the shim may not listen on localhost, and is shared if it does.
@@ -232,7 +231,6 @@ pub(super) fn is_shared(word: &str, port: u16) -> bool {
     word.contains("::1") || parts.any(|part| part == port || part == "localhost" || loopback(part))
 }
 
-/// Whom a probe asks.
 enum Asks {
     /// The port that is shared.
     Shared,

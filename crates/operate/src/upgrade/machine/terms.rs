@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// Which manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Version {
@@ -29,7 +28,6 @@ pub enum Slot {
     Temporary,
 }
 
-/// Where an upgrade stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
@@ -52,7 +50,6 @@ pub enum Step {
 }
 
 impl Step {
-    /// Its name, for people.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -71,7 +68,6 @@ impl Step {
 /// What is kept on disk of an upgrade's course.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
-    /// Which step.
     pub step: Step,
     /// What the canonical file shall hold in the end.
     pub target: Version,
@@ -88,7 +84,6 @@ impl Position {
     }
 }
 
-/// What a file holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     /// It is not there.
@@ -145,16 +140,12 @@ impl Instance {
     }
 }
 
-/// What is seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
-    /// The canonical file.
     pub canonical_file: Content,
-    /// The temporary one.
     pub temporary_file: Content,
     /// Instances on this node but the temporary one.
     pub canonical: Instance,
-    /// The temporary one.
     pub temporary: Instance,
     /// Every address by which clients came before accepts them still; looked at in [`Step::Verify`].
     pub reached: bool,
@@ -167,19 +158,16 @@ pub enum Action {
     Wait,
     /// Put this manifest into this file.
     Place(Slot, Version),
-    /// Remove this file.
     Remove(Slot),
     /// Let this slot's shim leave; how that went is told by [`super::Machine::drained`].
     Drain(Slot),
     /// The position changed: keep it before anything else is done.
     Entered,
-    /// It is over.
     Finish(Outcome),
     /// It does not go on by itself. What serves is left alone. The position may have changed, and is kept.
     Halt(String),
 }
 
-/// How an upgrade ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The new one serves, from the canonical file.
